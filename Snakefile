@@ -1,0 +1,33 @@
+# The table of contents. Rules lie in workflow/rules, what they need to know in results/plan.json (made of params.yaml
+# by `fedpipe plan`, again whenever that has changed); nothing here imports torch, since every node parses it anew.
+from snakemake.utils import min_version
+
+min_version("9.0")
+
+
+report: "workflow/report/workflow.rst"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/data.smk"
+include: "workflow/rules/federate.smk"
+include: "workflow/rules/results.smk"
+
+
+localrules:
+    all,
+    runs,
+    table,
+    curves,
+    matrices,
+
+
+rule all:
+    default_target: True
+    input:
+        all_results(),
+
+
+rule runs:
+    input:
+        [f"{run['path']}/metrics.parquet" for run in PLAN["runs"]],

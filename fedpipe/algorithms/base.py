@@ -1,0 +1,241 @@
+"""The contract between an algorithm and the engine.
+
+An algorithm is a frozen dataclass of hyper-parameters with a client side and a server side. Its client side is
+written for ONE client, as pure functions of tensors, so that the same code trains clients one by one or stacked along
+a leading axis:
+
+- a client's tensors are a :data:`State`, made by ``start`` and changed only by passes;
+- ``prepare`` and ``work`` list the passes over its data, in order, once for all rounds: no ``if`` on values;
+- ``upload`` and ``keep`` pick what travels back and what stays.
+
+Its server side reads the uploads in client order, as often as it likes, and makes the next server state.
+The engine samples participants, counts bytes, moves tensors, saves and resumes; no algorithm does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedpipe.config import Federation
+from fedpipe.models.base import Net, Network
+from fedpipe.registry import Component
+from fedpipe.tensors import Tensors
+
+#: Named parts, each a tensor or :class:`~fedpipe.tensors.Tensors`, of the same shapes in every round.
+State = dict[str, Any]
+
+
+class Batch(NamedTuple):
+    """Samples of one client."""
+
+    x: Tensor  #: inputs, shape (B, *shape)
+    y: Tensor  #: classes, shape (B,)
+    mask: Tensor | None = None  #: 1 for samples and 0 for padding, shape (B,); None where nothing is padded
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over the samples (first axis) of ``values``, shape (B, ...)."""
+        if self.mask is None:
+            return values.sum(0)
+        return (values * self.mask.reshape(-1, *(1,) * (values.dim() - 1))).sum(0)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over the samples of ``values``, shape (B,)."""
+        return values.mean() if self.mask is None else self.sum(values) / self.mask.sum().clamp(min=1)
+
+    def size(self) -> Tensor:
+        """Number of samples, a scalar."""
+        return self.sum(torch.ones_like(self.y))
+
+
+class Facts(NamedTuple):
+    """What a client knows of itself: floating-point tensors."""
+
+    size: Tensor  #: number of samples n_k, a scalar
+    classes: Tensor  #: samples of each class n_kc, shape (C,)
+    round: Tensor  #: the round that begins, from 1, a scalar
+
+
+class Gradient(Protocol):
+    """Gradient and value of a pass's loss on the batch at hand, with respect to what the pass trains."""
+
+    def __call__(self, client: State) -> tuple[Tensors, Tensor]:
+        """At this point."""
+
+
+Loss = Callable[[State, Batch], Tensor]
+Step = Callable[[State, Batch, Gradient], State]
+Condition = Callable[[State], Tensor]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Epochs of mini-batch steps over the client's training data."""
+
+    loss: Loss  #: (client, batch) -> scalar, a mean over the batch
+    group: str = "model"  #: the part of the client's state that is trained
+    only: tuple[str, ...] | None = None  #: the tensors of the group that are trained; all of them by default
+    epochs: int | None = None  #: at most; by default the federation's local epochs
+    step: Step | None = None  #: (client, batch, gradient) -> client; by default the federation's optimiser
+    when: Condition | None = None  #: asked before each epoch; the pass ends where it is false
+    after: Callable[[State], State] | None = None  #: follows each epoch: client -> client
+    share: float = 1.0  #: share of the training data that is used, chosen at random in each round
+    stream: str = "batches"  #: random stream and optimiser state; passes of one stream go on where the last one ended
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Sums over the client's training data, without gradient, and what follows from them."""
+
+    each: Callable[[State, Batch], dict[str, Tensor]]  #: (client, batch) -> sums over the batch's samples
+    then: Callable[[State, dict[str, Tensor]], State]  #: (client, sums over all data) -> client
+
+
+@dataclass(frozen=True)
+class Update:
+    """A change of the client's tensors that needs no data."""
+
+    then: Callable[[State], State]  #: client -> client
+
+
+Pass = Train | Measure | Update
+
+
+class Uploads(Sequence[tuple[int, float, State]]):
+    """What the participants of a round sent: (client, weight, upload) in client order; the weights sum to 1."""
+
+    def __init__(self, ids: Sequence[int], weights: Sequence[float], uploads: Sequence[State]) -> None:
+        total = sum(weights)
+        self.ids, self.weights, self._uploads = tuple(ids), tuple(weight / total for weight in weights), uploads
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.ids[index], self.weights[index], self._uploads[index]
+
+    def __iter__(self) -> Iterator[tuple[int, float, State]]:
+        return zip(self.ids, self.weights, self._uploads, strict=True)
+
+    def uniform(self) -> Uploads:
+        """The same uploads with equal weights, for methods that are defined so."""
+        return Uploads(self.ids, [1.0] * len(self), self._uploads)
+
+    def mean(self, part: str) -> Any:
+        """Weighted mean of one part of the uploads, summed in client order."""
+        total = None
+        for _, weight, upload in self:
+            term = upload[part] * weight
+            total = term if total is None else total + term
+        return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(Component):
+    """Base of all algorithms: a model that travels whole and is trained on the mean cross-entropy.
+
+    What is left to an algorithm is ``combine``, and whatever else it does differently.
+    """
+
+    version: ClassVar[int] = 1  #: part of every run's key: raise it when the algorithm's numbers change
+    needs_sgd: ClassVar[bool] = False  #: whether its theory divides by SGD's learning rate
+
+    net: ClassVar[Net]  # set by `bind`, for one thread
+    federation: ClassVar[Federation]
+
+    def bind(self, net: Net, federation: Federation) -> Self:
+        """A copy at work: with the network that it trains and the federation's settings."""
+        bound = copy.copy(self)
+        object.__setattr__(bound, "net", net)
+        object.__setattr__(bound, "federation", federation)
+        return bound
+
+    # -- model and initial states ------------------------------------------------------------------------------------
+
+    def adapt(self, network: Network) -> Network:
+        """The network that this algorithm trains, where it needs another head."""
+        return network
+
+    def init(self, fresh: Callable[[int], Tensors]) -> State:
+        """The server's state before round 1; ``fresh(i)`` is the i-th initial model."""
+        return {"model": fresh(0)}
+
+    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+        """What a client keeps before its first round; the same for all clients. ``server`` is the initial state."""
+        return {}
+
+    # -- one client --------------------------------------------------------------------------------------------------
+
+    def start(self, kept: State, received: State, facts: Facts) -> State:
+        """The client's tensors as it begins."""
+        return {"model": received["model"]}
+
+    def prepare(self) -> Sequence[Pass]:
+        """Passes that make the client's personal model of what it received, before training and before evaluation."""
+        return ()
+
+    def work(self) -> Sequence[Pass]:
+        """Passes of local training."""
+        return (Train(self.loss),)
+
+    def risk(self, client: State, batch: Batch) -> Tensor:
+        """The empirical risk F_k on a batch, a scalar: mean cross-entropy."""
+        return cross_entropy(self.net(client["model"], batch.x), batch)
+
+    def loss(self, client: State, batch: Batch) -> Tensor:
+        """The local objective on a batch, a scalar: the risk and what the algorithm adds to it."""
+        return self.risk(client, batch)
+
+    def upload(self, client: State) -> State:
+        """What travels to the server."""
+        return {"model": client["model"]}
+
+    def keep(self, client: State) -> State:
+        """What stays at the client until its next round."""
+        return {}
+
+    def predict(self, client: State, x: Tensor) -> Tensor:
+        """The client's logits, shape (B, C)."""
+        return self.net(client["model"], x)
+
+    # -- server ------------------------------------------------------------------------------------------------------
+
+    def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
+        """What the clients ``ids`` receive: a part common to all, and own parts stacked along a first axis."""
+        return {"model": server["model"]}, {}
+
+    def combine(self, server: State, uploads: Uploads) -> State:
+        """The server's state after the round."""
+        raise NotImplementedError
+
+    def deploy(self, server: State) -> State | None:
+        """A state with which `predict` is the global model; None where a method has no global model."""
+        return {"model": server["model"]}
+
+    # -- what is recorded --------------------------------------------------------------------------------------------
+
+    def observe(self, server: State) -> Mapping[str, Tensor]:
+        """Scalars to record in every round."""
+        return {}
+
+    def exchanged(self, state: State) -> Mapping[str, Tensor]:
+        """Matrices of shape (C, C) to record, of a server's state or of an upload."""
+        return {}
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """Mean cross-entropy over the batch's samples, a scalar."""
+    if batch.mask is None:
+        return F.cross_entropy(logits, batch.y)
+    return batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
+
+
+def one_hot(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Rows of the identity, shape (B, C)."""
+    return (labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)).to(dtype)

@@ -1,0 +1,129 @@
+"""FedALA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpipe.algorithms.base import Batch, Facts, Gradient, Pass, State, Train, Update
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.tensors import Tensors
+
+WINDOW = 10  #: passes whose losses decide whether the first mixing has settled (authors' code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedALA(FedAvg):
+    r"""Before training, each client learns element by element how much of the global model to take.
+
+    Source: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023, Alg. 1.
+    In the top layers, with weights W in [0, 1] of the same shape (ones at first),
+
+    .. math::
+        \hat\theta = \theta_k + (\theta^t - \theta_k) \odot W, \qquad
+        W \leftarrow clip_{[0, 1]} \bigl( W - \eta_w \nabla_{\hat\theta} F_k \odot (\theta^t - \theta_k) \bigr),
+
+    batch by batch on a random share of the training data; lower layers are the global ones. At the client's first
+    participation there is nothing to mix; the first time there is, passes repeat until the standard deviation of the
+    last ten passes' losses (each that of its last batch, as in the authors' code) falls below ``threshold``, capped at
+    ``passes``; later it is one pass a round. Then the whole model is trained and uploaded as in FedAvg.
+
+    State: the local model and W at the client. Traffic: the model down, the model up.
+
+    Parameters
+    ----------
+    rate
+        Learning rate of the weights, eta_w.
+    share
+        Share of the training data that a pass sees.
+    layers
+        How many parametrised layers, from the output, are mixed.
+    threshold
+        Standard deviation of losses at which the first mixing has settled.
+    passes
+        At most so many passes in the first mixing.
+    """
+
+    rate: Annotated[float, Field(ge=0)] = 1.0
+    share: Annotated[float, Field(gt=0, le=1)] = 0.8
+    layers: Annotated[int, Field(ge=1)] = 1
+    threshold: Annotated[float, Field(ge=0)] = 0.1
+    passes: Annotated[int, Field(ge=1)] = 100
+
+    @property
+    def top(self) -> tuple[str, ...]:
+        """Names of the tensors that are mixed."""
+        return tuple(name for layer in self.net.layers()[-self.layers :] for name in layer)
+
+    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+        """The initial model, and weights of one."""
+        local = server["model"].only(self.top)
+        no = next(iter(local.values())).new_zeros(())
+        return {"local": local, "weights": local.ones(), "seen": no, "settled": no}
+
+    def start(self, kept: State, received: State, facts: Facts) -> State:
+        """The global model, with its top mixed by the weights so far."""
+        model, local = received["model"], kept["local"]
+        towards = model.only(self.top) - local
+        mixed = local + towards * kept["weights"]
+        new = kept["seen"] == 0
+        return {
+            "model": model | {name: torch.where(new, model[name], value) for name, value in mixed.items()},
+            "local": local,
+            "towards": towards,
+            "weights": kept["weights"],
+            "seen": kept["seen"],
+            "settled": kept["settled"],
+            "done": torch.zeros_like(facts.size),
+            "loss": torch.zeros_like(facts.size),
+            "losses": facts.size.new_zeros(WINDOW),
+        }
+
+    def prepare(self) -> Sequence[Pass]:
+        """Learning the weights."""
+        mixing = Train(
+            self.risk,
+            only=self.top,
+            epochs=self.passes,
+            step=self.mix,
+            when=self.unsettled,
+            after=self.note,
+            share=self.share,
+            stream="mixing",
+        )
+        return (mixing, Update(self.settle))
+
+    def mix(self, client: State, batch: Batch, gradient: Gradient) -> State:
+        """One step of the weights, and the model that they make."""
+        g, loss = gradient(client)
+        weights = (client["weights"] - self.rate * (g * client["towards"])).map(lambda value: value.clamp(0, 1))
+        mixed = client["local"] + client["towards"] * weights
+        return client | {"weights": weights, "model": client["model"] | mixed, "loss": loss.to(client["loss"].dtype)}
+
+    def note(self, client: State) -> State:
+        """The pass's loss enters the window."""
+        losses = torch.cat([client["losses"][1:], client["loss"].reshape(1)])
+        return client | {"losses": losses, "done": client["done"] + 1}
+
+    def unsettled(self, client: State) -> Tensor:
+        """Whether another pass is due: one if settled before, else until the window's losses stand still."""
+        moving = (client["done"] <= WINDOW) | (client["losses"].std(correction=0) >= self.threshold)
+        return (client["seen"] > 0) & torch.where(client["settled"] > 0, client["done"] < 1, moving)
+
+    def settle(self, client: State) -> State:
+        """Whoever has mixed once is settled."""
+        return client | {"settled": torch.maximum(client["settled"], (client["done"] > 0).to(client["settled"].dtype))}
+
+    def keep(self, client: State) -> State:
+        """The trained top, and the weights."""
+        return {
+            "local": client["model"].only(self.top),
+            "weights": client["weights"],
+            "seen": torch.ones_like(client["seen"]),
+            "settled": client["settled"],
+        }

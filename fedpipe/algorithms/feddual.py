@@ -1,0 +1,165 @@
+"""FedDUAL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import ot
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpipe.algorithms.base import Batch, Facts, Gradient, Measure, Pass, State, Train, Uploads
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.tensors import Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDUAL(FedAvg):
+    r"""An adaptive loss at the client, and a barycentre of the last layers' updates at the server.
+
+    Source: Sahoo et al., FedDUAL, 2025, eq. 3-13, Alg. 1.
+
+    (i) With p and q the softmax over all weights of the local and the global model and A the accuracies on the
+    client's training data, the client minimises, with :math:`\beta` measured anew before each epoch,
+
+    .. math:: (1 - \beta) F_k + \beta \sum_i p_i \log (p_i / q_i), \qquad
+              \beta = \sigma(A_{local} - A_{global}).
+
+    (ii) For each tensor of the last layers, with :math:`x_k` the client's update, the server starts at the mean and
+    repeats
+
+    .. math:: b \leftarrow \sum_k \gamma_k x_k / \sum_k \gamma_k, \qquad \gamma_k = \exp(-W(b, x_k) / \epsilon),
+
+    and moves the tensor by -b; all other tensors are the uniform mean of the clients'. W is the exact 1-D
+    Wasserstein-1 distance between the values of two tensors (POT), as in the authors' code; the weights are a softmax
+    in the log domain, since :math:`\gamma` underflows. At the paper's :math:`\epsilon` of 1e-5 the rule picks the
+    client nearest to the mean; the effective number of clients :math:`1 / \sum w_k^2` is recorded every round.
+
+    State: none. Traffic: the model down, the model up (with ``vector: gradient`` also the last layers' gradients).
+    Deviations: the paper says "the last two layers", its code takes the output layer's weight and bias (``layers: 1``);
+    it does not say when accuracies are measured (here: A_global at the start of the round, A_local before each epoch).
+
+    Parameters
+    ----------
+    epsilon
+        Width of the kernel.
+    iterations
+        At most so many fixed-point iterations; they end when b stands still.
+    layers
+        How many parametrised layers, from the output, the barycentre combines.
+    vector
+        What the barycentre combines: the pseudo-gradient theta^t - theta_k (the paper's proof), or the gradient of the
+        summed loss over the client's data at the trained model (Alg. 1 and code).
+    adaptive_loss, dynamic_aggregation
+        Parts (i) and (ii); without one of them it is the paper's ablation.
+    """
+
+    epsilon: Annotated[float, Field(gt=0)] = 1e-5
+    iterations: Annotated[int, Field(ge=1)] = 150
+    layers: Annotated[int, Field(ge=1)] = 1
+    vector: Literal["pseudo-gradient", "gradient"] = "pseudo-gradient"
+    adaptive_loss: bool = True
+    dynamic_aggregation: bool = True
+
+    @property
+    def last(self) -> tuple[str, ...]:
+        """Names of the tensors that the barycentre combines."""
+        layers = self.net.layers()[-self.layers :] if self.dynamic_aggregation else []
+        return tuple(name for layer in layers for name in layer)
+
+    def init(self, fresh: Callable[[int], Tensors]) -> State:
+        """The model, and all clients effective."""
+        model = fresh(0)
+        one = next(iter(model.values())).new_ones(())
+        return {"model": model, "effective": Tensors((name, one * self.federation.participants) for name in self.last)}
+
+    def start(self, kept: State, received: State, facts: Facts) -> State:
+        """The global model, to train and to compare with."""
+        model, zero = received["model"], torch.zeros_like(facts.size)
+        return {
+            "model": model,
+            "global": model,
+            "global_accuracy": zero,
+            "beta": zero,
+            "gradient": model.only(self.last).zeros(),
+        }
+
+    def work(self) -> Sequence[Pass]:
+        """The global accuracy; then beta and one epoch, again and again."""
+        passes: list[Pass] = [Train(self.loss)]
+        if self.adaptive_loss:
+            epoch = (Measure(self.correct, self.weigh), Train(self.loss, epochs=1))
+            passes = [Measure(self.correct, self.remember), *epoch * self.federation.local_epochs]
+        if self.dynamic_aggregation and self.vector == "gradient":
+            passes.append(Train(self.risk, only=self.last, epochs=1, step=self.accumulate, stream="gradient"))
+        return passes
+
+    def loss(self, client: State, batch: Batch) -> Tensor:
+        """Eq. 5: the risk and the divergence of the weights, mixed by beta."""
+        if not self.adaptive_loss:
+            return self.risk(client, batch)
+        divergence = weight_divergence(client["model"], client["global"])
+        return (1 - client["beta"]) * self.risk(client, batch) + client["beta"] * divergence
+
+    def correct(self, client: State, batch: Batch) -> dict[str, Tensor]:
+        """Number of samples that the client's model gets right, and of all."""
+        right = self.net(client["model"], batch.x).argmax(-1) == batch.y
+        return {"right": batch.sum(right.to(client["beta"].dtype)), "all": batch.size()}
+
+    def remember(self, client: State, sums: dict[str, Tensor]) -> State:
+        """The global model's accuracy."""
+        return client | {"global_accuracy": sums["right"] / sums["all"]}
+
+    def weigh(self, client: State, sums: dict[str, Tensor]) -> State:
+        """Eq. 6: beta from the local model's accuracy."""
+        return client | {"beta": torch.sigmoid(sums["right"] / sums["all"] - client["global_accuracy"])}
+
+    def accumulate(self, client: State, batch: Batch, gradient: Gradient) -> State:
+        """Adds the gradient of the batch's summed loss; the model stays."""
+        return client | {"gradient": client["gradient"] + batch.size() * gradient(client)[0]}
+
+    def upload(self, client: State) -> State:
+        """The model, and the gradient where it is asked for."""
+        extra = {"gradient": client["gradient"]} if self.vector == "gradient" else {}
+        return {"model": client["model"]} | extra
+
+    def combine(self, server: State, uploads: Uploads) -> State:
+        """Alg. 1, lines 17-24."""
+        uploads, theta = uploads.uniform(), server["model"]
+        model, effective = uploads.mean("model"), Tensors()
+        for name in self.last:
+            if self.vector == "gradient":
+                updates = [upload["gradient"][name] for _, _, upload in uploads]
+            else:
+                updates = [theta[name] - upload["model"][name] for _, _, upload in uploads]
+            mixture, weights = barycentre(torch.stack(updates).flatten(1), self.epsilon, self.iterations)
+            model[name] = theta[name] - mixture.reshape(theta[name].shape)
+            effective[name] = 1 / weights.square().sum()
+        return {"model": model, "effective": effective}
+
+    def observe(self, server: State) -> Mapping[str, Tensor]:
+        """The effective number of clients behind each tensor of the last layers."""
+        return {f"effective_clients.{name}": value for name, value in server["effective"].items()}
+
+
+def weight_divergence(local: Tensors, anchor: Tensors) -> Tensor:
+    """Eq. 3-4: Kullback-Leibler divergence between the softmaxes over all weights of two models, a scalar."""
+    log_p, log_q = local.flat().log_softmax(0), anchor.flat().log_softmax(0)
+    return (log_p.exp() * (log_p - log_q)).sum()
+
+
+def barycentre(updates: Tensor, epsilon: float, iterations: int) -> tuple[Tensor, Tensor]:
+    """Eq. 12-13 in the log domain: the kernel-weighted mean of m vectors, shape (m, L), and its m weights."""
+    b = updates.mean(0)
+    weights = updates.new_full((len(updates),), 1 / len(updates))
+    for _ in range(iterations):
+        distances = ot.wasserstein_1d(b.unsqueeze(1).expand(-1, len(updates)), updates.T, p=1)
+        weights = (-distances / epsilon - math.log(len(updates))).softmax(0)
+        previous, b = b, weights @ updates
+        if torch.equal(previous, b):
+            break
+    return b, weights

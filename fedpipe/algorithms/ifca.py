@@ -1,0 +1,91 @@
+"""IFCA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from fedpipe.algorithms.base import Algorithm, Batch, Facts, Measure, Pass, State, Uploads
+from fedpipe.tensors import Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class IFCA(Algorithm):
+    r"""k models; each client trains the one that fits its data best, and each model is averaged over its clients.
+
+    Source: Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020, Alg. 1 (model
+    averaging):
+
+    .. math:: \hat\jmath_i = \arg\min_j F_i(\theta_j), \qquad
+              \theta_j \leftarrow \sum_{i \in S: \hat\jmath_i = j} w_i \theta_i / \sum_{i \in S: \hat\jmath_i = j} w_i .
+
+    The choice is made on the client's training data, in evaluation too (the authors' code looks at test labels). Ties
+    go to the lowest index; a model that nobody chose stays. The k initial models differ.
+
+    State: k models at the server. Traffic: k models down; a model and its index up; there is no single global model.
+    Values of k used: 2 (CIFAR-10), 8 (CIFAR-100, Tiny ImageNet).
+
+    Parameters
+    ----------
+    clusters
+        Number of models, k.
+    """
+
+    clusters: Annotated[int, Field(ge=1)] = 2
+
+    def init(self, fresh: Callable[[int], Tensors]) -> State:
+        """K different models, stacked along a first axis."""
+        models = [fresh(index) for index in range(self.clusters)]
+        return {"models": Tensors((name, torch.stack([model[name] for model in models])) for name in models[0])}
+
+    def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
+        """All models."""
+        return {"models": server["models"]}, {}
+
+    def start(self, kept: State, received: State, facts: Facts) -> State:
+        """All models; the first is chosen until the losses are known."""
+        models = received["models"]
+        return {"models": models, "model": _pick(models, 0), "cluster": torch.zeros_like(facts.size).long()}
+
+    def prepare(self) -> Sequence[Pass]:
+        """The choice."""
+        return (Measure(self.losses, self.choose),)
+
+    def losses(self, client: State, batch: Batch) -> dict[str, Tensor]:
+        """Summed cross-entropy of each model, shape (k,)."""
+        logits = [self.net(_pick(client["models"], index), batch.x) for index in range(self.clusters)]
+        return {"loss": torch.stack([batch.sum(F.cross_entropy(each, batch.y, reduction="none")) for each in logits])}
+
+    def choose(self, client: State, sums: dict[str, Tensor]) -> State:
+        """The model with the lowest loss."""
+        best = sums["loss"] == sums["loss"].amin(-1, keepdim=True)
+        order = torch.arange(self.clusters, device=best.device)
+        index = torch.where(best, order, self.clusters - 1).amin(-1)
+        model = client["models"].map(lambda value: value.index_select(0, index.reshape(1)).squeeze(0))
+        return client | {"model": model, "cluster": index}
+
+    def upload(self, client: State) -> State:
+        """The trained model and its index."""
+        return {"model": client["model"], "cluster": client["cluster"]}
+
+    def combine(self, server: State, uploads: Uploads) -> State:
+        """The weighted mean of each cluster."""
+        models = [_pick(server["models"], index) for index in range(self.clusters)]
+        for index in range(self.clusters):
+            members = [each for each in uploads if int(each[2]["cluster"]) == index]
+            if members:
+                models[index] = Uploads(*zip(*members, strict=True)).mean("model")
+        return {"models": Tensors((name, torch.stack([model[name] for model in models])) for name in models[0])}
+
+    def deploy(self, server: State) -> None:
+        """There are k models and none that is global."""
+
+
+def _pick(models: Tensors, index: int) -> Tensors:
+    return models.map(lambda value: value[index])

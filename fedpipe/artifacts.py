@@ -1,0 +1,253 @@
+"""Where everything lies, what is in it, and how it is written and read.
+
+Writes are atomic (a temporary name, fsync, ``os.replace``), so a file is whole or absent, and a second writer of the
+same run writes the same bytes. Reads are checked against the SHA-256 that a manifest recorded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedpipe.errors import ArtifactError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+RESULTS = Path("results")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class RoundFiles:
+    """The files of one round.
+
+    ``state.json`` is written last by the aggregation: the states are whole. ``round.json`` is written last of all: the
+    round is complete. Both hold the SHA-256 of what they vouch for. Times lie beside, vouched for by nobody.
+    """
+
+    path: Path
+
+    @property
+    def server(self) -> Path:
+        """Server state after the round's aggregation (round 0: as initialised)."""
+        return self.path / "server.pt"
+
+    @property
+    def clients(self) -> Path:
+        """What the round's participants keep until their next round, stacked along the first axis."""
+        return self.path / "clients.pt"
+
+    @property
+    def participants(self) -> Path:
+        """One row a participant: weight, bytes down and up."""
+        return self.path / "participants.parquet"
+
+    @property
+    def trained(self) -> Path:
+        """Accuracies of the participants right after training."""
+        return self.path / "trained.parquet"
+
+    @property
+    def metrics(self) -> Path:
+        """Accuracies of this round, one row a client and protocol."""
+        return self.path / "metrics.parquet"
+
+    @property
+    def exchanged(self) -> Path:
+        """Matrices that the algorithm exchanged in this round."""
+        return self.path / "exchanged.parquet"
+
+    @property
+    def matrices(self) -> Path:
+        """SL and CR matrices of this round's global model."""
+        return self.path / "matrices.parquet"
+
+    @property
+    def times(self) -> Path:
+        """Seconds of training, aggregation and evaluation."""
+        return self.path / "times.json"
+
+    @property
+    def state(self) -> Path:
+        """Marker: the round's states are whole."""
+        return self.path / "state.json"
+
+    @property
+    def marker(self) -> Path:
+        """Marker: the round is complete."""
+        return self.path / "round.json"
+
+    def block(self, index: int) -> Path:
+        """What one job's participants upload (only in the DAG of single rounds, until aggregated)."""
+        return self.path / f"block-{index:04d}.pt"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of one run, below ``results/runs/<algorithm>/<key>``."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, label: str, key: str) -> RunFiles:
+        """The place of the run with this key."""
+        return cls(RESULTS / "runs" / label / key)
+
+    @property
+    def settings(self) -> Path:
+        """All settings in full, from which the key is computed."""
+        return self.path / "run.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """All rounds' accuracies."""
+        return self.path / "metrics.parquet"
+
+    @property
+    def matrices(self) -> Path:
+        """All rounds' SL and CR matrices."""
+        return self.path / "matrices.parquet"
+
+    @property
+    def rounds(self) -> Path:
+        """One row a round: participants, traffic, what the algorithm observed."""
+        return self.path / "rounds.parquet"
+
+    @property
+    def times(self) -> Path:
+        """Seconds of each round, and the machine they were measured on."""
+        return self.path / "times.json"
+
+    def round(self, number: int) -> RoundFiles:
+        """The files of one round."""
+        return RoundFiles(self.path / "rounds" / f"{number:04d}")
+
+    def segment(self, stop: int) -> Path:
+        """Manifest of the segment that ends with round ``stop``."""
+        return self.path / "segments" / f"{stop:04d}.json"
+
+
+def dataset_file(name: str) -> Path:
+    """Where a data set's tensors lie."""
+    return RESULTS / "data" / f"{name}.pt"
+
+
+def assignment_file(key: str) -> Path:
+    """Where the partition with this key lies."""
+    return RESULTS / "partitions" / key / "assignment.parquet"
+
+
+def write_bytes(path: Path, data: bytes) -> str:
+    """Write a file atomically; returns the SHA-256 of its bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_pt(path: Path, tree: Mapping[str, Any]) -> str:
+    """Write nested dicts of tensors atomically; the bytes depend on the tensors alone, not on the file's name."""
+    import torch
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: plain(part) for key, part in value.items()}
+        return value.detach().cpu().contiguous().clone()  # a view would drag its whole storage into the file
+
+    buffer = io.BytesIO()
+    torch.save(plain(tree), buffer)
+    return write_bytes(path, buffer.getvalue())
+
+
+def write_json(path: Path, value: Any) -> str:
+    """Write JSON atomically, keys sorted, so that equal values give equal bytes."""
+    return write_bytes(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+
+
+def write_parquet(path: Path, table: pa.Table) -> str:
+    """Write a table atomically."""
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return write_bytes(path, buffer.getvalue())
+
+
+def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
+    """Nested dicts of tensors, mapped from the file; nothing but tensors is ever unpickled.
+
+    Raises
+    ------
+    ArtifactError
+        The file is missing, damaged, or holds anything else than tensors.
+    """
+    import torch
+
+    _check(path, sha256)
+    tree: dict[str, Any] = _decode(path, lambda: torch.load(path, weights_only=True, mmap=True, map_location="cpu"))
+    return tree
+
+
+def read_json(path: Path, sha256: str | None = None) -> Any:
+    """The value in a JSON file, checked."""
+    _check(path, sha256)
+    return _decode(path, lambda: json.loads(path.read_text()))
+
+
+def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
+    """The table in a Parquet file, checked."""
+    import pyarrow.parquet as pq
+
+    _check(path, sha256)
+    return _decode(path, lambda: pq.read_table(path))
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def intact(path: Path, sha256: str) -> bool:
+    """Whether the file is there with these bytes."""
+    return path.is_file() and sha256_of(path) == sha256
+
+
+def _check(path: Path, sha256: str | None) -> None:
+    if not path.is_file():
+        raise ArtifactError(f"{path} is missing; run `snakemake all` to make it again.")
+    if sha256 is not None and (found := sha256_of(path)) != sha256:
+        raise ArtifactError(
+            f"{path} is damaged: its SHA-256 is {found[:12]}… and should be {sha256[:12]}…; delete it and run again."
+        )
+
+
+def _decode(path: Path, read: Callable[[], _T]) -> _T:
+    try:
+        return read()
+    except Exception as error:  # each reader has its own kinds; all mean that these bytes are not what we wrote
+        reason = str(error).split("\n", 1)[0]
+        raise ArtifactError(f"{path} can't be read ({reason}); delete it and run again.") from error
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

@@ -1,0 +1,237 @@
+"""The command line: one command a stage, each thin; the rules of the Snakefile call them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpipe import artifacts, registry
+from fedpipe.artifacts import RunFiles
+from fedpipe.errors import ArtifactError, SettingsError, UserError
+
+app = typer.Typer(
+    help="Federated-learning experiments as one DAG of cached stages, on Snakemake and DVC.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RunPath = Annotated[Path, typer.Argument(help="A run's folder, results/runs/ALGORITHM/KEY.")]
+Round = Annotated[int, typer.Option("--round", min=1, help="The round.")]
+Threads = Annotated[int, typer.Option(min=1, help="Cores to use.")]
+
+
+@app.command()
+def plan(
+    params: Annotated[Path, typer.Option(help="The study.")] = Path("params.yaml"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the settings and show the runs; write nothing.")
+    ] = False,
+) -> None:
+    """Check params.yaml and write results/plan.json: runs, keys, jobs."""
+    from fedpipe import plan as planning
+
+    made = planning.make(params)
+    if dry_run:
+        for run in made["runs"]:
+            point = "".join(f"  {name}={value}" for name, value in run["grid"].items())
+            typer.echo(f"{run['algorithm']:<16} seed {run['seed']}  {run['key']}{point}")
+    else:
+        planning.write(made)
+
+
+@app.command()
+def download(name: Annotated[str, typer.Argument(help="A data set; see `fedpipe list datasets`.")]) -> None:
+    """Obtain a data set, check it, and store it as tensors."""
+    from fedpipe.data import store
+
+    store.download(name)
+
+
+@app.command()
+def partition(key: Annotated[str, typer.Argument(help="The partition's key in results/plan.json.")]) -> None:
+    """Deal a data set's samples to clients."""
+    from fedpipe.data import stage
+
+    stage.partition(key)
+
+
+@app.command()
+def segment(
+    path: RunPath,
+    stop: Annotated[int, typer.Option(min=1, help="Run all rounds up to this one that are not complete yet.")],
+    threads: Threads = 1,
+) -> None:
+    """Run consecutive rounds: train, aggregate, evaluate; goes on from what it finds."""
+    run = _open(path, threads)
+    done = run.complete(stop)
+    typer.echo(f"{path}: {max(done, 0)} of {stop} rounds are complete")
+    for number in run.segment(stop):
+        typer.echo(f"{path}: round {number} of {stop}")
+
+
+@app.command()
+def init(path: RunPath) -> None:
+    """Write a run's initial server state (round 0), for the DAG of single rounds."""
+    _open(path, 1).initialise()
+
+
+@app.command()
+def train(
+    path: RunPath,
+    round: Round,
+    block: Annotated[int, typer.Option(min=0, help="Which block of participants.")],
+    threads: Threads = 1,
+) -> None:
+    """Train one block of a round's participants."""
+    run = _open(path, threads)
+    size = _plan()["execution"]["clients_per_job"]
+    ids = run.participants(round)[block * size : (block + 1) * size]
+    artifacts.write_pt(run.files.round(round).block(block), run.train(round, ids).tree())
+
+
+@app.command()
+def aggregate(
+    path: RunPath, round: Round, blocks: Annotated[int, typer.Option(min=1, help="Number of the round's blocks.")]
+) -> None:
+    """Combine a round's uploads into the next server state."""
+    from fedpipe.engine.run import Block
+
+    run = _open(path, 1)
+    files = run.files.round(round)
+    run.aggregate(round, [Block.of(artifacts.read_pt(files.block(index))) for index in range(blocks)])
+
+
+@app.command()
+def evaluate(path: RunPath, round: Round, threads: Threads = 1) -> None:
+    """Measure a round's models; then the round is complete."""
+    _open(path, threads).evaluate(round)
+
+
+@app.command()
+def collect(path: RunPath, rounds: Annotated[int, typer.Option(min=1, help="Rounds to join.")]) -> None:
+    """Join the rounds' metrics, matrices, traffic and times into one file each."""
+    from fedpipe.engine import collecting
+
+    collecting.collect(RunFiles(path), rounds, _plan()["artifacts"]["keep_models"])
+
+
+@app.command()
+def table() -> None:
+    """Write the result table, metrics.json and the learning curves' numbers."""
+    from fedpipe.report import stage
+
+    stage.write_tables(_plan())
+
+
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="curves, matrices or partition.")],
+    key: Annotated[str | None, typer.Argument(help="The partition's key.")] = None,
+) -> None:
+    """Draw a figure, as SVG and PNG."""
+    from fedpipe.report import stage
+
+    if name == "curves":
+        stage.write_figure_curves(_plan())
+    elif name == "matrices":
+        stage.write_figure_matrices(_plan())
+    elif name == "partition" and key is not None:
+        stage.write_figure_partition(key)
+    else:
+        raise SettingsError(f"'{name}' can't be drawn; it should be curves, matrices, or partition with its key.")
+
+
+@app.command()
+def show() -> None:
+    """Print the result table and where the figures lie."""
+    from fedpipe.report import stage
+
+    typer.echo(stage.show(_plan()))
+
+
+@app.command()
+def record(algorithm: Annotated[str, typer.Argument(help="An entry of study.algorithms.")]) -> None:
+    """Check that all runs of an algorithm are complete, for DVC to record."""
+    for run in _plan()["runs"]:
+        files = RunFiles(Path(run["path"]))
+        for path in (files.metrics, files.matrices, files.rounds, files.times):
+            if run["algorithm"] == algorithm and not path.is_file():
+                raise ArtifactError(f"{path} is missing; run `snakemake all` to make it.")
+
+
+@app.command("list")
+def list_(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models or partitions.")]) -> None:
+    """Print what may be named in params.yaml: a name a line, with a line of what it is."""
+    found = _kinds().get(kind)
+    if found is None:
+        raise SettingsError(f"'{kind}' can't be listed; {registry.nearest(kind, list(_kinds()))}")
+    names = registry.names(found)
+    for name in names:
+        typer.echo(f"{name:<{max(map(len, names))}}  {registry.summary(registry.find(found, name))}")
+
+
+@app.command()
+def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, model or partition scheme.")]) -> None:
+    """Print a component's documentation with its parameters and their defaults."""
+    for kind in registry.KINDS:
+        if name in registry.names(kind):
+            break
+    else:
+        known = sorted({each for kind in registry.KINDS for each in registry.names(kind)})
+        raise SettingsError(f"'{name}' is unknown; {registry.nearest(name, known)}")
+    found = registry.find(kind, name)
+    typer.echo(f"{name} ({kind.name})\n\n{inspect.getdoc(found)}\n")
+    fields = registry.parameters_of(found)
+    if fields:
+        typer.echo(f"In params.yaml, under {kind.section}:")
+    for field in fields:
+        default = "(required)" if field.default is dataclasses.MISSING else json.dumps(field.default)
+        typer.echo(f"  {field.name}: {default}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of params.yaml, for editors."""
+    from fedpipe import config
+
+    typer.echo(json.dumps(config.json_schema(), indent=1))
+
+
+def _kinds() -> dict[str, registry.Kind]:
+    return {
+        "algorithms": registry.ALGORITHM,
+        "datasets": registry.DATASET,
+        "models": registry.MODEL,
+        "partitions": registry.PARTITION,
+    }
+
+
+def _plan() -> dict[str, Any]:
+    from fedpipe import plan as planning
+
+    found: dict[str, Any] = artifacts.read_json(planning.PLAN)
+    return found
+
+
+def _open(path: Path, threads: int) -> Any:
+    from fedpipe.engine.run import open_run
+
+    made = _plan()
+    return open_run(path, made["execution"], threads, made["artifacts"]["keep_models"])
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one sentence and status 2."""
+    sys.path.insert(0, str(Path.cwd()))  # own algorithms lie beside params.yaml
+    try:
+        app()
+    except UserError as error:
+        typer.echo(f"fedpipe: {error}", err=True)
+        sys.exit(2)

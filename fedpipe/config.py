@@ -1,0 +1,346 @@
+"""params.yaml: what a study is, validated and with its defaults filled in.
+
+One schema serves everybody: the command line and the Snakefile read it through :func:`load`, editors through
+:func:`json_schema`. Every mistake is one sentence that begins with its key.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from fedpipe import registry
+from fedpipe.errors import SettingsError
+from fedpipe.registry import Component, Kind
+
+Protocol = Literal[
+    "global-on-global",
+    "global-on-local",
+    "personal-on-local",
+    "personal-on-global",
+    "trained-on-local",
+    "trained-on-global",
+    "finetuned-on-local",
+    "finetuned-on-global",
+]
+Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+
+
+class Section(BaseModel):
+    """A part of params.yaml; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+def _parse(kind: Kind, selector: str, default: str, value: Any) -> Component:
+    if isinstance(value, Component):
+        return value
+    if not isinstance(value, dict):
+        raise SettingsError(f"{kind.section}: {value!r} can't be used; it should be a mapping with '{selector}'.")
+    parameters = dict(value)
+    name, key = parameters.pop(selector, default), f"{kind.section}.{selector}"
+    if not isinstance(name, str):
+        raise SettingsError(f"{key}: {name!r} can't be used; it should be a name.")
+    registry.find(kind, name, key)
+    return registry.build(kind, name, parameters, kind.section)
+
+
+def _dump(kind: Kind, selector: str, value: Component) -> dict[str, Any]:
+    return {selector: registry.name_of(kind, type(value)), **dataclasses.asdict(value)}
+
+
+def _section(kind: Kind, selector: str, default: str) -> tuple[Any, ...]:
+    return (
+        BeforeValidator(partial(_parse, kind, selector, default)),
+        PlainSerializer(partial(_dump, kind, selector)),
+        WithJsonSchema({"type": "object"}),
+        Field(default_factory=partial(_parse, kind, selector, default, {})),
+    )
+
+
+#: Sections whose selector names a component and whose other keys are that component's parameters.
+PartitionSection = Annotated[Any, *_section(registry.PARTITION, "scheme", "dirichlet")]
+ModelSection = Annotated[Any, *_section(registry.MODEL, "name", "cnn")]
+
+
+class Data(Section):
+    """The samples."""
+
+    name: str = Field("digits", description="A data set; `fedpipe list datasets` shows them.")
+    split: Literal["official", "pooled"] = Field(
+        "official",
+        description="official: the data set's own test set, dealt to clients in their own class proportions; "
+        "pooled: training and test samples together, then split within each client.",
+    )
+    test_share: float = Field(0.25, gt=0, lt=1, description="Share of each client's samples kept for testing (pooled).")
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        registry.find(registry.DATASET, name, "dataset.name")
+        return name
+
+
+class Federation(Section):
+    """Who trains, how often, and with which optimiser."""
+
+    clients: int = Field(10, ge=1, description="Number of clients N.")
+    participation: float = Field(1.0, gt=0, le=1, description="Share of clients in a round: max(1, round(p N)).")
+    rounds: int = Field(20, ge=1, description="Communication rounds T; more rounds continue a shorter run.")
+    local_epochs: int = Field(1, ge=1, description="Passes over a client's training data in a round.")
+    batch_size: int = Field(32, ge=1, description="Samples in a training step; the last partial batch is kept.")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="Started afresh at every client in every round.")
+    learning_rate: float = Field(0.05, ge=0)
+    momentum: float = Field(0.0, ge=0, lt=1, description="Heavy-ball momentum (sgd).")
+    weight_decay: float = Field(0.0, ge=0, description="Added to the gradient as weight_decay * parameter.")
+    weighting: Literal["count", "uniform"] = Field(
+        "count", description="Weight of a client in averages: its training samples, or the same for all."
+    )
+    dtype: Literal["float32", "float64"] = Field("float32", description="Precision of models and data.")
+
+    @model_validator(mode="after")
+    def _momentum_is_sgds(self) -> Federation:
+        if self.optimizer == "adam" and self.momentum:
+            raise ValueError(
+                f"federation.momentum: {self.momentum} has no meaning for adam; it should be 0, or the optimizer sgd."
+            )
+        return self
+
+    @property
+    def participants(self) -> int:
+        """Number of clients in a round, m."""
+        return max(1, round(self.participation * self.clients))
+
+
+class Evaluation(Section):
+    """Which model is measured on which test set, and when (see the README for the eight protocols)."""
+
+    protocols: tuple[Protocol, ...] = Field(
+        ("global-on-global", "personal-on-local"),
+        min_length=1,
+        description="MODEL-on-TEST. global: the server's model; personal: all clients, after they took the new server "
+        "state and before they train; trained: this round's participants, right after training; finetuned: all "
+        "clients, a copy after finetune_epochs of training.",
+    )
+    every: int = Field(1, ge=1, description="Measure after every k-th round.")
+    finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned protocols.")
+
+
+class Study(Section):
+    """What runs: the product of algorithms, seeds and grid."""
+
+    algorithms: tuple[Label, ...] = Field(("fedavg",), min_length=1, description="Entries of `algorithms` to run.")
+    seeds: tuple[int, ...] = Field((0,), min_length=1, description="Each drives partition, initial model and training.")
+    grid: dict[str, tuple[Any, ...]] = Field(
+        default_factory=dict, description="Any key to a list of values, as `partition.alpha: [0.1, 0.5]`."
+    )
+
+    @field_validator("algorithms", "seeds")
+    @classmethod
+    def _once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        twice = [value for value in values if values.count(value) > 1]
+        if twice:
+            raise ValueError(f"'{twice[0]}' stands there twice; each should stand once.")
+        return values
+
+
+class Execution(Section):
+    """How jobs are cut and where they run. Nothing here changes a result's bits, but for executor and device."""
+
+    rounds_per_job: int | None = Field(None, ge=1, description="Rounds that one job runs; all of them when not given.")
+    clients_per_job: int | None = Field(
+        None, ge=1, description="Participants that one job trains: the DAG of single rounds (needs rounds_per_job: 1)."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one.")
+    stack: int | Literal["auto"] = Field(
+        "auto",
+        description="Clients that train in one call: 1 is client by client (the loop), n a stack of n, "
+        "auto the loop on a CPU and a stack of up to 32 on a GPU.",
+    )
+
+    @field_validator("stack")
+    @classmethod
+    def _positive(cls, stack: int | str) -> int | str:
+        if isinstance(stack, int) and stack < 1:
+            raise ValueError(f"{stack} can't be used; it should be at least 1.")
+        return stack
+
+    @model_validator(mode="after")
+    def _grain(self) -> Execution:
+        if self.clients_per_job is not None and self.rounds_per_job != 1:
+            raise ValueError(
+                f"execution.clients_per_job: {self.clients_per_job} cuts rounds into blocks of clients, "
+                f"which needs execution.rounds_per_job to be 1, not {self.rounds_per_job}."
+            )
+        return self
+
+
+class Artifacts(Section):
+    """What is kept of every run."""
+
+    keep_models: Literal["all", "last"] | Annotated[int, Field(ge=1)] = Field(
+        "all",
+        description="Server and client states kept: of all rounds, of the last one, or of every k-th and the last.",
+    )
+
+
+class Report(Section):
+    """What the tables show; changing it runs no training."""
+
+    round: Literal["last", "best", "mean-last"] = Field(
+        "last", description="Which round's accuracy stands in the table."
+    )
+    last_k: int = Field(5, ge=1, description="Rounds in the mean of `mean-last`.")
+    average: Literal["sample", "client"] = Field(
+        "sample", description="Accuracy over all test samples, or the mean of the clients' accuracies."
+    )
+
+
+class Params(Section):
+    """A whole params.yaml."""
+
+    dataset: Data = Data()
+    partition: PartitionSection
+    model: ModelSection
+    federation: Federation = Federation()
+    evaluation: Evaluation = Evaluation()
+    algorithms: dict[Label, dict[str, Any]] = {"fedavg": {}}
+    study: Study = Study()
+    execution: Execution = Execution()
+    artifacts: Artifacts = Artifacts()
+    report: Report = Report()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Params:
+        for label in self.study.algorithms:
+            if label not in self.algorithms:
+                raise SettingsError(_no_entry(label, list(self.algorithms)))
+        for label in self.algorithms:
+            self.algorithm(label)
+        source: Any = registry.find(registry.DATASET, self.dataset.name, "dataset.name")
+        self.partition.check(self.federation.clients, source.classes, source.size)
+        self.model.check(source.shape, source.classes)
+        if self.federation.rounds % self.evaluation.every:
+            raise SettingsError(
+                f"evaluation.every: {self.evaluation.every} does not divide federation.rounds "
+                f"({self.federation.rounds}), so the last round would not be measured; it should."
+            )
+        return self
+
+    def algorithm(self, label: str) -> Component:
+        """The algorithm that the entry ``label`` of `algorithms` describes."""
+        parameters = dict(self.algorithms[label])
+        name = parameters.pop("algorithm", label)
+        key = f"algorithms.{label}"
+        return registry.build(registry.ALGORITHM, name, parameters, key)
+
+
+def _no_entry(label: str, entries: list[str]) -> str:
+    if label in registry.names(registry.ALGORITHM):
+        return f"study.algorithms: '{label}' has no entry under algorithms; add `{label}: {{}}` there for its defaults."
+    known = sorted({*entries, *registry.names(registry.ALGORITHM)})
+    return f"study.algorithms: unknown algorithm '{label}'; {registry.nearest(label, known)}"
+
+
+def parse(settings: Any) -> Params:
+    """Settings as they stand in the YAML file, checked and with their defaults filled in.
+
+    Raises
+    ------
+    SettingsError
+        One sentence for each mistake.
+    """
+    if not isinstance(settings, dict):
+        raise SettingsError("params.yaml: it should be a mapping of sections, as `federation: {clients: 10}`.")
+    try:
+        return Params.model_validate(settings)
+    except ValidationError as error:
+        raise SettingsError(registry.sentences(error, "", _keys)) from None
+
+
+def _keys(location: tuple[int | str, ...]) -> list[str]:
+    section: Any = Params
+    for part in location:
+        section = section.model_fields[str(part)].annotation
+    return list(section.model_fields)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The YAML file as it stands, unchecked.
+
+    Raises
+    ------
+    SettingsError
+        The file is missing or is no YAML.
+    """
+    try:
+        settings = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise SettingsError(f"{path}: there is no such file; run from the folder that holds it.") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path}: it is no valid YAML ({' '.join(str(error).split())}).") from None
+    if not isinstance(settings, dict):
+        raise SettingsError(f"{path}: it should be a mapping of sections, as `federation: {{clients: 10}}`.")
+    return settings
+
+
+def override(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A copy of ``settings`` in which the value at each dotted key is replaced."""
+    changed = copy.deepcopy(settings)
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        place = changed
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise SettingsError(f"study.grid: '{key}' goes through '{section}', which is a value and no section.")
+        place[last] = value
+    return changed
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of params.yaml, for editors; components are listed with their parameters."""
+    schema = Params.model_json_schema(mode="validation")
+    definitions = schema.setdefault("$defs", {})
+
+    def options(kind: Kind, selector: str) -> dict[str, Any]:
+        choices = []
+        for name in registry.names(kind):
+            component = registry.find(kind, name)
+            described = registry.adapter(component).json_schema(ref_template="#/$defs/{model}")
+            definitions.update(described.pop("$defs", {}))
+            described["title"] = name
+            described["description"] = registry.summary(component)
+            described["properties"] = {selector: {"const": name}, **described.get("properties", {})}
+            described["required"] = [*described.get("required", []), selector]
+            choices.append(described)
+        return {"anyOf": choices}
+
+    properties = schema["properties"]
+    properties["partition"] = options(registry.PARTITION, "scheme")
+    properties["model"] = options(registry.MODEL, "name")
+    properties["algorithms"] = {
+        "type": "object",
+        "properties": {
+            choice["title"]: choice | {"required": []} for choice in options(registry.ALGORITHM, "algorithm")["anyOf"]
+        },
+        "additionalProperties": {"type": "object"},
+    }
+    definitions["Data"]["properties"]["name"]["enum"] = list(registry.names(registry.DATASET))
+    return schema

@@ -1,0 +1,1 @@
+"""Data sets: one a file, each knows its shape, its checksum and how it is obtained."""

@@ -1,0 +1,40 @@
+"""Handwritten digits of 8x8 pixels, which come with scikit-learn: no network needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedpipe.data.datasets.base import Dataset, Samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digits(Dataset):
+    """1,797 grey 8x8 images of the digits 0 to 9, pixels in [0, 1].
+
+    The collection has no test set of its own. Here a stratified fifth of it, drawn once (``random_state=0``), is the
+    official one: it belongs to the data set and depends on no seed of a study.
+
+    Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998
+    (its test part, which is what ``sklearn.datasets.load_digits`` holds).
+    """
+
+    shape: ClassVar[tuple[int, ...]] = (1, 8, 8)
+    classes: ClassVar[int] = 10
+    size: ClassVar[int] = 1797
+    sha256: ClassVar[str] = "6c22173b92213b98d63c5dfb1ef609779fcc73b493cacdd73b16ddcecde4bec9"
+
+    def load(self) -> Samples:
+        """See :class:`~fedpipe.data.datasets.base.Dataset`."""
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
+        digits = load_digits()
+        x = (digits.images / 16).astype(np.float32)[:, None]  # sixteenths: exact in float32
+        y = digits.target.astype(np.int64)
+        _, held_out = train_test_split(np.arange(len(y)), stratify=y, test_size=0.2, random_state=0)
+        test = np.zeros(len(y), dtype=np.bool_)
+        test[held_out] = True
+        return Samples(x, y, test)

@@ -1,0 +1,84 @@
+"""How far clients are from each other, from the number of samples of each client and class.
+
+Counts have shape (N, C). A client without samples has no label distribution: its numbers are NaN.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fedpipe.data.partitions.base import Integers
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Floats = npt.NDArray[np.float64]
+
+
+def label_entropy(counts: Integers) -> Floats:
+    """Entropy of each client's label distribution in bits, shape (N,): 0 for one class, log2 C for all alike."""
+    shares = _shares(counts)
+    return 0.0 - _divergence(shares, np.ones_like(shares))
+
+
+def js_distance(counts: Integers) -> Floats:
+    """Jensen-Shannon distance of each client's label distribution to that of all, base 2, shape (N,), in [0, 1].
+
+    The square root of :math:`(KL(p_k | m) + KL(q | m)) / 2` with :math:`m = (p_k + q) / 2`.
+
+    Source: Endres and Schindelin, A New Metric for Probability Distributions, IEEE Trans. Inf. Theory 49, 2003.
+    """
+    own, everybody = _shares(counts), _shares(counts.sum(axis=0, keepdims=True))
+    middle = (own + everybody) / 2
+    squared = (_divergence(own, middle) + _divergence(np.broadcast_to(everybody, own.shape), middle)) / 2
+    return np.sqrt(np.maximum(squared, 0))
+
+
+def mean_js_distance(counts: Integers) -> float:
+    """Mean of :func:`js_distance` over clients, each counting the same: 0 when all have the same label distribution."""
+    return float(js_distance(counts).mean())
+
+
+def gini(sizes: Integers) -> float:
+    """Gini coefficient of the clients' sizes, shape (N,): 0 for equal sizes, towards 1 when one has all.
+
+    The mean absolute difference of all pairs over twice the mean, by ranks of the sorted sizes.
+    """
+    ordered, n = np.sort(sizes), len(sizes)
+    ranks = np.arange(1, n + 1)
+    return float(((2 * ranks - n - 1) * ordered).sum() / (n * ordered.sum()))
+
+
+def summary(counts: Integers) -> pa.Table:
+    """One row for each client.
+
+    Returns
+    -------
+    pyarrow.Table
+        Columns ``client`` (int32), ``samples`` and ``classes`` (int64), ``entropy`` (bits) and ``js_distance``.
+    """
+    import pyarrow as pa
+
+    return pa.table(
+        {
+            "client": pa.array(np.arange(len(counts)), pa.int32()),
+            "samples": pa.array(counts.sum(axis=1), pa.int64()),
+            "classes": pa.array((counts > 0).sum(axis=1), pa.int64()),
+            "entropy": pa.array(label_entropy(counts), pa.float64()),
+            "js_distance": pa.array(js_distance(counts), pa.float64()),
+        }
+    )
+
+
+def _shares(counts: Integers) -> Floats:
+    with np.errstate(invalid="ignore"):
+        return np.asarray(counts / counts.sum(axis=1, keepdims=True), dtype=np.float64)
+
+
+def _divergence(p: Floats, q: Floats) -> Floats:
+    """Sum of p log2(p / q) along the last axis, where 0 log 0 is 0."""
+    ratio = np.divide(p, q, out=np.ones_like(p), where=p != 0)
+    return np.asarray((p * np.log2(ratio)).sum(axis=-1), dtype=np.float64)

@@ -1,0 +1,1 @@
+"""Partition schemes: one rule a file, each deals every sample to exactly one client."""

@@ -1,0 +1,18 @@
+"""Independent and identically distributed clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedpipe.data.partitions.base import Integers, Scheme
+
+
+@dataclass(frozen=True, kw_only=True)
+class IID(Scheme):
+    """Samples are shuffled and cut into parts whose sizes differ by at most one."""
+
+    def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+        """See :class:`~fedpipe.data.partitions.base.Scheme`."""
+        return rng.permutation(np.arange(len(labels)) % clients)

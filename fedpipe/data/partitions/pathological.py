@@ -1,0 +1,97 @@
+"""A fixed number of classes for each client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from fedpipe.data.partitions.base import Integers, Scheme
+from fedpipe.errors import SettingsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pathological(Scheme):
+    """Each client owns exactly k random classes, and each class is split among its owners in random unequal parts.
+
+    Each of the C classes has :math:`N k / C` owners, rounded down or up, and each owner at least one sample of it;
+    how many is drawn uniformly among all ways to cut the class.
+
+    Source: the "pathological" partition of PFLlib (Zhang et al., 2023), used by FedALA and cwFedAvg. Deviation: there
+    classes are dealt in order, so that with 20 clients, 10 classes and k = 2 groups of four clients own the same two
+    classes; here the classes of each client are random.
+
+    Parameters
+    ----------
+    classes_per_client
+        Number of classes k of each client.
+    """
+
+    classes_per_client: Annotated[int, Field(ge=1)] = 2
+
+    def check(self, clients: int, classes: int, samples: int) -> None:
+        """Every client needs k classes, every class an owner, and every owner a sample."""
+        super().check(clients, classes, samples)
+        k, key = self.classes_per_client, "partition.classes_per_client"
+        if k > classes:
+            raise SettingsError(
+                f"{key}: {k} is more than the {classes} classes of the data set; it should be at most {classes}."
+            )
+        if clients * k < classes:
+            raise SettingsError(
+                f"{key}: {k} for each of {clients} clients can't cover the {classes} classes of the data set; "
+                f"it should be at least {-(-classes // clients)}."
+            )
+        if clients * k > samples:
+            raise SettingsError(
+                f"{key}: {k} for each of {clients} clients needs {clients * k} samples, but there are {samples}; "
+                f"it should be at most {samples // clients}."
+            )
+
+    def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+        """See :class:`~fedpipe.data.partitions.base.Scheme`.
+
+        Raises
+        ------
+        SettingsError
+            A class has fewer samples than owners.
+        """
+        present = np.unique(labels)
+        owns = self._choose(clients, len(present), rng)
+        result = np.empty(len(labels), dtype=np.int64)
+        for column, label in enumerate(present):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            owners = rng.permutation(np.flatnonzero(owns[:, column]))
+            if len(members) < len(owners):
+                raise SettingsError(
+                    f"partition.classes_per_client: {self.classes_per_client} for each of {clients} clients gives "
+                    f"class {label} {len(owners)} owners, but it has {len(members)} samples; "
+                    f"it or federation.clients should be smaller."
+                )
+            cuts = 1 + np.sort(rng.choice(len(members) - 1, len(owners) - 1, replace=False))
+            for owner, part in zip(owners, np.split(members, cuts), strict=True):
+                result[part] = owner
+        return result
+
+    def _choose(self, clients: int, classes: int, rng: np.random.Generator) -> np.ndarray:
+        """Which client owns which class, shape (N, C), k a row and N k / C a column, rounded down or up.
+
+        Each client in turn takes the classes that all clients left must own, and fills up at random. The owners that
+        the classes still want always sum to k times the clients left, none wants more owners than there are clients
+        left, and so there are always k to choose from.
+        """
+        k = self.classes_per_client
+        each, more = divmod(clients * k, classes)
+        wanted = rng.permutation(np.arange(classes) < more) + each
+        owns = np.zeros((clients, classes), dtype=np.bool_)
+        for left, client in zip(range(clients, 0, -1), rng.permutation(clients), strict=True):
+            needed = np.flatnonzero(wanted == left)
+            chances = np.where(wanted == left, 0, wanted)
+            if len(needed) < k:
+                chosen = rng.choice(classes, k - len(needed), replace=False, p=chances / chances.sum())
+                needed = np.concatenate([needed, chosen])
+            owns[client, needed] = True
+            wanted = wanted - owns[client]
+        return owns

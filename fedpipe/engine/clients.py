@@ -1,0 +1,79 @@
+"""The clients' samples, on the device that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedpipe import streams
+from fedpipe.algorithms.base import Facts
+
+Integers = npt.NDArray[np.int64]
+
+
+class Clients:
+    """Who owns which samples. The data set lies once in memory; a client's batches are gathered from it.
+
+    Parameters
+    ----------
+    x, y
+        All samples: inputs, shape (n, *shape), and classes, shape (n,).
+    train, test
+        Indices of each client's training and test samples.
+    global_test
+        Indices of the global test set.
+    classes
+        Number of classes C.
+    seed
+        Seed of the run, for the order of samples.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        train: Sequence[Integers],
+        test: Sequence[Integers],
+        global_test: Integers,
+        classes: int,
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.device, self.dtype, self.seed, self.classes = torch.device(device), dtype, seed, classes
+        self.x, self.y = x.to(device=self.device, dtype=dtype), y.to(self.device)
+        self.train, self.test, self.global_test = list(train), list(test), global_test
+        counts = np.stack([np.bincount(y[indices].cpu().numpy(), minlength=classes) for indices in self.train])
+        self.class_counts = torch.as_tensor(counts, dtype=dtype, device=self.device)
+        self.sizes = np.array([len(indices) for indices in self.train])
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def facts(self, client: int | Sequence[int], round: int) -> Facts:
+        """What a client knows of itself as a round begins; with a first axis for several clients."""
+        classes = self.class_counts[client if isinstance(client, int) else list(client)]
+        size = classes.sum(-1)
+        return Facts(size=size, classes=classes, round=torch.full_like(size, float(round)))
+
+    def order(self, client: int, round: int, stream: str, epoch: int, share: float = 1.0) -> Integers:
+        """The client's training samples in the order of one epoch, or a random share of them."""
+        indices = self.train[client]
+        if share < 1:
+            subset = streams.generator(self.seed, f"{stream}/share", round, client).permutation(len(indices))
+            indices = indices[np.sort(subset[: max(1, round_half_up(share * len(indices)))])]
+        return streams.generator(self.seed, f"{stream}/{epoch}", round, client).permutation(indices)
+
+    def gather(self, indices: Integers | Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and classes of these samples."""
+        rows = torch.as_tensor(indices, device=self.device)
+        return self.x[rows], self.y[rows]
+
+
+def round_half_up(value: float) -> int:
+    """Nearest integer."""
+    return int(value + 0.5)

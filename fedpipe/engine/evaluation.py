@@ -1,0 +1,140 @@
+"""Evaluation by protocol: which model on which test set, and when.
+
+A row of the metrics is one model on one test set in one round: client -1 is the server's model on the global test set.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedpipe.algorithms.base import State, one_hot
+from fedpipe.config import Evaluation
+from fedpipe.engine.executor import Score, Stage, Test
+from fedpipe.models.base import class_relations
+
+if TYPE_CHECKING:
+    from fedpipe.engine.run import Run
+
+STAGES: dict[str, Stage] = {"personal": "receive", "finetuned": "finetune"}
+
+METRICS = pa.schema(
+    {
+        "round": pa.int32(),
+        "client": pa.int32(),
+        "protocol": pa.string(),
+        "correct": pa.int64(),
+        "total": pa.int64(),
+        "loss": pa.float64(),
+    }
+)
+
+
+class Measured(NamedTuple):
+    """What the evaluation of a round found."""
+
+    metrics: pa.Table
+    matrices: pa.Table | None  #: None for a method without a global model
+
+
+def tests(settings: Evaluation, model: str) -> list[Test]:
+    """The test sets on which a model is measured."""
+    listed: tuple[Test, ...] = ("local", "global")
+    return [test for test in listed if f"{model}-on-{test}" in settings.protocols]
+
+
+def table(round: int, model: str, scores: Mapping[int, Mapping[Test, Score]]) -> pa.Table:
+    """Rows of the metrics: ``scores`` by client."""
+    rows = [
+        {
+            "round": round,
+            "client": client,
+            "protocol": f"{model}-on-{test}",
+            "correct": score.correct,
+            "total": score.total,
+            "loss": score.loss / max(score.total, 1),
+        }
+        for client, by_test in scores.items()
+        for test, score in by_test.items()
+    ]
+    return pa.Table.from_pylist(rows, METRICS)
+
+
+def matrices(
+    round: int, source: Literal["measured", "exchanged"], by_client: Mapping[int, Mapping[str, Tensor]]
+) -> pa.Table:
+    """Rows of matrices (C, C): one a client (-1: the server), matrix and class, with a column a class.
+
+    ``source`` tells matrices of the global model, measured on the global test set, from those that an algorithm sent.
+    """
+    keys = ("round", "source", "client", "matrix", "class")
+    columns: dict[str, list[object]] = {key: [] for key in keys}
+    for client, named in by_client.items():
+        for name, matrix in named.items():
+            for index, row in enumerate(matrix.double().tolist()):
+                for key, entry in zip(keys, (round, source, client, name, index), strict=True):
+                    columns[key].append(entry)
+                for column, value in enumerate(row):
+                    columns.setdefault(str(column), []).append(value)
+    return pa.table(columns)
+
+
+def measure(run: Run, round: int) -> Measured:
+    """All protocols but the trained ones, on the server's state after a round."""
+    server = run.server(round)
+    found = []
+    for model, stage in STAGES.items():
+        wanted = tests(run.evaluation, model)
+        if wanted:
+            outcomes = run.executor.run(
+                stage,
+                round + 1,
+                range(len(run.clients)),
+                lambda client: run.kept(client, round),
+                functools.partial(run.algorithm.send, server),
+                wanted,
+            )
+            found.append(table(round, model, {outcome.client: outcome.scores for outcome in outcomes}))
+    state = run.algorithm.deploy(server)
+    if state is None:
+        return Measured(pa.concat_tables(found) if found else METRICS.empty_table(), None)
+    scores, soft_labels = _global(run, state, tests(run.evaluation, "global"))
+    if scores:
+        found.append(table(round, "global", scores))
+    named = {"SL": soft_labels, "CR": class_relations(_head(state))}
+    return Measured(
+        pa.concat_tables(found) if found else METRICS.empty_table(), matrices(round, "measured", {-1: named})
+    )
+
+
+def _global(run: Run, state: State, wanted: Sequence[Test]) -> tuple[dict[int, dict[Test, Score]], Tensor]:
+    """The global model on all test samples at once: its scores, and its SL matrix on the global test set."""
+    clients, every = run.clients, run.clients.global_test
+    logits = run.executor.logits(state, every)
+    labels = clients.gather(every)[1]
+    classes = one_hot(labels, clients.classes, logits.dtype)
+    soft_labels = classes.T @ logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)
+    right = (logits.argmax(-1) == labels).cpu().numpy()
+    loss = F.cross_entropy(logits, labels, reduction="none").double().cpu().numpy()
+
+    def score(indices: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Score:
+        rows = np.searchsorted(every, indices)
+        return Score(int(right[rows].sum()), len(rows), float(loss[rows].sum()))
+
+    scores: dict[int, dict[Test, Score]] = {}
+    if "global" in wanted:
+        scores[-1] = {"global": score(every)}
+    if "local" in wanted:
+        scores |= {client: {"local": score(indices)} for client, indices in enumerate(clients.test)}
+    return scores, soft_labels
+
+
+def _head(state: State) -> Tensor:
+    weight: Tensor = (state["model"] if "model" in state else state["personal"])["head.weight"]
+    return weight

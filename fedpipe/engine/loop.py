@@ -1,0 +1,190 @@
+"""The loop executor: client by client, clients in parallel over the cores that the job was granted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fedpipe.algorithms.base import Algorithm, Batch, Measure, Pass, State, Train, Update
+from fedpipe.engine.clients import Clients, Integers
+from fedpipe.engine.executor import (
+    MEASURE_BATCH,
+    Outcome,
+    Score,
+    Stage,
+    Test,
+    canonical,
+    move,
+    passes,
+    slots_of,
+    unstack,
+)
+from fedpipe.engine.optimisers import optimiser
+from fedpipe.tensors import Tensors
+
+
+class Loop:
+    """Trains clients one at a time, each on one thread with a module of its own.
+
+    Parameters
+    ----------
+    algorithm
+        Bound to its network.
+    clients
+        Their samples.
+    threads
+        Clients that are worked on at once; no number depends on it.
+    finetune_epochs
+        Epochs of the stage ``finetune``.
+    """
+
+    name = "loop"
+
+    def __init__(self, algorithm: Algorithm, clients: Clients, threads: int = 1, finetune_epochs: int = 1) -> None:
+        torch.set_num_threads(1)
+        self._clients, self._finetune_epochs = clients, finetune_epochs
+        self._idle = [algorithm.bind(algorithm.net.replica(), algorithm.federation) for _ in range(threads)]
+        self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+
+    def run(
+        self,
+        stage: Stage,
+        round: int,
+        ids: Sequence[int],
+        kept: Callable[[int], State],
+        send: Callable[[Sequence[int]], tuple[State, State]],
+        tests: Sequence[Test] = (),
+    ) -> Iterator[Outcome]:
+        """See :class:`~fedpipe.engine.executor.Executor`."""
+
+        def one(client: int) -> Outcome:
+            algorithm = self._idle.pop()
+            try:
+                with torch.no_grad():
+                    common, own = send([client])
+                    received = move(common | unstack(own, 0), self._clients.device)
+                    return self._client(algorithm, stage, round, client, kept(client), received, tests)
+            finally:
+                self._idle.append(algorithm)
+
+        return self._pool.map(one, ids)
+
+    def _client(
+        self,
+        algorithm: Algorithm,
+        stage: Stage,
+        round: int,
+        client: int,
+        kept: State,
+        received: State,
+        tests: Sequence[Test],
+    ) -> Outcome:
+        clients = self._clients
+        state = _fast(algorithm.start(move(kept, clients.device), received, clients.facts(client, round)))
+        epochs: dict[str, int] = {}
+        for each in passes(algorithm, stage, self._finetune_epochs):
+            state = self._pass(algorithm, each, state, round, client, epochs)
+        scores = {test: self._score(algorithm, state, client, test) for test in tests}
+        if stage != "train":
+            return Outcome(client, {}, {}, scores)
+        return Outcome(client, canonical(algorithm.upload(state)), canonical(algorithm.keep(state)), scores)
+
+    def _pass(
+        self, algorithm: Algorithm, each: Pass, state: State, round: int, client: int, epochs: dict[str, int]
+    ) -> State:
+        match each:
+            case Train():
+                first = epochs.get(each.stream, 0)
+                count = algorithm.federation.local_epochs if each.epochs is None else each.epochs
+                epochs[each.stream] = first + count
+                return self._train(algorithm, each, state, round, client, range(first, first + count))
+            case Measure():
+                sums: dict[str, Tensor] = {}
+                for batch in self._batches(self._clients.train[client], MEASURE_BATCH):
+                    terms = each.each(state, batch)
+                    sums = {name: sums[name] + term if sums else term for name, term in terms.items()}
+                return each.then(state, sums)
+            case Update():
+                return each.then(state)
+
+    def _train(self, algorithm: Algorithm, each: Train, state: State, round: int, client: int, epochs: range) -> State:
+        rule, slots = optimiser(algorithm.federation), slots_of(each.stream)
+        names = each.only or tuple(state[each.group])
+        if each.step is None and slots not in state:
+            state = state | {slots: rule.init(state[each.group].only(names))}
+        for epoch in epochs:
+            if each.when is not None and not bool(each.when(state)):
+                break
+            order = self._clients.order(client, round, each.stream, epoch, each.share)
+            for batch in self._batches(order, algorithm.federation.batch_size):
+                gradient = _Gradient(each, names, batch)
+                if each.step is not None:
+                    state = each.step(state, batch, gradient)
+                else:
+                    parameters, moved = rule.update(state[each.group].only(names), gradient(state)[0], state[slots])
+                    state = state | {each.group: state[each.group] | parameters, slots: moved}
+            if each.after is not None:
+                state = each.after(state)
+        return state
+
+    def _batches(self, indices: Integers, size: int) -> Iterator[Batch]:
+        x, y = self._clients.gather(indices)
+        for first in range(0, len(indices), size):
+            yield Batch(_fast(x[first : first + size]), y[first : first + size])
+
+    def _score(self, algorithm: Algorithm, state: State, client: int, test: Test) -> Score:
+        indices = self._clients.test[client] if test == "local" else self._clients.global_test
+        correct, loss = 0, 0.0
+        for batch in self._batches(indices, MEASURE_BATCH):
+            logits = algorithm.predict(state, batch.x)
+            correct += int((logits.argmax(-1) == batch.y).sum())
+            loss += float(F.cross_entropy(logits, batch.y, reduction="sum"))
+        return Score(correct, len(indices), loss)
+
+    def logits(self, state: State, indices: Integers) -> Tensor:
+        """Logits of one state on many samples, shape (n, C), the samples spread over the threads."""
+
+        def part(rows: Integers) -> Tensor:
+            algorithm = self._idle.pop()
+            try:
+                with torch.no_grad():
+                    x, _ = self._clients.gather(rows)
+                    return algorithm.predict(state, _fast(x))
+            finally:
+                self._idle.append(algorithm)
+
+        state = _fast(move(state, self._clients.device))
+        parts = np.array_split(indices, max(1, math.ceil(len(indices) / MEASURE_BATCH)))
+        return torch.cat(list(self._pool.map(part, parts)))
+
+
+class _Gradient:
+    """Gradient of a pass's loss on one batch."""
+
+    def __init__(self, each: Train, names: tuple[str, ...], batch: Batch) -> None:
+        self._each, self._names, self._batch = each, names, batch
+
+    def __call__(self, client: State) -> tuple[Tensors, Tensor]:
+        group = client[self._each.group]
+        leaves = Tensors((name, group[name].detach().requires_grad_()) for name in self._names)
+        with torch.enable_grad():
+            value = self._each.loss(client | {self._each.group: group | leaves}, self._batch)
+        gradient = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+        return Tensors(zip(self._names, gradient, strict=True)), value.detach()
+
+
+def _fast(tree: Any) -> Any:
+    """Images and convolution kernels channels-last, which is what convolutions on a CPU are fast with."""
+
+    def lay(value: Tensor) -> Tensor:
+        return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+
+    return pytree.tree_map(lay, tree)

@@ -1,0 +1,51 @@
+"""A small convolutional network for small images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+from torch import nn
+
+from fedpipe.errors import SettingsError
+from fedpipe.models.base import Model, Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class CNN(Model):
+    """Two 3x3 convolutions with ReLU and 2x2 max-pooling, then one hidden layer; made for 8x8 digits.
+
+    Parameters
+    ----------
+    channels
+        Channels of the two convolutions.
+    hidden
+        Width of the hidden layer, which is the feature width d.
+    """
+
+    channels: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (16, 32)
+    hidden: Annotated[int, Field(ge=1)] = 64
+
+    def check(self, shape: tuple[int, ...], classes: int) -> None:
+        """Images of at least 4x4 pixels are needed, for two poolings."""
+        if len(shape) != 3 or min(shape[1:]) < 4:
+            raise SettingsError(
+                f"model.name: 'cnn' can't take inputs of shape {shape}; it needs images of 4x4 or more."
+            )
+
+    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+        """See :class:`~fedpipe.models.base.Model`."""
+        (first, second), (depth, height, width) = self.channels, shape
+        body = nn.Sequential(
+            nn.Conv2d(depth, first, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(first, second, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(second * (height // 4) * (width // 4), self.hidden),
+            nn.ReLU(),
+        )
+        return Network(body, nn.Linear(self.hidden, classes))

@@ -1,0 +1,44 @@
+"""The 4-layer CNN of cwFedAvg."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedpipe.errors import SettingsError
+from fedpipe.models.base import Model, Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class CNN4(Model):
+    """Two 5x5 convolutions (32, 64) with ReLU and 2x2 max-pooling, a layer of 512 and the output layer.
+
+    Source: Lee and Choi, cwFedAvg (ICCV 2025), the CNN of its experiments; 582,026 parameters for MNIST, 878,538 for
+    CIFAR-10.
+    """
+
+    def check(self, shape: tuple[int, ...], classes: int) -> None:
+        """Images of at least 16x16 pixels are needed."""
+        if len(shape) != 3 or min(shape[1:]) < 16:
+            raise SettingsError(
+                f"model.name: 'cnn4' can't take inputs of shape {shape}; it needs images of 16x16 or more ('cnn' is "
+                f"made for smaller ones)."
+            )
+
+    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+        """See :class:`~fedpipe.models.base.Model`."""
+        depth, height, width = shape
+        side = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
+        body = nn.Sequential(
+            nn.Conv2d(depth, 32, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * side[0] * side[1], 512),
+            nn.ReLU(),
+        )
+        return Network(body, nn.Linear(512, classes))

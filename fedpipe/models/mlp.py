@@ -1,0 +1,34 @@
+"""A multilayer perceptron."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+from torch import nn
+
+from fedpipe.models.base import Model, Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP(Model):
+    """Fully connected layers with ReLU between them; the features are the last hidden layer's output.
+
+    Parameters
+    ----------
+    hidden
+        Widths of the hidden layers.
+    """
+
+    hidden: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (64,)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+        """See :class:`~fedpipe.models.base.Model`."""
+        widths = (math.prod(shape), *self.hidden)
+        layers: list[nn.Module] = [nn.Flatten()]
+        for inputs, outputs in itertools.pairwise(widths):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        return Network(nn.Sequential(*layers), nn.Linear(widths[-1], classes))

@@ -1,0 +1,87 @@
+"""Named tensors with arithmetic, so that an algorithm's file reads like its paper: ``theta - lr * gradient``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+class Tensors(dict[str, Tensor]):
+    """A point in parameter space: tensors by name. All operations are element-wise and return new tensors.
+
+    Registered as a pytree, so that ``torch.func`` transforms (grad, vmap) take and return it.
+    """
+
+    def _zip(self, other: Any, f: Callable[[Tensor, Any], Tensor]) -> Tensors:
+        if isinstance(other, Mapping):
+            if other.keys() != self.keys():
+                raise KeyError(f"names differ: {sorted(self.keys() ^ other.keys())}")
+            return Tensors((name, f(value, other[name])) for name, value in self.items())
+        return Tensors((name, f(value, other)) for name, value in self.items())
+
+    def __add__(self, other: Tensors | Tensor | float) -> Tensors:
+        return self._zip(other, lambda a, b: a + b)
+
+    def __sub__(self, other: Tensors | Tensor | float) -> Tensors:
+        return self._zip(other, lambda a, b: a - b)
+
+    def __mul__(self, other: Tensors | Tensor | float) -> Tensors:
+        return self._zip(other, lambda a, b: a * b)
+
+    def __truediv__(self, other: Tensors | Tensor | float) -> Tensors:
+        return self._zip(other, lambda a, b: a / b)
+
+    def __rmul__(self, other: Tensor | float) -> Tensors:
+        return self * other
+
+    def __neg__(self) -> Tensors:
+        return self.map(torch.neg)
+
+    def __or__(self, other: Mapping[str, Tensor]) -> Tensors:  # type: ignore[override]
+        return Tensors({**self, **other})
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> Tensors:
+        """``f`` of each tensor."""
+        return Tensors((name, f(value)) for name, value in self.items())
+
+    def only(self, names: Iterable[str]) -> Tensors:
+        """The tensors called ``names``, in this order."""
+        return Tensors((name, self[name]) for name in names)
+
+    def zeros(self) -> Tensors:
+        """Zeros of the same shapes."""
+        return self.map(torch.zeros_like)
+
+    def ones(self) -> Tensors:
+        """Ones of the same shapes."""
+        return self.map(torch.ones_like)
+
+    def dot(self, other: Tensors) -> Tensor:
+        """Inner product over all elements, a scalar."""
+        terms = [(value * other[name]).sum() for name, value in self.items()]
+        return torch.stack(terms).sum()
+
+    def square_norm(self) -> Tensor:
+        """Sum of squares over all elements, a scalar."""
+        return self.dot(self)
+
+    def norm(self) -> Tensor:
+        """Euclidean norm over all elements, a scalar; its gradient at 0 is 0."""
+        norm: Tensor = torch.linalg.vector_norm(self.flat())
+        return norm
+
+    def flat(self) -> Tensor:
+        """All elements in one vector, in the order of the names as they stand."""
+        return torch.cat([value.reshape(-1) for value in self.values()])
+
+
+pytree.register_pytree_node(
+    Tensors,
+    lambda tensors: (list(tensors.values()), list(tensors.keys())),
+    lambda values, names: Tensors(zip(names, values, strict=True)),
+    serialized_type_name="fedpipe.tensors.Tensors",
+)

@@ -1,0 +1,187 @@
+"""Assignments: every sample once, both rules for test sets, seeds, and reading back."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpipe import artifacts
+from fedpipe.data.assignment import Assignment, assign
+from fedpipe.data.partitions.base import Integers, Scheme
+from fedpipe.data.partitions.dirichlet import Dirichlet
+from fedpipe.data.partitions.iid import IID
+from fedpipe.data.partitions.pathological import Pathological
+from fedpipe.errors import SettingsError
+
+Split = Literal["official", "pooled"]
+SPLITS: tuple[Split, ...] = ("official", "pooled")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(Scheme):
+    """Deals as it is told."""
+
+    owner: tuple[int, ...]
+
+    def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+        return np.array(self.owner)
+
+
+def digits(train: int = 100, test: int = 25, classes: int = 10) -> tuple[Integers, np.ndarray]:
+    """Shuffled labels with so many training and test samples of each class."""
+    labels = np.repeat(np.arange(classes), train + test)
+    for_test = np.tile(np.arange(train + test) < test, classes)
+    order = np.random.default_rng(0).permutation(len(labels))
+    return labels[order], for_test[order]
+
+
+def table_of(
+    scheme: Scheme, split: Split, clients: int = 10, share: float = 0.25, seed: int = 0, **sizes: int
+) -> tuple[Any, Integers, np.ndarray]:
+    labels, for_test = digits(**sizes)
+    return assign(scheme, labels, for_test, clients, split, share, seed), labels, for_test
+
+
+@given(
+    split=st.sampled_from(SPLITS),
+    scheme=st.sampled_from([IID(), Dirichlet(alpha=0.05), Pathological(classes_per_client=3)]),
+    clients=st.integers(4, 25),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_sample_appears_once_and_everybody_trains(split: Split, scheme: Scheme, clients: int, seed: int) -> None:
+    table, labels, _ = table_of(scheme, split, clients, seed=seed)
+    assert table["sample"].to_pylist() == list(range(len(labels)))
+    assert table["label"].to_pylist() == labels.tolist()
+    assert [str(kind) for kind in table.schema.types] == ["int64", "int32", "int64", "string"]
+    dealt = Assignment.of(table)
+    everything = np.concatenate([*dealt.train, dealt.global_test])
+    assert np.array_equal(np.sort(everything), np.arange(len(labels)))
+    assert len(dealt.train) == len(dealt.test) == clients
+    assert dealt.sizes.min() >= 1
+    assert set(np.concatenate(dealt.test)) <= set(dealt.global_test)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_seed_is_an_assignment(split: Split) -> None:
+    first, *_ = table_of(IID(), split)
+    assert first.equals(table_of(IID(), split)[0])
+    assert not first.equals(table_of(IID(), split, seed=1)[0])
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_seed_of_the_partition_stands_in(split: Split) -> None:
+    fixed = [table_of(Dirichlet(seed=7), split, seed=seed)[0] for seed in (0, 1)]
+    assert fixed[0].equals(fixed[1])
+    assert fixed[0].equals(table_of(Dirichlet(), split, seed=7)[0])
+
+
+@pytest.mark.parametrize("scheme", [IID(), Dirichlet(alpha=0.1), Pathological()], ids=repr)
+def test_official_test_sets_follow_the_class_proportions(scheme: Scheme) -> None:
+    table, labels, for_test = table_of(scheme, "official")
+    dealt = Assignment.of(table)
+    assert np.array_equal(dealt.global_test, np.flatnonzero(for_test))
+    assert np.array_equal(np.sort(np.concatenate(dealt.test)), dealt.global_test)
+    for counts, test in zip(dealt.class_counts, dealt.test, strict=True):
+        assert np.abs(np.bincount(labels[test], minlength=10) - counts * 25 / 100).max() < 1
+
+
+def test_the_largest_remainder_is_exact() -> None:
+    labels = np.zeros(6 + 4, dtype=np.int64)
+    for_test = np.arange(10) >= 6
+    table = assign(Given(owner=(0, 0, 0, 1, 1, 2)), labels, for_test, 3, "official", 0.25, 0)
+    dealt = Assignment.of(table)  # quotas 2, 4/3, 2/3: the last sample goes to the third client
+    assert [len(test) for test in dealt.test] == [2, 1, 1]
+    assert [train.tolist() for train in dealt.train] == [[0, 1, 2], [3, 4], [5]]
+    assert dealt.sizes.tolist() == [3, 2, 1]
+
+
+def test_ties_are_broken_at_random() -> None:
+    labels, for_test = np.zeros(5, dtype=np.int64), np.arange(5) >= 4
+    scheme = Given(owner=(0, 1, 2, 3))
+    winners = {
+        int(np.argmax([len(test) for test in Assignment.of(table).test]))
+        for table in (assign(scheme, labels, for_test, 4, "official", 0.25, seed) for seed in range(40))
+    }
+    assert winners == {0, 1, 2, 3}
+
+
+def test_a_class_nobody_trains_on_belongs_to_the_global_test_set_alone() -> None:
+    labels = np.array([0, 0, 1, 1, 2, 0])
+    for_test = np.array([False, False, False, False, True, True])
+    table = assign(Given(owner=(0, 0, 1, 1)), labels, for_test, 2, "official", 0.25, 0)
+    assert table["client"].to_pylist() == [0, 0, 1, 1, -1, 0]
+    dealt = Assignment.of(table)
+    assert dealt.global_test.tolist() == [4, 5]
+    assert [test.tolist() for test in dealt.test] == [[5], []]
+    assert dealt.class_counts.tolist() == [[2, 0, 0], [0, 2, 0]]
+
+
+@pytest.mark.parametrize(("share", "held_out"), [(0.25, [0, 0, 1, 25]), (0.29, [0, 0, 1, 29]), (0.99, [0, 2, 3, 99])])
+def test_pooled_test_sets_are_a_share_rounded_down(share: float, held_out: list[int]) -> None:
+    sizes = [1, 3, 4, 100]
+    labels = np.zeros(108, dtype=np.int64)
+    scheme = Given(owner=tuple(np.repeat(np.arange(4), sizes).tolist()))
+    dealt = Assignment.of(assign(scheme, labels, labels == 1, 4, "pooled", share, 0))
+    assert [len(test) for test in dealt.test] == held_out
+    assert [len(train) + len(test) for train, test in zip(dealt.train, dealt.test, strict=True)] == sizes
+    assert dealt.train[0].tolist() == [0]
+
+
+def test_pooled_ignores_the_official_split() -> None:
+    labels, for_test = digits()
+    tables = [assign(IID(), labels, test, 10, "pooled", 0.25, 0) for test in (for_test, ~for_test)]
+    assert tables[0].equals(tables[1])
+
+
+def test_what_one_client_holds_out_does_not_depend_on_the_others() -> None:
+    labels = np.zeros(40, dtype=np.int64)
+    tables = [
+        assign(Given(owner=owner), labels, labels == 1, clients, "pooled", 0.5, 0)
+        for owner, clients in [((0,) * 20 + (1,) * 20, 2), ((0,) * 20 + (1,) * 5 + (2,) * 15, 3)]
+    ]
+    first, second = (Assignment.of(table) for table in tables)
+    assert np.array_equal(first.test[0], second.test[0])
+
+
+def test_single_sample_clients_everywhere() -> None:
+    table, *_ = table_of(IID(), "official", clients=50, train=5, test=3)
+    dealt = Assignment.of(table)
+    assert dealt.sizes.tolist() == [1] * 50
+    assert dealt.class_counts.shape == (50, 10)
+    assert sum(len(test) for test in dealt.test) == 30
+
+
+def test_a_table_is_read_back(tmp_path: Path) -> None:
+    table, *_ = table_of(Dirichlet(), "official")
+    path = tmp_path / "assignment.parquet"
+    sha256 = artifacts.write_parquet(path, table)
+    dealt, direct = Assignment.read(path, sha256), Assignment.of(table)
+    assert artifacts.read_parquet(path).equals(table)
+    assert np.array_equal(dealt.class_counts, direct.class_counts)
+    assert all(np.array_equal(a, b) for a, b in zip(dealt.train, direct.train, strict=True))
+    assert all(array.dtype == np.int64 for array in [*dealt.train, *dealt.test, dealt.global_test, dealt.sizes])
+    assert all((np.diff(array) > 0).all() for array in [*dealt.train, *dealt.test, dealt.global_test])
+
+
+def test_the_training_samples_must_do_for_the_official_split() -> None:
+    labels, for_test = digits(train=1, test=1)
+    with pytest.raises(SettingsError, match=r"^federation\.clients: 11 is more than the 10 samples to deal; "):
+        assign(IID(), labels, for_test, 11, "official", 0.25, 0)
+    assign(IID(), labels, for_test, 11, "pooled", 0.25, 0)
+
+
+def test_an_official_split_needs_a_test_set() -> None:
+    with pytest.raises(SettingsError, match=r"^dataset\.split: 'official' needs a test set"):
+        assign(IID(), np.zeros(9, dtype=np.int64), np.zeros(9, dtype=np.bool_), 2, "official", 0.25, 0)
+
+
+@pytest.mark.parametrize("owner", [(0, 0, 0), (0, 1), (0, 1, 2), (0, 1, -1)])
+def test_a_scheme_of_somebody_else_must_keep_its_promise(owner: tuple[int, ...]) -> None:
+    labels = np.zeros(3, dtype=np.int64)
+    with pytest.raises(SettingsError, match=r"^partition\.scheme: '.*Given' did not give every sample one of 2 "):
+        assign(Given(owner=owner), labels, labels == 1, 2, "pooled", 0.25, 0)

@@ -1,0 +1,151 @@
+# The plan, and every helper function of the rules.
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+# Jobs call `fedpipe` of the environment that snakemake runs in, whether or not it is activated.
+shell.prefix(f"export PATH='{Path(sys.executable).parent}':\"$PATH\"; ")
+
+# A literal DAG of single rounds is deep.
+sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
+
+# Snakemake's records of what made each file lie in results/.provenance, which DVC versions: a clone that pulled the
+# results has nothing to do, and still notices a changed parameter.
+Path("results/.provenance").mkdir(parents=True, exist_ok=True)
+Path(".snakemake/incomplete").mkdir(parents=True, exist_ok=True)
+if not os.path.lexists(".snakemake/metadata"):
+    os.symlink("../results/.provenance", ".snakemake/metadata")
+
+
+def stale(plan):
+    """Whether the plan was made of other files than lie here, or what it wrote beside is gone."""
+
+    def changed(path, sha256):
+        try:
+            return hashlib.sha256(Path(path).read_bytes()).hexdigest() != sha256
+        except FileNotFoundError:
+            return True
+
+    return any(
+        changed(path, sha256) for path, sha256 in plan["sources"].items()
+    ) or not all(Path(path).is_file() for path in plan["files"])
+
+
+def load_plan():
+    """results/plan.json, made anew where it is stale."""
+    path = Path("results/plan.json")
+    if not path.is_file() or stale(json.loads(path.read_text())):
+        done = subprocess.run(
+            [sys.executable, "-m", "fedpipe", "plan"], capture_output=True, text=True
+        )
+        if done.returncode:
+            raise WorkflowError(done.stderr.strip())
+    return json.loads(path.read_text())
+
+
+PLAN = load_plan()
+RUNS = {run["path"]: run for run in PLAN["runs"]}
+ROUNDS = PLAN["rounds"]
+BLOCK = PLAN["execution"]["clients_per_job"]
+SEGMENT = PLAN["execution"]["rounds_per_job"] or ROUNDS
+STOPS = [
+    *range(SEGMENT, ROUNDS, SEGMENT),
+    ROUNDS,
+]  # last rounds of the segments, ascending
+STARTS = dict(zip(STOPS, [0, *STOPS]))
+
+
+wildcard_constraints:
+    algorithm=r"[a-z][a-z0-9_]*",
+    key=r"[0-9a-f]{12}",
+    round=r"(?!0000)\d{4}",
+    stop=r"\d{4}",
+    block=r"\d{4}",
+    dataset=r"[A-Za-z0-9_.]+",
+
+
+def run_of(wildcards):
+    return RUNS[f"results/runs/{wildcards.algorithm}/{wildcards.key}"]
+
+
+def assignment(wildcards):
+    return f"results/partitions/{run_of(wildcards)['partition']}/assignment.parquet"
+
+
+def dataset_of_partition(wildcards):
+    return f"results/data/{PLAN['partitions'][wildcards.key]['dataset']['name']}.pt"
+
+
+def run_inputs(wildcards):
+    """What every job of a run reads: its settings, data set and partition."""
+    run = run_of(wildcards)
+    return {
+        "settings": ancient(f"{run['path']}/run.yaml"),
+        "data": f"results/data/{run['dataset']}.pt",
+        "assignment": assignment(wildcards),
+    }
+
+
+def segment_inputs(wildcards):
+    run, start = run_of(wildcards), STARTS[int(wildcards.stop)]
+    previous = {"previous": f"{run['path']}/segments/{start:04d}.json"} if start else {}
+    return run_inputs(wildcards) | previous
+
+
+def blocks(wildcards):
+    """Indices of a round's blocks of participants."""
+    return range(-(-run_of(wildcards)["participants"] // BLOCK))
+
+
+def block_files(wildcards):
+    run = run_of(wildcards)
+    return [
+        f"{run['path']}/rounds/{wildcards.round}/block-{block:04d}.pt"
+        for block in blocks(wildcards)
+    ]
+
+
+def state_before(wildcards):
+    return (
+        f"{run_of(wildcards)['path']}/rounds/{int(wildcards.round) - 1:04d}/state.json"
+    )
+
+
+def train_inputs(wildcards):
+    return run_inputs(wildcards) | {"state": state_before(wildcards)}
+
+
+def rounds_done(wildcards):
+    """Manifests of all of a run's rounds, ascending, so that the DAG is never built depth first."""
+    path = run_of(wildcards)["path"]
+    if BLOCK:
+        return [
+            f"{path}/rounds/{number:04d}/round.json" for number in range(1, ROUNDS + 1)
+        ]
+    return [f"{path}/segments/{stop:04d}.json" for stop in STOPS]
+
+
+def collected(name):
+    return [f"{run['path']}/{name}" for run in PLAN["runs"]]
+
+
+def all_results():
+    figures = [
+        "curves",
+        "matrices",
+        *(f"partition-{key}" for key in PLAN["partitions"]),
+    ]
+    return [
+        "results/tables/results.md",
+        "results/metrics.json",
+        *(
+            f"results/figures/{name}.{kind}"
+            for name in figures
+            for kind in ("svg", "png")
+        ),
+    ]

@@ -1,0 +1,24 @@
+rule download:
+    output:
+        "results/data/{dataset}.pt",
+    log:
+        "results/logs/download/{dataset}.log",
+    conda:
+        "../envs/fedpipe.yaml"
+    shell:
+        "fedpipe download {wildcards.dataset} > {log} 2>&1"
+
+
+rule partition:
+    input:
+        settings=ancient("results/partitions/{key}/partition.yaml"),
+        data=dataset_of_partition,
+    output:
+        "results/partitions/{key}/assignment.parquet",
+        "results/partitions/{key}/heterogeneity.parquet",
+    log:
+        "results/logs/partition/{key}.log",
+    conda:
+        "../envs/fedpipe.yaml"
+    shell:
+        "fedpipe partition {wildcards.key} > {log} 2>&1"

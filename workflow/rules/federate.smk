@@ -1,0 +1,100 @@
+# Two grains of one DAG. Segments (the default): one job runs consecutive rounds and goes on from those it finds.
+# Single rounds (execution.clients_per_job): train blocks of participants, aggregate, evaluate. Same files, same bits.
+if BLOCK is None:
+
+    rule segment:
+        input:
+            unpack(segment_inputs),
+        output:
+            "results/runs/{algorithm}/{key}/segments/{stop}.json",
+        log:
+            "results/logs/segment/{algorithm}-{key}-{stop}.log",
+        conda:
+            "../envs/fedpipe.yaml"
+        params:
+            stop=lambda wildcards: int(wildcards.stop),
+        shell:
+            "fedpipe segment results/runs/{wildcards.algorithm}/{wildcards.key} --stop {params.stop} "
+            "--threads {threads} > {log} 2>&1"
+
+else:
+
+    rule init:
+        input:
+            unpack(run_inputs),
+        output:
+            "results/runs/{algorithm}/{key}/rounds/0000/state.json",
+        log:
+            "results/logs/init/{algorithm}-{key}.log",
+        conda:
+            "../envs/fedpipe.yaml"
+        shell:
+            "fedpipe init results/runs/{wildcards.algorithm}/{wildcards.key} > {log} 2>&1"
+
+    rule train:
+        input:
+            unpack(train_inputs),
+        output:
+            temp("results/runs/{algorithm}/{key}/rounds/{round}/block-{block}.pt"),
+        log:
+            "results/logs/train/{algorithm}-{key}-{round}-{block}.log",
+        conda:
+            "../envs/fedpipe.yaml"
+        params:
+            round=lambda wildcards: int(wildcards.round),
+            block=lambda wildcards: int(wildcards.block),
+            size=BLOCK,
+        shell:
+            "fedpipe train results/runs/{wildcards.algorithm}/{wildcards.key} --round {params.round} "
+            "--block {params.block} --threads {threads} > {log} 2>&1"
+
+    rule aggregate:
+        input:
+            unpack(train_inputs),
+            blocks=block_files,
+        output:
+            "results/runs/{algorithm}/{key}/rounds/{round}/state.json",
+        log:
+            "results/logs/aggregate/{algorithm}-{key}-{round}.log",
+        conda:
+            "../envs/fedpipe.yaml"
+        params:
+            round=lambda wildcards: int(wildcards.round),
+            blocks=lambda wildcards: len(blocks(wildcards)),
+        shell:
+            "fedpipe aggregate results/runs/{wildcards.algorithm}/{wildcards.key} --round {params.round} "
+            "--blocks {params.blocks} > {log} 2>&1"
+
+    rule evaluate:
+        input:
+            unpack(run_inputs),
+            state="results/runs/{algorithm}/{key}/rounds/{round}/state.json",
+        output:
+            "results/runs/{algorithm}/{key}/rounds/{round}/round.json",
+        log:
+            "results/logs/evaluate/{algorithm}-{key}-{round}.log",
+        conda:
+            "../envs/fedpipe.yaml"
+        params:
+            round=lambda wildcards: int(wildcards.round),
+        shell:
+            "fedpipe evaluate results/runs/{wildcards.algorithm}/{wildcards.key} --round {params.round} "
+            "--threads {threads} > {log} 2>&1"
+
+
+rule collect:
+    input:
+        rounds_done,
+    output:
+        "results/runs/{algorithm}/{key}/metrics.parquet",
+        "results/runs/{algorithm}/{key}/matrices.parquet",
+        "results/runs/{algorithm}/{key}/rounds.parquet",
+        "results/runs/{algorithm}/{key}/times.json",
+    log:
+        "results/logs/collect/{algorithm}-{key}.log",
+    conda:
+        "../envs/fedpipe.yaml"
+    params:
+        rounds=ROUNDS,
+    shell:
+        "fedpipe collect results/runs/{wildcards.algorithm}/{wildcards.key} --rounds {params.rounds} > {log} 2>&1"
