@@ -219,6 +219,12 @@ def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
     return _decode(path, lambda: pq.read_table(path))
 
 
+def sweep(folder: Path) -> None:
+    """Delete half-written files that a killed process left below a folder."""
+    for path in folder.rglob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file's bytes."""
     with path.open("rb") as stream:

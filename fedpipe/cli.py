@@ -124,10 +124,14 @@ def collect(path: RunPath, rounds: Annotated[int, typer.Option(min=1, help="Roun
 
 @app.command()
 def table() -> None:
-    """Write the result table, metrics.json and the learning curves' numbers."""
+    """Write the result table, metrics.json, the learning curves' numbers, and the keys of each algorithm's runs."""
     from fedpipe.report import stage
 
-    stage.write_tables(_plan())
+    made = _plan()
+    stage.write_tables(made)
+    for label in made["algorithms"]:
+        keys = sorted(run["key"] for run in made["runs"] if run["algorithm"] == label)
+        artifacts.write_json(artifacts.RESULTS / "keys" / f"{label}.json", {"keys": keys})
 
 
 @app.command()

@@ -232,7 +232,12 @@ class Params(Section):
             if label not in self.algorithms:
                 raise SettingsError(_no_entry(label, list(self.algorithms)))
         for label in self.algorithms:
-            self.algorithm(label)
+            algorithm: Any = self.algorithm(label)
+            if label in self.study.algorithms and algorithm.needs_sgd and self.federation.optimizer != "sgd":
+                raise SettingsError(
+                    f"federation.optimizer: {self.federation.optimizer} can't be used with {label}, whose theory divides "
+                    f"by the learning rate of sgd; it should be sgd, or {label} not in study.algorithms."
+                )
         source: Any = registry.find(registry.DATASET, self.dataset.name, "dataset.name")
         self.partition.check(self.federation.clients, source.classes, source.size)
         self.model.check(source.shape, source.classes)

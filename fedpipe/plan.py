@@ -166,9 +166,6 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
                     "participants": params.federation.participants,
                 },
             )
-    for label in study.study.algorithms:
-        keys = sorted(key for owner, key in runs if owner == label)
-        files[str(artifacts.RESULTS / "keys" / f"{label}.json")] = json.dumps({"keys": keys}, indent=1) + "\n"
     return {
         "sources": _sources(path, study),
         "params": str(path),

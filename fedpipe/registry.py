@@ -144,8 +144,8 @@ def sentences(error: ValidationError, prefix: str, known: Callable[[tuple[int | 
             sentence = str(context["error"])
             lines.append(sentence if sentence.startswith(location.split(".")[0]) else f"{location}: {sentence}")
         else:
-            wanted = problem["msg"][:1].lower() + problem["msg"][1:]
-            lines.append(f"{location}: {problem['input']!r} can't be used; {wanted}.")
+            wanted = problem["msg"].removeprefix("Input ").replace("tuple", "list").replace("dictionary", "mapping")
+            lines.append(f"{location}: {problem['input']!r} can't be used; it {wanted}.")
     return "\n".join(lines)
 
 

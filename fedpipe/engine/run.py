@@ -267,6 +267,7 @@ class Run:
 
     def segment(self, stop: int) -> Iterator[int]:
         """All rounds up to ``stop`` that are not complete yet; yields the number of each as it is done."""
+        artifacts.sweep(self.files.path)
         done = self.complete(stop)
         if done < 0:
             self.initialise()

@@ -44,7 +44,8 @@ def load_plan():
             [sys.executable, "-m", "fedpipe", "plan"], capture_output=True, text=True
         )
         if done.returncode:
-            raise WorkflowError(done.stderr.strip())
+            sys.stderr.write(done.stderr)
+            sys.exit(2)
     return json.loads(path.read_text())
 
 

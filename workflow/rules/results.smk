@@ -13,6 +13,7 @@ rule table:
         "results/tables/times.csv",
         "results/metrics.json",
         "results/plots/curves.csv",
+        recorded=expand("results/keys/{algorithm}.json", algorithm=PLAN["algorithms"]),
     log:
         "results/logs/table.log",
     conda:

@@ -1,0 +1,1 @@
+"""From the files of all runs to tables and figures."""

@@ -1,0 +1,1 @@
+"""Figures, one a file; each is saved as SVG and PNG, with the same bytes each time."""

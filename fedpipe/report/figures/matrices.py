@@ -1,0 +1,94 @@
+"""SL and CR matrices of two global models, side by side: what FedDW draws its knowledge from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
+
+from fedpipe import artifacts
+from fedpipe.artifacts import RunFiles
+from fedpipe.report import results
+from fedpipe.report.figures import style
+from fedpipe.report.results import Plan
+
+Floats = npt.NDArray[np.float64]
+
+PREFERRED = ("fedavg", "feddw")
+LABELS = {  #: what a matrix holds, its rows and its columns
+    "SL": ("mean soft label of each class", "true class", "predicted class"),
+    "CR": ("relations of the classes in the head", "class", "class"),
+}
+NUMBERS = 10  #: classes up to which each cell shows its number
+
+
+def draw(plan: Plan, stem: Path) -> None:
+    """Draw the matrices of FedAvg and FedDW, or of the first algorithms that have a global model.
+
+    Those of the first seed and grid point, in the last round, measured on the global test set for both.
+    """
+    title = f"Global models after round {plan['rounds']}, seed {plan['seeds'][0]}"
+    style.save(figure(_chosen(plan), title), stem)
+
+
+@style.figure
+def figure(found: dict[str, dict[str, Floats]], title: str) -> Figure:
+    """The figure of SL and CR matrices (C, C) by algorithm; one that says so where there are none."""
+    if not found:
+        made = Figure(figsize=(style.WIDTH, 1.0))
+        made.text(0.5, 0.5, "No algorithm of this study has a global model, so there are no matrices.", ha="center")
+        return made
+    made = Figure(figsize=(style.WIDTH, 3.25 * len(found) + 0.35))
+    axes = made.subplots(len(found), len(LABELS), squeeze=False)
+    made.suptitle(title, x=0.01, ha="left")
+    for column, (name, (holds, rows, columns)) in enumerate(LABELS.items()):
+        top = max(matrices[name].max() for matrices in found.values())  # one scale, so that algorithms compare
+        for row, (algorithm, matrices) in enumerate(found.items()):
+            image = _cells(axes[row, column], matrices[name], top)
+            axes[row, column].set(title=f"{algorithm}, {name}", xlabel=columns, ylabel=rows)
+        bar = made.colorbar(image, ax=list(axes[:, column]), orientation="horizontal", aspect=28, shrink=0.75, pad=0.02)
+        bar.set_label(f"{name}: {holds}")
+        bar.outline.set_visible(False)
+    return made
+
+
+def _cells(ax: Axes, matrix: Floats, top: float) -> AxesImage:
+    image = ax.imshow(matrix, cmap=style.MAP, vmin=0, vmax=top, interpolation="nearest")
+    ax.grid(visible=False)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(10, integer=True))
+    if len(matrix) <= NUMBERS:
+        for (row, column), value in np.ndenumerate(matrix):
+            told = f"{value:.2f}".removeprefix("0")
+            ax.text(column, row, told, ha="center", va="center", fontsize=6, color=style.ink(value / top))
+    return image
+
+
+def _chosen(plan: Plan) -> dict[str, dict[str, Floats]]:
+    """The last matrices of two algorithms that have a global model, those of `PREFERRED` before others."""
+    names = [*(each for each in PREFERRED if each in plan["algorithms"]), *plan["algorithms"]]
+    found: dict[str, dict[str, Floats]] = {}
+    for name in dict.fromkeys(names):
+        run = next(run for run in plan["runs"] if run["algorithm"] == name)
+        point = results.label(results.point(plan, run))
+        measured = _measured(results.files(run))
+        if measured and len(found) < 2:
+            found[f"{name} ({point})" if point else name] = measured
+    return found
+
+
+def _measured(files: RunFiles) -> dict[str, Floats]:
+    """SL and CR of the last round's global model; nothing for a method without one."""
+    table = artifacts.read_parquet(files.matrices)
+    if "source" not in table.column_names:
+        return {}
+    frame = table.to_pandas()
+    frame = frame[(frame["source"] == "measured") & (frame["client"] == -1)]
+    frame = frame[frame["round"] == frame["round"].max()].sort_values("class")
+    classes = [str(each) for each in range(frame["class"].nunique())]
+    return {str(name): rows[classes].to_numpy() for name, rows in frame.groupby("matrix")}

@@ -1,0 +1,84 @@
+"""How many training samples of each class each client has."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
+
+from fedpipe import artifacts
+from fedpipe.data import heterogeneity
+from fedpipe.data.assignment import Assignment
+from fedpipe.data.partitions.base import Integers
+from fedpipe.report.figures import style
+
+
+def draw(key: str, stem: Path) -> None:
+    """Draw the partition with this key."""
+    path = artifacts.assignment_file(key)
+    counts = Assignment.read(path).class_counts
+    style.save(figure(counts, yaml.safe_load(path.with_name("partition.yaml").read_text())), stem)
+
+
+@style.figure
+def figure(counts: Integers, settings: dict[str, Any]) -> Figure:
+    """The figure of counts (N, C): a heat map, the clients' sizes beside it, and how far clients are from each other.
+
+    ``settings`` are those of ``partition.yaml``.
+    """
+    clients = len(counts)
+    height = 1.3 + min(max(0.24 * clients, 1.2), 7.5)
+    made = Figure(figsize=(style.WIDTH, height))
+    cells, bars = made.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
+    image = _cells(cells, counts)
+    bars.barh(range(clients), counts.sum(axis=1), color=style.COLOURS[0], height=0.75)
+    bars.set_xlabel("training samples")
+    bars.grid(visible=False, axis="y")
+    bars.tick_params(left=False)
+    bars.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    if not _roomy(counts):
+        made.colorbar(image, ax=[cells, bars], label="training samples of a class", shrink=0.6)
+    made.suptitle(_title(settings), x=0.01, ha="left")
+    made.supxlabel(
+        f"mean label entropy {heterogeneity.label_entropy(counts).mean():.2f} bits   ·   "
+        f"mean Jensen–Shannon distance {heterogeneity.mean_js_distance(counts):.3f}   ·   "
+        f"Gini coefficient of sizes {heterogeneity.gini(counts.sum(axis=1)):.3f}",
+        x=0.01,
+        ha="left",
+        fontsize=8.5,
+    )
+    return made
+
+
+def _cells(ax: Axes, counts: Integers) -> AxesImage:
+    top = counts.max()
+    image = ax.imshow(counts, cmap=style.MAP, aspect="auto", vmin=0, vmax=top, interpolation="nearest")
+    ax.set_xlabel("class")
+    ax.set_ylabel("client")
+    ax.grid(visible=False)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(20, integer=True))
+    for (client, label), count in np.ndenumerate(counts):
+        if count and _roomy(counts):
+            ax.text(label, client, str(count), ha="center", va="center", fontsize=7.5, color=style.ink(count / top))
+    return image
+
+
+def _roomy(counts: Integers) -> bool:
+    """Whether the numbers fit into their cells, in height and width."""
+    clients, classes = counts.shape
+    return counts.size <= 300 and clients <= 50 and classes * len(str(counts.max())) <= 60
+
+
+def _title(settings: dict[str, Any]) -> str:
+    partition = settings["partition"]
+    told = [f"{name} = {value}" for name, value in partition.items() if name != "scheme"]
+    title = ", ".join([f"{settings['dataset']['name']}: {partition['scheme']}", *told, f"seed {settings['seed']}"])
+    return textwrap.fill(title, 90)

@@ -1,0 +1,94 @@
+"""How figures look, and how they are saved.
+
+Lines differ by colour, dash and marker at once, so that they can be told apart in grey print and by colour-blind
+readers. The first seven colours are those of Okabe and Ito, Color Universal Design, 2008, without their yellow,
+which is too light for lines on white.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import matplotlib as mpl
+import matplotlib.style
+from matplotlib.figure import Figure
+
+from fedpipe import artifacts
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7F7F7F", "#882255", "#332288")
+DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+WIDTH = 7.0  #: of a page, in inches
+MAP = "Blues"  #: a colour map of one hue, light to dark, which grey print keeps in order
+
+STYLE: dict[str, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#444444",
+    "axes.grid": True,
+    "axes.labelsize": 9,
+    "axes.linewidth": 0.7,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "figure.constrained_layout.use": True,
+    "figure.titlesize": 10.5,
+    "font.family": "DejaVu Sans",  # ships with matplotlib, so that every machine draws the same
+    "font.size": 9,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.6,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "legend.title_fontsize": 8,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.5,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "fedpipe",  # ids in the SVG are random without it
+    "xtick.color": "#444444",
+    "xtick.labelcolor": "#222222",
+    "xtick.labelsize": 8.5,
+    "ytick.color": "#444444",
+    "ytick.labelcolor": "#222222",
+    "ytick.labelsize": 8.5,
+}
+_P = ParamSpec("_P")
+
+
+def figure(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
+    """Decorate a function that makes a figure: it draws in the house's style."""
+
+    def styled(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
+        with mpl.style.context(["default", STYLE]):
+            return draw(*args, **kwargs)
+
+    styled.__doc__ = draw.__doc__
+    return styled
+
+
+def line(index: int) -> dict[str, Any]:
+    """Colour, dash and marker of the line with this index; those of the first 220 differ pairwise."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "linestyle": DASHES[index % len(DASHES)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "markeredgecolor": "white",
+        "markeredgewidth": 0.5,
+    }
+
+
+def ink(shade: float) -> str:
+    """Colour of a number on a cell of the colour map with this shade in [0, 1]."""
+    return "white" if shade > 0.55 else "#222222"
+
+
+def save(figure: Figure, stem: Path) -> None:
+    """Write a figure as ``stem.svg`` and ``stem.png`` (150 dpi); the bytes hold no date and no program's name."""
+    metadata: dict[str, dict[str, Any]] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+    with mpl.style.context(["default", STYLE]):
+        for kind, told in metadata.items():
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, dpi=150, metadata=told)
+            artifacts.write_bytes(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue())

@@ -1,0 +1,64 @@
+"""The report stage: from the files of all runs to tables and figures, as the command line calls it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedpipe import artifacts
+from fedpipe.errors import ArtifactError
+from fedpipe.report.results import Plan
+
+TABLES = artifacts.RESULTS / "tables"
+PLOTS = artifacts.RESULTS / "plots"
+FIGURES = artifacts.RESULTS / "figures"
+METRICS = artifacts.RESULTS / "metrics.json"
+
+
+def write_tables(plan: Plan) -> None:
+    """Write ``results.csv``, ``results.md``, ``times.csv``, ``metrics.json`` and ``curves.csv``."""
+    from fedpipe.report import curves, tables
+
+    table, times = tables.table(plan), tables.times(plan)
+    artifacts.write_bytes(TABLES / "results.csv", tables.csv(table))
+    artifacts.write_bytes(TABLES / "results.md", tables.markdown(plan, table, times).encode())
+    artifacts.write_bytes(TABLES / "times.csv", tables.csv(times))
+    artifacts.write_json(METRICS, tables.metrics(plan, table))
+    artifacts.write_bytes(PLOTS / "curves.csv", tables.csv(curves.curves(plan)))
+
+
+def write_figure_curves(plan: Plan) -> None:
+    """Draw accuracy against round."""
+    from fedpipe.report.figures import curves
+
+    curves.draw(plan, FIGURES / "curves")
+
+
+def write_figure_partition(key: str) -> None:
+    """Draw how many training samples of each class each client has."""
+    from fedpipe.report.figures import partition
+
+    partition.draw(key, FIGURES / f"partition-{key}")
+
+
+def write_figure_matrices(plan: Plan) -> None:
+    """Draw the soft-label and class-relation matrices of two algorithms."""
+    from fedpipe.report.figures import matrices
+
+    matrices.draw(plan, FIGURES / "matrices")
+
+
+def show(plan: Plan) -> str:
+    """The table for people, and where the figures lie.
+
+    Raises
+    ------
+    ArtifactError
+        There is no table yet.
+    """
+    table = TABLES / "results.md"
+    if not table.is_file():
+        raise ArtifactError(f"{table} is missing; run `snakemake all` to make it.")
+    names = ["curves", "matrices", *(f"partition-{key}" for key in plan["partitions"])]
+    figures: list[Path] = [path for name in names if (path := FIGURES / f"{name}.svg").is_file()]
+    listed = "".join(f"\n  {path}" for path in figures)
+    return table.read_text() + (f"\nFigures (PNG beside SVG):{listed}" if figures else "")

@@ -1,0 +1,158 @@
+"""The result table: tidy for programs, wide for people, and one number a cell for `dvc exp show`."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import pandas as pd
+
+from fedpipe.report import results
+from fedpipe.report.results import AVERAGES, ROUNDS, SECONDS, Plan
+
+DASH = "–"  #: stands for a protocol that an algorithm does not have
+
+REPORTED = {
+    "last": "in the last round measured",
+    "best": "in each run's best round, which was chosen on the test samples themselves",
+    "mean-last": "as the mean of the last {last_k} rounds measured",
+}
+AVERAGED = {"sample": "over all test samples", "client": "as the mean of the clients' accuracies"}
+
+
+def table(plan: Plan) -> pd.DataFrame:
+    """Accuracy of every algorithm and grid point by every protocol, average and reported round.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``algorithm``, a column a name of the grid, ``protocol``, ``average``, ``round``; ``mean`` and ``std`` over
+        ``seeds`` of the accuracy in percent; ``bytes_down`` and ``bytes_up`` of a participant in a round, mean over
+        rounds and seeds. A protocol that an algorithm does not have has no mean and 0 seeds. Holds no times, so that
+        the same runs give the same bytes.
+    """
+    frame = results.load(plan)
+    cell = [*_row(plan), "protocol", "average"]
+    last_k = plan["report"]["last_k"]
+    found = pd.concat(
+        results.over_seeds(results.reported(frame, round, last_k), cell).assign(round=round) for round in ROUNDS
+    )
+    cells = _rows(plan)
+    for name, values in (("protocol", results.protocols(plan, frame)), ("average", AVERAGES), ("round", ROUNDS)):
+        cells = cells.merge(pd.DataFrame({name: list(values)}), how="cross")
+    bytes_sent = results.traffic(plan).groupby(_row(plan), sort=False)[["bytes_down", "bytes_up"]].mean().reset_index()
+    made = cells.merge(found, how="left", on=[*cell, "round"]).merge(bytes_sent, how="left", on=_row(plan))
+    return made.assign(seeds=made["seeds"].fillna(0).astype(int))
+
+
+def times(plan: Plan) -> pd.DataFrame:
+    """Seconds of a run by algorithm and grid point, mean over seeds: ``train``, ``aggregate`` and ``evaluate``."""
+    return results.times(plan).groupby(_row(plan), sort=False)[list(SECONDS)].mean().reset_index()
+
+
+def metrics(plan: Plan, table: pd.DataFrame) -> dict[str, Any]:
+    """The reported accuracies in [0, 1] as ``{algorithm: {protocol: accuracy}}``, for `dvc exp show`.
+
+    A grid adds a level, as ``{"fedavg": {"alpha=0.1": {...}}}``.
+    """
+    found: dict[str, Any] = {}
+    for cell in _reported(plan, table).to_dict("records"):
+        place = found.setdefault(cell["algorithm"], {})
+        point = results.label({name: cell[name] for name in plan["grid"]})
+        if point:
+            place = place.setdefault(point, {})
+        if cell["seeds"]:
+            place[cell["protocol"]] = round(cell["mean"] / 100, 4)
+    return found
+
+
+def markdown(plan: Plan, table: pd.DataFrame, times: pd.DataFrame) -> str:
+    """The table for people: what it shows, a row an algorithm and grid point, and what it was made by."""
+    shown = _reported(plan, table)
+    rows = []
+    for key, cells in shown.groupby(_row(plan), sort=False):
+        algorithm, *point = key
+        rows.append(
+            {
+                "algorithm": algorithm,
+                **dict(zip(results.short(plan["grid"]), (value or DASH for value in point), strict=True)),
+                **{cell["protocol"]: _accuracy(cell) for cell in cells.to_dict("records")},
+                "bytes down": size(cells["bytes_down"].iloc[0]),
+                "bytes up": size(cells["bytes_up"].iloc[0]),
+            }
+        )
+    wide = pd.DataFrame(rows)
+    wide["training (s)"] = [f"{seconds:.1f}" for seconds in times["train"]]  # the same rows in the same order
+    sides = ["left" if name < len(_row(plan)) else "right" for name in range(wide.shape[1])]
+    body = wide.to_markdown(index=False, disable_numparse=True, colalign=sides)
+    return f"{caption(plan)}\n\n{body}\n\n{_made_by(plan)}\n"
+
+
+def caption(plan: Plan) -> str:
+    """What the table shows: the reported round and average, seeds, rounds, data set and partition."""
+    report, seeds = plan["report"], len(plan["seeds"])
+    spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    reported = REPORTED[report["round"]].format(last_k=report["last_k"])
+    setups = dict.fromkeys(_setup(each) for each in plan["partitions"].values())
+    return (
+        f"Test accuracy (%) {reported} ({plan['rounds']} rounds), {AVERAGED[report['average']]}; {spread}. "
+        f"Bytes are those of one participant in one round; training takes the seconds of a whole run. "
+        f"A dash: the method has no such model. Data: {'; '.join(setups)}."
+    )
+
+
+def size(count: float) -> str:
+    """A number of bytes in three digits, in powers of 1000.
+
+    Examples
+    --------
+    >>> size(54824)
+    '54.8 kB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def csv(frame: pd.DataFrame) -> bytes:
+    """A frame as CSV; floats in as few digits as give them back exactly."""
+    return frame.to_csv(index=False, lineterminator="\n").encode()
+
+
+def _row(plan: Plan) -> list[str]:
+    return ["algorithm", *plan["grid"]]
+
+
+def _rows(plan: Plan) -> pd.DataFrame:
+    """Algorithms and grid points, each once, in the order of the runs."""
+    rows = [{"algorithm": run["algorithm"], **results.point(plan, run)} for run in results.runs(plan)]
+    return pd.DataFrame(rows).drop_duplicates(ignore_index=True)
+
+
+def _reported(plan: Plan, table: pd.DataFrame) -> pd.DataFrame:
+    report = plan["report"]
+    shown: pd.DataFrame = table[(table["round"] == report["round"]) & (table["average"] == report["average"])]
+    return shown
+
+
+def _accuracy(cell: dict[Hashable, Any]) -> str:
+    if not cell["seeds"]:
+        return DASH
+    return f"{cell['mean']:.2f}" + (f" ± {cell['std']:.2f}" if cell["seeds"] > 1 else "")
+
+
+def _setup(partition: dict[str, Any]) -> str:
+    dataset, scheme = partition["dataset"], partition["partition"]
+    parameters = ", ".join(f"{name}={value}" for name, value in scheme.items() if name != "scheme")
+    dealt = f"{scheme['scheme']} ({parameters})" if parameters else scheme["scheme"]
+    return f"{dataset['name']} ({dataset['split']} split), {partition['clients']} clients, partition {dealt}"
+
+
+def _made_by(plan: Plan) -> str:
+    lines = []
+    for made in results.provenance(plan):
+        versions = ", ".join(f"{name} {made[name]}" for name in sorted(made) if name not in {"executor", "device"})
+        lines.append(f"Made by the {made['executor']} executor on {made['device']}, with {versions}.")
+    return "\n\n".join(lines)

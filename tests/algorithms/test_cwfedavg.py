@@ -1,0 +1,256 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedpipe.algorithms.base import Batch, Uploads
+from fedpipe.algorithms.cwfedavg import CwFedAvg, approximate
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.config import Federation
+from fedpipe.models.base import Net, Network
+from fedpipe.tensors import Tensors
+
+f64 = torch.float64
+
+
+def bound(algorithm, clients, classes, width=3):
+    """On a network of a linear body and a head, for these many clients."""
+    net = Net(lambda: Network(nn.Linear(2, width), nn.Linear(width, classes)), f64)
+    return algorithm.bind(net, Federation(clients=clients, dtype="float64"))
+
+
+def models(algorithm, count):
+    return [algorithm.net.fresh(index) for index in range(count)]
+
+
+def aggregate(algorithm, uploads):
+    """The server's state after the uploads, and the personal model of every client."""
+    server = algorithm.init(algorithm.net.fresh)
+    state = algorithm.combine(server, uploads)
+    base, own = algorithm.send(state, range(algorithm.federation.clients))
+    personal = [
+        base["base"] | own["upper"].map(lambda value, row=row: value[row])
+        for row in range(algorithm.federation.clients)
+    ]
+    return state, [each.only(algorithm.net.names) for each in personal]
+
+
+def counted(trained, counts):
+    counts = torch.tensor(counts, dtype=f64)
+    states = [{"model": model, "counts": row} for model, row in zip(trained, counts, strict=True)]
+    return Uploads(range(len(states)), counts.sum(1).tolist(), states)
+
+
+def uploaded(trained, weights):
+    return Uploads(range(len(trained)), weights, [{"model": model} for model in trained])
+
+
+def test_two_clients_with_two_classes():
+    """Models 0 and 1 of clients with counts (9, 1) and (1, 9)."""
+    algorithm = bound(CwFedAvg(distribution="empirical", class_wise="all"), 2, 2)
+    zero = algorithm.net.fresh(0).zeros()
+    state, personal = aggregate(algorithm, counted([zero, zero.ones()], [[9, 1], [1, 9]]))
+    for value in state["classes"].values():
+        assert torch.allclose(value[0], torch.full_like(value[0], 0.1), rtol=1e-14)
+        assert torch.allclose(value[1], torch.full_like(value[1], 0.9), rtol=1e-14)
+    assert personal[0].flat().tolist() == pytest.approx([0.18] * len(personal[0].flat()), abs=1e-14)
+    assert personal[1].flat().tolist() == pytest.approx([0.82] * len(personal[1].flat()), abs=1e-14)
+
+
+def test_equal_class_distributions_are_fedavg(assert_same):
+    algorithm = bound(CwFedAvg(distribution="empirical", class_wise="all"), 3, 4)
+    trained = models(algorithm, 3)
+    uploads = counted(trained, [[1, 2, 3, 4], [2, 4, 6, 8], [5, 10, 15, 20]])
+    state, personal = aggregate(algorithm, uploads)
+    for index in range(4):
+        assert_same(state["classes"].map(lambda value, index=index: value[index]), uploads.mean("model"), within=1e-14)
+    for model in personal:
+        assert_same(model, uploads.mean("model"), within=1e-14)
+
+
+def test_training_with_equal_class_distributions_is_fedavg(make_clients, make_trial, assert_same):
+    clients = make_clients(sizes=(4, 8, 12, 20), labels=lambda client: range(4))
+    settings = {"clients": clients, "participation": 0.5}
+    class_wise = make_trial(CwFedAvg(wdr=0.0, distribution="empirical"), **settings).run(3)
+    plain = make_trial(FedAvg(), **settings).run(3)
+    for client in plain.participants(3):
+        assert_same(class_wise.begin(client)["model"], plain.server["model"], within=1e-12)
+
+
+def test_one_class_a_client_is_fedavg_among_its_owners(assert_same):
+    algorithm = bound(CwFedAvg(distribution="empirical"), 4, 3)
+    trained = models(algorithm, 4)
+    uploads = counted(trained, [[2, 0, 0], [6, 0, 0], [0, 5, 0], [0, 0, 1]])
+    _, personal = aggregate(algorithm, uploads)
+    owners = trained[0] * 0.25 + trained[1] * 0.75
+    head, body = algorithm.net.head_names, algorithm.net.body_names
+    for client, wanted in ((0, owners), (1, owners), (2, trained[2]), (3, trained[3])):
+        assert_same(personal[client].only(head), wanted.only(head), within=1e-14)
+        assert_same(personal[client].only(body), uploads.mean("model").only(body), within=1e-14)
+
+
+def test_a_single_class_is_fedavg(assert_same):
+    algorithm = bound(CwFedAvg(class_wise="all"), 3, 1)
+    uploads = uploaded(models(algorithm, 3), [1, 4, 5])
+    for model in aggregate(algorithm, uploads)[1]:
+        assert_same(model, uploads.mean("model"), within=1e-14)
+
+
+@pytest.mark.parametrize("distribution", ["approximate", "empirical"])
+@pytest.mark.parametrize("class_wise", ["all", "output", 2])
+def test_the_weighted_mean_of_personal_models_is_fedavgs(assert_same, distribution, class_wise):
+    algorithm = bound(CwFedAvg(distribution=distribution, class_wise=class_wise), 3, 4)
+    uploads = counted(models(algorithm, 3), [[7, 1, 0, 2], [0, 3, 1, 0], [2, 2, 2, 9]])
+    _, personal = aggregate(algorithm, uploads)
+    total = sum((weight * model for weight, model in zip(uploads.weights, personal, strict=True)), 0.0 * personal[0])
+    assert_same(total, uploads.mean("model"), within=1e-14)
+
+
+def test_personal_models_are_a_matrix_times_the_uploads(assert_same):
+    """M = P Q^T, without class models in between; its rows sum to 1."""
+    algorithm = bound(CwFedAvg(class_wise="all"), 3, 4)
+    trained = models(algorithm, 3)
+    uploads = uploaded(trained, [5, 1, 14])
+    p = torch.stack([model["head.weight"].norm(dim=1) / model["head.weight"].norm(dim=1).sum() for model in trained])
+    q = torch.tensor(uploads.weights, dtype=f64).unsqueeze(1) * p
+    mixing = p @ (q / q.sum(0)).T
+    assert torch.allclose(mixing.sum(1), torch.ones(3, dtype=f64))
+    for row, model in zip(mixing, aggregate(algorithm, uploads)[1], strict=True):
+        wanted = trained[0] * row[0] + trained[1] * row[1] + trained[2] * row[2]
+        assert_same(model, wanted, within=1e-14)
+
+
+def test_equal_uploads_are_a_fixed_point(assert_same):
+    algorithm = bound(CwFedAvg(class_wise="all"), 3, 4)
+    (model,) = models(algorithm, 1)
+    for personal in aggregate(algorithm, uploaded([model] * 3, [5, 1, 14]))[1]:
+        assert_same(personal, model, within=1e-14)
+
+
+def test_a_class_that_nobody_owns_is_left_out():
+    """Client 2, which is not in the round, had all of it before: it gets what is left of its distribution."""
+    algorithm = bound(CwFedAvg(distribution="empirical"), 3, 3)
+    trained = models(algorithm, 2)
+    server = algorithm.init(algorithm.net.fresh)
+    server["distributions"][2] = torch.tensor([0.0, 0.2, 0.8], dtype=f64)
+    state = algorithm.combine(server, counted(trained, [[3, 1, 0], [0, 4, 0]]))
+    assert state["owned"].tolist() == [1, 1, 0]
+    own = algorithm.send(state, [0, 1, 2])[1]["upper"]
+    assert own.flat().isfinite().all()
+    second = state["classes"]["head.weight"][1]
+    assert torch.allclose(second, 0.2 * trained[0]["head.weight"] + 0.8 * trained[1]["head.weight"], rtol=1e-14)
+    assert torch.allclose(own["head.weight"][2], second, rtol=1e-14)
+
+
+def test_a_class_that_nobody_owns_trains_without_nan(make_clients, make_trial):
+    clients = make_clients(labels=lambda client: [0, client % 3])
+    trial = make_trial(CwFedAvg(distribution="empirical"), clients=clients).run(3)
+    assert float(trial.server["owned"][3]) == 0
+    assert all(trial.begin(client)["model"].flat().isfinite().all() for client in range(8))
+
+
+def test_clients_outside_the_round_keep_their_distribution(make_trial):
+    trial = make_trial(CwFedAvg())
+    assert torch.equal(trial.server["distributions"], torch.full((8, 4), 0.25, dtype=f64))
+    trial.run(1, ids=[0, 1])
+    heads = {each.client: approximate(each.upload["model"]["head.weight"]) for each in trial.outcomes}
+    trial.run(1, ids=[4, 5])
+    assert torch.equal(trial.server["distributions"][0], heads[0])
+    assert torch.equal(trial.server["distributions"][1], heads[1])
+    assert torch.equal(trial.server["distributions"][7], torch.full((4,), 0.25, dtype=f64))
+
+
+def test_the_initial_models_are_equal(make_trial, assert_same):
+    trial = make_trial(CwFedAvg(class_wise="all"))
+    for client in (0, 5):
+        assert_same(trial.begin(client)["model"], trial.fresh(0), within=1e-15)
+
+
+@pytest.mark.parametrize(("class_wise", "count"), [("output", 2), (1, 2), (2, 4), ("all", 8)])
+def test_class_wise_counts_layers_from_the_output(make_trial, class_wise, count):
+    trial = make_trial(CwFedAvg(class_wise=class_wise), "cnn")
+    assert tuple(trial.server["classes"]) == trial.net.names[-count:]
+    assert tuple(trial.server["base"]) == trial.net.names[:-count]
+
+
+def test_other_layers_are_fedavgs(make_trial, assert_same):
+    """In the first round all start alike, so that without WDR the clients' models are FedAvg's too."""
+    class_wise, plain = (make_trial(each).run() for each in (CwFedAvg(wdr=0.0), FedAvg()))
+    body = plain.net.body_names
+    assert_same(class_wise.server["base"].only(body), plain.server["model"].only(body), within=1e-14)
+
+
+# -- the regulariser -------------------------------------------------------------------------------------------------
+
+
+def wdr(algorithm, head, p):
+    """The loss, of which the risk is left out."""
+
+    class Alone(type(algorithm)):
+        def risk(self, client, batch):
+            return torch.zeros((), dtype=f64)
+
+    alone = Alone(wdr=algorithm.wdr, wdr_factor=algorithm.wdr_factor)
+    return alone.loss({"model": Tensors({"head.weight": head}), "p": p}, Batch(torch.zeros(1), torch.zeros(1)))
+
+
+def test_equal_rows_against_a_single_class():
+    head, p = torch.ones(2, 3, dtype=f64), torch.tensor([1.0, 0.0], dtype=f64)
+    assert float(wdr(CwFedAvg(wdr=1.0, wdr_factor=1.0), head, p)) == pytest.approx(math.sqrt(0.5), abs=1e-15)
+    assert float(wdr(CwFedAvg(wdr=10.0), head, p)) == pytest.approx(5 * math.sqrt(0.5), abs=1e-14)
+
+
+def test_the_approximate_distribution_does_not_see_the_heads_scale():
+    head = torch.randn(4, 5, dtype=f64, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(approximate(17 * head), approximate(head), rtol=1e-14)
+    assert float(approximate(head).sum()) == pytest.approx(1, abs=1e-15)
+
+
+def test_its_gradient_by_finite_differences_and_by_the_formula():
+    head = torch.randn(4, 5, dtype=f64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    p = torch.tensor([0.7, 0.2, 0.1, 0.0], dtype=f64)
+    algorithm = CwFedAvg(wdr=3.0, wdr_factor=1.0)
+    assert torch.autograd.gradcheck(lambda value: wdr(algorithm, value, p), head)
+    (found,) = torch.autograd.grad(wdr(algorithm, head, p), head)
+    with torch.no_grad():
+        norms = head.norm(dim=1)
+        share = norms / norms.sum()
+        gap = share - p
+        by_norm = (gap - (share * gap).sum()) / norms.sum() / gap.norm()
+        assert torch.allclose(found, 3 * by_norm.unsqueeze(1) * head / norms.unsqueeze(1), rtol=1e-12)
+        assert float((by_norm * norms).sum()) == pytest.approx(0, abs=1e-15)
+
+
+def test_a_head_that_already_agrees_has_a_finite_gradient():
+    head = torch.ones(2, 3, dtype=f64, requires_grad=True)
+    loss = wdr(CwFedAvg(), head, torch.tensor([0.5, 0.5], dtype=f64))
+    (found,) = torch.autograd.grad(loss, head)
+    assert loss.item() == 0
+    assert found.isfinite().all()
+
+
+def test_a_head_of_zeros_makes_no_nan():
+    head = torch.zeros(3, 2, dtype=f64, requires_grad=True)
+    loss = wdr(CwFedAvg(), head, torch.tensor([0.5, 0.5, 0.0], dtype=f64))
+    (found,) = torch.autograd.grad(loss, head)
+    assert loss.isfinite()
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_clients_know_their_true_distribution(make_trial, width):
+    trial = make_trial(CwFedAvg(distribution="empirical"), width=width)
+    assert trial.begin(0)["p"].tolist() == [1, 0, 0, 0]
+    assert trial.begin(1)["p"].tolist() == pytest.approx([0, 0.6, 0.4, 0])
+    assert trial.train([1])[0].upload["counts"].tolist() == [0, 3, 2, 0]
+
+
+def test_wdr_brings_the_heads_near_the_true_distributions(make_trial):
+    """Its mechanism acts: the uploaded rows' norms tell who owns which class."""
+    gaps = []
+    for strength in (0.0, 10.0):
+        trial = make_trial(CwFedAvg(wdr=strength), participation=1.0).run(5)
+        true = trial.clients.class_counts / trial.clients.class_counts.sum(1, keepdim=True)
+        gaps.append(float((trial.server["distributions"] - true).norm(dim=1).mean()))
+    assert gaps[1] < 0.6 * gaps[0]

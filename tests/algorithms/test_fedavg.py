@@ -1,0 +1,49 @@
+import pytest
+import torch
+
+from fedpipe.algorithms.fedavg import FedAvg
+
+
+@pytest.mark.parametrize(("weighting", "mean"), [("count", 3.25), ("uniform", 2.5)])
+def test_weights_are_counts_or_equal(make_toy, path, weighting, mean):
+    """Two clients at 1 (one sample) and at 4 (three)."""
+    trial = make_toy(FedAvg(), [(1, 1), (1, 4)], sizes=[1, 3], learning_rate=1.0, weighting=weighting)
+    assert path(trial, 1) == [mean]
+
+
+def test_weights_are_of_the_participants_alone(make_trial):
+    trial = make_trial("fedavg")
+    uploads = trial.uploads(trial.train([0, 1, 7]))
+    assert uploads.weights == pytest.approx((1 / 26, 5 / 26, 20 / 26))
+
+
+def test_two_clients_with_one_step_reach_the_optimum(make_toy, path):
+    trial = make_toy(FedAvg())
+    assert path(trial, 4) == pytest.approx([0.6, 1.08, 1.464, 1.7712], abs=1e-14)
+    assert path(trial, 150)[-1] == pytest.approx(3, abs=1e-12)
+
+
+def test_two_clients_with_two_steps_drift(make_toy, path):
+    """To 4 (1 - 0.7^2) / ((1 - 0.9^2) + (1 - 0.7^2)) = 2.9142857."""
+    assert path(make_toy(FedAvg(), local_epochs=2), 100)[-1] == pytest.approx(2.04 / 0.7, abs=1e-12)
+
+
+def test_two_clients_with_exact_solves_meet_at_the_mean(make_toy, path):
+    assert path(make_toy(FedAvg(), local_epochs=60, learning_rate=0.5), 1)[0] == pytest.approx(2, abs=1e-14)
+
+
+def test_one_full_batch_is_a_gradient_step_on_pooled_data(make_trial, assert_same):
+    trial = make_trial("fedavg", participation=1.0, local_epochs=1, batch_size=100, learning_rate=0.3)
+    theta = trial.server["model"].map(lambda value: value.clone().requires_grad_())
+    x, y = trial.clients.gather(torch.cat([torch.as_tensor(part) for part in trial.clients.train]))
+    gradient = torch.autograd.grad(torch.nn.functional.cross_entropy(trial.net(theta, x), y), list(theta.values()))
+    stepped = {name: value - 0.3 * g for (name, value), g in zip(trial.server["model"].items(), gradient, strict=True)}
+    assert_same(dict(trial.run().server["model"]), stepped, within=1e-14)
+
+
+def test_clients_outside_the_round_change_nothing(make_clients, make_trial, assert_same):
+    """The same participants with the same samples, among eight clients and among ten."""
+    clients = make_clients(), make_clients(sizes=(1, 5, 9, 12, 7, 16, 3, 20, 11, 4))
+    few, many = (make_trial("fedavg", clients=each).run(2, ids=[0, 3, 5]) for each in clients)
+    assert torch.equal(clients[0].x, clients[1].x[: len(clients[0].x)])
+    assert_same(many.server, few.server)

@@ -1,0 +1,239 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedpipe.algorithms.base import Batch, Uploads
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.feddual import FedDUAL, barycentre, weight_divergence
+from fedpipe.tensors import Tensors
+
+f64 = torch.float64
+
+
+class Telling(FedDUAL):
+    """FedDUAL whose clients also tell their last beta."""
+
+    def upload(self, client):
+        return super().upload(client) | {"beta": client["beta"]}
+
+
+def updates(*rows):
+    return torch.tensor(rows, dtype=f64)
+
+
+def accuracy(trial, model, client):
+    x, y = trial.clients.gather(trial.clients.train[client])
+    return float((trial.net(model, x).argmax(-1) == y).double().mean())
+
+
+# -- the barycentre --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("iterations", "value"), [(1, 1.127668), (2, 0.877757), (3, 0.789144)])
+def test_iterates_of_three_constant_vectors(iterations, value):
+    found, _ = barycentre(updates([0, 0, 0], [1, 1, 1], [4, 4, 4]), epsilon=1.0, iterations=iterations)
+    assert found.tolist() == pytest.approx([value] * 3, abs=1e-6)
+
+
+def test_the_papers_epsilon_picks_the_vector_nearest_to_the_mean():
+    found, weights = barycentre(updates([0, 0], [1, 1], [4, 4]), epsilon=1e-5, iterations=150)
+    assert found.tolist() == [1, 1]
+    assert weights.tolist() == [0, 1, 0]
+
+
+def test_ties_average_where_the_kernel_underflows():
+    found, weights = barycentre(updates([0, 0], [2, 2]), epsilon=1e-5, iterations=150)
+    assert found.tolist() == [1, 1]
+    assert weights.tolist() == [0.5, 0.5]
+
+
+def test_equal_vectors_are_their_own_barycentre():
+    found, weights = barycentre(updates([3, -1, 2]).repeat(4, 1), epsilon=1e-5, iterations=150)
+    assert found.tolist() == pytest.approx([3, -1, 2], abs=1e-15)
+    assert weights.tolist() == pytest.approx([0.25] * 4)
+
+
+def test_one_vector_is_its_own_barycentre():
+    found, _ = barycentre(updates([3, -1, 2]), epsilon=1e-5, iterations=150)
+    assert found.tolist() == [3, -1, 2]
+
+
+def test_distances_ignore_positions():
+    """All three are equally far from their mean (2/3, 1/3), which (1, 0) would be nearer to by positions."""
+    _, weights = barycentre(updates([1, 0], [1, 0], [0, 1]), epsilon=1e-2, iterations=1)
+    assert weights.tolist() == pytest.approx([1 / 3] * 3, abs=1e-13)
+
+
+def test_a_wide_kernel_gives_the_mean():
+    vectors = torch.randn(5, 7, dtype=f64, generator=torch.Generator().manual_seed(0))
+    found, _ = barycentre(vectors, epsilon=1e14, iterations=150)
+    assert torch.allclose(found, vectors.mean(0), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("epsilon", [1e-2, 0.1, 1.0])
+def test_iterations_are_those_of_the_equations(epsilon):
+    vectors = np.random.default_rng(3).normal(size=(4, 6))
+    b = vectors.mean(0)
+    for _ in range(5):
+        distances = np.abs(np.sort(vectors, axis=1) - np.sort(b)).mean(1)
+        kernel = np.exp(-(distances - distances.min()) / epsilon)
+        b = kernel @ vectors / kernel.sum()
+    found, weights = barycentre(torch.as_tensor(vectors), epsilon, iterations=5)
+    assert found.tolist() == pytest.approx(b.tolist(), abs=1e-12)
+    assert weights.tolist() == pytest.approx((kernel / kernel.sum()).tolist(), abs=1e-12)
+
+
+def test_the_server_moves_each_tensor_of_the_output_layer_by_its_barycentre(make_trial):
+    """Uploads lie 0, 1 and 4 away in the head, at 1, 2 and 6 elsewhere; counts are not used."""
+    trial = make_trial(FedDUAL(epsilon=1.0, iterations=3))
+    theta = trial.server["model"]
+
+    def away(body, head):
+        return Tensors(
+            (n, torch.full_like(v, body) if n in trial.net.body_names else v - head) for n, v in theta.items()
+        )
+
+    states = [{"model": away(body, head)} for body, head in ((1, 0), (2, 1), (6, 4))]
+    state = trial.combine(Uploads([0, 1, 2], [1, 5, 20], states))
+    for name, value in state["model"].items():
+        if name in trial.net.body_names:
+            assert torch.allclose(value, torch.full_like(value, 3), rtol=1e-14)
+        else:
+            assert torch.allclose(theta[name] - value, torch.full_like(value, 0.789144), rtol=0, atol=1e-6)
+
+
+def test_the_effective_number_of_clients_is_observed(make_trial):
+    trial = make_trial(FedDUAL(), participation=1.0)
+    assert {key: float(value) for key, value in trial.algorithm.observe(trial.server).items()} == {
+        "effective_clients.head.weight": 8,
+        "effective_clients.head.bias": 8,
+    }
+    trial.run()
+    winner = trial.server["model"]["head.weight"]
+    found = trial.algorithm.observe(trial.server)
+    assert float(found["effective_clients.head.weight"]) == pytest.approx(1, abs=1e-6)
+    assert any(torch.allclose(winner, each.upload["model"]["head.weight"], atol=1e-6) for each in trial.outcomes)
+
+
+@pytest.mark.parametrize(("layers", "count"), [(1, 2), (2, 4)])
+def test_layers_counts_parametrised_layers_from_the_output(make_trial, layers, count):
+    trial = make_trial(FedDUAL(layers=layers))
+    assert trial.algorithm.last == trial.net.names[-count:]
+    assert tuple(trial.run().server["effective"]) == trial.net.names[-count:]
+
+
+# -- reductions ------------------------------------------------------------------------------------------------------
+
+
+def test_without_both_parts_it_is_uniform_fedavg(make_trial, assert_same):
+    neither = make_trial(FedDUAL(adaptive_loss=False, dynamic_aggregation=False), momentum=0.9).run(3)
+    plain = make_trial(FedAvg(), weighting="uniform", momentum=0.9).run(3)
+    assert_same(neither.server["model"], plain.server["model"])
+
+
+def test_dynamic_aggregation_with_a_wide_kernel_is_uniform_fedavg(make_trial, assert_same):
+    wide = make_trial(FedDUAL(adaptive_loss=False, epsilon=1e15)).run(3)
+    plain = make_trial(FedAvg(), weighting="uniform").run(3)
+    assert_same(wide.server["model"], plain.server["model"], within=1e-12)
+
+
+def test_the_first_step_is_fedavgs_at_half_the_rate(make_trial, assert_same):
+    """There, beta is 1/2 and the divergence has no gradient."""
+    settings = {"local_epochs": 1, "batch_size": 100}
+    dual = make_trial(FedDUAL(dynamic_aggregation=False), **settings).train()
+    plain = make_trial(FedAvg(), learning_rate=0.025, **settings).train()
+    for ours, theirs in zip(dual, plain, strict=True):
+        assert_same(ours.upload["model"], theirs.upload["model"], within=1e-15)
+
+
+# -- the adaptive loss -----------------------------------------------------------------------------------------------
+
+
+def test_the_divergence_of_two_weights():
+    local = Tensors(a=torch.tensor([math.log(2)], dtype=f64), b=torch.zeros(1, dtype=f64))
+    assert float(weight_divergence(local, local.zeros())) == pytest.approx(0.0566331, abs=1e-7)
+
+
+def test_the_divergence_of_a_model_from_itself_is_0():
+    model = Tensors(a=torch.tensor([[1e3, -5.0], [0, 2]], dtype=f64), b=torch.tensor([7.0], dtype=f64))
+    assert float(weight_divergence(model, model)) == 0
+
+
+def test_the_divergence_does_not_see_a_constant_shift(make_trial):
+    trial = make_trial("feddual")
+    local, other = trial.fresh(0), trial.fresh(1)
+    assert float(weight_divergence(local + 1000.0, other - 3.0)) == pytest.approx(
+        float(weight_divergence(local, other)), rel=1e-10
+    )
+
+
+def test_the_gradient_of_the_divergence(make_trial):
+    """With respect to the i-th weight: p_i (log p_i - log q_i - D)."""
+    trial = make_trial("feddual")
+    local = trial.fresh(0).map(lambda value: value.clone().requires_grad_())
+    other = trial.fresh(1)
+    divergence = weight_divergence(local, other)
+    found = torch.cat([each.flatten() for each in torch.autograd.grad(divergence, list(local.values()))])
+    log_p, log_q = local.flat().log_softmax(0), other.flat().log_softmax(0)
+    assert torch.allclose(found, log_p.exp() * (log_p - log_q - divergence), rtol=1e-10, atol=1e-16)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_beta_is_measured_before_each_epoch(make_trial, width):
+    """1/2 in the first; in the second from the accuracies of the model after one epoch and of the global model."""
+    settings = {"learning_rate": 0.5, "participation": 1.0, "width": width}
+    one = make_trial(Telling(), local_epochs=1, **settings)
+    two = make_trial(Telling(), local_epochs=2, **settings)
+    differing = 0
+    for early, late in zip(one.train(), two.train(), strict=True):
+        gap = accuracy(one, early.upload["model"], early.client) - accuracy(one, one.server["model"], early.client)
+        assert float(early.upload["beta"]) == 0.5
+        assert float(late.upload["beta"]) == pytest.approx(1 / (1 + math.exp(-gap)), abs=1e-14)
+        differing += gap != 0
+    assert differing > 2
+
+
+def test_the_loss_mixes_risk_and_divergence(make_trial):
+    trial = make_trial("feddual")
+    client = trial.begin(3) | {"beta": torch.tensor(0.7, dtype=f64), "model": trial.fresh(1)}
+    batch = Batch(*trial.clients.gather(trial.clients.train[3]))
+    risk = cross_entropy(trial.net(trial.fresh(1), batch.x), batch.y)
+    wanted = 0.3 * risk + 0.7 * weight_divergence(trial.fresh(1), trial.fresh(0))
+    assert float(trial.algorithm.loss(client, batch)) == pytest.approx(float(wanted), rel=1e-14)
+
+
+# -- reading G -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_the_gradient_is_of_the_summed_loss_at_the_trained_model(make_trial, width):
+    trial = make_trial(FedDUAL(vector="gradient"), width=width)
+    for outcome in trial.train([0, 3, 5]):
+        leaves = outcome.upload["model"].map(lambda value: value.clone().requires_grad_())
+        x, y = trial.clients.gather(trial.clients.train[outcome.client])
+        risk = cross_entropy(trial.net(leaves, x), y, reduction="sum")
+        last = ("head.weight", "head.bias")
+        wanted = torch.autograd.grad(risk, [leaves[name] for name in last])
+        assert tuple(outcome.upload["gradient"]) == last
+        for name, value in zip(last, wanted, strict=True):
+            assert torch.allclose(outcome.upload["gradient"][name], value, rtol=1e-12, atol=1e-14)
+
+
+def test_reading_g_moves_the_head_by_the_barycentre_of_gradients(make_trial):
+    trial = make_trial(FedDUAL(vector="gradient", epsilon=0.3))
+    uploads = trial.uploads(trial.train())
+    state = trial.combine(uploads)
+    gradients = torch.stack([each["gradient"]["head.weight"].flatten() for _, _, each in uploads])
+    wanted, _ = barycentre(gradients, 0.3, 150)
+    moved = trial.server["model"]["head.weight"] - state["model"]["head.weight"]
+    assert torch.allclose(moved.flatten(), wanted, rtol=1e-12, atol=1e-14)
+
+
+def test_reading_g_trains_the_models_of_reading_p(make_trial, assert_same):
+    """The pass that sums gradients leaves the model as it is."""
+    by_gradient, by_update = (make_trial(FedDUAL(vector=each)).train() for each in ("gradient", "pseudo-gradient"))
+    for ours, theirs in zip(by_gradient, by_update, strict=True):
+        assert_same(ours.upload["model"], theirs.upload["model"])

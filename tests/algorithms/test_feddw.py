@@ -1,0 +1,206 @@
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from fedpipe.algorithms.base import Batch, Uploads
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.feddw import FedDW, regulariser
+from fedpipe.models.base import Network, class_relations
+from fedpipe.models.mlp import MLP
+from fedpipe.tensors import Tensors
+
+f64 = torch.float64
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, dtype=f64, generator=torch.Generator().manual_seed(seed))
+
+
+def soft_labels(classes, seed=5):
+    return random(classes, classes, seed=seed).softmax(-1)
+
+
+def without_bias():
+    network = MLP(hidden=(6,)).build((5,), 4)
+    return Network(network.body, nn.Linear(6, 4, bias=False))
+
+
+def upload(rows, counts):
+    model = Tensors({"head.weight": torch.zeros(len(counts), 2, dtype=f64)})
+    return {"model": model, "omega": torch.tensor(rows, dtype=f64), "counts": torch.tensor(counts, dtype=f64)}
+
+
+def server(classes=2, **more):
+    model = Tensors({"head.weight": torch.zeros(classes, 2, dtype=f64)})
+    return {"model": model, "omega": torch.eye(classes, dtype=f64)} | more
+
+
+@pytest.mark.parametrize(("classes", "value"), [(2, 0.25), (10, 0.09), (100, 0.0099)])
+def test_a_head_of_zeros_against_the_identity(classes, value):
+    omega = torch.zeros(classes, 3, dtype=f64, requires_grad=True)
+    found = regulariser(omega, torch.eye(classes, dtype=f64))
+    found.backward()
+    assert found.item() == pytest.approx(value, abs=1e-15)
+    assert torch.equal(omega.grad, torch.zeros_like(omega))
+
+
+@pytest.mark.parametrize(("scale", "value"), [(1.0, 0.0723295), (2.0, 3.2350e-4)])
+def test_a_head_like_the_identity(scale, value):
+    eye = torch.eye(2, dtype=f64)
+    assert float(regulariser(scale * eye, eye)) == pytest.approx(value, rel=2e-5)
+    assert class_relations(eye)[0].tolist() == pytest.approx([0.731059, 0.268941], abs=1e-6)
+
+
+def test_the_regulariser_is_zero_where_both_matrices_agree():
+    omega = random(5, 3)
+    assert float(regulariser(omega, class_relations(omega))) == 0
+
+
+@pytest.mark.parametrize("classes", [2, 4, 10])
+@pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 50.0])
+def test_the_regulariser_lies_between_0_and_2_over_c(classes, scale):
+    for seed in range(5):
+        value = float(regulariser(scale * random(classes, 3, seed=seed), torch.eye(classes, dtype=f64).roll(1, 0)))
+        assert 0 <= value <= 2 / classes
+
+
+def test_the_upper_bound_is_reached():
+    omega, swapped = 50 * torch.eye(2, dtype=f64), torch.eye(2, dtype=f64).flip(0)
+    assert float(regulariser(omega, swapped)) == pytest.approx(1.0, abs=1e-15)
+
+
+def test_rotating_the_features_changes_nothing():
+    omega, rotation = random(4, 6), torch.linalg.qr(random(6, 6, seed=1)).Q
+    assert float(regulariser(omega @ rotation, soft_labels(4))) == pytest.approx(
+        float(regulariser(omega, soft_labels(4))), rel=1e-13
+    )
+
+
+def test_its_gradient_by_finite_differences_and_by_the_formula():
+    omega, target = random(3, 4).requires_grad_(), soft_labels(3)
+    assert torch.autograd.gradcheck(lambda value: regulariser(value, target), omega)
+    (found,) = torch.autograd.grad(regulariser(omega, target), omega)
+    with torch.no_grad():
+        relations = class_relations(omega)
+        error = 2 * (relations - target) / 9
+        gram = relations * (error - (error * relations).sum(1, keepdim=True))
+        assert torch.allclose(found, (gram + gram.T) @ omega, rtol=1e-13, atol=1e-15)
+
+
+def test_its_gradient_reaches_the_head_alone(make_trial):
+    trial = make_trial(FedDW(mu=3.0))
+    client = trial.begin(3) | {"omega": soft_labels(4)}
+    client["model"] = client["model"].map(lambda value: value.clone().requires_grad_())
+    batch = Batch(*trial.clients.gather(trial.clients.train[3]))
+    names, leaves = zip(*client["model"].items(), strict=True)
+    full, risk = (torch.autograd.grad(f(client, batch), leaves) for f in (trial.algorithm.loss, trial.algorithm.risk))
+    head = client["model"]["head.weight"]
+    wanted = 3 * torch.autograd.grad(regulariser(head, client["omega"]), head)[0]
+    for name, ours, plain in zip(names, full, risk, strict=True):
+        extra = wanted if name == "head.weight" else torch.zeros_like(plain)
+        assert torch.allclose(ours - plain, extra, rtol=1e-12, atol=1e-15)
+
+
+def test_rows_are_averaged_by_class_counts():
+    """Class 0: (0.6, 0.4) of one sample and (0.8, 0.2) of three; class 1 belongs to the first client alone."""
+    uploads = Uploads([0, 1], [1, 1], [upload([[0.6, 0.4], [0.1, 0.9]], [1, 5]), upload([[0.8, 0.2], [0, 0]], [3, 0])])
+    omega = FedDW().combine(server(), uploads)["omega"]
+    assert omega.flatten().tolist() == pytest.approx([0.75, 0.25, 0.1, 0.9], abs=1e-15)
+
+
+def test_a_class_that_nobody_owns_keeps_its_row():
+    before = server() | {"omega": torch.tensor([[0.5, 0.5], [0.3, 0.7]], dtype=f64)}
+    uploads = Uploads([0], [1], [upload([[0.6, 0.4], [0, 0]], [4, 0])])
+    omega = FedDW().combine(before, uploads)["omega"]
+    assert omega.flatten().tolist() == pytest.approx([0.6, 0.4, 0.3, 0.7], abs=1e-15)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_a_client_uploads_the_mean_softmax_of_its_classes(make_trial, width):
+    """Measured after training; the client with one sample has three rows of zeros."""
+    trial = make_trial(FedDW(), width=width)
+    for outcome in trial.train([0, 5, 6]):
+        x, y = trial.clients.gather(trial.clients.train[outcome.client])
+        outputs = trial.net(outcome.upload["model"], x).softmax(-1)
+        for label in range(4):
+            mine = outputs[y == label]
+            wanted = mine.mean(0) if len(mine) else torch.zeros(4, dtype=f64)
+            assert torch.allclose(outcome.upload["omega"][label], wanted, rtol=1e-13, atol=1e-15)
+        assert torch.equal(outcome.upload["counts"], torch.bincount(y, minlength=4).to(f64))
+
+
+def test_soft_labels_are_the_same_whoever_holds_the_samples(make_trial):
+    """With the model frozen, the server's matrix is that of all participants' samples together."""
+    trial = make_trial(FedDW(), participation=1.0, learning_rate=0.0)
+    x, y = trial.clients.gather(torch.cat([torch.as_tensor(part) for part in trial.clients.train]))
+    outputs = trial.net(trial.server["model"], x).softmax(-1)
+    wanted = torch.stack([outputs[y == label].mean(0) for label in range(4)])
+    assert torch.allclose(trial.run().server["omega"], wanted, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("mode", ["paper", "code"])
+def test_rows_sum_to_one(make_trial, mode):
+    trial = make_trial(FedDW(mode=mode))
+    for _ in range(3):
+        rows = trial.run().server["omega"].sum(1)
+        assert torch.allclose(rows, torch.ones_like(rows), rtol=1e-13, atol=0)
+
+
+def test_it_begins_with_the_identity(make_trial):
+    assert torch.equal(make_trial(FedDW()).server["omega"], torch.eye(4, dtype=f64))
+
+
+def test_only_the_paper_removes_the_heads_bias(make_trial):
+    assert "head.bias" not in make_trial(FedDW(mode="paper")).net.names
+    assert "head.bias" in make_trial(FedDW(mode="code")).net.names
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
+def test_without_mu_it_is_fedavg_with_the_same_head(make_trial, assert_same, settings):
+    dw = make_trial(FedDW(mu=0.0), **settings).run(3)
+    plain = make_trial(FedAvg(), without_bias, fresh=dw.fresh, **settings).run(3)
+    assert_same(dw.server["model"], plain.server["model"])
+
+
+def test_mu_brings_relations_and_soft_labels_together(make_trial):
+    """Its mechanism acts: after training with mu the CR matrix lies nearer to the SL matrix than without."""
+    distances = []
+    for mu in (0.0, 10.0, 100.0):
+        state = make_trial(FedDW(mu=mu), participation=1.0).run(10).server
+        distances.append(float(regulariser(state["model"]["head.weight"], state["omega"])))
+    assert distances[1] < 0.8 * distances[0]
+    assert distances[2] < 0.5 * distances[1]
+
+
+def test_both_matrices_are_recorded(make_trial):
+    trial = make_trial(FedDW()).run()
+    found = trial.algorithm.exchanged(trial.server)
+    assert torch.equal(found["SL"], trial.server["omega"])
+    assert torch.equal(found["CR"], class_relations(trial.server["model"]["head.weight"]))
+
+
+@pytest.mark.parametrize(("mode", "decay"), [("paper", [1, 1, 1, 1, 1]), ("code", [1, 0.1, 0.1, 0.01, 0.001])])
+def test_the_codes_mu_falls_at_every_ninth_round(make_trial, mode, decay):
+    trial = make_trial(FedDW(mu=5.0, mode=mode))
+    received = {"model": trial.server["model"], "omega": trial.server["omega"]}
+    facts = (trial.clients.facts(1, number) for number in (8, 9, 17, 18, 27))
+    assert [float(trial.algorithm.start({}, received, each)["mu"]) for each in facts] == pytest.approx(
+        [5 * each for each in decay], rel=1e-14
+    )
+
+
+def test_the_codes_rows_move_half_way_to_the_mean_of_all_uploads():
+    algorithm = FedDW(mode="code")
+    start = server(sums=torch.zeros(2, 2, dtype=f64), counts=torch.zeros(2, dtype=f64))
+    one = algorithm.combine(start, Uploads([0], [1], [upload([[0.6, 0.4], [0, 0]], [1, 0])]))
+    assert one["omega"].flatten().tolist() == pytest.approx([0.8, 0.2, 0, 1], abs=1e-15)
+    two = algorithm.combine(one, Uploads([1], [1], [upload([[0.8, 0.2], [0.5, 0.5]], [3, 2])]))
+    assert two["omega"].flatten().tolist() == pytest.approx([0.775, 0.225, 0.25, 0.75], abs=1e-15)
+
+
+def test_modes_differ_after_a_round(make_trial):
+    paper = make_trial(FedDW()).run()
+    code = make_trial(dataclasses.replace(FedDW(), mode="code")).run()
+    assert not torch.allclose(paper.server["omega"], code.server["omega"], atol=1e-3)

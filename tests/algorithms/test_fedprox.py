@@ -1,0 +1,52 @@
+import pytest
+
+from fedpipe.algorithms.base import Batch
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fedprox import FedProx
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
+def test_without_pull_it_is_fedavg_bit_by_bit(make_trial, assert_same, settings):
+    prox, plain = (make_trial(each, **settings).run(3) for each in (FedProx(mu=0.0), FedAvg()))
+    assert_same(prox.server, plain.server)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_one_local_step_is_fedavgs_for_any_pull(make_trial, assert_same, optimizer):
+    """The pull's gradient is 0 where training starts."""
+    settings = {"optimizer": optimizer, "local_epochs": 1, "batch_size": 100}
+    prox, plain = (make_trial(each, **settings).run(3) for each in (FedProx(mu=50.0), FedAvg()))
+    assert_same(prox.server, plain.server)
+
+
+def test_one_client_stops_half_way(make_toy, path):
+    """The minimiser of (x - 4)^2 / 2 + x^2 / 2 is 2."""
+    assert path(make_toy(FedProx(mu=1.0), [(1, 4)], local_epochs=60, learning_rate=0.3), 1) == pytest.approx([2])
+
+
+@pytest.mark.parametrize(
+    ("mu", "steps", "rounds", "point"),
+    [(0.0, 60, 1, 2.0), (1.0, 30, 40, 2.4), (10.0, 12, 180, 66 / 23)],
+)
+def test_fixed_points_of_exact_solves(make_toy, path, mu, steps, rounds, point):
+    """The rate 2 / (1 + 3 + 2 mu) is the fastest for both clients."""
+    trial = make_toy(FedProx(mu=mu), local_epochs=steps, learning_rate=1 / (2 + mu))
+    assert path(trial, rounds)[-1] == pytest.approx(point, abs=1e-10)
+
+
+def test_the_pull_is_half_mu_times_the_squared_distance(make_trial):
+    trial = make_trial(FedProx(mu=0.7))
+    client = trial.begin(3)
+    client["model"] = client["model"] + 0.5
+    x, y = trial.clients.gather(trial.clients.train[3])
+    pull = trial.algorithm.loss(client, Batch(x, y)) - trial.algorithm.risk(client, Batch(x, y))
+    assert float(pull) == pytest.approx(0.35 * 0.25 * 64, rel=1e-12)
+
+
+def test_the_pull_keeps_clients_near(make_trial):
+    """Its mechanism acts: the stronger the pull, the nearer every client stays to the global model."""
+    drifts = []
+    for mu in (0.0, 1.0, 10.0):
+        trial = make_trial(FedProx(mu=mu), local_epochs=5)
+        drifts.append([float((each.upload["model"] - trial.server["model"]).norm()) for each in trial.train()])
+    assert all(none > weak > strong > 0 for none, weak, strong in zip(*drifts, strict=True))

@@ -1,0 +1,134 @@
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from fedpipe.algorithms.base import Uploads
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.ifca import IFCA
+from fedpipe.engine.clients import Clients
+from fedpipe.models.base import Network
+from fedpipe.tensors import Tensors
+
+
+def pick(models, index):
+    return models.map(lambda value: value[index])
+
+
+def chosen(trial):
+    return {outcome.client: int(outcome.upload["cluster"]) for outcome in trial.outcomes}
+
+
+@pytest.fixture
+def make_opposed(make_trial):
+    """Six clients of two groups that label the same inputs in opposite ways, and a linear model for two classes.
+
+    ``signs`` are the models' answers: 1 as the first group (clients 0, 2 and 4) labels, -1 as the second.
+    """
+
+    def make(algorithm, signs, **settings):
+        sizes = [3, 8, 1, 5, 12, 6]
+        bounds = torch.tensor([0, *sizes]).cumsum(0).tolist()
+        train = [torch.arange(begin, end).numpy() for begin, end in itertools.pairwise(bounds)]
+        x = torch.randn(bounds[-1], 2, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+        y = (x[:, 0] < 0).long()
+        for client in (1, 3, 5):
+            y[train[client]] = 1 - y[train[client]]
+        nobody = train[0][:0]
+        clients = Clients(x, y, train, train, nobody, 2, 0, torch.float64)
+
+        def fresh(index):
+            rows = torch.tensor([[0.5, 0.1], [-0.5, 0.0]], dtype=torch.float64) * signs[index]
+            return Tensors({"head.weight": rows, "head.bias": torch.zeros(2, dtype=torch.float64)})
+
+        build = lambda: Network(nn.Identity(), nn.Linear(2, 2))  # noqa: E731
+        return make_trial(algorithm, build, clients, fresh=fresh, **{"participation": 1.0} | settings)
+
+    return make
+
+
+@pytest.mark.parametrize("weighting", ["count", "uniform"])
+def test_one_cluster_is_fedavg_bit_by_bit(make_trial, assert_same, weighting):
+    one, plain = (make_trial(each, weighting=weighting, momentum=0.9).run(3) for each in (IFCA(clusters=1), FedAvg()))
+    assert_same(pick(one.server["models"], 0), plain.server["model"])
+
+
+def test_equal_models_are_all_the_first(make_trial, assert_same):
+    """Ties go to the lowest index, and a model that nobody chose stays."""
+    trial, plain = make_trial("fedavg"), make_trial("fedavg").run()
+    same = make_trial(IFCA(clusters=3), fresh=lambda index: trial.fresh(0)).run()
+    assert set(chosen(same).values()) == {0}
+    assert_same(pick(same.server["models"], 0), plain.server["model"])
+    for index in (1, 2):
+        assert_same(pick(same.server["models"], index), trial.fresh(0))
+
+
+def test_a_tie_among_the_best_goes_to_the_lowest_of_them(make_opposed):
+    trial = make_opposed(IFCA(clusters=4), [-1, 1, -1, 1]).run()
+    assert chosen(trial) == {0: 1, 1: 0, 2: 1, 3: 0, 4: 1, 5: 0}
+
+
+@pytest.mark.parametrize("width", [None, 4])
+def test_clients_of_separate_groups_choose_different_models(make_opposed, width):
+    """Its mechanism acts, in later rounds too; a single sample is enough to choose."""
+    trial = make_opposed(IFCA(), [1, -1], width=width)
+    for _ in range(3):
+        assert chosen(trial.run()) == {0: 0, 1: 1, 2: 0, 3: 1, 4: 0, 5: 1}
+
+
+def test_each_of_two_groups_is_its_own_fedavg(make_opposed, assert_same):
+    clustered = make_opposed(IFCA(), [1, -1]).run(3)
+    for index, members in enumerate(([0, 2, 4], [1, 3, 5])):
+        alone = make_opposed(FedAvg(), [[1, -1][index]]).run(3, ids=members)
+        assert_same(pick(clustered.server["models"], index), alone.server["model"], within=1e-14)
+
+
+def test_the_numbering_of_models_does_not_matter(make_opposed, assert_same):
+    one, other = (make_opposed(IFCA(), signs).run(3) for signs in ([1, -1], [-1, 1]))
+    assert_same(pick(one.server["models"], 0), pick(other.server["models"], 1))
+    assert_same(pick(one.server["models"], 1), pick(other.server["models"], 0))
+
+
+def test_the_choice_is_the_lowest_loss_on_the_training_data(make_trial):
+    trial = make_trial(IFCA(clusters=3), participation=1.0).run()
+    server = make_trial(IFCA(clusters=3)).server
+    for client, index in chosen(trial).items():
+        x, y = trial.clients.gather(trial.clients.train[client])
+        logits = [trial.net(pick(server["models"], each), x) for each in range(3)]
+        losses = [float(nn.functional.cross_entropy(each, y)) for each in logits]
+        assert index == losses.index(min(losses))
+    assert len(set(chosen(trial).values())) > 1
+
+
+def test_the_initial_models_differ(make_trial, assert_same):
+    trial = make_trial(IFCA(clusters=3))
+    for index in range(3):
+        assert_same(pick(trial.server["models"], index), trial.fresh(index))
+    assert not torch.equal(trial.fresh(0).flat(), trial.fresh(1).flat())
+
+
+def test_a_model_that_nobody_chose_stays(make_opposed, assert_same):
+    trial = make_opposed(IFCA(), [1, -1])
+    before = trial.server["models"]
+    trial.run(1, ids=[0, 4])
+    assert_same(pick(trial.server["models"], 1), pick(before, 1))
+    assert not torch.equal(pick(trial.server["models"], 0).flat(), pick(before, 0).flat())
+
+
+def test_weights_are_those_of_the_clusters_members():
+    def upload(value, cluster):
+        return {"model": Tensors(x=torch.tensor(float(value))), "cluster": torch.tensor(cluster)}
+
+    server = {"models": Tensors(x=torch.tensor([7.0, 8.0, 9.0]))}
+    uploads = Uploads([0, 1, 2], [1, 3, 6], [upload(1, 2), upload(5, 2), upload(4, 0)])
+    assert IFCA(clusters=3).combine(server, uploads)["models"]["x"].tolist() == [4, 8, 4]
+
+
+def test_evaluation_chooses_too(make_opposed):
+    """The clients' own model gets their data right; the other one would get all of it wrong."""
+    trial = make_opposed(IFCA(), [1, -1]).run(10)
+    for outcome in trial.train(tests=("local",), stage="receive"):
+        score = outcome.scores["local"]
+        assert score.correct >= 0.8 * score.total
+    assert trial.algorithm.deploy(trial.server) is None

@@ -1,0 +1,100 @@
+import pytest
+import torch
+
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.pfedme import PFedMe
+
+
+def personal(trial, client=0):
+    return float(trial.kept[client]["personal"]["head.weight"])
+
+
+def test_an_exact_inner_solution(make_toy, path):
+    """Of (x - 4)^2 / 2 + x^2 / 2: 2 in one step of 1/2, and w = 0 - 0.1 * (0 - 2)."""
+    trial = make_toy(PFedMe(attraction=1.0, inner_steps=1, inner_rate=0.5), [(1, 4)])
+    assert path(trial, 1) == pytest.approx([0.2], abs=1e-15)
+    assert personal(trial) == pytest.approx(2, abs=1e-15)
+
+
+def test_five_inner_steps(make_toy, path):
+    trial = make_toy(PFedMe(attraction=1.0, inner_steps=5, inner_rate=0.1), [(1, 4)])
+    assert path(trial, 1) == pytest.approx([0.134464], abs=1e-15)
+    assert personal(trial) == pytest.approx(1.34464, abs=1e-14)
+
+
+def test_inner_steps_go_on_from_batch_to_batch(make_toy, path):
+    """They start at w only once in a round, and the personal model is the last theta, not w."""
+    trial = make_toy(PFedMe(attraction=2.0, inner_steps=3, inner_rate=0.05), [(1, 4)], local_epochs=4)
+    theta = w = 0.0
+    for _ in range(4):
+        for _ in range(3):
+            theta -= 0.05 * ((theta - 4) + 2 * (theta - w))
+        w -= 0.1 * 2 * (w - theta)
+    assert path(trial, 1) == pytest.approx([w], abs=1e-14)
+    assert personal(trial) == pytest.approx(theta, abs=1e-14)
+    assert abs(theta - w) > 0.1
+
+
+def test_inner_steps_start_at_the_downloaded_model_in_every_round(make_toy):
+    algorithm = PFedMe(attraction=1.0, inner_steps=1, inner_rate=0.1)
+    trial = make_toy(algorithm, [(1, 4)]).run()
+    w = float(trial.server["model"]["head.weight"])
+    assert personal(trial.run()) == pytest.approx(w + 0.1 * (4 - w), abs=1e-15)
+
+
+def test_a_rate_of_one_over_lambda_uploads_the_personal_model(make_toy):
+    trial = make_toy(PFedMe(attraction=4.0, inner_steps=3, inner_rate=0.1), learning_rate=0.25).run()
+    for outcome in trial.outcomes:
+        assert outcome.upload["model"]["head.weight"] == pytest.approx(outcome.keep["personal"]["head.weight"])
+
+
+@pytest.mark.parametrize("parameters", [{"attraction": 0.0}, {"beta": 0.0}])
+def test_the_global_model_stays_without_attraction_or_beta(make_trial, assert_same, parameters):
+    trial = make_trial(PFedMe(**parameters))
+    before = trial.server
+    assert_same(trial.run(3).server, before, within=1e-14)
+    assert all(
+        not torch.equal(each.keep["personal"]["head.weight"], before["model"]["head.weight"]) for each in trial.outcomes
+    )
+
+
+def test_without_attraction_the_personal_model_is_local_training(make_trial, assert_same):
+    """With one inner step a batch it takes FedAvg's local steps."""
+    me = make_trial(PFedMe(attraction=0.0, inner_steps=1, inner_rate=0.05)).train()
+    plain = make_trial(FedAvg(), learning_rate=0.05).train()
+    for ours, theirs in zip(me, plain, strict=True):
+        assert_same(ours.keep["personal"], theirs.upload["model"], within=1e-14)
+
+
+def test_beta_blends_the_old_model_with_the_mean(make_trial, assert_same):
+    trial = make_trial(PFedMe(beta=0.25))
+    uploads = trial.uploads(trial.train())
+    wanted = 0.75 * trial.server["model"] + 0.25 * uploads.mean("model")
+    assert_same(trial.combine(uploads)["model"], wanted, within=1e-15)
+
+
+def test_the_personal_model_stays_while_its_client_is_away(make_trial, assert_same):
+    trial = make_trial(PFedMe()).run(1, ids=[0, 1])
+    kept = trial.kept[0]["personal"]
+    trial.run(2, ids=[2, 3])
+    assert_same(trial.begin(0)["personal"], kept)
+    assert_same(trial.begin(7)["personal"], trial.first["personal"])
+
+
+def test_the_personal_model_is_measured_and_the_global_one_deployed(make_trial):
+    trial = make_trial(PFedMe()).run(2)
+    x = trial.clients.gather(trial.clients.test[3])[0]
+    client = trial.begin(3)
+    assert torch.equal(trial.algorithm.predict(client, x), trial.net(client["personal"], x))
+    deployed = trial.algorithm.deploy(trial.server)
+    assert torch.equal(trial.algorithm.predict(deployed, x), trial.net(trial.server["model"], x))
+
+
+def test_the_personal_models_fit_their_clients_better_than_the_global_one(make_trial):
+    """Its mechanism acts."""
+    trial = make_trial(PFedMe(), participation=1.0).run(5)
+    for client in range(len(trial.clients)):
+        x, y = trial.clients.gather(trial.clients.train[client])
+        own, common = trial.kept[client]["personal"], trial.server["model"]
+        own, common = (float(torch.nn.functional.cross_entropy(trial.net(each, x), y)) for each in (own, common))
+        assert own < common

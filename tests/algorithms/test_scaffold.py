@@ -1,0 +1,76 @@
+import pytest
+import torch
+
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.scaffold import Scaffold
+
+
+def controls(trial):
+    return [float(state["control"]["head.weight"]) for state in trial.kept.values()]
+
+
+def test_one_step_is_gradient_descent(make_toy, path):
+    trial = make_toy(Scaffold())
+    assert path(trial, 4) == pytest.approx([0.6, 1.08, 1.464, 1.7712], abs=1e-13)
+
+
+def test_after_one_step_the_control_is_the_gradient(make_toy):
+    assert controls(make_toy(Scaffold()).run()) == pytest.approx([0, -12], abs=1e-13)
+
+
+def test_two_steps_do_not_drift(make_toy, path):
+    trial = make_toy(Scaffold(), local_epochs=2)
+    assert path(trial, 3) == pytest.approx([1.02, 1.734, 2.19504], abs=1e-13)
+    assert path(trial, 150)[-1] == pytest.approx(3, abs=1e-12)
+
+
+def test_its_first_round_is_uniform_fedavgs(make_trial, assert_same):
+    scaffold, plain = (make_trial(each, weighting="uniform").run() for each in (Scaffold(), FedAvg()))
+    assert_same(scaffold.server["model"], plain.server["model"], within=1e-14)
+
+
+def test_one_step_a_round_with_everybody_is_uniform_fedavg(make_trial, assert_same):
+    settings = {"participation": 1.0, "local_epochs": 1, "batch_size": 100, "weighting": "uniform"}
+    scaffold, plain = (make_trial(each, **settings).run(4) for each in (Scaffold(), FedAvg()))
+    assert_same(scaffold.server["model"], plain.server["model"], within=1e-12)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_steps_are_counted_for_each_client(make_toy, width):
+    """Where the gradient is constant, option II gives it back whatever the number of a client's steps."""
+    gradients, sizes = [2.0, -1.0, 0.5, 4.0], [1, 2, 5, 9]
+    settings = {"risk": lambda a, b, x: a * x, "batch_size": 2, "local_epochs": 3, "width": width}
+    trial = make_toy(Scaffold(), [(each, 0.0) for each in gradients], sizes, **settings).run(2)
+    assert controls(trial) == pytest.approx(gradients, abs=1e-12)
+    assert float(trial.server["control"]["head.weight"]) == pytest.approx(sum(gradients) / 4, abs=1e-12)
+
+
+def test_weight_decay_is_part_of_the_gradient(make_toy, path):
+    """At x = 2 with decay 0.5 the gradients are 2 + 1 and -6 + 1."""
+    trial = make_toy(Scaffold(), start=2.0, weight_decay=0.5)
+    assert path(trial, 1) == pytest.approx([2 - 0.1 * (3 - 5) / 2], abs=1e-13)
+    assert controls(trial) == pytest.approx([3, -5], abs=1e-12)
+
+
+def test_the_servers_rate_scales_the_mean_step(make_toy, path):
+    assert path(make_toy(Scaffold(server_rate=0.5)), 1) == pytest.approx([0.3], abs=1e-14)
+
+
+def test_the_servers_control_is_the_mean_of_all_clients(make_trial, assert_same):
+    """At half participation, and the controls are not zero: the mechanism acts."""
+    trial = make_trial(Scaffold())
+    for _ in range(4):
+        trial.run()
+        every = [state["control"] for state in trial.kept.values()]
+        assert_same(trial.server["control"], sum(every[1:], every[0]) * (1 / len(every)), within=1e-13)
+    assert all(trial.kept[each.client]["control"].norm() > 0.1 for each in trial.outcomes)
+
+
+def test_without_a_learning_rate_controls_stay_finite(make_trial):
+    trial = make_trial(Scaffold(), learning_rate=0.0).run(2)
+    assert all(torch.equal(value, torch.zeros_like(value)) for value in trial.server["control"].values())
+
+
+def test_momentum_is_not_used(make_trial, assert_same):
+    heavy, plain = (make_trial(Scaffold(), momentum=momentum).run(2) for momentum in (0.9, 0.0))
+    assert_same(heavy.server, plain.server)

@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture
+def clients(make_clients):
+    return make_clients()
+
+
+def test_facts_are_the_training_datas(clients):
+    facts = clients.facts(2, round=7)
+    assert facts.size.item() == 9
+    assert facts.classes.tolist() == [3, 0, 3, 3]
+    assert facts.round.item() == 7
+    assert {value.dtype for value in facts} == {torch.float64}
+
+
+def test_facts_of_several_clients_have_a_first_axis(clients):
+    facts = clients.facts([2, 0], round=1)
+    assert facts.size.tolist() == [9, 1]
+    assert facts.classes.tolist() == [[3, 0, 3, 3], [1, 0, 0, 0]]
+    assert facts.round.tolist() == [1, 1]
+
+
+def test_an_epoch_is_a_permutation_of_the_clients_samples(clients):
+    order = clients.order(5, 1, "batches", 0)
+    assert sorted(order) == list(clients.train[5])
+    assert list(order) != list(clients.train[5])
+
+
+def test_orders_depend_on_seed_round_stream_and_epoch(make_clients, clients):
+    orders = [
+        clients.order(5, 1, "batches", 0),
+        clients.order(5, 2, "batches", 0),
+        clients.order(5, 1, "batches", 1),
+        clients.order(5, 1, "recall", 0),
+        make_clients(seed=1).order(5, 1, "batches", 0),
+    ]
+    assert len({tuple(order) for order in orders}) == 5
+    assert np.array_equal(clients.order(5, 1, "batches", 0), orders[0])
+
+
+@pytest.mark.parametrize(
+    ("client", "share", "count"), [(5, 0.8, 13), (7, 0.5, 10), (1, 0.5, 3), (0, 0.1, 1), (6, 0.1, 1)]
+)
+def test_a_share_is_rounded_to_the_nearest_and_at_least_one(clients, client, share, count):
+    order = clients.order(client, 1, "mixing", 0, share)
+    assert len(order) == len(set(order)) == count
+    assert set(order) <= set(clients.train[client])
+
+
+def test_a_share_is_drawn_once_a_round(clients):
+    """Its order differs from epoch to epoch, its samples from round to round."""
+    first, second = (clients.order(7, 1, "mixing", epoch, 0.5) for epoch in (0, 1))
+    later = clients.order(7, 2, "mixing", 0, 0.5)
+    assert set(first) == set(second)
+    assert list(first) != list(second)
+    assert set(first) != set(later)
+
+
+def test_batches_are_gathered_by_index(clients):
+    x, y = clients.gather(np.array([3, 1, 3]))
+    assert torch.equal(x, clients.x[[3, 1, 3]])
+    assert torch.equal(y, clients.y[[3, 1, 3]])

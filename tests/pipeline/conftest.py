@@ -1,0 +1,87 @@
+"""Real snakemake, dvc and git in a copy of the project."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import studies
+
+BIN = Path(sys.executable).parent
+ENVIRONMENT = os.environ | {
+    "PATH": f"{BIN}:{os.environ['PATH']}",
+    "GIT_AUTHOR_NAME": "fedpipe",
+    "GIT_AUTHOR_EMAIL": "fedpipe@example.org",
+    "GIT_COMMITTER_NAME": "fedpipe",
+    "GIT_COMMITTER_EMAIL": "fedpipe@example.org",
+    "DVC_NO_ANALYTICS": "1",
+}
+LOCAL = ("--profile", "workflow/profiles/local")
+
+
+class Project:
+    """A clone of the project, and what users type in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, *command: str, check: bool = True) -> str:
+        """What the command prints, standard output and error together."""
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert not check or done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
+        return done.stdout
+
+    def snakemake(self, *arguments: str, check: bool = True) -> str:
+        return self.run("snakemake", *(arguments or ("all",)), *LOCAL, check=check)
+
+    def commit(self, message: str = "a study") -> None:
+        self.run("git", "add", "-A")
+        self.run("git", "commit", "-qm", message)
+
+    def edit(self, **sections: dict[str, Any]) -> None:
+        """Change params.yaml: each section is merged into what stands there."""
+        params = yaml.safe_load((self.folder / "params.yaml").read_text())
+        for name, section in sections.items():
+            params[name] = params[name] | section
+        studies.write(params, self.folder)
+
+    def metrics(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "results/metrics.json").read_text())
+        return found
+
+    def bits(self) -> dict[str, str]:
+        return studies.bits(self.folder / "results")
+
+
+def jobs(printed: str) -> Counter[str]:
+    """How many jobs of each rule snakemake ran."""
+    return Counter(re.findall(r"^(?:local)?rule (\w+):", printed, flags=re.M))
+
+
+def trained(printed: str) -> set[str]:
+    """The algorithms whose rounds snakemake ran."""
+    return set(re.findall(r"results/runs/(\w+)/\w+/(?:segments|rounds)/\w+\S*\.json\n", printed)) if printed else set()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    made = Project(studies.copy_project(tmp_path / "project"))
+    made.run("git", "init", "-q", "-b", "main")
+    return made

@@ -1,0 +1,69 @@
+"""What DVC promises, with Snakemake underneath."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests import studies
+from tests.pipeline.conftest import Project, jobs
+
+NOTHING = "Nothing to be done"
+UP_TO_DATE = "Data and pipelines are up to date."
+
+
+def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path: Path) -> None:
+    params = studies.settings(("fedavg", "fedprox", "scaffold"), 2)
+    params["algorithms"]["fedprox"] = {"mu": 0.1}
+    studies.write(params, project.folder)
+    project.commit()
+    printed = project.run("dvc", "repro")
+    assert jobs(printed)["segment"] == 3
+    assert project.run("git", "status", "--porcelain").split() == ["??", "dvc.lock", "??", "results/metrics.json", "??", "results/plots/"]
+    project.commit("results")
+    assert UP_TO_DATE in project.run("dvc", "repro")
+    assert NOTHING in project.snakemake("-n", "all")
+    first = project.metrics()
+
+    # dvc exp show has the accuracies as columns
+    header, *rows = project.run("dvc", "exp", "show", "--csv").splitlines()
+    columns = dict(zip(header.split(","), rows[0].split(","), strict=False))
+    assert float(columns["scaffold.global-on-global"]) == first["scaffold"]["global-on-global"]
+
+    # an edit of one algorithm's hyper-parameter runs that algorithm's jobs and no other's
+    project.edit(algorithms={"fedprox": {"mu": 5.0}})
+    printed = project.run("dvc", "repro")
+    assert jobs(printed)["segment"] == 1
+    assert "results/runs/fedprox/" in printed
+    ran = [line for line in printed.splitlines() if line.startswith("Running stage 'train@")]
+    assert ran == ["Running stage 'train@fedprox':"]
+    second = project.metrics()
+    assert second["fedavg"] == first["fedavg"]
+    assert second["scaffold"] == first["scaffold"]
+    project.commit("mu 5")
+
+    # a clone that pulls has nothing to do, and notices a changed learning rate
+    remote, clone = tmp_path / "remote", Project(tmp_path / "elsewhere" / "clone")
+    project.run("dvc", "remote", "add", "-d", "store", str(remote))
+    project.commit("remote")
+    project.run("dvc", "push", "-q")
+    clone.folder.parent.mkdir()
+    project.run("git", "clone", "-q", str(project.folder), str(clone.folder))
+    clone.run("dvc", "pull", "-q")
+    assert NOTHING in clone.run("snakemake", "-n", "all")
+    assert NOTHING in clone.run("snakemake", "--profile", "slurm", "-n", "all")
+    assert UP_TO_DATE in clone.run("dvc", "repro")
+    assert clone.bits() == project.bits()
+    clone.edit(federation={"learning_rate": 0.2})
+    assert jobs(clone.run("snakemake", "-n", "all"))["segment"] == 3
+
+
+def test_snakemake_first_then_repro_trains_nothing(project: Project) -> None:
+    studies.write(studies.settings(rounds=2), project.folder)
+    project.commit()
+    project.snakemake()
+    bits = project.bits()
+    printed = project.run("dvc", "repro")
+    assert "segment" not in jobs(printed)
+    assert "train@fedavg" in printed
+    assert project.bits() == bits
+    assert UP_TO_DATE in project.run("dvc", "repro")

@@ -1,0 +1,226 @@
+"""The DAG by the commands that users type."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import studies
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
+
+NOTHING = "Nothing to be done"
+
+
+def test_a_study_from_digits_to_table_and_figures(project: Project) -> None:
+    labels = ("fedavg", "feddw", "pfps_lwc")
+    studies.write(studies.settings(labels, 3, study={"seeds": [0, 1]}), project.folder)
+    ran = jobs(project.snakemake())
+    assert ran == {
+        "download": 1,
+        "partition": 2,
+        "partition_figure": 2,
+        "segment": 6,
+        "collect": 6,
+        "table": 1,
+        "curves": 1,
+        "matrices": 1,
+        "all": 1,
+    }
+    table = (project.folder / "results/tables/results.md").read_text()
+    rows = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
+    assert set(labels) <= set(rows)
+    assert "–" in rows["pfps_lwc"], "a method without a global model shows a dash"
+    assert set(project.metrics()) == set(labels)
+    assert set(project.metrics()["pfps_lwc"]) == {"personal-on-local"}
+    for kind in ("svg", "png"):
+        assert (project.folder / f"results/figures/curves.{kind}").stat().st_size > 5000
+        assert (project.folder / f"results/figures/matrices.{kind}").stat().st_size > 5000
+        assert len(list((project.folder / "results/figures").glob(f"partition-*.{kind}"))) == 2
+    assert NOTHING in project.snakemake()
+    assert NOTHING in project.run("snakemake", "--profile", "slurm", "-n", "all")
+    for path in (project.folder / "results/logs/segment").glob("*.log"):
+        assert "round 3 of 3" in path.read_text()
+
+
+def test_slurm_profile_plans_in_a_fresh_clone(project: Project) -> None:
+    planned = project.run("snakemake", "--profile", "slurm", "-n", "all")
+    assert "segment                30" in planned
+    assert not (project.folder / "results/runs/fedavg").joinpath("rounds").exists()
+
+
+def test_more_rounds_compute_only_the_new_ones(project: Project) -> None:
+    studies.write(studies.settings(rounds=2), project.folder)
+    project.snakemake("runs")
+    project.edit(federation={"rounds": 4})
+    assert jobs(project.snakemake("runs"))["segment"] == 1
+    logs = sorted((project.folder / "results/logs/segment").glob("*.log"))
+    assert [log.name[-8:] for log in logs] == ["0002.log", "0004.log"]
+    lines = [line.partition(": ")[2] for line in logs[1].read_text().splitlines()]
+    assert lines == ["2 of 4 rounds are complete", "round 3 of 4", "round 4 of 4"]
+
+
+def run_both_grains(project: Project, labels: tuple[str, ...], rounds: int) -> None:
+    studies.write(studies.settings(labels, rounds), project.folder)
+    project.snakemake("runs")
+    once = project.bits()
+    assert any("server.pt" in name for name in once)
+    project.run("rm", "-r", "results/runs", "results/.provenance", "results/plan.json")
+    project.edit(execution={"rounds_per_job": 1, "clients_per_job": 3})
+    ran = jobs(project.snakemake("runs"))
+    assert ran["train"] == 2 * rounds * len(labels), "five participants are blocks of three and two"
+    assert ran["aggregate"] == ran["evaluate"] == rounds * len(labels)
+    assert project.bits() == once
+    assert not list((project.folder / "results").rglob("block-*.pt")), "uploads are gone once aggregated"
+
+
+def test_single_rounds_leave_the_bits_of_a_segment(project: Project) -> None:
+    run_both_grains(project, ("scaffold",), 2)
+
+
+@pytest.mark.slow
+def test_single_rounds_leave_the_bits_of_a_segment_for_all_ten(project: Project) -> None:
+    run_both_grains(project, studies.TEN, 2)
+
+
+def test_single_rounds_find_what_segments_left(project: Project) -> None:
+    studies.write(studies.settings(rounds=2), project.folder)
+    project.snakemake("runs")
+    project.edit(execution={"rounds_per_job": 1, "clients_per_job": 3})
+    ran = jobs(project.snakemake("runs"))
+    assert not ran.keys() & {"init", "train", "aggregate", "evaluate", "segment"}
+
+
+@pytest.mark.slow
+def test_snakemake_killed_says_what_to_type_and_then_goes_on(project: Project) -> None:
+    params = studies.settings(("fedala", "scaffold"), 12, federation={"local_epochs": 8})
+    studies.write(params, project.folder)
+    project.snakemake("runs")
+    once = project.bits()
+    project.run("rm", "-r", "results/runs", "results/.provenance", "results/plan.json")
+
+    with subprocess.Popen(["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT, process_group=0) as killed:
+        deadline = time.monotonic() + 120
+        while not list((project.folder / "results/runs").glob("*/*/rounds/0003/round.json")):
+            assert time.monotonic() < deadline
+            assert killed.poll() is None
+            os.sched_yield()
+        killed.kill()  # snakemake alone: its jobs are orphans and write on
+    said = project.snakemake("runs", check=False)
+    assert "--unlock" in said
+    project.snakemake("runs", "--unlock")
+    project.snakemake("runs")
+    subprocess.run(["pkill", "-KILL", "-g", str(killed.pid)], check=False)
+    assert project.bits() == once
+    assert "Error" not in said.replace("Error: Directory cannot be locked", "").replace("LockException", "")
+
+
+@pytest.mark.slow
+def test_segment_killed_under_snakemake_resumes(project: Project) -> None:
+    studies.write(studies.settings(("fedala",), 12, federation={"local_epochs": 8}), project.folder)
+    project.snakemake("runs")
+    once = project.bits()
+    project.run("rm", "-r", "results/runs", "results/.provenance", "results/plan.json")
+    with subprocess.Popen(
+        ["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT, process_group=0, stdout=subprocess.DEVNULL
+    ) as running:
+        deadline = time.monotonic() + 120
+        while not list((project.folder / "results/runs").glob("*/*/rounds/0004/round.json")):
+            assert time.monotonic() < deadline
+            os.sched_yield()
+        subprocess.run(["pkill", "-KILL", "-f", "fedpipe segment results/runs/fedala"], check=True)
+        assert running.wait() != 0
+    (log,) = (project.folder / "results/logs/segment").glob("*.log")
+    complete = len(list((project.folder / "results/runs").glob("*/*/rounds/*/round.json"))) - 1
+    assert complete >= 4
+    project.snakemake("runs")
+    assert f"{complete} of 12 rounds are complete" in log.read_text()
+    assert project.bits() == once
+
+
+MISTAKES = [
+    ({"partition": {"alpha": -1}}, "partition.alpha: -1 can't be used; it should be greater than 0."),
+    ({"federation": {"participation": 0}}, "federation.participation: 0 can't be used; it should be greater than 0."),
+    (
+        {"federation": {"learningrate": 0.1}},
+        "federation.learningrate: unknown key; did you mean 'learning_rate'?",
+    ),
+    ({"study": {"algorithms": ["fedavgg"]}}, "study.algorithms: unknown algorithm 'fedavgg'; did you mean 'fedavg'?"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "sentence"), MISTAKES, ids=[str(list(m)[0]) + str(i) for i, (m, _) in enumerate(MISTAKES)])
+def test_a_mistake_is_one_sentence_from_every_command(project: Project, mistake: dict, sentence: str) -> None:
+    project.run("dvc", "--version")
+    studies.write(studies.settings(rounds=2), project.folder)
+    project.edit(**mistake)
+    project.commit()
+    for command in (["snakemake", "all", *LOCAL], ["snakemake", "-n", "all"], ["fedpipe", "plan"], ["dvc", "repro"]):
+        printed = project.run(*command, check=False)
+        assert printed.count(f"fedpipe: {sentence}\n") == 1, printed
+        assert "Traceback" not in printed
+        assert not (project.folder / "results/data").exists(), "no job may start"
+
+
+OWN = '''
+from dataclasses import dataclass
+from fedpipe.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Half(FedAvg):
+    """Moves half as far as FedAvg."""
+
+    share: float = 0.5
+
+    def combine(self, server, uploads):
+        theta = server["model"]
+        return {"model": theta + self.share * (uploads.mean("model") - theta)}
+'''
+
+
+def test_an_algorithm_of_ones_own_is_one_file(project: Project) -> None:
+    (project.folder / "own.py").write_text(OWN)
+    params = studies.settings(("fedavg",), 2, algorithms={"half": {"algorithm": "own.Half", "share": 0.25}})
+    params["study"]["algorithms"] = ["fedavg", "half"]
+    studies.write(params, project.folder)
+    project.snakemake()
+    assert set(project.metrics()) == {"fedavg", "half"}
+    assert project.metrics()["half"].keys() == project.metrics()["fedavg"].keys()
+    assert "own.Half" in next((project.folder / "results/runs/half").glob("*/run.yaml")).read_text()
+
+
+def test_a_grid_has_a_level_of_its_own(project: Project) -> None:
+    params = studies.settings(("fedavg", "fedprox"), 1)
+    params["study"]["grid"] = {"partition.alpha": [0.1, 10.0], "algorithms.fedprox.mu": [0.1, 1.0]}
+    studies.write(params, project.folder)
+    ran = jobs(project.snakemake("results/metrics.json"))
+    assert ran["partition"] == 2
+    assert ran["segment"] == 2 + 4, "FedProx's mu does not multiply FedAvg's runs"
+    metrics = project.metrics()
+    assert set(metrics["fedavg"]) == {"alpha=0.1", "alpha=10.0"}
+    assert len(metrics["fedprox"]) == 4
+    assert metrics["fedavg"]["alpha=0.1"] != metrics["fedavg"]["alpha=10.0"]
+
+
+def test_parsing_imports_no_torch(project: Project) -> None:
+    project.run("fedpipe", "plan")
+    poison = project.folder / "poison"
+    poison.mkdir()
+    (poison / "torch.py").write_text("raise SystemExit('torch was imported')")
+    done = subprocess.run(
+        ["snakemake", "-n", "all"],
+        cwd=project.folder,
+        env=ENVIRONMENT | {"PYTHONPATH": str(poison)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(project.folder, "results/plan.json").exists()
+
+
+def test_signal_numbers_are_what_the_tests_think() -> None:
+    assert signal.SIGKILL == 9

@@ -1,0 +1,117 @@
+"""Small result trees: the files that a study's runs leave, with numbers that are easy to check by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from fedpipe import artifacts
+from fedpipe.artifacts import RunFiles
+
+Counts = Sequence[tuple[int, int]]  #: (correct, total) of each client; one alone is the server's
+
+MADE_BY = {"executor": "loop", "device": "x86_64", "fedpipe": "0.1.0", "torch": "2.11.0"}
+
+
+class Tree:
+    """A study in the working directory, whose runs are written one by one."""
+
+    def __init__(
+        self, algorithms: Sequence[str], seeds: Sequence[int] = (0, 1), grid: Mapping[str, Sequence[Any]] | None = None
+    ):
+        grid = grid or {}
+        points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        self.plan: dict[str, Any] = {
+            "algorithms": list(algorithms),
+            "seeds": list(seeds),
+            "grid": {name: list(values) for name, values in grid.items()},
+            "rounds": 3,
+            "protocols": ["global-on-global", "personal-on-local"],
+            "partitions": {
+                "0a": {
+                    "dataset": {"name": "digits", "split": "official"},
+                    "partition": {"scheme": "dirichlet", "alpha": 0.3},
+                    "clients": 2,
+                    "seed": 0,
+                }
+            },
+            "runs": [],
+            "report": {"round": "last", "last_k": 2, "average": "sample"},
+        }
+        for point, name, seed in itertools.product(points, algorithms, seeds):
+            concerns = {key: v for key, v in point.items() if not key.startswith("algorithms.") or f".{name}." in key}
+            run = {"algorithm": name, "seed": seed, "grid": concerns, "key": f"{len(self.plan['runs']):012x}"}
+            if any(run["grid"] == old["grid"] and (name, seed) == (old["algorithm"], old["seed"]) for old in self.runs):
+                continue
+            self.plan["runs"].append(run | {"path": f"results/runs/{name}/{run['key']}", "partition": "0a"})
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        return list(self.plan["runs"])
+
+    def write(
+        self, run: int, rounds: Sequence[Mapping[str, Counts]], traffic: int = 100, seconds: float = 1.0, **made_by: str
+    ) -> None:
+        """Write the files of a run: by round, what each protocol found."""
+        files = RunFiles(Path(self.runs[run]["path"]))
+        rows: list[dict[str, Any]] = [
+            {
+                "round": number,
+                "client": client if len(counts) > 1 else -1,
+                "protocol": protocol,
+                "correct": correct,
+                "total": total,
+            }
+            for number, found in enumerate(rounds, 1)
+            for protocol, counts in found.items()
+            for client, (correct, total) in enumerate(counts)
+        ]
+        names = {"round": pa.int32(), "client": pa.int32(), "protocol": pa.string()}
+        schema = pa.schema(names | {"correct": pa.int64(), "total": pa.int64()})
+        artifacts.write_parquet(files.metrics, pa.Table.from_pylist(rows, schema))
+        each = [{"round": n, "bytes_down": traffic * n, "bytes_up": 2.0 * traffic} for n in range(1, len(rounds) + 1)]
+        artifacts.write_parquet(files.rounds, pa.Table.from_pylist(each))
+        times = [{"round": n + 1, "train": seconds, "aggregate": 0.5, "evaluate": 0.25} for n in range(len(rounds))]
+        artifacts.write_json(files.times, {"rounds": times, "made_by": MADE_BY | made_by})
+
+    def write_matrices(self, run: int, measured: Mapping[str, float] | None) -> None:
+        """Write 2 x 2 matrices of the rounds 1 to 3, all entries the value given times the round."""
+        rows = [
+            {"round": n, "source": source, "client": -1, "matrix": name, "class": c, "0": n * value, "1": n * value}
+            for source, values in (("measured", measured), ("exchanged", {"SL": 9.0, "CR": 9.0}))
+            for n, (name, value), c in itertools.product((1, 2, 3), (values or {}).items(), (0, 1))
+        ]
+        table = pa.Table.from_pylist(rows) if measured is not None else pa.table({})
+        artifacts.write_parquet(RunFiles(Path(self.runs[run]["path"])).matrices, table)
+
+
+def rounds(server: Sequence[int], clients: Sequence[Counts]) -> list[dict[str, Counts]]:
+    """Rounds of a run: the server's right answers of 10, and the clients'."""
+    return [
+        {"global-on-global": [(right, 10)], "personal-on-local": local}
+        for right, local in zip(server, clients, strict=True)
+    ]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tree]:
+    """Makes a study's tree in a working directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    return Tree
+
+
+@pytest.fixture
+def two(make: Callable[..., Tree]) -> Tree:
+    """FedAvg and an algorithm without a global model, two seeds, three rounds."""
+    tree = make(["fedavg", "local"])
+    uneven = [(1, 2), (4, 8), (0, 0)]  # the third client has no test samples
+    tree.write(0, rounds([2, 8, 6], [[(1, 2), (2, 8), (0, 0)], [(2, 2), (4, 8), (0, 0)], uneven]))
+    tree.write(1, rounds([3, 4, 8], [uneven, uneven, [(2, 2), (4, 8), (0, 0)]]), traffic=200, seconds=3.0)
+    for run, right in ((2, 1), (3, 2)):
+        tree.write(run, [{"personal-on-local": [(right, 2), (right, 4)]}] * 3)
+    return tree

@@ -1,0 +1,125 @@
+"""Figures: what they show, and that they are the same bytes each time."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from fedpipe import artifacts
+from fedpipe.report import curves, stage
+from fedpipe.report.figures import curves as curves_figure
+from fedpipe.report.figures import matrices, partition, style
+
+SETTINGS = {"dataset": {"name": "digits"}, "partition": {"scheme": "dirichlet", "alpha": 0.3}, "seed": 4}
+
+
+def twice(write, stem):
+    """The bytes of a figure's files, drawn two times."""
+    found = []
+    for _ in range(2):
+        write()
+        found.append([Path(f"results/figures/{stem}.{kind}").read_bytes() for kind in ("svg", "png")])
+    return found
+
+
+def test_lines_of_many_algorithms_differ():
+    looks = [style.line(index) for index in range(40)]
+    assert len({(look["color"], str(look["linestyle"]), look["marker"]) for look in looks}) == 40
+    assert len({look["color"] for look in looks[:10]}) == len({look["marker"] for look in looks[:10]}) == 10
+
+
+def test_curves_are_the_same_bytes_without_a_date(two):
+    first, second = twice(lambda: stage.write_figure_curves(two.plan), "curves")
+    assert first == second
+    assert b"<dc:date>" not in first[0]
+    assert b"Matplotlib" not in first[1]
+
+
+def test_curves_have_a_panel_a_protocol_and_a_line_an_algorithm(two):
+    made = curves_figure.figure(two.plan, curves.curves(two.plan))
+    first, second = made.axes
+    assert first.get_title("left") == "global-on-global"
+    assert [line.get_label() for line in first.lines] == ["fedavg"]
+    assert first.lines[0].get_ydata().tolist() == pytest.approx([25, 60, 70])
+    assert [line.get_label() for line in second.lines] == ["fedavg", "local"]
+    assert [text.get_text() for text in made.legends[0].get_texts()] == ["fedavg", "local"]
+
+
+def test_curves_of_a_grid(make):
+    tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5], "algorithms.fedprox.mu": [1, 2]})
+    for index in range(len(tree.runs)):
+        tree.write(index, [{"global-on-global": [(index, 10)]}] * 3)
+    made = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    assert [ax.get_title("left") for ax in made.axes if ax.axison] == [
+        "global-on-global\nalpha=0.1",
+        "global-on-global\nalpha=0.5",
+    ]
+    assert [line.get_label() for line in made.axes[0].lines] == ["fedavg", "fedprox (mu=1)", "fedprox (mu=2)"]
+
+
+def test_curves_of_no_algorithm_are_drawn_empty(make):
+    tree = make(["local"], [0])
+    tree.write(0, [{}])
+    made = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    assert not [line for ax in made.axes for line in ax.lines]
+
+
+def test_partition_shows_counts_and_sizes():
+    made = partition.figure(np.array([[3, 0], [1, 4]]), SETTINGS)
+    cells, bars = made.axes
+    assert sorted(text.get_text() for text in cells.texts) == ["1", "3", "4"]
+    assert [bar.get_width() for bar in bars.patches] == [3, 5]
+    assert made.get_suptitle() == "digits: dirichlet, alpha = 0.3, seed 4"
+    assert "mean label entropy 0.36 bits" in made.get_supxlabel()  # of 0 and 0.722
+    assert "Gini coefficient of sizes 0.125" in made.get_supxlabel()
+
+
+def test_partition_of_many_clients_has_a_colour_bar_and_no_numbers():
+    cells, _, bar = partition.figure(np.ones((100, 10), dtype=np.int64), SETTINGS).axes
+    assert not cells.texts
+    assert bar.get_ylabel() == "training samples of a class"
+
+
+def test_partition_is_the_same_bytes(make):
+    make(["fedavg"])
+    table = {"sample": [0, 1, 2], "client": [0, 1, 1], "label": [0, 1, 0], "split": ["train", "train", "test"]}
+    path = artifacts.assignment_file("0a")
+    artifacts.write_parquet(path, pa.table(table))
+    artifacts.write_json(path.with_name("partition.yaml"), SETTINGS)  # JSON is YAML
+    first, second = twice(lambda: stage.write_figure_partition("0a"), "partition-0a")
+    assert first == second
+
+
+@pytest.fixture
+def four(make):
+    """Four algorithms, one without a global model; the matrices of each have entries of their own."""
+    tree = make(["local", "scaffold", "feddw", "fedavg"])
+    for index, (number, _) in enumerate(itertools.product((None, 0.01, 0.02, 0.03), (0, 1))):
+        value = None if number is None else {"SL": number + index % 2, "CR": number / 2}
+        tree.write_matrices(index, value)
+    return tree
+
+
+def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
+    found = matrices._chosen(four.plan)
+    assert list(found) == ["fedavg", "feddw"]
+    assert found["fedavg"]["SL"] == pytest.approx(np.full((2, 2), 0.09))
+    assert found["feddw"]["CR"] == pytest.approx(np.full((2, 2), 0.03))
+    first, second = twice(lambda: stage.write_figure_matrices(four.plan), "matrices")
+    assert first == second
+
+
+def test_matrices_without_fedavg_are_of_the_first_global_models(four):
+    four.plan["algorithms"] = ["local", "scaffold", "feddw"]
+    assert list(matrices._chosen(four.plan)) == ["feddw", "scaffold"]
+    four.plan["algorithms"] = ["local", "scaffold"]
+    assert list(matrices._chosen(four.plan)) == ["scaffold"]
+
+
+def test_no_global_model_is_said(four):
+    four.plan["algorithms"] = ["local"]
+    stage.write_figure_matrices(four.plan)
+    assert Path("results/figures/matrices.svg").is_file()
+    assert "no matrices" in matrices.figure({}, "").texts[0].get_text()

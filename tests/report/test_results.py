@@ -1,0 +1,69 @@
+"""Accuracies by run, protocol, round and average, as exact numbers."""
+
+from collections.abc import Callable
+
+import pytest
+
+from fedpipe.errors import ArtifactError
+from fedpipe.report import results
+
+
+def accuracy(frame, **wanted):
+    """The accuracies in the rows with these values."""
+    for name, value in wanted.items():
+        frame = frame[frame[name] == value]
+    return frame["accuracy"].tolist()
+
+
+def test_averages_over_samples_clients_and_the_worst_tenth(two):
+    frame = results.load(two.plan)
+    of = {"algorithm": "fedavg", "seed": 0, "protocol": "personal-on-local"}
+    assert accuracy(frame, **of, average="sample") == [0.3, 0.6, 0.5]
+    assert accuracy(frame, **of, average="client") == [0.375, 0.75, 0.5]
+    assert accuracy(frame, **of, average="worst") == [0.25, 0.5, 0.5]
+
+
+def test_the_server_is_one_model_whatever_the_average(two):
+    frame = results.load(two.plan)
+    for average in results.AVERAGES:
+        assert accuracy(frame, algorithm="fedavg", seed=1, protocol="global-on-global", average=average) == [
+            0.3,
+            0.4,
+            0.8,
+        ]
+
+
+def test_the_worst_tenth_of_twenty_clients_are_two(make):
+    tree = make(["fedavg"], seeds=[0])
+    tree.write(0, [{"personal-on-local": [(right, 20) for right in range(19, -1, -1)]}])
+    assert accuracy(results.load(tree.plan), average="worst") == [0.025]  # of 0/20 and 1/20
+
+
+@pytest.mark.parametrize(("round", "expected"), [("last", [0.6, 0.8]), ("best", [0.8, 0.8]), ("mean-last", [0.7, 0.6])])
+def test_reported_round(two, round, expected):
+    found = results.reported(results.load(two.plan), round, last_k=2)
+    assert accuracy(found, protocol="global-on-global", average="sample") == pytest.approx(expected, abs=1e-15)
+
+
+def test_mean_last_of_more_rounds_than_there_are(two):
+    found = results.reported(results.load(two.plan), "mean-last", last_k=9)
+    of = {"algorithm": "fedavg", "protocol": "global-on-global", "average": "sample"}
+    assert accuracy(found, **of) == pytest.approx([1.6 / 3, 0.5], abs=1e-15)
+
+
+def test_bytes_and_seconds(two):
+    assert results.traffic(two.plan)["bytes_down"].tolist() == [200, 400, 200, 200]
+    assert results.traffic(two.plan)["bytes_up"].tolist() == [200, 400, 200, 200]
+    assert results.times(two.plan)["train"].tolist() == [3, 9, 3, 3]
+
+
+def test_a_run_that_is_not_complete_is_named(make: Callable):
+    tree = make(["fedavg"], seeds=[0])
+    with pytest.raises(ArtifactError, match=r"fedavg/000000000000/metrics.parquet is missing"):
+        results.load(tree.plan)
+
+
+def test_labels_of_grid_points():
+    assert results.label({"partition.alpha": "0.1", "model.hidden": "64"}) == "alpha=0.1, hidden=64"
+    assert results.label({"algorithms.feddw.mu": "1", "algorithms.fedprox.mu": ""}) == "algorithms.feddw.mu=1"
+    assert results.label({}) == ""

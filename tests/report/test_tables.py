@@ -1,0 +1,195 @@
+"""The result table, metrics.json and the curves' numbers."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from fedpipe.errors import ArtifactError
+from fedpipe.report import curves, stage, tables
+
+
+def cell(table, **wanted):
+    """The only row with these values."""
+    for name, value in wanted.items():
+        table = table[table[name] == value]
+    (row,) = table.to_dict("records")
+    return row
+
+
+def one_round(right):
+    """A run of one round: so many right answers of 10."""
+    return [{"global-on-global": [(right, 10)], "personal-on-local": [(right, 10), (right, 10)]}]
+
+
+@pytest.fixture
+def grid(make):
+    """Two algorithms on a grid: one name for both, one for FedProx alone; one seed."""
+    tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5], "algorithms.fedprox.mu": [1, 2]})
+    for index in range(len(tree.runs)):
+        tree.write(index, one_round(index))
+    return tree
+
+
+def test_mean_and_sample_deviation_over_seeds(two):
+    table = tables.table(two.plan)
+    assert len(table) == 2 * 2 * 3 * 3  # algorithms, protocols, averages, rounds
+    found = cell(table, algorithm="fedavg", protocol="global-on-global", average="sample", round="last")
+    assert found["mean"] == pytest.approx(70)
+    assert found["std"] == pytest.approx(math.sqrt(200))
+    assert found["seeds"] == 2
+    assert found["bytes_down"] == 300
+    assert found["bytes_up"] == 300
+    found = cell(table, algorithm="fedavg", protocol="personal-on-local", average="client", round="last")
+    assert found["mean"] == pytest.approx(62.5)
+    assert found["std"] == pytest.approx(math.sqrt(312.5))
+    found = cell(table, algorithm="fedavg", protocol="global-on-global", average="client", round="mean-last")
+    assert found["mean"] == pytest.approx(65)
+
+
+def test_a_protocol_that_is_not_there_has_no_number(two):
+    found = cell(tables.table(two.plan), algorithm="local", protocol="global-on-global", average="sample", round="last")
+    assert math.isnan(found["mean"])
+    assert found["seeds"] == 0
+    assert found["bytes_up"] == 200
+
+
+def test_an_algorithm_without_any_of_the_protocols_keeps_its_row(make):
+    tree = make(["fedavg", "local"], [0])
+    tree.write(0, one_round(5))
+    tree.write(1, [{}])
+    table = tables.table(tree.plan)
+    assert "| local       |                  – |                   – |" in tables.markdown(
+        tree.plan, table, tables.times(tree.plan)
+    )
+    assert tables.metrics(tree.plan, table)["local"] == {}
+
+
+def test_markdown(two):
+    text = tables.markdown(two.plan, tables.table(two.plan), tables.times(two.plan))
+    assert text == (
+        "Test accuracy (%) in the last round measured (3 rounds), over all test samples; mean ± standard deviation "
+        "over 2 seeds. Bytes are those of one participant in one round; training takes the seconds of a whole run. "
+        "A dash: the method has no such model. Data: digits (official split), 2 clients, "
+        "partition dirichlet (alpha=0.3).\n\n"
+        "| algorithm   |   global-on-global |   personal-on-local |   bytes down |   bytes up |   training (s) |\n"
+        "|:------------|-------------------:|--------------------:|-------------:|-----------:|---------------:|\n"
+        "| fedavg      |      70.00 ± 14.14 |        55.00 ± 7.07 |        300 B |      300 B |            6.0 |\n"
+        "| local       |                  – |       50.00 ± 23.57 |        200 B |      200 B |            3.0 |\n\n"
+        "Made by the loop executor on x86_64, with fedpipe 0.1.0, torch 2.11.0.\n"
+    )
+
+
+def test_settings_of_the_report_choose_the_number(two):
+    two.plan["report"] = {"round": "best", "last_k": 2, "average": "client"}
+    table = tables.table(two.plan)
+    text = tables.markdown(two.plan, table, tables.times(two.plan))
+    assert "in each run's best round" in text
+    assert "mean of the clients' accuracies" in text
+    assert "| 80.00 ± 0.00 |" in " ".join(text.split())
+    assert "| 75.00 ± 0.00 |" in " ".join(text.split())
+    assert tables.metrics(two.plan, table)["fedavg"]["personal-on-local"] == 0.75
+
+
+def test_one_seed_has_no_deviation(make):
+    tree = make(["fedavg"], [7])
+    tree.write(0, one_round(5))
+    table = tables.table(tree.plan)
+    assert table["std"].isna().all()
+    text = tables.markdown(tree.plan, table, tables.times(tree.plan))
+    assert "; one seed." in text
+    assert "| 50.00 |" in " ".join(text.split())
+    assert "±" not in text
+    assert b"fedavg,global-on-global,sample,last,50.0,,1,100.0,200.0\n" in tables.csv(table)
+
+
+def test_runs_made_in_different_places_are_all_named(two):
+    two.write(0, one_round(5), device="NVIDIA H100", executor="stack of 32")
+    text = tables.markdown(two.plan, tables.table(two.plan), tables.times(two.plan))
+    assert "Made by the stack of 32 executor on NVIDIA H100, with" in text
+    assert text.count("Made by") == 2
+
+
+def test_metrics(two):
+    assert tables.metrics(two.plan, tables.table(two.plan)) == {
+        "fedavg": {"global-on-global": 0.7, "personal-on-local": 0.55},
+        "local": {"personal-on-local": 0.5},
+    }
+
+
+def test_a_grid_adds_columns_and_a_level(grid):
+    table = tables.table(grid.plan)
+    shown = table[
+        (table["protocol"] == "global-on-global") & (table["average"] == "sample") & (table["round"] == "last")
+    ]
+    # runs by grid point, then algorithm: fedavg .1, fedprox .1 1, fedprox .1 2, fedavg .5, fedprox .5 1, fedprox .5 2
+    assert shown[["algorithm", "partition.alpha", "algorithms.fedprox.mu", "mean"]].to_numpy().tolist() == [
+        ["fedavg", "0.1", "", 0],
+        ["fedavg", "0.5", "", 30],
+        ["fedprox", "0.1", "1", 10],
+        ["fedprox", "0.1", "2", 20],
+        ["fedprox", "0.5", "1", 40],
+        ["fedprox", "0.5", "2", 50],
+    ]
+    metrics = tables.metrics(grid.plan, table)
+    assert metrics["fedavg"]["alpha=0.5"]["global-on-global"] == 0.3
+    assert metrics["fedprox"]["alpha=0.1, mu=2"] == {"global-on-global": 0.2, "personal-on-local": 0.2}
+    text = tables.markdown(grid.plan, table, tables.times(grid.plan))
+    assert "| algorithm   | alpha   | mu   |" in text
+    assert "| fedavg      | 0.5     | –    |" in text
+
+
+def test_a_grid_of_lists(make):
+    tree = make(["fedavg"], [0], {"model.channels": [[8, 16], [16, 32]]})
+    tree.write(0, one_round(1))
+    tree.write(1, one_round(2))
+    metrics = tables.metrics(tree.plan, tables.table(tree.plan))
+    assert metrics["fedavg"]["channels=[16, 32]"]["global-on-global"] == 0.2
+
+
+def test_curves(two):
+    found = curves.curves(two.plan)
+    rows = found[(found["algorithm"] == "fedavg") & (found["protocol"] == "global-on-global")]
+    assert rows["round"].tolist() == [1, 2, 3]
+    assert rows["seeds"].tolist() == [2, 2, 2]
+    assert rows["mean"].tolist() == pytest.approx([25, 60, 70])
+    assert rows["std"].tolist() == pytest.approx([math.sqrt(50), math.sqrt(800), math.sqrt(200)])
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (999.7, "1 kB"), (54824, "54.8 kB"), (3e6, "3 MB"), (2.5e12, "2.5 TB")],
+)
+def test_sizes(count, text):
+    assert tables.size(count) == text
+
+
+def test_files_are_written_with_the_same_bytes_each_time(two):
+    names = ["tables/results.csv", "tables/results.md", "tables/times.csv", "metrics.json", "plots/curves.csv"]
+    stage.write_tables(two.plan)
+    first = {name: (Path("results") / name).read_bytes() for name in names}
+    stage.write_tables(two.plan)
+    assert {name: (Path("results") / name).read_bytes() for name in names} == first
+    assert json.loads(first["metrics.json"])["fedavg"]["global-on-global"] == 0.7
+    assert first["tables/times.csv"] == b"algorithm,train,aggregate,evaluate\nfedavg,6.0,1.5,0.75\nlocal,3.0,1.5,0.75\n"
+
+
+def test_times_change_neither_results_nor_metrics(two):
+    stage.write_tables(two.plan)
+    before = [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")]
+    for run in two.runs:
+        path = Path(run["path"]) / "times.json"
+        path.write_text(path.read_text().replace('"train": ', '"train": 1'))
+    stage.write_tables(two.plan)
+    assert [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")] == before
+
+
+def test_show(two):
+    with pytest.raises(ArtifactError, match=r"results/tables/results.md is missing"):
+        stage.show(two.plan)
+    stage.write_tables(two.plan)
+    stage.write_figure_curves(two.plan)
+    text = stage.show(two.plan)
+    assert "70.00 ± 14.14" in text
+    assert text.endswith("results/figures/curves.svg")

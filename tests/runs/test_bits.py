@@ -1,0 +1,130 @@
+"""Same seed, same bits: whatever the number of jobs, threads and rounds per job."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedpipe import artifacts
+from fedpipe.engine import collecting
+from fedpipe.engine.run import Block, Run
+from tests import studies
+
+ROUNDS = 4
+
+
+def finish(run: Run, rounds: int = ROUNDS) -> dict[str, str]:
+    """Join the run's rounds, and the bits of all its files."""
+    collecting.collect(run.files, rounds, "all")
+    return studies.bits(run.files.path)
+
+
+def away(run: Run) -> None:
+    """Delete all results of a run, but not its settings."""
+    for folder in ("rounds", "segments"):
+        shutil.rmtree(run.files.path / folder, ignore_errors=True)
+    for path in run.files.path.glob("*.parquet"):
+        path.unlink()
+
+
+def one_segment(run: Run) -> None:
+    list(run.segment(ROUNDS))
+
+
+def single_rounds(made: dict, index: int, size: int) -> None:
+    """As the literal DAG does it: a new process's state for every job, blocks through files."""
+
+    def fresh() -> Run:
+        return studies.open_runs(made)[index]
+
+    fresh().initialise()
+    for number in range(1, ROUNDS + 1):
+        ids = fresh().participants(number)
+        files = fresh().files.round(number)
+        blocks = [ids[first : first + size] for first in range(0, len(ids), size)]
+        for block, members in enumerate(blocks):
+            run = fresh()
+            artifacts.write_pt(files.block(block), run.train(number, members).tree())
+        fresh().aggregate(number, [Block.of(artifacts.read_pt(files.block(block))) for block in range(len(blocks))])
+        fresh().evaluate(number)
+
+
+@pytest.mark.parametrize("label", studies.TEN)
+def test_two_runs_segments_and_single_rounds_leave_the_same_bits(label: str) -> None:
+    protocols = {"protocols": ["global-on-global", "personal-on-local", "trained-on-local", "finetuned-on-local"]}
+    made = studies.prepare(studies.settings((label,), ROUNDS, evaluation=protocols))
+    run = studies.open_runs(made)[0]
+    one_segment(run)
+    once = finish(run)
+    assert {"metrics.parquet", "matrices.parquet", "rounds.parquet", "rounds/0004/server.pt"} <= once.keys()
+
+    away(run)
+    one_segment(studies.open_runs(made, threads=2)[0])
+    assert finish(run) == once, "two runs differ"
+
+    away(run)
+    list(studies.open_runs(made)[0].segment(3))
+    list(studies.open_runs(made)[0].segment(ROUNDS))
+    assert finish(run) == once, "two segments differ from one"
+
+    away(run)
+    single_rounds(made, 0, size=3)
+    assert finish(run) == once, "single rounds with blocks of three differ from a segment"
+
+
+@pytest.mark.parametrize("label", ["fedavg", "scaffold", "fedala"])
+def test_a_stack_leaves_the_same_bits_whatever_the_jobs(label: str) -> None:
+    made = studies.prepare(studies.settings((label,), 2))
+    run = studies.open_runs(made, stack=4)[0]
+    list(run.segment(2))
+    once = finish(run, 2)
+    away(run)
+    run = studies.open_runs(made, stack=4)[0]
+    run.initialise()
+    for number in (1, 2):
+        ids = run.participants(number)
+        run.aggregate(number, [run.train(number, ids[:3]), run.train(number, ids[3:])])
+        run.evaluate(number)
+    assert finish(run, 2) == once
+
+
+def test_seeds_differ_in_partition_model_and_participants() -> None:
+    made = studies.prepare(studies.settings(rounds=1, study={"seeds": [0, 1]}))
+    one, other = studies.open_runs(made)
+    assert made["runs"][0]["partition"] != made["runs"][1]["partition"]
+    assert [one.participants(r) for r in range(1, 9)] != [other.participants(r) for r in range(1, 9)]
+    assert not one.fresh(0)["head.weight"].equal(other.fresh(0)["head.weight"])
+
+
+def test_a_fixed_partition_seed_holds_for_all_seeds() -> None:
+    made = studies.prepare(studies.settings(rounds=1, study={"seeds": [0, 1]}, partition={"seed": 7}))
+    assert made["runs"][0]["partition"] == made["runs"][1]["partition"]
+    assert made["runs"][0]["key"] != made["runs"][1]["key"]
+
+
+def test_execution_artifacts_report_and_rounds_are_not_in_the_key() -> None:
+    keys = set()
+    for sections in (
+        {},
+        {"execution": {"rounds_per_job": 1, "clients_per_job": 3}},
+        {"artifacts": {"keep_models": "last"}},
+        {"report": {"round": "best"}},
+        {"federation": {"rounds": 9}},
+    ):
+        params = studies.settings()
+        for name, section in sections.items():
+            params[name] = params.get(name, {}) | section
+        keys.add(studies.prepare(params)["runs"][0]["key"])
+    assert len(keys) == 1
+
+
+def test_bytes_of_a_tensor_file_do_not_depend_on_its_name_or_on_views() -> None:
+    import torch
+
+    whole = torch.arange(100.0)
+    one = artifacts.write_pt(Path("one.pt"), {"a": whole[10:20]})
+    other = artifacts.write_pt(Path("other.pt"), {"a": whole[10:20].clone()})
+    assert one == other
+    assert Path("one.pt").read_bytes() == Path("other.pt").read_bytes()

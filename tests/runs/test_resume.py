@@ -1,0 +1,173 @@
+"""Kill it anywhere, type it again: the same bits, at most one round done twice."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedpipe import artifacts
+from fedpipe.errors import ArtifactError
+from tests import studies
+
+ROUNDS = 4
+
+#: Runs a segment and dies of SIGKILL in its n-th write, after half of the temporary file's bytes are on disk.
+DYING = """
+import os, signal, sys
+from fedpipe import artifacts, cli
+write, count = os.fdopen, int(sys.argv[1])
+class Half:
+    def __init__(self, stream): self.stream = stream
+    def __enter__(self): self.stream.__enter__(); return self
+    def __exit__(self, *error): return self.stream.__exit__(*error)
+    def write(self, data):
+        self.stream.write(data[: len(data) // 2]); self.stream.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+def fdopen(*args):
+    global count
+    count -= 1
+    return Half(write(*args)) if count == 0 else write(*args)
+os.fdopen = fdopen
+sys.argv = ["fedpipe", *sys.argv[2:]]
+cli.main()
+"""
+
+
+def segment(path: str, stop: int = ROUNDS) -> list[str]:
+    return ["segment", path, "--stop", str(stop)]
+
+
+def run_again(path: str, stop: int = ROUNDS) -> tuple[int, list[int]]:
+    """The same command once more: rounds found complete, rounds done now."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fedpipe", *segment(path, stop)], capture_output=True, text=True, check=True
+    )
+    found = re.search(r"(\d+) of \d+ rounds are complete", done.stdout)
+    assert found
+    return int(found[1]), [int(number) for number in re.findall(r"round (\d+) of", done.stdout)]
+
+
+def unfinished(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("write", [3, 11, 16, 22])
+def test_killed_in_the_middle_of_a_write(write: int) -> None:
+    made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
+    path = made["runs"][0]["path"]
+    list(studies.open_runs(made)[0].segment(ROUNDS))
+    once = studies.bits(Path(path))
+    subprocess.run(["rm", "-r", f"{path}/rounds", f"{path}/segments"], check=True)
+
+    killed = subprocess.run([sys.executable, "-c", DYING, str(write), *segment(path)], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    assert unfinished(Path(path)), "it should have died while a file was half written"
+    whole = [folder for folder in sorted(Path(path, "rounds").iterdir()) if (folder / "round.json").exists()]
+    found, done = run_again(path)
+    assert found == max(len(whole) - 1, 0)
+    assert done == list(range(found + 1, ROUNDS + 1))
+    assert studies.bits(Path(path)) == once
+    assert not unfinished(Path(path)), "half-written files should be gone"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", range(12))
+def test_killed_at_any_moment(moment: int) -> None:
+    """The moment is a line of output plus a fraction of a round, different in each case."""
+    made = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
+    path = made["runs"][0]["path"]
+    list(studies.open_runs(made)[0].segment(ROUNDS))
+    once = studies.bits(Path(path))
+    subprocess.run(["rm", "-r", f"{path}/rounds", f"{path}/segments"], check=True)
+    worker = subprocess.Popen(
+        [sys.executable, "-u", "-m", "fedpipe", *segment(path)], stdout=subprocess.PIPE, text=True, process_group=0
+    )
+    assert worker.stdout
+    for _ in range(1 + moment % ROUNDS):
+        worker.stdout.readline()
+    try:
+        worker.wait(timeout=0.05 * (moment // ROUNDS))
+    except subprocess.TimeoutExpired:
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+    complete = len(list(Path(path, "rounds").glob("*/round.json"))) - 1
+    found, done = run_again(path)
+    assert found == max(complete, 0)
+    assert done == list(range(found + 1, ROUNDS + 1))
+    assert studies.bits(Path(path)) == once
+
+
+def test_more_rounds_continue_a_shorter_run() -> None:
+    made = studies.prepare(studies.settings(rounds=2))
+    path = made["runs"][0]["path"]
+    assert run_again(path, 2) == (0, [1, 2])
+    longer = studies.prepare(studies.settings(rounds=4))
+    assert longer["runs"][0]["path"] == path
+    assert run_again(path, 4) == (2, [3, 4])
+    assert run_again(path, 4) == (4, [])
+    assert run_again(path, 2) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "rounds"),
+    [
+        ("rounds/0002/server.pt", "truncate", [3, 4]),
+        ("rounds/0004/server.pt", "flip", [4]),
+        ("rounds/0004/server.pt", "delete", [4]),
+        ("rounds/0003/metrics.parquet", "flip", [3, 4]),
+        ("rounds/0004/round.json", "truncate", [4]),
+        ("rounds/0003/state.json", "delete", [3, 4]),
+    ],
+)
+def test_damaged_files_are_found_and_made_again(name: str, harm: str, rounds: list[int]) -> None:
+    made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
+    path = made["runs"][0]["path"]
+    list(studies.open_runs(made)[0].segment(ROUNDS))
+    once = studies.bits(Path(path))
+    file = Path(path, name)
+    data = bytearray(file.read_bytes())
+    match harm:
+        case "truncate":
+            file.write_bytes(data[: len(data) // 2])
+        case "flip":
+            data[len(data) // 2] ^= 1
+            file.write_bytes(data)
+        case "delete":
+            file.unlink()
+    if name == "rounds/0002/server.pt":  # an early state is not needed to go on, so it is not made again by itself
+        with pytest.raises(ArtifactError, match="0002/server.pt is damaged"):
+            studies.open_runs(made)[0].server(2)
+        return
+    assert run_again(path)[1] == rounds
+    assert studies.bits(Path(path)) == once
+
+
+def test_a_pickled_object_is_refused() -> None:
+    import torch
+
+    class Evil:
+        def __reduce__(self):  # noqa: ANN204
+            return (os.system, ("touch harm",))
+
+    torch.save({"model": Evil()}, "evil.pt")
+    with pytest.raises(ArtifactError, match=r"evil\.pt can't be read"):
+        artifacts.read_pt(Path("evil.pt"))
+    assert not Path("harm").exists()
+
+
+@pytest.mark.parametrize(("keep", "states"), [("all", {0, 1, 2, 3, 4}), ("last", {0, 4}), (2, {0, 2, 4})])
+def test_keep_models_prunes_states_and_nothing_else(keep: str | int, states: set[int]) -> None:
+    made = studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": keep}))
+    run = studies.open_runs(made)[0]
+    list(run.segment(ROUNDS))
+    kept = {number for number in range(ROUNDS + 1) if run.files.round(number).server.exists()}
+    assert kept == states
+    assert all(run.files.round(number).metrics.exists() for number in range(1, ROUNDS + 1))
+    longer = studies.prepare(studies.settings(("scaffold",), ROUNDS + 1, artifacts={"keep_models": keep}))
+    assert run_again(longer["runs"][0]["path"], ROUNDS + 1) == (ROUNDS, [ROUNDS + 1])

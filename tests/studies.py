@@ -1,0 +1,92 @@
+"""Small studies for the tests: real digits, few rounds, and what compares their results bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedpipe import plan as planning
+from fedpipe.artifacts import RunFiles
+from fedpipe.config import Execution
+from fedpipe.data import stage, store
+from fedpipe.engine.run import Run
+
+ROOT = Path(__file__).parent.parent
+TEN = ("fedavg", "fedprox", "scaffold", "feddw", "feddual", "pfps_lwc", "cwfedavg", "ifca", "fedala", "pfedme")
+
+
+def settings(labels: tuple[str, ...] = ("fedavg",), rounds: int = 4, **sections: Any) -> dict[str, Any]:
+    """A params.yaml: ten clients of unequal size, half of them in a round."""
+    base: dict[str, Any] = {
+        "dataset": {"name": "digits"},
+        "evaluation": {"protocols": ["global-on-global", "personal-on-local"]},
+        "execution": {"device": "cpu"},
+        "artifacts": {"keep_models": "all"},
+        "report": {"round": "last"},
+        "partition": {"scheme": "dirichlet", "alpha": 0.3},
+        "model": {"name": "mlp", "hidden": [16]},
+        "federation": {
+            "clients": 10,
+            "participation": 0.5,
+            "rounds": rounds,
+            "batch_size": 40,
+            "learning_rate": 0.1,
+        },
+        "algorithms": {label: {} for label in labels},
+        "study": {"algorithms": list(labels), "seeds": [0]},
+    }
+    if "pfedme" in labels:
+        base["algorithms"]["pfedme"] = {"attraction": 5.0}
+    for name, section in sections.items():
+        base[name] = base.get(name, {}) | section
+    return base
+
+
+def write(params: dict[str, Any], folder: Path) -> None:
+    (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+
+
+def prepare(params: dict[str, Any]) -> dict[str, Any]:
+    """In the current folder: the plan, its data sets and partitions, ready for runs."""
+    write(params, Path())
+    made = planning.make(Path("params.yaml"))
+    planning.write(made)
+    for name in {run["dataset"] for run in made["runs"]}:
+        if not Path(f"results/data/{name}.pt").exists():
+            store.download(name)
+    for key in made["partitions"]:
+        stage.partition(key)
+    return made
+
+
+def open_runs(made: dict[str, Any], threads: int = 1, **execution: Any) -> list[Run]:
+    keep = made["artifacts"]["keep_models"]
+    return [Run(RunFiles(Path(run["path"])), Execution(**execution), threads, keep) for run in made["runs"]]
+
+
+def bits(folder: Path) -> dict[str, str]:
+    """SHA-256 of every tensor file and every table below a folder, by relative path; times are not among them."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in {".pt", ".parquet"} and not path.name.startswith(("block-", "."))
+    }
+
+
+def copy_project(folder: Path) -> Path:
+    """The project as a newcomer's clone would have it, without results."""
+    import subprocess
+
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    for name in listed:
+        source, target = ROOT / name, folder / name
+        if source.exists() or source.is_symlink():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+    return folder

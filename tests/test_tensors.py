@@ -1,0 +1,96 @@
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from fedpipe.tensors import Tensors
+
+
+@pytest.fixture
+def a():
+    return Tensors(w=torch.tensor([[1.0, -2.0], [3.0, 4.0]]), b=torch.tensor([0.5]))
+
+
+@pytest.fixture
+def b():
+    return Tensors(w=torch.tensor([[2.0, 2.0], [-1.0, 8.0]]), b=torch.tensor([4.0]))
+
+
+def plain(tensors):
+    assert type(tensors) is Tensors
+    return {name: value.tolist() for name, value in tensors.items()}
+
+
+def test_arithmetic_with_tensors_of_the_same_names(a, b):
+    assert plain(a + b) == {"w": [[3, 0], [2, 12]], "b": [4.5]}
+    assert plain(a - b) == {"w": [[-1, -4], [4, -4]], "b": [-3.5]}
+    assert plain(a * b) == {"w": [[2, -4], [-3, 32]], "b": [2]}
+    assert plain(a / b) == {"w": [[0.5, -1], [-3, 0.5]], "b": [0.125]}
+
+
+def test_arithmetic_with_numbers_and_scalars(a):
+    assert plain(a + 1) == {"w": [[2, -1], [4, 5]], "b": [1.5]}
+    assert plain(a - 1) == {"w": [[0, -3], [2, 3]], "b": [-0.5]}
+    assert plain(a * torch.tensor(2.0)) == plain(2 * a) == {"w": [[2, -4], [6, 8]], "b": [1]}
+    assert plain(a / 2) == {"w": [[0.5, -1], [1.5, 2]], "b": [0.25]}
+    assert plain(-a) == {"w": [[-1, 2], [-3, -4]], "b": [-0.5]}
+
+
+def test_operations_change_nothing_in_place(a, b):
+    before = plain(a), plain(b)
+    _ = a + b, a * 2, -a, a | b, a.zeros(), a.map(torch.exp)
+    assert (plain(a), plain(b)) == before
+
+
+@pytest.mark.parametrize("operation", ["__add__", "__sub__", "__mul__", "__truediv__"])
+def test_other_names_are_an_error_that_names_them(a, operation):
+    with pytest.raises(KeyError, match=r"names differ: \['b', 'c'\]"):
+        getattr(a, operation)(Tensors(w=a["w"], c=a["b"]))
+
+
+def test_the_order_of_names_does_not_matter(a, b):
+    swapped = Tensors(b=b["b"], w=b["w"])
+    assert plain(a + swapped) == plain(a + b)
+    assert list(a + swapped) == ["w", "b"]
+
+
+def test_a_union_takes_the_right_hand_sides_tensors(a):
+    found = a | {"b": torch.tensor([9.0]), "c": torch.tensor([1.0])}
+    assert plain(found) == {"w": [[1, -2], [3, 4]], "b": [9], "c": [1]}
+    assert list(found) == ["w", "b", "c"]
+
+
+def test_only_picks_in_the_order_asked_for(a):
+    assert list(a.only(["b", "w"])) == ["b", "w"]
+    assert plain(a.only(["b"])) == {"b": [0.5]}
+    with pytest.raises(KeyError):
+        a.only(["c"])
+
+
+def test_zeros_and_ones_have_the_same_shapes(a):
+    assert plain(a.zeros()) == {"w": [[0, 0], [0, 0]], "b": [0]}
+    assert plain(a.ones()) == {"w": [[1, 1], [1, 1]], "b": [1]}
+
+
+def test_scalars(a, b):
+    assert a.dot(b).item() == 2 - 4 - 3 + 32 + 2
+    assert a.square_norm().item() == 1 + 4 + 9 + 16 + 0.25
+    assert a.norm().item() == pytest.approx(30.25**0.5)
+    assert a.flat().tolist() == [1, -2, 3, 4, 0.5]
+
+
+def test_the_norms_gradient_at_0_is_0():
+    zero = Tensors(w=torch.zeros(2, requires_grad=True), b=torch.zeros(1, requires_grad=True))
+    gradient = torch.autograd.grad(zero.norm(), list(zero.values()))
+    assert [each.tolist() for each in gradient] == [[0, 0], [0]]
+
+
+def test_it_is_a_pytree(a):
+    mapped = pytree.tree_map(lambda value: value + 1, {"model": a})["model"]
+    assert plain(mapped) == plain(a + 1)
+
+
+def test_functional_transforms_take_and_return_it(a):
+    gradient = torch.func.grad(lambda tensors: tensors.square_norm())(a)
+    assert plain(gradient) == plain(2 * a)
+    stacked = a.map(lambda value: torch.stack([value, 2 * value]))
+    assert torch.func.vmap(Tensors.square_norm)(stacked).tolist() == [30.25, 121]
