@@ -235,8 +235,8 @@ class Params(Section):
             algorithm: Any = self.algorithm(label)
             if label in self.study.algorithms and algorithm.needs_sgd and self.federation.optimizer != "sgd":
                 raise SettingsError(
-                    f"federation.optimizer: {self.federation.optimizer} can't be used with {label}, whose theory divides "
-                    f"by the learning rate of sgd; it should be sgd, or {label} not in study.algorithms."
+                    f"federation.optimizer: {self.federation.optimizer} can't be used with {label}, whose theory "
+                    f"divides by the learning rate of sgd; it should be sgd, or {label} not in study.algorithms."
                 )
         source: Any = registry.find(registry.DATASET, self.dataset.name, "dataset.name")
         self.partition.check(self.federation.clients, source.classes, source.size)

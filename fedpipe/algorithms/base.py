@@ -188,6 +188,10 @@ class Algorithm(Component):
         """The empirical risk F_k on a batch, a scalar: mean cross-entropy."""
         return cross_entropy(self.net(client["model"], batch.x), batch)
 
+    def finetune(self, epochs: int) -> Sequence[Pass]:
+        """Passes that adapt a copy of the personal model to the client's data, for the finetuned protocols."""
+        return (Train(self.loss, epochs=epochs, stream="finetune"),)
+
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The local objective on a batch, a scalar: the risk and what the algorithm adds to it."""
         return self.risk(client, batch)

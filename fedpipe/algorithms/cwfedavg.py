@@ -31,8 +31,8 @@ class CwFedAvg(Algorithm):
     .. math:: \min_w F_i(w) + \lambda \lVert p_i - \tilde p_i(w) \rVert_2 .
 
     Which tensors are class-wise is a setting; the others are averaged as in FedAvg. A client that is not in the round
-    keeps its last uploaded distribution (uniform before its first); a class that nobody in the round owns is left out
-    of the mixtures until somebody does.
+    keeps its last uploaded distribution (uniform before its first). A class that nobody in the round owns keeps its
+    model, and is left out of the mixtures of all clients that own another.
 
     State: class models and distributions at the server. Traffic: the model down (mixed by the server), the model up
     (with ``distribution: empirical`` also C counts); there is no global model. Deviations: the authors' code halves
@@ -76,7 +76,9 @@ class CwFedAvg(Algorithm):
 
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """Eq. 7: the averaged tensors, and each client's mixture of the class models."""
-        p = server["distributions"][list(ids)] * server["owned"]
+        every = server["distributions"][list(ids)]
+        owned = every * server["owned"]
+        p = torch.where(owned.sum(1, keepdim=True) > 0, owned, every)
         p = p / p.sum(1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
         return {"base": server["base"]}, {"upper": server["classes"].map(lambda value: torch.tensordot(p, value, 1))}
 
@@ -111,10 +113,14 @@ class CwFedAvg(Algorithm):
             base = base + weight * model.only(base)
             classes = classes + model.only(classes).map(lambda value, q=weight * p: torch.tensordot(q, value, 0))
             owned = owned + weight * p
-        share = owned.clamp(min=torch.finfo(owned.dtype).tiny)
+
+        def renew(name: str) -> Tensor:
+            share = owned.reshape(-1, *(1,) * (classes[name].dim() - 1))
+            return torch.where(share > 0, classes[name] / share, server["classes"][name])
+
         return {
             "base": base,
-            "classes": classes.map(lambda value: value / share.reshape(-1, *(1,) * (value.dim() - 1))),
+            "classes": Tensors((name, renew(name)) for name in self.upper),
             "owned": (owned > 0).to(owned.dtype),
             "distributions": distributions,
         }

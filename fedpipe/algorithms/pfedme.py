@@ -60,6 +60,14 @@ class PFedMe(Algorithm):
         """Inner minimisation and outer step for each batch."""
         return (Train(self.loss, step=self.step), Update(lambda client: client | {"personal": client["model"]}))
 
+    def finetune(self, epochs: int) -> Sequence[Pass]:
+        """Steps of the personal model itself."""
+        return (Train(self.personal_risk, group="personal", epochs=epochs, stream="finetune"),)
+
+    def personal_risk(self, client: State, batch: Batch) -> Tensor:
+        """The personal model's risk."""
+        return self.risk(client | {"model": client["personal"]}, batch)
+
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The inner objective."""
         distance = client["model"] - client["local"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedpipe.algorithms.base import Algorithm, Pass, State, Train
+from fedpipe.algorithms.base import Algorithm, Pass, State
 from fedpipe.engine.clients import Integers
 
 #: train: everything up to the upload; receive: what is due before training; finetune: that, and a few epochs on top.
@@ -78,7 +78,7 @@ def passes(algorithm: Algorithm, stage: Stage, finetune_epochs: int) -> list[Pas
     if stage == "train":
         listed += algorithm.work()
     elif stage == "finetune":
-        listed.append(Train(algorithm.loss, epochs=finetune_epochs, stream="finetune"))
+        listed += algorithm.finetune(finetune_epochs)
     return listed
 
 

@@ -69,18 +69,19 @@ class Net:
                 "model: it has buffers (as of BatchNorm), which are not supported yet; use one without."
             )
         self.names = tuple(name for name, _ in self._module.named_parameters())
+        self._tied = len(self.names) < len(list(self._module.named_parameters(remove_duplicate=False)))
         self.body_names = tuple(name for name in self.names if name.startswith("body."))
         self.head_names = tuple(name for name in self.names if name.startswith("head."))
 
     def __call__(self, model: Tensors, x: Tensor) -> Tensor:
         """Logits, shape (B, C)."""
-        logits: Tensor = functional_call(self._module, model, (x,))
+        logits: Tensor = functional_call(self._module, model, (x,), tie_weights=self._tied)
         return logits
 
     def features(self, model: Tensors, x: Tensor) -> Tensor:
         """What the body makes of the inputs, shape (B, d); tensors of the head need not be given."""
         body = {name.removeprefix("body."): model[name] for name in self.body_names}
-        features: Tensor = functional_call(self._module.body, body, (x,))
+        features: Tensor = functional_call(self._module.body, body, (x,), tie_weights=self._tied)
         return features.flatten(1)
 
     def layers(self) -> list[tuple[str, ...]]:

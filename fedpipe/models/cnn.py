@@ -39,11 +39,11 @@ class CNN(Model):
         (first, second), (depth, height, width) = self.channels, shape
         body = nn.Sequential(
             nn.Conv2d(depth, first, 3, padding=1),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Conv2d(first, second, 3, padding=1),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Flatten(),
             nn.Linear(second * (height // 4) * (width // 4), self.hidden),
             nn.ReLU(),

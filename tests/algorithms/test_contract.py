@@ -132,6 +132,16 @@ def test_the_stack_evaluates_what_the_loop_evaluates(make_trial, assert_same, na
     assert [scores["local"][1] for *_, scores in found] == [len(indices) for indices in loop.clients.test]
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_finetuning_changes_what_is_measured(make_trial, name):
+    """A copy that trained on the client's data answers otherwise than the model that was received."""
+    trial = make_trial(build(name), learning_rate=0.1).run(2)
+    everyone = range(1, len(trial.clients))
+    received, finetuned = (trial.train(everyone, ("local",), stage) for stage in ("receive", "finetune"))
+    for before, after in zip(received, finetuned, strict=True):
+        assert after.scores["local"].loss != before.scores["local"].loss
+
+
 @pytest.mark.parametrize("width", [None, 4])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_participants_in_blocks_send_the_same_bits(make_trial, assert_same, name, width):

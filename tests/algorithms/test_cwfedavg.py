@@ -150,6 +150,15 @@ def test_a_class_that_nobody_owns_trains_without_nan(make_clients, make_trial):
     assert all(trial.begin(client)["model"].flat().isfinite().all() for client in range(8))
 
 
+def test_a_client_whose_only_class_nobody_owned_gets_no_model_of_zeros(make_clients, make_trial):
+    """Clients 0 and 1 own one class each; class 1 was there in the first round and is not in the second."""
+    clients = make_clients(sizes=(6, 9, 7), labels=lambda client: [client])
+    trial = make_trial(CwFedAvg(distribution="empirical"), clients=clients).run(1, ids=[0, 1]).run(1, ids=[0, 2])
+    assert trial.server["owned"].tolist() == [1, 0, 1, 0]
+    for client in (0, 1, 2):
+        assert trial.begin(client)["model"]["head.weight"].norm() > 0.1
+
+
 def test_clients_outside_the_round_keep_their_distribution(make_trial):
     trial = make_trial(CwFedAvg())
     assert torch.equal(trial.server["distributions"], torch.full((8, 4), 0.25, dtype=f64))

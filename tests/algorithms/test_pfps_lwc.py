@@ -151,7 +151,8 @@ def test_a_client_alone_has_nothing_to_recall(make_clients, make_trial, assert_s
 def test_the_recall_brings_the_extractor_back_and_leaves_the_head(make_trial, assert_same):
     """Its mechanism acts: the features point nearer to those of the last uploaded extractor, for every client."""
     trial = make_trial(PFPSLWC(), participation=1.0, local_epochs=5).run(2)
-    alone = make_trial(Recalling(recall_epochs=5), participation=1.0, learning_rate=0.02)
+    settings = {"participation": 1.0, "learning_rate": 0.02, "weight_decay": 0.01}  # which would shrink the head
+    alone = make_trial(Recalling(recall_epochs=5), **settings)
     alone.server, alone.kept, alone.rounds = trial.server, trial.kept, trial.rounds
     for outcome in alone.train():
         kept = trial.kept[outcome.client]

@@ -18,7 +18,8 @@ def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path
     project.commit()
     printed = project.run("dvc", "repro")
     assert jobs(printed)["segment"] == 3
-    assert project.run("git", "status", "--porcelain").split() == ["??", "dvc.lock", "??", "results/metrics.json", "??", "results/plots/"]
+    untracked = project.run("git", "status", "--porcelain").splitlines()
+    assert untracked == ["?? dvc.lock", "?? results/metrics.json", "?? results/plots/"]
     project.commit("results")
     assert UP_TO_DATE in project.run("dvc", "repro")
     assert NOTHING in project.snakemake("-n", "all")

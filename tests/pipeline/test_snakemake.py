@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -103,7 +102,8 @@ def test_snakemake_killed_says_what_to_type_and_then_goes_on(project: Project) -
     once = project.bits()
     project.run("rm", "-r", "results/runs", "results/.provenance", "results/plan.json")
 
-    with subprocess.Popen(["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT, process_group=0) as killed:
+    command = ["snakemake", "runs", *LOCAL]
+    with subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT, process_group=0) as killed:
         deadline = time.monotonic() + 120
         while not list((project.folder / "results/runs").glob("*/*/rounds/0003/round.json")):
             assert time.monotonic() < deadline
@@ -116,7 +116,6 @@ def test_snakemake_killed_says_what_to_type_and_then_goes_on(project: Project) -
     project.snakemake("runs")
     subprocess.run(["pkill", "-KILL", "-g", str(killed.pid)], check=False)
     assert project.bits() == once
-    assert "Error" not in said.replace("Error: Directory cannot be locked", "").replace("LockException", "")
 
 
 @pytest.mark.slow
@@ -153,7 +152,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("mistake", "sentence"), MISTAKES, ids=[str(list(m)[0]) + str(i) for i, (m, _) in enumerate(MISTAKES)])
+@pytest.mark.parametrize(("mistake", "sentence"), MISTAKES, ids=["range", "zero", "unknown-key", "unknown-name"])
 def test_a_mistake_is_one_sentence_from_every_command(project: Project, mistake: dict, sentence: str) -> None:
     project.run("dvc", "--version")
     studies.write(studies.settings(rounds=2), project.folder)
@@ -220,7 +219,3 @@ def test_parsing_imports_no_torch(project: Project) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert Path(project.folder, "results/plan.json").exists()
-
-
-def test_signal_numbers_are_what_the_tests_think() -> None:
-    assert signal.SIGKILL == 9

@@ -1,0 +1,208 @@
+"""One round of FedAvg on the MNIST shape, against what the machine can do and against a plain PyTorch loop.
+
+    python benchmarks/round.py [--mirror FOLDER] [--json FILE]
+
+20 clients, Dirichlet(0.1) over 70,000 samples, each client's split 75/25, the 4-layer CNN of cwFedAvg, batches of 10,
+SGD, one local epoch, every client evaluated on its test split after the round. Pixels are synthetic unless ``--mirror``
+names a folder that holds ``mnist/*.gz``. Speed is told as ratios, measured in one run: the share of the float32
+matrix-product rate of the same cores (25.5 MFLOP a training sample, 8.5 an evaluated one), and the time of a plain loop
+over the same batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fedpipe import artifacts
+from fedpipe.artifacts import RunFiles
+from fedpipe.config import Evaluation, Execution, Federation
+from fedpipe.data.assignment import Assignment, assign
+from fedpipe.data.partitions.dirichlet import Dirichlet
+from fedpipe.engine.clients import Clients
+from fedpipe.engine.run import Run
+from fedpipe.models.cnn4 import CNN4
+from fedpipe.plan import Settings
+
+MFLOP_TRAINED, MFLOP_EVALUATED = 25.5, 8.5
+SAMPLES, CLASSES, CLIENTS, BATCH, RATE = 70_000, 10, 20, 10, 0.005
+
+
+def synthetic() -> tuple[torch.Tensor, torch.Tensor]:
+    """Pixels without meaning, of MNIST's shape and class sizes."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(SAMPLES) % CLASSES
+    return torch.from_numpy(rng.random((SAMPLES, 1, 28, 28), np.float32)), torch.from_numpy(labels)
+
+
+def mnist(mirror: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """MNIST from the upstream files in a folder."""
+    pixels, labels = [], []
+    for part in ("train", "t10k"):
+        raw = gzip.decompress((mirror / "mnist" / f"{part}-images-idx3-ubyte.gz").read_bytes())
+        pixels.append(np.frombuffer(raw, np.uint8, offset=16).reshape(-1, 1, 28, 28))
+        raw = gzip.decompress((mirror / "mnist" / f"{part}-labels-idx1-ubyte.gz").read_bytes())
+        labels.append(np.frombuffer(raw, np.uint8, offset=8))
+    x = torch.from_numpy(np.concatenate(pixels).astype(np.float32)) / 127.5 - 1
+    return x, torch.from_numpy(np.concatenate(labels).astype(np.int64))
+
+
+def deal(x: torch.Tensor, y: torch.Tensor, device: str) -> Clients:
+    """Dirichlet(0.1), at least 40 samples a client, 75/25 within each."""
+    scheme = Dirichlet(alpha=0.1, minimum=40)
+    table = assign(scheme, y.numpy(), np.zeros(len(y), bool), CLIENTS, "pooled", 0.25, seed=0)
+    dealt = Assignment.of(table)
+    return Clients(x, y, dealt.train, dealt.test, dealt.global_test, CLASSES, 0, torch.float32, device)
+
+
+def open_run(folder: Path, clients: Clients, execution: Execution, threads: int) -> Run:
+    """A run of FedAvg in an empty folder."""
+    federation = Federation(clients=CLIENTS, batch_size=BATCH, learning_rate=RATE)
+    settings = Settings(
+        dataset={"name": "MNIST shape"},
+        partition={"scheme": "dirichlet", "alpha": 0.1, "minimum": 40},
+        model={"name": "cnn4"},
+        algorithm={"name": "fedavg", "version": 1},
+        federation=federation.model_dump(mode="json", exclude={"rounds"}),
+        evaluation=Evaluation(protocols=("personal-on-local",)).model_dump(mode="json"),
+        seed=0,
+    )
+    files = RunFiles(folder / settings.key)
+    artifacts.write_bytes(files.settings, settings.dump().encode())
+    return Run(files, execution, threads, clients=clients)
+
+
+class Stopwatch:
+    """Seconds spent in some functions of a module."""
+
+    def __init__(self, module: Any, names: tuple[str, ...]) -> None:
+        self.seconds, self._depth = 0.0, 0
+        for name in names:
+            setattr(module, name, self._timed(getattr(module, name)))
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin, self._depth = time.perf_counter(), self._depth + 1
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    self.seconds += time.perf_counter() - begin
+
+        return timed
+
+
+def matrix_rate(threads: int, device: str) -> float:
+    """GFLOP/s of float32 matrix products, one product a core at a time: the best of some tries."""
+    size, products = (1024, 20) if device == "cpu" else (8192, 20)
+    a, b = torch.rand(2, size, size, device=device)
+
+    def work(_: int) -> None:
+        torch.set_num_threads(1)
+        for _ in range(products):
+            a @ b
+
+    best = 0.0
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(8):
+            begin = time.perf_counter()
+            list(pool.map(work, range(threads)))
+            if device != "cpu":
+                torch.cuda.synchronize()
+            best = max(best, threads * products * 2 * size**3 / (time.perf_counter() - begin) / 1e9)
+    return best
+
+
+def plain_loop(clients: Clients, threads: int) -> float:
+    """Seconds of an epoch at every client as one would write it first: a module, torch.optim, all cores on a batch."""
+    torch.set_num_threads(threads)
+    network = CNN4().build((1, 28, 28), CLASSES).to(clients.device)
+    begin = time.perf_counter()
+    for client in range(len(clients)):
+        optimiser = torch.optim.SGD(network.parameters(), lr=RATE)
+        order = clients.order(client, 1, "batches", 0)
+        for first in range(0, len(order), BATCH):
+            x, y = clients.gather(order[first : first + BATCH])
+            optimiser.zero_grad()
+            F.cross_entropy(network(x), y).backward()
+            optimiser.step()
+    if clients.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mirror", type=Path, help="folder with mnist/*.gz")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one that warms up (default 3)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="cores to use (default all)")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--stack", default="auto", type=lambda text: text if text == "auto" else int(text))
+    options = parser.parse_args()
+
+    files = Stopwatch(artifacts, tuple(name for name in vars(artifacts) if name.startswith(("write_", "read_"))))
+    clients = deal(*(mnist(options.mirror) if options.mirror else synthetic()), options.device)
+    execution = Execution(device=options.device, stack=options.stack)
+    with tempfile.TemporaryDirectory() as folder:
+        run = open_run(Path(folder), clients, execution, options.threads)
+        begin = {}
+        for number in run.segment(options.rounds + 1):
+            begin[number] = (time.perf_counter(), files.seconds)
+        (first, files_before), (last, files_after) = begin[1], begin[options.rounds + 1]
+        times = [artifacts.read_json(run.files.round(n).times) for n in range(2, options.rounds + 2)]
+        executor = run.executor.name
+    seconds = (last - first) / options.rounds
+    trained, evaluated = int(clients.sizes.sum()), sum(map(len, clients.test))
+    rate = matrix_rate(options.threads, options.device)
+    plain = plain_loop(clients, options.threads)
+    work = (trained * MFLOP_TRAINED + evaluated * MFLOP_EVALUATED) / 1e3  # GFLOP
+    train = sum(each["train"] for each in times) / options.rounds
+    evaluate = sum(each["evaluate"] for each in times) / options.rounds
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if options.device == "cuda":
+        memory = torch.cuda.max_memory_allocated() / 2**20
+    figures = {
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()} CPU",
+        "threads": options.threads,
+        "executor": executor,
+        "pixels": "MNIST" if options.mirror else "synthetic",
+        "torch": torch.__version__,
+        "rounds_measured": options.rounds,
+        "training_samples": trained,
+        "test_samples": evaluated,
+        "seconds_per_round": seconds,
+        "training_samples_per_second": trained / train,
+        "share_training": train / seconds,
+        "share_evaluation": evaluate / seconds,
+        "share_artifacts": (files_after - files_before) / options.rounds / seconds,
+        "peak_memory_mib": memory,
+        "matrix_rate_gflops": rate,
+        "matrix_rate_share": work / seconds / rate,
+        "plain_loop_seconds": plain,
+        "plain_loop_over_training": plain / train,
+    }
+    for name, value in figures.items():
+        print(f"{name:<28} {value:,.3f}" if isinstance(value, float) else f"{name:<28} {value}")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

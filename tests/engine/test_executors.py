@@ -1,0 +1,167 @@
+"""What the contract test's small clients leave out: data in several chunks, images, passes that share a stream."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedpipe.algorithms.base import Measure, Train, Update
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.engine.executor import MEASURE_BATCH, passes, size_in_bytes
+from fedpipe.tensors import Tensors
+
+WIDTHS = [None, 3]
+LARGE = (1, MEASURE_BATCH + 10, 9, 2 * MEASURE_BATCH, 4)
+
+
+def sent(outcomes):
+    return [(each.upload, each.keep, {test: tuple(score) for test, score in each.scores.items()}) for each in outcomes]
+
+
+@pytest.mark.parametrize("name", ["feddw", "feddual", "ifca"])
+def test_large_clients_are_measured_in_chunks_beside_small_ones(make_clients, make_trial, assert_same, name):
+    settings = {"clients": make_clients(sizes=LARGE), "batch_size": 100, "participation": 1.0}
+    loop, stack = (make_trial(name, width=width, **settings) for width in WIDTHS)
+    wanted, found = (sent(trial.train(tests=("local", "global"))) for trial in (loop, stack))
+    assert_same(found, wanted, within=1e-12)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["feddw", "feddual", "fedala"])
+def test_a_clients_bits_do_not_depend_on_the_size_of_its_mates(make_clients, make_trial, assert_same, name, width):
+    settings = {"clients": make_clients(sizes=LARGE), "batch_size": 100, "participation": 1.0, "width": width}
+    trial = make_trial(name, **settings).run()
+    together = sent(trial.train([0, 1, 2], tests=("local",)))
+    assert_same(sent(trial.train([0, 2], tests=("local",))), [together[0], together[2]])
+    assert_same(sent(trial.train([1], tests=("local",))), [together[1]])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["fedavg", "fedala", "cwfedavg", "ifca"])
+def test_blocks_of_images_give_the_same_bits(make_trial, assert_same, name, width):
+    trial = make_trial(name, "cnn", width=width, local_epochs=1).run()
+    whole = sent(trial.train(range(5), tests=("local",)))
+    parts = sent([*trial.train([0, 1], tests=("local",)), *trial.train([2, 3, 4], tests=("local",))])
+    assert_same(parts, whole)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_outcomes_come_in_the_order_of_ids(make_trial, width):
+    assert [each.client for each in make_trial("fedavg", width=width).train([6, 0, 3, 1])] == [6, 0, 3, 1]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_scores_are_those_of_the_trained_model(make_trial, width):
+    trial = make_trial("fedavg", width=width, participation=1.0)
+    for outcome in trial.train(tests=("local", "global")):
+        for test, indices in (("local", trial.clients.test[outcome.client]), ("global", trial.clients.global_test)):
+            x, y = trial.clients.gather(indices)
+            logits = trial.net(outcome.upload["model"], x)
+            score = outcome.scores[test]
+            assert score.total == len(indices)
+            assert score.correct == int((logits.argmax(-1) == y).sum())
+            assert score.loss == pytest.approx(float(cross_entropy(logits, y, reduction="sum")), rel=1e-12)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_only_a_trained_client_sends_and_keeps(make_trial, width):
+    trial = make_trial("fedala", width=width).run()
+    for stage in ("receive", "finetune"):
+        assert all(each.upload == {} and each.keep == {} for each in trial.train([1, 2], ("local",), stage))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_finetuning_is_training_by_its_own_stream(make_trial, assert_same, width):
+    """The stage's score is that of a model which the test trains itself."""
+    trial = make_trial("fedavg", width=width, learning_rate=0.1).run()
+    (outcome,) = trial.train([5], ("local",), "finetune")
+    model = {name: value.clone().requires_grad_() for name, value in trial.server["model"].items()}
+    order = trial.clients.order(5, 2, "finetune", 0)
+    for first in range(0, len(order), 4):
+        x, y = trial.clients.gather(order[first : first + 4])
+        gradient = torch.autograd.grad(cross_entropy(trial.net(Tensors(model), x), y), list(model.values()))
+        model = {
+            name: (value - 0.1 * g).detach().requires_grad_()
+            for (name, value), g in zip(model.items(), gradient, strict=True)
+        }
+    x, y = trial.clients.gather(trial.clients.test[5])
+    wanted = cross_entropy(trial.net(Tensors(model), x), y, reduction="sum")
+    assert outcome.scores["local"].loss == pytest.approx(wanted.item(), rel=1e-12)
+
+
+class Twice(FedAvg):
+    """Its epochs as two passes."""
+
+    def work(self):
+        return (Train(self.loss, epochs=1), Update(lambda client: client), Train(self.loss, epochs=1))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
+def test_passes_of_one_stream_go_on_where_the_last_one_ended(make_trial, assert_same, width, settings):
+    """With its order of samples and its optimiser: two passes of an epoch are one of two."""
+    once, twice = (make_trial(each, width=width, **settings).run(2) for each in (FedAvg(), Twice()))
+    assert_same(twice.server, once.server)
+
+
+class Waiting(FedAvg):
+    """Trains as long as the client's loss counter allows: as many epochs as it has samples, at most five."""
+
+    def start(self, kept, received, facts):
+        return {"model": received["model"], "left": facts.size}
+
+    def work(self):
+        less = lambda client: client | {"left": client["left"] - 1}  # noqa: E731
+        return (Train(self.loss, epochs=5, when=lambda client: client["left"] > 0, after=less),)
+
+    def upload(self, client):
+        return super().upload(client) | {"left": client["left"]}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_condition_ends_a_pass_for_each_client_alone(make_trial, assert_same, width):
+    trial = make_trial(Waiting(), width=width, momentum=0.9)
+    found = trial.train([0, 1, 6, 7])
+    assert [float(each.upload["left"]) for each in found] == [0, 0, 0, 15]
+    for outcome, epochs in zip(found, (1, 5, 3, 5), strict=True):
+        plain = make_trial(FedAvg(), momentum=0.9, local_epochs=epochs).train([outcome.client])[0]
+        assert_same(outcome.upload["model"], plain.upload["model"], within=1e-13)
+
+
+class Head(FedAvg):
+    """Trains the head alone."""
+
+    def work(self):
+        return (Train(self.loss, only=self.net.head_names),)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    "settings", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam", "weight_decay": 0.1}]
+)
+def test_a_pass_moves_only_what_it_trains(make_trial, assert_same, width, settings):
+    trial = make_trial(Head(), width=width, **settings)
+    for outcome in trial.train():
+        body, head = trial.net.body_names, trial.net.head_names
+        assert_same(outcome.upload["model"].only(body), trial.server["model"].only(body))
+        assert all(not torch.equal(outcome.upload["model"][name], trial.server["model"][name]) for name in head)
+
+
+def test_stages_list_their_passes():
+    algorithm = Twice()
+    assert [type(each) for each in passes(algorithm, "train", 3)] == [Train, Update, Train]
+    assert passes(algorithm, "receive", 3) == []
+    (finetune,) = passes(algorithm, "finetune", 3)
+    assert (finetune.epochs, finetune.stream) == (3, "finetune")
+
+
+def test_prepared_passes_come_first_in_every_stage(make_trial):
+    algorithm = make_trial("ifca").algorithm
+    kinds = {stage: [type(each) for each in passes(algorithm, stage, 1)] for stage in ("train", "receive", "finetune")}
+    assert kinds == {"train": [Measure, Train], "receive": [Measure], "finetune": [Measure, Train]}
+
+
+def test_bytes_are_counted_by_dtype():
+    state = {"model": Tensors(w=torch.zeros(3, 2), b=torch.zeros(2, dtype=torch.float64)), "index": torch.tensor(1)}
+    assert size_in_bytes(state) == 6 * 4 + 2 * 8 + 8
