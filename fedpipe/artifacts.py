@@ -231,6 +231,17 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def write_manifest(path: Path, sha256: str) -> None:
+    """Record a file's SHA-256 beside it."""
+    write_json(path.with_suffix(".json"), {path.name: sha256})
+
+
+def manifest(path: Path) -> str:
+    """The SHA-256 that was recorded when the file was written."""
+    sha256: str = read_json(path.with_suffix(".json"))[path.name]
+    return sha256
+
+
 def intact(path: Path, sha256: str) -> bool:
     """Whether the file is there with these bytes."""
     return path.is_file() and sha256_of(path) == sha256

@@ -14,6 +14,7 @@ import typer
 from fedpipe import artifacts, registry
 from fedpipe.artifacts import RunFiles
 from fedpipe.errors import ArtifactError, SettingsError, UserError
+from fedpipe.mistakes import nearest
 
 app = typer.Typer(
     help="Federated-learning experiments as one DAG of cached stages, on Snakemake and DVC.",
@@ -25,6 +26,9 @@ app = typer.Typer(
 RunPath = Annotated[Path, typer.Argument(help="A run's folder, results/runs/ALGORITHM/KEY.")]
 Round = Annotated[int, typer.Option("--round", min=1, help="The round.")]
 Threads = Annotated[int, typer.Option(min=1, help="Cores to use.")]
+Device = Annotated[str, typer.Option(help="As execution.device: auto, cpu or cuda.")]
+Stack = Annotated[str, typer.Option(help="As execution.stack: auto, or clients that train in one call.")]
+KeepModels = Annotated[str, typer.Option(help="As artifacts.keep_models: all, last, or a number.")]
 
 
 @app.command()
@@ -67,19 +71,21 @@ def segment(
     path: RunPath,
     stop: Annotated[int, typer.Option(min=1, help="Run all rounds up to this one that are not complete yet.")],
     threads: Threads = 1,
+    device: Device = "auto",
+    stack: Stack = "auto",
+    keep_models: KeepModels = "all",
 ) -> None:
     """Run consecutive rounds: train, aggregate, evaluate; goes on from what it finds."""
-    run = _open(path, threads)
-    done = run.complete(stop)
-    typer.echo(f"{path}: {max(done, 0)} of {stop} rounds are complete")
-    for number in run.segment(stop):
+    progress = _open(path, threads, device, stack, keep_models).segment(stop)
+    typer.echo(f"{path}: {next(progress)} of {stop} rounds are complete")
+    for number in progress:
         typer.echo(f"{path}: round {number} of {stop}")
 
 
 @app.command()
 def init(path: RunPath) -> None:
     """Write a run's initial server state (round 0), for the DAG of single rounds."""
-    _open(path, 1).initialise()
+    _open(path).initialise()
 
 
 @app.command()
@@ -87,12 +93,16 @@ def train(
     path: RunPath,
     round: Round,
     block: Annotated[int, typer.Option(min=0, help="Which block of participants.")],
+    size: Annotated[int, typer.Option(min=1, help="Participants in a block: execution.clients_per_job.")],
     threads: Threads = 1,
+    device: Device = "auto",
+    stack: Stack = "auto",
 ) -> None:
     """Train one block of a round's participants."""
-    run = _open(path, threads)
-    size = _plan()["execution"]["clients_per_job"]
+    run = _open(path, threads, device, stack)
     ids = run.participants(round)[block * size : (block + 1) * size]
+    if not ids:
+        raise SettingsError(f"--block: {block} can't be trained; round {round} has no block {block} of {size} clients.")
     artifacts.write_pt(run.files.round(round).block(block), run.train(round, ids).tree())
 
 
@@ -101,25 +111,29 @@ def aggregate(
     path: RunPath, round: Round, blocks: Annotated[int, typer.Option(min=1, help="Number of the round's blocks.")]
 ) -> None:
     """Combine a round's uploads into the next server state."""
-    from fedpipe.engine.run import Block
+    from fedpipe.engine.block import Block
 
-    run = _open(path, 1)
+    run = _open(path)
     files = run.files.round(round)
     run.aggregate(round, [Block.of(artifacts.read_pt(files.block(index))) for index in range(blocks)])
 
 
 @app.command()
-def evaluate(path: RunPath, round: Round, threads: Threads = 1) -> None:
+def evaluate(path: RunPath, round: Round, threads: Threads = 1, device: Device = "auto", stack: Stack = "auto") -> None:
     """Measure a round's models; then the round is complete."""
-    _open(path, threads).evaluate(round)
+    _open(path, threads, device, stack).evaluate(round)
 
 
 @app.command()
-def collect(path: RunPath, rounds: Annotated[int, typer.Option(min=1, help="Rounds to join.")]) -> None:
+def collect(
+    path: RunPath,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to join.")],
+    keep_models: KeepModels = "all",
+) -> None:
     """Join the rounds' metrics, matrices, traffic and times into one file each."""
     from fedpipe.engine import collecting
 
-    collecting.collect(RunFiles(path), rounds, _plan()["artifacts"]["keep_models"])
+    collecting.collect(RunFiles(path), rounds, _number(keep_models))
 
 
 @app.command()
@@ -131,7 +145,8 @@ def table() -> None:
     stage.write_tables(made)
     for label in made["algorithms"]:
         keys = sorted(run["key"] for run in made["runs"] if run["algorithm"] == label)
-        artifacts.write_json(artifacts.RESULTS / "keys" / f"{label}.json", {"keys": keys})
+        recorded = {"keys": keys, "rounds": made["rounds"]}
+        artifacts.write_json(artifacts.RESULTS / "keys" / f"{label}.json", recorded)
 
 
 @app.command()
@@ -163,7 +178,10 @@ def show() -> None:
 @app.command()
 def record(algorithm: Annotated[str, typer.Argument(help="An entry of study.algorithms.")]) -> None:
     """Check that all runs of an algorithm are complete, for DVC to record."""
-    for run in _plan()["runs"]:
+    made = _plan()
+    if algorithm not in made["algorithms"]:
+        raise SettingsError(f"'{algorithm}' is not in the study; {nearest(algorithm, made['algorithms'])}")
+    for run in made["runs"]:
         files = RunFiles(Path(run["path"]))
         for path in (files.metrics, files.matrices, files.rounds, files.times):
             if run["algorithm"] == algorithm and not path.is_file():
@@ -175,7 +193,7 @@ def list_(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models
     """Print what may be named in params.yaml: a name a line, with a line of what it is."""
     found = _kinds().get(kind)
     if found is None:
-        raise SettingsError(f"'{kind}' can't be listed; {registry.nearest(kind, list(_kinds()))}")
+        raise SettingsError(f"'{kind}' can't be listed; {nearest(kind, list(_kinds()))}")
     names = registry.names(found)
     for name in names:
         typer.echo(f"{name:<{max(map(len, names))}}  {registry.summary(registry.find(found, name))}")
@@ -184,13 +202,13 @@ def list_(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models
 @app.command()
 def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, model or partition scheme.")]) -> None:
     """Print a component's documentation with its parameters and their defaults."""
-    for kind in registry.KINDS:
-        if name in registry.names(kind):
-            break
-    else:
+    kinds = [kind for kind in registry.KINDS if name in registry.names(kind)]
+    if not kinds and "." in name:
+        kinds = [kind for kind in registry.KINDS if registry.is_a(kind, name)]
+    if not kinds:
         known = sorted({each for kind in registry.KINDS for each in registry.names(kind)})
-        raise SettingsError(f"'{name}' is unknown; {registry.nearest(name, known)}")
-    found = registry.find(kind, name)
+        raise SettingsError(f"'{name}' is unknown; {nearest(name, known)}")
+    kind, found = kinds[0], registry.find(kinds[0], name)
     typer.echo(f"{name} ({kind.name})\n\n{inspect.getdoc(found)}\n")
     fields = registry.parameters_of(found)
     if fields:
@@ -224,11 +242,16 @@ def _plan() -> dict[str, Any]:
     return found
 
 
-def _open(path: Path, threads: int) -> Any:
+def _open(path: Path, threads: int = 1, device: str = "auto", stack: str = "auto", keep_models: str = "all") -> Any:
+    from fedpipe.config import Execution
     from fedpipe.engine.run import open_run
 
-    made = _plan()
-    return open_run(path, made["execution"], threads, made["artifacts"]["keep_models"])
+    execution = Execution.model_validate({"device": device, "stack": _number(stack)})
+    return open_run(path, execution, threads, _number(keep_models))
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
 
 
 def main() -> None:

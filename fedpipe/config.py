@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,6 +28,7 @@ from pydantic import (
 
 from fedpipe import registry
 from fedpipe.errors import SettingsError
+from fedpipe.mistakes import Location, nearest, sentences
 from fedpipe.registry import Component, Kind
 
 Protocol = Literal[
@@ -39,13 +41,14 @@ Protocol = Literal[
     "finetuned-on-local",
     "finetuned-on-global",
 ]
+OWN = {"type": "string", "pattern": r"\."}  #: a dotted path, in the JSON Schema
 Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
 class Section(BaseModel):
     """A part of params.yaml; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
 def _parse(kind: Kind, selector: str, default: str, value: Any) -> Component:
@@ -100,9 +103,11 @@ class Data(Section):
 class Federation(Section):
     """Who trains, how often, and with which optimiser."""
 
-    clients: int = Field(10, ge=1, description="Number of clients N.")
+    clients: int = Field(10, ge=1, strict=True, description="Number of clients N.")
     participation: float = Field(1.0, gt=0, le=1, description="Share of clients in a round: max(1, round(p N)).")
-    rounds: int = Field(20, ge=1, description="Communication rounds T; more rounds continue a shorter run.")
+    rounds: int = Field(
+        20, ge=1, le=9999, strict=True, description="Communication rounds T; more rounds continue a shorter run."
+    )
     local_epochs: int = Field(1, ge=1, description="Passes over a client's training data in a round.")
     batch_size: int = Field(32, ge=1, description="Samples in a training step; the last partial batch is kept.")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="Started afresh at every client in every round.")
@@ -186,7 +191,7 @@ class Execution(Section):
         if self.clients_per_job is not None and self.rounds_per_job != 1:
             raise ValueError(
                 f"execution.clients_per_job: {self.clients_per_job} cuts rounds into blocks of clients, "
-                f"which needs execution.rounds_per_job to be 1, not {self.rounds_per_job}."
+                f"which needs execution.rounds_per_job to be 1, not {self.rounds_per_job or 'null'}."
             )
         return self
 
@@ -226,14 +231,26 @@ class Params(Section):
     artifacts: Artifacts = Artifacts()
     report: Report = Report()
 
+    @field_validator("algorithms")
+    @classmethod
+    def _built(cls, algorithms: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        mistakes = []
+        for label, parameters in algorithms.items():
+            try:
+                _algorithm(label, parameters)
+            except SettingsError as error:
+                mistakes.append(str(error))
+        if mistakes:
+            raise SettingsError("\n".join(mistakes))
+        return algorithms
+
     @model_validator(mode="after")
     def _consistent(self) -> Params:
         for label in self.study.algorithms:
             if label not in self.algorithms:
                 raise SettingsError(_no_entry(label, list(self.algorithms)))
-        for label in self.algorithms:
             algorithm: Any = self.algorithm(label)
-            if label in self.study.algorithms and algorithm.needs_sgd and self.federation.optimizer != "sgd":
+            if algorithm.needs_sgd and self.federation.optimizer != "sgd":
                 raise SettingsError(
                     f"federation.optimizer: {self.federation.optimizer} can't be used with {label}, whose theory "
                     f"divides by the learning rate of sgd; it should be sgd, or {label} not in study.algorithms."
@@ -250,17 +267,22 @@ class Params(Section):
 
     def algorithm(self, label: str) -> Component:
         """The algorithm that the entry ``label`` of `algorithms` describes."""
-        parameters = dict(self.algorithms[label])
-        name = parameters.pop("algorithm", label)
-        key = f"algorithms.{label}"
-        return registry.build(registry.ALGORITHM, name, parameters, key)
+        return _algorithm(label, self.algorithms[label])
+
+
+def _algorithm(label: str, settings: dict[str, Any]) -> Component:
+    parameters = dict(settings)
+    name, key = parameters.pop("algorithm", label), f"algorithms.{label}"
+    if not isinstance(name, str):
+        raise SettingsError(f"{key}.algorithm: {name!r} can't be used; it should be a name.")
+    return registry.build(registry.ALGORITHM, name, parameters, key)
 
 
 def _no_entry(label: str, entries: list[str]) -> str:
     if label in registry.names(registry.ALGORITHM):
         return f"study.algorithms: '{label}' has no entry under algorithms; add `{label}: {{}}` there for its defaults."
     known = sorted({*entries, *registry.names(registry.ALGORITHM)})
-    return f"study.algorithms: unknown algorithm '{label}'; {registry.nearest(label, known)}"
+    return f"study.algorithms: unknown algorithm '{label}'; {nearest(label, known)}"
 
 
 def parse(settings: Any) -> Params:
@@ -276,10 +298,23 @@ def parse(settings: Any) -> Params:
     try:
         return Params.model_validate(settings)
     except ValidationError as error:
-        raise SettingsError(registry.sentences(error, "", _keys)) from None
+        raise SettingsError("\n".join(sentences(error, settings, "", _keys))) from None
 
 
-def _keys(location: tuple[int | str, ...]) -> list[str]:
+class _Once(yaml.SafeLoader):
+    """A safe loader that refuses a key that stands twice, of which YAML would take the last one in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise SettingsError(
+                f"{twice}: the key stands twice in line {node.start_mark.line + 1} and below; once is right."
+            )
+        return super().construct_mapping(node, deep)
+
+
+def _keys(location: Location) -> list[str]:
     section: Any = Params
     for part in location:
         section = section.model_fields[str(part)].annotation
@@ -295,7 +330,7 @@ def read(path: Path) -> dict[str, Any]:
         The file is missing or is no YAML.
     """
     try:
-        settings = yaml.safe_load(path.read_text())
+        settings = yaml.load(path.read_text(), Loader=_Once)
     except FileNotFoundError:
         raise SettingsError(f"{path}: there is no such file; run from the folder that holds it.") from None
     except yaml.YAMLError as error:
@@ -324,7 +359,7 @@ def json_schema() -> dict[str, Any]:
     schema = Params.model_json_schema(mode="validation")
     definitions = schema.setdefault("$defs", {})
 
-    def options(kind: Kind, selector: str) -> dict[str, Any]:
+    def options(kind: Kind, selector: str, default: str | None = None) -> dict[str, Any]:
         choices = []
         for name in registry.names(kind):
             component = registry.find(kind, name)
@@ -333,19 +368,23 @@ def json_schema() -> dict[str, Any]:
             described["title"] = name
             described["description"] = registry.summary(component)
             described["properties"] = {selector: {"const": name}, **described.get("properties", {})}
-            described["required"] = [*described.get("required", []), selector]
+            described["required"] = [*described.get("required", []), *([] if name == default else [selector])]
             choices.append(described)
-        return {"anyOf": choices}
+        own = {"title": "own", "type": "object", "properties": {selector: OWN}, "required": [selector]}
+        return {"anyOf": [*choices, own | {"description": "A class of one's own, as my_module.MyClass."}]}
 
     properties = schema["properties"]
-    properties["partition"] = options(registry.PARTITION, "scheme")
-    properties["model"] = options(registry.MODEL, "name")
+    properties["partition"] = options(registry.PARTITION, "scheme", "dirichlet")
+    properties["model"] = options(registry.MODEL, "name", "cnn")
     properties["algorithms"] = {
         "type": "object",
         "properties": {
-            choice["title"]: choice | {"required": []} for choice in options(registry.ALGORITHM, "algorithm")["anyOf"]
+            choice["title"]: choice | {"required": []}
+            for choice in options(registry.ALGORITHM, "algorithm")["anyOf"]
+            if choice["title"] != "own"
         },
         "additionalProperties": {"type": "object"},
     }
-    definitions["Data"]["properties"]["name"]["enum"] = list(registry.names(registry.DATASET))
-    return schema
+    definitions["Data"]["properties"]["name"]["anyOf"] = [{"enum": list(registry.names(registry.DATASET))}, OWN]
+    plain: dict[str, Any] = json.loads(json.dumps(schema))
+    return plain

@@ -5,7 +5,7 @@ class UserError(Exception):
     """A mistake that the user can mend; the command line prints it without a traceback and exits with status 2."""
 
 
-class SettingsError(UserError):
+class SettingsError(UserError, ValueError):
     """A setting of params.yaml is unknown, of the wrong type, or impossible."""
 
 

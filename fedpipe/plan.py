@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import itertools
 import json
 import sys
@@ -25,6 +26,7 @@ from fedpipe.registry import Component
 
 PARAMS = Path("params.yaml")
 PLAN = artifacts.RESULTS / "plan.json"
+ENGINE = 1  #: part of every key: raise it when executors, optimisers or streams change the numbers of all runs
 FIXED = ("study", "execution", "artifacts", "report", "federation.rounds")  #: what a grid can't vary
 
 
@@ -39,26 +41,26 @@ class Settings:
     federation: dict[str, Any]
     evaluation: dict[str, Any]
     seed: int
+    engine: int = ENGINE
 
     @classmethod
     def of(cls, params: Params, label: str, seed: int) -> Settings:
         """The settings of one run of a study."""
         source: Any = registry.find(registry.DATASET, params.dataset.name)
-        algorithm = params.algorithm(label)
         dataset = params.dataset.model_dump(mode="json") | {"sha256": source.sha256}
         if params.dataset.split == "official":
             del dataset["test_share"]
+        evaluation = params.evaluation.model_dump(mode="json")
+        evaluation["protocols"].sort()
+        if not any(protocol.startswith("finetuned") for protocol in evaluation["protocols"]):
+            del evaluation["finetune_epochs"]
         return cls(
             dataset=dataset,
-            partition=_plain(params.model_dump(mode="json")["partition"]),
-            model=_plain(params.model_dump(mode="json")["model"]),
-            algorithm={
-                "name": registry.name_of(registry.ALGORITHM, type(algorithm)),
-                "version": type(algorithm).version,  # type: ignore[attr-defined]
-                **_plain(dataclasses.asdict(algorithm)),
-            },
+            partition=_described(registry.PARTITION, "scheme", params.partition),
+            model=_described(registry.MODEL, "name", params.model),
+            algorithm=_described(registry.ALGORITHM, "name", params.algorithm(label)),
             federation=params.federation.model_dump(mode="json", exclude={"rounds"}),
-            evaluation=params.evaluation.model_dump(mode="json"),
+            evaluation=evaluation,
             seed=seed,
         )
 
@@ -73,14 +75,13 @@ class Settings:
         """
         try:
             settings = cls(**yaml.safe_load(path.read_text()))
+            key = settings.key
         except FileNotFoundError:
             raise ArtifactError(f"{path} is missing; run `fedpipe plan` to write it again.") from None
         except (yaml.YAMLError, TypeError) as error:
             raise ArtifactError(f"{path} is damaged ({error}); delete it and run `fedpipe plan`.") from None
-        if settings.key != path.parent.name:
-            raise ArtifactError(
-                f"{path} was edited: its settings have the key {settings.key}; change params.yaml instead."
-            )
+        if key != path.parent.name:
+            raise ArtifactError(f"{path} was edited: its key would be {key}; change params.yaml instead.")
         return settings
 
     def dump(self) -> str:
@@ -106,13 +107,11 @@ class Settings:
 
     def build_algorithm(self) -> Component:
         """The algorithm with its hyper-parameters."""
-        parameters = {name: value for name, value in self.algorithm.items() if name not in {"name", "version"}}
-        return registry.build(registry.ALGORITHM, self.algorithm["name"], parameters)
+        return built(registry.ALGORITHM, "name", self.algorithm)
 
     def build_model(self) -> Component:
         """The model family with its parameters."""
-        parameters = {name: value for name, value in self.model.items() if name != "name"}
-        return registry.build(registry.MODEL, self.model["name"], parameters)
+        return built(registry.MODEL, "name", self.model)
 
     def build_federation(self) -> Federation:
         """The federation's settings."""
@@ -191,16 +190,27 @@ def write(plan: dict[str, Any], path: Path = PLAN) -> None:
     artifacts.write_json(path, plan | {"files": sorted(plan["files"])})
 
 
-def _plain(value: Any) -> Any:
-    """As JSON would give it back: lists for tuples."""
-    return json.loads(json.dumps(value))
+def _described(kind: registry.Kind, selector: str, component: Component) -> dict[str, Any]:
+    """A component's name, version and parameters, as JSON would give them back: lists for tuples."""
+    found = type(component)
+    head = {selector: registry.name_of(kind, found), "version": registry.version_of(kind, found)}
+    described: dict[str, Any] = json.loads(json.dumps(head | dataclasses.asdict(component)))
+    return described
+
+
+def built(kind: registry.Kind, selector: str, described: dict[str, Any]) -> Component:
+    """The component that a run's or partition's settings describe."""
+    parameters = {name: value for name, value in described.items() if name not in {selector, "version"}}
+    return registry.build(kind, described[selector], parameters)
 
 
 def _points(study: Params) -> list[dict[str, Any]]:
     for name in study.study.grid:
-        fixed = next((each for each in FIXED if f"{name}.".startswith(f"{each}.")), None)
+        fixed = next((each for each in FIXED if _within(name, each) or _within(each, name)), None)
         if fixed:
             raise SettingsError(f"study.grid: '{name}' can't be varied, since {fixed} is one for the whole study.")
+        if _within(name, "algorithms") and not any(_concerns(name, label) for label in study.study.algorithms):
+            raise SettingsError(f"study.grid: '{name}' varies nothing, since its algorithm is not in study.algorithms.")
         if not study.study.grid[name]:
             raise SettingsError(f"study.grid.{name}: its list is empty; it should hold at least one value.")
     names, values = list(study.study.grid), list(study.study.grid.values())
@@ -212,21 +222,26 @@ def _at(raw: dict[str, Any], point: dict[str, Any]) -> Params:
         return config.parse(config.override(raw, point))
     except SettingsError as error:
         where = ", ".join(f"{name}: {value}" for name, value in point.items())
-        raise SettingsError(f"{error} (at the point {where} of study.grid)") from None
+        lines = (f"{line} (at the point {where} of study.grid)" for line in str(error).splitlines())
+        raise SettingsError("\n".join(lines)) from None
+
+
+def _within(name: str, section: str) -> bool:
+    return f"{name}.".startswith(f"{section}.")
 
 
 def _concerns(name: str, label: str) -> bool:
-    return not name.startswith("algorithms.") or name.startswith(f"algorithms.{label}.")
+    """Whether a key of the grid makes a difference to an algorithm."""
+    return not _within(name, "algorithms") or name == "algorithms" or _within(name, f"algorithms.{label}")
 
 
 def _sources(path: Path, study: Params) -> dict[str, str]:
     """The files that the plan was made of, with their SHA-256; the Snakefile plans again when one has changed."""
     package = Path(__file__).parent
     files = {path, *package.rglob("*.py")}
-    for label in study.study.algorithms:
-        module = sys.modules[type(study.algorithm(label)).__module__]
-        if module.__file__:
-            files.add(Path(module.__file__))
+    source = registry.find(registry.DATASET, study.dataset.name)
+    algorithms = [type(study.algorithm(label)) for label in study.study.algorithms]
+    files |= {Path(inspect.getfile(each)) for each in (type(study.partition), type(study.model), source, *algorithms)}
     here = Path.cwd().resolve()
 
     def relative(file: Path) -> str:

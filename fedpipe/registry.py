@@ -7,24 +7,30 @@ Adding one is adding a file. Anything outside fedpipe is named by a dotted path,
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
+import hashlib
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from fedpipe.errors import SettingsError
+from fedpipe.mistakes import nearest, sentences
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Component:
     """Base of everything that is found by name; its dataclass fields are its parameters in params.yaml."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
+    )
+
+    version: ClassVar[int] = 1  #: part of the keys of all runs that use it: raise it when its numbers change
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +70,7 @@ def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
         module_name, _, class_name = name.rpartition(".")
         try:
             found = getattr(importlib.import_module(module_name), class_name)
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, ValueError) as error:
             raise SettingsError(
                 f"{key}: '{name}' can't be imported ({error}); it should be the path of a class, as my_module.MyClass."
             ) from error
@@ -84,6 +90,15 @@ def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
     return own[0]
 
 
+def is_a(kind: Kind, name: str) -> bool:
+    """Whether the class at a dotted path is a component of this kind."""
+    try:
+        find(kind, name)
+    except SettingsError:
+        return False
+    return True
+
+
 def build(kind: Kind, name: str, parameters: Mapping[str, Any], key: str | None = None) -> Component:
     """A component with its parameters checked and its defaults filled in.
 
@@ -97,7 +112,9 @@ def build(kind: Kind, name: str, parameters: Mapping[str, Any], key: str | None 
         return adapter(found).validate_python(dict(parameters))
     except ValidationError as error:
         known = [field.name for field in parameters_of(found)]
-        raise SettingsError(sentences(error, key or kind.section, lambda _: known)) from None
+        raise SettingsError(
+            "\n".join(sentences(error, dict(parameters), key or kind.section, lambda _: known))
+        ) from None
 
 
 def adapter(component: type[Component]) -> TypeAdapter[Component]:
@@ -118,43 +135,19 @@ def summary(component: type) -> str:
     return (inspect.getdoc(component) or "").split("\n", 1)[0]
 
 
+def version_of(kind: Kind, component: type[Component]) -> int | str:
+    """What tells a component from its earlier self: its version, or a hash of the source where it is the user's own."""
+    if "." not in name_of(kind, component):
+        return component.version
+    return hashlib.sha256(Path(inspect.getfile(component)).read_bytes()).hexdigest()[:12]
+
+
 def name_of(kind: Kind, component: type[Component]) -> str:
     """The name by which :func:`find` gives this class."""
     package, _, module = component.__module__.rpartition(".")
     if package == kind.package:
         return module.replace("_", "-") if kind is PARTITION else module
     return f"{component.__module__}.{component.__qualname__}"
-
-
-def sentences(error: ValidationError, prefix: str, known: Callable[[tuple[int | str, ...]], Sequence[str]]) -> str:
-    """A pydantic error as sentences for people, one a line, each beginning with the key.
-
-    ``known`` gives the keys that may stand in the section at a location.
-    """
-    lines = []
-    for problem in error.errors(include_url=False):
-        location = ".".join(str(part) for part in (*([prefix] if prefix else []), *problem["loc"]))
-        kind, context = problem["type"], problem.get("ctx", {})
-        if kind in {"extra_forbidden", "unexpected_keyword_argument"}:
-            options = known(problem["loc"][:-1])
-            lines.append(f"{location}: unknown key; {nearest(str(problem['loc'][-1]), options)}")
-        elif kind == "missing":
-            lines.append(f"{location}: missing; it must be given.")
-        elif kind == "value_error":
-            sentence = str(context["error"])
-            lines.append(sentence if sentence.startswith(location.split(".")[0]) else f"{location}: {sentence}")
-        else:
-            wanted = problem["msg"].removeprefix("Input ").replace("tuple", "list").replace("dictionary", "mapping")
-            lines.append(f"{location}: {problem['input']!r} can't be used; it {wanted}.")
-    return "\n".join(lines)
-
-
-def nearest(name: str, options: Sequence[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest known one, or all of them."""
-    close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean '{close[0]}'?"
-    return f"it should be one of: {', '.join(options)}." if options else "remove it."
 
 
 @functools.cache

@@ -22,11 +22,6 @@ TEN = ("fedavg", "fedprox", "scaffold", "feddw", "feddual", "pfps_lwc", "cwfedav
 def settings(labels: tuple[str, ...] = ("fedavg",), rounds: int = 4, **sections: Any) -> dict[str, Any]:
     """A params.yaml: ten clients of unequal size, half of them in a round."""
     base: dict[str, Any] = {
-        "dataset": {"name": "digits"},
-        "evaluation": {"protocols": ["global-on-global", "personal-on-local"]},
-        "execution": {"device": "cpu"},
-        "artifacts": {"keep_models": "all"},
-        "report": {"round": "last"},
         "partition": {"scheme": "dirichlet", "alpha": 0.3},
         "model": {"name": "mlp", "hidden": [16]},
         "federation": {

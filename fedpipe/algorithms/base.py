@@ -143,7 +143,6 @@ class Algorithm(Component):
     What is left to an algorithm is ``combine``, and whatever else it does differently.
     """
 
-    version: ClassVar[int] = 1  #: part of every run's key: raise it when the algorithm's numbers change
     needs_sgd: ClassVar[bool] = False  #: whether its theory divides by SGD's learning rate
 
     net: ClassVar[Net]  # set by `bind`, for one thread
@@ -218,9 +217,10 @@ class Algorithm(Component):
         """The server's state after the round."""
         raise NotImplementedError
 
-    def deploy(self, server: State) -> State | None:
-        """A state with which `predict` is the global model; None where a method has no global model."""
-        return {"model": server["model"]}
+    def deploy(self, server: State) -> Tensors | None:
+        """The global model; None where a method has none."""
+        model: Tensors = server["model"]
+        return model
 
     # -- what is recorded --------------------------------------------------------------------------------------------
 

@@ -59,8 +59,9 @@ class CwFedAvg(Algorithm):
     @property
     def upper(self) -> tuple[str, ...]:
         """Names of the class-wise tensors."""
-        count = {"all": 0, "output": 1}.get(str(self.class_wise), self.class_wise)
-        return tuple(name for layer in self.net.layers()[-int(count) :] for name in layer)
+        layers = self.net.layers()
+        count = {"all": len(layers), "output": 1}.get(str(self.class_wise), self.class_wise)
+        return tuple(name for layer in layers[-int(count) :] for name in layer)
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """Equal class models, and uniform distributions."""

@@ -95,7 +95,3 @@ class PFedMe(Algorithm):
     def combine(self, server: State, uploads: Uploads) -> State:
         """A step towards the mean."""
         return {"model": (1 - self.beta) * server["model"] + self.beta * uploads.mean("model")}
-
-    def deploy(self, server: State) -> State:
-        """W in the place of a personal model."""
-        return {"personal": server["model"]}

@@ -71,7 +71,7 @@ def download(name: str, path: Path | None = None) -> Path:
             f"set {type(dataset).__qualname__}.sha256 to their checksum."
         )
     path = path or artifacts.dataset_file(name)
-    save(path, samples)
+    artifacts.write_manifest(path, save(path, samples))
     return path
 
 

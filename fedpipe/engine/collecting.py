@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,10 +21,13 @@ def collect(files: RunFiles, rounds: int, keep_models: str | int) -> None:
     ArtifactError
         A round is incomplete, or one of its files is damaged.
     """
+    artifacts.sweep(files.path)
     numbers = range(1, rounds + 1)
     artifacts.write_parquet(files.metrics, _joined(files, numbers, lambda each: [each.metrics, each.trained]))
     artifacts.write_parquet(files.matrices, _joined(files, numbers, lambda each: [each.matrices, each.exchanged]))
-    rows, times = [], []
+    rows: list[dict[str, Any]] = []
+    times: list[dict[str, Any]] = []
+    made_by: list[dict[str, Any]] = []
     for number in numbers:
         each = files.round(number)
         sealed = artifacts.read_json(each.state)
@@ -31,8 +35,8 @@ def collect(files: RunFiles, rounds: int, keep_models: str | int) -> None:
         mean = {name: sum(traffic[name].to_pylist()) / len(traffic) for name in ("bytes_down", "bytes_up")}
         rows.append({"round": number, "participants": len(traffic), **mean, **sealed["observed"]})
         times.append({"round": number, **artifacts.read_json(each.times)})
+        made_by += [each for each in sealed["made_by"] if each not in made_by]
     artifacts.write_parquet(files.rounds, pa.Table.from_pylist(rows))
-    made_by = artifacts.read_json(files.round(rounds).marker)["made_by"]
     artifacts.write_json(files.times, {"rounds": times, "made_by": made_by})
     prune(files, rounds, keep_models)
 

@@ -14,10 +14,11 @@ import pyarrow as pa
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpipe.algorithms.base import State, one_hot
+from fedpipe.algorithms.base import one_hot
 from fedpipe.config import Evaluation
 from fedpipe.engine.executor import Score, Stage, Test
 from fedpipe.models.base import class_relations
+from fedpipe.tensors import Tensors
 
 if TYPE_CHECKING:
     from fedpipe.engine.run import Run
@@ -101,22 +102,24 @@ def measure(run: Run, round: int) -> Measured:
                 wanted,
             )
             found.append(table(round, model, {outcome.client: outcome.scores for outcome in outcomes}))
-    state = run.algorithm.deploy(server)
-    if state is None:
+    deployed = run.algorithm.deploy(server)
+    if deployed is None:
         return Measured(pa.concat_tables(found) if found else METRICS.empty_table(), None)
-    scores, soft_labels = _global(run, state, tests(run.evaluation, "global"))
+    scores, soft_labels = _global(run, deployed, tests(run.evaluation, "global"))
     if scores:
         found.append(table(round, "global", scores))
-    named = {"SL": soft_labels, "CR": class_relations(_head(state))}
+    named = {"SL": soft_labels}
+    if "head.weight" in deployed:
+        named["CR"] = class_relations(deployed["head.weight"])
     return Measured(
         pa.concat_tables(found) if found else METRICS.empty_table(), matrices(round, "measured", {-1: named})
     )
 
 
-def _global(run: Run, state: State, wanted: Sequence[Test]) -> tuple[dict[int, dict[Test, Score]], Tensor]:
+def _global(run: Run, model: Tensors, wanted: Sequence[Test]) -> tuple[dict[int, dict[Test, Score]], Tensor]:
     """The global model on all test samples at once: its scores, and its SL matrix on the global test set."""
     clients, every = run.clients, run.clients.global_test
-    logits = run.executor.logits(state, every)
+    logits = run.executor.logits(model, every)
     labels = clients.gather(every)[1]
     classes = one_hot(labels, clients.classes, logits.dtype)
     soft_labels = classes.T @ logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)
@@ -133,8 +136,3 @@ def _global(run: Run, state: State, wanted: Sequence[Test]) -> tuple[dict[int, d
     if "local" in wanted:
         scores |= {client: {"local": score(indices)} for client, indices in enumerate(clients.test)}
     return scores, soft_labels
-
-
-def _head(state: State) -> Tensor:
-    weight: Tensor = (state["model"] if "model" in state else state["personal"])["head.weight"]
-    return weight

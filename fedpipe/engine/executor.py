@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from fedpipe.algorithms.base import Algorithm, Pass, State
 from fedpipe.engine.clients import Integers
+from fedpipe.tensors import Tensors
 
 #: train: everything up to the upload; receive: what is due before training; finetune: that, and a few epochs on top.
 Stage = Literal["train", "receive", "finetune"]
@@ -31,6 +32,7 @@ class Outcome(NamedTuple):
     """One client's stage."""
 
     client: int
+    down: int  #: bytes received
     upload: State  #: empty unless trained
     keep: State  #: empty unless trained
     scores: dict[Test, Score]
@@ -68,8 +70,8 @@ class Executor(Protocol):
             Test sets on which the resulting models are measured.
         """
 
-    def logits(self, state: State, indices: Integers) -> Tensor:
-        """Logits of one state on many samples, shape (n, C)."""
+    def logits(self, model: Tensors, indices: Integers) -> Tensor:
+        """Logits of one model on many samples, shape (n, C)."""
 
 
 def passes(algorithm: Algorithm, stage: Stage, finetune_epochs: int) -> list[Pass]:
@@ -88,8 +90,8 @@ def slots_of(stream: str) -> str:
 
 
 def canonical(state: State) -> State:
-    """The same values, contiguous and detached: what is computed from them never depends on how they were laid out."""
-    mapped: State = pytree.tree_map(lambda value: value.detach().contiguous(), state)
+    """The same values on the host, contiguous: what is computed from them never depends on how they were laid out."""
+    mapped: State = pytree.tree_map(lambda value: value.detach().cpu().contiguous(), state)
     return mapped
 
 

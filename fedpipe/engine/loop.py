@@ -24,6 +24,7 @@ from fedpipe.engine.executor import (
     canonical,
     move,
     passes,
+    size_in_bytes,
     slots_of,
     unstack,
 )
@@ -98,9 +99,10 @@ class Loop:
         for each in passes(algorithm, stage, self._finetune_epochs):
             state = self._pass(algorithm, each, state, round, client, epochs)
         scores = {test: self._score(algorithm, state, client, test) for test in tests}
+        down = size_in_bytes(received)
         if stage != "train":
-            return Outcome(client, {}, {}, scores)
-        return Outcome(client, canonical(algorithm.upload(state)), canonical(algorithm.keep(state)), scores)
+            return Outcome(client, down, {}, {}, scores)
+        return Outcome(client, down, canonical(algorithm.upload(state)), canonical(algorithm.keep(state)), scores)
 
     def _pass(
         self, algorithm: Algorithm, each: Pass, state: State, round: int, client: int, epochs: dict[str, int]
@@ -154,19 +156,19 @@ class Loop:
             loss += float(F.cross_entropy(logits, batch.y, reduction="sum"))
         return Score(correct, len(indices), loss)
 
-    def logits(self, state: State, indices: Integers) -> Tensor:
-        """Logits of one state on many samples, shape (n, C), the samples spread over the threads."""
+    def logits(self, model: Tensors, indices: Integers) -> Tensor:
+        """Logits of one model on many samples, shape (n, C), the samples spread over the threads."""
 
         def part(rows: Integers) -> Tensor:
             algorithm = self._idle.pop()
             try:
                 with torch.no_grad():
                     x, _ = self._clients.gather(rows)
-                    return algorithm.predict(state, _fast(x))
+                    return algorithm.net(fast, _fast(x))
             finally:
                 self._idle.append(algorithm)
 
-        state = _fast(move(state, self._clients.device))
+        fast = _fast(model.map(lambda value: value.to(self._clients.device)))
         parts = np.array_split(indices, max(1, math.ceil(len(indices) / MEASURE_BATCH)))
         return torch.cat(list(self._pool.map(part, parts)))
 

@@ -6,14 +6,18 @@ from fedpipe import artifacts
 from fedpipe.artifacts import RunFiles
 
 
+def kept(number: int, keep_models: str | int) -> bool:
+    """Whether `artifacts.keep_models` keeps a round's states when later rounds need them no more."""
+    return keep_models == "all" or (isinstance(keep_models, int) and number % keep_models == 0)
+
+
 def prune(files: RunFiles, number: int, keep_models: str | int) -> None:
-    """Delete states of earlier rounds that `artifacts.keep_models` does not keep and no later round needs."""
+    """Delete states of the rounds before ``number`` that are not kept and that no later round needs."""
     if keep_models == "all":
         return
     needed = set(artifacts.read_json(files.round(number).state)["last"])
     for earlier in range(1, number):
-        if isinstance(keep_models, int) and earlier % keep_models == 0:
-            continue
-        files.round(earlier).server.unlink(missing_ok=True)
-        if earlier not in needed:
-            files.round(earlier).clients.unlink(missing_ok=True)
+        if not kept(earlier, keep_models):
+            files.round(earlier).server.unlink(missing_ok=True)
+            if earlier not in needed:
+                files.round(earlier).clients.unlink(missing_ok=True)

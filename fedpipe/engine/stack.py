@@ -23,6 +23,7 @@ from fedpipe.engine.executor import (
     canonical,
     move,
     passes,
+    size_in_bytes,
     slots_of,
     stack,
     unstack,
@@ -52,6 +53,7 @@ class Stack:
 
     def __init__(self, algorithm: Algorithm, clients: Clients, width: int, finetune_epochs: int = 1) -> None:
         self.name = f"stack of {width}"
+        torch.set_num_threads(1)  # on a CPU: sums over several threads are in another order
         self._algorithm, self._clients, self._width = algorithm, clients, width
         self._finetune_epochs = finetune_epochs
 
@@ -92,19 +94,20 @@ class Stack:
         for each in passes(algorithm, stage, self._finetune_epochs):
             state = work.run(each, state)
         scores = {test: work.scores(state, test) for test in tests}
+        down = size_in_bytes(common) + size_in_bytes(own) // len(padded)
         upload, keep = {}, {}
         if stage == "train":
             upload, keep = canonical(vmap(algorithm.upload)(state)), canonical(vmap(algorithm.keep)(state))
         for row, client in enumerate(members):
             mine = {test: rows[row] for test, rows in scores.items()}
-            yield Outcome(client, unstack(upload, row), unstack(keep, row), mine)
+            yield Outcome(client, down, unstack(upload, row), unstack(keep, row), mine)
 
-    def logits(self, state: State, indices: Integers) -> Tensor:
-        """Logits of one state on many samples, shape (n, C)."""
-        state = move(state, self._clients.device)
+    def logits(self, model: Tensors, indices: Integers) -> Tensor:
+        """Logits of one model on many samples, shape (n, C)."""
+        model = model.map(lambda value: value.to(self._clients.device))
         parts = np.array_split(indices, max(1, -(-len(indices) // MEASURE_BATCH)))
         with torch.no_grad():
-            return torch.cat([self._algorithm.predict(state, self._clients.gather(rows)[0]) for rows in parts])
+            return torch.cat([self._algorithm.net(model, self._clients.gather(rows)[0]) for rows in parts])
 
 
 class _Work:

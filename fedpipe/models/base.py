@@ -54,16 +54,18 @@ class Net:
     ----------
     build
         Makes the network anew; called once for its structure and once for each fresh model.
-    dtype, device
+    dtype
         Of every fresh model.
+    device
+        Where calls are computed.
     """
 
     def __init__(
         self, build: Callable[[], Network], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> None:
-        self._build, self.dtype, self.device = build, dtype, torch.device(device)
+        self._build, self.dtype = build, dtype
         with torch.random.fork_rng(devices=[]):
-            self._module = build().to(device=self.device, dtype=dtype)
+            self._module = build().to(device=device, dtype=dtype)
         if list(self._module.buffers()):
             raise SettingsError(
                 "model: it has buffers (as of BatchNorm), which are not supported yet; use one without."
@@ -92,13 +94,11 @@ class Net:
         return [tuple(names) for names in found.values()]
 
     def fresh(self, entropy: int) -> Tensors:
-        """Initial parameters, a function of ``entropy`` alone, whatever the device and dtype."""
+        """Initial parameters, on the host: a function of ``entropy`` alone, whatever the device and dtype."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(entropy % 2**63)
+            torch.default_generator.manual_seed(entropy % 2**63)
             module = self._build()
-        return Tensors(
-            (name, value.detach().to(device=self.device, dtype=self.dtype)) for name, value in module.named_parameters()
-        )
+        return Tensors((name, value.detach().to(self.dtype)) for name, value in module.named_parameters())
 
     def replica(self) -> Net:
         """The same function with a module of its own, for another thread (a call swaps its module's tensors)."""

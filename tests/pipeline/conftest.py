@@ -59,7 +59,7 @@ class Project:
         """Change params.yaml: each section is merged into what stands there."""
         params = yaml.safe_load((self.folder / "params.yaml").read_text())
         for name, section in sections.items():
-            params[name] = params[name] | section
+            params[name] = params.get(name, {}) | section
         studies.write(params, self.folder)
 
     def metrics(self) -> dict[str, Any]:

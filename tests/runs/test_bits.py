@@ -9,7 +9,8 @@ import pytest
 
 from fedpipe import artifacts
 from fedpipe.engine import collecting
-from fedpipe.engine.run import Block, Run
+from fedpipe.engine.block import Block
+from fedpipe.engine.run import Run
 from tests import studies
 
 ROUNDS = 4

@@ -141,7 +141,7 @@ def test_damaged_files_are_found_and_made_again(name: str, harm: str, rounds: li
         case "delete":
             file.unlink()
     if name == "rounds/0002/server.pt":  # an early state is not needed to go on, so it is not made again by itself
-        with pytest.raises(ArtifactError, match="0002/server.pt is damaged"):
+        with pytest.raises(ArtifactError, match=r"0002/server\.pt is damaged"):
             studies.open_runs(made)[0].server(2)
         return
     assert run_again(path)[1] == rounds

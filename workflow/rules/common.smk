@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
-
 # Jobs call `fedpipe` of the environment that snakemake runs in, whether or not it is activated.
 shell.prefix(f"export PATH='{Path(sys.executable).parent}':\"$PATH\"; ")
 
@@ -23,7 +21,7 @@ if not os.path.lexists(".snakemake/metadata"):
 
 
 def stale(plan):
-    """Whether the plan was made of other files than lie here, or what it wrote beside is gone."""
+    """Whether the plan is of another study or other files than lie here, or what it wrote is gone."""
 
     def changed(path, sha256):
         try:
@@ -31,15 +29,19 @@ def stale(plan):
         except FileNotFoundError:
             return True
 
-    return any(
-        changed(path, sha256) for path, sha256 in plan["sources"].items()
-    ) or not all(Path(path).is_file() for path in plan["files"])
+    return (
+        plan["params"] != "params.yaml"
+        or any(changed(path, sha256) for path, sha256 in plan["sources"].items())
+        or not all(Path(path).is_file() for path in plan["files"])
+    )
 
 
 def load_plan():
     """results/plan.json, made anew where it is stale."""
     path = Path("results/plan.json")
-    if not path.is_file() or stale(json.loads(path.read_text())):
+    if not path.is_file() or (
+        workflow.is_main_process and stale(json.loads(path.read_text()))
+    ):
         done = subprocess.run(
             [sys.executable, "-m", "fedpipe", "plan"], capture_output=True, text=True
         )
@@ -54,6 +56,8 @@ RUNS = {run["path"]: run for run in PLAN["runs"]}
 ROUNDS = PLAN["rounds"]
 BLOCK = PLAN["execution"]["clients_per_job"]
 SEGMENT = PLAN["execution"]["rounds_per_job"] or ROUNDS
+ENGINE = "--device {device} --stack {stack}".format(**PLAN["execution"])
+KEEP = f"--keep-models {PLAN['artifacts']['keep_models']}"
 STOPS = [
     *range(SEGMENT, ROUNDS, SEGMENT),
     ROUNDS,

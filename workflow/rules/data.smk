@@ -1,6 +1,7 @@
 rule download:
     output:
         "results/data/{dataset}.pt",
+        "results/data/{dataset}.json",
     log:
         "results/logs/download/{dataset}.log",
     conda:
@@ -15,6 +16,7 @@ rule partition:
         data=dataset_of_partition,
     output:
         "results/partitions/{key}/assignment.parquet",
+        "results/partitions/{key}/assignment.json",
         "results/partitions/{key}/heterogeneity.parquet",
     log:
         "results/logs/partition/{key}.log",

@@ -1,0 +1,77 @@
+"""What some participants of a round send, and how it travels through a file between the jobs of a round."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedpipe.algorithms.base import State
+from fedpipe.engine.executor import Outcome, Score, Test, size_in_bytes, stack, unstack
+from fedpipe.tensors import Tensors
+
+
+@dataclass
+class Block:
+    """Some participants of a round, in the order of their ids."""
+
+    made_by: dict[str, Any]  #: executor, device, versions
+    ids: list[int] = field(default_factory=list)
+    uploads: list[State] = field(default_factory=list)
+    kept: list[State] = field(default_factory=list)
+    down: list[int] = field(default_factory=list)  #: bytes received by each
+    up: list[int] = field(default_factory=list)  #: bytes sent by each
+    scores: list[dict[Test, Score]] = field(default_factory=list)  #: right after training
+    seconds: float = 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        """One more participant."""
+        self.ids.append(outcome.client)
+        self.uploads.append(outcome.upload)
+        self.kept.append(outcome.keep)
+        self.down.append(outcome.down)
+        self.up.append(size_in_bytes(outcome.upload))
+        self.scores.append(outcome.scores)
+
+    def tree(self) -> dict[str, Any]:
+        """As tensors, for a file."""
+        return {
+            "made_by": torch.frombuffer(bytearray(json.dumps(self.made_by).encode()), dtype=torch.uint8),
+            "ids": torch.tensor(self.ids),
+            "uploads": stack(self.uploads),
+            "kept": stack(self.kept),
+            "bytes": torch.tensor([self.down, self.up]),
+            "scores": {
+                test: torch.tensor([list(scores[test]) for scores in self.scores], dtype=torch.float64)
+                for test in self.scores[0]
+            },
+            "seconds": torch.tensor(self.seconds, dtype=torch.float64),
+        }
+
+    @classmethod
+    def of(cls, tree: dict[str, Any]) -> Block:
+        """From a file's tensors."""
+        ids, (down, up) = tree["ids"].tolist(), tree["bytes"].tolist()
+        uploads, kept = named(tree["uploads"]), named(tree["kept"])
+
+        def scores(row: int) -> dict[Test, Score]:
+            rows = {test: values[row].tolist() for test, values in tree["scores"].items()}
+            return {test: Score(int(correct), int(total), loss) for test, (correct, total, loss) in rows.items()}
+
+        return cls(
+            made_by=json.loads(bytes(tree["made_by"].tolist())),
+            ids=ids,
+            uploads=[unstack(uploads, row) for row in range(len(ids))],
+            kept=[unstack(kept, row) for row in range(len(ids))],
+            down=down,
+            up=up,
+            scores=[scores(row) for row in range(len(ids))],
+            seconds=float(tree["seconds"]),
+        )
+
+
+def named(tree: dict[str, Any]) -> State:
+    """A state as it comes from a file: its inner dicts become :class:`~fedpipe.tensors.Tensors` again."""
+    return {part: Tensors(value) if isinstance(value, dict) else value for part, value in tree.items()}

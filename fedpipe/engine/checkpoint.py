@@ -1,0 +1,134 @@
+"""A run's states on disk: sealed by markers, read back checked, and how far the run has come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fedpipe import artifacts
+from fedpipe.algorithms.base import State
+from fedpipe.artifacts import RunFiles
+from fedpipe.engine.block import named
+from fedpipe.engine.executor import stack, unstack
+from fedpipe.engine.pruning import kept
+from fedpipe.errors import ArtifactError
+
+
+class Checkpoint:
+    """The states of a run's rounds.
+
+    Parameters
+    ----------
+    files
+        Where the run lies.
+    first
+        What a client keeps before its first round; empty for methods without client state.
+    """
+
+    def __init__(self, files: RunFiles, first: State) -> None:
+        self.files, self._first = files, first
+        self._sealed: dict[int, dict[str, Any]] = {}
+        self._servers: dict[int, State] = {}
+        self._packs: dict[int, tuple[list[int], State]] = {}
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def sealed(self, number: int) -> dict[str, Any]:
+        """What ``state.json`` of a round says: participants, each client's last round, observations, hashes."""
+        if number not in self._sealed:
+            self._sealed[number] = artifacts.read_json(self.files.round(number).state)
+        return self._sealed[number]
+
+    def server(self, number: int) -> State:
+        """The server's state after a round (0: as initialised)."""
+        if number not in self._servers:
+            files = self.files.round(number)
+            tree = artifacts.read_pt(files.server, self.sealed(number)["sha256"][files.server.name])
+            self._servers = {number: named(tree)}
+        return self._servers[number]
+
+    def kept(self, client: int, number: int) -> State:
+        """What a client keeps after a round: stored in the last round that it took part in."""
+        last = self.sealed(number)["last"][client]
+        if last < 0 or not self._first:
+            return self._first
+        if last not in self._packs:
+            files = self.files.round(last)
+            tree = artifacts.read_pt(files.clients, self.sealed(last)["sha256"][files.clients.name])
+            self._packs[last] = (tree["ids"].tolist(), named(tree["kept"]))
+        ids, states = self._packs[last]
+        return unstack(states, ids.index(client))
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def seal(
+        self, number: int, server: State, ids: list[int], keeps: list[State], hashes: dict[str, str], **facts: Any
+    ) -> None:
+        """Write a round's states, then the marker that they are whole.
+
+        Parameters
+        ----------
+        number
+            The round; 0 for the initial state.
+        server
+            The server's state.
+        ids, keeps
+            The participants and what they keep.
+        hashes
+            SHA-256 of the round's other files so far.
+        facts
+            What else ``state.json`` shall hold.
+        """
+        files = self.files.round(number)
+        hashes = hashes | {files.server.name: artifacts.write_pt(files.server, server)}
+        if keeps and self._first:
+            pack = {"ids": torch.tensor(ids), "kept": stack(keeps)}
+            hashes[files.clients.name] = artifacts.write_pt(files.clients, pack)
+        before = self.sealed(number - 1)["last"] if number else facts.pop("last")
+        last = [number if client in ids else round for client, round in enumerate(before)]
+        sealed = {"round": number, "participants": ids, "last": last, "sha256": hashes, **facts}
+        artifacts.write_json(files.state, sealed)
+        self._sealed[number], self._servers = sealed, {number: server}
+        self._packs = {round: pack for round, pack in self._packs.items() if round in set(last) - {number}}
+
+    def finish(self, number: int, hashes: dict[str, str]) -> None:
+        """Write the marker that a round is complete."""
+        files = self.files.round(number)
+        hashes = hashes | self.sealed(number)["sha256"] | {files.state.name: artifacts.sha256_of(files.state)}
+        artifacts.write_json(files.marker, {"round": number, "sha256": hashes})
+
+    # -- how far it has come -----------------------------------------------------------------------------------------
+
+    def complete(self, stop: int, keep_models: str | int = "all") -> int:
+        """The last round, at most ``stop``, up to which nothing is missing; -1 if the run has yet to begin.
+
+        The next round must be able to start from it: the server's state and all clients' last states must be intact.
+        Where it is ``stop`` itself, there is no next round, and states may be absent that ``keep_models`` prunes.
+        """
+        done = -1
+        while done < stop and self._whole(done + 1):
+            done += 1
+        while done > -1 and not self._usable(done, done == stop and not kept(done, keep_models)):
+            done -= 1
+        return done
+
+    def _whole(self, number: int) -> bool:
+        """Whether a round is complete, and intact but for its states, which are checked where they are read."""
+        files = self.files.round(number)
+        try:
+            hashes = artifacts.read_json(files.marker)["sha256"]
+        except (ArtifactError, KeyError, TypeError):
+            return False
+        states = {files.server.name, files.clients.name}
+        return all(name in states or artifacts.intact(files.path / name, hashes[name]) for name in hashes)
+
+    def _usable(self, number: int, may_be_absent: bool) -> bool:
+        states = [(number, self.files.round(number).server)]
+        if self._first:
+            last = {round for round in self.sealed(number)["last"] if round >= 0}
+            states += [(round, self.files.round(round).clients) for round in sorted(last)]
+        return all(
+            artifacts.intact(path, self.sealed(round)["sha256"][path.name]) or (may_be_absent and not path.exists())
+            for round, path in states
+        )

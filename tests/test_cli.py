@@ -1,0 +1,220 @@
+"""The command line in process: what it prints, and how it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+from fedpipe import cli, registry
+from fedpipe import plan as planning
+from tests import studies
+
+KINDS = {
+    "algorithms": registry.ALGORITHM,
+    "datasets": registry.DATASET,
+    "models": registry.MODEL,
+    "partitions": registry.PARTITION,
+}
+STAGES = {"plan", "download", "partition", "segment", "train", "aggregate", "evaluate", "collect", "table", "figure"}
+COMMANDS = sorted(
+    command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback
+)
+EVERYTHING = [(kind, name) for kind in KINDS.values() for name in registry.names(kind)]
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def printed(*arguments: str) -> str:
+    result = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one sentence on standard error with which `fedpipe` ends, and status 2."""
+    monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    (line,) = err.splitlines()
+    return line.removeprefix("fedpipe: ")
+
+
+def planned() -> dict:
+    return studies.prepare(studies.settings())
+
+
+# -- list and describe -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_list_prints_a_name_a_line_with_its_summary(kind: str) -> None:
+    names = registry.names(KINDS[kind])
+    lines = printed("list", kind).splitlines()
+    assert [line.split()[0] for line in lines] == list(names) == sorted(names)
+    for line, name in zip(lines, names, strict=True):
+        summary = line.removeprefix(name).strip()
+        assert summary == registry.summary(registry.find(KINDS[kind], name))
+        assert len(summary) > 10
+    assert len({len(line) - len(line[len(line.split()[0]) :].lstrip()) for line in lines}) == 1, "columns are aligned"
+
+
+def test_the_ten_algorithms_and_four_schemes_are_listed() -> None:
+    assert set(studies.TEN) <= set(registry.names(registry.ALGORITHM))
+    assert {"dirichlet", "iid", "pathological", "shards"} <= set(registry.names(registry.PARTITION))
+    assert "digits" in registry.names(registry.DATASET)
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERYTHING, ids=[name for _, name in EVERYTHING])
+def test_describe_prints_docstring_parameters_and_defaults(kind: registry.Kind, name: str) -> None:
+    text = printed("describe", name)
+    found = registry.find(kind, name)
+    doc = inspect.getdoc(found)
+    assert doc
+    assert doc in text
+    assert text.startswith(f"{name} ({kind.name})\n")
+    for field in registry.parameters_of(found):
+        default = "(required)" if field.default is dataclasses.MISSING else json.dumps(field.default)
+        assert f"  {field.name}: {default}\n" in text
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERYTHING, ids=[name for _, name in EVERYTHING])
+def test_every_parameter_is_documented(kind: registry.Kind, name: str) -> None:
+    found = registry.find(kind, name)
+    documented = inspect.getdoc(found) or ""
+    own = [field.name for field in registry.parameters_of(found) if field.name in vars(found)]
+    parameters = documented.partition("Parameters\n----------\n")[2]
+    told = {name.strip() for line in parameters.splitlines() if line[:1].strip() for name in line.split(",")}
+    assert set(own) <= told | {"seed"}
+
+
+def test_describe_finds_ones_own_components() -> None:
+    """What params.yaml may name, `describe` should explain."""
+    text = printed("describe", "fedpipe.algorithms.fedprox.FedProx")
+    assert "  mu: 0.01\n" in text
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("describe", "fedavgg"), "'fedavgg' is unknown; did you mean 'fedavg'?"),
+        (("list", "algos"), "'algos' can't be listed; did you mean 'algorithms'?"),
+        (("list", "zzz"), "'zzz' can't be listed; it should be one of: algorithms, datasets, models, partitions."),
+        (("figure", "pie"), "'pie' can't be drawn; it should be curves, matrices, or partition with its key."),
+        (("download", "digit"), "dataset.name: unknown data set 'digit'; did you mean 'digits'?"),
+        (("plan",), "params.yaml: there is no such file; run from the folder that holds it."),
+        (("show",), "results/plan.json is missing; run `snakemake all` to make it again."),
+        (
+            ("segment", "results/runs/fedavg/0123456789ab", "--stop", "3"),
+            "results/runs/fedavg/0123456789ab/run.yaml is missing; run `fedpipe plan` to write it again.",
+        ),
+    ],
+    ids=lambda each: "-".join(each[:2]) if isinstance(each, tuple) else "",
+)
+def test_a_mistake_is_one_sentence_and_status_2(
+    arguments: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(monkeypatch, capsys, *arguments) == sentence
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("segment", "results/runs/fedavg/0123456789ab", "--stop", "3"), "results/runs/fedavg/0123456789ab/run.yaml"),
+        (("train", "RUN", "--round", "3", "--block", "0", "--size", "5"), "0002"),
+        (("aggregate", "RUN", "--round", "3", "--blocks", "1"), "block-0000.pt"),
+        (("evaluate", "RUN", "--round", "3"), "0003"),
+        (("collect", "RUN", "--rounds", "3"), "0001"),
+        (("partition", "0123456789ab"), "0123456789ab"),
+        (("figure", "partition", "0123456789ab"), "0123456789ab"),
+        (("figure", "partition"), "partition"),
+        (("record", "fedprox"), "fedprox"),  # not in the study
+        (("show",), "results/tables/results.md"),
+        (("table",), "metrics.parquet"),
+    ],
+    ids=lambda each: "-".join(each[:2]).replace("/", "-") if isinstance(each, tuple) else "",
+)
+def test_a_stage_that_can_not_run_says_so_without_a_traceback(
+    arguments: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = planned()["runs"][0]["path"]
+    sentence = refused(monkeypatch, capsys, *(path if each == "RUN" else each for each in arguments))
+    assert named in sentence
+
+
+def test_a_block_that_the_round_does_not_have(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = studies.prepare(studies.settings(execution={"rounds_per_job": 1, "clients_per_job": 3}))
+    path = made["runs"][0]["path"]
+    printed("init", path)
+    printed("train", path, "--round", "1", "--block", "1", "--size", "3")
+    sentence = refused(monkeypatch, capsys, "train", path, "--round", "1", "--block", "2", "--size", "3")
+    assert "block" in sentence
+
+
+# -- help and schema ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str) -> None:
+    text = printed(command.rstrip("_"), "--help")
+    assert "Usage" in text
+    assert "--help" in text
+
+
+def test_every_command_says_what_it_does() -> None:
+    assert set(COMMANDS) >= STAGES
+    text = printed("--help")
+    for command in cli.app.registered_commands:
+        assert command.callback
+        summary = (inspect.getdoc(command.callback) or "").split("\n")[0]
+        assert summary.endswith(".")
+        assert (command.name or command.callback.__name__) in text
+
+
+def test_schema_is_valid_json_schema() -> None:
+    schema = json.loads(printed("schema"))
+    validator = jsonschema.validators.validator_for(schema)
+    validator.check_schema(schema)
+    assert not list(validator(schema).iter_errors(studies.settings()))
+    assert list(validator(schema).iter_errors({"federation": {"client": 3}}))
+
+
+# -- plan --------------------------------------------------------------------------------------------------------------
+
+
+def test_plan_writes_the_plan_and_a_dry_run_shows_it() -> None:
+    studies.write(studies.settings(study={"seeds": [0, 1]}), Path())
+    lines = printed("plan", "--dry-run").splitlines()
+    assert [line.split()[:3] for line in lines] == [["fedavg", "seed", "0"], ["fedavg", "seed", "1"]]
+    assert not Path("results").exists()
+    printed("plan")
+    made = json.loads(planning.PLAN.read_text())
+    assert [run["key"] for run in made["runs"]] == [line.split()[3] for line in lines]
+    assert all(Path(name).is_file() for name in made["files"])
+
+
+def test_plan_takes_another_study() -> None:
+    Path("studies").mkdir()
+    studies.write(studies.settings(), Path("studies"))
+    printed("plan", "--params", "studies/params.yaml")
+    assert json.loads(planning.PLAN.read_text())["params"] == "studies/params.yaml"

@@ -1,0 +1,532 @@
+"""params.yaml: every mistake is one sentence that begins with its key and says what would be right."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from fedpipe import config
+from fedpipe import plan as planning
+from fedpipe.errors import SettingsError
+from tests import studies
+
+ROOT = Path(__file__).parent.parent
+SECTIONS = "dataset, partition, model, federation, evaluation, algorithms, study, execution, artifacts, report"
+ALGORITHMS = "cwfedavg, fedala, fedavg, feddual, feddw, fedprox, ifca, pfedme, pfps_lwc, scaffold"
+PROTOCOLS = (
+    "'global-on-global', 'global-on-local', 'personal-on-local', 'personal-on-global', 'trained-on-local', "
+    "'trained-on-global', 'finetuned-on-local' or 'finetuned-on-global'"
+)
+JARGON = re.compile(r"Tuple|String|Keys|literal\[|constrained|\[key\]|\binstance\b|after validation|pydantic")
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def study(**values: Any) -> dict[str, Any]:
+    """The tests' study with the values at dotted keys replaced; two underscores stand for a dot."""
+    return config.override(studies.settings(), {key.replace("__", "."): value for key, value in values.items()})
+
+
+def said(settings: dict[str, Any]) -> list[str]:
+    """The sentences with which `fedpipe plan` refuses these settings."""
+    studies.write(settings, Path())
+    with pytest.raises(SettingsError) as refusal:
+        planning.make(Path("params.yaml"))
+    return str(refusal.value).split("\n")
+
+
+MISTAKES: list[tuple[str, dict[str, Any], str]] = [
+    # sections and keys
+    ("unknown-section", {"datasett": {}}, "datasett: unknown key; did you mean 'dataset'?"),
+    ("unknown-section-far", {"xyz": 1}, f"xyz: unknown key; it should be one of: {SECTIONS}."),
+    ("unknown-key", {"federation__client": 3}, "federation.client: unknown key; did you mean 'clients'?"),
+    ("unknown-partition-key", {"partition__alfa": 1}, "partition.alfa: unknown key; did you mean 'alpha'?"),
+    (
+        "unknown-model-key",
+        {"model": {"name": "cnn", "chanels": [1, 2]}},
+        "model.chanels: unknown key; did you mean 'channels'?",
+    ),
+    (
+        "unknown-hyper-parameter",
+        {"algorithms": {"fedavg": {}, "fedprox": {"muu": 1}}},
+        "algorithms.fedprox.muu: unknown key; did you mean 'mu'?",
+    ),
+    (
+        "hyper-parameter-of-none",
+        {"algorithms": {"fedavg": {"mu": 1}}},
+        "algorithms.fedavg.mu: unknown key; remove it.",
+    ),
+    # types
+    (
+        "text-for-integer",
+        {"federation__clients": "ten"},
+        "federation.clients: 'ten' can't be used; it should be a valid integer.",
+    ),
+    (
+        "fraction-for-integer",
+        {"federation__clients": 2.5},
+        "federation.clients: 2.5 can't be used; it should be a valid integer.",
+    ),
+    (
+        "truth-for-integer",
+        {"federation__clients": True},
+        "federation.clients: True can't be used; it should be a valid integer.",
+    ),
+    (
+        "text-for-number",
+        {"federation__learning_rate": "fast"},
+        "federation.learning_rate: 'fast' can't be used; it should be a valid number.",
+    ),
+    (
+        "value-for-section",
+        {"partition": 3},
+        "partition: 3 can't be used; it should be a mapping with 'scheme'.",
+    ),
+    ("number-for-name", {"partition": {"scheme": 3}}, "partition.scheme: 3 can't be used; it should be a name."),
+    (
+        "number-for-algorithm",
+        {"algorithms": {"fedavg": {"algorithm": 3}}},
+        "algorithms.fedavg.algorithm: 3 can't be used; it should be a name.",
+    ),
+    (
+        "text-for-list",
+        {"study__algorithms": "fedavg"},
+        "study.algorithms: 'fedavg' can't be used; it should be a valid list.",
+    ),
+    ("number-for-list", {"study__seeds": 3}, "study.seeds: 3 can't be used; it should be a valid list."),
+    (
+        "fraction-in-seeds",
+        {"study__seeds": [0.5]},
+        "study.seeds.0: 0.5 can't be used; it should be a valid integer.",
+    ),
+    # impossible values
+    ("alpha-0", {"partition__alpha": 0}, "partition.alpha: 0 can't be used; it should be greater than 0."),
+    ("alpha-negative", {"partition__alpha": -1.5}, "partition.alpha: -1.5 can't be used; it should be greater than 0."),
+    (
+        "participation-0",
+        {"federation__participation": 0},
+        "federation.participation: 0 can't be used; it should be greater than 0.",
+    ),
+    (
+        "participation-1.5",
+        {"federation__participation": 1.5},
+        "federation.participation: 1.5 can't be used; it should be less than or equal to 1.",
+    ),
+    (
+        "clients-0",
+        {"federation__clients": 0},
+        "federation.clients: 0 can't be used; it should be greater than or equal to 1.",
+    ),
+    (
+        "clients-5000",
+        {"federation__clients": 5000},
+        "federation.clients: 5000 is more than the 1797 samples to deal; it should be at most 1797.",
+    ),
+    (
+        "rounds-0",
+        {"federation__rounds": 0},
+        "federation.rounds: 0 can't be used; it should be greater than or equal to 1.",
+    ),
+    (
+        "learning-rate-infinite",
+        {"federation__learning_rate": float("inf")},
+        "federation.learning_rate: inf can't be used; it should be a finite number.",
+    ),
+    (
+        "mu-infinite",
+        {"algorithms": {"fedavg": {}, "fedprox": {"mu": float("inf")}}, "study__algorithms": ["fedprox"]},
+        "algorithms.fedprox.mu: inf can't be used; it should be a finite number.",
+    ),
+    (
+        "eleven-classes-of-ten",
+        {"partition": {"scheme": "pathological", "classes_per_client": 11}},
+        "partition.classes_per_client: 11 is more than the 10 classes of the data set; it should be at most 10.",
+    ),
+    ("stack-0", {"execution__stack": 0}, "execution.stack: 0 can't be used; it should be at least 1."),
+    (
+        "stack-text",
+        {"execution__stack": "wide"},
+        "execution.stack: 'wide' can't be used; it should be a valid integer or 'auto'.",
+    ),
+    (
+        "keep-models-0",
+        {"artifacts__keep_models": 0},
+        "artifacts.keep_models: 0 can't be used; it should be 'all' or 'last' or greater than or equal to 1.",
+    ),
+    ("seeds-empty", {"study__seeds": []}, "study.seeds: [] can't be used; it should have at least 1 item."),
+    (
+        "protocols-empty",
+        {"evaluation__protocols": []},
+        "evaluation.protocols: [] can't be used; it should have at least 1 item.",
+    ),
+    ("hidden-empty", {"model__hidden": []}, "model.hidden: [] can't be used; it should have at least 1 item."),
+    (
+        "model-too-large",
+        {"model": {"name": "cnn4"}},
+        "model.name: 'cnn4' can't take inputs of shape (1, 8, 8); it needs images of 16x16 or more ('cnn' is made for "
+        "smaller ones).",
+    ),
+    # names
+    ("unknown-model", {"model__name": "mpl"}, "model.name: unknown model 'mpl'; did you mean 'mlp'?"),
+    ("unknown-dataset", {"dataset__name": "digit"}, "dataset.name: unknown data set 'digit'; did you mean 'digits'?"),
+    (
+        "unknown-partition",
+        {"partition__scheme": "dirichlett"},
+        "partition.scheme: unknown partition scheme 'dirichlett'; did you mean 'dirichlet'?",
+    ),
+    (
+        "unknown-protocol",
+        {"evaluation__protocols": ["global-on-globel"]},
+        f"evaluation.protocols.0: 'global-on-globel' can't be used; it should be {PROTOCOLS}.",
+    ),
+    (
+        "unknown-algorithm",
+        {"study__algorithms": ["fedavgg"]},
+        "study.algorithms: unknown algorithm 'fedavgg'; did you mean 'fedavg'?",
+    ),
+    (
+        "unknown-algorithm-in-algorithms",
+        {"algorithms": {"fedavg": {}, "fedproxx": {}}},
+        "algorithms.fedproxx: unknown algorithm 'fedproxx'; did you mean 'fedprox'?",
+    ),
+    (
+        "no-component",
+        {"algorithms": {"fedavg": {}, "base": {}}},
+        f"algorithms.base: unknown algorithm 'base'; it should be one of: {ALGORITHMS}.",
+    ),
+    (
+        "no-import",
+        {"algorithms": {"fedavg": {"algorithm": "no.such.Thing"}}},
+        "algorithms.fedavg: 'no.such.Thing' can't be imported (No module named 'no'); "
+        "it should be the path of a class, as my_module.MyClass.",
+    ),
+    (
+        "no-module-name",
+        {"algorithms": {"fedavg": {"algorithm": ".Thing"}}},
+        "algorithms.fedavg: '.Thing' can't be imported (Empty module name); "
+        "it should be the path of a class, as my_module.MyClass.",
+    ),
+    (
+        "no-algorithm",
+        {"algorithms": {"fedavg": {"algorithm": "pathlib.Path"}}},
+        "algorithms.fedavg: 'pathlib.Path' is no algorithm; it should derive from Algorithm.",
+    ),
+    (
+        "label-with-hyphen",
+        {"algorithms": {"fedavg": {}, "Fed-Prox": {}}},
+        "algorithms.Fed-Prox: 'Fed-Prox' can't be used; it should match pattern '^[a-z][a-z0-9_]*$'.",
+    ),
+    # what does not go together
+    (
+        "no-entry",
+        {"study__algorithms": ["fedprox"]},
+        "study.algorithms: 'fedprox' has no entry under algorithms; add `fedprox: {}` there for its defaults.",
+    ),
+    (
+        "algorithm-twice",
+        {"study__algorithms": ["fedavg", "fedavg"]},
+        "study.algorithms: 'fedavg' stands there twice; each should stand once.",
+    ),
+    ("seed-twice", {"study__seeds": [0, 1, 0]}, "study.seeds: '0' stands there twice; each should stand once."),
+    (
+        "momentum-with-adam",
+        {"federation__optimizer": "adam", "federation__momentum": 0.9},
+        "federation.momentum: 0.9 has no meaning for adam; it should be 0, or the optimizer sgd.",
+    ),
+    (
+        "scaffold-with-adam",
+        {
+            "algorithms": {"scaffold": {}},
+            "study__algorithms": ["scaffold"],
+            "federation__optimizer": "adam",
+        },
+        "federation.optimizer: adam can't be used with scaffold, whose theory divides by the learning rate of sgd; "
+        "it should be sgd, or scaffold not in study.algorithms.",
+    ),
+    (
+        "every-3-of-4",
+        {"evaluation__every": 3},
+        "evaluation.every: 3 does not divide federation.rounds (4), so the last round would not be measured; "
+        "it should.",
+    ),
+    (
+        "blocks-of-segments",
+        {"execution__clients_per_job": 3, "execution__rounds_per_job": 2},
+        "execution.clients_per_job: 3 cuts rounds into blocks of clients, which needs execution.rounds_per_job to be "
+        "1, not 2.",
+    ),
+    (
+        "blocks-of-whole-runs",
+        {"execution__clients_per_job": 3},
+        "execution.clients_per_job: 3 cuts rounds into blocks of clients, which needs execution.rounds_per_job to be "
+        "1, not null.",
+    ),
+    # the grid
+    (
+        "grid-bad-value",
+        {"study__grid": {"partition.alpha": [0.1, -1]}},
+        "partition.alpha: -1 can't be used; it should be greater than 0. "
+        "(at the point partition.alpha: -1 of study.grid)",
+    ),
+    (
+        "grid-unknown-key",
+        {"study__grid": {"partition.alfa": [0.1]}},
+        "partition.alfa: unknown key; did you mean 'alpha'? (at the point partition.alfa: 0.1 of study.grid)",
+    ),
+    (
+        "grid-of-rounds",
+        {"study__grid": {"federation.rounds": [1, 2]}},
+        "study.grid: 'federation.rounds' can't be varied, since federation.rounds is one for the whole study.",
+    ),
+    (
+        "grid-of-a-section-with-rounds",
+        {"study__grid": {"federation": [{"rounds": 3}, {"rounds": 5}]}},
+        "study.grid: 'federation' can't be varied, since federation.rounds is one for the whole study.",
+    ),
+    (
+        "grid-of-seeds",
+        {"study__grid": {"study.seeds": [[1], [2]]}},
+        "study.grid: 'study.seeds' can't be varied, since study is one for the whole study.",
+    ),
+    (
+        "grid-empty",
+        {"study__grid": {"partition.alpha": []}},
+        "study.grid.partition.alpha: its list is empty; it should hold at least one value.",
+    ),
+    (
+        "grid-no-list",
+        {"study__grid": {"partition.alpha": 0.1}},
+        "study.grid.partition.alpha: 0.1 can't be used; it should be a valid list.",
+    ),
+    (
+        "grid-through-a-value",
+        {"study__grid": {"partition.alpha.x": [1]}},
+        "study.grid: 'partition.alpha.x' goes through 'alpha', which is a value and no section. "
+        "(at the point partition.alpha.x: 1 of study.grid)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES])
+def test_a_mistake_is_one_sentence_that_begins_with_its_key(changes: dict[str, Any], sentence: str) -> None:
+    assert said(study(**changes)) == [sentence]
+
+
+@pytest.mark.parametrize("section", ["dataset", "partition", "model", "federation", "study", "execution", "algorithms"])
+def test_an_empty_section_is_named_in_plain_words(section: str) -> None:
+    (sentence,) = said(studies.settings() | {section: None})
+    assert sentence.startswith(f"{section}: ")
+    assert "it should be a" in sentence
+    assert not JARGON.search(sentence), sentence
+
+
+def test_several_mistakes_are_several_lines() -> None:
+    changes = {"federation__learning_rate": -1, "federation__client": 2, "datasett": {}}
+    assert sorted(said(study(**changes))) == [
+        "datasett: unknown key; did you mean 'dataset'?",
+        "federation.client: unknown key; did you mean 'clients'?",
+        "federation.learning_rate: -1 can't be used; it should be greater than or equal to 0.",
+    ]
+
+
+def test_mistakes_in_components_do_not_hide_others() -> None:
+    changes = {
+        "partition__alpha": -1,
+        "model__name": "mpl",
+        "dataset__name": "digit",
+        "federation__clients": 0,
+        "algorithms": {"fedavg": {}, "fedprox": {"muu": 1}},
+    }
+    keys = [line.partition(":")[0] for line in said(study(**changes))]
+    assert {"partition.alpha", "model.name", "dataset.name", "federation.clients"} <= set(keys)
+
+
+def test_the_grid_point_stands_in_every_line() -> None:
+    lines = said(study(study__grid={"federation.clients": [0], "federation.participation": [2]}))
+    assert len(lines) == 2
+    assert all(line.endswith("of study.grid)") for line in lines)
+
+
+def test_a_grid_value_for_an_algorithm_that_does_not_run_is_a_mistake() -> None:
+    """It would be ignored in silence: fedprox is not in study.algorithms."""
+    (sentence,) = said(study(study__grid={"algorithms.fedprox.mu": [0.1, 1.0]}))
+    assert sentence.startswith("study.grid: 'algorithms.fedprox.mu'")
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def refusal(text: str | None) -> str:
+    if text is not None:
+        Path("params.yaml").write_text(text)
+    with pytest.raises(SettingsError) as error:
+        planning.make(Path("params.yaml"))
+    return str(error.value)
+
+
+def test_no_file() -> None:
+    assert refusal(None) == "params.yaml: there is no such file; run from the folder that holds it."
+
+
+@pytest.mark.parametrize("text", ["", "# nothing but a comment\n", "- fedavg\n", "fedavg\n"])
+def test_no_mapping(text: str) -> None:
+    assert refusal(text) == "params.yaml: it should be a mapping of sections, as `federation: {clients: 10}`."
+
+
+def test_no_yaml() -> None:
+    sentence = refusal("federation: {clients: 10\n")
+    assert sentence.startswith("params.yaml: it is no valid YAML (")
+    assert sentence.endswith(").")
+    assert "\n" not in sentence
+    assert "line 2" in sentence
+
+
+def test_a_key_that_stands_twice_is_a_mistake() -> None:
+    """PyYAML takes the last one, so that half of the settings would be ignored in silence."""
+    text = yaml.safe_dump(studies.settings()) + "federation: {clients: 5}\n"
+    assert "federation" in refusal(text)
+
+
+def test_a_key_that_is_no_text() -> None:
+    assert said({**studies.settings(), 3: {}}) == [f"3: unknown key; it should be one of: {SECTIONS}."]
+
+
+# -- defaults ----------------------------------------------------------------------------------------------------------
+
+
+def test_defaults_are_filled_in() -> None:
+    params = config.parse({})
+    assert params.federation == config.Federation()
+    assert (params.federation.clients, params.federation.rounds, params.federation.optimizer) == (10, 20, "sgd")
+    assert params.dataset.name == "digits"
+    assert params.model_dump(mode="json")["partition"] == {
+        "scheme": "dirichlet",
+        "alpha": 0.5,
+        "minimum": 1,
+        "seed": None,
+    }
+    assert params.model_dump(mode="json")["model"] == {"name": "cnn", "channels": [16, 32], "hidden": 64}
+    assert params.study.algorithms == ("fedavg",)
+    assert params.study.seeds == (0,)
+    assert params.artifacts.keep_models == "all"
+    assert params.execution.stack == "auto"
+
+
+def test_what_is_given_replaces_its_default_and_no_other() -> None:
+    params = config.parse({"federation": {"clients": 7}, "algorithms": {"fedavg": {}, "feddw": {"mode": "code"}}})
+    assert params.federation == config.Federation(clients=7)
+    algorithm: Any = params.algorithm("feddw")
+    assert (algorithm.mu, algorithm.mode) == (0.1, "code")
+
+
+def test_an_entry_may_have_a_name_of_its_own() -> None:
+    params = config.parse(
+        {"algorithms": {"strong": {"algorithm": "fedprox", "mu": 5}}, "study": {"algorithms": ["strong"]}}
+    )
+    algorithm: Any = params.algorithm("strong")
+    assert type(algorithm).__name__ == "FedProx"
+    assert algorithm.mu == 5.0
+
+
+def test_exponents_without_a_dot_are_numbers() -> None:
+    """YAML 1.1 reads 1e-3 as text."""
+    assert config.parse(yaml.safe_load("federation: {learning_rate: 1e-3}")).federation.learning_rate == 0.001
+
+
+@pytest.mark.parametrize(("share", "clients", "count"), [(0.01, 10, 1), (0.5, 10, 5), (0.26, 10, 3), (1.0, 10, 10)])
+def test_participants(share: float, clients: int, count: int) -> None:
+    assert config.Federation(clients=clients, participation=share).participants == count
+
+
+# -- JSON Schema -------------------------------------------------------------------------------------------------------
+
+
+def problems(settings: Any) -> list[Any]:
+    schema = config.json_schema()
+    return list(jsonschema.validators.validator_for(schema)(schema).iter_errors(settings))
+
+
+def shipped() -> dict[str, Any]:
+    settings: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
+    return settings
+
+
+def test_the_schema_is_one() -> None:
+    schema = config.json_schema()
+    jsonschema.validators.validator_for(schema).check_schema(schema)
+
+
+def test_the_shipped_study_fits_parser_and_schema() -> None:
+    params = config.parse(shipped())
+    assert len(params.study.algorithms) == 10
+    assert params.study.seeds == (0, 1, 2)
+    assert problems(shipped()) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.name)
+def test_other_studies_fit_parser_and_schema(path: Path) -> None:
+    settings = yaml.safe_load(path.read_text())
+    config.parse(settings)
+    assert problems(settings) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"datasett": {}},
+        {"federation.client": 3},
+        {"federation.clients": "ten"},
+        {"federation.participation": 1.5},
+        {"partition.alfa": 1},
+        {"partition.alpha": -1},
+        {"partition.scheme": "dirichlett"},
+        {"model.name": "cnn5"},
+        {"model.chanels": [1, 2]},
+        {"dataset.name": "digit"},
+        {"evaluation.protocols": ["global-on-globel"]},
+        {"algorithms.fedprox.muu": 1},
+        {"algorithms.fedprox.mu": "strong"},
+        {"study.seeds": 3},
+        {"study.seeds": []},
+        {"artifacts.keep_models": 0},
+    ],
+    ids=str,
+)
+def test_the_schema_finds_mistakes(changes: dict[str, Any]) -> None:
+    assert problems(config.override(shipped(), changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithms.half": {"algorithm": "own.Half", "share": 0.25}},
+        {"partition": {"scheme": "own.Scheme"}},
+        {"model": {"name": "own.Model"}},
+        {"dataset.name": "own.Data"},
+        {"partition": {"alpha": 0.3}},  # the scheme has a default
+        {"partition": {}},
+        {"execution.stack": 8},
+        {"study.grid": {"partition.alpha": [0.1, 0.5]}},
+    ],
+    ids=str,
+)
+def test_the_schema_allows_what_the_parser_allows(changes: dict[str, Any]) -> None:
+    assert problems(config.override(shipped(), changes)) == []
+
+
+def test_the_schema_that_params_yaml_names_is_there_and_current() -> None:
+    first = (ROOT / "params.yaml").read_text().split("\n", 1)[0]
+    named = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
+    assert named
+    path = ROOT / named[1]
+    assert path.is_file(), f"editors find no {named[1]}"
+    assert yaml.safe_load(path.read_text()) == config.json_schema()

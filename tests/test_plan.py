@@ -1,0 +1,361 @@
+"""Runs, their keys and what the plan writes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedpipe import artifacts, config
+from fedpipe import plan as planning
+from fedpipe.algorithms.fedprox import FedProx
+from fedpipe.errors import ArtifactError
+from fedpipe.plan import Settings
+from tests import studies
+
+OWN = '''
+from dataclasses import dataclass
+
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.data.partitions.iid import IID
+from fedpipe.models.mlp import MLP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(FedAvg):
+    """FedAvg by another name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alike(IID):
+    """IID by another name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers(MLP):
+    """MLP by another name."""
+'''
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def make(settings: dict[str, Any]) -> dict[str, Any]:
+    studies.write(settings, Path())
+    return planning.make(Path("params.yaml"))
+
+
+def study(labels: tuple[str, ...] = ("fedavg",), **values: Any) -> dict[str, Any]:
+    """The tests' study with the values at dotted keys replaced; two underscores stand for a dot."""
+    return config.override(studies.settings(labels), {key.replace("__", "."): value for key, value in values.items()})
+
+
+def key(settings: dict[str, Any], label: str = "fedavg", seed: int = 0) -> str:
+    return Settings.of(config.parse(settings), label, seed).key
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def reversed_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: reversed_keys(part) for name, part in reversed(value.items())}
+    return value
+
+
+def test_a_key_is_twelve_hexadecimal_digits() -> None:
+    assert len(key(study())) == 12
+    assert int(key(study()), 16) >= 0
+
+
+def test_the_order_of_yaml_keys_is_not_in_the_key() -> None:
+    settings = study(("fedavg", "feddw"), algorithms__feddw={"mu": 0.5, "mode": "code"})
+    backwards = reversed_keys(settings)
+    assert list(backwards) != list(settings)
+    for label in ("fedavg", "feddw"):
+        assert key(backwards, label) == key(settings, label)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"partition.alpha": 10}, {"partition.alpha": 10.0}),
+        ({"federation.participation": 1}, {"federation.participation": 1.0}),
+        ({"federation.learning_rate": 0.001}, {"federation.learning_rate": "1e-3"}),
+        ({"algorithms.fedprox.mu": 1}, {"algorithms.fedprox.mu": 1.0}),
+        ({"algorithms.fedprox": {}}, {"algorithms.fedprox": {"mu": 0.01}}),
+        ({"algorithms.fedprox": {"algorithm": "fedprox"}}, {"algorithms.fedprox": {}}),
+        ({"algorithms.fedprox": {"algorithm": "fedpipe.algorithms.fedprox.FedProx"}}, {"algorithms.fedprox": {}}),
+        ({"model": {"name": "mlp"}}, {"model": {"name": "mlp", "hidden": [64]}}),
+        ({"dataset.test_share": 0.3}, {"dataset.test_share": 0.25}),  # nothing depends on it: the split is official
+        ({"evaluation.protocols": ["global-on-global"]}, {"evaluation": {"protocols": ["global-on-global"]}}),
+    ],
+    ids=str,
+)
+def test_equal_settings_have_equal_keys(one: dict[str, Any], other: dict[str, Any]) -> None:
+    settings = study(("fedprox",))
+    assert key(config.override(settings, one), "fedprox") == key(config.override(settings, other), "fedprox")
+
+
+CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("fedprox", {"algorithms.fedprox.mu": 0.5}),
+    ("feddw", {"algorithms.feddw.mode": "code"}),
+    ("cwfedavg", {"algorithms.cwfedavg.class_wise": 2}),
+    *(
+        ("fedavg", {name: value})
+        for name, value in {
+            "dataset.split": "pooled",
+            "partition.scheme": "iid",
+            "partition.alpha": 0.4,
+            "partition.minimum": 2,
+            "partition.seed": 3,
+            "model.name": "cnn",
+            "model.hidden": [17],
+            "federation.clients": 11,
+            "federation.participation": 0.6,
+            "federation.local_epochs": 2,
+            "federation.batch_size": 39,
+            "federation.optimizer": "adam",
+            "federation.learning_rate": 0.11,
+            "federation.momentum": 0.5,
+            "federation.weight_decay": 0.001,
+            "federation.weighting": "uniform",
+            "federation.dtype": "float64",
+            "evaluation.protocols": ["global-on-global"],
+            "evaluation.every": 2,
+        }.items()
+    ),
+]
+
+
+@pytest.mark.parametrize(("label", "change"), CHANGES, ids=[f"{label}-{next(iter(each))}" for label, each in CHANGES])
+def test_everything_that_changes_bits_changes_the_key(label: str, change: dict[str, Any]) -> None:
+    settings = study((label,))
+    changed = config.override(settings, change)
+    if "partition.scheme" in change:
+        changed["partition"] = {"scheme": "iid"}
+    if "model.name" in change:
+        changed["model"] = {"name": "cnn"}
+    assert key(changed, label) != key(settings, label)
+
+
+def test_the_seed_is_in_the_key() -> None:
+    assert len({key(study(), seed=seed) for seed in range(5)}) == 5
+
+
+def test_every_field_of_the_federation_is_in_the_key_but_rounds() -> None:
+    held = Settings.of(config.parse(study()), "fedavg", 0).federation
+    assert set(held) == set(config.Federation.model_fields) - {"rounds"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"federation.rounds": 8},
+        {"execution.rounds_per_job": 2},
+        {"execution.stack": 4},
+        {"artifacts.keep_models": "last"},
+        {"report.round": "best"},
+        {"study.seeds": [0, 1]},
+    ],
+    ids=str,
+)
+def test_what_changes_no_bits_is_not_in_the_key(change: dict[str, Any]) -> None:
+    assert key(config.override(study(), change)) == key(study())
+
+
+def test_another_algorithms_hyper_parameters_are_not_in_the_key() -> None:
+    settings = study(("fedavg", "fedprox"))
+    assert key(config.override(settings, {"algorithms.fedprox.mu": 9})) == key(settings)
+
+
+def test_the_finetuned_protocols_epochs_count_only_where_they_are_measured() -> None:
+    """Otherwise an edit without any effect trains everything again, as `dataset.test_share` would."""
+    assert key(study(evaluation__finetune_epochs=5)) == key(study())
+    finetuned = study(evaluation__protocols=["finetuned-on-local"])
+    assert key(config.override(finetuned, {"evaluation.finetune_epochs": 5})) != key(finetuned)
+
+
+def test_the_order_of_protocols_is_not_in_the_key() -> None:
+    one, other = (study(evaluation__protocols=names) for names in (PROTOCOLS, PROTOCOLS[::-1]))
+    assert key(one) == key(other)
+
+
+PROTOCOLS = ["global-on-global", "personal-on-local"]
+
+
+def test_an_algorithms_version_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key(study(("fedprox",)), "fedprox")
+    monkeypatch.setattr(FedProx, "version", FedProx.version + 1)
+    assert key(study(("fedprox",)), "fedprox") != before
+
+
+# -- the product -------------------------------------------------------------------------------------------------------
+
+
+def test_algorithms_times_seeds_times_grid() -> None:
+    settings = study(("fedavg", "fedprox"), study__seeds=[0, 1, 2])
+    settings["study"]["grid"] = {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.1, 0.2]}
+    made = make(settings)
+    runs = {(run["algorithm"], run["seed"], *run["grid"].values()) for run in made["runs"]}
+    assert len(made["runs"]) == len(runs) == 2 * 3 * 2 * 2
+    assert len({run["path"] for run in made["runs"]}) == len(runs)
+    assert len(made["partitions"]) == 3 * 2
+    assert {run["partition"] for run in made["runs"]} == set(made["partitions"])
+
+
+def test_a_grid_of_one_algorithm_does_not_multiply_others() -> None:
+    settings = study(("fedavg", "fedprox"), study__seeds=[0, 1])
+    settings["study"]["grid"] = {"algorithms.fedprox.mu": [0.1, 1.0, 10.0]}
+    made = make(settings)
+    grids = [run["grid"] for run in made["runs"] if run["algorithm"] == "fedavg"]
+    assert grids == [{}, {}]
+    mus = [run["grid"]["algorithms.fedprox.mu"] for run in made["runs"] if run["algorithm"] == "fedprox"]
+    assert sorted(mus) == [0.1, 0.1, 1.0, 1.0, 10.0, 10.0]
+
+
+def test_a_value_that_stands_twice_in_the_grid_runs_once() -> None:
+    settings = study()
+    settings["study"]["grid"] = {"partition.alpha": [10, 10.0]}
+    assert len(make(settings)["runs"]) == 1
+
+
+def test_a_grid_of_whole_entries_tells_its_runs_apart() -> None:
+    """Else the table takes different hyper-parameters for seeds of one setting."""
+    settings = study(("fedprox",))
+    settings["study"]["grid"] = {"algorithms.fedprox": [{"mu": 0.1}, {"mu": 1.0}]}
+    points = [str(run["grid"]) for run in make(settings)["runs"]]
+    assert len(points) == len(set(points)) == 2
+
+
+def test_two_entries_of_one_algorithm_are_two_runs() -> None:
+    settings = study()
+    settings["algorithms"] = {"weak": {"algorithm": "fedprox", "mu": 0.1}, "strong": {"algorithm": "fedprox", "mu": 9}}
+    settings["study"]["algorithms"] = ["weak", "strong"]
+    paths = [run["path"] for run in make(settings)["runs"]]
+    assert [Path(path).parent.name for path in paths] == ["weak", "strong"]
+    assert Path(paths[0]).name != Path(paths[1]).name
+
+
+# -- what is written ---------------------------------------------------------------------------------------------------
+
+
+def test_run_yaml_holds_the_settings_in_full_and_comes_back() -> None:
+    made = make(study(("cwfedavg",), algorithms__cwfedavg={"wdr": 1e-5}))
+    planning.write(made)
+    (run,) = made["runs"]
+    path = artifacts.RunFiles(Path(run["path"])).settings
+    settings = Settings.read(path)
+    assert settings.key == run["key"] == path.parent.name
+    assert settings == Settings.of(config.parse(config.read(Path("params.yaml"))), "cwfedavg", 0)
+    algorithm: Any = settings.build_algorithm()
+    assert algorithm.wdr == 1e-5
+    assert settings.build_federation().learning_rate == 0.1
+    assert set(yaml.safe_load(path.read_text())["algorithm"]) == {
+        "name",
+        "version",
+        "wdr",
+        "wdr_factor",
+        "class_wise",
+        "distribution",
+    }
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        (
+            lambda text: text.replace("learning_rate: 0.1", "learning_rate: 0.2"),
+            "was edited: its key would be",
+        ),
+        (lambda text: text.replace("seed: 0", "sead: 0"), "is damaged"),
+        (lambda text: "", "is damaged"),
+        (lambda text: "{", "is damaged"),
+        (lambda text: text.replace("learning_rate: 0.1", "learning_rate: 2026-01-01"), "run.yaml"),
+    ],
+    ids=["edited", "another-key", "empty", "no-yaml", "a-date"],
+)
+def test_an_edited_run_yaml_is_refused(edit: Any, sentence: str) -> None:
+    made = make(study())
+    planning.write(made)
+    path = artifacts.RunFiles(Path(made["runs"][0]["path"])).settings
+    path.write_text(edit(path.read_text()))
+    with pytest.raises(ArtifactError, match=sentence):
+        Settings.read(path)
+
+
+def test_a_missing_run_yaml_says_what_to_type() -> None:
+    with pytest.raises(ArtifactError, match="run `fedpipe plan` to write it again"):
+        Settings.read(Path("results/runs/fedavg/0123456789ab/run.yaml"))
+
+
+def test_what_is_there_is_not_written_again() -> None:
+    settings = study(study__seeds=[0, 1])
+    made = make(settings)
+    planning.write(made)
+    files = [Path(name) for name in made["files"]]
+    assert len(files) == 4  # run.yaml and partition.yaml of two seeds
+    for file in files:
+        os.utime(file, (1, 1))
+    planning.write(make(settings))
+    assert [file.stat().st_mtime for file in files] == [1] * 4
+    planning.write(make(settings | {"federation": settings["federation"] | {"rounds": 8}}))
+    assert [file.stat().st_mtime for file in files] == [1] * 4
+
+
+def test_make_writes_nothing() -> None:
+    make(study())
+    assert [path.name for path in Path().iterdir()] == ["params.yaml"]
+
+
+def test_the_same_study_makes_the_same_plan() -> None:
+    planning.write(make(study()))
+    first = planning.PLAN.read_bytes()
+    planning.write(make(study()))
+    assert planning.PLAN.read_bytes() == first
+
+
+# -- sources -----------------------------------------------------------------------------------------------------------
+
+
+def changed(made: dict[str, Any]) -> set[str]:
+    """The sources that are not what the plan was made of, as the Snakefile finds them."""
+    return {path for path, sha256 in made["sources"].items() if artifacts.sha256_of(Path(path)) != sha256}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        study(algorithms__own={"algorithm": "{module}.Own"}, study__algorithms=["own"]),
+        study(partition={"scheme": "{module}.Alike"}),
+        study(model={"name": "{module}.Layers"}),
+    ],
+    ids=["algorithm", "partition", "model"],
+)
+def test_ones_own_components_are_sources_of_the_plan(settings: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    module = f"own_{request.node.callspec.id}"
+    file = Path(f"{module}.py")
+    file.write_text(OWN)
+    importlib.invalidate_caches()
+    made = make(yaml.safe_load(yaml.safe_dump(settings).replace("{module}", module)))
+    assert made["runs"]
+    assert changed(made) == set()
+    file.write_text(OWN + "# changed\n")
+    assert changed(made) == {file.name}
+
+
+def test_params_yaml_and_the_package_are_sources_of_the_plan() -> None:
+    made = make(study())
+    assert "params.yaml" in made["sources"]
+    assert any(path.endswith("fedpipe/algorithms/fedavg.py") for path in made["sources"])
+    Path("params.yaml").write_text(Path("params.yaml").read_text() + "# a comment\n")
+    assert changed(made) == {"params.yaml"}
