@@ -20,11 +20,11 @@ demo: setup
 
 # The tests of every day, real snakemake and dvc included.
 test: setup
-	pytest -q -m "not slow"
+	pytest -q -n 2 -m "not slow"
 
 # What is slow: kills at random moments, whole studies.
 test-all: setup
-	pytest -q -m slow
+	pytest -q -n 2 -m slow
 
 lint: setup
 	ruff check

@@ -81,6 +81,8 @@ def copy_project(folder: Path) -> Path:
     ).stdout.splitlines()
     for name in listed:
         source, target = ROOT / name, folder / name
+        if name.startswith("results/") and name != "results/.gitignore":
+            continue
         if source.exists() or source.is_symlink():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -529,4 +530,4 @@ def test_the_schema_that_params_yaml_names_is_there_and_current() -> None:
     assert named
     path = ROOT / named[1]
     assert path.is_file(), f"editors find no {named[1]}"
-    assert yaml.safe_load(path.read_text()) == config.json_schema()
+    assert json.loads(path.read_text()) == config.json_schema(), "run `fedpipe schema > params.schema.json`"

@@ -41,7 +41,7 @@ class Measured(NamedTuple):
     """What the evaluation of a round found."""
 
     metrics: pa.Table
-    matrices: pa.Table | None  #: None for a method without a global model
+    matrices: pa.Table | None  #: None where no global model is measured
 
 
 def tests(settings: Evaluation, model: str) -> list[Test]:
@@ -102,18 +102,16 @@ def measure(run: Run, round: int) -> Measured:
                 wanted,
             )
             found.append(table(round, model, {outcome.client: outcome.scores for outcome in outcomes}))
-    deployed = run.algorithm.deploy(server)
-    if deployed is None:
-        return Measured(pa.concat_tables(found) if found else METRICS.empty_table(), None)
-    scores, soft_labels = _global(run, deployed, tests(run.evaluation, "global"))
-    if scores:
+    wanted = tests(run.evaluation, "global")
+    deployed = run.algorithm.deploy(server) if wanted else None
+    named = {}
+    if deployed is not None:
+        scores, named["SL"] = _global(run, deployed, wanted)
         found.append(table(round, "global", scores))
-    named = {"SL": soft_labels}
-    if "head.weight" in deployed:
-        named["CR"] = class_relations(deployed["head.weight"])
-    return Measured(
-        pa.concat_tables(found) if found else METRICS.empty_table(), matrices(round, "measured", {-1: named})
-    )
+        if "head.weight" in deployed:
+            named["CR"] = class_relations(deployed["head.weight"])
+    metrics = pa.concat_tables(found) if found else METRICS.empty_table()
+    return Measured(metrics, matrices(round, "measured", {-1: named}) if named else None)
 
 
 def _global(run: Run, model: Tensors, wanted: Sequence[Test]) -> tuple[dict[int, dict[Test, Score]], Tensor]:

@@ -234,6 +234,7 @@ def _device(execution: Execution) -> torch.device:
     """The device to use, with deterministic kernels."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
     if execution.device != "auto":
         return torch.device(execution.device)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -116,7 +116,7 @@ def times(plan: Plan) -> pd.DataFrame:
 
 def provenance(plan: Plan) -> list[dict[str, str]]:
     """What the runs were made by (executor, device, versions), each once."""
-    made = [artifacts.read_json(files(run).times)["made_by"] for run in runs(plan)]
+    made = [each for run in runs(plan) for each in artifacts.read_json(files(run).times)["made_by"]]
     return [each for index, each in enumerate(made) if each not in made[:index]]
 
 

@@ -145,7 +145,7 @@ def _accuracy(cell: dict[Hashable, Any]) -> str:
 
 def _setup(partition: dict[str, Any]) -> str:
     dataset, scheme = partition["dataset"], partition["partition"]
-    parameters = ", ".join(f"{name}={value}" for name, value in scheme.items() if name != "scheme")
+    parameters = ", ".join(f"{name}={value}" for name, value in scheme.items() if name not in {"scheme", "version"})
     dealt = f"{scheme['scheme']} ({parameters})" if parameters else scheme["scheme"]
     return f"{dataset['name']} ({dataset['split']} split), {partition['clients']} clients, partition {dealt}"
 

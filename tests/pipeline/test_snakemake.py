@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests import studies
 from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
@@ -165,35 +166,29 @@ def test_a_mistake_is_one_sentence_from_every_command(project: Project, mistake:
         assert not (project.folder / "results/data").exists(), "no job may start"
 
 
-OWN = '''
-from dataclasses import dataclass
-from fedpipe.algorithms.fedavg import FedAvg
-
-@dataclass(frozen=True, kw_only=True)
-class Half(FedAvg):
-    """Moves half as far as FedAvg."""
-
-    share: float = 0.5
-
-    def combine(self, server, uploads):
-        theta = server["model"]
-        return {"model": theta + self.share * (uploads.mean("model") - theta)}
-'''
-
-
 def test_an_algorithm_of_ones_own_is_one_file(project: Project) -> None:
-    (project.folder / "own.py").write_text(OWN)
-    params = studies.settings(("fedavg",), 2, algorithms={"half": {"algorithm": "own.Half", "share": 0.25}})
-    params["study"]["algorithms"] = ["fedavg", "half"]
+    """The README's example, letter by letter."""
+    readme = (project.folder / "README.md").read_text()
+    section = readme[readme.index("## An algorithm of your own") :]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    changes = yaml.safe_load(section.partition("```yaml\n")[2].partition("```")[0])
+    (project.folder / "own.py").write_text(code)
+    params = studies.settings(("fedavg", "fedprox"), 2, algorithms={"prox": changes["algorithms"]["prox"]})
+    params["algorithms"]["fedprox"] = {"mu": 0.1}
+    params["study"]["algorithms"] = [*changes["study"]["algorithms"], "fedprox"]
     studies.write(params, project.folder)
     project.snakemake()
-    assert set(project.metrics()) == {"fedavg", "half"}
-    assert project.metrics()["half"].keys() == project.metrics()["fedavg"].keys()
-    assert "own.Half" in next((project.folder / "results/runs/half").glob("*/run.yaml")).read_text()
+    metrics = project.metrics()
+    assert set(metrics) == {"fedavg", "prox", "fedprox"}
+    assert metrics["prox"] == metrics["fedprox"]
+    (run,) = (project.folder / "results/runs/prox").iterdir()
+    assert "own.Prox" in (run / "run.yaml").read_text()
+    (project.folder / "own.py").write_text(code.replace("self.mu / 2", "self.mu * 2"))
+    assert jobs(project.snakemake("-n", "all"))["segment"] == 1, "an edit of the file is noticed"
 
 
 def test_a_grid_has_a_level_of_its_own(project: Project) -> None:
-    params = studies.settings(("fedavg", "fedprox"), 1)
+    params = studies.settings(("fedavg", "fedprox"), 3)
     params["study"]["grid"] = {"partition.alpha": [0.1, 10.0], "algorithms.fedprox.mu": [0.1, 1.0]}
     studies.write(params, project.folder)
     ran = jobs(project.snakemake("results/metrics.json"))

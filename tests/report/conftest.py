@@ -77,7 +77,7 @@ class Tree:
         each = [{"round": n, "bytes_down": traffic * n, "bytes_up": 2.0 * traffic} for n in range(1, len(rounds) + 1)]
         artifacts.write_parquet(files.rounds, pa.Table.from_pylist(each))
         times = [{"round": n + 1, "train": seconds, "aggregate": 0.5, "evaluate": 0.25} for n in range(len(rounds))]
-        artifacts.write_json(files.times, {"rounds": times, "made_by": MADE_BY | made_by})
+        artifacts.write_json(files.times, {"rounds": times, "made_by": [MADE_BY | made_by]})
 
     def write_matrices(self, run: int, measured: Mapping[str, float] | None) -> None:
         """Write 2 x 2 matrices of the rounds 1 to 3, all entries the value given times the round."""

@@ -79,6 +79,6 @@ def _roomy(counts: Integers) -> bool:
 
 def _title(settings: dict[str, Any]) -> str:
     partition = settings["partition"]
-    told = [f"{name} = {value}" for name, value in partition.items() if name != "scheme"]
+    told = [f"{name} = {value}" for name, value in partition.items() if name not in {"scheme", "version"}]
     title = ", ".join([f"{settings['dataset']['name']}: {partition['scheme']}", *told, f"seed {settings['seed']}"])
     return textwrap.fill(title, 90)
