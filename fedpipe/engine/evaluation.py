@@ -6,22 +6,20 @@ A row of the metrics is one model on one test set in one round: client -1 is the
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpipe.algorithms.base import one_hot
+from fedpipe.algorithms.base import Algorithm, State, one_hot
 from fedpipe.config import Evaluation
-from fedpipe.engine.executor import Score, Stage, Test
+from fedpipe.engine.clients import Clients
+from fedpipe.engine.executor import Executor, Score, Stage, Test
 from fedpipe.models.base import class_relations
 from fedpipe.tensors import Tensors
-
-if TYPE_CHECKING:
-    from fedpipe.engine.run import Run
 
 STAGES: dict[str, Stage] = {"personal": "receive", "finetuned": "finetune"}
 
@@ -86,27 +84,28 @@ def matrices(
     return pa.table(columns)
 
 
-def measure(run: Run, round: int) -> Measured:
-    """All protocols but the trained ones, on the server's state after a round."""
-    server = run.server(round)
+def measure(
+    settings: Evaluation,
+    executor: Executor,
+    algorithm: Algorithm,
+    clients: Clients,
+    server: State,
+    kept: Callable[[int], State],
+    round: int,
+) -> Measured:
+    """All protocols but the trained ones, on the server's state after a round and on what the clients keep."""
     found = []
     for model, stage in STAGES.items():
-        wanted = tests(run.evaluation, model)
+        wanted = tests(settings, model)
         if wanted:
-            outcomes = run.executor.run(
-                stage,
-                round + 1,
-                range(len(run.clients)),
-                lambda client: run.kept(client, round),
-                functools.partial(run.algorithm.send, server),
-                wanted,
-            )
+            send = functools.partial(algorithm.send, server)
+            outcomes = executor.run(stage, round + 1, range(len(clients)), kept, send, wanted)
             found.append(table(round, model, {outcome.client: outcome.scores for outcome in outcomes}))
-    wanted = tests(run.evaluation, "global")
-    deployed = run.algorithm.deploy(server) if wanted else None
+    wanted = tests(settings, "global")
+    deployed = algorithm.deploy(server) if wanted else None
     named = {}
     if deployed is not None:
-        scores, named["SL"] = _global(run, deployed, wanted)
+        scores, named["SL"] = _global(executor, clients, deployed, wanted)
         found.append(table(round, "global", scores))
         if "head.weight" in deployed:
             named["CR"] = class_relations(deployed["head.weight"])
@@ -114,10 +113,12 @@ def measure(run: Run, round: int) -> Measured:
     return Measured(metrics, matrices(round, "measured", {-1: named}) if named else None)
 
 
-def _global(run: Run, model: Tensors, wanted: Sequence[Test]) -> tuple[dict[int, dict[Test, Score]], Tensor]:
+def _global(
+    executor: Executor, clients: Clients, model: Tensors, wanted: Sequence[Test]
+) -> tuple[dict[int, dict[Test, Score]], Tensor]:
     """The global model on all test samples at once: its scores, and its SL matrix on the global test set."""
-    clients, every = run.clients, run.clients.global_test
-    logits = run.executor.logits(model, every)
+    every = clients.global_test
+    logits = executor.logits(model, every)
     labels = clients.gather(every)[1]
     classes = one_hot(labels, clients.classes, logits.dtype)
     soft_labels = classes.T @ logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)

@@ -169,7 +169,15 @@ class Run:
         """Accuracies and matrices of a round; then the round is complete."""
         begin, files, hashes = time.perf_counter(), self.files.round(number), {}
         if self._measured(number):
-            found = evaluation.measure(self, number)
+            found = evaluation.measure(
+                self.evaluation,
+                self.executor,
+                self.algorithm,
+                self.clients,
+                self.server(number),
+                functools.partial(self.kept, number=number),
+                number,
+            )
             hashes[files.metrics.name] = artifacts.write_parquet(files.metrics, found.metrics)
             if found.matrices is not None:
                 hashes[files.matrices.name] = artifacts.write_parquet(files.matrices, found.matrices)
