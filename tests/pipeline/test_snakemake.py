@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -95,6 +93,16 @@ def test_single_rounds_find_what_segments_left(project: Project) -> None:
     assert not ran.keys() & {"init", "train", "aggregate", "evaluate", "segment"}
 
 
+def reach(project: Project, number: int, running: subprocess.Popen[bytes]) -> None:
+    """Return when some run has completed a round, while the process still runs."""
+    while not list((project.folder / "results/runs").glob(f"*/*/rounds/{number:04d}/round.json")):
+        try:
+            running.wait(timeout=0.1)
+        except subprocess.TimeoutExpired:
+            continue
+        raise AssertionError(f"it ended with {running.returncode} before round {number} was complete")
+
+
 @pytest.mark.slow
 def test_snakemake_killed_says_what_to_type_and_then_goes_on(project: Project) -> None:
     params = studies.settings(("fedala", "scaffold"), 12, federation={"local_epochs": 8})
@@ -105,11 +113,7 @@ def test_snakemake_killed_says_what_to_type_and_then_goes_on(project: Project) -
 
     command = ["snakemake", "runs", *LOCAL]
     with subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT, process_group=0) as killed:
-        deadline = time.monotonic() + 120
-        while not list((project.folder / "results/runs").glob("*/*/rounds/0003/round.json")):
-            assert time.monotonic() < deadline
-            assert killed.poll() is None
-            os.sched_yield()
+        reach(project, 3, killed)
         killed.kill()  # snakemake alone: its jobs are orphans and write on
     said = project.snakemake("runs", check=False)
     assert "--unlock" in said
@@ -128,11 +132,8 @@ def test_segment_killed_under_snakemake_resumes(project: Project) -> None:
     with subprocess.Popen(
         ["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT, process_group=0, stdout=subprocess.DEVNULL
     ) as running:
-        deadline = time.monotonic() + 120
-        while not list((project.folder / "results/runs").glob("*/*/rounds/0004/round.json")):
-            assert time.monotonic() < deadline
-            os.sched_yield()
-        subprocess.run(["pkill", "-KILL", "-f", "fedpipe segment results/runs/fedala"], check=True)
+        reach(project, 4, running)
+        subprocess.run(["pkill", "-KILL", "-g", str(running.pid), "-f", "fedpipe segment"], check=True)
         assert running.wait() != 0
     (log,) = (project.folder / "results/logs/segment").glob("*.log")
     complete = len(list((project.folder / "results/runs").glob("*/*/rounds/*/round.json"))) - 1
