@@ -26,9 +26,9 @@ app = typer.Typer(
 RunPath = Annotated[Path, typer.Argument(help="A run's folder, results/runs/ALGORITHM/KEY.")]
 Round = Annotated[int, typer.Option("--round", min=1, help="The round.")]
 Threads = Annotated[int, typer.Option(min=1, help="Cores to use.")]
-Device = Annotated[str, typer.Option(help="As execution.device: auto, cpu or cuda.")]
-Stack = Annotated[str, typer.Option(help="As execution.stack: auto, or clients that train in one call.")]
-KeepModels = Annotated[str, typer.Option(help="As artifacts.keep_models: all, last, or a number.")]
+Device = Annotated[str, typer.Option(envvar="FEDPIPE_DEVICE", help="As execution.device: auto, cpu or cuda.")]
+Stack = Annotated[str, typer.Option(envvar="FEDPIPE_STACK", help="As execution.stack: auto, or clients in one call.")]
+KeepModels = Annotated[str, typer.Option(envvar="FEDPIPE_KEEP_MODELS", help="As artifacts.keep_models.")]
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -199,6 +200,18 @@ def test_a_grid_has_a_level_of_its_own(project: Project) -> None:
     assert set(metrics["fedavg"]) == {"alpha=0.1", "alpha=10.0"}
     assert len(metrics["fedprox"]) == 4
     assert metrics["fedavg"]["alpha=0.1"] != metrics["fedavg"]["alpha=10.0"]
+
+
+def test_executor_and_kept_models_reach_the_jobs(project: Project) -> None:
+    sections = {"execution": {"stack": 4}, "artifacts": {"keep_models": "last"}}
+    studies.write(studies.settings(("scaffold",), 3, **sections), project.folder)
+    project.snakemake("runs")
+    (run,) = (project.folder / "results/runs/scaffold").iterdir()
+    (made_by,) = json.loads((run / "times.json").read_text())["made_by"]
+    assert made_by["executor"] == "stack of 4"
+    assert sorted(path.parent.name for path in run.glob("rounds/*/server.pt")) == ["0000", "0003"]
+    project.edit(execution={"stack": 2})
+    assert NOTHING in project.snakemake("runs"), "another executor runs nothing again"
 
 
 def test_parsing_imports_no_torch(project: Project) -> None:

@@ -6,9 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Jobs call `fedpipe` of the environment that snakemake runs in, whether or not it is activated.
-shell.prefix(f"export PATH='{Path(sys.executable).parent}':\"$PATH\"; ")
-
 # A literal DAG of single rounds is deep.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
 
@@ -56,13 +53,19 @@ RUNS = {run["path"]: run for run in PLAN["runs"]}
 ROUNDS = PLAN["rounds"]
 BLOCK = PLAN["execution"]["clients_per_job"]
 SEGMENT = PLAN["execution"]["rounds_per_job"] or ROUNDS
-ENGINE = "--device {device} --stack {stack}".format(**PLAN["execution"])
-KEEP = f"--keep-models {PLAN['artifacts']['keep_models']}"
 STOPS = [
     *range(SEGMENT, ROUNDS, SEGMENT),
     ROUNDS,
 ]  # last rounds of the segments, ascending
 STARTS = dict(zip(STOPS, [0, *STOPS]))
+
+# Jobs call `fedpipe` of the environment that snakemake runs in, whether or not it is activated. How they execute is told
+# in their environment: it is not part of what a run is, so that its change runs nothing again.
+shell.prefix(
+    f"export PATH='{Path(sys.executable).parent}':\"$PATH\"; "
+    "export FEDPIPE_DEVICE={device} FEDPIPE_STACK={stack} ".format(**PLAN["execution"])
+    + "FEDPIPE_KEEP_MODELS={keep_models}; ".format(**PLAN["artifacts"])
+)
 
 
 wildcard_constraints:

@@ -15,7 +15,7 @@ if BLOCK is None:
             stop=lambda wildcards: int(wildcards.stop),
         shell:
             "fedpipe segment results/runs/{wildcards.algorithm}/{wildcards.key} --stop {params.stop} "
-            "--threads {threads} {ENGINE} {KEEP} > {log} 2>&1"
+            "--threads {threads} > {log} 2>&1"
 
 else:
 
@@ -46,7 +46,7 @@ else:
             size=BLOCK,
         shell:
             "fedpipe train results/runs/{wildcards.algorithm}/{wildcards.key} --round {params.round} "
-            "--block {params.block} --size {params.size} --threads {threads} {ENGINE} > {log} 2>&1"
+            "--block {params.block} --size {params.size} --threads {threads} > {log} 2>&1"
 
     rule aggregate:
         input:
@@ -79,7 +79,7 @@ else:
             round=lambda wildcards: int(wildcards.round),
         shell:
             "fedpipe evaluate results/runs/{wildcards.algorithm}/{wildcards.key} --round {params.round} "
-            "--threads {threads} {ENGINE} > {log} 2>&1"
+            "--threads {threads} > {log} 2>&1"
 
 
 rule collect:
@@ -97,5 +97,4 @@ rule collect:
     params:
         rounds=ROUNDS,
     shell:
-        "fedpipe collect results/runs/{wildcards.algorithm}/{wildcards.key} --rounds {params.rounds} {KEEP} "
-        "> {log} 2>&1"
+        "fedpipe collect results/runs/{wildcards.algorithm}/{wildcards.key} --rounds {params.rounds} > {log} 2>&1"
