@@ -7,19 +7,16 @@ other jobs, draws the same numbers.
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
 
 import numpy as np
 
-Purpose = Literal["partition", "split", "deal", "init", "participants", "batches"] | str
 
-
-def entropy(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:
+def entropy(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
     """128 bits that belong to this use alone."""
     text = f"{seed}/{purpose}/{round}/{client}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
 
 
-def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:
+def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
     """A NumPy generator for one purpose in one round at one client (0 where they do not matter)."""
     return np.random.Generator(np.random.PCG64(entropy(seed, purpose, round, client)))
