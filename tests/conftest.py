@@ -15,7 +15,7 @@ from fedpipe import registry, streams
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.config import Federation
 from fedpipe.engine.clients import Clients
-from fedpipe.engine.executor import Outcome, Stage, Test, canonical, unstack
+from fedpipe.engine.executor import Outcome, Stage, Test, begin, canonical, first, unstack
 from fedpipe.engine.loop import Loop
 from fedpipe.engine.stack import Stack
 from fedpipe.models.base import Net, Network
@@ -47,7 +47,7 @@ class Trial:
         self.fresh = fresh or (lambda index: net.fresh(streams.entropy(clients.seed, f"init/{index}")))
         with torch.no_grad():
             self.server: State = canonical(self.algorithm.init(self.fresh))
-            self.first: State = canonical(self.algorithm.first(self.server, self.fresh))
+            self.first: State = canonical(first(self.algorithm, self.server, self.fresh))
         self.kept: dict[int, State] = dict.fromkeys(range(len(clients)), self.first)
         self.outcomes: list[Outcome] = []  #: of the last round
         self.rounds = 0
@@ -96,7 +96,7 @@ class Trial:
         with torch.no_grad():
             common, own = self.send([client])
             facts = self.clients.facts(client, self.rounds + 1)
-            return self.algorithm.start(self.kept[client], common | unstack(own, 0), facts)
+            return begin(self.algorithm, self.kept[client], common | unstack(own, 0), facts)
 
 
 def synthetic(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,23 @@ class Batch(NamedTuple):
     x: Tensor  #: inputs, shape (B, *shape)
     y: Tensor  #: classes, shape (B,)
     mask: Tensor | None = None  #: 1 for samples and 0 for padding, shape (B,); None where nothing is padded
+    key: Tensor | None = None  #: of the noise that goes with these samples, an int64 scalar
+
+    def split(self, parts: int) -> list[Batch]:
+        """Every ``parts``-th sample, from each of the first ones on; where none is left for a part, the first part."""
+        first = self._every(parts, 0)
+        return [first] + [self._every(parts, index)._or(first) for index in range(1, parts)]
+
+    def _every(self, step: int, begin: int) -> Batch:
+        mask = None if self.mask is None else self.mask[begin::step]
+        return Batch(self.x[begin::step], self.y[begin::step], mask, self.key)
+
+    def _or(self, other: Batch) -> Batch:
+        if self.mask is None:
+            return self if len(self.y) else other
+        some = self.mask.sum() > 0
+        chosen = (torch.where(some, mine, theirs) for mine, theirs in zip(self[:3], other[:3], strict=True))
+        return Batch(*chosen, self.key)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the samples (first axis) of ``values``, shape (B, ...)."""
@@ -63,10 +80,13 @@ class Facts(NamedTuple):
 
 
 class Gradient(Protocol):
-    """Gradient and value of a pass's loss on the batch at hand, with respect to what the pass trains."""
+    """Gradient and value of a pass's loss, with respect to the parameters that the pass trains."""
 
-    def __call__(self, client: State) -> tuple[Tensors, Tensor]:
-        """At this point."""
+    def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
+        """At this point, on the batch at hand or on another one."""
+
+    def descend(self, client: State, gradient: Tensors) -> State:
+        """The client after a step of the federation's optimiser along this gradient."""
 
 
 Loss = Callable[[State, Batch], Tensor]
@@ -83,6 +103,8 @@ class Train:
     only: tuple[str, ...] | None = None  #: the tensors of the group that are trained; all of them by default
     epochs: int | None = None  #: at most; by default the federation's local epochs
     step: Step | None = None  #: (client, batch, gradient) -> client; by default the federation's optimiser
+    steps: int | None = None  #: at most, in each epoch; by default as many as the data give
+    batches: int = 1  #: batches that go into one step, which :meth:`Batch.split` gives apart
     when: Condition | None = None  #: asked before each epoch; the pass ends where it is false
     after: Callable[[State], State] | None = None  #: follows each epoch: client -> client
     share: float = 1.0  #: share of the training data that is used, chosen at random in each round
@@ -91,10 +113,11 @@ class Train:
 
 @dataclass(frozen=True)
 class Measure:
-    """Sums over the client's training data, without gradient, and what follows from them."""
+    """Sums over the client's data, without gradient, and what follows from them."""
 
     each: Callable[[State, Batch], dict[str, Tensor]]  #: (client, batch) -> sums over the batch's samples
     then: Callable[[State, dict[str, Tensor]], State]  #: (client, sums over all data) -> client
+    on: Literal["train", "validation"] = "train"  #: validation: where a client has no such part, its training data
 
 
 @dataclass(frozen=True)
@@ -143,7 +166,7 @@ class Algorithm(Component):
     What is left to an algorithm is ``combine``, and whatever else it does differently.
     """
 
-    needs_sgd: ClassVar[bool] = False  #: whether its theory divides by SGD's learning rate
+    prototypes: ClassVar[bool] = False  #: whether `nearest` is defined
 
     net: ClassVar[Net]  # set by `bind`, for one thread
     federation: ClassVar[Federation]
@@ -154,6 +177,11 @@ class Algorithm(Component):
         object.__setattr__(bound, "net", net)
         object.__setattr__(bound, "federation", federation)
         return bound
+
+    @property
+    def needs_sgd(self) -> bool:
+        """Whether its theory divides by SGD's learning rate, and its settings do not insist on another optimiser."""
+        return False
 
     # -- model and initial states ------------------------------------------------------------------------------------
 
@@ -206,6 +234,10 @@ class Algorithm(Component):
     def predict(self, client: State, x: Tensor) -> Tensor:
         """The client's logits, shape (B, C)."""
         return self.net(client["model"], x)
+
+    def nearest(self, client: State, x: Tensor) -> Tensor:
+        """Minus the distance from each class's prototype, shape (B, C), for the protocols of the nearest prototype."""
+        raise NotImplementedError
 
     # -- server ------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedpipe import streams
 from fedpipe.algorithms.base import Facts
+from fedpipe.data.transforms import PLAIN, Transforms
 
 Integers = npt.NDArray[np.int64]
 
@@ -21,7 +22,8 @@ class Clients:
     Parameters
     ----------
     x, y
-        All samples: inputs, shape (n, *shape), and classes, shape (n,).
+        All samples: inputs, shape (n, *shape), and classes, shape (n,). They stay as they are: inputs of bytes are
+        images and become fractions of 255 where they are gathered, other integers are tokens.
     train, test
         Indices of each client's training and test samples.
     global_test
@@ -29,7 +31,13 @@ class Clients:
     classes
         Number of classes C.
     seed
-        Seed of the run, for the order of samples.
+        Seed of the run, for the order of samples, for dropout and for transforms.
+    dtype, device
+        Of the inputs that are gathered.
+    validation
+        Indices of each client's validation samples, where there are any.
+    transforms
+        What is done to gathered inputs.
     """
 
     def __init__(
@@ -43,10 +51,18 @@ class Clients:
         seed: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        validation: Sequence[Integers] = (),
+        transforms: Transforms = PLAIN,
     ) -> None:
         self.device, self.dtype, self.seed, self.classes = torch.device(device), dtype, seed, classes
-        self.x, self.y = x.to(device=self.device, dtype=dtype), y.to(self.device)
+        self.x, self.y = x.to(self.device), y.to(self.device)
+        if x.is_floating_point():
+            self.x = self.x.to(dtype)
         self.train, self.test, self.global_test = list(train), list(test), global_test
+        self.validation = [
+            own if len(own) else train[client] for client, own in enumerate(validation or [()] * len(self.train))
+        ]
+        self.transforms = transforms
         counts = np.stack([np.bincount(y[indices].cpu().numpy(), minlength=classes) for indices in self.train])
         self.class_counts = torch.as_tensor(counts, dtype=dtype, device=self.device)
         self.sizes = np.array([len(indices) for indices in self.train])
@@ -71,7 +87,14 @@ class Clients:
     def gather(self, indices: Integers | Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and classes of these samples."""
         rows = torch.as_tensor(indices, device=self.device)
-        return self.x[rows], self.y[rows]
+        x = self.x[rows]
+        if x.dtype == torch.uint8:
+            x = x.to(self.dtype) / 255
+        return self.transforms.normalised(x), self.y[rows]
+
+    def key(self, client: int, round: int, stream: str, epoch: int) -> int:
+        """Where the noise of an epoch begins: 62 bits, to which the number of a batch is added."""
+        return streams.entropy(self.seed, f"{stream}/noise/{epoch}", round, client) >> 66
 
 
 def round_half_up(value: float) -> int:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedpipe.algorithms.base import Algorithm, Pass, State
+from fedpipe.algorithms.base import Algorithm, Batch, Facts, Pass, State, Train
 from fedpipe.engine.clients import Integers
+from fedpipe.engine.optimisers import optimiser
 from fedpipe.tensors import Tensors
 
-#: train: everything up to the upload; receive: what is due before training; finetune: that, and a few epochs on top.
-Stage = Literal["train", "receive", "finetune"]
+#: train: everything up to the upload; receive: what is due before training; finetune: that, and a few epochs on top;
+#: prototype: as receive, but classes are read off the nearest prototype.
+Stage = Literal["train", "receive", "finetune", "prototype"]
 Test = Literal["local", "global"]
 
+BUFFERS = "buffers"  #: part of a client's state: the running statistics that it keeps to itself
 MEASURE_BATCH = 250  #: samples in one call where nothing is trained; a fixed number, since bits may depend on it
 
 
@@ -84,9 +88,67 @@ def passes(algorithm: Algorithm, stage: Stage, finetune_epochs: int) -> list[Pas
     return listed
 
 
-def slots_of(stream: str) -> str:
-    """Name of the part of a client's state that holds a stream's optimiser."""
-    return f"optimiser/{stream}"
+def first(algorithm: Algorithm, server: State, fresh: Callable[[int], Tensors]) -> State:
+    """What a client keeps before its first round: the algorithm's parts, and buffers of its own where it has them."""
+    return algorithm.first(server, fresh) | ({BUFFERS: algorithm.net.own} if algorithm.net.own else {})
+
+
+def begin(algorithm: Algorithm, kept: State, received: State, facts: Facts) -> State:
+    """One client's tensors as it begins."""
+    return algorithm.start(kept, received, facts) | {part: kept[part] for part in (BUFFERS,) if part in kept}
+
+
+def keep(algorithm: Algorithm, state: State) -> State:
+    """What stays at one client."""
+    return algorithm.keep(state) | {part: state[part] for part in (BUFFERS,) if part in state}
+
+
+def still(algorithm: Algorithm, state: State, mask: Tensor | None = None) -> AbstractContextManager[Any]:
+    """Calls of the network within are in evaluation mode, for this client."""
+    return algorithm.net.mode.of(False, mask, buffers=state.get(BUFFERS))
+
+
+def training(algorithm: Algorithm, state: State, batch: Batch) -> AbstractContextManager[dict[str, Tensor]]:
+    """Calls of the network within are in training mode, for this client; gives the statistics that they record."""
+    return algorithm.net.mode.of(True, batch.mask, batch.key, state.get(BUFFERS))
+
+
+def readout(algorithm: Algorithm, stage: Stage) -> Callable[[State, Tensor], Tensor]:
+    """How a stage's models tell classes."""
+    return algorithm.nearest if stage == "prototype" else algorithm.predict
+
+
+def trained(algorithm: Algorithm, each: Train, state: State) -> tuple[str, ...]:
+    """The names of the parameters that a pass trains."""
+    held = set(algorithm.net.buffer_names)
+    return tuple(name for name in each.only or state[each.group] if name not in held)
+
+
+def prepared(algorithm: Algorithm, each: Train, state: State) -> State:
+    """One client's tensors with the slots of a pass's optimiser."""
+    if _slots(each) in state:
+        return state
+    parameters = state[each.group].only(trained(algorithm, each, state))
+    return state | {_slots(each): optimiser(algorithm.federation).init(parameters)}
+
+
+def descend(algorithm: Algorithm, each: Train, client: State, gradient: Tensors) -> State:
+    """One client after a step of the federation's optimiser on what a pass trains."""
+    group, slots = client[each.group], _slots(each)
+    parameters, moved = optimiser(algorithm.federation).update(group.only(gradient), gradient, client[slots])
+    return client | {each.group: group | parameters, slots: moved}
+
+
+def recorded(each: Train, client: State, statistics: dict[str, Tensor]) -> State:
+    """One client with the running statistics that a step recorded, in its buffers or in the model that it trains."""
+    part = BUFFERS if BUFFERS in client else each.group
+    known = {name: value for name, value in statistics.items() if name in client[part]}
+    return client | {part: client[part] | known}
+
+
+def _slots(each: Train) -> str:
+    """The part of a client's state that holds the optimiser of a pass's stream."""
+    return f"optimiser/{each.stream}"
 
 
 def canonical(state: State) -> State:

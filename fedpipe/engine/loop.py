@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +22,21 @@ from fedpipe.engine.executor import (
     Score,
     Stage,
     Test,
+    begin,
     canonical,
+    descend,
+    keep,
     move,
     passes,
+    prepared,
+    readout,
+    recorded,
     size_in_bytes,
-    slots_of,
+    still,
+    trained,
+    training,
     unstack,
 )
-from fedpipe.engine.optimisers import optimiser
 from fedpipe.tensors import Tensors
 
 
@@ -94,15 +102,15 @@ class Loop:
         tests: Sequence[Test],
     ) -> Outcome:
         clients = self._clients
-        state = _fast(algorithm.start(move(kept, clients.device), received, clients.facts(client, round)))
+        state = _fast(begin(algorithm, move(kept, clients.device), received, clients.facts(client, round)))
         epochs: dict[str, int] = {}
         for each in passes(algorithm, stage, self._finetune_epochs):
             state = self._pass(algorithm, each, state, round, client, epochs)
-        scores = {test: self._score(algorithm, state, client, test) for test in tests}
+        scores = {test: self._score(algorithm, stage, state, round, client, test) for test in tests}
         down = size_in_bytes(received)
         if stage != "train":
             return Outcome(client, down, {}, {}, scores)
-        return Outcome(client, down, canonical(algorithm.upload(state)), canonical(algorithm.keep(state)), scores)
+        return Outcome(client, down, canonical(algorithm.upload(state)), canonical(keep(algorithm, state)), scores)
 
     def _pass(
         self, algorithm: Algorithm, each: Pass, state: State, round: int, client: int, epochs: dict[str, int]
@@ -115,45 +123,58 @@ class Loop:
                 return self._train(algorithm, each, state, round, client, range(first, first + count))
             case Measure():
                 sums: dict[str, Tensor] = {}
-                for batch in self._batches(self._clients.train[client], MEASURE_BATCH):
-                    terms = each.each(state, batch)
-                    sums = {name: sums[name] + term if sums else term for name, term in terms.items()}
-                return each.then(state, sums)
+                indices = (self._clients.train if each.on == "train" else self._clients.validation)[client]
+                with still(algorithm, state):
+                    for batch in self._batches(indices, MEASURE_BATCH):
+                        terms = each.each(state, batch)
+                        sums = {name: sums[name] + term if sums else term for name, term in terms.items()}
+                    return each.then(state, sums)
             case Update():
                 return each.then(state)
 
     def _train(self, algorithm: Algorithm, each: Train, state: State, round: int, client: int, epochs: range) -> State:
-        rule, slots = optimiser(algorithm.federation), slots_of(each.stream)
-        names = each.only or tuple(state[each.group])
-        if each.step is None and slots not in state:
-            state = state | {slots: rule.init(state[each.group].only(names))}
+        names, state = trained(algorithm, each, state), prepared(algorithm, each, state)
+        size = algorithm.federation.batch_size * each.batches
         for epoch in epochs:
             if each.when is not None and not bool(each.when(state)):
                 break
             order = self._clients.order(client, round, each.stream, epoch, each.share)
-            for batch in self._batches(order, algorithm.federation.batch_size):
-                gradient = _Gradient(each, names, batch)
+            key = None
+            if algorithm.net.random or self._clients.transforms.random:
+                key = self._clients.key(client, round, each.stream, epoch)
+            for batch in itertools.islice(self._batches(order, size, key), each.steps):
+                gradient = _Gradient(algorithm, each, names, batch)
                 if each.step is not None:
                     state = each.step(state, batch, gradient)
                 else:
-                    parameters, moved = rule.update(state[each.group].only(names), gradient(state)[0], state[slots])
-                    state = state | {each.group: state[each.group] | parameters, slots: moved}
+                    state = gradient.descend(state, gradient(state)[0])
+                if gradient.recorded:
+                    state = recorded(each, state, gradient.recorded)
             if each.after is not None:
                 state = each.after(state)
         return state
 
-    def _batches(self, indices: Integers, size: int) -> Iterator[Batch]:
+    def _batches(self, indices: Integers, size: int, key: int | None = None) -> Iterator[Batch]:
+        """Batches in the order of ``indices``; with a key, which seeds their noise, they are transformed."""
         x, y = self._clients.gather(indices)
-        for first in range(0, len(indices), size):
-            yield Batch(_fast(x[first : first + size]), y[first : first + size])
+        for number, first in enumerate(range(0, len(indices), size)):
+            inputs, noise = x[first : first + size], None
+            if key is not None:
+                noise = torch.tensor(key + number, device=x.device)
+                inputs = self._clients.transforms.changed(inputs, noise)
+            yield Batch(_fast(inputs), y[first : first + size], None, noise)
 
-    def _score(self, algorithm: Algorithm, state: State, client: int, test: Test) -> Score:
+    def _score(
+        self, algorithm: Algorithm, stage: Stage, state: State, round: int, client: int, test: Test
+    ) -> Score:
         indices = self._clients.test[client] if test == "local" else self._clients.global_test
+        key = self._clients.key(client, round, f"test/{test}", 0) if self._clients.transforms.on_test else None
         correct, loss = 0, 0.0
-        for batch in self._batches(indices, MEASURE_BATCH):
-            logits = algorithm.predict(state, batch.x)
-            correct += int((logits.argmax(-1) == batch.y).sum())
-            loss += float(F.cross_entropy(logits, batch.y, reduction="sum"))
+        with still(algorithm, state):
+            for batch in self._batches(indices, MEASURE_BATCH, key):
+                logits = readout(algorithm, stage)(state, batch.x)
+                correct += int((logits.argmax(-1) == batch.y).sum())
+                loss += float(F.cross_entropy(logits, batch.y, reduction="sum"))
         return Score(correct, len(indices), loss)
 
     def logits(self, model: Tensors, indices: Integers) -> Tensor:
@@ -174,18 +195,22 @@ class Loop:
 
 
 class _Gradient:
-    """Gradient of a pass's loss on one batch."""
+    """Gradient of a pass's loss on one batch; see :class:`~fedpipe.algorithms.base.Gradient`."""
 
-    def __init__(self, each: Train, names: tuple[str, ...], batch: Batch) -> None:
-        self._each, self._names, self._batch = each, names, batch
+    def __init__(self, algorithm: Algorithm, each: Train, names: tuple[str, ...], batch: Batch) -> None:
+        self._algorithm, self._each, self._names, self._batch = algorithm, each, names, batch
+        self.recorded: dict[str, Tensor] = {}
 
-    def __call__(self, client: State) -> tuple[Tensors, Tensor]:
-        group = client[self._each.group]
+    def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
+        batch, group = batch or self._batch, client[self._each.group]
         leaves = Tensors((name, group[name].detach().requires_grad_()) for name in self._names)
-        with torch.enable_grad():
-            value = self._each.loss(client | {self._each.group: group | leaves}, self._batch)
+        with torch.enable_grad(), training(self._algorithm, client, batch) as self.recorded:
+            value = self._each.loss(client | {self._each.group: group | leaves}, batch)
         gradient = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
         return Tensors(zip(self._names, gradient, strict=True)), value.detach()
+
+    def descend(self, client: State, gradient: Tensors) -> State:
+        return descend(self._algorithm, self._each, client, gradient)
 
 
 def _fast(tree: Any) -> Any:

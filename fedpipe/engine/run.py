@@ -31,7 +31,7 @@ from fedpipe.engine import evaluation
 from fedpipe.engine.block import Block
 from fedpipe.engine.checkpoint import Checkpoint
 from fedpipe.engine.clients import Clients
-from fedpipe.engine.executor import Executor, canonical
+from fedpipe.engine.executor import Executor, canonical, first
 from fedpipe.engine.loop import Loop
 from fedpipe.engine.pruning import prune
 from fedpipe.engine.stack import Stack
@@ -83,8 +83,8 @@ class Run:
         self.algorithm = bare.bind(net, self.federation)
         self.executor = self._executor(execution.stack, threads)
         with torch.no_grad():
-            first = canonical(self.algorithm.first(self.algorithm.init(self.fresh), self.fresh))
-        self.checkpoint = Checkpoint(files, first)
+            kept = canonical(first(self.algorithm, self.algorithm.init(self.fresh), self.fresh))
+        self.checkpoint = Checkpoint(files, kept)
 
     def _executor(self, stack: int | str, threads: int) -> Executor:
         width = stack if isinstance(stack, int) else WIDTH_ON_GPU if self._device.type == "cuda" else 1

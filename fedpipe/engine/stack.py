@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
-from fedpipe.algorithms.base import Algorithm, Batch, Gradient, Measure, Pass, State, Train, Update
+from fedpipe.algorithms.base import Algorithm, Batch, Measure, Pass, State, Train, Update
 from fedpipe.engine.clients import Clients, Integers
 from fedpipe.engine.executor import (
     MEASURE_BATCH,
@@ -20,15 +22,22 @@ from fedpipe.engine.executor import (
     Score,
     Stage,
     Test,
+    begin,
     canonical,
+    descend,
+    keep,
     move,
     passes,
+    prepared,
+    readout,
+    recorded,
     size_in_bytes,
-    slots_of,
     stack,
+    still,
+    trained,
+    training,
     unstack,
 )
-from fedpipe.engine.optimisers import optimiser
 from fedpipe.tensors import Tensors
 
 Flags = Tensor  #: one truth value a client, shape (width,)
@@ -89,18 +98,19 @@ class Stack:
         axes = dict.fromkeys(common) | dict.fromkeys(own, 0)
         resident = move(stack([kept(client) for client in padded]), device)
         facts = self._clients.facts(padded, round)
-        state: State = vmap(algorithm.start, in_dims=(0, axes, 0))(resident, received, facts)
+        state: State = vmap(functools.partial(begin, algorithm), in_dims=(0, axes, 0))(resident, received, facts)
         work = _Work(algorithm, self._clients, round, padded, len(members))
         for each in passes(algorithm, stage, self._finetune_epochs):
             state = work.run(each, state)
-        scores = {test: work.scores(state, test) for test in tests}
+        scores = {test: work.scores(state, stage, test) for test in tests}
         down = size_in_bytes(common) + size_in_bytes(own) // len(padded)
-        upload, keep = {}, {}
+        upload, kept_on = {}, {}
         if stage == "train":
-            upload, keep = canonical(vmap(algorithm.upload)(state)), canonical(vmap(algorithm.keep)(state))
+            upload = canonical(vmap(algorithm.upload)(state))
+            kept_on = canonical(vmap(functools.partial(keep, algorithm))(state))
         for row, client in enumerate(members):
             mine = {test: rows[row] for test, rows in scores.items()}
-            yield Outcome(client, down, unstack(upload, row), unstack(keep, row), mine)
+            yield Outcome(client, down, unstack(upload, row), unstack(kept_on, row), mine)
 
     def logits(self, model: Tensors, indices: Integers) -> Tensor:
         """Logits of one model on many samples, shape (n, C)."""
@@ -129,22 +139,20 @@ class _Work:
                 return vmap(each.then)(state)
 
     def _train(self, each: Train, state: State) -> State:
-        federation = self._algorithm.federation
+        algorithm, federation = self._algorithm, self._algorithm.federation
         first = self._epochs.get(each.stream, 0)
         count = federation.local_epochs if each.epochs is None else each.epochs
         self._epochs[each.stream] = first + count
-        rule, slots = optimiser(federation), slots_of(each.stream)
-        names = each.only or tuple(state[each.group])
-        if each.step is None and slots not in state:
-            state = state | {slots: vmap(rule.init)(state[each.group].only(names))}
+        names, size = trained(algorithm, each, state), federation.batch_size * each.batches
+        state = vmap(functools.partial(prepared, algorithm, each))(state)
 
-        def step(client: State, x: Tensor, y: Tensor, mask: Tensor) -> State:
-            batch = Batch(x, y, mask)
-            gradient = _gradient(each, names, batch)
+        def step(client: State, *batch: Tensor) -> State:
+            gradient = _Gradient(algorithm, each, names, Batch(*batch))
             if each.step is not None:
-                return each.step(client, batch, gradient)
-            parameters, moved = rule.update(client[each.group].only(names), gradient(client)[0], client[slots])
-            return client | {each.group: client[each.group] | parameters, slots: moved}
+                client = each.step(client, gradient.batch, gradient)
+            else:
+                client = gradient.descend(client, gradient(client)[0])
+            return recorded(each, client, gradient.recorded) if gradient.recorded else client
 
         active = torch.as_tensor(self._present, device=self._clients.device)
         for epoch in range(first, first + count):
@@ -153,25 +161,37 @@ class _Work:
                 if not bool(active.any()):
                     break
             orders = [self._clients.order(i, self._round, each.stream, epoch, each.share) for i in self._ids]
+            keys = None
+            if algorithm.net.random or self._clients.transforms.random:
+                keys = [self._clients.key(i, self._round, each.stream, epoch) for i in self._ids]
             sizes = np.array([len(order) for order in orders]) * self._present
-            for begin, (x, y, mask) in self._batches(orders, federation.batch_size):
+            for begin, batch in itertools.islice(self._batches(orders, size, keys), each.steps):
                 here = sizes > begin
                 everyone = each.when is None and bool(here.all())
                 live = None if everyone else active & torch.as_tensor(here, device=active.device)
-                state = _advance(step, state, live, x, y, mask)
+                state = _advance(step, state, live, *batch)
             if each.after is not None:
                 state = _advance(each.after, state, active)
         return state
 
     def _measure(self, each: Measure, state: State) -> State:
         totals: dict[str, Tensor] = {}
-        orders = [self._clients.train[client] for client in self._ids]
-        for _, (x, y, mask) in self._batches(orders, MEASURE_BATCH):
-            terms = vmap(lambda client, *batch: each.each(client, Batch(*batch)))(state, x, y, mask)
-            totals = {name: totals[name] + term if totals else term for name, term in terms.items()}
-        return vmap(each.then)(state, totals)
+        samples = self._clients.train if each.on == "train" else self._clients.validation
 
-    def scores(self, state: State, test: Test) -> list[Score]:
+        def measure(client: State, *batch: Tensor) -> dict[str, Tensor]:
+            with still(self._algorithm, client, mask=batch[2]):
+                return each.each(client, Batch(*batch))
+
+        def follow(client: State, sums: dict[str, Tensor]) -> State:
+            with still(self._algorithm, client):
+                return each.then(client, sums)
+
+        for _, batch in self._batches([samples[client] for client in self._ids], MEASURE_BATCH):
+            terms = vmap(measure)(state, *batch)
+            totals = {name: totals[name] + term if totals else term for name, term in terms.items()}
+        return vmap(follow)(state, totals)
+
+    def scores(self, state: State, stage: Stage, test: Test) -> list[Score]:
         """Every client of the stack on its own or on the global test set."""
         if test == "local":
             orders = [self._clients.test[client] for client in self._ids]
@@ -179,14 +199,18 @@ class _Work:
             orders = [self._clients.global_test] * len(self._ids)
         right = torch.zeros(len(orders), dtype=torch.int64, device=self._clients.device)
         loss = torch.zeros(len(orders), dtype=torch.float64, device=self._clients.device)
+        keys = None
+        if self._clients.transforms.on_test:
+            keys = [self._clients.key(i, self._round, f"test/{test}", 0) for i in self._ids]
 
-        def score(client: State, x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-            batch, logits = Batch(x, y, mask), self._algorithm.predict(client, x)
-            return batch.sum((logits.argmax(-1) == y).to(mask.dtype)), batch.sum(
-                F.cross_entropy(logits, y, reduction="none")
-            )
+        def score(client: State, *samples: Tensor) -> tuple[Tensor, Tensor]:
+            batch = Batch(*samples)
+            with still(self._algorithm, client, batch.mask):
+                logits = readout(self._algorithm, stage)(client, batch.x)
+            hits, losses = (logits.argmax(-1) == batch.y), F.cross_entropy(logits, batch.y, reduction="none")
+            return batch.sum(hits.to(logits.dtype)), batch.sum(losses)
 
-        for _, batch in self._batches(orders, MEASURE_BATCH):
+        for _, batch in self._batches(orders, MEASURE_BATCH, keys):
             hits, losses = vmap(score)(state, *batch)
             right += hits.long()
             loss += losses
@@ -195,32 +219,50 @@ class _Work:
             for hit, order, value in zip(right.tolist(), orders, loss.tolist(), strict=True)
         ]
 
-    def _batches(self, orders: list[Integers], size: int) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
-        """Batches of all clients at once, each of ``size`` samples, padded; and where in the order they begin."""
+    def _batches(
+        self, orders: list[Integers], size: int, keys: list[int] | None = None
+    ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """Batches of all clients at once, each of ``size`` samples, padded; and where in the order they begin.
+
+        With keys, which seed each client's noise, they are transformed.
+        """
         longest = max(len(order) for order in orders)
         width = -(-longest // size) * size
         rows = np.zeros((len(orders), width), np.int64)
         mask = np.zeros((len(orders), width), bool)
         for row, order in enumerate(orders):
             rows[row, : len(order)], mask[row, : len(order)] = order, True
-        index = torch.as_tensor(rows, device=self._clients.device)
-        weight = torch.as_tensor(mask, device=self._clients.device).to(self._clients.dtype)
-        for begin in range(0, longest, size):
+        device, transforms = self._clients.device, self._clients.transforms
+        index = torch.as_tensor(rows, device=device)
+        weight = torch.as_tensor(mask, device=device).to(self._clients.dtype)
+        for number, begin in enumerate(range(0, longest, size)):
             x, y = self._clients.gather(index[:, begin : begin + size])
-            yield begin, (x, y, weight[:, begin : begin + size])
+            batch = (x, y, weight[:, begin : begin + size])
+            if keys is not None:
+                noise = torch.tensor([key + number for key in keys], device=device)
+                batch = (vmap(transforms.changed)(x, noise), *batch[1:], noise)
+            yield begin, batch
 
 
-def _gradient(each: Train, names: tuple[str, ...], batch: Batch) -> Gradient:
-    def gradient(client: State) -> tuple[Tensors, Tensor]:
-        group = client[each.group]
+class _Gradient:
+    """Gradient of a pass's loss for one client of a stack; see :class:`~fedpipe.algorithms.base.Gradient`."""
 
-        def value(parameters: Tensors) -> Tensor:
-            return each.loss(client | {each.group: group | parameters}, batch)
+    def __init__(self, algorithm: Algorithm, each: Train, names: tuple[str, ...], batch: Batch) -> None:
+        self._algorithm, self._each, self._names, self.batch = algorithm, each, names, batch
+        self.recorded: dict[str, Tensor] = {}
 
-        found: tuple[Tensors, Tensor] = grad_and_value(value)(group.only(names))
-        return found
+    def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
+        batch, group = batch or self.batch, client[self._each.group]
 
-    return gradient
+        def value(parameters: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+            with training(self._algorithm, client, batch) as statistics:
+                return self._each.loss(client | {self._each.group: group | parameters}, batch), statistics
+
+        found, (loss, self.recorded) = grad_and_value(value, has_aux=True)(group.only(self._names))
+        return found, loss
+
+    def descend(self, client: State, gradient: Tensors) -> State:
+        return descend(self._algorithm, self._each, client, gradient)
 
 
 def _advance(step: Callable[..., State], state: State, live: Flags | None, *batch: Tensor) -> State:

@@ -1,0 +1,179 @@
+"""Layers that behave differently in training, written so that a client alone and a stack of clients compute the same.
+
+PyTorch's own keep state inside: BatchNorm writes its running statistics in place, dropout draws from a global generator.
+Here the pass that is at work says what holds (:class:`Mode`), new statistics are handed back to it, and noise is a
+function of a key. Samples that pad a batch count for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+NORMALISATIONS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
+
+
+@dataclass
+class Mode:
+    """What holds while a network is called; shared by its layers."""
+
+    training: bool = False  #: batch statistics and dropout, or running statistics and none
+    mask: Tensor | None = None  #: 1 for samples and 0 for padding, shape (B,); None where nothing is padded
+    key: Tensor | None = None  #: of this batch's noise, an int64 scalar
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)  #: the client's own, where models carry none
+    recorded: dict[str, Tensor] = field(default_factory=dict)  #: new running statistics, by name
+
+    @contextmanager
+    def of(
+        self,
+        training: bool,
+        mask: Tensor | None = None,
+        key: Tensor | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> Iterator[dict[str, Tensor]]:
+        """What holds within the block; gives what training calls within it record."""
+        before = vars(self).copy()
+        self.training, self.mask, self.key, self.recorded = training, mask, key, {}
+        self.buffers = {} if buffers is None else buffers
+        try:
+            yield self.recorded
+        finally:
+            vars(self).update(before)
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Evaluation within the block, whatever holds outside."""
+        before, self.training = self.training, False
+        try:
+            yield
+        finally:
+            self.training = before
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation as PyTorch computes it, over 2 to 5 dimensions.
+
+    In training, statistics of a batch with a single value per channel are not recorded (their variance is undefined),
+    and such values become the bias. Without ``track`` there are no running statistics: every batch is normalised by
+    its own, in evaluation too.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, like: nn.modules.batchnorm._BatchNorm, name: str, mode: Mode, track: bool) -> None:
+        super().__init__()
+        self.weight, self.bias = like.weight, like.bias
+        self.eps, self.momentum = like.eps, 0.1 if like.momentum is None else like.momentum
+        self._name, self._mode = name, mode
+        self.track = track and like.running_mean is not None
+        if self.track:
+            self.register_buffer("running_mean", like.running_mean)
+            self.register_buffer("running_var", like.running_var)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of the shape of ``x``, (B, C) or (B, C, ...)."""
+        mode = self._mode
+        if self.track and not mode.training:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        if mode.mask is None:
+            count, total = x.numel() // x.shape[1], None
+            variance, mean = torch.var_mean(x, [axis for axis in range(x.dim()) if axis != 1], correction=0)
+        else:
+            axes = [axis for axis in range(x.dim()) if axis != 1]
+            present = mode.mask.reshape(-1, *(1,) * (x.dim() - 1))
+            total = mode.mask.sum() * (x[0, 0].numel())
+            divisor = total.clamp(min=1)
+            mean = (x * present).sum(axes) / divisor
+            variance = ((x - _along(mean, x)).square() * present).sum(axes) / divisor
+        if mode.training and self.track:
+            self._record(mean.detach(), variance.detach(), count if total is None else total)
+        y = (x - _along(mean, x)) * _along(torch.rsqrt(variance + self.eps), x)
+        if self.weight is None:
+            return y
+        return y * _along(self.weight, x) + _along(self.bias, x)
+
+    def _record(self, mean: Tensor, variance: Tensor, count: int | Tensor) -> None:
+        if isinstance(count, int):
+            if count < 2:
+                return
+            share: float | Tensor = self.momentum
+            unbiased = variance * (count / (count - 1))
+        else:
+            share = self.momentum * (count > 1).to(mean.dtype)
+            unbiased = variance * count / (count - 1).clamp(min=1)
+        recorded = self._mode.recorded
+        recorded[f"{self._name}.running_mean"] = self.running_mean + share * (mean - self.running_mean)
+        recorded[f"{self._name}.running_var"] = self.running_var + share * (unbiased - self.running_var)
+
+
+class Dropout(nn.Module):
+    """Dropout whose noise is a function of the batch's key; ``whole`` channels, or single values."""
+
+    def __init__(self, p: float, index: int, mode: Mode, whole: bool) -> None:
+        super().__init__()
+        self.p, self._index, self._mode, self._whole = p, index, mode, whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of the shape of ``x``; in training, a share p of it is zero and the rest divided by 1 - p."""
+        if not self._mode.training or self.p == 0:
+            return x
+        if self._mode.key is None:
+            raise RuntimeError("a network with dropout was trained without a key for its noise")
+        shape = (*x.shape[:2], *(1,) * (x.dim() - 2)) if self._whole else x.shape
+        stays = uniform(self._mode.key + self._index, shape) >= self.p
+        return x * (stays.to(x.dtype) / (1 - self.p) if self.p < 1 else torch.zeros_like(x))
+
+
+def functional(module: nn.Module, mode: Mode, track: bool) -> nn.Module:
+    """The same network with every BatchNorm and dropout, wherever it is inside, replaced by those of this module."""
+    for index, (name, layer) in enumerate(list(module.named_modules())):
+        new: nn.Module
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            new = BatchNorm(layer, name, mode, track)
+        elif isinstance(layer, nn.modules.dropout._DropoutNd):
+            whole = isinstance(layer, (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d))
+            new = Dropout(layer.p, index, mode, whole)
+        else:
+            continue
+        if isinstance(layer, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
+            raise NotImplementedError(f"{name}: {type(layer).__name__} is not supported; nn.Dropout is")
+        parent, _, own = name.rpartition(".")
+        setattr(module.get_submodule(parent), own, new)
+    return module
+
+
+def uniform(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
+    """Uniform numbers in [0, 1), float32, a function of the key alone: the same on every device and in every stack.
+
+    Each is 24 bits of SplitMix64 (Steele et al., 2014) at its place in the tensor.
+    """
+    size = 1
+    for length in shape:
+        size *= length
+    z = (torch.arange(1, size + 1, device=key.device) + _mix(key)) * _GOLDEN
+    return ((_mix(z) >> 40) & 0xFFFFFF).to(torch.float32).reshape(shape) / 2**24
+
+
+def _signed(bits: int) -> int:
+    return bits - 2**64 if bits >= 2**63 else bits
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+
+
+def _mix(z: Tensor) -> Tensor:
+    """SplitMix64's finaliser, on 64-bit integers that wrap around."""
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * _signed(0x94D049BB133111EB)
+    return z ^ ((z >> 31) & (2**33 - 1))
+
+
+def _along(values: Tensor, x: Tensor) -> Tensor:
+    """One value a channel, shaped to go with ``x``."""
+    return values.reshape(1, -1, *(1,) * (x.dim() - 2))
