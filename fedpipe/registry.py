@@ -1,7 +1,8 @@
 """Finding things by name: algorithms, models, partition schemes and data sets.
 
 Each kind is a package in which every module defines one class; the module's name is the name used in params.yaml.
-Adding one is adding a file. Anything outside fedpipe is named by a dotted path, ``my_module.MyAlgorithm``.
+Adding one is adding a file (`base` and names that begin with an underscore are not components). Anything outside
+fedpipe is named by a dotted path, ``my_module.MyAlgorithm``.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def names(kind: Kind) -> tuple[str, ...]:
     """The names of all components of a kind that ship with fedpipe, in alphabetical order."""
     package = importlib.import_module(kind.package)
     modules = (module.name for module in pkgutil.iter_modules(package.__path__))
-    return tuple(sorted(name.replace("_", "-") if kind is PARTITION else name for name in modules if name != "base"))
+    own = (name for name in modules if name != "base" and not name.startswith("_"))
+    return tuple(sorted(name.replace("_", "-") if kind is PARTITION else name for name in own))
 
 
 def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:

@@ -490,7 +490,7 @@ def test_other_studies_fit_parser_and_schema(path: Path) -> None:
         {"partition.alfa": 1},
         {"partition.alpha": -1},
         {"partition.scheme": "dirichlett"},
-        {"model.name": "cnn5"},
+        {"model.name": "cnn6"},
         {"model.chanels": [1, 2]},
         {"dataset.name": "digit"},
         {"evaluation.protocols": ["global-on-globel"]},

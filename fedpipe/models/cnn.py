@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from fedpipe.errors import SettingsError
+from fedpipe.models._parts import need_images
 from fedpipe.models.base import Model, Network
 
 
@@ -29,10 +29,7 @@ class CNN(Model):
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Images of at least 4x4 pixels are needed, for two poolings."""
-        if len(shape) != 3 or min(shape[1:]) < 4:
-            raise SettingsError(
-                f"model.name: 'cnn' can't take inputs of shape {shape}; it needs images of 4x4 or more."
-            )
+        need_images(self, shape, side=4)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
         """See :class:`~fedpipe.models.base.Model`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedpipe.errors import SettingsError
+from fedpipe.models._parts import need_images
 from fedpipe.models.base import Model, Network
 
 
@@ -20,11 +20,7 @@ class CNN4(Model):
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Images of at least 16x16 pixels are needed."""
-        if len(shape) != 3 or min(shape[1:]) < 16:
-            raise SettingsError(
-                f"model.name: 'cnn4' can't take inputs of shape {shape}; it needs images of 16x16 or more ('cnn' is "
-                f"made for smaller ones)."
-            )
+        need_images(self, shape, side=16)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
         """See :class:`~fedpipe.models.base.Model`."""

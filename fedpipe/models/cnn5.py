@@ -1,0 +1,58 @@
+"""The five-layer CNN of PFPS-LWC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+from torch import nn
+
+from fedpipe.models._parts import need_images
+from fedpipe.models.base import Model, Network
+
+Pair = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CNN5(Model):
+    """Two 5x5 convolutions with ReLU and 2x2 max-pooling, two hidden layers and the output layer.
+
+    PFPS-LWC says no more than "five-layer CNN", of which four layers are the extractor and the fifth is the
+    classifier. This reading takes two convolutions and three linear layers with the widths of LeNet-5 (6, 16, 120, 84),
+    which are the usual ones of CNNs for CIFAR-10 in personalised federated learning: 62,006 parameters. All are
+    settings, since the paper states none. Source: PFPS-LWC, its experimental setup.
+
+    Parameters
+    ----------
+    channels
+        Channels of the two convolutions.
+    hidden
+        Widths of the two hidden layers; the second is the feature width d.
+    """
+
+    channels: Pair = (6, 16)
+    hidden: Pair = (120, 84)
+
+    def check(self, shape: tuple[int, ...], classes: int) -> None:
+        """Images of at least 16x16 pixels are needed."""
+        need_images(self, shape, side=16)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+        """See :class:`~fedpipe.models.base.Model`."""
+        (first, second), (depth, height, width) = self.channels, shape
+        side = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
+        body = nn.Sequential(
+            nn.Conv2d(depth, first, 5),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(first, second, 5),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(second * side[0] * side[1], self.hidden[0]),
+            nn.ReLU(),
+            nn.Linear(self.hidden[0], self.hidden[1]),
+            nn.ReLU(),
+        )
+        return Network(body, nn.Linear(self.hidden[1], classes))

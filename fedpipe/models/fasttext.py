@@ -1,0 +1,50 @@
+"""The FastText of cwFedAvg."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedpipe.models._parts import need_tokens
+from fedpipe.models.base import Model, Network
+
+
+class Mean(nn.Module):
+    """The mean over the steps of a sequence."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (B, d) for x of shape (B, length, d)."""
+        return x.mean(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastText(Model):
+    """The mean of the tokens' embeddings, a hidden layer without activation and the output layer, for AG News.
+
+    Token 0 is padding: its embedding is zero and stays so, but it counts in the mean. 3,157,508 parameters for AG
+    News. Source: Lee and Choi, cwFedAvg (ICCV 2025), its FastText, and its code.
+
+    Parameters
+    ----------
+    vocabulary
+        Number of token ids, padding included.
+    hidden
+        Width of the embedding and of the hidden layer, which is the feature width d.
+    """
+
+    vocabulary: Annotated[int, Field(ge=1)] = 98_635
+    hidden: Annotated[int, Field(ge=1)] = 32
+
+    def check(self, shape: tuple[int, ...], classes: int) -> None:
+        """Sequences of token ids are needed."""
+        need_tokens(self, shape)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+        """See :class:`~fedpipe.models.base.Model`."""
+        body = nn.Sequential(
+            nn.Embedding(self.vocabulary, self.hidden, padding_idx=0), Mean(), nn.Linear(self.hidden, self.hidden)
+        )
+        return Network(body, nn.Linear(self.hidden, classes))

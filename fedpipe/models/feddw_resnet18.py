@@ -1,0 +1,71 @@
+"""The ResNet-18 of FedDW, for small images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fedpipe.models._parts import mapped, need_images
+from fedpipe.models.base import Model, Network
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes.
+
+    Parameters
+    ----------
+    inputs, outputs
+        Channels.
+    stride
+        Of the first convolution and of the shortcut.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, padding=1),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut = nn.Sequential()
+        if stride > 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (B, outputs, height / stride, width / stride) for x of shape (B, inputs, height, width)."""
+        y: Tensor = self.relu(self.shortcut(x) + self.convolutions(x))
+        return y
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDWResNet18(Model):
+    """ResNet-18 for 32x32 images with FedDW's mapping layers of 256 and 128; has BatchNorm.
+
+    The first convolution is 3x3 with stride 1 and no pooling follows it; all convolutions have biases, as in FedDW's
+    code. 11,350,756 parameters for CIFAR-100. `resnet18` is the usual one. Source: FedDW, section V-A, and its code.
+
+    Parameters
+    ----------
+    bias
+        Whether the output layer has a bias.
+    """
+
+    bias: bool = True
+
+    def check(self, shape: tuple[int, ...], classes: int) -> None:
+        """Images are needed."""
+        need_images(self, shape)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+        """See :class:`~fedpipe.models.base.Model`."""
+        extractor: list[nn.Module] = [nn.Conv2d(shape[0], 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()]
+        channels = 64
+        for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+            extractor += [Block(channels, outputs, stride), Block(outputs, outputs, 1)]
+            channels = outputs
+        extractor += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        return mapped(extractor, channels, classes, self.bias)

@@ -1,0 +1,43 @@
+"""The LeNet of FedDUAL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedpipe.models._parts import need_images
+from fedpipe.models.base import Model, Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeNet(Model):
+    """LeNet as in FedDUAL's code: two 5x5 convolutions, layers of 120 and 84 with tanh, and the output layer.
+
+    Both convolutions have 6 channels, the poolings average, and the layer of 120 maps the channels of each pixel before
+    they are flattened, which is a 1x1 convolution (its weights are those of a dense layer on the last axis in
+    TensorFlow). 164,116 parameters for Fashion-MNIST. Source: FedDUAL, its LeNet, and its code.
+    """
+
+    def check(self, shape: tuple[int, ...], classes: int) -> None:
+        """Images of at least 16x16 pixels are needed."""
+        need_images(self, shape, side=16)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+        """See :class:`~fedpipe.models.base.Model`."""
+        depth, height, width = shape
+        side = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
+        body = nn.Sequential(
+            nn.Conv2d(depth, 6, 5),
+            nn.Tanh(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(6, 6, 5),
+            nn.Tanh(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(6, 120, 1),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(120 * side[0] * side[1], 84),
+            nn.Tanh(),
+        )
+        return Network(body, nn.Linear(84, classes))

@@ -1,0 +1,85 @@
+"""The MobileNetV2 of FedDW."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fedpipe.models._parts import mapped, need_images
+from fedpipe.models.base import Model, Network
+
+STAGES = ((1, 8, 1, 1), (6, 12, 2, 1), (6, 16, 3, 2), (6, 32, 4, 2), (6, 48, 3, 1), (6, 80, 3, 2), (6, 160, 1, 1))
+"""Expansion, output channels, number of blocks and stride of the first one."""
+
+
+class Block(nn.Module):
+    """1x1 convolution that widens, 3x3 depthwise and 1x1 convolution; with stride 1 beside a shortcut.
+
+    Parameters
+    ----------
+    inputs, outputs
+        Channels.
+    expansion
+        By which factor the first convolution widens.
+    stride
+        Of the depthwise convolution.
+    """
+
+    def __init__(self, inputs: int, outputs: int, expansion: int, stride: int) -> None:
+        super().__init__()
+        inner = expansion * inputs
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(inputs, inner, 1, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.ReLU(),
+            nn.Conv2d(inner, inner, 3, stride, padding=1, groups=inner, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.ReLU(),
+            nn.Conv2d(inner, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut: nn.Module | None = None
+        if stride == 1:
+            change = [nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs)]
+            self.shortcut = nn.Sequential(*(change if inputs != outputs else []))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (B, outputs, height / stride, width / stride) for x of shape (B, inputs, height, width)."""
+        y: Tensor = self.convolutions(x)
+        return y if self.shortcut is None else y + self.shortcut(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MobileNet(Model):
+    """MobileNetV2 with halved channels and FedDW's mapping layers of 256 and 128; has BatchNorm.
+
+    Not torchvision's with ``width_mult=0.5``: the first convolution keeps its 32 channels and has stride 1, as has the
+    second stage, for 32x32 images; the channels are halved exactly and so are the last 1,280; shortcuts with
+    a convolution stand where channels change; ReLU is not capped at 6. 807,660 parameters for CIFAR-100. Source:
+    Sandler et al., MobileNetV2 (CVPR 2018); FedDW, table II, and its code.
+
+    Parameters
+    ----------
+    bias
+        Whether the output layer has a bias.
+    """
+
+    bias: bool = True
+
+    def check(self, shape: tuple[int, ...], classes: int) -> None:
+        """Images are needed."""
+        need_images(self, shape)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+        """See :class:`~fedpipe.models.base.Model`."""
+        channels, last = 32, 640
+        extractor: list[nn.Module] = [nn.Conv2d(shape[0], channels, 3, padding=1, bias=False)]
+        extractor += [nn.BatchNorm2d(channels), nn.ReLU()]
+        for expansion, outputs, blocks, stride in STAGES:
+            for index in range(blocks):
+                extractor.append(Block(channels, outputs, expansion, 1 if index else stride))
+                channels = outputs
+        extractor += [nn.Conv2d(channels, last, 1, bias=False), nn.BatchNorm2d(last), nn.ReLU()]
+        extractor += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        return mapped(extractor, last, classes, self.bias)

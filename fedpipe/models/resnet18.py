@@ -1,0 +1,32 @@
+"""torchvision's ResNet-18."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torchvision
+from torch import nn
+
+from fedpipe.models._parts import need_images, out_of_place
+from fedpipe.models.base import Model, Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNet18(Model):
+    """torchvision's ResNet-18, with random weights; has BatchNorm.
+
+    For images of 64x64 and more, since it begins with a 7x7 convolution and a pooling, both with stride 2; smaller
+    ones are taken too (`feddw_resnet18` is made for them). 11,279,112 parameters for Tiny ImageNet. Source: He et al.,
+    Deep residual learning (CVPR 2016); Lee and Choi, cwFedAvg (ICCV 2025), its ResNet-18.
+    """
+
+    def check(self, shape: tuple[int, ...], classes: int) -> None:
+        """Colour images are needed."""
+        need_images(self, shape, channels=3)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+        """See :class:`~fedpipe.models.base.Model`."""
+        body = torchvision.models.resnet18(num_classes=classes)
+        head, body.fc = body.fc, nn.Identity()
+        out_of_place(body)
+        return Network(body, head)

@@ -1,0 +1,85 @@
+"""The ShuffleNet of FedDW."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedpipe.models._parts import mapped, need_images
+from fedpipe.models.base import Model, Network
+
+GROUPS = 2
+FIRST = 24  #: channels of the first convolution
+
+
+class Unit(nn.Module):
+    """Grouped 1x1 convolution, channel shuffle, 3x3 depthwise and grouped 1x1 convolution, beside a shortcut.
+
+    With stride 2 the shortcut is a 3x3 average pooling, whose channels are put behind the convolutions'; otherwise
+    the two are added. Source: Zhang et al., ShuffleNet (CVPR 2018), figure 2.
+
+    Parameters
+    ----------
+    inputs, outputs
+        Channels; with stride 2, ``inputs`` of the outputs are the shortcut's.
+    stride
+        Of the depthwise convolution and of the shortcut.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        own = outputs - inputs if stride == 2 else outputs
+        inner, groups = own // 4, 1 if inputs == FIRST else GROUPS
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(inputs, inner, 1, groups=groups, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.ReLU(),
+            nn.ChannelShuffle(groups),
+            nn.Conv2d(inner, inner, 3, stride, padding=1, groups=inner, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.ReLU(),
+            nn.Conv2d(inner, own, 1, groups=GROUPS, bias=False),
+            nn.BatchNorm2d(own),
+        )
+        self.pool = nn.AvgPool2d(3, stride=2, padding=1) if stride == 2 else None
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (B, outputs, height / stride, width / stride) for x of shape (B, inputs, height, width)."""
+        y: Tensor = self.convolutions(x)
+        y = y + x if self.pool is None else torch.cat([y, self.pool(x)], 1)
+        y = self.relu(y)
+        return y
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffleNet(Model):
+    """ShuffleNet with 2 groups (200, 400, 800 channels) and FedDW's mapping layers of 256 and 128; has BatchNorm.
+
+    The first convolution is 1x1 with stride 1, for 32x32 images, and ReLU also follows each depthwise convolution, as
+    in FedDW's code; torchvision has ShuffleNet V2 only. 1,130,424 parameters for CIFAR-100. Source: Zhang et al.,
+    ShuffleNet (CVPR 2018); FedDW, table II, and its code.
+
+    Parameters
+    ----------
+    bias
+        Whether the output layer has a bias.
+    """
+
+    bias: bool = True
+
+    def check(self, shape: tuple[int, ...], classes: int) -> None:
+        """Images are needed."""
+        need_images(self, shape)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+        """See :class:`~fedpipe.models.base.Model`."""
+        extractor: list[nn.Module] = [nn.Conv2d(shape[0], FIRST, 1, bias=False), nn.BatchNorm2d(FIRST), nn.ReLU()]
+        channels = FIRST
+        for outputs, units in ((200, 4), (400, 8), (800, 4)):
+            extractor += [Unit(channels, outputs, 2), *(Unit(outputs, outputs, 1) for _ in range(1, units))]
+            channels = outputs
+        extractor += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        return mapped(extractor, channels, classes, self.bias)
