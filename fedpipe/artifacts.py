@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RESULTS = Path("results")
+PARAMS = Path("params.yaml")  #: the main study
 _T = TypeVar("_T")
 
 
@@ -135,6 +137,47 @@ class RunFiles:
         return self.path / "segments" / f"{stop:04d}.json"
 
 
+@dataclass(frozen=True)
+class StudyFiles:
+    """The files of one study; runs, partitions and data lie under keys and names that all studies share."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, params: Path) -> StudyFiles:
+        """The place of what this file describes: ``results`` for params.yaml, or ``results/studies/<its name>``."""
+        return cls(RESULTS if params == PARAMS else RESULTS / "studies" / params.stem)
+
+    @property
+    def plan(self) -> Path:
+        """The study's runs and jobs, which the Snakefile reads."""
+        return self.path / "plan.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The accuracies that the table shows, for `dvc exp show`."""
+        return self.path / "metrics.json"
+
+    @property
+    def tables(self) -> Path:
+        """The folder of the result table and of the times."""
+        return self.path / "tables"
+
+    @property
+    def plots(self) -> Path:
+        """The folder of the figures' numbers."""
+        return self.path / "plots"
+
+    @property
+    def figures(self) -> Path:
+        """The folder of the figures."""
+        return self.path / "figures"
+
+    def keys(self, label: str) -> Path:
+        """Keys of all runs of an algorithm."""
+        return self.path / "keys" / f"{label}.json"
+
+
 def dataset_file(name: str) -> Path:
     """Where a data set's tensors lie."""
     return RESULTS / "data" / f"{name}.pt"
@@ -168,7 +211,8 @@ def write_pt(path: Path, tree: Mapping[str, Any]) -> str:
 
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: plain(part) for key, part in value.items()}
+            # A pickle refers back to a string object that it has seen: equal names shall be one object, always.
+            return {sys.intern(key): plain(part) for key, part in value.items()}
         return value.detach().cpu().contiguous().clone()  # a view would drag its whole storage into the file
 
     buffer = io.BytesIO()

@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from functools import partial
+import os
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import yaml
 from pydantic import (
@@ -27,7 +28,10 @@ from pydantic import (
 )
 
 from fedpipe import registry
-from fedpipe.errors import SettingsError
+from fedpipe.data import store
+from fedpipe.data.datasets.base import Dataset, Facts, Own, Published
+from fedpipe.data.fetch import ENVIRONMENT, Fetcher
+from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.mistakes import Location, nearest, sentences
 from fedpipe.registry import Component, Kind
 
@@ -40,6 +44,8 @@ Protocol = Literal[
     "trained-on-global",
     "finetuned-on-local",
     "finetuned-on-global",
+    "prototype-on-local",
+    "prototype-on-global",
 ]
 OWN = {"type": "string", "pattern": r"\."}  #: a dotted path, in the JSON Schema
 Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -83,21 +89,105 @@ ModelSection = Annotated[Any, *_section(registry.MODEL, "name", "cnn")]
 
 
 class Data(Section):
-    """The samples."""
+    """The samples; keys that do not stand here are parameters of the data set."""
+
+    model_config = ConfigDict(extra="allow")
 
     name: str = Field("digits", description="A data set; `fedpipe list datasets` shows them.")
+    mirror: str | None = Field(
+        None,
+        description="A folder or base address (http, https, file) from which files are taken first; "
+        "where none is given, the environment variable FEDPIPE_MIRROR names it.",
+    )
     split: Literal["official", "pooled"] = Field(
         "official",
         description="official: the data set's own test set, dealt to clients in their own class proportions; "
         "pooled: training and test samples together, then split within each client.",
     )
     test_share: float = Field(0.25, gt=0, lt=1, description="Share of each client's samples kept for testing (pooled).")
+    stratified: bool = Field(
+        False, description="Whether what a client keeps for testing (pooled) and validation has its class proportions."
+    )
+    validation_share: float = Field(
+        0.0, ge=0, lt=1, description="Share of each client's training samples kept for validation."
+    )
 
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        registry.find(registry.DATASET, name, "dataset.name")
-        return name
+    @model_validator(mode="after")
+    def _known(self) -> Data:
+        found = registry.find(registry.DATASET, self.name, "dataset.name")
+        parameters = [field.name for field in registry.parameters_of(found)]
+        unknown = [key for key in self.parameters if key not in parameters]
+        if unknown:
+            known = [*type(self).model_fields, *parameters]
+            raise SettingsError("\n".join(f"dataset.{key}: unknown key; {nearest(key, known)}" for key in unknown))
+        assert self.source
+        return self
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The data set's parameters, as given."""
+        return dict(self.model_extra or {})
+
+    @cached_property
+    def source(self) -> Dataset:
+        """The data set with its parameters."""
+        return cast(Dataset, registry.build(registry.DATASET, self.name, self.parameters, "dataset"))
+
+    @cached_property
+    def fetcher(self) -> Fetcher:
+        """Where its files come from."""
+        return Fetcher(mirror=self.mirror or os.environ.get(ENVIRONMENT))
+
+    @property
+    def file(self) -> Path:
+        """Where its tensors lie."""
+        return store.place(self.source.described())
+
+    @property
+    def facts(self) -> Facts:
+        """Shape, classes and size, all known before any job.
+
+        Raises
+        ------
+        SettingsError
+            They stand in a file that nobody has looked into; the sentence says what to run.
+        """
+        source = self.source
+        if isinstance(source, Own) and not source.sha256:
+            raise SettingsError("dataset.sha256: missing; run `fedpipe download`, which fills it in.")
+        known = source.facts
+        if known is None:
+            try:
+                return store.facts(self.file)
+            except ArtifactError:
+                raise SettingsError(
+                    f"dataset.sha256: the file with SHA-256 {getattr(source, 'sha256', None)} is not stored; "
+                    f"run `fedpipe download`."
+                ) from None
+        if isinstance(source, Published) and self.fetcher.is_local and not self.file.is_file():
+            here = self.fetcher
+            if here.holds(source.stand_in) and not all(here.holds(file.name) for file in source.files):
+                raise SettingsError(
+                    f"dataset.sha256: missing; the mirror has no original of '{self.name}' but a {source.stand_in}, "
+                    f"which is taken by its SHA-256: run `fedpipe download`, which fills it in."
+                )
+        return known
+
+
+class Transforms(Section):
+    """What is done to images as they are gathered: all are normalised, those that are trained on change at random."""
+
+    mean: tuple[float, ...] = Field((), description="Subtracted from pixels in [0, 1]: one number, or one a channel.")
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field((), description="Divided out then.")
+    crop: int = Field(0, ge=0, description="Pixels of zeros put around before a window of the old size is cut out.")
+    flip: bool = Field(False, description="Mirror left to right, every second image.")
+    rotation: float = Field(0, ge=0, le=180, description="Turn by up to so many degrees either way.")
+    on_test: bool = Field(False, description="Change test images too, as FedDW's code does (noisy accuracies).")
+
+    @property
+    def random(self) -> bool:
+        """Whether anything is drawn."""
+        return bool(self.crop or self.flip or self.rotation)
 
 
 class Federation(Section):
@@ -116,6 +206,11 @@ class Federation(Section):
     weight_decay: float = Field(0.0, ge=0, description="Added to the gradient as weight_decay * parameter.")
     weighting: Literal["count", "uniform"] = Field(
         "count", description="Weight of a client in averages: its training samples, or the same for all."
+    )
+    buffers: Literal["average", "keep", "drop"] = Field(
+        "average",
+        description="Running statistics of BatchNorm: averaged with the model, kept at each client, or none (every "
+        "batch is normalised by its own statistics, in evaluation too).",
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of models and data.")
 
@@ -141,7 +236,8 @@ class Evaluation(Section):
         min_length=1,
         description="MODEL-on-TEST. global: the server's model; personal: all clients, after they took the new server "
         "state and before they train; trained: this round's participants, right after training; finetuned: all "
-        "clients, a copy after finetune_epochs of training.",
+        "clients, a copy after finetune_epochs of training; prototype: the personal model, read by the nearest class "
+        "prototype.",
     )
     every: int = Field(1, ge=1, description="Measure after every k-th round.")
     finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned protocols.")
@@ -221,6 +317,7 @@ class Params(Section):
     """A whole params.yaml."""
 
     dataset: Data = Data()
+    transforms: Transforms = Transforms()
     partition: PartitionSection
     model: ModelSection
     federation: Federation = Federation()
@@ -255,9 +352,14 @@ class Params(Section):
                     f"federation.optimizer: {self.federation.optimizer} can't be used with {label}, whose theory "
                     f"divides by the learning rate of sgd; it should be sgd, or {label} not in study.algorithms."
                 )
-        source: Any = registry.find(registry.DATASET, self.dataset.name, "dataset.name")
-        self.partition.check(self.federation.clients, source.classes, source.size)
-        self.model.check(source.shape, source.classes)
+        facts = self.dataset.facts
+        self.partition.check(self.federation.clients, facts.classes, facts.size)
+        if self.partition.overlaps and self.dataset.split == "pooled":
+            raise SettingsError(
+                "dataset.split: 'pooled' can't be used with a partition in which clients share samples, since one "
+                "would train on what another tests on; it should be 'official'."
+            )
+        self.model.check(facts.shape, facts.classes)
         if self.federation.rounds % self.evaluation.every:
             raise SettingsError(
                 f"evaluation.every: {self.evaluation.every} does not divide federation.rounds "
@@ -299,6 +401,14 @@ def parse(settings: Any) -> Params:
         return Params.model_validate(settings)
     except ValidationError as error:
         raise SettingsError("\n".join(sentences(error, settings, "", _keys))) from None
+
+
+def dataset(settings: Any) -> Data:
+    """The section `dataset` alone, checked; see :func:`parse`."""
+    try:
+        return Data.model_validate(settings)
+    except ValidationError as error:
+        raise SettingsError("\n".join(sentences(error, settings, "dataset", lambda _: []))) from None
 
 
 class _Once(yaml.SafeLoader):
@@ -385,6 +495,9 @@ def json_schema() -> dict[str, Any]:
         },
         "additionalProperties": {"type": "object"},
     }
-    definitions["Data"]["properties"]["name"]["anyOf"] = [{"enum": list(registry.names(registry.DATASET))}, OWN]
+    own_keys = definitions.pop("Data")["properties"]
+    properties["dataset"] = options(registry.DATASET, "name", "digits")
+    for choice in properties["dataset"]["anyOf"]:
+        choice["properties"] = own_keys | choice["properties"]
     plain: dict[str, Any] = json.loads(json.dumps(schema))
     return plain

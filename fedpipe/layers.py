@@ -1,8 +1,8 @@
 """Layers that behave differently in training, written so that a client alone and a stack of clients compute the same.
 
-PyTorch's own keep state inside: BatchNorm writes its running statistics in place, dropout draws from a global generator.
-Here the pass that is at work says what holds (:class:`Mode`), new statistics are handed back to it, and noise is a
-function of a key. Samples that pad a batch count for nothing.
+PyTorch's own keep state inside: BatchNorm writes its running statistics in place, dropout draws from a global
+generator. Here the pass that is at work says what holds (:class:`Mode`), new statistics are handed back to it, and
+noise is a function of a key. Samples that pad a batch count for nothing.
 """
 
 from __future__ import annotations

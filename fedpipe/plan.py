@@ -1,4 +1,4 @@
-"""From settings to runs, keys and jobs: what ``results/plan.json`` holds, which the Snakefile reads.
+"""From settings to runs, keys and jobs: what a study's ``plan.json`` holds, which the Snakefile reads.
 
 A run's key is a hash of the canonical JSON of everything that can change its bits. The number of rounds is not part of
 it, so that a longer run continues a shorter one; nor are `execution`, `artifacts` and `report`.
@@ -19,13 +19,11 @@ from typing import Any
 import yaml
 
 from fedpipe import artifacts, config, registry
-from fedpipe.artifacts import RunFiles
-from fedpipe.config import Evaluation, Federation, Params
+from fedpipe.artifacts import PARAMS, RunFiles, StudyFiles
+from fedpipe.config import Data, Evaluation, Federation, Params, Transforms
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.registry import Component
 
-PARAMS = Path("params.yaml")
-PLAN = artifacts.RESULTS / "plan.json"
 ENGINE = 1  #: part of every key: raise it when executors, optimisers or streams change the numbers of all runs
 FIXED = ("study", "execution", "artifacts", "report", "federation.rounds")  #: what a grid can't vary
 
@@ -35,6 +33,7 @@ class Settings:
     """All that a run's bits depend on, as ``run.yaml`` holds it in full."""
 
     dataset: dict[str, Any]
+    transforms: dict[str, Any]
     partition: dict[str, Any]
     model: dict[str, Any]
     algorithm: dict[str, Any]
@@ -46,16 +45,19 @@ class Settings:
     @classmethod
     def of(cls, params: Params, label: str, seed: int) -> Settings:
         """The settings of one run of a study."""
-        source: Any = registry.find(registry.DATASET, params.dataset.name)
-        dataset = params.dataset.model_dump(mode="json") | {"sha256": source.sha256}
+        section = params.dataset
+        dataset = section.model_dump(mode="json", include=set(Data.model_fields) - {"mirror"}) | section.source.described()
         if params.dataset.split == "official":
             del dataset["test_share"]
+        if not params.dataset.holds_out:
+            del dataset["stratified"]
         evaluation = params.evaluation.model_dump(mode="json")
         evaluation["protocols"].sort()
         if not any(protocol.startswith("finetuned") for protocol in evaluation["protocols"]):
             del evaluation["finetune_epochs"]
         return cls(
             dataset=dataset,
+            transforms=params.transforms.model_dump(mode="json"),
             partition=_described(registry.PARTITION, "scheme", params.partition),
             model=_described(registry.MODEL, "name", params.model),
             algorithm=_described(registry.ALGORITHM, "name", params.algorithm(label)),
@@ -117,6 +119,10 @@ class Settings:
         """The federation's settings."""
         return Federation(**self.federation)
 
+    def build_transforms(self) -> Transforms:
+        """What is done to inputs."""
+        return Transforms(**self.transforms)
+
     def build_evaluation(self) -> Evaluation:
         """The evaluation's settings."""
         return Evaluation(**self.evaluation)
@@ -136,11 +142,12 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
     SettingsError
         One sentence for each mistake in the settings.
     """
-    sys.path.insert(0, str(path.parent.resolve()))  # own algorithms lie beside params.yaml
+    sys.path.insert(0, str(Path.cwd()))  # own algorithms lie beside params.yaml
     raw = config.read(path)
     study = config.parse(raw)
     runs: dict[tuple[str, str], dict[str, Any]] = {}
     partitions: dict[str, Any] = {}
+    datasets: dict[str, Any] = {}
     files: dict[str, str] = {}
     for point in _points(study):
         params = _at(raw, point) if point else study
@@ -152,6 +159,8 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
             files[str(dealt)] = yaml.safe_dump(run.partition_settings, sort_keys=False)
             place = RunFiles.of(label, run.key)
             files[str(place.settings)] = run.dump()
+            data = params.dataset.file.stem
+            datasets[data] = {"name": params.dataset.name, **params.dataset.parameters, "mirror": params.dataset.mirror}
             runs.setdefault(
                 (label, run.key),
                 {
@@ -161,7 +170,7 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
                     "key": run.key,
                     "path": str(place.path),
                     "partition": partition,
-                    "dataset": run.dataset["name"],
+                    "dataset": data,
                     "participants": params.federation.participants,
                 },
             )
@@ -174,6 +183,7 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
         "rounds": study.federation.rounds,
         "protocols": list(study.evaluation.protocols),
         "partitions": partitions,
+        "datasets": datasets,
         "runs": list(runs.values()),
         "files": files,
         "execution": study.execution.model_dump(mode="json"),
@@ -182,12 +192,12 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
     }
 
 
-def write(plan: dict[str, Any], path: Path = PLAN) -> None:
-    """Write a plan, and beside it what each job reads, where it is not there yet: ``run.yaml``, ``partition.yaml``."""
+def write(plan: dict[str, Any]) -> None:
+    """Write a study's plan, and what each job reads, where it is not there yet: ``run.yaml``, ``partition.yaml``."""
     for name, text in plan["files"].items():
         if not Path(name).is_file() or Path(name).read_text() != text:
             artifacts.write_bytes(Path(name), text.encode())
-    artifacts.write_json(path, plan | {"files": sorted(plan["files"])})
+    artifacts.write_json(StudyFiles.of(Path(plan["params"])).plan, plan | {"files": sorted(plan["files"])})
 
 
 def _described(kind: registry.Kind, selector: str, component: Component) -> dict[str, Any]:
@@ -239,9 +249,8 @@ def _sources(path: Path, study: Params) -> dict[str, str]:
     """The files that the plan was made of, with their SHA-256; the Snakefile plans again when one has changed."""
     package = Path(__file__).parent
     files = {path, *package.rglob("*.py")}
-    source = registry.find(registry.DATASET, study.dataset.name)
     algorithms = [type(study.algorithm(label)) for label in study.study.algorithms]
-    files |= {Path(inspect.getfile(each)) for each in (type(study.partition), type(study.model), source, *algorithms)}
+    files |= {Path(inspect.getfile(each)) for each in (type(study.partition), type(study.model), type(study.dataset.source), *algorithms)}
     here = Path.cwd().resolve()
 
     def relative(file: Path) -> str:

@@ -17,10 +17,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from fedpipe.config import Federation
@@ -50,11 +51,11 @@ class Batch(NamedTuple):
         return Batch(self.x[begin::step], self.y[begin::step], mask, self.key)
 
     def _or(self, other: Batch) -> Batch:
-        if self.mask is None:
+        if self.mask is None or other.mask is None:
             return self if len(self.y) else other
         some = self.mask.sum() > 0
-        chosen = (torch.where(some, mine, theirs) for mine, theirs in zip(self[:3], other[:3], strict=True))
-        return Batch(*chosen, self.key)
+        x, y = torch.where(some, self.x, other.x), torch.where(some, self.y, other.y)
+        return Batch(x, y, torch.where(some, self.mask, other.mask), self.key)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the samples (first axis) of ``values``, shape (B, ...)."""
@@ -160,11 +161,25 @@ class Uploads(Sequence[tuple[int, float, State]]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DW:
+    """FedDW's regulariser as a module on another method (``dw: {mu: 0.1}``)."""
+
+    mu: Annotated[float, Field(ge=0)] = 0.1  #: its strength
+
+
+@dataclass(frozen=True, kw_only=True)
 class Algorithm(Component):
     """Base of all algorithms: a model that travels whole and is trained on the mean cross-entropy.
 
     What is left to an algorithm is ``combine``, and whatever else it does differently.
+
+    Parameters
+    ----------
+    dw
+        FedDW's regulariser on top, as ``{mu: 0.1}``; nothing by default.
     """
+
+    dw: DW | None = None
 
     prototypes: ClassVar[bool] = False  #: whether `nearest` is defined
 

@@ -82,7 +82,11 @@ class FedDW(Algorithm):
 
     def soft_labels(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Sums of the softmax outputs by class, and the classes' counts."""
-        outputs = self.net(client["model"], batch.x).softmax(-1)
+        return self.sums(self.net(client["model"], batch.x), batch)
+
+    def sums(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Sums by class of the softmax of ``logits``, shape (B, C), and the classes' counts."""
+        outputs = logits.softmax(-1)
         classes = one_hot(batch.y, outputs.shape[-1], outputs.dtype)
         return {"sums": batch.sum(classes.unsqueeze(-1) * outputs.unsqueeze(-2)), "counts": batch.sum(classes)}
 
@@ -96,14 +100,17 @@ class FedDW(Algorithm):
 
     def combine(self, server: State, uploads: Uploads) -> State:
         """The mean model (eq. 8) and the rows' means (eq. 7)."""
-        sums = sum(upload["omega"] * upload["counts"].unsqueeze(-1) for _, _, upload in uploads)
-        counts = sum(upload["counts"] for _, _, upload in uploads)
-        state = {"model": uploads.mean("model")}
+        sent, state = [upload for _, _, upload in uploads], {"model": uploads.mean("model")}
         if self.mode == "paper":
-            return state | {"omega": _rows(sums, counts, otherwise=server["omega"])}
+            return state | {"omega": self.rows(server["omega"], sent)}
+        sums, counts = _totals(sent)
         sums, counts = server["sums"] + sums, server["counts"] + counts
         rows = _rows(sums, counts, otherwise=torch.eye(len(counts)).to(counts))
         return state | {"omega": (rows + server["omega"]) / 2, "sums": sums, "counts": counts}
+
+    def rows(self, omega: Tensor, sent: Sequence[State]) -> Tensor:
+        """Eq. 7: the uploads' mean of each class's row, by counts; a class that nobody owns keeps its row."""
+        return _rows(*_totals(sent), otherwise=omega)
 
     def exchanged(self, state: State) -> Mapping[str, Tensor]:
         """The SL matrix as it travels, and the CR matrix beside it."""
@@ -113,6 +120,13 @@ class FedDW(Algorithm):
 def regulariser(omega: Tensor, soft_labels: Tensor) -> Tensor:
     """Eq. 11: mean square of the entries of SL - CR, a scalar between 0 and 2 / C."""
     return (soft_labels - class_relations(omega)).square().mean()
+
+
+def _totals(sent: Sequence[State]) -> tuple[Tensor, Tensor]:
+    """Sums of the clients' rows and counts."""
+    sums: Tensor = sum(upload["omega"] * upload["counts"].unsqueeze(-1) for upload in sent)
+    counts: Tensor = sum(upload["counts"] for upload in sent)
+    return sums, counts
 
 
 def _rows(sums: Tensor, counts: Tensor, otherwise: Tensor) -> Tensor:

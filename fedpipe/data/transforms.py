@@ -1,78 +1,41 @@
-"""What is done to images where batches of them are gathered, on the device that trains."""
+"""What is done to images where batches of them are gathered, on the device that trains.
+
+The random numbers belong to the batch (seed, stream, epoch, round, client), so they are the same in every executor.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
+from fedpipe.config import Transforms
 from fedpipe.layers import uniform
 
-Channels = tuple[float, ...]
+
+def normalised(settings: Transforms, x: Tensor) -> Tensor:
+    """Images of shape (..., c, h, w) with each channel centred and scaled."""
+    if settings.mean:
+        x = x - x.new_tensor(settings.mean).reshape(-1, 1, 1)
+    if settings.std:
+        x = x / x.new_tensor(settings.std).reshape(-1, 1, 1)
+    return x
 
 
-@checked(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
-class Transforms:
-    """Normalisation of all images, and random changes of those that are trained on.
-
-    The random numbers belong to the batch (seed, stream, epoch, round, client), so they are the same in every executor.
-
-    Parameters
-    ----------
-    mean, std
-        Subtracted from and divided out of each channel's pixels, which lie in [0, 1]; one number for all channels or
-        one for each.
-    crop
-        Pixels of zeros that are put around before a window of the image's own size is cut out at random.
-    flip
-        Mirror every second image, at random, left to right.
-    rotation
-        Turn by an angle drawn between minus and plus so many degrees; the nearest pixels, zeros outside.
-    on_test
-        Change test images too, as FedDW's code does (its accuracies are noisy for it).
-    """
-
-    mean: Channels = ()
-    std: Annotated[Channels, Field()] = ()
-    crop: Annotated[int, Field(ge=0)] = 0
-    flip: bool = False
-    rotation: Annotated[float, Field(ge=0, le=180)] = 0.0
-    on_test: bool = False
-
-    @property
-    def random(self) -> bool:
-        """Whether anything is drawn."""
-        return bool(self.crop or self.flip or self.rotation)
-
-    def normalised(self, x: Tensor) -> Tensor:
-        """Images of shape (..., c, h, w) with each channel centred and scaled."""
-        if self.mean:
-            x = x - x.new_tensor(self.mean).reshape(-1, 1, 1)
-        if self.std:
-            x = x / x.new_tensor(self.std).reshape(-1, 1, 1)
+def changed(settings: Transforms, x: Tensor, key: Tensor) -> Tensor:
+    """Images of shape (B, c, h, w), each changed by numbers of its own; ``key`` is an int64 scalar."""
+    if not settings.random:
         return x
-
-    def changed(self, x: Tensor, key: Tensor) -> Tensor:
-        """Images of shape (B, c, h, w), each changed by numbers of its own; ``key`` is an int64 scalar."""
-        if not self.random:
-            return x
-        draws = uniform(key, (4, len(x)))
-        if self.crop:
-            x = _shifted(x, self.crop, draws[0], draws[1])
-        if self.flip:
-            x = torch.where((draws[2] < 0.5).reshape(-1, 1, 1, 1), x.flip(-1), x)
-        if self.rotation:
-            x = _turned(x, (2 * draws[3] - 1) * math.radians(self.rotation))
-        return x
-
-
-PLAIN = Transforms()
+    draws = uniform(key, (len(x), 4)).T  # by sample: a batch that is padded gives its samples the same numbers
+    if settings.crop:
+        x = _shifted(x, settings.crop, draws[0], draws[1])
+    if settings.flip:
+        x = torch.where((draws[2] < 0.5).reshape(-1, 1, 1, 1), x.flip(-1), x)
+    if settings.rotation:
+        x = _turned(x, (2 * draws[3] - 1) * math.radians(settings.rotation))
+    return x
 
 
 def _shifted(x: Tensor, by: int, down: Tensor, right: Tensor) -> Tensor:
@@ -87,8 +50,10 @@ def _shifted(x: Tensor, by: int, down: Tensor, right: Tensor) -> Tensor:
 
 def _turned(x: Tensor, angle: Tensor) -> Tensor:
     """Images turned around their centres by angles in radians, shape (B,)."""
-    cosine, sine, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
-    ratio = x.shape[-2] / x.shape[-1]  # grid coordinates run from -1 to 1 on both axes, pixels do not
-    rows = [torch.stack([cosine, -sine * ratio, zero], -1), torch.stack([sine / ratio, cosine, zero], -1)]
-    grid = F.affine_grid(torch.stack(rows, -2).to(x.dtype), list(x.shape), align_corners=False)
+    height, width = x.shape[-2:]
+    down = (torch.arange(height, device=x.device) - (height - 1) / 2).reshape(1, -1, 1)
+    right = (torch.arange(width, device=x.device) - (width - 1) / 2).reshape(1, 1, -1)
+    cosine, sine = angle.cos().reshape(-1, 1, 1), angle.sin().reshape(-1, 1, 1)
+    rows, columns = cosine * down + sine * right, cosine * right - sine * down  # where each pixel comes from
+    grid = torch.stack([columns * 2 / width, rows * 2 / height], -1).to(x.dtype)
     return F.grid_sample(x, grid, mode="nearest", align_corners=False)

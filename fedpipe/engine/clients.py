@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedpipe import streams
 from fedpipe.algorithms.base import Facts
-from fedpipe.data.transforms import PLAIN, Transforms
+from fedpipe.config import Transforms
+from fedpipe.data.transforms import normalised
 
 Integers = npt.NDArray[np.int64]
 
@@ -52,16 +53,15 @@ class Clients:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         validation: Sequence[Integers] = (),
-        transforms: Transforms = PLAIN,
+        transforms: Transforms = Transforms(),  # noqa: B008  # frozen
     ) -> None:
         self.device, self.dtype, self.seed, self.classes = torch.device(device), dtype, seed, classes
         self.x, self.y = x.to(self.device), y.to(self.device)
         if x.is_floating_point():
             self.x = self.x.to(dtype)
         self.train, self.test, self.global_test = list(train), list(test), global_test
-        self.validation = [
-            own if len(own) else train[client] for client, own in enumerate(validation or [()] * len(self.train))
-        ]
+        parts = zip(validation or self.train, self.train, strict=True)
+        self.validation = [own if len(own) else train for own, train in parts]  # who has no such part uses the whole
         self.transforms = transforms
         counts = np.stack([np.bincount(y[indices].cpu().numpy(), minlength=classes) for indices in self.train])
         self.class_counts = torch.as_tensor(counts, dtype=dtype, device=self.device)
@@ -90,7 +90,7 @@ class Clients:
         x = self.x[rows]
         if x.dtype == torch.uint8:
             x = x.to(self.dtype) / 255
-        return self.transforms.normalised(x), self.y[rows]
+        return normalised(self.transforms, x), self.y[rows]
 
     def key(self, client: int, round: int, stream: str, epoch: int) -> int:
         """Where the noise of an epoch begins: 62 bits, to which the number of a batch is added."""

@@ -33,7 +33,9 @@ def collect(files: RunFiles, rounds: int, keep_models: str | int) -> None:
         sealed = artifacts.read_json(each.state)
         traffic = artifacts.read_parquet(each.participants, sealed["sha256"][each.participants.name])
         mean = {name: sum(traffic[name].to_pylist()) / len(traffic) for name in ("bytes_down", "bytes_up")}
-        rows.append({"round": number, "participants": len(traffic), **mean, **sealed["observed"]})
+        left_out = traffic["finite"].to_pylist().count(False)
+        counts = {"participants": len(traffic), "left_out": left_out}
+        rows.append({"round": number, **counts, **mean, **sealed["observed"]})
         times.append({"round": number, **artifacts.read_json(each.times)})
         made_by += [each for each in sealed["made_by"] if each not in made_by]
     artifacts.write_parquet(files.rounds, pa.Table.from_pylist(rows))

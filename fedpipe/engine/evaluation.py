@@ -21,7 +21,7 @@ from fedpipe.engine.executor import Executor, Score, Stage, Test
 from fedpipe.models.base import class_relations
 from fedpipe.tensors import Tensors
 
-STAGES: dict[str, Stage] = {"personal": "receive", "finetuned": "finetune"}
+STAGES: dict[str, Stage] = {"personal": "receive", "finetuned": "finetune", "prototype": "prototype"}
 
 METRICS = pa.schema(
     {
@@ -97,7 +97,7 @@ def measure(
     found = []
     for model, stage in STAGES.items():
         wanted = tests(settings, model)
-        if wanted:
+        if wanted and (model != "prototype" or algorithm.prototypes):
             send = functools.partial(algorithm.send, server)
             outcomes = executor.run(stage, round + 1, range(len(clients)), kept, send, wanted)
             found.append(table(round, model, {outcome.client: outcome.scores for outcome in outcomes}))

@@ -175,6 +175,11 @@ def unstack(state: State, index: int) -> State:
     return mapped
 
 
+def finite(state: State) -> bool:
+    """Whether no number is infinite or NaN."""
+    return all(bool(value.isfinite().all()) for value in pytree.tree_leaves(state))
+
+
 def size_in_bytes(state: Any) -> int:
     """Bytes of all tensors, by dtype."""
     leaves: list[Tensor] = pytree.tree_leaves(state)

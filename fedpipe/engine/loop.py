@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedpipe.algorithms.base import Algorithm, Batch, Measure, Pass, State, Train, Update
+from fedpipe.data.transforms import changed
 from fedpipe.engine.clients import Clients, Integers
 from fedpipe.engine.executor import (
     MEASURE_BATCH,
@@ -161,12 +162,10 @@ class Loop:
             inputs, noise = x[first : first + size], None
             if key is not None:
                 noise = torch.tensor(key + number, device=x.device)
-                inputs = self._clients.transforms.changed(inputs, noise)
+                inputs = changed(self._clients.transforms, inputs, noise)
             yield Batch(_fast(inputs), y[first : first + size], None, noise)
 
-    def _score(
-        self, algorithm: Algorithm, stage: Stage, state: State, round: int, client: int, test: Test
-    ) -> Score:
+    def _score(self, algorithm: Algorithm, stage: Stage, state: State, round: int, client: int, test: Test) -> Score:
         indices = self._clients.test[client] if test == "local" else self._clients.global_test
         key = self._clients.key(client, round, f"test/{test}", 0) if self._clients.transforms.on_test else None
         correct, loss = 0, 0.0

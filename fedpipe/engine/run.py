@@ -20,18 +20,18 @@ import pyarrow as pa
 import torch
 
 import fedpipe
-from fedpipe import artifacts, registry, streams
+from fedpipe import artifacts, streams
+from fedpipe.algorithms._dw import complete
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution
 from fedpipe.data import store
 from fedpipe.data.assignment import Assignment
-from fedpipe.data.datasets.base import Dataset
 from fedpipe.engine import evaluation
 from fedpipe.engine.block import Block
 from fedpipe.engine.checkpoint import Checkpoint
 from fedpipe.engine.clients import Clients
-from fedpipe.engine.executor import Executor, canonical, first
+from fedpipe.engine.executor import Executor, canonical, finite, first
 from fedpipe.engine.loop import Loop
 from fedpipe.engine.pruning import prune
 from fedpipe.engine.stack import Stack
@@ -77,11 +77,12 @@ class Run:
         dtype = getattr(torch, self.federation.dtype)
         self.clients = clients or open_clients(settings, dtype, self._device)
         family = cast(Model, settings.build_model())
-        bare = cast(Algorithm, settings.build_algorithm())
+        bare = complete(cast(Algorithm, settings.build_algorithm()))
         shape = tuple(self.clients.x.shape[1:])
-        net = Net(lambda: bare.adapt(family.build(shape, self.clients.classes)), dtype, self._device)
+        build = functools.partial(family.build, shape, self.clients.classes)
+        net = Net(lambda: bare.adapt(build()), dtype, self._device, self.federation.buffers)
         self.algorithm = bare.bind(net, self.federation)
-        self.executor = self._executor(execution.stack, threads)
+        self.executor = self._executor(execution.stack if family.stackable else 1, threads)
         with torch.no_grad():
             kept = canonical(first(self.algorithm, self.algorithm.init(self.fresh), self.fresh))
         self.checkpoint = Checkpoint(files, kept)
@@ -137,22 +138,30 @@ class Run:
         ids = [client for block in blocks for client in block.ids]
         if ids != self.participants(number):
             raise ArtifactError(f"{files.path}: its blocks hold the clients {ids}, not the round's participants.")
-        sizes = self.clients.sizes[ids].tolist()
-        weights = sizes if self.federation.weighting == "count" else [1] * len(ids)
-        uploads = Uploads(ids, weights, [upload for block in blocks for upload in block.uploads])
-        with torch.no_grad():
-            server = canonical(self.algorithm.combine(self.server(number - 1), uploads))
+        sizes = self.clients.sizes[ids]
+        sent, kept = ([each for block in blocks for each in getattr(block, part)] for part in ("uploads", "kept"))
+        whole = np.array([finite(upload) and finite(keep) for upload, keep in zip(sent, kept, strict=True)])
+        weights = whole * (sizes if self.federation.weighting == "count" else 1)
+        server = self.server(number - 1)
+        uploads = Uploads([], [], [])
+        if whole.any():  # otherwise the round leaves everything as it was
+            rows = np.flatnonzero(whole)
+            uploads = Uploads([ids[row] for row in rows], weights[rows].tolist(), [sent[row] for row in rows])
+            with torch.no_grad():
+                server = canonical(self.algorithm.combine(server, uploads))
         traffic = {
             "client": pa.array(ids, pa.int32()),
             "samples": pa.array(sizes, pa.int64()),
-            "weight": pa.array(uploads.weights, pa.float64()),
+            "finite": pa.array(whole, pa.bool_()),
+            "weight": pa.array(weights / max(weights.sum(), 1), pa.float64()),
             "bytes_down": pa.array([count for block in blocks for count in block.down], pa.int64()),
             "bytes_up": pa.array([count for block in blocks for count in block.up], pa.int64()),
         }
         hashes = {files.participants.name: artifacts.write_parquet(files.participants, pa.table(traffic))}
         scores = [each for block in blocks for each in block.scores]
         if scores[0]:
-            table = evaluation.table(number, "trained", dict(zip(ids, scores, strict=True)))
+            measured = {client: each for client, each, fine in zip(ids, scores, whole, strict=True) if fine}
+            table = evaluation.table(number, "trained", measured)
             hashes[files.trained.name] = artifacts.write_parquet(files.trained, table)
         matrices = {-1: self.algorithm.exchanged(server)} | {i: self.algorithm.exchanged(up) for i, _, up in uploads}
         if matrices[-1]:
@@ -160,8 +169,8 @@ class Run:
             hashes[files.exchanged.name] = artifacts.write_parquet(files.exchanged, table)
         observed = {name: float(value) for name, value in self.algorithm.observe(server).items()}
         made_by = _distinct([block.made_by for block in blocks])
-        kept = [state for block in blocks for state in block.kept]
-        self.checkpoint.seal(number, server, ids, kept, hashes, observed=observed, made_by=made_by)
+        kept = [state for state, fine in zip(kept, whole, strict=True) if fine]
+        self.checkpoint.seal(number, server, list(uploads.ids), kept, hashes, observed=observed, made_by=made_by)
         times = {"train": sum(block.seconds for block in blocks), "aggregate": time.perf_counter() - begin}
         artifacts.write_json(files.times, times)
 
@@ -220,13 +229,22 @@ class Run:
 
 def open_clients(settings: Settings, dtype: torch.dtype, device: torch.device) -> Clients:
     """A run's data set and partition, on the device."""
-    data = artifacts.dataset_file(settings.dataset["name"])
+    data = store.place(settings.dataset)
     dealt = artifacts.assignment_file(digest(settings.partition_settings))
     samples = store.load(data, artifacts.manifest(data))
     assignment = Assignment.read(dealt, artifacts.manifest(dealt))
-    source = cast(type[Dataset], registry.find(registry.DATASET, settings.dataset["name"]))
     parts = assignment.train, assignment.test, assignment.global_test
-    return Clients(samples.x, samples.y, *parts, source.classes, settings.seed, dtype, device)
+    return Clients(
+        samples.x,
+        samples.y,
+        *parts,
+        store.facts(data).classes,
+        settings.seed,
+        dtype,
+        device,
+        validation=getattr(assignment, "validation", ()),
+        transforms=settings.build_transforms(),
+    )
 
 
 def open_run(path: Path, execution: Execution, threads: int = 1, keep_models: str | int = "all") -> Run:

@@ -15,6 +15,7 @@ from torch.func import grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
 from fedpipe.algorithms.base import Algorithm, Batch, Measure, Pass, State, Train, Update
+from fedpipe.data.transforms import changed
 from fedpipe.engine.clients import Clients, Integers
 from fedpipe.engine.executor import (
     MEASURE_BATCH,
@@ -165,8 +166,8 @@ class _Work:
             if algorithm.net.random or self._clients.transforms.random:
                 keys = [self._clients.key(i, self._round, each.stream, epoch) for i in self._ids]
             sizes = np.array([len(order) for order in orders]) * self._present
-            for begin, batch in itertools.islice(self._batches(orders, size, keys), each.steps):
-                here = sizes > begin
+            for start, batch in itertools.islice(self._batches(orders, size, keys), each.steps):
+                here = sizes > start
                 everyone = each.when is None and bool(here.all())
                 live = None if everyone else active & torch.as_tensor(here, device=active.device)
                 state = _advance(step, state, live, *batch)
@@ -229,19 +230,20 @@ class _Work:
         longest = max(len(order) for order in orders)
         width = -(-longest // size) * size
         rows = np.zeros((len(orders), width), np.int64)
-        mask = np.zeros((len(orders), width), bool)
+        there = np.zeros((len(orders), width), bool)
         for row, order in enumerate(orders):
-            rows[row, : len(order)], mask[row, : len(order)] = order, True
-        device, transforms = self._clients.device, self._clients.transforms
+            rows[row, : len(order)], there[row, : len(order)] = order, True
+        device, change = self._clients.device, functools.partial(changed, self._clients.transforms)
         index = torch.as_tensor(rows, device=device)
-        weight = torch.as_tensor(mask, device=device).to(self._clients.dtype)
-        for number, begin in enumerate(range(0, longest, size)):
-            x, y = self._clients.gather(index[:, begin : begin + size])
-            batch = (x, y, weight[:, begin : begin + size])
-            if keys is not None:
+        weight = torch.as_tensor(there, device=device).to(self._clients.dtype)
+        for number, start in enumerate(range(0, longest, size)):
+            x, y = self._clients.gather(index[:, start : start + size])
+            mask = weight[:, start : start + size]
+            if keys is None:
+                yield start, (x, y, mask)
+            else:
                 noise = torch.tensor([key + number for key in keys], device=device)
-                batch = (vmap(transforms.changed)(x, noise), *batch[1:], noise)
-            yield begin, batch
+                yield start, (vmap(change)(x, noise), y, mask, noise)
 
 
 class _Gradient:

@@ -104,7 +104,9 @@ class Net:
         )
         self.body_names = tuple(name for name in everything if name.startswith("body."))
         self.head_names = tuple(name for name in everything if name.startswith("head."))
-        normal = [name for name, layer in self._module.named_modules() if isinstance(layer, (BatchNorm, *NORMALISATIONS))]
+        normal = [
+            name for name, layer in self._module.named_modules() if isinstance(layer, (BatchNorm, *NORMALISATIONS))
+        ]
         self.norm_names = tuple(name for name in everything if name.rpartition(".")[0] in normal)
         self.random = any(isinstance(layer, Dropout) for layer in self._module.modules())
 
