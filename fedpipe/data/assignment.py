@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedpipe import artifacts, registry, streams
-from fedpipe.data.partitions.base import Integers, Scheme
+from fedpipe.data.partitions.base import Integers, Pairs, Scheme
 from fedpipe.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -30,8 +30,10 @@ def assign(
     split: Literal["official", "pooled"],
     test_share: float,
     seed: int,
+    stratified: bool = False,
+    validation_share: float = 0,
 ) -> pa.Table:
-    """Deal all samples of a data set to clients, for training or testing.
+    """Deal all samples of a data set to clients, for training, validation or testing.
 
     With the ``official`` split the scheme deals the official training samples. The official test samples of each
     class follow in proportion to how many training samples of it each client has (largest remainder, ties at random),
@@ -39,7 +41,10 @@ def assign(
     no client.
 
     With the ``pooled`` split the scheme deals training and test samples together, and each client keeps a random
-    share of its own for testing, rounded down: a client with one sample trains on it.
+    share of its own for testing, rounded down: a client with one sample trains on it. A validation part is kept from
+    the client's training samples in the same way.
+
+    A scheme that says itself what each sample is for (``file``) is taken at its word.
 
     Parameters
     ----------
@@ -57,13 +62,18 @@ def assign(
         Share of a client's samples kept for testing, in (0, 1); for the pooled split.
     seed
         What all draws depend on.
+    stratified
+        Whether the samples that a client keeps for testing and validation have its class proportions (largest
+        remainder, ties at random).
+    validation_share
+        Share of a client's training samples kept for validation, in [0, 1).
 
     Returns
     -------
     pyarrow.Table
-        One row for each sample of the data set, sorted by ``sample``: ``sample`` (int64, index into the data set),
-        ``client`` (int32, -1: none), ``label`` (int64), ``split`` ("train" or "test"). The global test set is all rows
-        of "test".
+        One row for each pair of a sample and its client, sorted by both: ``sample`` (int64, index into the data set),
+        ``client`` (int32; -1: none, for test samples), ``label`` (int64), ``split`` ("train", "validation" or
+        "test"). A sample has one row, unless the scheme overlaps. The global test set is all samples of "test".
 
     Raises
     ------
@@ -75,20 +85,31 @@ def assign(
     seed = seed if scheme.seed is None else scheme.seed
     if split == "official" and not test.any():
         raise SettingsError("dataset.split: 'official' needs a test set, and the data set has none; use 'pooled'.")
-    if split == "official":
-        for_test = test.astype(np.bool_)
-        owner = np.full(len(labels), NOBODY, dtype=np.int64)
-        owner[~for_test] = _deal(scheme, labels[~for_test], clients, seed)
-        owner[for_test] = _follow(labels[for_test], labels[~for_test], owner[~for_test], clients, seed)
-    else:
-        owner = _deal(scheme, labels, clients, seed)
-        for_test = _hold_out(owner, clients, test_share, seed)
+    samples = np.flatnonzero(~test) if split == "official" else np.arange(len(labels))
+    sample, client, use = _deal(scheme, labels, samples, clients, seed)
+    if use is None:
+        use = np.full(len(sample), "train", dtype="<U10")
+        groups = labels[sample] if stratified else np.zeros_like(sample)
+        if split == "official":
+            tested = np.flatnonzero(test)
+            follower = _follow(labels[tested], labels[sample], client, clients, seed)
+        else:
+            _refuse_shared(sample)
+            tested = follower = np.empty(0, dtype=np.int64)
+            use[_hold_out(client, groups, clients, test_share, seed, "split")] = "test"
+        (train,) = (use == "train").nonzero()
+        use[train[_hold_out(client[train], groups[train], clients, validation_share, seed, "validation")]] = (
+            "validation"
+        )
+        sample, client = np.concatenate([sample, tested]), np.concatenate([client, follower])
+        use = np.concatenate([use, np.full(len(tested), "test")])
+    order = np.lexsort((client, sample))
     return pa.table(
         {
-            "sample": pa.array(np.arange(len(labels)), pa.int64()),
-            "client": pa.array(owner, pa.int32()),
-            "label": pa.array(labels, pa.int64()),
-            "split": pa.array(np.where(for_test, "test", "train"), pa.string()),
+            "sample": pa.array(sample[order], pa.int64()),
+            "client": pa.array(client[order], pa.int32()),
+            "label": pa.array(labels[sample[order]], pa.int64()),
+            "split": pa.array(use[order], pa.string()),
         }
     )
 
@@ -98,6 +119,7 @@ class Assignment:
     """Who owns what: the table that :func:`assign` made, by client. Sample indices are sorted."""
 
     train: list[Integers]  #: training samples of each client, N arrays
+    validation: list[Integers]  #: validation samples of each client, N arrays, empty ones unless the study has some
     test: list[Integers]  #: local test samples of each client, N arrays, some perhaps empty
     global_test: Integers  #: all test samples, those of no client included
     class_counts: Integers  #: training samples of each client and class, shape (N, C)
@@ -111,16 +133,14 @@ class Assignment:
     def of(cls, table: pa.Table) -> Assignment:
         """Take the table apart; the number of classes is that of all rows, of "test" too."""
         sample, client, label = (table[name].to_numpy() for name in ("sample", "client", "label"))
-        for_test = table["split"].to_numpy() == "test"
+        use = table["split"].to_numpy()
         clients = int(client.max()) + 1
-        counts = np.zeros((clients, int(label.max()) + 1), dtype=np.int64)
-        np.add.at(counts, (client[~for_test], label[~for_test]), 1)
-        return cls(
-            train=_by_client(sample[~for_test], client[~for_test], clients),
-            test=_by_client(sample[for_test], client[for_test], clients),
-            global_test=np.sort(sample[for_test]),
-            class_counts=counts,
+        train, validation, test = (
+            _by_client(sample[use == each], client[use == each], clients) for each in ("train", "validation", "test")
         )
+        counts = np.zeros((clients, int(label.max()) + 1), dtype=np.int64)
+        np.add.at(counts, (client[use == "train"], label[use == "train"]), 1)
+        return cls(train, validation, test, np.unique(sample[use == "test"]), counts)
 
     @property
     def sizes(self) -> Integers:
@@ -128,17 +148,27 @@ class Assignment:
         return np.asarray(self.class_counts.sum(axis=1), dtype=np.int64)
 
 
-def _deal(scheme: Scheme, labels: Integers, clients: int, seed: int) -> Integers:
-    """The client of each sample by the scheme, which may be anybody's: what it promises is checked."""
-    scheme.check(clients, len(np.unique(labels)), len(labels))
-    owner = np.asarray(scheme.assign(labels, clients, streams.generator(seed, "partition")))
-    dealt = owner.shape == labels.shape and np.isin(owner, np.arange(clients)).all()
-    if not dealt or len(np.unique(owner)) < clients:
+def _deal(scheme: Scheme, labels: Integers, samples: Integers, clients: int, seed: int) -> Pairs:
+    """What the scheme deals, by sample and client; it may be anybody's, so what it promises is checked."""
+    scheme.check(clients, len(np.unique(labels[samples])), len(samples))
+    sample, client, use = scheme.deal(labels, samples, clients, streams.generator(seed, "partition"))
+    client = np.asarray(client)
+    dealt = client.shape == sample.shape and (use is not None or np.isin(client, np.arange(clients)).all())
+    if not dealt or len(np.setdiff1d(np.arange(clients), client)):
         raise SettingsError(
             f"partition.scheme: '{registry.name_of(registry.PARTITION, type(scheme))}' did not give every sample one "
             f"of {clients} clients and every client a sample; it should."
         )
-    return owner.astype(np.int64)
+    order = np.lexsort((client, sample))
+    return Pairs(sample[order], client[order].astype(np.int64), None if use is None else use[order])
+
+
+def _refuse_shared(sample: Integers) -> None:
+    if len(np.unique(sample)) < len(sample):
+        raise SettingsError(
+            "dataset.split: 'pooled' can't be used with a partition in which clients share samples, since one would "
+            "train on what another tests on; it should be 'official'."
+        )
 
 
 def _follow(labels: Integers, train_labels: Integers, train_owner: Integers, clients: int, seed: int) -> Integers:
@@ -150,21 +180,33 @@ def _follow(labels: Integers, train_labels: Integers, train_owner: Integers, cli
         counts = np.bincount(train_owner[train_labels == label], minlength=clients)
         ties = rng.random(clients)
         if counts.any():
-            quota, remainder = np.divmod(len(members) * counts, counts.sum())
-            largest = np.lexsort((ties, -remainder))
-            quota[largest[: len(members) - quota.sum()]] += 1
-            owner[members] = np.repeat(np.arange(clients), quota)
+            owner[members] = np.repeat(np.arange(clients), _apportion(len(members), counts, ties))
     return owner
 
 
-def _hold_out(owner: Integers, clients: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Which samples are for testing, a random share of each client's."""
+def _hold_out(
+    client: Integers, groups: Integers, clients: int, share: float, seed: int, purpose: str
+) -> npt.NDArray[np.bool_]:
+    """Which samples each client keeps from training: a random share of its own, in proportion to its groups."""
     exact = Fraction(str(share))  # as written in params.yaml: 0.29 of 100 is 29, in binary it would be 28
-    held_out = np.zeros(len(owner), dtype=np.bool_)
-    for client, members in enumerate(_by_client(np.arange(len(owner)), owner, clients)):
-        count = math.floor(exact * len(members))
-        held_out[streams.generator(seed, "split", client=client).permutation(members)[:count]] = True
+    held_out = np.zeros(len(client), dtype=np.bool_)
+    for number, members in enumerate(_by_client(np.arange(len(client)), client, clients)):
+        rng = streams.generator(seed, purpose, client=number)
+        shuffled = rng.permutation(members)
+        present, group = np.unique(groups[shuffled], return_inverse=True)
+        counts = np.bincount(group, minlength=len(present))
+        quotas = _apportion(math.floor(exact * len(members)), counts, rng.random(len(present)))
+        for index, quota in enumerate(quotas):
+            held_out[shuffled[group == index][:quota]] = True
     return held_out
+
+
+def _apportion(count: int, weights: Integers, ties: npt.NDArray[np.float64]) -> Integers:
+    """Whole numbers that sum to ``count``, in proportion to the weights: largest remainder, the least tie first."""
+    quotas, remainders = np.divmod(count * weights, weights.sum())
+    largest = np.lexsort((ties, -remainders))
+    quotas[largest[: count - quotas.sum()]] += 1
+    return np.asarray(quotas, dtype=np.int64)
 
 
 def _by_client(samples: Integers, client: Integers, clients: int) -> list[Integers]:

@@ -1,20 +1,50 @@
-"""Partition schemes: true partitions, nobody empty, what each promises, errors as sentences."""
+"""Partition schemes: true partitions, nobody empty, what each promises, published rules and counts, errors."""
+
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedpipe import registry
-from fedpipe.data.partitions.base import Integers, Scheme
+from fedpipe import artifacts, registry
+from fedpipe.data.partitions.base import Integers, Pairs, Scheme, top_up
 from fedpipe.data.partitions.dirichlet import Dirichlet
+from fedpipe.data.partitions.dirichlet_balanced import DirichletBalanced
+from fedpipe.data.partitions.dirichlet_feddw import DirichletFedDW
+from fedpipe.data.partitions.dirichlet_overlap import DirichletOverlap
+from fedpipe.data.partitions.file import File
 from fedpipe.data.partitions.iid import IID
 from fedpipe.data.partitions.pathological import Pathological
+from fedpipe.data.partitions.pathological_ordered import PathologicalOrdered
+from fedpipe.data.partitions.quantity import Quantity
 from fedpipe.data.partitions.shards import Shards
 from fedpipe.errors import SettingsError
 
-SCHEMES = [IID(), Dirichlet(alpha=0.1), Dirichlet(alpha=5, minimum=3), Pathological(), Shards()]
+SCHEMES = [
+    IID(),
+    Dirichlet(alpha=0.1),
+    Dirichlet(alpha=5, minimum=3),
+    DirichletBalanced(minimum=2),
+    DirichletFedDW(alpha=0.05),
+    Pathological(),
+    PathologicalOrdered(),
+    Quantity(minimum=1),
+    Quantity(alpha=3, minimum=2),
+    Shards(),
+]
+EXCHANGEABLE = [
+    IID(),
+    Dirichlet(alpha=0.3),
+    DirichletBalanced(alpha=0.3, minimum=1),
+    DirichletFedDW(alpha=5),  # with a smaller alpha the first empty client gets its sample from the first classes
+    Pathological(),
+    Quantity(alpha=0.3, minimum=1),
+    Shards(),
+]
 DIGITS = np.repeat(np.arange(10), 140)
+MNIST = np.repeat(np.arange(10), 6000)
 
 labelled = st.builds(
     lambda counts, seed: np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts)),
@@ -23,9 +53,16 @@ labelled = st.builds(
 )
 
 
-def deal(scheme: Scheme, labels: Integers, clients: int, seed: int = 0) -> Integers:
+def pairs(scheme: Scheme, labels: Integers, clients: int, seed: int = 0) -> Pairs:
     scheme.check(clients, len(np.unique(labels)), len(labels))
-    return scheme.assign(labels, clients, np.random.default_rng(seed))
+    return scheme.deal(labels, np.arange(len(labels)), clients, np.random.default_rng(seed))
+
+
+def deal(scheme: Scheme, labels: Integers, clients: int, seed: int = 0) -> Integers:
+    """The client of each sample."""
+    sample, client, _ = pairs(scheme, labels, clients, seed)
+    assert np.array_equal(sample, np.arange(len(labels)))
+    return client
 
 
 def counts_of(owner: Integers, labels: Integers, clients: int) -> Integers:
@@ -97,6 +134,19 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution() -> None:
     assert shares.var(axis=1) == pytest.approx(variance, abs=0.015)
 
 
+@pytest.mark.parametrize("scheme", EXCHANGEABLE, ids=repr)
+def test_no_client_is_special(scheme: Scheme) -> None:
+    """All permutations of the clients are as likely: each has the same mean number of samples of each class.
+
+    Cuts are rounded down, in the published rules too, so that the last client gets half a sample more of each class
+    and the first half a sample less.
+    """
+    labels, draws = np.repeat(np.arange(4), 500), 200
+    found = np.array([counts_of(deal(scheme, labels, 4, seed), labels, 4) for seed in range(draws)])
+    error = found.std(axis=0) / np.sqrt(draws)
+    assert (np.abs(found.mean(axis=0) - 125) <= 4 * error + 0.5).all()
+
+
 @pytest.mark.parametrize("minimum", [1, 40, 600])
 def test_dirichlet_keeps_its_promise_where_redrawing_could_not(minimum: int) -> None:
     labels = np.repeat(np.arange(10), 6000)
@@ -106,9 +156,8 @@ def test_dirichlet_keeps_its_promise_where_redrawing_could_not(minimum: int) -> 
 
 def test_dirichlet_moves_no_more_than_it_must() -> None:
     labels, rng = np.repeat(np.arange(10), 6000), np.random.default_rng(0)
-    scheme = Dirichlet(alpha=0.01, minimum=40)
-    drawn = scheme._draw(labels, 100, rng)
-    mended = scheme._repair(drawn, 100, rng)
+    drawn = Dirichlet(alpha=0.01).draw(labels, 100, rng)
+    mended = top_up(drawn, 100, 40, rng)
     before, after = np.bincount(drawn, minlength=100), np.bincount(mended, minlength=100)
     assert (drawn != mended).sum() == np.maximum(40 - before, 0).sum()
     assert np.array_equal(after[before < 40], np.full((before < 40).sum(), 40))
@@ -157,6 +206,365 @@ def test_shards_of_mcmahan() -> None:
     assert set(np.unique(counts)) <= {0, 300, 600}
 
 
+# -- the rules of PFLlib, FedDW and FedDUAL ----------------------------------------------------------------------------
+
+
+def pfllib_dir(
+    labels: Integers, clients: int, alpha: float, rng: np.random.Generator, minimum: int
+) -> tuple[Integers, int]:
+    """PFLlib's "dir", written down as it is published: lists of indices, everything anew until all have enough."""
+    drawn = 0
+    while True:
+        drawn += 1
+        held: list[list[int]] = [[] for _ in range(clients)]
+        for label in np.unique(labels):
+            of_class = np.where(labels == label)[0]
+            rng.shuffle(of_class)
+            shares = rng.dirichlet(np.repeat(alpha, clients))
+            shares = np.array(
+                [share * (len(own) < len(labels) / clients) for share, own in zip(shares, held, strict=True)]
+            )
+            shares = shares / shares.sum()
+            cuts = (np.cumsum(shares) * len(of_class)).astype(int)[:-1]
+            held = [own + more.tolist() for own, more in zip(held, np.split(of_class, cuts), strict=True)]
+        if min(len(own) for own in held) >= minimum:
+            break
+    owner = np.empty(len(labels), dtype=np.int64)
+    for client, own in enumerate(held):
+        owner[own] = client
+    return owner, drawn
+
+
+@given(labels=labelled, clients=st.integers(1, 8), alpha=st.sampled_from([0.3, 1.0, 10.0]), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_dirichlet_balanced_is_pfllibs_draw_for_draw(labels: Integers, clients: int, alpha: float, seed: int) -> None:
+    scheme = DirichletBalanced(alpha=alpha, minimum=1)
+    assume(clients <= len(labels) // 4)
+    try:
+        wanted, drawn = pfllib_dir(labels, clients, alpha, np.random.default_rng(seed), 0)
+    except ValueError:  # 0 / 0: all of a draw fell on clients that are full
+        assume(False)
+    assert drawn == 1
+    assert np.array_equal(scheme.draw(labels, clients, np.random.default_rng(seed)), wanted)
+
+
+def test_dirichlet_balanced_draws_again_as_pfllib_does() -> None:
+    labels = np.random.default_rng(1).permutation(DIGITS)
+    wanted, drawn = pfllib_dir(labels, 20, 0.2, np.random.default_rng(0), 20)
+    assert 1 < drawn <= 20
+    assert np.array_equal(deal(DirichletBalanced(alpha=0.2, minimum=20), labels, 20, seed=0), wanted)
+
+
+@pytest.mark.parametrize(
+    ("clients", "alpha", "first", "last"),
+    [
+        (20, 0.2, [0, 75, 2, 83, 0, 339, 1851, 1, 0, 633], [1, 3, 4, 2298, 1, 18, 233, 627, 0, 1]),
+        (100, 0.3, [0, 35, 0, 129, 13, 113, 0, 0, 149, 18], [4, 304, 82, 141, 91, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_dirichlet_balanced_has_the_counts_that_pfllib_writes_for_cifar10(
+    clients: int, alpha: float, first: list[int], last: list[int]
+) -> None:
+    """Of files config.json that PFLlib wrote for 60,000 samples; it draws from NumPy's old generator, seeded with 1."""
+    owner = DirichletBalanced(alpha=alpha).assign(MNIST, clients, np.random.RandomState(1))  # type: ignore[arg-type]
+    counts = counts_of(owner, MNIST, clients)
+    assert counts[0].tolist() == first
+    assert counts[-1].tolist() == last
+
+
+@given(clients=st.integers(1, 30), alpha=st.sampled_from([0.001, 0.05, 0.5]), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_dirichlet_balanced_gives_nothing_to_those_that_have_enough(clients: int, alpha: float, seed: int) -> None:
+    owner = DirichletBalanced(alpha=alpha).draw(DIGITS, clients, np.random.default_rng(seed))
+    counts = counts_of(owner, DIGITS, clients)
+    before = counts.cumsum(axis=1) - counts
+    late = np.where(before >= len(DIGITS) / clients, counts, 0)
+    assert not late[:-1].any()
+    assert late[-1].max() <= 1  # the last client takes what rounding leaves
+
+
+def test_dirichlet_balanced_is_more_balanced() -> None:
+    plain, balanced = (
+        np.mean([np.bincount(deal(scheme, DIGITS, 5, seed), minlength=5).max() for seed in range(40)])
+        for scheme in (Dirichlet(alpha=0.5), DirichletBalanced(alpha=0.5, minimum=1))
+    )
+    assert balanced < 0.9 * plain
+
+
+def feddw(labels: Integers, clients: int, alpha: float, rng: np.random.Generator) -> list[Integers]:
+    """FedDW's rule, written down as it is published; an empty client gets sample 0, which keeps its owner."""
+    shares = rng.dirichlet([alpha] * clients, len(np.unique(labels)))
+    held: list[list[Integers]] = [[] for _ in range(clients)]
+    for label, share in zip(np.unique(labels), shares, strict=True):
+        of_class = np.argwhere(labels == label).flatten()
+        parts = np.split(of_class, (np.cumsum(share)[:-1] * len(of_class)).astype(int))
+        for own, part in zip(held, parts, strict=True):
+            own.append(part)
+    joined = [np.concatenate(own) for own in held]
+    return [own if len(own) else np.array([0]) for own in joined]
+
+
+@given(labels=labelled, clients=st.integers(1, 12), alpha=st.sampled_from([0.02, 0.3, 5.0]), seed=st.integers(0, 99))
+@settings(max_examples=80, deadline=None)
+def test_dirichlet_feddw_is_feddws_but_for_the_sample_of_an_empty_client(
+    labels: Integers, clients: int, alpha: float, seed: int
+) -> None:
+    assume(clients <= len(labels))
+    published = feddw(labels, clients, alpha, np.random.default_rng(seed))
+    owner = deal(DirichletFedDW(alpha=alpha), labels, clients, seed)
+    total = sum(len(own) for own in published)
+    filled = total - len(labels)  # each is an empty client, whose sample has two owners
+    strays = [sample for client, own in enumerate(published) for sample in own if owner[sample] != client]
+    assert len(strays) >= filled
+    if not filled:
+        assert not strays
+    sizes = np.bincount(owner, minlength=clients)
+    assert sizes.min() >= 1
+    moved = sum(max(0, len(own) - size) for own, size in zip(published, sizes, strict=True))
+    assert moved == filled
+
+
+def test_the_first_empty_client_of_feddw_gets_sample_0() -> None:
+    for seed in range(20):
+        published = feddw(DIGITS, 10, 0.02, np.random.default_rng(seed))
+        empty = [client for client, own in enumerate(published) if own.tolist() == [0] and client]
+        owner = deal(DirichletFedDW(alpha=0.02), DIGITS, 10, seed)
+        if len(empty) >= 2:
+            assert owner[:2].tolist() == empty[:2]  # samples 0 and 1, of class 0, whose owner has more
+            return
+    pytest.fail("no seed leaves two clients empty")
+
+
+def pfllib_pat(labels: Integers, clients: int, k: int, rng: np.random.Generator) -> Integers:
+    """PFLlib's "pat", written down as it is published (without its floor of 4 samples for 40 least and 10 classes)."""
+    classes = len(np.unique(labels))
+    left = [k] * clients
+    owner = np.full(len(labels), -1)
+    for label in range(classes):
+        selected = [client for client in range(clients) if left[client] > 0]
+        selected = selected[: int(np.ceil(clients / classes * k))]
+        of_class = np.flatnonzero(labels == label)
+        each = len(of_class) / len(selected)
+        numbers = rng.integers(max(int(each / 10), 1), int(each), len(selected) - 1).tolist()
+        numbers.append(len(of_class) - sum(numbers))
+        start = 0
+        for client, number in zip(selected, numbers, strict=True):
+            owner[of_class[start : start + number]] = client
+            start += number
+            left[client] -= 1
+    return owner
+
+
+class Old(np.random.RandomState):
+    """NumPy's old generator under the new one's name."""
+
+    integers = np.random.RandomState.randint
+
+
+def test_pathological_ordered_has_the_counts_that_pfllib_writes_for_cifar10() -> None:
+    """Of a config.json that PFLlib wrote for 100 clients with two classes each, from its seed 1."""
+    owner = PathologicalOrdered().assign(MNIST, 100, Old(1))  # type: ignore[arg-type]
+    counts = counts_of(owner, MNIST, 100)
+    assert counts[0].tolist() == [67, 171, *[0] * 8]
+    assert counts[19].tolist() == [2414, 3771, *[0] * 8]
+    assert counts[20].tolist() == [0, 0, 94, 104, *[0] * 6]
+    assert counts[99].tolist() == [*[0] * 8, 2813, 2248]
+
+
+def test_neighbours_own_the_same_classes_in_pathological_ordered() -> None:
+    counts = counts_of(deal(PathologicalOrdered(), DIGITS, 20), DIGITS, 20)
+    owned = [np.flatnonzero(row).tolist() for row in counts]
+    assert owned == [[2 * group, 2 * group + 1] for group in range(5) for _ in range(4)]
+
+
+@given(clients=st.integers(1, 40), classes=st.integers(1, 12), k=st.integers(1, 12), seed=st.integers(0, 99))
+@settings(max_examples=150, deadline=None)
+def test_pathological_ordered_is_pfllibs_draw_for_draw(clients: int, classes: int, k: int, seed: int) -> None:
+    assume(k <= classes <= clients * k)
+    labels, scheme = np.repeat(np.arange(classes), 11 * clients), PathologicalOrdered(classes_per_client=k)
+    try:
+        wanted = pfllib_pat(labels, clients, k, np.random.default_rng(seed))
+    except ZeroDivisionError:
+        with pytest.raises(SettingsError, match="leaves class"):
+            scheme.check(clients, classes, len(labels))
+        return
+    owner = deal(scheme, labels, clients, seed)
+    assert np.array_equal(owner, wanted)
+    held = (counts_of(owner, labels, clients) > 0).sum(axis=1)
+    assert 1 <= held.min() <= held.max() <= k
+    assert classes % k or clients % (classes // k) or (held == k).all()
+
+
+@given(labels=labelled, clients=st.integers(1, 12), alpha=st.sampled_from([0.01, 0.5, 20.0]), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_overlapping_clients_own_every_class_in_the_numbers_drawn(
+    labels: Integers, clients: int, alpha: float, seed: int
+) -> None:
+    sample, client, split = pairs(DirichletOverlap(alpha=alpha), labels, clients, seed)
+    assert split is None
+    assert len(np.unique(np.stack([sample, client]), axis=1).T) == len(sample)  # nobody draws a sample twice
+    sizes = np.bincount(labels)
+    shares = np.random.default_rng(seed).dirichlet([alpha] * clients, len(sizes))  # the scheme's first draw
+    counts = np.zeros((clients, len(sizes)), dtype=np.int64)
+    np.add.at(counts, (client, labels[sample]), 1)
+    assert np.array_equal(counts.T, np.maximum(1, np.floor(shares * sizes[:, None])))
+
+
+def test_overlapping_clients_draw_independently() -> None:
+    """Two clients with half of a class share a quarter of it, and a quarter has no client."""
+    labels = np.zeros(4000, dtype=np.int64)
+    sample, client, _ = pairs(DirichletOverlap(alpha=1e9), labels, 2)
+    owners = np.bincount(sample, minlength=4000)
+    assert np.bincount(client).tolist() == pytest.approx([2000, 2000], abs=1)
+    assert [(owners == number).mean() for number in range(3)] == pytest.approx([0.25, 0.5, 0.25], abs=0.03)
+
+
+def test_overlapping_clients_deal_what_they_are_given() -> None:
+    labels, samples = np.tile([0, 1], 50), np.arange(40, 90)
+    dealt = DirichletOverlap(alpha=1.0).deal(labels, samples, 7, np.random.default_rng(0))
+    assert set(dealt.sample) <= set(samples)
+
+
+def test_overlap_repeats() -> None:
+    first, again, other = (pairs(DirichletOverlap(), DIGITS, 10, seed) for seed in (0, 0, 1))
+    assert np.array_equal(first.sample, again.sample)
+    assert np.array_equal(first.client, again.client)
+    assert not np.array_equal(first.sample, other.sample)
+
+
+# -- quantity ----------------------------------------------------------------------------------------------------------
+
+
+def test_quantity_skews_sizes_and_leaves_classes_alike() -> None:
+    counts = counts_of(deal(Quantity(alpha=0.5), MNIST, 20), MNIST, 20)
+    sizes = counts.sum(axis=1)
+    assert sizes.min() >= 10
+    assert sizes.max() > 5 * np.median(sizes) / 2
+    large = counts[sizes > 1000]
+    assert np.abs(large / large.sum(axis=1, keepdims=True) - 0.1).max() < 0.05
+
+
+def test_quantity_has_the_moments_of_the_distribution() -> None:
+    shares = np.array([np.bincount(deal(Quantity(alpha=2, minimum=1), DIGITS, 4, seed)) for seed in range(300)]) / 1400
+    assert shares.mean(axis=0) == pytest.approx(0.25, abs=0.03)
+    assert shares.var(axis=0) == pytest.approx(0.25 * 0.75 / (4 * 2 + 1), abs=0.006)
+
+
+# -- a file of one's own -----------------------------------------------------------------------------------------------
+
+
+def own(path: Path, **columns: list[object]) -> File:
+    """A scheme that reads these columns from a file, which is written."""
+    if path.suffix == ".parquet":
+        artifacts.write_parquet(path, pa.table(columns))
+    else:
+        rows = zip(*columns.values(), strict=True)
+        path.write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return File(path=str(path), sha256=artifacts.sha256_of(path))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_file_is_dealt_as_it_says(tmp_path: Path, kind: str) -> None:
+    labels = np.array([0, 1, 0, 1])
+    dealt = pairs(own(tmp_path / f"own.{kind}", sample=[3, 0, 2], client=[0, 1, 0]), labels, 2)
+    assert dealt.sample.tolist() == [3, 0, 2]
+    assert dealt.client.tolist() == [0, 1, 0]
+    assert dealt.split is None
+
+
+def test_a_permutation_of_the_clients_of_a_file_is_one_of_the_assignment(tmp_path: Path) -> None:
+    owner, order = np.arange(1400) % 7, np.random.default_rng(0).permutation(7)
+    files = [
+        own(tmp_path / f"{name}.parquet", sample=list(range(1400)), client=clients.tolist())
+        for name, clients in (("as-is", owner), ("permuted", order[owner]))
+    ]
+    first, second = (deal(scheme, DIGITS, 7) for scheme in files)
+    assert np.array_equal(order[first], second)
+
+
+def test_a_file_that_says_what_samples_are_for(tmp_path: Path) -> None:
+    scheme = own(
+        tmp_path / "own.csv",
+        sample=[0, 1, 2, 3],
+        client=[0, 1, 0, -1],
+        split=["train", "train", "validation", "test"],
+        note=["a", "b", "c", "d"],
+    )
+    dealt = pairs(scheme, np.array([0, 0, 1, 1]), 2)
+    assert dealt.split is not None
+    assert dealt.split.tolist() == ["train", "train", "validation", "test"]
+
+
+def test_the_sha256_of_a_file_has_to_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    right = own(path, sample=[0, 1], client=[0, 1])
+    for wrong, told in (("", f"missing for {path}"), ("12ab", f"'12ab' is not that of {path}")):
+        with pytest.raises(SettingsError) as error:
+            File(path=str(path), sha256=wrong).check(2, 1, 2)
+        assert str(error.value) == (
+            f"partition.sha256: {told}; if this is the file that you mean, write {right.sha256}."
+        )
+    right.check(2, 1, 2)
+    path.write_text("sample,client\n0,1\n1,0\n")
+    with pytest.raises(SettingsError, match=r"^partition\.sha256: .* is not that of"):
+        right.deal(np.array([0, 0]), np.arange(2), 2, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ({"sample": [0, 1]}, "has no column 'client'; it should have sample and client, and may have split."),
+        ({"sample": [0, 1.5], "client": [0, 1]}, "column 'sample' of .* should hold whole numbers only"),
+        ({"sample": [0, ""], "client": [0, 1]}, "column 'sample' of .* should hold whole numbers only"),
+        ({"sample": [0, 1], "client": [0, 3]}, r"^federation\.clients: 2 .* client 3; it should be 4"),
+        ({"sample": [0, 1], "client": [0, 0]}, "gives client 1 no training sample"),
+        ({"sample": [0, 1], "client": [0, 1], "split": ["train", "test"]}, "gives client 1 no training sample"),
+        ({"sample": [0, 1], "client": [0, 1], "split": ["train", "tset"]}, "split 'tset' of .* should be one of train"),
+        ({"sample": [0, 1, 2], "client": [0, 1, -1]}, "client -1 of .* should be at least 0"),
+        ({"sample": [0, 1, 1], "client": [0, 1, 1]}, "a sample twice with one client"),
+        ({"sample": [], "client": []}, "should hold whole numbers only|no training sample"),
+    ],
+    ids=str,
+)
+def test_a_file_that_can_not_be_used_says_why(tmp_path: Path, columns: dict[str, list[object]], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence) as error:
+        own(tmp_path / "own.csv", **columns).check(2, 2, 10)
+    assert str(error.value).startswith(("partition.path: ", "federation.clients: "))
+
+
+def test_samples_that_are_not_to_be_dealt(tmp_path: Path) -> None:
+    scheme = own(tmp_path / "own.csv", sample=[0, 4], client=[0, 1])
+    for samples in (np.arange(4), np.array([0, 1, 2, 3, 5])):
+        with pytest.raises(SettingsError, match=r"^partition\.path: sample 4 of .* can't be dealt"):
+            scheme.deal(np.zeros(6, dtype=np.int64), samples, 2, np.random.default_rng(0))
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "own.parquet"
+    with pytest.raises(SettingsError, match=r"^partition\.path: .*own\.parquet can't be read \(No such file"):
+        File(path=str(path)).check(1, 1, 1)
+    path.write_text("sample,client\n")
+    with pytest.raises(SettingsError, match=r"^partition\.path: .* is neither Parquet nor CSV as its name says"):
+        File(path=str(path), sha256=artifacts.sha256_of(path)).check(1, 1, 1)
+
+
+# -- always in a moment ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["dirichlet", "dirichlet-balanced", "dirichlet-feddw", "dirichlet-overlap", "quantity"]
+)
+@pytest.mark.parametrize("classes", [10, 100])
+def test_a_hundred_clients_with_a_tiny_alpha_end(name: str, classes: int) -> None:
+    labels = np.repeat(np.arange(classes), 60_000 // classes)
+    scheme: Scheme = registry.build(registry.PARTITION, name, {"alpha": 0.01})  # type: ignore[assignment]
+    dealt = pairs(scheme, labels, 100)
+    assert np.bincount(dealt.client, minlength=100).min() >= getattr(scheme, "minimum", 1)
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("scheme", "clients", "samples", "sentence"),
     [
@@ -203,6 +611,31 @@ def test_shards_of_mcmahan() -> None:
                 "it should be at most 2."
             ),
         ),
+        (
+            PathologicalOrdered(classes_per_client=3),
+            9,
+            1000,
+            (
+                "partition.classes_per_client: 3 for each of 9 clients, dealt in order, leaves class 9 without a "
+                "client; federation.clients times it should be a multiple of the 10 classes, or the scheme "
+                "'pathological'."
+            ),
+        ),
+        (
+            DirichletBalanced(),
+            100,
+            1437,
+            (
+                "partition.minimum: 40 for each of 100 clients is more than the 1437 samples; "
+                "it should be at most 14, or federation.clients at most 35."
+            ),
+        ),
+        (
+            Quantity(minimum=2000),
+            10,
+            1437,
+            "partition.minimum: 2000 for each of 10 clients is more than the 1437 samples; it should be at most 143.",
+        ),
     ],
 )
 def test_the_impossible_is_refused(scheme: Scheme, clients: int, samples: int, sentence: str) -> None:
@@ -225,6 +658,11 @@ def test_a_class_too_small_for_its_owners_is_refused() -> None:
         ("dirichlet", {"minimum": 0}, "partition.minimum: "),
         ("pathological", {"classes_per_client": 0}, "partition.classes_per_client: "),
         ("shards", {"shards_per_client": 0}, "partition.shards_per_client: "),
+        ("dirichlet-balanced", {"minimum": 0}, "partition.minimum: "),
+        ("dirichlet-feddw", {"minimum": 10}, "partition.minimum: unknown key"),
+        ("dirichlet-overlap", {"alpha": 0}, "partition.alpha: "),
+        ("quantity", {"alpha": -1}, "partition.alpha: "),
+        ("file", {}, "partition.path: missing; it must be given."),
         ("iid", {"alpha": 1}, "partition.alpha: unknown key"),
     ],
 )
@@ -235,5 +673,17 @@ def test_parameters_are_checked(name: str, parameters: dict[str, float], key: st
 
 
 def test_schemes_are_found_by_name() -> None:
-    assert {"dirichlet", "iid", "pathological", "shards"} <= set(registry.names(registry.PARTITION))
+    assert set(registry.names(registry.PARTITION)) == {
+        "dirichlet",
+        "dirichlet-balanced",
+        "dirichlet-feddw",
+        "dirichlet-overlap",
+        "file",
+        "iid",
+        "pathological",
+        "pathological-ordered",
+        "quantity",
+        "shards",
+    }
     assert registry.build(registry.PARTITION, "dirichlet", {}) == Dirichlet(alpha=0.5, minimum=1, seed=None)
+    assert registry.build(registry.PARTITION, "dirichlet-balanced", {}) == DirichletBalanced(alpha=0.1, minimum=40)

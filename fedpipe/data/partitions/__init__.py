@@ -1,1 +1,1 @@
-"""Partition schemes: one rule a file, each deals every sample to exactly one client."""
+"""Partition schemes: one rule a file, found by its name."""

@@ -21,7 +21,7 @@ class Pathological(Scheme):
 
     Source: the "pathological" partition of PFLlib (Zhang et al., 2023), used by FedALA and cwFedAvg. Deviation: there
     classes are dealt in order, so that with 20 clients, 10 classes and k = 2 groups of four clients own the same two
-    classes; here the classes of each client are random.
+    classes (``pathological-ordered``); here the classes of each client are random.
 
     Parameters
     ----------
@@ -64,16 +64,20 @@ class Pathological(Scheme):
         for column, label in enumerate(present):
             members = rng.permutation(np.flatnonzero(labels == label))
             owners = rng.permutation(np.flatnonzero(owns[:, column]))
-            if len(members) < len(owners):
-                raise SettingsError(
-                    f"partition.classes_per_client: {self.classes_per_client} for each of {clients} clients gives "
-                    f"class {label} {len(owners)} owners, but it has {len(members)} samples; "
-                    f"it or federation.clients should be smaller."
-                )
+            self.check_class(label, clients, len(owners), len(members))
             cuts = 1 + np.sort(rng.choice(len(members) - 1, len(owners) - 1, replace=False))
             for owner, part in zip(owners, np.split(members, cuts), strict=True):
                 result[part] = owner
         return result
+
+    def check_class(self, label: int, clients: int, owners: int, samples: int) -> None:
+        """Every owner of a class needs a sample of it."""
+        if samples < owners:
+            raise SettingsError(
+                f"partition.classes_per_client: {self.classes_per_client} for each of {clients} clients gives "
+                f"class {label} {owners} owners, but it has {samples} samples; it or federation.clients should be "
+                f"smaller."
+            )
 
     def _choose(self, clients: int, classes: int, rng: np.random.Generator) -> np.ndarray:
         """Which client owns which class, shape (N, C), k a row and N k / C a column, rounded down or up.

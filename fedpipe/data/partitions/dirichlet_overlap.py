@@ -1,0 +1,54 @@
+"""Overlapping clients, as in FedDUAL's code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from fedpipe.data.partitions.base import Integers, Pairs, Scheme
+from fedpipe.errors import SettingsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirichletOverlap(Scheme):
+    r"""Each client draws its own share of each class, at least one sample: clients overlap (FedDUAL's code).
+
+    For each class c, :math:`p_c \sim \mathrm{Dir}_N(\alpha)`, and client k draws
+    :math:`\max(1, \lfloor p_{c,k} n_c \rfloor)` samples of c without replacement, whatever the others draw. So clients
+    share samples, some samples have no client, and every client owns every class: this is no partition, and milder
+    than ``dirichlet`` with the same alpha. It needs ``dataset.split: official``, since with the pooled split one
+    client would train on what another tests on.
+
+    Source: the official code of FedDUAL, ``Data Prepration.py`` (alpha 0.01, 100 clients, seed 42).
+
+    Parameters
+    ----------
+    alpha
+        Concentration of the proportions.
+    """
+
+    overlaps: ClassVar[bool] = True
+
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
+
+    def check(self, clients: int, classes: int, samples: int) -> None:
+        """Any number of clients can share any samples."""
+        if not samples:
+            raise SettingsError("dataset.name: there are no samples to deal; the data set should have some.")
+
+    def deal(self, labels: Integers, samples: Integers, clients: int, rng: np.random.Generator) -> Pairs:
+        """See :class:`~fedpipe.data.partitions.base.Scheme`."""
+        members = [samples[labels[samples] == label] for label in np.unique(labels[samples])]
+        shares = rng.dirichlet(np.full(clients, self.alpha), len(members))
+        drawn = [
+            (rng.choice(of_class, count, replace=False), client)
+            for of_class, share in zip(members, shares, strict=True)
+            for client, count in enumerate(np.maximum(1, (share * len(of_class)).astype(np.int64)))
+        ]
+        return Pairs(
+            np.concatenate([sample for sample, _ in drawn]),
+            np.repeat([client for _, client in drawn], [len(sample) for sample, _ in drawn]),
+        )

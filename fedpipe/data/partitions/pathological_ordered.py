@@ -1,0 +1,70 @@
+"""A fixed number of classes for each client, dealt in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedpipe.data.partitions.base import Integers
+from fedpipe.data.partitions.pathological import Pathological
+from fedpipe.errors import SettingsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathologicalOrdered(Pathological):
+    r"""Each client owns k classes, dealt in order, so that neighbours own the same ones (PFLlib's rule).
+
+    Class by class, the first :math:`m = \lceil N k / C \rceil` clients that own fewer than k classes share the class.
+    With :math:`n_c` samples, all of them but the last get a random number from
+    :math:`\lfloor n_c / 10 m \rfloor` to :math:`\lfloor n_c / m \rfloor - 1`, at least 1, and the last gets the rest,
+    at least its fair share. Samples are taken in the order in which the data set stores them. With 20 clients, 10
+    classes and k = 2, groups of four clients own the same two classes. Where the groups do not come out even (k divides
+    C, and C / k divides N), the last clients can own fewer than k classes.
+
+    Source: the "pat" partition of PFLlib (Zhang et al., 2023), used by cwFedAvg. Deviations: where the last class
+    would find no client (there: a division by 0), this is refused; an owner has at least one sample.
+
+    Parameters
+    ----------
+    classes_per_client
+        Number of classes k of each client.
+    """
+
+    def check(self, clients: int, classes: int, samples: int) -> None:
+        """No class may be left when all clients own k."""
+        super().check(clients, classes, samples)
+        without = [label for label, owners in enumerate(self._owners(clients, classes)) if not len(owners)]
+        if without:
+            raise SettingsError(
+                f"partition.classes_per_client: {self.classes_per_client} for each of {clients} clients, dealt in "
+                f"order, leaves class {without[0]} without a client; federation.clients times it should be a multiple "
+                f"of the {classes} classes, or the scheme 'pathological'."
+            )
+
+    def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+        """See :class:`~fedpipe.data.partitions.base.Scheme`.
+
+        Raises
+        ------
+        SettingsError
+            A class has fewer samples than owners.
+        """
+        present = np.unique(labels)
+        result = np.empty(len(labels), dtype=np.int64)
+        for label, owners in zip(present, self._owners(clients, len(present)), strict=True):
+            members = np.flatnonzero(labels == label)
+            self.check_class(label, clients, len(owners), len(members))
+            least, fair = max(1, len(members) // (10 * len(owners))), len(members) // len(owners)
+            counts = rng.integers(least, max(fair, least + 1), len(owners) - 1)
+            result[members] = np.repeat(owners, [*counts, len(members) - counts.sum()])
+        return result
+
+    def _owners(self, clients: int, classes: int) -> list[Integers]:
+        """The clients of each class."""
+        owned, most = np.zeros(clients, dtype=np.int64), -(-clients * self.classes_per_client // classes)
+        owners = []
+        for _ in range(classes):
+            owners.append(np.flatnonzero(owned < self.classes_per_client)[:most])
+            owned[owners[-1]] += 1
+        return owners

@@ -1,0 +1,39 @@
+"""Clients of unequal size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from fedpipe.data.partitions.base import Drawn, Integers, cut
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity(Drawn):
+    r"""Clients differ in size, drawn from a symmetric Dirichlet distribution, but not in their classes.
+
+    With :math:`p \sim \mathrm{Dir}_N(\alpha)` the shuffled samples are cut at
+    :math:`\lfloor n \sum_{j \le k} p_j \rfloor`, whatever their classes. A minimum is kept as in ``dirichlet``.
+
+    Source: the "iid-diff-quantity" partition of NIID-Bench (Li et al., Federated Learning on Non-IID Data Silos: An
+    Experimental Study, ICDE 2022), whose minimum is 10.
+
+    Parameters
+    ----------
+    alpha
+        Concentration; towards 0 one client has nearly all samples, towards infinity all have the same number.
+    minimum
+        Samples that every client has at least.
+    """
+
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
+    minimum: Annotated[int, Field(ge=1)] = 10
+
+    def draw(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+        """See :class:`~fedpipe.data.partitions.base.Drawn`."""
+        owner = np.empty(len(labels), dtype=np.int64)
+        owner[rng.permutation(len(labels))] = cut(len(labels), rng.dirichlet(np.full(clients, self.alpha)))
+        return owner
