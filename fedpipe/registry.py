@@ -60,7 +60,7 @@ def names(kind: Kind) -> tuple[str, ...]:
 
 
 def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
-    """The class called ``name``, or at the dotted path ``name``.
+    """The class called ``name``, or at the dotted path ``name``; for a model that may be a function, too.
 
     Raises
     ------
@@ -76,8 +76,15 @@ def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
             raise SettingsError(
                 f"{key}: '{name}' can't be imported ({error}); it should be the path of a class, as my_module.MyClass."
             ) from error
+        if kind is MODEL and inspect.isfunction(found) and "<" not in found.__qualname__:
+            from fedpipe.models._factory import family_of
+
+            return family_of(found)
         if not (inspect.isclass(found) and issubclass(found, _base(kind))):
-            raise SettingsError(f"{key}: '{name}' is no {kind.name}; it should derive from {_base(kind).__qualname__}.")
+            instead = ", or be a function (def) that returns a body and a head" if kind is MODEL else ""
+            raise SettingsError(
+                f"{key}: '{name}' is no {kind.name}; it should derive from {_base(kind).__qualname__}{instead}."
+            )
         return found
     if name not in names(kind):
         raise SettingsError(f"{key}: unknown {kind.name} '{name}'; {nearest(name, names(kind))}")

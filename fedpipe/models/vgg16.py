@@ -94,8 +94,8 @@ class VGG16(Model):
     def _verify(self) -> None:
         if (found := _digest(self.file, self.file.stat().st_mtime_ns)) != self.sha256:
             raise SettingsError(
-                f"model.sha256: {self.sha256} is not that of {self.file}, which is {found}; it should be, or "
-                f"model.weights another file."
+                f"model.sha256: {self.sha256} is not that of {self.file}, which is {found}; it should be, unless that "
+                f"file is damaged or another one is meant."
             )
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:

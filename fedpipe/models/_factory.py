@@ -1,0 +1,63 @@
+"""Models of one's own, as functions: `model: {name: my_module.make}`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedpipe.errors import SettingsError
+from fedpipe.models.base import Model, Network
+
+Factory = Callable[[tuple[int, ...], int], Network | tuple[nn.Module, nn.Module]]
+
+
+@functools.cache
+def family_of(factory: Factory) -> type[Model]:
+    """The family whose networks a function makes.
+
+    Parameters
+    ----------
+    factory
+        Takes the shape of the inputs and the number of classes C; returns a body, which turns inputs of shape
+        (B, *shape) into features of shape (B, d), and a head, which turns features into C logits.
+    """
+
+    def check(self: Model, shape: tuple[int, ...], classes: int) -> None:
+        _try(factory, shape, classes)
+
+    def build(self: Model, shape: tuple[int, ...], classes: int) -> Network:
+        made = factory(shape, classes)
+        return made if isinstance(made, Network) else Network(*made)
+
+    own = {"__module__": factory.__module__, "__qualname__": factory.__qualname__, "__doc__": factory.__doc__}
+    found = type(factory.__name__, (Model,), {**own, "check": check, "build": build})
+    return dataclass(frozen=True, kw_only=True)(found)
+
+
+@functools.cache
+def _try(factory: Factory, shape: tuple[int, ...], classes: int) -> None:
+    """Make one network before any job does.
+
+    Raises
+    ------
+    SettingsError
+        The function fails, or returns something else than a body and a head.
+    """
+    name = f"{factory.__module__}.{factory.__qualname__}"
+    try:
+        with torch.random.fork_rng(devices=[]):
+            made = factory(shape, classes)
+    except Exception as error:  # it is the user's own code
+        raise SettingsError(
+            f"model.name: '{name}' fails for inputs of shape {shape} and {classes} classes "
+            f"({type(error).__name__}: {error}); it should return a body and a head."
+        ) from error
+    parts = (made.body, made.head) if isinstance(made, Network) else made
+    if not (isinstance(parts, tuple) and len(parts) == 2 and all(isinstance(part, nn.Module) for part in parts)):
+        raise SettingsError(
+            f"model.name: '{name}' returns {type(made).__name__}; it should return a body and a head, both modules."
+        )

@@ -1,0 +1,150 @@
+"""A model of one's own is a class or a function in a module of one's own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedpipe import config, plan, registry
+from fedpipe.errors import SettingsError
+from fedpipe.models.base import Model, Net, Network
+
+OWN = '''
+from dataclasses import dataclass
+from math import prod
+
+from torch import nn
+
+from fedpipe.models.base import Model, Network
+
+
+def make(shape, classes):
+    """Two layers."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), 5), nn.Tanh()), nn.Linear(5, classes)
+
+
+def network(shape, classes):
+    return Network(*make(shape, classes))
+
+
+def head_only(shape, classes):
+    return nn.Linear(prod(shape), classes)
+
+
+def failing(shape, classes):
+    raise ValueError("too few pixels")
+
+
+class Of:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family(Model):
+    """A family.
+
+    Parameters
+    ----------
+    width
+        Of the hidden layer.
+    """
+
+    width: int = 5
+
+    def build(self, shape, classes):
+        return network(shape, classes)
+
+
+anonymous = lambda shape, classes: make(shape, classes)
+'''
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "own_models.py"
+    path.write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield path
+    sys.modules.pop("own_models", None)
+
+
+def found(name: str) -> Model:
+    made = registry.build(registry.MODEL, f"own_models.{name}", {})
+    assert isinstance(made, Model)
+    return made
+
+
+@pytest.mark.parametrize("name", ["make", "network", "Family"])
+def test_its_networks_are_those_of_its_code(name: str) -> None:
+    family = found(name)
+    family.check((1, 2, 3), 4)
+    net = Net(lambda: family.build((1, 2, 3), 4))
+    assert isinstance(family.build((1, 2, 3), 4), Network)
+    assert net.names == ("body.1.weight", "body.1.bias", "head.weight", "head.bias")
+    model, x = net.fresh(1), torch.ones(2, 1, 2, 3)
+    wanted = (x.flatten(1) @ model["body.1.weight"].T + model["body.1.bias"]).tanh()
+    assert torch.allclose(net.features(model, x), wanted)
+    assert torch.allclose(net(model, x), wanted @ model["head.weight"].T + model["head.bias"])
+
+
+@pytest.mark.parametrize("name", ["make", "Family"])
+def test_it_is_named_in_the_settings_and_found_again(name: str) -> None:
+    raw = {"model": {"name": f"own_models.{name}"}}
+    params = config.parse(raw)
+    assert params.model == found(name)
+    assert params.model_dump(mode="json")["model"]["name"] == f"own_models.{name}"
+    settings = plan.Settings.of(params, params.study.algorithms[0], 0)
+    assert settings.build_model() == params.model
+
+
+@pytest.mark.parametrize("name", ["make", "Family"])
+def test_a_change_of_its_source_changes_its_version(name: str, own: Path) -> None:
+    before = registry.version_of(registry.MODEL, type(found(name)))
+    assert registry.version_of(registry.MODEL, type(found(name))) == before
+    own.write_text(OWN.replace("Tanh", "ReLU"))
+    assert registry.version_of(registry.MODEL, type(found(name))) != before
+
+
+def test_what_it_is_can_be_asked() -> None:
+    assert registry.summary(type(found("make"))) == "Two layers."
+    assert registry.parameters_of(type(found("make"))) == ()
+    assert registry.is_a(registry.MODEL, "own_models.make")
+    assert not registry.is_a(registry.ALGORITHM, "own_models.make")
+
+
+def test_a_function_has_no_parameters() -> None:
+    with pytest.raises(SettingsError, match=r"^model\.width: "):
+        registry.build(registry.MODEL, "own_models.make", {"width": 3})
+
+
+@pytest.mark.parametrize("name", ["Of", "anonymous", "OWN"])
+def test_what_is_no_model_is_refused(name: str, own: Path) -> None:
+    own.write_text(OWN + "OWN = 3\n")
+    wanted = rf"^model\.name: 'own_models\.{name}' is no model; it should derive from Model, or be a function \(def\)"
+    with pytest.raises(SettingsError, match=wanted):
+        registry.find(registry.MODEL, f"own_models.{name}", "model.name")
+
+
+def test_a_function_that_does_not_return_body_and_head_is_refused_before_any_job() -> None:
+    with pytest.raises(
+        SettingsError, match=r"^model\.name: 'own_models\.head_only' returns Linear; it should return a"
+    ):
+        config.parse({"model": {"name": "own_models.head_only"}})
+    message = (
+        r"^model\.name: 'own_models\.failing' fails for inputs of shape \(1, 8, 8\) and 10 classes "
+        r"\(ValueError: too few pixels\); it should return a body and a head\.$"
+    )
+    with pytest.raises(SettingsError, match=message):
+        config.parse({"model": {"name": "own_models.failing"}})
+
+
+def test_the_check_leaves_global_generators_alone() -> None:
+    before = torch.get_rng_state()
+    found("make").check((9,), 2)
+    assert torch.equal(torch.get_rng_state(), before)

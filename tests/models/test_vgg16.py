@@ -1,0 +1,212 @@
+"""Weights of VGG16 come from a file that is checked, and stay what they are where they are frozen."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.models.vgg import cfgs, make_layers
+
+from fedpipe import registry
+from fedpipe.errors import SettingsError
+from fedpipe.models import vgg16
+from fedpipe.models.base import Net
+from fedpipe.models.vgg16 import IMAGENET_SHA256, VGG16
+
+SHAPE = (3, 32, 32)
+OTHER = "0" * 64
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, Tensor]:
+    """As in torchvision's state dict: the convolutional base, and a classifier that is not used."""
+    source = torch.Generator().manual_seed(4)
+    with torch.device("meta"):
+        base = make_layers(cfgs["D"]).state_dict()
+    drawn = {f"features.{name}": torch.rand(value.shape, generator=source) - 0.5 for name, value in base.items()}
+    return drawn | {"classifier.6.bias": torch.zeros(1000)}
+
+
+@pytest.fixture(scope="module")
+def file(weights: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "vgg16-own.pth"
+    torch.save(weights, path)
+    return path
+
+
+def family(file: Path, **parameters: Any) -> VGG16:
+    given = {"weights": str(file), "sha256": sha256(file) if file.is_file() else OTHER} | parameters
+    found = registry.build(registry.MODEL, "vgg16", given)
+    assert isinstance(found, VGG16)
+    found.check(SHAPE, 10)
+    return found
+
+
+@pytest.mark.parametrize(("classes", "count"), [(10, 33_482), (100, 39_332)])
+def test_a_frozen_base_leaves_as_many_trained_parameters_as_in_feddual(file: Path, classes: int, count: int) -> None:
+    network = family(file).build(SHAPE, classes)
+    assert sum(each.numel() for each in network.parameters() if each.requires_grad) == count
+    assert sum(each.numel() for each in network.body[0].parameters() if not each.requires_grad) == 14_714_688
+
+
+def test_frozen_weights_are_those_of_the_file_and_not_part_of_a_fresh_model(
+    file: Path, weights: dict[str, Tensor]
+) -> None:
+    net = Net(lambda: family(file).build(SHAPE, 10))
+    assert net.names == ("body.3.weight", "body.3.bias", "head.weight", "head.bias")
+    one, other = net.fresh(1), net.fresh(2)
+    assert tuple(one) == net.names
+    assert not any(torch.equal(one[name], other[name]) for name in one)
+    x = torch.rand(1, *SHAPE, generator=torch.Generator().manual_seed(1))
+    net(one, x)
+    for name, value in net._module.body[0].named_parameters():
+        assert torch.equal(value, weights[f"features.{name}"])
+
+
+def test_the_features_are_those_of_the_files_base(file: Path, weights: dict[str, Tensor]) -> None:
+    net = Net(lambda: family(file).build(SHAPE, 10))
+    model, x = net.fresh(1), torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(1))
+    base = make_layers(cfgs["D"])
+    base.load_state_dict({name[9:]: value for name, value in weights.items() if name.startswith("features.")})
+    pooled = base(x).mean((2, 3))
+    wanted = (pooled @ model["body.3.weight"].T + model["body.3.bias"]).relu()
+    assert wanted.shape == (2, 64)
+    assert wanted.any()
+    assert torch.allclose(net.features(model, x), wanted, rtol=1e-4)
+
+
+def test_all_layers_train_from_the_files_weights(file: Path, weights: dict[str, Tensor]) -> None:
+    net = Net(lambda: family(file, frozen=False).build(SHAPE, 10))
+    model = net.fresh(1)
+    base = {name: value for name, value in weights.items() if name.startswith("features.")}
+    assert len(model) == len(base) + 4
+    assert all(torch.equal(model[f"body.0.{name[9:]}"], value) for name, value in base.items())
+    again = net.fresh(1)
+    model["body.0.0.weight"].zero_()
+    assert again["body.0.0.weight"].any()  # a fresh model is a copy
+    x = torch.rand(1, *SHAPE, generator=torch.Generator().manual_seed(1))
+    gradients = torch.func.grad(lambda given: net(given, x).square().mean())(again)
+    assert all(each.isfinite().all() and each.any() for each in gradients.values())
+
+
+def test_a_file_in_the_format_of_old_releases_is_read(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    torch.save(weights, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    base = family(tmp_path / "old.pth").build(SHAPE, 10).body[0]
+    assert torch.equal(base[0].weight, weights["features.0.weight"])
+
+
+def test_weights_that_are_not_those_of_the_settings_are_refused(file: Path) -> None:
+    found = sha256(file)
+    with pytest.raises(SettingsError, match=rf"^model\.sha256: {OTHER} is not that of {file}, which is {found}; "):
+        family(file, sha256=OTHER)
+    with pytest.raises(SettingsError, match=rf"^model\.sha256: {IMAGENET_SHA256} is not that of"):
+        VGG16(weights=str(file)).build(SHAPE, 10)
+
+
+def test_a_file_that_changed_is_checked_again(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    torch.save(weights, path)
+    made = family(path)
+    made.build(SHAPE, 10)
+    with path.open("r+b") as stream:
+        stream.seek(-1000, 2)
+        stream.write(b"tampered")
+    with pytest.raises(SettingsError, match=r"^model\.sha256: "):
+        made.build(SHAPE, 10)
+
+
+def test_a_study_is_read_where_its_weights_are_not_but_trains_only_with_them(tmp_path: Path) -> None:
+    made = family(tmp_path / "absent.pth")
+    with pytest.raises(SettingsError, match=r"^model\.weights: .*absent\.pth is missing; it should be a file that"):
+        made.build(SHAPE, 10)
+
+
+class Mischief:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("mischief"),)
+
+
+def test_code_in_a_file_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"features.0.weight": Mischief()}, "weights.pth")
+    with pytest.raises(SettingsError, match=r"^model\.weights: weights\.pth can't be read \(.*; it should be a state"):
+        family(Path("weights.pth")).build(SHAPE, 10)
+    assert not Path("mischief").exists()
+
+
+@pytest.mark.parametrize("holds", [{}, {"features.0.weight": torch.zeros(1)}, {"body.weight": torch.zeros(1)}])
+def test_a_file_of_another_network_is_refused(holds: dict[str, Tensor], tmp_path: Path) -> None:
+    torch.save(holds, tmp_path / "other.pth")
+    with pytest.raises(SettingsError, match=r"^model\.weights: .*other\.pth holds another network; it should hold"):
+        family(tmp_path / "other.pth").build(SHAPE, 10)
+
+
+def test_a_file_that_holds_no_tensors_by_name_is_refused(tmp_path: Path) -> None:
+    torch.save([torch.zeros(1)], tmp_path / "list.pth")
+    with pytest.raises(SettingsError, match=r"^model\.weights: .*list\.pth can't be read"):
+        family(tmp_path / "list.pth").build(SHAPE, 10)
+
+
+def test_random_weights_can_not_be_frozen() -> None:
+    with pytest.raises(SettingsError, match=r"^model\.frozen: true can't be used with random weights"):
+        VGG16(weights=None).check(SHAPE, 10)
+    VGG16(weights=None, frozen=False).check(SHAPE, 10)
+
+
+@pytest.fixture
+def server(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VGG16]:
+    """The family with the address of torchvision's weights changed to one at which the file's folder is served."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+    handler = functools.partial(Quiet, directory=str(file.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
+        thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
+        thread.start()
+        monkeypatch.setattr(vgg16, "IMAGENET", f"http://127.0.0.1:{serving.server_port}/{file.name}")
+        monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+        monkeypatch.setattr(torch.hub, "_hub_dir", None)
+        yield VGG16(sha256=sha256(file))
+        serving.shutdown()
+        thread.join()
+
+
+def test_the_address_of_torchvisions_weights_holds_the_first_digits_of_their_hash() -> None:
+    assert vgg16.IMAGENET.endswith(f"/vgg16-{IMAGENET_SHA256[:8]}.pth")
+
+
+def test_torchvisions_weights_are_downloaded_once(server: VGG16, tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    assert server.file == tmp_path / "hub" / "checkpoints" / "vgg16-own.pth"
+    server.check(SHAPE, 10)
+    assert not server.file.exists()
+    base = server.build(SHAPE, 10).body[0]
+    assert torch.equal(base[0].weight, weights["features.0.weight"])
+    before = server.file.stat().st_mtime_ns
+    server.fetch()
+    assert server.file.stat().st_mtime_ns == before
+
+
+def test_a_download_of_another_file_is_refused_and_not_kept(server: VGG16) -> None:
+    wrong = VGG16()
+    with pytest.raises(SettingsError, match=r"^model\.weights: imagenet can't be downloaded from http.*; put "):
+        wrong.fetch()
+    assert not list(server.file.parent.iterdir())
+
+
+def test_without_a_network_the_file_to_bring_is_named(server: VGG16, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vgg16, "IMAGENET", vgg16.IMAGENET.replace("own", "absent"))
+    with pytest.raises(SettingsError, match=rf"404.*; put that file at {server.file.parent}/vgg16-absent\.pth, "):
+        server.fetch()
