@@ -8,24 +8,39 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedpipe import registry, streams
+from fedpipe.algorithms._dw import complete
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.config import Federation
 from fedpipe.engine.clients import Clients
 from fedpipe.engine.executor import Outcome, Stage, Test, begin, canonical, first, unstack
 from fedpipe.engine.loop import Loop
 from fedpipe.engine.stack import Stack
-from fedpipe.models.base import Net, Network
+from fedpipe.models.base import Model, Net, Network
 from fedpipe.models.cnn import CNN
 from fedpipe.models.mlp import MLP
 from fedpipe.tensors import Tensors
 
 SIZES = (1, 5, 9, 12, 7, 16, 3, 20)  #: of one sample, of whole batches, of batches that end with a single sample
 CLASSES = 4
-MODELS = {"mlp": (MLP(hidden=(6,)), (5,)), "cnn": (CNN(channels=(2, 3), hidden=5), (1, 4, 4))}
+
+
+class Normalised(Model):
+    """An MLP with batch normalisation."""
+
+    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+        """Linear, BatchNorm and ReLU; then the head."""
+        return Network(nn.Sequential(nn.Linear(*shape, 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Linear(6, classes))
+
+
+MODELS: dict[str, tuple[Model, tuple[int, ...]]] = {
+    "mlp": (MLP(hidden=(6,)), (5,)),
+    "cnn": (CNN(channels=(2, 3), hidden=5), (1, 4, 4)),
+    "norm": (Normalised(), (5,)),
+}
 
 
 class Trial:
@@ -41,7 +56,8 @@ class Trial:
         threads: int,
         fresh: Callable[[int], Tensors] | None,
     ) -> None:
-        net = Net(lambda: algorithm.adapt(build()), clients.dtype)
+        algorithm = complete(algorithm)
+        net = Net(lambda: algorithm.adapt(build()), clients.dtype, buffers=federation.buffers)
         self.algorithm, self.clients, self.net = algorithm.bind(net, federation), clients, net
         self.executor: Any = Stack(self.algorithm, clients, width) if width else Loop(self.algorithm, clients, threads)
         self.fresh = fresh or (lambda index: net.fresh(streams.entropy(clients.seed, f"init/{index}")))
@@ -105,6 +121,7 @@ def synthetic(
     labels: Callable[[int], Iterable[int]] | None = None,
     seed: int = 0,
     relabel: Sequence[int] = range(CLASSES),
+    **more: Any,
 ) -> Clients:
     """Clients of unequal sizes, of which most lack some classes; the first one has no test samples.
 
@@ -122,7 +139,7 @@ def synthetic(
         test.append(np.arange(begin + size, len(y)))
     x = torch.as_tensor(centres[y] + random.normal(size=(len(y), *shape)))
     classes = torch.tensor(list(relabel))[torch.tensor(y)]
-    return Clients(x, classes, train, test, np.concatenate(test), CLASSES, seed, torch.float64)
+    return Clients(x, classes, train, test, np.concatenate(test), CLASSES, seed, torch.float64, **more)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -90,6 +90,8 @@ class Clients:
         x = self.x[rows]
         if x.dtype == torch.uint8:
             x = x.to(self.dtype) / 255
+        elif not x.is_floating_point():
+            return x.long(), self.y[rows]
         return normalised(self.transforms, x), self.y[rows]
 
     def key(self, client: int, round: int, stream: str, epoch: int) -> int:

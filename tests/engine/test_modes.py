@@ -1,0 +1,215 @@
+"""BatchNorm, dropout and transforms: what a client computes alone it computes in any stack, whatever the policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedpipe import streams
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.config import Transforms
+from fedpipe.engine.clients import Clients
+from fedpipe.engine.executor import BUFFERS, size_in_bytes
+from fedpipe.models.base import Net, Network
+
+CHANGES = Transforms(mean=(0.1,), std=(2.0,), crop=1, flip=True, rotation=40)
+
+
+def build(dropout=0.5):
+    body = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Dropout2d(dropout),
+        nn.Flatten(),
+        nn.Linear(64, 6),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+    )
+    return Network(body, nn.Linear(6, 4))
+
+
+def sent(outcomes):
+    return [(each.upload, each.keep, {test: tuple(score) for test, score in each.scores.items()}) for each in outcomes]
+
+
+@pytest.fixture
+def trial(make_clients, make_trial):
+    def make(width=None, transforms=CHANGES, threads=1, algorithm=None, **settings):
+        clients = make_clients((1, 4, 4), transforms=transforms)
+        settings = {"participation": 1.0, "width": width, "threads": threads} | settings
+        return make_trial(algorithm or FedAvg(), build, clients, **settings)
+
+    return make
+
+
+@pytest.mark.parametrize("buffers", ["average", "keep", "drop"])
+def test_a_stack_computes_what_the_loop_computes(trial, assert_same, buffers):
+    loop, stack = (trial(width, buffers=buffers).run(2, tests=("local",)) for width in (None, 3))
+    assert_same(sent(stack.outcomes), sent(loop.outcomes), within=1e-10)
+    assert_same(stack.server, loop.server, within=1e-10)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_a_clients_bits_do_not_depend_on_its_mates(trial, assert_same, width):
+    made = trial(width).run()
+    together = sent(made.train([1, 4, 7], tests=("local",)))
+    assert_same(sent(made.train([4], tests=("local",))), together[1:2])
+    assert_same(sent(trial(width, threads=2).run().train([1, 7], tests=("local",))), [together[0], together[2]])
+
+
+def test_noise_is_new_in_every_epoch_and_round_and_at_every_client(trial):
+    clients = trial().clients
+    keys = {
+        clients.key(client, round, stream, epoch)
+        for client in (0, 1)
+        for round in (1, 2)
+        for stream in ("batches", "recall")
+        for epoch in (0, 1)
+    }
+    assert len(keys) == 16
+    assert all(0 <= key < 2**62 for key in keys)
+
+
+def test_evaluation_neither_drops_nor_changes(trial):
+    made = trial(transforms=Transforms())
+    model, x = made.server["model"], made.clients.gather(made.clients.test[7])[0]
+    module = made.net.replica()
+    assert torch.equal(module(model, x), made.net(model, x))
+    plain = build().double().eval()
+    plain.load_state_dict(model, strict=False)
+    torch.testing.assert_close(made.net(model, x), plain(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_test_images_change_only_if_asked_for(trial, width):
+    first, same, other = (
+        [each.scores["global"].loss for each in trial(width, changes).train(range(8), ["global"], stage="receive")]
+        for changes in (Transforms(), Transforms(crop=1, flip=True), Transforms(crop=1, flip=True, on_test=True))
+    )
+    assert same == pytest.approx(first, rel=1e-12)
+    assert all(abs(changed - plain) > 1e-6 for changed, plain in zip(other, first, strict=True))
+
+
+def test_training_images_change(trial, assert_same):
+    plain, changed = (trial(transforms=each).train() for each in (Transforms(), Transforms(crop=1)))
+    with pytest.raises(AssertionError):
+        assert_same(sent(plain), sent(changed), within=1e-6)
+
+
+def test_averaged_statistics_are_the_mean_of_the_clients(trial):
+    made = trial()
+    uploads = made.uploads(made.train())
+    made.run()
+    for name in ("body.1.running_mean", "body.6.running_var"):
+        mean = sum(weight * upload["model"][name] for _, weight, upload in uploads)
+        torch.testing.assert_close(made.server["model"][name], mean, rtol=1e-12, atol=0)
+        assert not torch.equal(mean, made.fresh(0)[name])
+
+
+def test_one_clients_statistics_are_pytorchs(trial):
+    """Without dropout, a round of FedAvg's client is a PyTorch module in training mode, its statistics included."""
+    made = trial(transforms=Transforms())
+    made.net._module.get_submodule("body.3").p = made.net._module.get_submodule("body.8").p = 0
+    made.executor._idle = [made.algorithm]
+    module = build(0.0).double().train()
+    module.load_state_dict(made.server["model"], strict=False)
+    rule = torch.optim.SGD(module.parameters(), made.algorithm.federation.learning_rate)
+    for epoch in range(2):
+        order = made.clients.order(3, 1, "batches", epoch)
+        for first in range(0, len(order), 4):
+            x, y = made.clients.gather(order[first : first + 4])
+            rule.zero_grad()
+            nn.functional.cross_entropy(module(x), y).backward()
+            rule.step()
+    (outcome,) = made.train([3])
+    wanted = dict(module.named_parameters()) | dict(module.named_buffers())
+    for name, value in outcome.upload["model"].items():
+        torch.testing.assert_close(value, wanted[name], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_kept_statistics_stay_at_their_client(trial, assert_same, width):
+    made = trial(width, buffers="keep", participation=0.5).run(2)
+    sizes = {size_in_bytes(outcome.upload) for outcome in made.outcomes}
+    parameters = sum(value.numel() for value in build().parameters())
+    assert sizes == {8 * parameters}
+    assert not any("running" in name for name in made.server["model"])
+    absent = next(client for client in range(8) if client not in made.participants(1) + made.participants(2))
+    assert_same(made.kept[absent][BUFFERS], made.net.own)
+    kept = [made.kept[outcome.client][BUFFERS]["body.1.running_mean"] for outcome in made.outcomes]
+    assert len({tuple(each.tolist()) for each in kept}) == len(kept)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_the_personal_model_is_measured_with_the_clients_own_statistics(trial, width):
+    made = trial(width, buffers="keep", transforms=Transforms()).run(2)
+    client = 7
+    (outcome,) = made.train([client], tests=("local",), stage="receive")
+    x, y = made.clients.gather(made.clients.test[client])
+    logits = made.net(made.server["model"] | made.kept[client][BUFFERS], x)
+    loss = float(nn.functional.cross_entropy(logits, y, reduction="sum"))
+    assert outcome.scores["local"].loss == pytest.approx(loss, rel=1e-9)
+    elsewhere = made.net(made.server["model"] | made.kept[6][BUFFERS], x)
+    assert not torch.allclose(elsewhere, logits)
+
+
+def test_without_running_statistics_nothing_is_stored(trial):
+    made = trial(buffers="drop").run()
+    assert not any("running" in name for name in made.server["model"])
+    assert made.net.own == {}
+
+
+def test_frozen_parameters_are_neither_trained_nor_sent(make_clients, make_trial):
+    def frozen():
+        torch.manual_seed(1)
+        body = nn.Sequential(nn.Linear(5, 6), nn.ReLU())
+        for value in body.parameters():
+            value.requires_grad_(False)
+        return Network(body, nn.Linear(6, 4))
+
+    made = make_trial(FedAvg(), frozen, participation=1.0)
+    assert set(made.server["model"]) == {"head.weight", "head.bias"}
+    x = made.clients.gather(np.arange(3))[0]
+    before = made.net.features({}, x)
+    made.run(2)
+    assert torch.equal(made.net.features({}, x), before)
+    assert made.outcomes[0].upload["model"].keys() == {"head.weight", "head.bias"}
+
+
+def test_bytes_are_fractions_and_tokens_stay_integers():
+    y, parts = torch.zeros(2, dtype=torch.long), [np.array([0, 1])]
+    images = torch.tensor([[[[0, 255]]], [[[51, 102]]]], dtype=torch.uint8)
+    clients = Clients(images, y, parts, parts, parts[0], 1, 0, torch.float64)
+    assert clients.x.dtype == torch.uint8
+    assert clients.gather(np.array([1]))[0].flatten().tolist() == [0.2, 0.4]
+    tokens = torch.tensor([[3, 70_000], [1, 2]], dtype=torch.int32)
+    gathered = Clients(tokens, y, parts, parts, parts[0], 1, 0).gather(np.array([0]))[0]
+    assert gathered.dtype == torch.int64
+    assert gathered.tolist() == [[3, 70_000]]
+
+
+def test_normalisation_layers_are_found_by_type():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calm = nn.BatchNorm1d(3)
+            self.group = nn.GroupNorm(1, 3)
+
+        def forward(self, x):
+            return self.group(self.calm(x))
+
+    net = Net(lambda: Network(nn.Sequential(nn.Linear(2, 3), Block()), nn.Linear(3, 2)))
+    assert {name.rpartition(".")[0] for name in net.norm_names} == {"body.1.calm", "body.1.group"}
+    assert len(net.norm_names) == 6
+    assert net.buffer_names == ("body.1.calm.running_mean", "body.1.calm.running_var")
+
+
+def test_a_fresh_model_holds_what_travels(trial):
+    net = trial().net
+    model = net.fresh(streams.entropy(0, "init/0"))
+    assert tuple(model) == net.names + net.buffer_names
+    assert float(model["body.1.running_var"].mean()) == 1
