@@ -52,7 +52,7 @@ class FedDW(Algorithm):
     def adapt(self, network: Network) -> Network:
         """The last layer without bias (paper)."""
         if self.mode == "paper" and isinstance(network.head, nn.Linear):
-            network.head = nn.Linear(network.head.in_features, network.head.out_features, bias=False)
+            network.head.register_parameter("bias", None)
         return network
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:

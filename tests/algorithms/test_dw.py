@@ -1,0 +1,100 @@
+"""DW as a module on other methods (spec, section 13)."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from fedpipe import registry
+from fedpipe.algorithms._dw import OMEGA, WithDW
+from fedpipe.algorithms.base import DW
+from fedpipe.algorithms.feddw import FedDW
+from fedpipe.engine.executor import size_in_bytes
+from fedpipe.models.base import Network, class_relations
+
+METHODS = registry.names(registry.ALGORITHM)
+SETTINGS = {"feddual": {"epsilon": 0.1}}
+OWN_HEADS = {"feddw", "fednh"}  # they define the classification layer themselves
+
+
+def bare():
+    """A network whose head has no bias."""
+    return Network(nn.Sequential(nn.Linear(5, 6), nn.ReLU()), nn.Linear(6, 4, bias=False))
+
+
+def build(name, mu=None):
+    dw = {} if mu is None else {"dw": {"mu": mu}}
+    return registry.build(registry.ALGORITHM, name, SETTINGS.get(name, {}) | dw)
+
+
+def plain(state):
+    """A state without DW's parts."""
+    return {part: value for part, value in state.items() if not part.startswith("dw/")}
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - OWN_HEADS))
+def test_without_strength_it_is_the_method_bit_by_bit(make_trial, assert_same, name):
+    with_dw, without = (make_trial(build(name, mu), bare).run(2, tests=("local",)) for mu in (0.0, None))
+    assert isinstance(with_dw.algorithm, WithDW)
+    assert_same(plain(with_dw.server), without.server)
+    for ours, theirs in zip(with_dw.outcomes, without.outcomes, strict=True):
+        assert_same(plain(ours.upload), theirs.upload)
+        assert_same(ours.keep, theirs.keep)
+        assert ours.scores == theirs.scores
+
+
+def test_on_fedavg_it_is_feddw_bit_by_bit(make_trial, assert_same):
+    module, feddw = (make_trial(each, bare).run(3) for each in (build("fedavg", 0.7), FedDW(mu=0.7)))
+    assert_same(module.server["model"], feddw.server["model"])
+    assert_same(module.server[OMEGA], feddw.server["omega"])
+
+
+def test_the_head_loses_its_bias(make_trial):
+    assert "head.bias" not in make_trial(build("fedprox", 0.1)).server["model"]
+
+
+@pytest.mark.parametrize("name", sorted({"fedbabu"} & set(METHODS)))
+def test_a_fixed_head_feels_nothing(make_trial, assert_same, name):
+    strong, without = (make_trial(build(name, mu), bare).run(2) for mu in (50.0, None))
+    assert_same(plain(strong.server), without.server)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_stack_computes_what_the_loop_computes(make_trial, assert_same, name):
+    loop, stack = (make_trial(build(name, 0.5), width=width).run(2, tests=("local",)) for width in (None, 3))
+    assert_same(stack.server, loop.server, within=1e-10)
+    assert_same([each.upload for each in stack.outcomes], [each.upload for each in loop.outcomes], within=1e-10)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "pfps_lwc", "ifca", "cwfedavg"])
+def test_it_adds_the_matrix_and_the_counts_to_the_traffic(make_trial, name):
+    with_dw, without = (make_trial(build(name, mu), bare) for mu in (0.1, None))
+    ids = with_dw.participants(1)
+    down = [sum(map(size_in_bytes, trial.send(ids))) for trial in (with_dw, without)]
+    up = [size_in_bytes(trial.train(ids)[0].upload) for trial in (with_dw, without)]
+    assert down[0] - down[1] == 8 * 16
+    assert up[0] - up[1] == 8 * (16 + 4)
+
+
+def test_personal_heads_come_nearer_to_the_soft_labels(make_trial):
+    """Its mechanism acts: the stronger the pull, the nearer every trained head's CR is to the SL it received."""
+    distances = []
+    for mu in (0.0, 3.0, 30.0):
+        trial = make_trial(build("pfps_lwc", mu), bare, participation=1.0, local_epochs=5).run(2)
+        omega = trial.server[OMEGA]
+        trial.run()
+        heads = [outcome.keep["head"]["head.weight"] for outcome in trial.outcomes]
+        distances.append(sum(float((class_relations(head) - omega).norm()) for head in heads))
+    assert distances[0] > distances[1] > distances[2]
+
+
+def test_what_is_exchanged_is_recorded(make_trial):
+    trial = make_trial(build("fedprox", 0.1), bare).run()
+    assert set(trial.algorithm.exchanged(trial.server)) == {"SL"}
+    assert set(trial.algorithm.exchanged(trial.outcomes[0].upload)) == {"SL"}
+
+
+def test_in_params_yaml_it_is_a_section_of_any_algorithm():
+    assert build("scaffold", 2.0).dw == DW(mu=2.0)
+    with pytest.raises(Exception, match=r"algorithms\.dw\.mu"):
+        build("scaffold", -1.0)
