@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedpipe import artifacts, registry
-from fedpipe.artifacts import RunFiles
+from fedpipe.artifacts import PARAMS, RunFiles, StudyFiles
 from fedpipe.errors import ArtifactError, SettingsError, UserError
 from fedpipe.mistakes import nearest
 
@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+Study = Annotated[Path, typer.Option("--params", help="The study.")]
 RunPath = Annotated[Path, typer.Argument(help="A run's folder, results/runs/ALGORITHM/KEY.")]
 Round = Annotated[int, typer.Option("--round", min=1, help="The round.")]
 Threads = Annotated[int, typer.Option(min=1, help="Cores to use.")]
@@ -33,12 +34,12 @@ KeepModels = Annotated[str, typer.Option(envvar="FEDPIPE_KEEP_MODELS", help="As 
 
 @app.command()
 def plan(
-    params: Annotated[Path, typer.Option(help="The study.")] = Path("params.yaml"),
+    params: Study = PARAMS,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the settings and show the runs; write nothing.")
     ] = False,
 ) -> None:
-    """Check params.yaml and write results/plan.json: runs, keys, jobs."""
+    """Check params.yaml, or another study, and write its plan: runs, keys, jobs."""
     from fedpipe import plan as planning
 
     made = planning.make(params)
@@ -51,15 +52,21 @@ def plan(
 
 
 @app.command()
-def download(name: Annotated[str, typer.Argument(help="A data set; see `fedpipe list datasets`.")]) -> None:
-    """Obtain a data set, check it, and store it as tensors."""
-    from fedpipe.data import store
+def download(
+    name: Annotated[str | None, typer.Argument(help="A data set; by default the study's own.")] = None,
+    params: Study = PARAMS,
+) -> None:
+    """Obtain a data set, check it, store it as tensors; fill dataset.sha256 in where it is needed and missing."""
+    from fedpipe.data import declare, store
 
-    store.download(name)
+    if name is not None and store.settings_file(name).is_file():
+        store.download(name)
+    else:
+        typer.echo(declare.download(name, params))
 
 
 @app.command()
-def partition(key: Annotated[str, typer.Argument(help="The partition's key in results/plan.json.")]) -> None:
+def partition(key: Annotated[str, typer.Argument(help="The partition's key in the plan.")]) -> None:
     """Deal a data set's samples to clients."""
     from fedpipe.data import stage
 
@@ -137,48 +144,51 @@ def collect(
 
 
 @app.command()
-def table() -> None:
+def table(params: Study = PARAMS) -> None:
     """Write the result table, metrics.json, the learning curves' numbers, and the keys of each algorithm's runs."""
     from fedpipe.report import stage
 
-    made = _plan()
+    made = _plan(params)
     stage.write_tables(made)
     for label in made["algorithms"]:
         keys = sorted(run["key"] for run in made["runs"] if run["algorithm"] == label)
         recorded = {"keys": keys, "rounds": made["rounds"]}
-        artifacts.write_json(artifacts.RESULTS / "keys" / f"{label}.json", recorded)
+        artifacts.write_json(StudyFiles.of(params).keys(label), recorded)
 
 
 @app.command()
 def figure(
     name: Annotated[str, typer.Argument(help="curves, matrices or partition.")],
     key: Annotated[str | None, typer.Argument(help="The partition's key.")] = None,
+    params: Study = PARAMS,
 ) -> None:
     """Draw a figure, as SVG and PNG."""
     from fedpipe.report import stage
 
     if name == "curves":
-        stage.write_figure_curves(_plan())
+        stage.write_figure_curves(_plan(params))
     elif name == "matrices":
-        stage.write_figure_matrices(_plan())
+        stage.write_figure_matrices(_plan(params))
     elif name == "partition" and key is not None:
-        stage.write_figure_partition(key)
+        stage.write_figure_partition(_plan(params), key)
     else:
         raise SettingsError(f"'{name}' can't be drawn; it should be curves, matrices, or partition with its key.")
 
 
 @app.command()
-def show() -> None:
+def show(params: Study = PARAMS) -> None:
     """Print the result table and where the figures lie."""
     from fedpipe.report import stage
 
-    typer.echo(stage.show(_plan()))
+    typer.echo(stage.show(_plan(params)))
 
 
 @app.command()
-def record(algorithm: Annotated[str, typer.Argument(help="An entry of study.algorithms.")]) -> None:
+def record(
+    algorithm: Annotated[str, typer.Argument(help="An entry of study.algorithms.")], params: Study = PARAMS
+) -> None:
     """Check that all runs of an algorithm are complete, for DVC to record."""
-    made = _plan()
+    made = _plan(params)
     if algorithm not in made["algorithms"]:
         raise SettingsError(f"'{algorithm}' is not in the study; {nearest(algorithm, made['algorithms'])}")
     for run in made["runs"]:
@@ -235,10 +245,8 @@ def _kinds() -> dict[str, registry.Kind]:
     }
 
 
-def _plan() -> dict[str, Any]:
-    from fedpipe import plan as planning
-
-    found: dict[str, Any] = artifacts.read_json(planning.PLAN)
+def _plan(params: Path) -> dict[str, Any]:
+    found: dict[str, Any] = artifacts.read_json(StudyFiles.of(params).plan)
     return found
 
 

@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpipe import cli, registry
-from fedpipe import plan as planning
 from tests import studies
 
 KINDS = {
@@ -208,7 +207,7 @@ def test_plan_writes_the_plan_and_a_dry_run_shows_it() -> None:
     assert [line.split()[:3] for line in lines] == [["fedavg", "seed", "0"], ["fedavg", "seed", "1"]]
     assert not Path("results").exists()
     printed("plan")
-    made = json.loads(planning.PLAN.read_text())
+    made = json.loads(Path("results/plan.json").read_text())
     assert [run["key"] for run in made["runs"]] == [line.split()[3] for line in lines]
     assert all(Path(name).is_file() for name in made["files"])
 
@@ -217,4 +216,5 @@ def test_plan_takes_another_study() -> None:
     Path("studies").mkdir()
     studies.write(studies.settings(), Path("studies"))
     printed("plan", "--params", "studies/params.yaml")
-    assert json.loads(planning.PLAN.read_text())["params"] == "studies/params.yaml"
+    assert json.loads(Path("results/studies/params/plan.json").read_text())["params"] == "studies/params.yaml"
+    assert not Path("results/plan.json").exists()

@@ -319,9 +319,9 @@ def test_make_writes_nothing() -> None:
 
 def test_the_same_study_makes_the_same_plan() -> None:
     planning.write(make(study()))
-    first = planning.PLAN.read_bytes()
+    first = Path("results/plan.json").read_bytes()
     planning.write(make(study()))
-    assert planning.PLAN.read_bytes() == first
+    assert Path("results/plan.json").read_bytes() == first
 
 
 # -- sources -----------------------------------------------------------------------------------------------------------

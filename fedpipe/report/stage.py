@@ -5,46 +5,42 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedpipe import artifacts
+from fedpipe.artifacts import PARAMS, StudyFiles
 from fedpipe.errors import ArtifactError
 from fedpipe.report.results import Plan
-
-TABLES = artifacts.RESULTS / "tables"
-PLOTS = artifacts.RESULTS / "plots"
-FIGURES = artifacts.RESULTS / "figures"
-METRICS = artifacts.RESULTS / "metrics.json"
 
 
 def write_tables(plan: Plan) -> None:
     """Write ``results.csv``, ``results.md``, ``times.csv``, ``metrics.json`` and ``curves.csv``."""
     from fedpipe.report import curves, tables
 
-    table, times = tables.table(plan), tables.times(plan)
-    artifacts.write_bytes(TABLES / "results.csv", tables.csv(table))
-    artifacts.write_bytes(TABLES / "results.md", tables.markdown(plan, table, times).encode())
-    artifacts.write_bytes(TABLES / "times.csv", tables.csv(times))
-    artifacts.write_json(METRICS, tables.metrics(plan, table))
-    artifacts.write_bytes(PLOTS / "curves.csv", tables.csv(curves.curves(plan)))
+    files, table, times = _files(plan), tables.table(plan), tables.times(plan)
+    artifacts.write_bytes(files.tables / "results.csv", tables.csv(table))
+    artifacts.write_bytes(files.tables / "results.md", tables.markdown(plan, table, times).encode())
+    artifacts.write_bytes(files.tables / "times.csv", tables.csv(times))
+    artifacts.write_json(files.metrics, tables.metrics(plan, table))
+    artifacts.write_bytes(files.plots / "curves.csv", tables.csv(curves.curves(plan)))
 
 
 def write_figure_curves(plan: Plan) -> None:
     """Draw accuracy against round."""
     from fedpipe.report.figures import curves
 
-    curves.draw(plan, FIGURES / "curves")
+    curves.draw(plan, _files(plan).figures / "curves")
 
 
-def write_figure_partition(key: str) -> None:
+def write_figure_partition(plan: Plan, key: str) -> None:
     """Draw how many training samples of each class each client has."""
     from fedpipe.report.figures import partition
 
-    partition.draw(key, FIGURES / f"partition-{key}")
+    partition.draw(key, _files(plan).figures / f"partition-{key}")
 
 
 def write_figure_matrices(plan: Plan) -> None:
     """Draw the soft-label and class-relation matrices of two algorithms."""
     from fedpipe.report.figures import matrices
 
-    matrices.draw(plan, FIGURES / "matrices")
+    matrices.draw(plan, _files(plan).figures / "matrices")
 
 
 def show(plan: Plan) -> str:
@@ -55,10 +51,15 @@ def show(plan: Plan) -> str:
     ArtifactError
         There is no table yet.
     """
-    table = TABLES / "results.md"
+    folder, table = _files(plan).figures, _files(plan).tables / "results.md"
     if not table.is_file():
-        raise ArtifactError(f"{table} is missing; run `snakemake all` to make it.")
+        named = "" if Path(plan["params"]) == PARAMS else f" --config params={plan['params']}"
+        raise ArtifactError(f"{table} is missing; run `snakemake all{named}` to make it.")
     names = ["curves", "matrices", *(f"partition-{key}" for key in plan["partitions"])]
-    figures: list[Path] = [path for name in names if (path := FIGURES / f"{name}.svg").is_file()]
+    figures: list[Path] = [path for name in names if (path := folder / f"{name}.svg").is_file()]
     listed = "".join(f"\n  {path}" for path in figures)
     return table.read_text() + (f"\nFigures (PNG beside SVG):{listed}" if figures else "")
+
+
+def _files(plan: Plan) -> StudyFiles:
+    return StudyFiles.of(Path(plan["params"]))

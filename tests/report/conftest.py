@@ -27,6 +27,7 @@ class Tree:
         grid = grid or {}
         points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
         self.plan: dict[str, Any] = {
+            "params": "params.yaml",
             "algorithms": list(algorithms),
             "seeds": list(seeds),
             "grid": {name: list(values) for name, values in grid.items()},

@@ -83,12 +83,12 @@ def test_partition_of_many_clients_has_a_colour_bar_and_no_numbers():
 
 
 def test_partition_is_the_same_bytes(make):
-    make(["fedavg"])
+    tree = make(["fedavg"])
     table = {"sample": [0, 1, 2], "client": [0, 1, 1], "label": [0, 1, 0], "split": ["train", "train", "test"]}
     path = artifacts.assignment_file("0a")
     artifacts.write_parquet(path, pa.table(table))
     artifacts.write_json(path.with_name("partition.yaml"), SETTINGS)  # JSON is YAML
-    first, second = twice(lambda: stage.write_figure_partition("0a"), "partition-0a")
+    first, second = twice(lambda: stage.write_figure_partition(tree.plan, "0a"), "partition-0a")
     assert first == second
 
 

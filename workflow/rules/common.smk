@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fedpipe.artifacts import PARAMS, StudyFiles
+
 # A literal DAG of single rounds is deep.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
 
@@ -15,6 +17,12 @@ Path("results/.provenance").mkdir(parents=True, exist_ok=True)
 Path(".snakemake/incomplete").mkdir(parents=True, exist_ok=True)
 if not os.path.lexists(".snakemake/metadata"):
     os.symlink("../results/.provenance", ".snakemake/metadata")
+
+
+# Another study beside the main one: snakemake all --config params=studies/NAME.yaml. Its plan, tables and figures lie in
+# results/studies/NAME; runs, partitions and data lie under their keys, so that studies share them.
+STUDY = str(Path(config.get("params", PARAMS)))
+FILES = StudyFiles.of(Path(STUDY))
 
 
 def stale(plan):
@@ -27,25 +35,26 @@ def stale(plan):
             return True
 
     return (
-        plan["params"] != "params.yaml"
+        plan["params"] != STUDY
         or any(changed(path, sha256) for path, sha256 in plan["sources"].items())
         or not all(Path(path).is_file() for path in plan["files"])
     )
 
 
 def load_plan():
-    """results/plan.json, made anew where it is stale."""
-    path = Path("results/plan.json")
-    if not path.is_file() or (
-        workflow.is_main_process and stale(json.loads(path.read_text()))
+    """The study's plan, made anew where it is stale."""
+    if not FILES.plan.is_file() or (
+        workflow.is_main_process and stale(json.loads(FILES.plan.read_text()))
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "fedpipe", "plan"], capture_output=True, text=True
+            [sys.executable, "-m", "fedpipe", "plan", "--params", STUDY],
+            capture_output=True,
+            text=True,
         )
         if done.returncode:
             sys.stderr.write(done.stderr)
             sys.exit(2)
-    return json.loads(path.read_text())
+    return json.loads(FILES.plan.read_text())
 
 
 PLAN = load_plan()
@@ -74,7 +83,7 @@ wildcard_constraints:
     round=r"(?!0000)\d{4}",
     stop=r"\d{4}",
     block=r"\d{4}",
-    dataset=r"[A-Za-z0-9_.]+",
+    dataset=r"[A-Za-z0-9_.]+-[0-9a-f]{12}",
 
 
 def run_of(wildcards):
@@ -86,7 +95,10 @@ def assignment(wildcards):
 
 
 def dataset_of_partition(wildcards):
-    return f"results/data/{PLAN['partitions'][wildcards.key]['dataset']['name']}.pt"
+    dataset = next(
+        run["dataset"] for run in PLAN["runs"] if run["partition"] == wildcards.key
+    )
+    return f"results/data/{dataset}.pt"
 
 
 def run_inputs(wildcards):
@@ -149,10 +161,10 @@ def all_results():
         *(f"partition-{key}" for key in PLAN["partitions"]),
     ]
     return [
-        "results/tables/results.md",
-        "results/metrics.json",
+        f"{FILES.tables}/results.md",
+        f"{FILES.metrics}",
         *(
-            f"results/figures/{name}.{kind}"
+            f"{FILES.figures}/{name}.{kind}"
             for name in figures
             for kind in ("svg", "png")
         ),

@@ -4,24 +4,25 @@ rule table:
         collected("rounds.parquet"),
         collected("times.json"),
     output:
-        "results/tables/results.csv",
+        f"{FILES.tables}/results.csv",
         report(
-            "results/tables/results.md",
+            f"{FILES.tables}/results.md",
             caption="../report/table.rst",
             category="Results",
         ),
-        "results/tables/times.csv",
-        "results/metrics.json",
-        "results/plots/curves.csv",
-        recorded=expand("results/keys/{algorithm}.json", algorithm=PLAN["algorithms"]),
+        f"{FILES.tables}/times.csv",
+        f"{FILES.metrics}",
+        f"{FILES.plots}/curves.csv",
+        recorded=[str(FILES.keys(algorithm)) for algorithm in PLAN["algorithms"]],
     log:
-        "results/logs/table.log",
+        f"{FILES.path}/logs/table.log",
     conda:
         "../envs/fedpipe.yaml"
     params:
+        study=STUDY,
         report=PLAN["report"],
     shell:
-        "fedpipe table > {log} 2>&1"
+        "fedpipe table --params {params.study} > {log} 2>&1"
 
 
 rule curves:
@@ -29,19 +30,20 @@ rule curves:
         collected("metrics.parquet"),
     output:
         report(
-            "results/figures/curves.svg",
+            f"{FILES.figures}/curves.svg",
             caption="../report/curves.rst",
             category="Results",
         ),
-        "results/figures/curves.png",
+        f"{FILES.figures}/curves.png",
     log:
-        "results/logs/curves.log",
+        f"{FILES.path}/logs/curves.log",
     conda:
         "../envs/fedpipe.yaml"
     params:
+        study=STUDY,
         report=PLAN["report"],
     shell:
-        "fedpipe figure curves > {log} 2>&1"
+        "fedpipe figure curves --params {params.study} > {log} 2>&1"
 
 
 rule matrices:
@@ -49,17 +51,19 @@ rule matrices:
         collected("matrices.parquet"),
     output:
         report(
-            "results/figures/matrices.svg",
+            f"{FILES.figures}/matrices.svg",
             caption="../report/matrices.rst",
             category="Results",
         ),
-        "results/figures/matrices.png",
+        f"{FILES.figures}/matrices.png",
     log:
-        "results/logs/matrices.log",
+        f"{FILES.path}/logs/matrices.log",
     conda:
         "../envs/fedpipe.yaml"
+    params:
+        study=STUDY,
     shell:
-        "fedpipe figure matrices > {log} 2>&1"
+        "fedpipe figure matrices --params {params.study} > {log} 2>&1"
 
 
 rule partition_figure:
@@ -67,14 +71,16 @@ rule partition_figure:
         "results/partitions/{key}/assignment.parquet",
     output:
         report(
-            "results/figures/partition-{key}.svg",
+            f"{FILES.figures}/partition-{{key}}.svg",
             caption="../report/partition.rst",
             category="Partitions",
         ),
-        "results/figures/partition-{key}.png",
+        f"{FILES.figures}/partition-{{key}}.png",
     log:
-        "results/logs/partition-figure/{key}.log",
+        f"{FILES.path}/logs/partition-figure/{{key}}.log",
     conda:
         "../envs/fedpipe.yaml"
+    params:
+        study=STUDY,
     shell:
-        "fedpipe figure partition {wildcards.key} > {log} 2>&1"
+        "fedpipe figure partition {wildcards.key} --params {params.study} > {log} 2>&1"
