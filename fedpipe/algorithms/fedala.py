@@ -33,7 +33,9 @@ class FedALA(FedAvg):
     last ten passes' losses (each that of its last batch, as in the authors' code) falls below ``threshold``, capped at
     ``passes``; later it is one pass a round. Then the whole model is trained and uploaded as in FedAvg.
 
-    State: the local model and W at the client. Traffic: the model down, the model up.
+    Only parameters are mixed: BatchNorm's running statistics come from the global model and go on with every pass.
+
+    State: the local model's top and W at the client. Traffic: the model down, the model up.
 
     Parameters
     ----------
@@ -57,8 +59,8 @@ class FedALA(FedAvg):
 
     @property
     def top(self) -> tuple[str, ...]:
-        """Names of the tensors that are mixed."""
-        return tuple(name for layer in self.net.layers()[-self.layers :] for name in layer)
+        """Names of the parameters that are mixed."""
+        return tuple(name for layer in self.net.layers()[-self.layers :] for name in layer if name in self.net.names)
 
     def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model, and weights of one."""

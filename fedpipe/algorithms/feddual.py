@@ -70,9 +70,9 @@ class FedDUAL(FedAvg):
 
     @property
     def last(self) -> tuple[str, ...]:
-        """Names of the tensors that the barycentre combines."""
+        """Names of the parameters that the barycentre combines."""
         layers = self.net.layers()[-self.layers :] if self.dynamic_aggregation else []
-        return tuple(name for layer in layers for name in layer)
+        return tuple(name for layer in layers for name in layer if name in self.net.names)
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The model, and all clients effective."""
@@ -85,7 +85,7 @@ class FedDUAL(FedAvg):
         model, zero = received["model"], torch.zeros_like(facts.size)
         return {
             "model": model,
-            "global": model,
+            "global": model.only(self.net.names),
             "global_accuracy": zero,
             "beta": zero,
             "gradient": model.only(self.last).zeros(),
@@ -105,7 +105,7 @@ class FedDUAL(FedAvg):
         """Eq. 5: the risk and the divergence of the weights, mixed by beta."""
         if not self.adaptive_loss:
             return self.risk(client, batch)
-        divergence = weight_divergence(client["model"], client["global"])
+        divergence = weight_divergence(client["model"].only(self.net.names), client["global"])
         return (1 - client["beta"]) * self.risk(client, batch) + client["beta"] * divergence
 
     def correct(self, client: State, batch: Batch) -> dict[str, Tensor]:

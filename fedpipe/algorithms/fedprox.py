@@ -33,9 +33,9 @@ class FedProx(FedAvg):
 
     def start(self, kept: State, received: State, facts: Facts) -> State:
         """The global model, twice: to train, and to stay near."""
-        return {"model": received["model"], "anchor": received["model"]}
+        return {"model": received["model"], "anchor": received["model"].only(self.net.names)}
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the pull."""
-        drift = client["model"] - client["anchor"]
+        drift = client["model"].only(self.net.names) - client["anchor"]
         return self.risk(client, batch) + self.mu / 2 * drift.square_norm()

@@ -29,6 +29,7 @@ class PFedMe(Algorithm):
     The inner minimisation starts at the downloaded w and goes on from batch to batch. The personal model is the last
     :math:`\tilde\theta`, kept by value (the authors' code overwrites it with w); it stays as it is while its client is
     not in the round, and is w before its first. Their code's hidden weight decay of the inner steps is left out.
+    BatchNorm's running statistics are those that :math:`\tilde\theta` met; they travel with w_k and are averaged.
 
     State: the personal model at the client. Traffic: w down, w_k up.
     Values used: lambda 15, K 5, eta 0.005, inner rate 0.09 to 0.1, beta 1.
@@ -54,7 +55,8 @@ class PFedMe(Algorithm):
 
     def start(self, kept: State, received: State, facts: Facts) -> State:
         """The global model, to move and to minimise from, and the personal model so far."""
-        return {"model": received["model"], "local": received["model"], "personal": kept["personal"]}
+        w = received["model"]
+        return {"model": w, "local": w.only(self.net.names), "personal": kept["personal"]}
 
     def work(self) -> Sequence[Pass]:
         """Inner minimisation and outer step for each batch."""
@@ -70,19 +72,21 @@ class PFedMe(Algorithm):
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The inner objective."""
-        distance = client["model"] - client["local"]
+        distance = client["model"].only(self.net.names) - client["local"]
         return self.risk(client, batch) + self.attraction / 2 * distance.square_norm()
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """K inner steps, then one of w_k."""
+        model, w = client["model"], client["local"]
+        theta = model.only(w)
         for _ in range(self.inner_steps):
-            client = client | {"model": client["model"] - self.inner_rate * gradient(client)[0]}
-        rate, w = self.federation.learning_rate * self.attraction, client["local"]
-        return client | {"local": w - rate * (w - client["model"])}
+            theta = theta - self.inner_rate * gradient(client | {"model": model | theta})[0]
+        rate = self.federation.learning_rate * self.attraction
+        return client | {"model": model | theta, "local": w - rate * (w - theta)}
 
     def upload(self, client: State) -> State:
         """w_k."""
-        return {"model": client["local"]}
+        return {"model": client["model"] | client["local"]}
 
     def keep(self, client: State) -> State:
         """The personal model."""
@@ -94,4 +98,5 @@ class PFedMe(Algorithm):
 
     def combine(self, server: State, uploads: Uploads) -> State:
         """A step towards the mean."""
-        return {"model": (1 - self.beta) * server["model"] + self.beta * uploads.mean("model")}
+        w, mean = server["model"].only(self.net.names), uploads.mean("model")
+        return {"model": mean | ((1 - self.beta) * w + self.beta * mean.only(w))}

@@ -76,12 +76,12 @@ class PFPSLWC(Algorithm):
 
     def recall(self, client: State, batch: Batch) -> Tensor:
         """Eq. 3: how far the features point away from those of the last uploaded extractor."""
-        teacher = self.net.features(client["extractor"], batch.x)
+        teacher = self.net.features(client["extractor"], batch.x, teacher=True)
         return batch.mean(1 - F.cosine_similarity(teacher, self.net.features(client["model"], batch.x), dim=-1))
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """Eq. 9: the risk and the head's norm."""
-        norm = client["model"].only(self.net.head_names).norm()
+        norm = client["model"].only(name for name in self.net.head_names if name in self.net.names).norm()
         return self.risk(client, batch) + self.penalty * (norm.square() if self.squared else norm)
 
     def upload(self, client: State) -> State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -28,7 +28,8 @@ class Scaffold(FedAvg):
         c \leftarrow c + \tfrac{1}{N} \sum_{k \in S} (c_k^+ - c_k)
 
     K is the number of steps that this client really took. Averages are uniform, by definition of the method; local
-    steps are plain SGD (weight decay is part of the gradient, momentum is not used).
+    steps are plain SGD (weight decay is part of the gradient, momentum is not used). Controls are of parameters only;
+    BatchNorm's running statistics are averaged.
 
     State: :math:`c_k` at the client, :math:`c` at the server. Traffic: twice the model down, twice up.
 
@@ -36,14 +37,27 @@ class Scaffold(FedAvg):
     ----------
     server_rate
         The server's step :math:`\eta_g`.
+    adam
+        Obey ``federation.optimizer: adam``, although :math:`(\theta^t - y) / (K \eta)` is then no mean gradient: Adam
+        follows the corrected gradient, and the control is as option II has it.
     """
 
-    needs_sgd: ClassVar[bool] = True
     server_rate: Annotated[float, Field(gt=0)] = 1.0
+    adam: bool = False
+
+    @property
+    def needs_sgd(self) -> bool:
+        """Option II divides by SGD's rate."""
+        return not self.adam
+
+    @property
+    def corrected(self) -> tuple[str, ...]:
+        """Names of the parameters that have controls."""
+        return self.net.names
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The model and a control of zeros."""
-        return {"model": fresh(0), "control": fresh(0).zeros()}
+        return {"model": fresh(0), "control": fresh(0).only(self.corrected).zeros()}
 
     def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """A control of zeros."""
@@ -57,7 +71,7 @@ class Scaffold(FedAvg):
         """The global model, both controls, and no step taken."""
         return {
             "model": received["model"],
-            "anchor": received["model"],
+            "anchor": received["model"].only(self.corrected),
             "own": kept["control"],
             "all": received["control"],
             "steps": torch.zeros_like(facts.size),
@@ -68,16 +82,21 @@ class Scaffold(FedAvg):
         return (Train(self.loss, step=self.step), Update(self.renew))
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
-        """One corrected step of SGD."""
-        y = client["model"]
-        g = gradient(client)[0] + self.federation.weight_decay * y
-        y = y - self.federation.learning_rate * (g - client["own"] + client["all"])
-        return client | {"model": y, "steps": client["steps"] + 1}
+        """One step: corrected and plain SGD where there are controls, the federation's optimiser elsewhere."""
+        g, y = gradient(client)[0], client["model"].only(self.corrected)
+        client = client | {"steps": client["steps"] + 1}
+        if self.federation.optimizer == "adam":
+            return gradient.descend(client, g | (g.only(y) - client["own"] + client["all"]))
+        direction = g.only(y) + self.federation.weight_decay * y - client["own"] + client["all"]
+        y = y - self.federation.learning_rate * direction
+        elsewhere = client if len(y) == len(g) else gradient.descend(client, g)
+        return elsewhere | {"model": elsewhere["model"] | y}
 
     def renew(self, client: State) -> State:
         """Option II: the client's new control, and its change."""
         travelled = (client["steps"] * self.federation.learning_rate).clamp(min=torch.finfo(client["steps"].dtype).tiny)
-        change = (client["anchor"] - client["model"]) / travelled - client["all"]
+        y = client["model"].only(self.corrected)
+        change = (client["anchor"] - y) / travelled - client["all"]
         return client | {"own": client["own"] + change, "change": change}
 
     def upload(self, client: State) -> State:
@@ -90,9 +109,9 @@ class Scaffold(FedAvg):
 
     def combine(self, server: State, uploads: Uploads) -> State:
         """A step along the mean update; the control moves by what the participants' controls moved."""
-        uploads, theta = uploads.uniform(), server["model"]
-        share = len(uploads) / self.federation.clients
+        uploads, theta = uploads.uniform(), server["model"].only(self.net.names)
+        mean, share = uploads.mean("model"), len(uploads) / self.federation.clients
         return {
-            "model": theta + self.server_rate * (uploads.mean("model") - theta),
+            "model": mean | (theta + self.server_rate * (mean.only(theta) - theta)),
             "control": server["control"] + share * uploads.mean("change"),
         }

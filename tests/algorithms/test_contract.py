@@ -33,7 +33,11 @@ PARAMETERS = {
 
 #: Oracle to algorithm to the reason why the oracle does not hold for it.
 EXCEPTIONS: dict[str, dict[str, str]] = {
-    "U1": {"ifca": "equal models of one cluster leave the other clusters' models as they are: see test_ifca.py"},
+    "U1": {
+        "local": "nothing is uploaded",
+        "fedproto": "prototypes are uploaded, no models: see test_fedproto.py",
+        "ifca": "equal models of one cluster leave the other clusters' models as they are: see test_ifca.py",
+    },
 }
 
 #: U2 holds where these parameters switch off what an algorithm adds to training (spec, section 32 A3).
@@ -47,12 +51,19 @@ CENTRALISED: dict[str, dict[str, object]] = {
     "cwfedavg": {"wdr": 0.0},
     "ifca": {"clusters": 1},
     "fedala": {},
+    "local": {},
+    "fedper": {},
+    "moon": {"mu": 0.0},
+    "feduv": {"variance": 0.0, "uniformity": 0.0},
 }
+
+#: Whose local steps have no momentum.
+PLAIN = {"scaffold"}
 
 #: Parts of the server's state that are named like a model but are none.
 NO_MODELS = {"feddual": {"effective"}, "scaffold": {"control"}}
 
-#: Scalars down and up (spec, section 29) of a model with `all`, `body` and `last` parameters, C classes, k clusters.
+#: Scalars down and up (spec, section 29) of a model with `all`, `body` and `last` parameters, C classes, features of width d.
 TRAFFIC = {
     "fedavg": ({}, lambda n: (n["all"], n["all"])),
     "fedprox": ({}, lambda n: (n["all"], n["all"])),
@@ -66,6 +77,14 @@ TRAFFIC = {
     "ifca": ({"clusters": 3}, lambda n: (3 * n["all"], n["all"] + 1)),
     "fedala": ({}, lambda n: (n["all"], n["all"])),
     "pfedme": ({}, lambda n: (n["all"], n["all"])),
+    "local": ({}, lambda n: (0, 0)),
+    "fedper": ({}, lambda n: (n["body"], n["body"])),
+    "fedper-all": ({"layers": 2}, lambda n: (0, 0)),
+    "fedrep": ({}, lambda n: (n["body"], n["body"])),
+    "fedbabu": ({}, lambda n: (n["body"], n["body"])),
+    "fedproto": ({}, lambda n: (n["C"] * n["d"] + n["C"], n["C"] * n["d"] + n["C"])),
+    "moon": ({}, lambda n: (n["all"], n["all"])),
+    "feduv": ({}, lambda n: (n["all"], n["all"])),
 }
 
 
@@ -78,10 +97,9 @@ def holds(oracle, name):
         pytest.skip(EXCEPTIONS[oracle][name])
 
 
-def optimiser_of(name, optimiser):
-    if optimiser == "adam" and type(build(name)).needs_sgd:
-        pytest.skip("its theory divides by SGD's learning rate")
-    return OPTIMISERS[optimiser]
+def insisting(name, optimiser):
+    """The algorithm, told to obey where its theory asks for another optimiser."""
+    return build(name, adam=True) if optimiser == "adam" and build(name).needs_sgd else build(name)
 
 
 def model_parts(name, server):
@@ -101,8 +119,8 @@ def results(outcomes):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_stack_computes_what_the_loop_computes(make_trial, assert_same, name, optimiser, width):
     """Four participants of unequal sizes: a width of 3 pads the last stack, a width of 7 the only one."""
-    settings = optimiser_of(name, optimiser)
-    loop, stack = (make_trial(build(name), width=each, **settings) for each in (None, width))
+    settings = OPTIMISERS[optimiser]
+    loop, stack = (make_trial(insisting(name, optimiser), width=each, **settings) for each in (None, width))
     met = set()
     for _ in range(3):
         loop.run(tests=("local", "global"))
@@ -120,6 +138,24 @@ def test_the_stack_computes_what_the_loop_computes_with_convolutions(make_trial,
         trial.run(2, tests=("local", "global"))
     assert_same(results(stack.outcomes), results(loop.outcomes), within=1e-12)
     assert_same(stack.server, loop.server, within=1e-12)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_batch_normalisation(make_trial, assert_same, name):
+    """In loop and stack alike; running statistics are finite, and those of two samples or more moved."""
+    loop, stack = (make_trial(build(name), "norm", width=each) for each in (None, 3))
+    initial = loop.fresh(0)
+    for _ in range(2):
+        loop.run(tests=("local", "global"))
+        stack.run(tests=("local", "global"))
+        assert_same(results(stack.outcomes), results(loop.outcomes), within=1e-10)
+        assert_same(stack.server, loop.server, within=1e-10)
+        for outcome in loop.outcomes:
+            parts = [part for part in (outcome.upload | outcome.keep).values() if isinstance(part, Tensors)]
+            found = [(part[key], initial[key]) for part in parts for key in loop.net.buffer_names if key in part]
+            assert all(value.isfinite().all() for value, _ in found)
+            if loop.clients.sizes[outcome.client] > 1:
+                assert any(not torch.equal(value, before) for value, before in found)
 
 
 @pytest.mark.parametrize("stage", ["receive", "finetune"])
@@ -179,7 +215,7 @@ def test_u1_equal_uploads_are_the_next_model(make_trial, assert_same, name):
 )
 def test_u2_one_client_is_centralised_training(make_clients, make_trial, assert_same, name, optimiser):
     algorithm = build(name, **CENTRALISED[name])
-    if algorithm.needs_sgd and optimiser == "sgd":
+    if name in PLAIN and optimiser == "sgd":
         pytest.skip("its local steps have no momentum")
     settings = {"learning_rate": 0.1, "weight_decay": 0.01, "momentum": 0.9 if optimiser == "sgd" else 0.0}
     clients = make_clients(sizes=[17], labels=lambda client: range(4))
@@ -215,7 +251,7 @@ def test_u3_the_order_of_clients_does_not_matter(make_trial, assert_same, name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_u4_without_a_learning_rate_no_model_changes(make_trial, assert_same, name, optimiser):
     holds("U4", name)
-    trial = make_trial(build(name), **optimiser_of(name, optimiser) | {"learning_rate": 0.0})
+    trial = make_trial(insisting(name, optimiser), **OPTIMISERS[optimiser] | {"learning_rate": 0.0})
     before = model_parts(name, trial.server)
     assert_same(model_parts(name, trial.run(3).server), before, within=1e-14)
 
@@ -261,6 +297,7 @@ def test_traffic_is_what_the_specification_says(make_trial, name):
         "body": sum(model[key].numel() for key in trial.net.body_names),
         "last": sum(model[key].numel() for key in trial.net.head_names),
         "C": 4,
+        "d": 6,
     }
     biases = 0 if name.startswith("feddw") else 4
     assert numbers["all"] == 5 * 6 + 6 + 6 * 4 + biases

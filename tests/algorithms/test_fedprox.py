@@ -50,3 +50,13 @@ def test_the_pull_keeps_clients_near(make_trial):
         trial = make_trial(FedProx(mu=mu), local_epochs=5)
         drifts.append([float((each.upload["model"] - trial.server["model"]).norm()) for each in trial.train()])
     assert all(none > weak > strong > 0 for none, weak, strong in zip(*drifts, strict=True))
+
+
+def test_running_statistics_are_not_pulled(make_trial):
+    """Nor are they part of the distance."""
+    trial = make_trial(FedProx(mu=3.0), "norm")
+    client = trial.begin(3)
+    moved = client["model"].only(trial.net.buffer_names) + 1.0
+    x, y = trial.clients.gather(trial.clients.train[3])
+    elsewhere = client | {"model": client["model"] | moved}
+    assert trial.algorithm.loss(elsewhere, Batch(x, y)) == trial.algorithm.risk(elsewhere, Batch(x, y))

@@ -98,3 +98,13 @@ def test_the_personal_models_fit_their_clients_better_than_the_global_one(make_t
         own, common = trial.kept[client]["personal"], trial.server["model"]
         own, common = (float(torch.nn.functional.cross_entropy(trial.net(each, x), y)) for each in (own, common))
         assert own < common
+
+
+def test_running_statistics_travel_with_w_and_are_averaged(make_trial, assert_same):
+    trial = make_trial(PFedMe(beta=2.0), "norm").run()
+    names = trial.net.buffer_names
+    for outcome in trial.outcomes:
+        assert_same(outcome.upload["model"].only(names), outcome.keep["personal"].only(names))
+    assert_same(
+        trial.server["model"].only(names), trial.uploads(trial.outcomes).mean("model").only(names), within=1e-15
+    )

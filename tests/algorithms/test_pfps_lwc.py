@@ -185,3 +185,15 @@ def test_the_received_model_is_the_shared_extractor_with_the_own_head(make_trial
     for client in (0, 3):
         wanted = trial.server["body"] | trial.kept[client]["head"]
         assert_same(trial.begin(client)["model"], wanted)
+
+
+def test_the_old_extractor_teaches_in_evaluation_mode(make_trial):
+    """Its own running statistics; the student is normalised by the batch's."""
+    trial = make_trial(PFPSLWC(), "norm", participation=1.0).run()
+    client = trial.begin(5)
+    x, y = trial.clients.gather(trial.clients.train[5])
+    with trial.net.mode.of(training=True):
+        found = trial.algorithm.recall(client, Batch(x, y))
+        student = trial.net.features(client["model"], x)
+    teacher = trial.net.features(client["extractor"], x)
+    assert float(found) == pytest.approx(float((1 - cosine_similarity(teacher, student)).mean()), abs=1e-15)

@@ -74,3 +74,26 @@ def test_without_a_learning_rate_controls_stay_finite(make_trial):
 def test_momentum_is_not_used(make_trial, assert_same):
     heavy, plain = (make_trial(Scaffold(), momentum=momentum).run(2) for momentum in (0.9, 0.0))
     assert_same(heavy.server, plain.server)
+
+
+def test_adam_is_obeyed_where_it_is_insisted_on(make_trial, assert_same):
+    """With controls of zeros, its first round is uniform FedAvg's with Adam; the next one is not."""
+    settings = {"optimizer": "adam", "learning_rate": 0.01, "weighting": "uniform", "participation": 1.0}
+    assert Scaffold().needs_sgd
+    assert not Scaffold(adam=True).needs_sgd
+    scaffold, plain = (make_trial(each, **settings).run() for each in (Scaffold(adam=True), FedAvg()))
+    assert_same(scaffold.server["model"], plain.server["model"], within=1e-14)
+    assert (scaffold.run().server["model"] - plain.run().server["model"]).norm() > 1e-3
+
+
+def test_insisting_on_adam_leaves_sgd_alone(make_trial, assert_same):
+    trial, plain = (make_trial(each).run(2) for each in (Scaffold(adam=True), Scaffold()))
+    assert_same(trial.server, plain.server)
+
+
+def test_running_statistics_have_no_control_and_are_averaged(make_trial, assert_same):
+    trial = make_trial(Scaffold(server_rate=0.5), "norm").run(2)
+    names = trial.net.buffer_names
+    assert tuple(trial.server["control"]) == trial.net.names
+    mean = trial.uploads(trial.outcomes).uniform().mean("model")
+    assert_same(trial.server["model"].only(names), mean.only(names))
