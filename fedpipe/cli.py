@@ -66,11 +66,28 @@ def download(
 
 
 @app.command()
-def partition(key: Annotated[str, typer.Argument(help="The partition's key in the plan.")]) -> None:
+def partition(
+    key: Annotated[str | None, typer.Argument(help="The partition's key in the plan.")] = None,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Print clients x classes of the study's partitions; write nothing.")
+    ] = False,
+    params: Study = PARAMS,
+) -> None:
     """Deal a data set's samples to clients."""
     from fedpipe.data import stage
 
-    stage.partition(key)
+    if preview:
+        from fedpipe.report import preview as layout
+
+        found = [each for each in stage.preview(params) if key in (None, each[0])]
+        if not found:
+            raise SettingsError(f"'{key}' is no partition of {params}; without it, all of them are shown.")
+        for each in found:
+            typer.echo(layout.text(*each))
+    elif key is None:
+        raise SettingsError("fedpipe partition: the key of a partition is missing; or add --preview to see them.")
+    else:
+        stage.partition(key)
 
 
 @app.command()

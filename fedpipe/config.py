@@ -139,6 +139,11 @@ class Data(Section):
         return Fetcher(mirror=self.mirror or os.environ.get(ENVIRONMENT))
 
     @property
+    def origin(self) -> dict[str, Any]:
+        """All that it takes to obtain it."""
+        return {"name": self.name, **self.parameters, **({"mirror": self.mirror} if self.mirror else {})}
+
+    @property
     def file(self) -> Path:
         """Where its tensors lie."""
         return store.place(self.source.described())

@@ -21,6 +21,7 @@ import yaml
 from fedpipe import artifacts, config, registry
 from fedpipe.artifacts import PARAMS, RunFiles, StudyFiles
 from fedpipe.config import Data, Evaluation, Federation, Params, Transforms
+from fedpipe.data import store
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.registry import Component
 
@@ -46,11 +47,13 @@ class Settings:
     def of(cls, params: Params, label: str, seed: int) -> Settings:
         """The settings of one run of a study."""
         section = params.dataset
-        dataset = section.model_dump(mode="json", include=set(Data.model_fields) - {"mirror"}) | section.source.described()
-        if params.dataset.split == "official":
+        dataset = (
+            section.model_dump(mode="json", include=set(Data.model_fields) - {"mirror"}) | section.source.described()
+        )
+        if section.split == "official":
             del dataset["test_share"]
-        if not params.dataset.holds_out:
-            del dataset["stratified"]
+            if not section.validation_share:
+                del dataset["stratified"]
         evaluation = params.evaluation.model_dump(mode="json")
         evaluation["protocols"].sort()
         if not any(protocol.startswith("finetuned") for protocol in evaluation["protocols"]):
@@ -147,7 +150,6 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
     study = config.parse(raw)
     runs: dict[tuple[str, str], dict[str, Any]] = {}
     partitions: dict[str, Any] = {}
-    datasets: dict[str, Any] = {}
     files: dict[str, str] = {}
     for point in _points(study):
         params = _at(raw, point) if point else study
@@ -160,7 +162,7 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
             place = RunFiles.of(label, run.key)
             files[str(place.settings)] = run.dump()
             data = params.dataset.file.stem
-            datasets[data] = {"name": params.dataset.name, **params.dataset.parameters, "mirror": params.dataset.mirror}
+            files[str(store.settings_file(data))] = yaml.safe_dump(params.dataset.origin, sort_keys=False)
             runs.setdefault(
                 (label, run.key),
                 {
@@ -183,7 +185,6 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
         "rounds": study.federation.rounds,
         "protocols": list(study.evaluation.protocols),
         "partitions": partitions,
-        "datasets": datasets,
         "runs": list(runs.values()),
         "files": files,
         "execution": study.execution.model_dump(mode="json"),
@@ -250,7 +251,8 @@ def _sources(path: Path, study: Params) -> dict[str, str]:
     package = Path(__file__).parent
     files = {path, *package.rglob("*.py")}
     algorithms = [type(study.algorithm(label)) for label in study.study.algorithms]
-    files |= {Path(inspect.getfile(each)) for each in (type(study.partition), type(study.model), type(study.dataset.source), *algorithms)}
+    others = (type(study.partition), type(study.model), type(study.dataset.source))
+    files |= {Path(inspect.getfile(each)) for each in (*others, *algorithms)}
     here = Path.cwd().resolve()
 
     def relative(file: Path) -> str:

@@ -303,13 +303,13 @@ def test_what_is_there_is_not_written_again() -> None:
     made = make(settings)
     planning.write(made)
     files = [Path(name) for name in made["files"]]
-    assert len(files) == 4  # run.yaml and partition.yaml of two seeds
+    assert len(files) == 5  # run.yaml and partition.yaml of two seeds, and where the data set comes from
     for file in files:
         os.utime(file, (1, 1))
     planning.write(make(settings))
-    assert [file.stat().st_mtime for file in files] == [1] * 4
+    assert [file.stat().st_mtime for file in files] == [1] * 5
     planning.write(make(settings | {"federation": settings["federation"] | {"rounds": 8}}))
-    assert [file.stat().st_mtime for file in files] == [1] * 4
+    assert [file.stat().st_mtime for file in files] == [1] * 5
 
 
 def test_make_writes_nothing() -> None:

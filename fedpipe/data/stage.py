@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import yaml
 
-from fedpipe import artifacts, plan, registry
+from fedpipe import artifacts, config, plan, registry
 from fedpipe.data import heterogeneity, store
 from fedpipe.data.assignment import Assignment, assign
-from fedpipe.data.partitions.base import Scheme
+from fedpipe.data.partitions.base import Integers, Scheme
 from fedpipe.errors import ArtifactError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def partition(key: str) -> Path:
@@ -21,19 +27,41 @@ def partition(key: str) -> Path:
     if not place.is_file():
         raise ArtifactError(f"{place} is missing; '{key}' should be a partition of results/plan.json.")
     settings: dict[str, Any] = yaml.safe_load(place.read_text())
-    dataset = settings["dataset"]
-    samples = store.load(artifacts.dataset_file(dataset["name"]))
-    scheme = cast(Scheme, plan.built(registry.PARTITION, "scheme", settings["partition"]))
-    table = assign(
-        scheme,
-        samples.y.numpy(),
-        samples.test.numpy(),
-        settings["clients"],
-        dataset["split"],
-        dataset.get("test_share", 0.25),
-        settings["seed"],
-    )
+    samples = store.load(store.place(settings["dataset"]))
+    table = _assigned(settings, samples.y.numpy(), samples.test.numpy())
     counts = Assignment.of(table).class_counts
     artifacts.write_parquet(path.with_name("heterogeneity.parquet"), heterogeneity.summary(counts))
     artifacts.write_manifest(path, artifacts.write_parquet(path, table))
     return path
+
+
+def preview(params: Path) -> Iterator[tuple[str, dict[str, Any], Integers]]:
+    """Key, settings and training samples by client and class, shape (N, C), of a study's partitions; writes nothing.
+
+    The data set need not be stored: if it is not, it is read from where `fedpipe download` takes it.
+    """
+    section = config.parse(config.read(params)).dataset
+    for key, settings in plan.make(params)["partitions"].items():
+        path = store.place(settings["dataset"])
+        if path.is_file() or path != section.file:
+            samples = store.load(path)
+            table = _assigned(settings, samples.y.numpy(), samples.test.numpy())
+        else:
+            loaded = section.source.load(section.fetcher)
+            table = _assigned(settings, loaded.y, loaded.test)
+        yield key, settings, Assignment.of(table).class_counts
+
+
+def _assigned(settings: dict[str, Any], labels: Integers, test: npt.NDArray[np.bool_]) -> pa.Table:
+    dataset = settings["dataset"]
+    return assign(
+        cast(Scheme, plan.built(registry.PARTITION, "scheme", settings["partition"])),
+        labels,
+        test,
+        settings["clients"],
+        dataset["split"],
+        dataset.get("test_share", 0.25),
+        settings["seed"],
+        dataset.get("stratified", False),
+        dataset["validation_share"],
+    )

@@ -1,27 +1,30 @@
-"""Where a data set's samples lie once obtained: checked against their checksum, as one file of tensors."""
+"""Where a data set's samples lie once obtained: checked against what a run's key says, as one file of tensors."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import yaml
 
 from fedpipe import artifacts, registry
-from fedpipe.data.datasets.base import Dataset, Samples
+from fedpipe.data.datasets.base import Dataset, Facts, Samples
+from fedpipe.data.fetch import Fetcher
 from fedpipe.errors import ArtifactError
 
 if TYPE_CHECKING:
     import torch  # imported inside functions otherwise: it takes seconds, and not every stage needs it
 
-CANONICAL = {"x": "<f4", "y": "<i8", "test": "|b1"}  #: dtypes in which samples are hashed and stored
-
 
 class Tensors(NamedTuple):
     """All samples of a data set as tensors on the CPU, mapped from the file."""
 
-    x: torch.Tensor  #: inputs, float32, shape (n, *shape)
+    x: torch.Tensor  #: inputs, shape (n, *shape): images in uint8, token ids in signed integers, or float32
     y: torch.Tensor  #: classes, int64, shape (n,)
     test: torch.Tensor  #: whether a sample belongs to the official test set, bool, shape (n,)
 
@@ -34,20 +37,47 @@ def checksum(samples: Samples) -> str:
     """
     digest = hashlib.sha256()
     for name, array in _canonical(samples).items():
-        digest.update(f"{name} {CANONICAL[name]} {array.shape}\n".encode())
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(array.data)
     return digest.hexdigest()
 
 
-def download(name: str, path: Path | None = None) -> Path:
-    """Obtain a data set, check that it is the one the keys of runs speak of, and save it.
+def place(described: Mapping[str, Any]) -> Path:
+    """Where the tensors of a data set lie, which its description or a run's ``dataset`` names.
+
+    The file's name holds a hash of all that its tensors depend on, so that two files of one's own, or two vocabularies
+    of one text, lie beside each other; how its samples are split is no part of it.
+    """
+    component = registry.find(registry.DATASET, described["name"])
+    fields = {"name", "version", "sha256", *(field.name for field in registry.parameters_of(component))}
+    text = json.dumps({key: value for key, value in described.items() if key in fields}, sort_keys=True)
+    return artifacts.dataset_file(f"{described['name']}-{hashlib.sha256(text.encode()).hexdigest()[:12]}")
+
+
+def facts(path: Path) -> Facts:
+    """Shape, classes and size of a stored data set, from its manifest.
+
+    Raises
+    ------
+    ArtifactError
+        It is not stored.
+    """
+    held = artifacts.read_json(path.with_suffix(".json"))
+    return Facts(tuple(held["shape"]), held["classes"], held["size"], held["vocabulary"])
+
+
+def settings_file(name: str) -> Path:
+    """What a plan says of a data set that it calls so, as ``imdb-0123456789ab``."""
+    return artifacts.dataset_file(name).with_suffix(".yaml")
+
+
+def download(name: str) -> Path:
+    """Obtain and store a data set of a plan.
 
     Parameters
     ----------
     name
-        As in ``dataset.name``: a registered data set or a dotted path.
-    path
-        Where to save it; by default `fedpipe.artifacts.dataset_file`.
+        As the plan calls it, ``imdb-0123456789ab``.
 
     Returns
     -------
@@ -56,22 +86,53 @@ def download(name: str, path: Path | None = None) -> Path:
 
     Raises
     ------
-    SettingsError
-        There is no such data set.
     ArtifactError
-        The samples are not those that the class's ``sha256`` stands for; nothing is saved.
+        No plan has it; or see :func:`obtain`.
     """
-    dataset = cast(Dataset, registry.build(registry.DATASET, name, {}, "dataset.name"))
-    samples = dataset.load()
-    found = checksum(samples)
-    if found != dataset.sha256:
+    from fedpipe import config
+
+    settings = settings_file(name)
+    if not settings.is_file():
+        raise ArtifactError(f"{settings} is missing; '{name}' should be a data set of a plan.")
+    section = config.dataset(yaml.safe_load(settings.read_text()))
+    return obtain(section.source, section.fetcher)
+
+
+def obtain(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
+    """Load a data set, check that it is the one the keys of runs speak of, and save it with a manifest of its facts.
+
+    Parameters
+    ----------
+    dataset
+        The data set.
+    fetch
+        Where its files come from.
+    path
+        Where to save it; by default its :func:`place`.
+
+    Returns
+    -------
+    Path
+        Where it lies now.
+
+    Raises
+    ------
+    ArtifactError
+        A file can't be had, or the samples are not those that the data set's class speaks of; nothing is saved.
+    """
+    samples = dataset.load(fetch)
+    name, found = registry.name_of(registry.DATASET, type(dataset)), checksum(samples)
+    if found != dataset.expected and (dataset.expected or not dataset.identity):
         raise ArtifactError(
-            f"dataset.name: the samples of '{name}' have checksum {found}, but {dataset.sha256} was expected; obtain "
-            f"the original again (with the versions in requirements.lock), or, if the new samples are meant, "
-            f"set {type(dataset).__qualname__}.sha256 to their checksum."
+            f"dataset.name: the samples of '{name}' have checksum {found}, but {dataset.expected or 'none'} was "
+            f"expected; obtain the original again (with the versions in requirements.lock), or, if the new samples are "
+            f"meant, set {type(dataset).__qualname__}.checksum to theirs."
         )
-    path = path or artifacts.dataset_file(name)
-    artifacts.write_manifest(path, save(path, samples))
+    measured = dataset.measure(samples)
+    _agree(name, samples, measured, dataset.facts)
+    path = path or place(dataset.described())
+    sha256 = save(path, samples)
+    artifacts.write_json(path.with_suffix(".json"), {path.name: sha256, **measured._asdict()})
     return path
 
 
@@ -83,7 +144,7 @@ def save(path: Path, samples: Samples) -> str:
 
 
 def load(path: Path, sha256: str | None = None) -> Tensors:
-    """The samples that :func:`save` wrote.
+    """The samples that :func:`save` wrote, mapped from the file: what is not used is not read.
 
     Raises
     ------
@@ -91,10 +152,29 @@ def load(path: Path, sha256: str | None = None) -> Tensors:
         The file is missing, damaged, or holds something else.
     """
     tree = artifacts.read_pt(path, sha256)
-    if tree.keys() != CANONICAL.keys():
+    if tree.keys() != set(Samples._fields):
         raise ArtifactError(f"{path} holds no data set (but {', '.join(tree)}); delete it and run again.")
     return Tensors(**tree)
 
 
-def _canonical(samples: Samples) -> dict[str, np.ndarray]:
-    return {name: np.asarray(getattr(samples, name), dtype=dtype, order="C") for name, dtype in CANONICAL.items()}
+def _canonical(samples: Samples) -> dict[str, npt.NDArray[Any]]:
+    """The arrays in the dtypes in which they are hashed and stored."""
+    kind = samples.x.dtype
+    dtypes = {
+        "x": np.dtype("<f4") if np.issubdtype(kind, np.floating) else kind.newbyteorder("<"),
+        "y": np.dtype("<i8"),
+        "test": np.dtype("|b1"),
+    }
+    return {name: np.asarray(getattr(samples, name), dtype=dtype, order="C") for name, dtype in dtypes.items()}
+
+
+def _agree(name: str, samples: Samples, measured: Facts, known: Facts | None) -> None:
+    """Refuse samples that are not what the data set says of itself."""
+    lengths = {len(array) for array in samples}
+    inside = len(lengths) == 1 and samples.x.shape[1:] == measured.shape and samples.y.max() < measured.classes
+    if known not in (None, measured) or not inside:
+        wanted = known or measured
+        raise ArtifactError(
+            f"dataset.name: the files of '{name}' hold {len(samples.y)} samples of shape {samples.x.shape[1:]} in "
+            f"{samples.y.max() + 1} classes; it should be {wanted.size} of shape {wanted.shape} in {wanted.classes}."
+        )

@@ -1,4 +1,6 @@
 rule download:
+    input:
+        settings=ancient("results/data/{dataset}.yaml"),
     output:
         "results/data/{dataset}.pt",
         "results/data/{dataset}.json",

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedpipe.data.datasets.base import Dataset, Samples
+from fedpipe.data.fetch import Fetcher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +25,9 @@ class Digits(Dataset):
     shape: ClassVar[tuple[int, ...]] = (1, 8, 8)
     classes: ClassVar[int] = 10
     size: ClassVar[int] = 1797
-    sha256: ClassVar[str] = "6c22173b92213b98d63c5dfb1ef609779fcc73b493cacdd73b16ddcecde4bec9"
+    checksum: ClassVar[str] = "6c22173b92213b98d63c5dfb1ef609779fcc73b493cacdd73b16ddcecde4bec9"
 
-    def load(self) -> Samples:
+    def load(self, fetch: Fetcher) -> Samples:
         """See :class:`~fedpipe.data.datasets.base.Dataset`."""
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split

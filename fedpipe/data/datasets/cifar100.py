@@ -1,0 +1,42 @@
+"""CIFAR-100: small photographs in many classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from fedpipe.data.datasets import cifar10
+from fedpipe.data.datasets.base import Images, Samples
+from fedpipe.data.fetch import File
+
+
+@dataclass(frozen=True, kw_only=True)
+class CIFAR100(Images):
+    """60,000 colour 32x32 photographs in 100 (fine) classes, 10,000 of them for testing.
+
+    Source: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; read by
+    `torchvision.datasets.CIFAR100`, with its checksums.
+
+    Parameters
+    ----------
+    sha256
+        SHA-256 of a mirror's ``cifar100.npz`` to take instead; `fedpipe download` fills it in.
+    """
+
+    shape: ClassVar[tuple[int, ...]] = (3, 32, 32)
+    classes: ClassVar[int] = 100
+    size: ClassVar[int] = 60_000
+    files: ClassVar[tuple[File, ...]] = (
+        File(
+            "cifar100/cifar-100-python.tar.gz",
+            "md5:eb9058c3a382ffc7106e4002c42a8d85",
+            ("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",),
+        ),
+    )
+
+    def _read(self, files: Sequence[Path]) -> Samples:
+        from torchvision.datasets import CIFAR100 as Reader  # noqa: N811
+
+        return cifar10.read(Reader, *files)

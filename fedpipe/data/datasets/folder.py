@@ -1,0 +1,40 @@
+"""One's own images by class."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedpipe import artifacts
+from fedpipe.data.datasets.base import Own, Samples
+from fedpipe.errors import ArtifactError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder(Own):
+    """One's own images, all of one size, in one folder a class, below train and test or directly.
+
+    Images are grey if all of them are. Without the folders train and test there is no test set.
+
+    Parameters
+    ----------
+    path
+        The folder.
+    sha256
+        SHA-256 of the list of its files, each with its own; `fedpipe download` fills it in.
+    """
+
+    def _hash(self) -> str:
+        root = Path(self.path)
+        if not root.is_dir():
+            raise ArtifactError(f"dataset.path: {self.path} is missing; it should be a folder.")
+        digest = hashlib.sha256()
+        for name in sorted(file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file()):
+            digest.update(f"{artifacts.sha256_of(root / name)}  {name}\n".encode())
+        return digest.hexdigest()
+
+    def _read(self, path: Path) -> Samples:
+        from fedpipe.data.formats import read_folder
+
+        return read_folder(path)

@@ -1,0 +1,47 @@
+"""One's own table of texts or images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedpipe.data import text
+from fedpipe.data.datasets.base import Facts, Length, Own, Samples, Vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parquet(Own):
+    """One's own table with the columns label, text or image (encoded, all of one size), and split ("train", "test").
+
+    Without a column split there is no test set. Labels are integers from 0, or anything that can be sorted. Texts are
+    taken apart as IMDB's are.
+
+    Parameters
+    ----------
+    path
+        The file.
+    vocabulary
+        Number of token ids of texts.
+    length
+        Token ids of a text.
+    sha256
+        Its SHA-256; `fedpipe download` fills it in.
+    """
+
+    vocabulary: Vocabulary = 10_000
+    length: Length = 200
+
+    def measure(self, samples: Samples) -> Facts:
+        """See :class:`~fedpipe.data.datasets.base.Dataset`."""
+        facts = super().measure(samples)
+        return facts if facts.vocabulary is None else facts._replace(vocabulary=self.vocabulary)
+
+    def _read(self, path: Path) -> Samples:
+        from fedpipe.data.formats import read_parquet
+
+        table = read_parquet(path)
+        if table.texts is None:
+            assert table.images is not None
+            return Samples(table.images, table.labels, table.test)
+        x = text.encode(table.texts, table.test, text.words(), self.vocabulary, self.length)
+        return Samples(x, table.labels, table.test)

@@ -1,0 +1,192 @@
+"""Files of samples: arrays, tables, and images by class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedpipe.data.datasets.base import Samples
+from fedpipe.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+CHANNELS = (1, 3)  #: of grey and of colour images
+
+
+class Table(NamedTuple):
+    """The rows of a Parquet file."""
+
+    texts: list[str] | None  #: n texts, or none where the rows hold images
+    images: npt.NDArray[np.uint8] | None  #: shape (n, c, h, w)
+    labels: npt.NDArray[np.int64]  #: shape (n,)
+    test: npt.NDArray[np.bool_]  #: shape (n,)
+
+
+def read_npz(path: Path) -> Samples:
+    """Arrays ``x_train`` and ``y_train`` (with ``x_test`` and ``y_test``), or ``x`` and ``y`` (with ``test``, a mask).
+
+    ``x`` of uint8 are images, shape (n, h, w), (n, h, w, c) or (n, c, h, w); of floats, anything; of other integers,
+    token ids of shape (n, length).
+
+    Raises
+    ------
+    ArtifactError
+        The file is no such file.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            wanted = {"x", "y", "test", "x_train", "y_train", "x_test", "y_test"}
+            arrays = {name: file[name] for name in file.files if name in wanted}
+    except Exception as error:  # of zip, NumPy or the system: these bytes are no .npz
+        raise ArtifactError(f"{path} can't be read as .npz ({_line(error)}).") from error
+    if {"x_train", "y_train"} <= arrays.keys():
+        parts = ["train", "test"] if {"x_test", "y_test"} <= arrays.keys() else ["train"]
+        x = np.concatenate([arrays[f"x_{part}"] for part in parts])
+        y = np.concatenate([arrays[f"y_{part}"] for part in parts])
+        test = np.arange(len(y)) >= len(arrays["y_train"])
+    elif {"x", "y"} <= arrays.keys():
+        x, y = arrays["x"], arrays["y"]
+        test = arrays.get("test", np.zeros(len(y), dtype=np.bool_)).astype(np.bool_)
+    else:
+        raise ArtifactError(
+            f"{path} holds {', '.join(sorted(arrays)) or 'none of these arrays'}; it should hold x_train and y_train "
+            f"(and x_test and y_test), or x and y (and test)."
+        )
+    return Samples(_inputs(path, x), encode_labels(path, y.reshape(len(y), -1)[:, 0]), test)
+
+
+def read_parquet(path: Path) -> Table:
+    """Columns ``label``, and ``text`` or ``image`` (encoded, as PNG or JPEG); ``split``, if any, is "train" or "test".
+
+    Raises
+    ------
+    ArtifactError
+        The file is no such file.
+    """
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except Exception as error:  # of Arrow or the system: these bytes are no Parquet
+        raise ArtifactError(f"{path} can't be read as Parquet ({_line(error)}).") from error
+    names = set(table.column_names)
+    if "label" not in names or not names & {"text", "image"}:
+        raise ArtifactError(
+            f"{path} has the columns {', '.join(table.column_names)}; it should have label, and text or image."
+        )
+    labels = encode_labels(path, table["label"].to_numpy())
+    split = table["split"].to_pylist() if "split" in names else ["train"] * len(table)
+    if other := sorted({str(part) for part in split} - {"train", "test"}):
+        raise ArtifactError(f"{path}: its column split holds '{other[0]}'; it should hold 'train' or 'test'.")
+    test = np.array([part == "test" for part in split], dtype=np.bool_)
+    if "text" in names:
+        return Table(table["text"].to_pylist(), None, labels, test)
+    cells = [cell["bytes"] if isinstance(cell, dict) else cell for cell in table["image"].to_pylist()]
+
+    def opener(cell: bytes) -> Callable[[], IO[bytes]]:
+        return lambda: BytesIO(cell)
+
+    images = read_images([(f"{path}, row {row}", opener(cell)) for row, cell in enumerate(cells)])
+    return Table(None, images, labels, test)
+
+
+def read_folder(path: Path) -> Samples:
+    """Images in one folder a class, below ``train`` and ``test`` or directly; classes in alphabetical order.
+
+    Raises
+    ------
+    ArtifactError
+        There are no images, or not all of one size.
+    """
+    from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes
+
+    parts = [path / part for part in ("train", "test") if (path / part).is_dir()] or [path]
+    try:
+        classes, index = find_classes(str(parts[0]))
+    except OSError as error:
+        raise ArtifactError(f"{parts[0]} holds no folders; it should hold one for each class.") from error
+    files: list[tuple[Path, int, bool]] = []
+    for part in parts:
+        for folder in sorted(each for each in part.iterdir() if each.is_dir()):
+            if folder.name not in index:
+                raise ArtifactError(f"{folder}: there is no class '{folder.name}' in {parts[0]}.")
+            found = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMG_EXTENSIONS)
+            files += [(file, index[folder.name], part.name == "test" and len(parts) == 2) for file in found]
+    if not files:
+        raise ArtifactError(f"{path} holds no images; it should hold a folder of them for each of {classes}.")
+    x = read_images([(str(file), lambda file=file: file.open("rb")) for file, _, _ in files])  # type: ignore[misc]
+    return Samples(x, np.array([label for _, label, _ in files]), np.array([test for _, _, test in files]))
+
+
+def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], colour: bool = False) -> npt.NDArray[np.uint8]:
+    """Decoded images of one size, shape (n, c, h, w): grey if all are, and ``colour`` is not wanted.
+
+    ``files`` are names (for errors) and what opens them.
+
+    Raises
+    ------
+    ArtifactError
+        One is no image or of another size.
+    """
+    modes = {_each(name, opens, lambda image: image.mode) for name, opens in files[: 0 if colour else None]}
+    mode = "L" if modes and modes <= {"1", "L"} else "RGB"
+    x: npt.NDArray[np.uint8] | None = None
+    for row, (name, opens) in enumerate(files):
+        pixels = _each(name, opens, lambda image: np.asarray(image.convert(mode)))
+        pixels = pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
+        if x is None:
+            x = np.empty((len(files), *pixels.shape), dtype=np.uint8)
+        if pixels.shape != x.shape[1:]:
+            raise ArtifactError(
+                f"{name} has {pixels.shape[2]}x{pixels.shape[1]} pixels, others have {x.shape[3]}x{x.shape[2]}; "
+                f"all should have the same."
+            )
+        x[row] = pixels
+    assert x is not None
+    return x
+
+
+def encode_labels(path: Path, labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Classes 0 to C-1: integers as they are, anything else in its sorted order."""
+    if not len(labels):
+        raise ArtifactError(f"{path} holds no samples.")
+    if np.issubdtype(labels.dtype, np.integer):
+        if labels.min() < 0:
+            raise ArtifactError(f"{path}: a label is {labels.min()}; labels should count from 0.")
+        return labels.astype(np.int64)
+    return np.unique(labels, return_inverse=True)[1].astype(np.int64)
+
+
+def _inputs(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if x.ndim == 4 and x.shape[-1] in CHANNELS:
+        x = x.transpose(0, 3, 1, 2)
+    if x.dtype == np.uint8 and x.ndim == 3:
+        x = x[:, None]
+    tokens = np.issubdtype(x.dtype, np.integer) and x.ndim == 2 and x.dtype != np.uint8
+    images = x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] in CHANNELS
+    if not (tokens or images or (np.issubdtype(x.dtype, np.floating) and x.ndim > 1)):
+        raise ArtifactError(
+            f"{path}: its inputs are {x.dtype} of shape {x.shape}; they should be images (uint8, grey or colour), "
+            f"floating-point numbers, or token ids (integers, one row a sample)."
+        )
+    return x
+
+
+def _each(name: str, opens: Callable[[], IO[bytes]], take: Callable[[Image.Image], Any]) -> Any:
+    from PIL import Image
+
+    try:
+        with opens() as stream, Image.open(stream) as image:
+            return take(image)
+    except Exception as error:  # of Pillow or the system: these bytes are no image
+        raise ArtifactError(f"{name} can't be read as an image ({_line(error)}).") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
