@@ -209,6 +209,7 @@ class _Work:
             with still(self._algorithm, client, batch.mask):
                 logits = readout(self._algorithm, stage)(client, batch.x)
             hits, losses = (logits.argmax(-1) == batch.y), F.cross_entropy(logits, batch.y, reduction="none")
+            losses = torch.where(samples[2] > 0, losses, 0)  # infinity times a mask of 0 would be NaN
             return batch.sum(hits.to(logits.dtype)), batch.sum(losses)
 
         for _, batch in self._batches(orders, MEASURE_BATCH, keys):

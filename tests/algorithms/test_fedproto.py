@@ -1,0 +1,167 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedpipe.algorithms.base import Batch, Uploads
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fedproto import FedProto
+from fedpipe.models.base import Net, Network
+from fedpipe.tensors import Tensors
+
+f64 = torch.float64
+
+
+def vector(*values):
+    return torch.tensor(values, dtype=f64)
+
+
+def bound(algorithm, make_trial):
+    """The algorithm on a network whose features are its two inputs and whose logits are all zero."""
+    net = Net(lambda: Network(nn.Identity(), nn.Linear(2, 3)), f64)
+    return algorithm.bind(net, make_trial("fedavg").algorithm.federation)
+
+
+def zero_head():
+    return Tensors({"head.weight": torch.zeros(3, 2, dtype=f64), "head.bias": torch.zeros(3, dtype=f64)})
+
+
+def features(trial, model, client):
+    """Of a client's training samples, and their classes."""
+    x, y = trial.clients.gather(trial.clients.train[client])
+    return trial.net.features(model, x), y
+
+
+def distance(trial, prototypes, outcome):
+    """Mean distance of a trained client's features from the prototypes of their classes."""
+    z, y = features(trial, outcome.keep["model"], outcome.client)
+    return float((z - prototypes[y]).square().mean())
+
+
+@pytest.mark.parametrize(("weights", "wanted"), [("uniform", [2, 2]), ("count", [2.5, 2.5])])
+def test_prototypes_are_averaged_over_their_owners(weights, wanted):
+    """Of clients with 1 and 3 samples of the class; one that has none of it does not count."""
+
+    def upload(value, count):
+        return {"prototypes": torch.full((1, 2), float(value)), "counts": torch.tensor([float(count)])}
+
+    server = {"prototypes": torch.zeros(1, 2), "known": torch.zeros(1)}
+    uploads = Uploads([0, 1, 2], [1, 3, 6], [upload(1, 1), upload(3, 3), upload(0, 0)])
+    combined = FedProto(prototype_weights=weights).combine(server, uploads)
+    assert combined["prototypes"].tolist() == [wanted]
+    assert combined["known"].tolist() == [1]
+
+
+def test_the_pull_is_the_mean_square_distance(make_trial):
+    """Features (0, 0) and the prototype (2, 0): 2; a class without a prototype pulls nothing."""
+    algorithm = bound(FedProto(penalty=0.5), make_trial)
+    client = {
+        "model": zero_head(),
+        "prototypes": torch.stack([vector(2, 0), vector(9, 9), vector(0, 0)]),
+        "known": vector(1, 0, 0),
+    }
+    x = torch.zeros(4, 2, dtype=f64)
+    for labels, pull in (([0, 0, 0, 0], 2.0), ([0, 1, 1, 1], 0.5), ([1, 1, 2, 2], 0.0)):
+        loss = algorithm.loss(client, Batch(x, torch.tensor(labels)))
+        assert float(loss) == pytest.approx(math.log(3) + 0.5 * pull, abs=1e-14)
+
+
+def test_the_nearest_prototype_wins(make_trial):
+    """Minus the distances 5 and 0; the class without a prototype is out, though its row of zeros lies nearer."""
+    algorithm = bound(FedProto(), make_trial)
+    prototypes = torch.stack([vector(3, 4), vector(0, 0), vector(0, 0.1)])
+    client = {"model": zero_head(), "prototypes": prototypes, "known": vector(1, 0, 1)}
+    scores = algorithm.nearest(client, torch.stack([vector(0, 0), vector(3, 4)]))
+    assert scores[0].tolist() == [-5, -math.inf, -0.1]
+    assert scores[1].tolist() == pytest.approx([0, -math.inf, -math.hypot(3, 3.9)])
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_without_the_pull_clients_train_alone(make_trial, assert_same, width):
+    """Bit by bit, whoever else takes part; a client that does not take part stands still."""
+    trial = make_trial(FedProto(penalty=0.0), width=width, momentum=0.9).run(3, ids=[0, 1, 4, 6])
+    for client in (0, 1, 4, 6):
+        alone = make_trial(FedAvg(), width=width, momentum=0.9).run(3, ids=[client])
+        assert_same(trial.kept[client]["model"], alone.server["model"], within=1e-14 if width else 0)
+    assert_same(trial.kept[2]["model"], trial.fresh(0))
+
+
+def test_prototypes_are_mean_features_of_the_trained_model(make_trial, assert_same):
+    trial = make_trial(FedProto(), participation=1.0).run(2)
+    for outcome in trial.outcomes:
+        z, y = features(trial, outcome.keep["model"], outcome.client)
+        for label in range(4):
+            own = z[y == label].mean(0) if (y == label).any() else torch.zeros(6, dtype=f64)
+            assert_same(outcome.upload["prototypes"][label], own, within=1e-13)
+        assert outcome.upload["counts"].tolist() == torch.bincount(y, minlength=4).tolist()
+
+
+def test_the_only_owner_of_a_class_sets_its_prototype(make_trial, assert_same):
+    """Client 5 owns the classes 1 and 2, client 0 the class 0 with its one sample; nobody there has class 3."""
+    trial = make_trial(FedProto()).run(1, ids=[0, 5])
+    single, pair = trial.outcomes
+    assert_same(trial.server["prototypes"][0], single.upload["prototypes"][0])
+    assert_same(trial.server["prototypes"][1:3], pair.upload["prototypes"][1:3])
+    assert trial.server["known"].tolist() == [1, 1, 1, 0]
+    assert trial.server["prototypes"][3].tolist() == [0] * 6
+
+
+def test_a_class_that_nobody_in_the_round_owns_keeps_its_prototype(make_trial, assert_same):
+    trial = make_trial(FedProto()).run(1, ids=[5])
+    before = trial.server["prototypes"]
+    trial.run(1, ids=[0])
+    assert_same(trial.server["prototypes"][1:3], before[1:3])
+    assert trial.server["known"].tolist() == [1, 1, 1, 0]
+
+
+def test_equal_uploads_are_the_next_prototypes(make_trial, assert_same):
+    trial = make_trial(FedProto(), participation=1.0).run()
+    sent = next(each.upload for each in trial.outcomes if each.client == 3)  # who owns all classes
+    for weights in ("uniform", "count"):
+        combined = FedProto(prototype_weights=weights).combine(trial.server, Uploads([1, 2, 3], [1, 2, 3], [sent] * 3))
+        assert_same(combined["prototypes"], sent["prototypes"], within=1e-15)
+
+
+def test_nothing_pulls_before_there_are_prototypes(make_trial, assert_same):
+    pulled, free = (make_trial(FedProto(penalty=each), participation=1.0).run() for each in (5.0, 0.0))
+    assert_same(pulled.kept, free.kept)
+    assert not torch.equal(pulled.run().kept[7]["model"].flat(), free.run().kept[7]["model"].flat())
+
+
+def test_features_come_nearer_to_the_prototypes(make_trial):
+    """Its mechanism acts, at every client that has more than a few samples, the more so the stronger it is."""
+    found = []
+    for penalty in (0.0, 1.0, 4.0):
+        trial = make_trial(FedProto(penalty=penalty), participation=1.0).run()
+        prototypes = trial.server["prototypes"]
+        found.append([distance(trial, prototypes, each) for each in trial.train() if each.client in (3, 5, 7)])
+    assert all(none > weak > strong for none, weak, strong in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("ids", [[5], range(8)])
+def test_the_prototype_protocol(make_trial, assert_same, ids):
+    """Loop and stack agree, and the guess is the nearest prototype's class; with one owner only, two classes have none.
+
+    A test sample of a class without a prototype is never right, and its loss is infinite.
+    """
+    loop, stack = (make_trial(FedProto(), width=width).run(2, ids=ids) for width in (None, 3))
+    scores = [
+        [
+            (each.scores["local"], each.scores["global"])
+            for each in trial.train(range(8), ("local", "global"), "prototype")
+        ]
+        for trial in (loop, stack)
+    ]
+    for ours, theirs in zip(*scores, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert one[:2] == other[:2]
+            assert one.loss == pytest.approx(other.loss, rel=1e-12)
+    known = [label for label in range(4) if loop.server["known"][label]]
+    x, y = loop.clients.gather(loop.clients.global_test)
+    for client, (_, on_global) in enumerate(scores[0]):
+        z = loop.net.features(loop.kept[client]["model"], x)
+        apart = torch.stack([(z - loop.server["prototypes"][label]).norm(dim=-1) for label in known])
+        guess = torch.tensor(known)[apart.argmin(0)]
+        assert on_global.correct == int((guess == y).sum())
+    assert loop.algorithm.deploy(loop.server) is None
