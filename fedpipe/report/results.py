@@ -104,6 +104,24 @@ def traffic(plan: Plan) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
+def left_out(plan: Plan) -> pd.DataFrame:
+    """Updates that were not finite, one row a run.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``left_out``: how many updates were left out of their rounds; ``diverged``: the first round in which no
+        participant's update was left, 0 if there was none.
+    """
+    frames = []
+    for run in runs(plan):
+        rounds = _read(files(run).rounds)
+        alone = rounds[rounds["left_out"] == rounds["participants"]]["round"]
+        found = {"left_out": [int(rounds["left_out"].sum())], "diverged": [int(alone.min()) if len(alone) else 0]}
+        frames.append(_labelled(plan, run, pd.DataFrame(found)))
+    return pd.concat(frames, ignore_index=True)
+
+
 def times(plan: Plan) -> pd.DataFrame:
     """Seconds of training, aggregation and evaluation: the sum over rounds, one row a run."""
     frames = []

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from statistics import mean
 from typing import Any
 
 import pandas as pd
 
+from fedpipe import artifacts
+from fedpipe.data.heterogeneity import Overall
 from fedpipe.report import results
 from fedpipe.report.results import AVERAGES, ROUNDS, SECONDS, Plan
 
@@ -28,7 +31,8 @@ def table(plan: Plan) -> pd.DataFrame:
     pandas.DataFrame
         ``algorithm``, a column a name of the grid, ``protocol``, ``average``, ``round``; ``mean`` and ``std`` over
         ``seeds`` of the accuracy in percent; ``bytes_down`` and ``bytes_up`` of a participant in a round, mean over
-        rounds and seeds. A protocol that an algorithm does not have has no mean and 0 seeds. Holds no times, so that
+        rounds and seeds; ``left_out``, updates that were not finite, and ``diverged``, runs with a round in which all
+        failed. A protocol that an algorithm does not have has no mean and 0 seeds. Holds no times, so that
         the same runs give the same bytes.
     """
     frame = results.load(plan)
@@ -41,7 +45,10 @@ def table(plan: Plan) -> pd.DataFrame:
     for name, values in (("protocol", results.protocols(plan, frame)), ("average", AVERAGES), ("round", ROUNDS)):
         cells = cells.merge(pd.DataFrame({name: list(values)}), how="cross")
     bytes_sent = results.traffic(plan).groupby(_row(plan), sort=False)[["bytes_down", "bytes_up"]].mean().reset_index()
+    lost = results.left_out(plan).assign(diverged=lambda each: each["diverged"] > 0)
+    failed = lost.groupby(_row(plan), sort=False)[["left_out", "diverged"]].sum().reset_index()
     made = cells.merge(found, how="left", on=[*cell, "round"]).merge(bytes_sent, how="left", on=_row(plan))
+    made = made.merge(failed, how="left", on=_row(plan))
     return made.assign(seeds=made["seeds"].fillna(0).astype(int))
 
 
@@ -85,7 +92,8 @@ def markdown(plan: Plan, table: pd.DataFrame, times: pd.DataFrame) -> str:
     wide["training (s)"] = [f"{seconds:.1f}" for seconds in times["train"]]  # the same rows in the same order
     sides = ["left" if name < len(_row(plan)) else "right" for name in range(wide.shape[1])]
     body = wide.to_markdown(index=False, disable_numparse=True, colalign=sides)
-    return f"{caption(plan)}\n\n{body}\n\n{_made_by(plan)}\n"
+    parts = [caption(plan), body, *_failures(plan), _made_by(plan)]
+    return "\n\n".join(parts) + "\n"
 
 
 def caption(plan: Plan) -> str:
@@ -93,12 +101,20 @@ def caption(plan: Plan) -> str:
     report, seeds = plan["report"], len(plan["seeds"])
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     reported = REPORTED[report["round"]].format(last_k=report["last_k"])
-    setups = dict.fromkeys(_setup(each) for each in plan["partitions"].values())
+    setups = dict.fromkeys(setup(each) for each in plan["partitions"].values())
     return (
         f"Test accuracy (%) {reported} ({plan['rounds']} rounds), {AVERAGED[report['average']]}; {spread}. "
         f"Bytes are those of one participant in one round; training takes the seconds of a whole run. "
         f"A dash: the method has no such model. Data: {'; '.join(setups)}."
     )
+
+
+def setup(partition: dict[str, Any]) -> str:
+    """Data set, clients and partition in words; ``partition`` holds the settings of ``partition.yaml``."""
+    dataset, scheme = partition["dataset"], partition["partition"]
+    parameters = ", ".join(f"{name}={value}" for name, value in scheme.items() if name not in {"scheme", "version"})
+    dealt = f"{scheme['scheme']} ({parameters})" if parameters else scheme["scheme"]
+    return f"{dataset['name']} ({dataset['split']} split), {partition['clients']} clients, partition {dealt}"
 
 
 def size(count: float) -> str:
@@ -143,11 +159,44 @@ def _accuracy(cell: dict[Hashable, Any]) -> str:
     return f"{cell['mean']:.2f}" + (f" ± {cell['std']:.2f}" if cell["seeds"] > 1 else "")
 
 
-def _setup(partition: dict[str, Any]) -> str:
-    dataset, scheme = partition["dataset"], partition["partition"]
-    parameters = ", ".join(f"{name}={value}" for name, value in scheme.items() if name not in {"scheme", "version"})
-    dealt = f"{scheme['scheme']} ({parameters})" if parameters else scheme["scheme"]
-    return f"{dataset['name']} ({dataset['split']} split), {partition['clients']} clients, partition {dealt}"
+def _failures(plan: Plan) -> list[str]:
+    """A sentence for each algorithm and grid point of which some update was not finite."""
+    sentences = []
+    for key, cells in results.left_out(plan).groupby(_row(plan), sort=False):
+        algorithm, *values = key
+        point = results.label(dict(zip(plan["grid"], values, strict=True)))
+        lost, diverged = cells["left_out"].sum(), cells[cells["diverged"] > 0]["diverged"]
+        if not lost:
+            continue
+        sentence = f"{algorithm}{f' ({point})' if point else ''}: {lost} updates were not finite and were left out"
+        if len(diverged):
+            runs = f"{len(cells)} run{'s' if len(cells) > 1 else ''}"
+            sentence += f"; diverged (in round {diverged.min()} all failed) in {len(diverged)} of {runs}"
+        sentences.append(f"{sentence}.")
+    return sentences
+
+
+def _heterogeneity(plan: Plan) -> str:
+    """How far clients are from each other: a row a data set and partition, mean over seeds."""
+    found: dict[str, list[Overall]] = {}
+    for key, settings in plan["partitions"].items():
+        path = artifacts.assignment_file(key).with_name("heterogeneity.parquet")
+        found.setdefault(setup(settings), []).append(Overall.read(artifacts.read_parquet(path)))
+    rows = [
+        [
+            name,
+            *(f"{mean(values):.{digits}f}" for values, digits in zip(zip(*each, strict=True), (2, 3, 3), strict=True)),
+        ]
+        for name, each in found.items()
+    ]
+    head = ["data", "label entropy (bits)", "Jensen-Shannon distance", "Gini of sizes"]
+    body = pd.DataFrame(rows, columns=head).to_markdown(
+        index=False, disable_numparse=True, colalign=["left", "right", "right", "right"]
+    )
+    return (
+        "How far clients are from each other: label entropy of a client and its distance to the label distribution of "
+        f"all (mean over clients), and inequality of sizes; mean over seeds.\n\n{body}"
+    )
 
 
 def _made_by(plan: Plan) -> str:

@@ -75,7 +75,8 @@ class Tree:
         names = {"round": pa.int32(), "client": pa.int32(), "protocol": pa.string()}
         schema = pa.schema(names | {"correct": pa.int64(), "total": pa.int64()})
         artifacts.write_parquet(files.metrics, pa.Table.from_pylist(rows, schema))
-        each = [{"round": n, "bytes_down": traffic * n, "bytes_up": 2.0 * traffic} for n in range(1, len(rounds) + 1)]
+        sent = {"participants": 2, "left_out": 0, "bytes_up": 2.0 * traffic}
+        each = [{"round": n, **sent, "bytes_down": traffic * n} for n in range(1, len(rounds) + 1)]
         artifacts.write_parquet(files.rounds, pa.Table.from_pylist(each))
         times = [{"round": n + 1, "train": seconds, "aggregate": 0.5, "evaluate": 0.25} for n in range(len(rounds))]
         artifacts.write_json(files.times, {"rounds": times, "made_by": [MADE_BY | made_by]})

@@ -1,0 +1,105 @@
+"""Updates that are not finite: left out of the round, recorded, and shown; the rest goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedpipe import artifacts
+from fedpipe.algorithms.base import Facts, State, Uploads
+from fedpipe.algorithms.scaffold import Scaffold
+from fedpipe.engine import collecting
+from fedpipe.engine.run import Run
+from fedpipe.report import results, tables
+from tests import studies
+
+ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faulty(Scaffold):
+    """SCAFFOLD whose larger clients send NaN from a round on."""
+
+    size: int = 100
+    begins: int = 2
+
+    def start(self, kept: State, received: State, facts: Facts) -> State:
+        bad = (facts.size >= self.size) & (facts.round >= self.begins)
+        return super().start(kept, received, facts) | {"bad": bad}
+
+    def upload(self, client: State) -> State:
+        sent = super().upload(client)
+        factor = torch.where(client["bad"], torch.nan, 1.0)
+        return sent | {"model": sent["model"] * factor}
+
+
+def prepared(**faults: int) -> tuple[dict, Run]:
+    protocols = {"protocols": ["personal-on-local", "trained-on-local"]}
+    params = studies.settings(rounds=ROUNDS, evaluation=protocols)
+    params["algorithms"] = {"faulty": {"algorithm": f"{__name__}.Faulty", **faults}, "fedavg": {}}
+    params["study"]["algorithms"] = ["faulty", "fedavg"]
+    made = studies.prepare(params)
+    for run in studies.open_runs(made):
+        list(run.segment(ROUNDS))
+        collecting.collect(run.files, ROUNDS, "all")
+    return made, studies.open_runs(made)[0]
+
+
+def test_a_failed_update_is_left_out_of_its_round() -> None:
+    _, run = prepared(size=150)
+    sizes, before = run.clients.sizes, run.participants(1)
+    ids = run.participants(2)
+    failed = [client for client in ids if sizes[client] >= 150]
+    whole = [client for client in ids if sizes[client] < 150]
+    assert failed
+    assert whole
+
+    rows = artifacts.read_parquet(run.files.round(2).participants).to_pylist()
+    assert [row["client"] for row in rows] == ids
+    assert [row["client"] for row in rows if not row["finite"]] == failed
+    total = sum(int(sizes[client]) for client in whole)
+    weights = [sizes[client] / total if client in whole else 0 for client in ids]
+    assert [row["weight"] for row in rows] == pytest.approx(weights, rel=1e-15)
+
+    block = run.train(2, ids)
+    rest = [row for row, client in enumerate(ids) if client in whole]
+    uploads = Uploads(whole, [int(sizes[client]) for client in whole], [block.uploads[row] for row in rest])
+    wanted = run.algorithm.combine(run.server(1), uploads)
+    for name, value in wanted["model"].items():
+        assert torch.equal(run.server(2)["model"][name], value)
+        assert value.isfinite().all()
+
+    last = artifacts.read_json(run.files.round(2).state)["last"]
+    assert [last[client] for client in failed] == [1 if client in before else -1 for client in failed]
+    assert all(last[client] == 2 for client in whole)
+    trained = artifacts.read_parquet(run.files.round(2).trained)
+    assert trained["client"].to_pylist() == whole
+
+
+def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> None:
+    made, run = prepared(size=1)
+    assert artifacts.sha256_of(run.files.round(2).server) == artifacts.sha256_of(run.files.round(1).server)
+    left_out = artifacts.read_parquet(run.files.rounds)["left_out"].to_pylist()
+    assert left_out == [0, 5, 5]
+    found = results.left_out(made)
+    assert found["algorithm"].tolist() == ["faulty", "fedavg"]
+    assert found["left_out"].tolist() == [10, 0]
+    assert found["diverged"].tolist() == [2, 0]  # the round in which nobody was left
+    table = tables.table(made)
+    text = tables.markdown(made, table, tables.times(made))
+    assert (
+        "faulty: 10 updates were not finite and were left out; diverged (in round 2 all failed) in 1 of 1 run." in text
+    )
+    assert "fedavg: " not in text
+    assert table[table["algorithm"] == "faulty"]["mean"].notna().all()
+
+
+def test_single_rounds_leave_out_the_same(tmp_path) -> None:
+    made, run = prepared(size=150)
+    wanted = artifacts.sha256_of(run.files.round(2).server)
+    again = studies.open_runs(made)[0]
+    ids = again.participants(2)
+    again.aggregate(2, [again.train(2, ids[:2]), again.train(2, ids[2:])])
+    assert artifacts.sha256_of(run.files.round(2).server) == wanted
