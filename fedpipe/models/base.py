@@ -133,6 +133,12 @@ class Net:
             features: Tensor = functional_call(self._module.body, body, (x,), tie_weights=self._tied)
         return features.flatten(1)
 
+    def classify(self, model: Tensors, features: Tensor) -> Tensor:
+        """What the head makes of features of shape (B, d): logits, shape (B, C); for losses that need both."""
+        head = {name[5:]: value for name, value in model.items() if name.startswith("head.")}
+        logits: Tensor = functional_call(self._module.head, head, (features,))
+        return logits
+
     def layers(self) -> list[tuple[str, ...]]:
         """The names of each parametrised layer's tensors, buffers included, from the input to the output."""
         found: dict[str, list[str]] = {}

@@ -238,6 +238,7 @@ def test_features_and_head_are_the_call(name: str) -> None:
     features = made.features(model.only(made.body_names), x)  # the head's tensors need not be given
     logits = features @ model["head.weight"].T + model["head.bias"]
     assert torch.allclose(made(model, x), logits, rtol=1e-12, atol=1e-14)
+    assert torch.equal(made.classify(model, made.features(model, x)), made(model, x))
 
 
 @pytest.mark.parametrize("name", NAMES)
