@@ -1,0 +1,53 @@
+"""Local."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedpipe.algorithms.base import Algorithm, Facts, State, Uploads
+from fedpipe.tensors import Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Algorithm):
+    r"""Each client trains alone: what a federation has to beat.
+
+    Source: a baseline of the papers, with none of its own. From a common initial model, client k minimises its mean
+    cross-entropy :math:`F_k` for E epochs in every round in which it is a participant, with a fresh optimiser; in the
+    others its model stays as it is.
+
+    State: the model at the client. Traffic: none; there is no global model. Some codes (NIID-Bench) train once for E
+    epochs: here it is E epochs a round, as in FedDW's code, so that all methods of a study take as many steps.
+    """
+
+    def init(self, fresh: Callable[[int], Tensors]) -> State:
+        """The server has nothing to do."""
+        return {}
+
+    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+        """The common initial model."""
+        return {"model": fresh(0)}
+
+    def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
+        """Nothing."""
+        return {}, {}
+
+    def start(self, kept: State, received: State, facts: Facts) -> State:
+        """The client's own model."""
+        return {"model": kept["model"]}
+
+    def upload(self, client: State) -> State:
+        """Nothing."""
+        return {}
+
+    def keep(self, client: State) -> State:
+        """The model."""
+        return {"model": client["model"]}
+
+    def combine(self, server: State, uploads: Uploads) -> State:
+        """Nothing to combine."""
+        return server
+
+    def deploy(self, server: State) -> None:
+        """There is no global model."""
