@@ -1,0 +1,53 @@
+"""What the methods have in common whose clients keep the top of the model to themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedpipe.algorithms.base import Algorithm, Facts, State, Uploads
+from fedpipe.tensors import Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedBody(Algorithm):
+    """A body that travels and is averaged, under a head that stays at the client."""
+
+    @property
+    def personal(self) -> tuple[str, ...]:
+        """Names of the head's tensors."""
+        return self.net.head_names
+
+    def init(self, fresh: Callable[[int], Tensors]) -> State:
+        """The body."""
+        model, personal = fresh(0), self.personal
+        return {"body": model.only(name for name in model if name not in personal)}
+
+    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+        """The common initial head."""
+        return {"head": fresh(0).only(self.personal)}
+
+    def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
+        """The body."""
+        return {"body": server["body"]}, {}
+
+    def start(self, kept: State, received: State, facts: Facts) -> State:
+        """The downloaded body with the client's own head."""
+        return {"model": received["body"] | kept["head"]}
+
+    def upload(self, client: State) -> State:
+        """The body."""
+        model, personal = client["model"], self.personal
+        return {"body": model.only(name for name in model if name not in personal)}
+
+    def keep(self, client: State) -> State:
+        """The head."""
+        return {"head": client["model"].only(self.personal)}
+
+    def combine(self, server: State, uploads: Uploads) -> State:
+        """The weighted mean of the bodies."""
+        return {"body": uploads.mean("body")}
+
+    def deploy(self, server: State) -> Tensors | None:
+        """There is no global head, hence no global model."""
+        return None

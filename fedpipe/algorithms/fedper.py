@@ -1,0 +1,46 @@
+"""FedPer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from fedpipe.algorithms._shared_body import SharedBody
+from fedpipe.algorithms.base import State
+from fedpipe.tensors import Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPer(SharedBody):
+    r"""Shared base layers under personal top layers, trained together.
+
+    Source: Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818, 2019, Alg. 1-2. From
+    the downloaded base :math:`\phi` and its own top :math:`h_k`, client k minimises the mean cross-entropy over both
+    for E epochs; the server averages the bases:
+
+    .. math:: (\phi_k, h_k) \leftarrow \arg\min_{\phi, h} F_k(\phi, h), \qquad
+              \phi^{t+1} = \sum_{k \in S} w_k \phi_k .
+
+    State: the personal layers at the client. Traffic: the base down, the base up; there is no global model, unless no
+    layer is personal (which is FedAvg; if all are, it is local training). A client that was not in a round takes the
+    new base under its old top before it is evaluated. Values used: one personal layer (FedDW, PFPS-LWC).
+
+    Parameters
+    ----------
+    layers
+        How many parametrised layers, from the output, are personal.
+    """
+
+    layers: Annotated[int, Field(ge=0)] = 1
+
+    @property
+    def personal(self) -> tuple[str, ...]:
+        """Names of the personal layers' tensors."""
+        layers = self.net.layers()
+        return tuple(name for layer in layers[max(0, len(layers) - self.layers) :] for name in layer)
+
+    def deploy(self, server: State) -> Tensors | None:
+        """The global model, where nothing is personal."""
+        return None if self.layers else server["body"]

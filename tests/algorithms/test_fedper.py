@@ -1,0 +1,61 @@
+import pytest
+import torch
+
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fedper import FedPer
+from fedpipe.algorithms.local import Local
+from fedpipe.algorithms.pfps_lwc import PFPSLWC
+
+
+@pytest.mark.parametrize("weighting", ["count", "uniform"])
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_without_personal_layers_it_is_fedavg_bit_by_bit(make_trial, assert_same, model, weighting):
+    settings = {"weighting": weighting, "momentum": 0.9}
+    shared, plain = (make_trial(each, model, **settings).run(2) for each in (FedPer(layers=0), FedAvg()))
+    assert_same(shared.algorithm.deploy(shared.server), plain.server["model"])
+
+
+@pytest.mark.parametrize("layers", [2, 9])
+@pytest.mark.parametrize("width", [None, 3])
+def test_with_all_layers_personal_it_is_local_training_bit_by_bit(make_trial, assert_same, layers, width):
+    personal, local = (make_trial(each, width=width).run(3) for each in (FedPer(layers=layers), Local()))
+    assert dict(personal.server["body"]) == {}
+    for client in range(len(local.clients)):
+        assert_same(personal.kept[client]["head"], local.kept[client]["model"])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_it_is_pfps_lwc_with_both_parts_off(make_trial, assert_same, optimizer):
+    both = (FedPer(), PFPSLWC(penalty=0.0, recall_epochs=0))
+    fedper, pfps = (make_trial(each, optimizer=optimizer).run(3) for each in both)
+    assert_same(fedper.server, pfps.server)
+    for client in range(len(fedper.clients)):
+        assert_same(fedper.kept[client]["head"], pfps.kept[client]["head"])
+
+
+def test_personal_layers_are_counted_from_the_output(make_trial):
+    names = [make_trial(FedPer(layers=layers), "cnn").algorithm.personal for layers in (0, 1, 2)]
+    assert names[:2] == [(), ("head.weight", "head.bias")]
+    hidden = set(names[2]) - set(names[1])
+    assert len(hidden) == 2
+    assert all(name.startswith("body.") for name in hidden)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_heads_differ_under_one_base(make_trial, assert_same, width):
+    """Its mechanism acts: clients receive one base and keep tops of their own."""
+    trial = make_trial(FedPer(), width=width, participation=1.0).run(2)
+    models = [trial.begin(client)["model"] for client in range(len(trial.clients))]
+    for model in models[1:]:
+        assert_same(model.only(trial.net.body_names), models[0].only(trial.net.body_names))
+        assert not torch.equal(model["head.weight"], models[0]["head.weight"])
+    assert trial.algorithm.deploy(trial.server) is None
+
+
+def test_whoever_is_not_in_a_round_takes_the_new_base_under_its_old_top(make_trial, assert_same):
+    trial = make_trial(FedPer()).run(1, ids=[1, 2])
+    base, top = trial.server["body"], trial.kept[1]["head"]
+    trial.run(1, ids=[2, 3])
+    assert_same(trial.begin(1)["model"], trial.server["body"] | top)
+    assert not torch.equal(trial.server["body"].flat(), base.flat())
+    assert_same(trial.begin(7)["model"], trial.server["body"] | trial.first["head"])
