@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from fedpipe.engine.clients import Clients
 from fedpipe.models.base import Network
+from fedpipe.models.mlp import MLP
 from fedpipe.tensors import Tensors
 
 
@@ -63,6 +65,27 @@ def make_toy(make_trial):
         )
 
     return make
+
+
+@pytest.fixture
+def fine_tuned():
+    """``fine_tuned(trial, 1, ("head",))``: a client's test loss after PyTorch's own epoch on parts of the MLP."""
+
+    def tune(trial, client, parts):
+        module, federation = MLP(hidden=(6,)).build((5,), 4).double(), trial.algorithm.federation
+        module.load_state_dict(trial.begin(client)["model"])
+        trained = [value for name, value in module.named_parameters() if name.startswith(parts)]
+        rule = torch.optim.SGD(trained, federation.learning_rate, federation.momentum)
+        order = trial.clients.order(client, trial.rounds + 1, "finetune", 0)
+        for first in range(0, len(order), federation.batch_size):
+            x, y = trial.clients.gather(order[first : first + federation.batch_size])
+            rule.zero_grad()
+            cross_entropy(module(x), y).backward()
+            rule.step()
+        x, y = trial.clients.gather(trial.clients.test[client])
+        return float(cross_entropy(module(x), y, reduction="sum").detach())
+
+    return tune
 
 
 @pytest.fixture

@@ -1,0 +1,116 @@
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedpipe.algorithms.fedbabu import FedBABU
+from fedpipe.algorithms.fedrep import FedRep
+from fedpipe.models.mlp import MLP
+
+RULES = {
+    "sgd": (lambda parameters: torch.optim.SGD(parameters, 0.05, momentum=0.9), {"momentum": 0.9}),
+    "adam": (lambda parameters: torch.optim.Adam(parameters, 0.05), {"optimizer": "adam"}),
+}
+
+
+@pytest.mark.parametrize("optimizer", RULES)
+def test_both_phases_written_out(make_trial, assert_same, optimizer):
+    """With PyTorch's own optimisers, a new one for each phase."""
+    make_rule, settings = RULES[optimizer]
+    trial = make_trial(FedRep(head_epochs=3, body_epochs=2), **settings)
+    body = dict(trial.server["body"])
+    heads = {client: dict(trial.first["head"]) for client in range(len(trial.clients))}
+    for number in (1, 2):
+        sent = {}
+        for client in trial.participants(number):
+            module = MLP(hidden=(6,)).build((5,), 4).double()
+            module.load_state_dict(body | heads[client])
+            for part, stream, epochs in ((module.head, "head", 3), (module.body, "batches", 2)):
+                rule = make_rule(part.parameters())
+                for epoch in range(epochs):
+                    order = trial.clients.order(client, number, stream, epoch)
+                    for first in range(0, len(order), 4):
+                        x, y = trial.clients.gather(order[first : first + 4])
+                        module.zero_grad()
+                        cross_entropy(module(x), y).backward()
+                        rule.step()
+            trained = {name: value.detach().clone() for name, value in module.named_parameters()}
+            sent[client] = {name: trained[name] for name in body}
+            heads[client] = {name: trained[name] for name in heads[client]}
+        total = sum(trial.clients.sizes[client] for client in sent)
+        body = {
+            name: sum(each[name] * (trial.clients.sizes[client] / total) for client, each in sent.items())
+            for name in body
+        }
+    trial.run(2)
+    assert_same(dict(trial.server["body"]), body, within=1e-12)
+    for client, head in heads.items():
+        assert_same(dict(trial.kept[client]["head"]), head, within=1e-12)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_without_body_epochs_the_representation_never_changes(make_trial, assert_same, width):
+    trial = make_trial(FedRep(head_epochs=2, body_epochs=0), width=width, weight_decay=0.1)
+    body = trial.fresh(0).only(trial.net.body_names)
+    trial.run(3)
+    assert_same(trial.server["body"], body, within=1e-15)  # an average of equal bodies
+    for outcome in trial.outcomes:
+        assert not torch.equal(outcome.keep["head"].flat(), trial.first["head"].flat())
+
+
+@pytest.mark.parametrize("optimizer", RULES)
+def test_without_head_epochs_it_trains_fedbabus_body(make_trial, assert_same, optimizer):
+    settings = RULES[optimizer][1] | {"local_epochs": 2, "weight_decay": 0.01}
+    rep, babu = (make_trial(each, **settings).run(3) for each in (FedRep(head_epochs=0, body_epochs=2), FedBABU()))
+    assert_same(rep.server["body"], babu.server["body"])
+    assert_same(rep.kept, babu.kept)
+
+
+@pytest.mark.parametrize("optimizer", RULES)
+def test_the_second_phase_leaves_the_head_bit_by_bit(make_trial, assert_same, optimizer):
+    """Momentum and weight decay would move what has no gradient, were it in the same optimiser."""
+    settings = RULES[optimizer][1] | {"weight_decay": 0.1}
+    one, both = (make_trial(FedRep(head_epochs=2, body_epochs=epochs), **settings).run() for epochs in (0, 3))
+    assert_same(both.kept, one.kept)
+    assert not torch.equal(both.server["body"].flat(), one.server["body"].flat())
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_heads_differ_under_one_representation(make_trial, assert_same, width):
+    """Its mechanism acts from the first round on."""
+    trial = make_trial(FedRep(), width=width, participation=1.0).run()
+    models = [trial.begin(client)["model"] for client in range(len(trial.clients))]
+    for model in models[1:]:
+        assert_same(model.only(trial.net.body_names), models[0].only(trial.net.body_names))
+        assert not torch.equal(model["head.weight"], models[0]["head.weight"])
+    assert trial.algorithm.deploy(trial.server) is None
+
+
+def test_more_head_epochs_fit_the_client_better(make_trial):
+    """On the representation that it received: what the first phase minimises."""
+    losses = []
+    for epochs in (0, 1, 10):
+        settings = {"participation": 1.0, "learning_rate": 0.02}
+        trial = make_trial(FedRep(head_epochs=epochs, body_epochs=0), **settings)
+        samples = [trial.clients.gather(indices) for indices in trial.clients.train]
+        losses.append(
+            [
+                float(cross_entropy(trial.net(trial.server["body"] | outcome.keep["head"], x), y))
+                for outcome, (x, y) in zip(trial.train(), samples, strict=True)
+            ]
+        )
+    assert all(none > one > ten for none, one, ten in zip(*losses, strict=True))
+
+
+def test_whoever_is_not_in_a_round_keeps_its_head(make_trial, assert_same):
+    trial = make_trial(FedRep()).run(1, ids=[1, 2])
+    head = trial.kept[1]["head"]
+    trial.run(1, ids=[2, 3])
+    assert_same(trial.begin(1)["model"], trial.server["body"] | head)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_fine_tuning_trains_the_head_alone(make_trial, fine_tuned, width):
+    trial = make_trial(FedRep(), width=width).run(2)
+    for client in (1, 4):
+        (found,) = trial.train([client], ("local",), "finetune")
+        assert found.scores["local"].loss == pytest.approx(fine_tuned(trial, client, ("head",)), rel=1e-12)
