@@ -1,0 +1,56 @@
+"""FedBABU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedpipe.algorithms._shared_body import SharedBody
+from fedpipe.algorithms.base import Pass, State, Train, Uploads
+from fedpipe.tensors import Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBABU(SharedBody):
+    r"""The federation trains the body alone, under one random head that nobody changes; fine-tuning personalises.
+
+    Source: Oh et al., FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022, Alg. 1.
+    With h the head of the common initial model, in all rounds and for all clients:
+
+    .. math:: \phi_k \leftarrow \arg\min_\phi F_k(\phi, h), \qquad \phi^{t+1} = \sum_{k \in S} w_k \phi_k .
+
+    State: the common head, everywhere. Traffic: the body down, the body up. The paper measures each client's copy after
+    a few epochs on its own data (5 by default: ``finetuned-on-local`` with ``finetune_epochs: 5``); FedDW measures the
+    global model, under its random head. Deviations: the authors' code takes uniform means; here the study's weighting
+    holds.
+
+    Parameters
+    ----------
+    finetuned
+        What fine-tuning trains: the whole model (as in the paper's main results), or its head or body alone.
+    """
+
+    finetuned: Literal["model", "head", "body"] = "model"
+
+    def init(self, fresh: Callable[[int], Tensors]) -> State:
+        """The body, and the head that stays."""
+        return super().init(fresh) | {"head": fresh(0).only(self.personal)}
+
+    def work(self) -> Sequence[Pass]:
+        """The body alone."""
+        return (Train(self.loss, only=self.net.body_names),)
+
+    def finetune(self, epochs: int) -> Sequence[Pass]:
+        """The whole model, or a part of it."""
+        parts = {"model": None, "head": self.net.head_names, "body": self.net.body_names}
+        return (Train(self.loss, only=parts[self.finetuned], epochs=epochs, stream="finetune"),)
+
+    def combine(self, server: State, uploads: Uploads) -> State:
+        """The weighted mean of the bodies."""
+        return super().combine(server, uploads) | {"head": server["head"]}
+
+    def deploy(self, server: State) -> Tensors:
+        """The body under the common head."""
+        model: Tensors = server["body"] | server["head"]
+        return model

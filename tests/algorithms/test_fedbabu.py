@@ -1,0 +1,92 @@
+import itertools
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedpipe.algorithms.fedbabu import FedBABU
+from fedpipe.engine.loop import Loop
+from fedpipe.models.mlp import MLP
+
+EVERYONE = range(8)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
+def test_the_head_is_the_same_everywhere_and_never_changes(make_trial, assert_same, settings, width):
+    trial = make_trial(FedBABU(), width=width, weight_decay=0.1, **settings)
+    head = trial.fresh(0).only(("head.weight", "head.bias"))
+    for _ in range(3):
+        trial.run()
+        assert_same(trial.server["head"], head)
+        for client in EVERYONE:
+            assert_same(trial.begin(client)["model"], trial.algorithm.deploy(trial.server))
+    assert not torch.equal(trial.server["body"].flat(), trial.fresh(0).only(trial.net.body_names).flat())
+
+
+@pytest.mark.parametrize("weighting", ["count", "uniform"])
+def test_it_is_fedavg_without_the_head_in_the_optimiser(make_trial, assert_same, weighting):
+    """Written out with PyTorch's own optimiser."""
+    trial = make_trial(FedBABU(), momentum=0.9, weight_decay=0.01, weighting=weighting)
+    model = dict(trial.fresh(0))
+    for number in (1, 2, 3):
+        sent, ids = [], trial.participants(number)
+        for client in ids:
+            module = MLP(hidden=(6,)).build((5,), 4).double()
+            module.load_state_dict(model)
+            rule = torch.optim.SGD(module.body.parameters(), 0.05, momentum=0.9, weight_decay=0.01)
+            for epoch in (0, 1):
+                order = trial.clients.order(client, number, "batches", epoch)
+                for first in range(0, len(order), 4):
+                    x, y = trial.clients.gather(order[first : first + 4])
+                    rule.zero_grad()
+                    cross_entropy(module(x), y).backward()
+                    rule.step()
+            sent.append({name: value.detach() for name, value in module.named_parameters()})
+        sizes = [trial.clients.sizes[client] if weighting == "count" else 1 for client in ids]
+        model = {
+            name: sum(each[name] * (size / sum(sizes)) for each, size in zip(sent, sizes, strict=True))
+            for name in model
+        }
+    assert_same(dict(trial.run(3).algorithm.deploy(trial.server)), model, within=1e-12)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+@pytest.mark.parametrize("finetuned", ["model", "head", "body"])
+def test_fine_tuning_trains_the_whole_model_or_a_part(make_trial, fine_tuned, finetuned, width):
+    trial = make_trial(FedBABU(finetuned=finetuned), width=width, momentum=0.9).run(2)
+    parts = ("body", "head") if finetuned == "model" else (finetuned,)
+    for client in (1, 4):
+        (found,) = trial.train([client], ("local",), "finetune")
+        assert found.scores["local"].loss == pytest.approx(fine_tuned(trial, client, parts), rel=1e-12)
+
+
+def test_fine_tuning_works_on_a_copy(make_trial, assert_same):
+    tried, plain = (make_trial(FedBABU()).run(2) for _ in range(2))
+    tried.train(EVERYONE, ("local",), "finetune")
+    assert_same(tried.server, plain.server)
+    assert_same(tried.kept, plain.kept)
+    assert_same(tried.run().server, plain.run().server)
+
+
+def test_before_fine_tuning_it_is_the_global_model(make_trial):
+    """No epoch of fine-tuning, the received model and the server's model: the same answers."""
+    trial = make_trial(FedBABU(), learning_rate=0.2).run(3)
+    received = trial.train(EVERYONE, ("local",), "receive")
+    trial.executor = Loop(trial.algorithm, trial.clients, finetune_epochs=0)
+    untouched = trial.train(EVERYONE, ("local",), "finetune")
+    for client, indices in enumerate(trial.clients.test):
+        _, y = trial.clients.gather(indices)
+        hits = int((trial.executor.logits(trial.algorithm.deploy(trial.server), indices).argmax(-1) == y).sum())
+        assert untouched[client].scores == received[client].scores
+        assert received[client].scores["local"].correct == hits
+
+
+def test_fine_tuning_personalises(make_trial):
+    """Its mechanism acts: the copies fit their clients' classes, which one model under a random head can't."""
+    trial = make_trial(FedBABU(), learning_rate=0.2, participation=1.0).run(5)
+    received, finetuned = (trial.train(EVERYONE, ("local",), stage) for stage in ("receive", "finetune"))
+    before, after = ([outcome.scores["local"] for outcome in each] for each in (received, finetuned))
+    assert sum(score.correct for score in after) > sum(score.correct for score in before)
+    pairs = itertools.zip_longest(before[1:], after[1:])
+    assert sum(score.loss > tuned.loss for score, tuned in pairs) >= 6
