@@ -1,0 +1,143 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cosine_similarity
+
+from fedpipe.algorithms.base import Batch
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.moon import MOON
+from fedpipe.models.base import Net, Network
+from fedpipe.tensors import Tensors
+
+f64 = torch.float64
+
+
+def body(*rows):
+    return Tensors({"body.weight": torch.tensor([[float(row)] for row in rows], dtype=f64)})
+
+
+@pytest.fixture
+def make_linear(make_trial):
+    """MOON on a linear body from one input to two features, under a head that makes no risk."""
+
+    def make(**parameters):
+        net = Net(lambda: Network(nn.Linear(1, 2, bias=False), nn.Linear(2, 1)), f64)
+        return MOON(**parameters).bind(net, make_trial("fedavg").algorithm.federation)
+
+    return make
+
+
+def client_of(model, other, previous, seen=1.0):
+    head = {"head.weight": torch.zeros(1, 2, dtype=f64), "head.bias": torch.zeros(1, dtype=f64)}
+    return {"model": model | head, "global": other, "previous": previous, "seen": torch.tensor(seen, dtype=f64)}
+
+
+BATCH = Batch(torch.ones(3, 1, dtype=f64), torch.zeros(3, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("previous", "temperature", "value"),
+    [
+        ((1, 0), 0.5, math.log(2)),
+        ((0, 7), 0.5, 0.126928),
+        ((-1, 0), 0.5, math.log(1 + math.exp(-4))),
+        ((0, 1), 1.0, math.log(1 + math.exp(-1))),
+    ],
+)
+def test_the_contrast_of_known_angles(make_linear, previous, temperature, value):
+    """The features are (2, 0), the global model's (5, 0): cosine 1, whatever their lengths."""
+    algorithm = make_linear(mu=3.0, temperature=temperature)
+    client = client_of(body(2, 0), body(5, 0), body(*previous))
+    assert float(algorithm.loss(client, BATCH)) == pytest.approx(3 * value, abs=3e-6)
+
+
+def test_equal_models_have_no_gradient(make_linear):
+    weight = torch.tensor([[2.0], [1.0]], dtype=f64, requires_grad=True)
+    client = client_of(Tensors({"body.weight": weight}), body(1, 3), body(1, 3))
+    (gradient,) = torch.autograd.grad(make_linear(mu=5.0).loss(client, BATCH), weight)
+    assert gradient.abs().max() < 1e-15
+
+
+def test_the_gradient_turns_towards_the_global_model(make_linear):
+    """At (1, 0) with the global model at (0, 1) and the previous one at (1, 0)."""
+    weight = torch.tensor([[1.0], [0.0]], dtype=f64, requires_grad=True)
+    client = client_of(Tensors({"body.weight": weight}), body(0, 1), body(1, 0))
+    (gradient,) = torch.autograd.grad(make_linear().loss(client, BATCH), weight)
+    share = 1 / (1 + math.exp(-2))  # of the previous model in the softmax
+    assert gradient.flatten().tolist() == pytest.approx([0, -2 * share], abs=1e-15)
+
+
+def test_the_other_models_are_in_evaluation_mode(make_trial):
+    """They have no dropout while the client's own model trains."""
+    net = Net(lambda: Network(nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5)), nn.Linear(6, 4)), f64)
+    algorithm = MOON().bind(net, make_trial("fedavg").algorithm.federation)
+    x, z = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(1), dtype=f64), torch.ones(3, 6, dtype=f64)
+    client = {"global": net.fresh(1), "previous": net.fresh(2)}
+    calm = algorithm.contrast(client, z, x[0])
+    with net.mode.of(True, None, torch.tensor(7)):
+        assert not torch.equal(net.features(client["global"], x[0]), net.features(client["global"], x[0], teacher=True))
+        assert torch.equal(algorithm.contrast(client, z, x[0]), calm)
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
+def test_without_contrast_it_is_fedavg_bit_by_bit(make_trial, assert_same, settings):
+    moon, plain = (make_trial(each, **settings).run(3) for each in (MOON(mu=0.0), FedAvg()))
+    assert_same(moon.server, plain.server)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_only_those_who_were_there_before_contrast(make_trial, width):
+    """The first round is FedAvg's bit by bit; in the second, so is what a newcomer sends."""
+    moon, plain = (make_trial(each, width=width).run(1, ids=[0, 1, 5]) for each in (MOON(mu=5.0), FedAvg()))
+    assert torch.equal(moon.server["model"].flat(), plain.server["model"].flat())
+    both = zip(moon.train([1, 4, 5]), plain.train([1, 4, 5]), strict=True)
+    assert [torch.equal(a.upload["model"].flat(), b.upload["model"].flat()) for a, b in both] == [False, True, False]
+
+
+def test_a_client_alone_has_no_contrast(make_clients, make_trial, assert_same):
+    """The global model is its previous one, so that the contrast has no gradient."""
+    clients = make_clients(sizes=[15], labels=lambda client: range(4))
+    moon, plain = (make_trial(each, clients=clients, participation=1.0).run(3) for each in (MOON(mu=5.0), FedAvg()))
+    assert_same(moon.server, plain.server, within=1e-12)
+
+
+def test_clients_keep_the_model_that_they_sent(make_trial, assert_same):
+    trial = make_trial(MOON()).run(1, ids=[1, 2])
+    sent = {outcome.client: outcome.upload["model"] for outcome in trial.outcomes}
+    trial.run(1, ids=[2, 3])
+    assert_same(trial.begin(1)["previous"], sent[1])
+    assert_same(trial.begin(2)["previous"], trial.outcomes[0].upload["model"])
+    assert_same(trial.begin(1)["global"], trial.server["model"])
+
+
+def test_the_contrast_turns_features_from_the_previous_to_the_global_model(make_trial):
+    """Its mechanism acts: the stronger it is, the larger the difference of the cosines, for every client."""
+    margins = []
+    for mu in (0.0, 2.0, 20.0):
+        trial = make_trial(MOON(mu=mu), participation=1.0, local_epochs=5, learning_rate=0.02)
+        before = make_trial(MOON(mu=0.0), participation=1.0, local_epochs=5).run(2)
+        trial.server, trial.kept, trial.rounds = before.server, before.kept, before.rounds
+        margins.append([margin(trial, outcome) for outcome in trial.train()])
+    assert all(none < weak < strong for none, weak, strong in zip(*margins, strict=True))
+
+
+def margin(trial, outcome):
+    x = trial.clients.gather(trial.clients.train[outcome.client])[0]
+    models = outcome.upload["model"], trial.server["model"], trial.kept[outcome.client]["previous"]
+    z, near, far = (trial.net.features(model, x) for model in models)
+    return float((cosine_similarity(z, near) - cosine_similarity(z, far)).mean())
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_features_of_zero_make_no_nan(make_trial, width):
+    """Every ReLU of the body is off."""
+    net = make_trial(MOON()).net
+
+    def dead(index):
+        model = net.fresh(index)
+        return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
+
+    trial = make_trial(MOON(), width=width, fresh=dead, participation=1.0).run(2)
+    assert all(outcome.upload["model"].flat().isfinite().all() for outcome in trial.outcomes)
