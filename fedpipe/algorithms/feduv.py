@@ -1,0 +1,76 @@
+"""FedUV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpipe.algorithms.base import Batch, State, cross_entropy
+from fedpipe.algorithms.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedUV(FedAvg):
+    r"""FedAvg whose clients imitate IID training: predictions that vary within a batch, features that spread out.
+
+    Source: Son et al., FedUV: Uniformity and Variance for Heterogeneous Federated Learning, CVPR 2024. With p the
+    softmax outputs and z the features of a batch,
+
+    .. math::
+        \min_\theta F_k(\theta) + a_V V + a_U U, \qquad
+        V = \frac{1}{C} \sum_c \max(0, C^{-1/2} - \mathrm{std}_i \, p_{ic}), \qquad
+        U = \mathrm{mean}_{i < j} \, e^{-\lVert z_i - z_j \rVert^2 / s} ,
+
+    where std is the unbiased standard deviation over the batch (:math:`C^{-1/2}` is what balanced one-hot predictions
+    have) and s the median of the distances that are not 0, squared; of an even number of them the lower middle one. As
+    in the authors' code, z is not normalised and the gradient flows through s. A term that is undefined (a batch of one
+    sample; features that are all equal) is 0.
+
+    State: none. Traffic: the model down, the model up. Deviations: the authors put a projection between the body and
+    the output layer; here z is what enters the output layer of the study's own model, as in FedDW's code. Values used:
+    2.5 and 0.5 (its own code, FedDW, cwFedAvg; the names lambda and mu are swapped between them).
+
+    Parameters
+    ----------
+    variance
+        Strength a_V of the predictions' variance; C/4 makes it grow with the number of classes.
+    uniformity
+        Strength a_U of the features' uniformity.
+    """
+
+    variance: Annotated[float, Field(ge=0)] | Literal["C/4"] = 2.5
+    uniformity: Annotated[float, Field(ge=0)] = 0.5
+
+    def loss(self, client: State, batch: Batch) -> Tensor:
+        """The risk and both regularisers."""
+        z = self.net.features(client["model"], batch.x)
+        logits = self.net.classify(client["model"], z)
+        strength = logits.shape[-1] / 4 if self.variance == "C/4" else self.variance
+        v, u = lack_of_variance(logits.softmax(-1), batch), closeness(z, batch)
+        return cross_entropy(logits, batch) + strength * v + self.uniformity * u
+
+
+def lack_of_variance(p: Tensor, batch: Batch) -> Tensor:
+    """V of predictions of shape (B, C), a scalar: how far they vary less than balanced one-hot ones."""
+    n = batch.size()
+    mean = batch.sum(p) / n.clamp(min=1)
+    variance = batch.sum((p - mean).square()) / (n - 1).clamp(min=1)
+    constant = variance <= (len(p) * torch.finfo(p.dtype).eps) ** 2  # up to rounding: the root has no gradient there
+    std = torch.where(constant, 0.0, torch.where(constant, 1.0, variance).sqrt())
+    return (p.shape[-1] ** -0.5 - std).clamp(min=0).mean() * (n > 1)
+
+
+def closeness(z: Tensor, batch: Batch) -> Tensor:
+    """U of features of shape (B, d), a scalar: the mean kernel of the batch's pairs."""
+    mask = torch.ones_like(z[:, 0]) if batch.mask is None else batch.mask
+    pair = (mask.unsqueeze(1) * mask).triu(1)
+    square = (z.unsqueeze(1) - z).square().sum(-1)
+    apart = (pair > 0) & (square > 0)
+    ordered = torch.where(apart, square, torch.inf).flatten().sort().values
+    middle = (apart.sum() - 1).clamp(min=0) // 2
+    s = torch.where(apart.any(), ordered.gather(0, middle.reshape(1)).squeeze(0), 1.0)
+    return (pair * (-square / s).exp()).sum() / pair.sum().clamp(min=1) * apart.any()

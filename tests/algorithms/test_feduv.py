@@ -1,0 +1,185 @@
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedpipe import registry
+from fedpipe.algorithms.base import Batch
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.feduv import FedUV, closeness, lack_of_variance
+from fedpipe.errors import SettingsError
+
+f64 = torch.float64
+TERMS = {"V": lack_of_variance, "U": closeness}
+
+
+def batch_of(values, real=None):
+    """A batch of as many samples; with ``real``, only the first of them are no padding."""
+    x = torch.zeros(len(values), 1, dtype=f64)
+    mask = None if real is None else (torch.arange(len(values)) < real).to(f64)
+    return Batch(x, torch.zeros(len(values), dtype=torch.long), mask)
+
+
+def padded(values, rows=4):
+    """The same values with rows of other numbers after them, and their batch."""
+    noise = torch.randn(rows, values.shape[1], generator=torch.Generator().manual_seed(9), dtype=f64)
+    whole = torch.cat([values, noise.softmax(-1)])
+    return whole, batch_of(whole, real=len(values))
+
+
+def points(*values):
+    return torch.tensor([[float(value)] for value in values], dtype=f64)
+
+
+def value_and_gradient(term, values, batch):
+    values = values.clone().requires_grad_()
+    value = term(values, batch)
+    return value.detach(), torch.autograd.grad(value, values)[0]
+
+
+@pytest.mark.parametrize(("classes", "value"), [(2, 0.707107), (10, 0.316228), (100, 0.1)])
+def test_constant_predictions_lack_all_variance(classes, value):
+    """V is the standard deviation of a column of the identity, 1 / sqrt(C), and has no gradient there."""
+    for share in (1 / classes, 0.3):
+        p = torch.full((7, classes), share, dtype=f64)
+        found, gradient = value_and_gradient(lack_of_variance, p, batch_of(p))
+        assert float(found) == pytest.approx(value, abs=1e-6)
+        assert not gradient.any()
+    assert float(torch.eye(classes, dtype=f64).std(0).mean()) == pytest.approx(value, abs=1e-6)
+
+
+def test_one_hot_predictions():
+    """Each class once: V is 0. Each class twice: not quite, since the deviation is the unbiased one."""
+    once = torch.eye(10, dtype=f64)
+    assert float(lack_of_variance(once, batch_of(once))) == pytest.approx(0, abs=1e-15)
+    twice = once.repeat(2, 1)
+    assert float(lack_of_variance(twice, batch_of(twice))) == pytest.approx(0.00843, abs=1e-5)
+
+
+@pytest.mark.parametrize("distance", [1e-3, 1.0, 50.0])
+def test_two_points_are_as_close_whatever_their_distance(distance):
+    """U is 1 / e, with no gradient: the median moves with the distance."""
+    z = points(3.0, 3.0 + distance)
+    found, gradient = value_and_gradient(closeness, z, batch_of(z))
+    assert float(found) == pytest.approx(0.367879, abs=1e-6)
+    assert gradient.abs().max() <= 1e-12 / distance
+
+
+def test_the_median_is_the_lower_middle_value():
+    """Of 1, 4, 9, 16, 36 and 49 it is 9."""
+    z = points(0, 1, 3, 7)
+    wanted = sum(math.exp(-square / 9) for square in (1, 4, 9, 16, 36, 49)) / 6
+    assert float(closeness(z, batch_of(z))) == pytest.approx(wanted, rel=1e-14)
+
+
+def test_distances_of_zero_count_in_the_mean_alone():
+    z = points(0, 0, 0, 2)
+    assert float(closeness(z, batch_of(z))) == pytest.approx((3 + 3 / math.e) / 6, rel=1e-14)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 12])
+def test_both_terms_are_pytorchs(assert_same, size, masked):
+    """Values and gradients, the one through the median included; padding changes nothing."""
+    values = torch.randn(size, 5, generator=torch.Generator().manual_seed(size), dtype=f64).softmax(-1)
+
+    def variance(p, _):
+        return (5**-0.5 - p.std(0)).clamp(min=0).mean()
+
+    def uniformity(z, _):
+        squares = torch.pdist(z).square()
+        return (-squares / squares[squares > 0].median()).exp().mean()
+
+    for term, plain in ((lack_of_variance, variance), (closeness, uniformity)):
+        wanted, theirs = value_and_gradient(plain, values, None)
+        found, ours = value_and_gradient(term, *(padded(values) if masked else (values, batch_of(values))))
+        assert_same(found, wanted, within=1e-14)
+        assert_same(ours[:size], theirs, within=1e-13)
+        assert not ours[size:].any()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("term", TERMS)
+def test_a_batch_of_one_adds_nothing(term, masked):
+    values = torch.tensor([[0.2, 0.5, 0.3]], dtype=f64)
+    found, gradient = value_and_gradient(TERMS[term], *(padded(values) if masked else (values, batch_of(values))))
+    assert float(found) == 0
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_features_that_are_all_equal_add_nothing(masked):
+    z = torch.full((7, 3), 0.3, dtype=f64)
+    found, gradient = value_and_gradient(closeness, *(padded(z) if masked else (z, batch_of(z))))
+    assert float(found) == 0
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_a_batch_of_padding_alone_is_finite(term):
+    values = torch.full((4, 3), 0.3, dtype=f64)
+    found, gradient = value_and_gradient(TERMS[term], values, batch_of(values, real=0))
+    assert found.isfinite()
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize(("variance", "strength"), [(2.5, 2.5), (0.7, 0.7), ("C/4", 1.0)])
+def test_the_loss_adds_both_terms(make_trial, variance, strength):
+    """With four classes, C/4 is 1."""
+    trial = make_trial(FedUV(variance=variance, uniformity=0.3))
+    client, (x, y) = trial.begin(7), trial.clients.gather(trial.clients.train[7])
+    batch, logits = Batch(x, y), trial.net(client["model"], x)
+    v, u = lack_of_variance(logits.softmax(-1), batch), closeness(trial.net.features(client["model"], x), batch)
+    wanted = cross_entropy(logits, y) + strength * v + 0.3 * u
+    assert float(trial.algorithm.loss(client, batch)) == pytest.approx(float(wanted), rel=1e-14)
+    assert v > 0.1
+    assert u > 0.1
+
+
+def test_a_strength_is_a_number_or_c_over_4():
+    with pytest.raises(SettingsError, match=r"algorithms.variance: 'C/5' can't be used"):
+        registry.build(registry.ALGORITHM, "feduv", {"variance": "C/5"})
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
+def test_without_both_terms_it_is_fedavg_bit_by_bit(make_trial, assert_same, settings):
+    algorithms = (FedUV(variance=0.0, uniformity=0.0), FedAvg())
+    off, plain = (make_trial(each, **settings).run(3) for each in algorithms)
+    assert_same(off.server, plain.server)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_features_of_zero_make_no_nan(make_trial, width):
+    """Every ReLU of the body is off, so that all features of a batch and all its predictions are equal."""
+    net = make_trial(FedUV()).net
+
+    def dead(index):
+        model = net.fresh(index)
+        return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
+
+    uv, plain = (make_trial(each, width=width, fresh=dead, participation=1.0).run(2) for each in (FedUV(), FedAvg()))
+    assert torch.equal(uv.server["model"].flat(), plain.server["model"].flat())
+
+
+def test_single_samples_train_as_in_fedavg(make_trial, assert_same):
+    """Batches of one have neither a deviation nor a pair."""
+    uv, plain = (make_trial(each, batch_size=1).run(2) for each in (FedUV(), FedAvg()))
+    assert_same(uv.server, plain.server)
+
+
+@pytest.mark.parametrize(("parameters", "term"), [({"uniformity": 0.0}, "V"), ({"variance": 0.0}, "U")])
+def test_each_term_does_what_it_is_for(make_trial, parameters, term):
+    """Its mechanism acts: on the batch that a client trained on, each ends lower than after FedAvg's training."""
+    found = []
+    for algorithm in (FedAvg(), FedUV(**parameters)):
+        trial = make_trial(algorithm, participation=1.0, local_epochs=20, batch_size=20)
+        found.append([measured(trial, outcome, term) for outcome in trial.train()[1:]])  # the first has one sample
+    assert all(with_term < without for without, with_term in zip(*found, strict=True))
+
+
+def measured(trial, outcome, term):
+    x = trial.clients.gather(trial.clients.train[outcome.client])[0]
+    model = outcome.upload["model"]
+    values = trial.net(model, x).softmax(-1) if term == "V" else trial.net.features(model, x)
+    return float(TERMS[term](values, batch_of(values)))
