@@ -5,17 +5,39 @@ Counts have shape (N, C). A client without samples has no label distribution: it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from fedpipe.data.partitions.base import Integers
+from fedpipe.data.partitions.base import Floats, Integers
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Floats = npt.NDArray[np.float64]
+
+class Overall(NamedTuple):
+    """How far all clients are from each other, in three numbers."""
+
+    entropy: float  #: mean of the clients' label entropies, in bits
+    js_distance: float  #: mean of the clients' Jensen-Shannon distances to the label distribution of all
+    gini: float  #: Gini coefficient of the clients' sizes
+
+    @classmethod
+    def of(cls, counts: Integers) -> Overall:
+        """The numbers of these clients."""
+        return cls(float(label_entropy(counts).mean()), mean_js_distance(counts), gini(counts.sum(axis=1)))
+
+    @classmethod
+    def read(cls, summary: pa.Table) -> Overall:
+        """The numbers that :func:`summary` wrote down."""
+        return cls(*(float(summary.schema.metadata[name.encode()]) for name in cls._fields))
+
+    def __str__(self) -> str:
+        """In words."""
+        return (
+            f"mean label entropy {self.entropy:.2f} bits   ·   mean Jensen–Shannon distance {self.js_distance:.3f}   ·"
+            f"   Gini coefficient of sizes {self.gini:.3f}"
+        )
 
 
 def label_entropy(counts: Integers) -> Floats:
@@ -58,11 +80,12 @@ def summary(counts: Integers) -> pa.Table:
     Returns
     -------
     pyarrow.Table
-        Columns ``client`` (int32), ``samples`` and ``classes`` (int64), ``entropy`` (bits) and ``js_distance``.
+        Columns ``client`` (int32), ``samples`` and ``classes`` (int64), ``entropy`` (bits) and ``js_distance``; the
+        numbers of :class:`Overall` are metadata of the schema, as text.
     """
     import pyarrow as pa
 
-    return pa.table(
+    table = pa.table(
         {
             "client": pa.array(np.arange(len(counts)), pa.int32()),
             "samples": pa.array(counts.sum(axis=1), pa.int64()),
@@ -71,6 +94,7 @@ def summary(counts: Integers) -> pa.Table:
             "js_distance": pa.array(js_distance(counts), pa.float64()),
         }
     )
+    return table.replace_schema_metadata({name: repr(value) for name, value in Overall.of(counts)._asdict().items()})
 
 
 def _shares(counts: Integers) -> Floats:

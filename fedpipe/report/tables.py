@@ -92,7 +92,7 @@ def markdown(plan: Plan, table: pd.DataFrame, times: pd.DataFrame) -> str:
     wide["training (s)"] = [f"{seconds:.1f}" for seconds in times["train"]]  # the same rows in the same order
     sides = ["left" if name < len(_row(plan)) else "right" for name in range(wide.shape[1])]
     body = wide.to_markdown(index=False, disable_numparse=True, colalign=sides)
-    parts = [caption(plan), body, *_failures(plan), _made_by(plan)]
+    parts = [caption(plan), body, *_failures(plan), _heterogeneity(plan), _made_by(plan)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -177,25 +177,22 @@ def _failures(plan: Plan) -> list[str]:
 
 
 def _heterogeneity(plan: Plan) -> str:
-    """How far clients are from each other: a row a data set and partition, mean over seeds."""
+    """How unlike the clients are: a row a data set and partition, mean over seeds."""
     found: dict[str, list[Overall]] = {}
     for key, settings in plan["partitions"].items():
         path = artifacts.assignment_file(key).with_name("heterogeneity.parquet")
         found.setdefault(setup(settings), []).append(Overall.read(artifacts.read_parquet(path)))
-    rows = [
-        [
-            name,
-            *(f"{mean(values):.{digits}f}" for values, digits in zip(zip(*each, strict=True), (2, 3, 3), strict=True)),
-        ]
-        for name, each in found.items()
-    ]
+    rows = []
+    for name, each in found.items():
+        entropy, js_distance, gini = (mean(values) for values in zip(*each, strict=True))
+        rows.append([name, f"{entropy:.2f}", f"{js_distance:.3f}", f"{gini:.3f}"])
     head = ["data", "label entropy (bits)", "Jensen-Shannon distance", "Gini of sizes"]
     body = pd.DataFrame(rows, columns=head).to_markdown(
         index=False, disable_numparse=True, colalign=["left", "right", "right", "right"]
     )
     return (
-        "How far clients are from each other: label entropy of a client and its distance to the label distribution of "
-        f"all (mean over clients), and inequality of sizes; mean over seeds.\n\n{body}"
+        "How unlike the clients are: label entropy and distance to the label distribution of all (mean over clients), "
+        f"inequality of sizes; mean over seeds.\n\n{body}"
     )
 
 

@@ -1,5 +1,6 @@
 """Assignments: every sample once, both rules for test sets, seeds, and reading back."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +14,13 @@ from fedpipe import artifacts
 from fedpipe.data.assignment import Assignment, assign
 from fedpipe.data.partitions.base import Integers, Scheme
 from fedpipe.data.partitions.dirichlet import Dirichlet
+from fedpipe.data.partitions.dirichlet_balanced import DirichletBalanced
+from fedpipe.data.partitions.dirichlet_feddw import DirichletFedDW
+from fedpipe.data.partitions.dirichlet_overlap import DirichletOverlap
+from fedpipe.data.partitions.file import File
 from fedpipe.data.partitions.iid import IID
 from fedpipe.data.partitions.pathological import Pathological
+from fedpipe.data.partitions.quantity import Quantity
 from fedpipe.errors import SettingsError
 
 Split = Literal["official", "pooled"]
@@ -40,29 +46,50 @@ def digits(train: int = 100, test: int = 25, classes: int = 10) -> tuple[Integer
 
 
 def table_of(
-    scheme: Scheme, split: Split, clients: int = 10, share: float = 0.25, seed: int = 0, **sizes: int
+    scheme: Scheme,
+    split: Split,
+    clients: int = 10,
+    share: float = 0.25,
+    seed: int = 0,
+    stratified: bool = False,
+    validation: float = 0,
+    **sizes: int,
 ) -> tuple[Any, Integers, np.ndarray]:
     labels, for_test = digits(**sizes)
-    return assign(scheme, labels, for_test, clients, split, share, seed), labels, for_test
+    return assign(scheme, labels, for_test, clients, split, share, seed, stratified, validation), labels, for_test
 
 
 @given(
     split=st.sampled_from(SPLITS),
-    scheme=st.sampled_from([IID(), Dirichlet(alpha=0.05), Pathological(classes_per_client=3)]),
+    scheme=st.sampled_from(
+        [
+            IID(),
+            Dirichlet(alpha=0.05),
+            DirichletBalanced(minimum=3),
+            DirichletFedDW(alpha=0.05),
+            Pathological(classes_per_client=3),
+            Quantity(minimum=1),
+        ]
+    ),
     clients=st.integers(4, 25),
     seed=st.integers(0, 99),
+    stratified=st.booleans(),
+    validation=st.sampled_from([0, 0.1, 0.9]),
 )
-@settings(max_examples=60, deadline=None)
-def test_every_sample_appears_once_and_everybody_trains(split: Split, scheme: Scheme, clients: int, seed: int) -> None:
-    table, labels, _ = table_of(scheme, split, clients, seed=seed)
+@settings(max_examples=80, deadline=None)
+def test_every_sample_appears_once_and_everybody_trains(
+    split: Split, scheme: Scheme, clients: int, seed: int, stratified: bool, validation: float
+) -> None:
+    table, labels, _ = table_of(scheme, split, clients, seed=seed, stratified=stratified, validation=validation)
     assert table["sample"].to_pylist() == list(range(len(labels)))
     assert table["label"].to_pylist() == labels.tolist()
     assert [str(kind) for kind in table.schema.types] == ["int64", "int32", "int64", "string"]
     dealt = Assignment.of(table)
-    everything = np.concatenate([*dealt.train, dealt.global_test])
+    everything = np.concatenate([*dealt.train, *dealt.validation, dealt.global_test])
     assert np.array_equal(np.sort(everything), np.arange(len(labels)))
-    assert len(dealt.train) == len(dealt.test) == clients
+    assert len(dealt.train) == len(dealt.validation) == len(dealt.test) == clients
     assert dealt.sizes.min() >= 1
+    assert any(len(held) for held in dealt.validation) == bool(validation)
     assert set(np.concatenate(dealt.test)) <= set(dealt.global_test)
 
 
@@ -185,3 +212,155 @@ def test_a_scheme_of_somebody_else_must_keep_its_promise(owner: tuple[int, ...])
     labels = np.zeros(3, dtype=np.int64)
     with pytest.raises(SettingsError, match=r"^partition\.scheme: '.*Given' did not give every sample one of 2 "):
         assign(Given(owner=owner), labels, labels == 1, 2, "pooled", 0.25, 0)
+
+
+# -- what clients keep from training -----------------------------------------------------------------------------------
+
+
+@given(
+    share=st.sampled_from([0.1, 0.25, 0.5, 0.9]),
+    scheme=st.sampled_from([IID(), Dirichlet(alpha=0.2), Pathological(classes_per_client=3)]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_stratified_split_has_the_class_proportions_of_its_client(share: float, scheme: Scheme, seed: int) -> None:
+    table, labels, _ = table_of(scheme, "pooled", share=share, seed=seed, stratified=True)
+    dealt = Assignment.of(table)
+    for train, test in zip(dealt.train, dealt.test, strict=True):
+        size, held = len(train) + len(test), np.bincount(labels[test], minlength=10)
+        assert held.sum() == math.floor(size * share + 1e-9)
+        exact = held.sum() * (held + np.bincount(labels[train], minlength=10)) / size
+        assert np.abs(held - exact).max() < 1
+        assert not (held[exact == 0]).any()
+
+
+def test_a_stratified_split_by_the_largest_remainder() -> None:
+    labels = np.repeat([0, 1, 2], [50, 30, 4])
+    table = assign(Given(owner=(0,) * 84), labels, labels == 9, 1, "pooled", 0.25, 0, stratified=True)
+    (test,) = Assignment.of(table).test
+    assert np.bincount(labels[test]).tolist() == [12, 8, 1]  # of 12.5, 7.5 and 1: the tie is broken at random
+    others = {
+        tuple(np.bincount(labels[Assignment.of(each).test[0]]).tolist())
+        for each in (
+            assign(Given(owner=(0,) * 84), labels, labels == 9, 1, "pooled", 0.25, seed, stratified=True)
+            for seed in range(20)
+        )
+    }
+    assert others == {(13, 7, 1), (12, 8, 1)}
+
+
+def test_an_unstratified_split_does_not_see_classes() -> None:
+    one, other = (
+        assign(Given(owner=(0,) * 40), labels, labels == 9, 1, "pooled", 0.5, 0)
+        for labels in (np.zeros(40, dtype=np.int64), np.arange(40) % 4)
+    )
+    assert one["split"].equals(other["split"])
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("stratified", [False, True])
+def test_a_validation_part_comes_from_the_clients_training_samples_alone(split: Split, stratified: bool) -> None:
+    without, with_ = (
+        Assignment.of(table_of(Dirichlet(alpha=0.3), split, stratified=stratified, validation=share)[0])
+        for share in (0, 0.2)
+    )
+    assert not any(len(held) for held in without.validation)
+    assert np.array_equal(with_.global_test, without.global_test)
+    for client in range(10):
+        assert np.array_equal(with_.test[client], without.test[client])
+        assert len(with_.validation[client]) == len(without.train[client]) // 5
+        both = np.sort(np.concatenate([with_.train[client], with_.validation[client]]))
+        assert np.array_equal(both, without.train[client])
+    assert with_.sizes.tolist() == [len(train) for train in with_.train]
+
+
+def test_a_stratified_validation_part() -> None:
+    table, labels, _ = table_of(IID(), "official", clients=2, stratified=True, validation=0.1, train=100)
+    for held, counts in zip(Assignment.of(table).validation, Assignment.of(table).class_counts, strict=True):
+        assert np.abs(np.bincount(labels[held], minlength=10) - counts / 9).max() < 1
+
+
+def test_a_client_with_one_sample_has_no_validation_part() -> None:
+    labels = np.zeros(3, dtype=np.int64)
+    table = assign(Given(owner=(0, 1, 1)), labels, labels == 1, 2, "pooled", 0.5, 0, validation_share=0.9)
+    assert [len(held) for held in Assignment.of(table).validation] == [0, 0]
+
+
+# -- overlapping clients -----------------------------------------------------------------------------------------------
+
+
+def test_overlapping_clients_have_a_row_for_each_pair() -> None:
+    table, labels, for_test = table_of(DirichletOverlap(alpha=0.5), "official")
+    rows = list(zip(table["sample"].to_pylist(), table["client"].to_pylist(), strict=True))
+    assert rows == sorted(set(rows))
+    dealt = Assignment.of(table)
+    trained = np.concatenate(dealt.train)
+    assert len(np.unique(trained)) < len(trained)  # some have several clients
+    assert len(np.unique(trained)) < (~for_test).sum()  # and some have none
+    assert not for_test[trained].any()
+    assert (dealt.class_counts >= 1).all()
+    assert np.array_equal(dealt.sizes, [len(train) for train in dealt.train])
+    assert np.array_equal(labels[table["sample"].to_numpy()], table["label"].to_numpy())
+
+
+def test_test_samples_follow_overlapping_clients_and_do_not_overlap() -> None:
+    table, labels, for_test = table_of(DirichletOverlap(alpha=0.5), "official")
+    dealt = Assignment.of(table)
+    assert np.array_equal(dealt.global_test, np.flatnonzero(for_test))
+    assert np.array_equal(np.sort(np.concatenate(dealt.test)), dealt.global_test)
+    of_class = dealt.class_counts.sum(axis=0)
+    for counts, test in zip(dealt.class_counts, dealt.test, strict=True):
+        assert np.abs(np.bincount(labels[test], minlength=10) - counts * 25 / of_class).max() < 1
+
+
+def test_overlapping_clients_keep_validation_samples_of_their_own() -> None:
+    dealt = Assignment.of(table_of(DirichletOverlap(alpha=5), "official", validation=0.5)[0])
+    for train, held in zip(dealt.train, dealt.validation, strict=True):
+        assert len(held)
+        assert not set(train) & set(held)
+
+
+def test_overlapping_clients_can_not_share_a_pool() -> None:
+    with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' can't be used with .* clients share samples"):
+        table_of(DirichletOverlap(), "pooled")
+
+
+# -- a file ------------------------------------------------------------------------------------------------------------
+
+
+def own(path: Path, table: Any) -> File:
+    """A scheme that reads this table."""
+    return File(path=str(path), sha256=artifacts.write_parquet(path, table))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("scheme", [Dirichlet(alpha=0.3), DirichletOverlap(alpha=0.3)], ids=repr)
+def test_an_assignment_is_a_file_that_gives_itself(tmp_path: Path, split: Split, scheme: Scheme) -> None:
+    table, labels, for_test = table_of(scheme, "official", validation=0.1)
+    scheme = own(tmp_path / "assignment.parquet", table)
+    for seed in (0, 1):
+        assert assign(scheme, labels, for_test, 10, split, 0.25, seed).equals(table)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_file_without_splits_is_dealt_and_split_as_any_scheme(tmp_path: Path, split: Split) -> None:
+    table, labels, for_test = table_of(Dirichlet(alpha=0.3), split, validation=0.1)
+    dealt = table if split == "pooled" else table.filter(np.isin(table["split"].to_numpy(), ["train", "validation"]))
+    scheme = own(tmp_path / "own.parquet", dealt.select(["client", "sample"]))
+    assert assign(scheme, labels, for_test, 10, split, 0.25, 0, validation_share=0.1).equals(table)
+
+
+def test_a_file_may_leave_samples_out(tmp_path: Path) -> None:
+    table, labels, for_test = table_of(IID(), "pooled")
+    scheme = own(tmp_path / "own.parquet", table.slice(0, 100).select(["sample", "client"]))
+    dealt = Assignment.of(assign(scheme, labels, for_test, 10, "pooled", 0.25, 0))
+    assert sum(map(len, dealt.train)) + len(dealt.global_test) == 100
+
+
+def test_clients_of_a_file_that_share_samples_can_not_share_a_pool(tmp_path: Path) -> None:
+    table, labels, for_test = table_of(DirichletOverlap(alpha=0.3), "official")
+    train = table.filter(table["split"].to_numpy() == "train").select(["sample", "client"])
+    scheme = own(tmp_path / "own.parquet", train)
+    assign(scheme, labels, for_test, 10, "official", 0.25, 0)
+    with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' can't be used"):
+        assign(scheme, labels, for_test, 10, "pooled", 0.25, 0)

@@ -55,6 +55,22 @@ def test_summary() -> None:
     assert table["entropy"].to_pylist() == [0, 1]
 
 
+def test_the_overall_numbers_are_read_back_exactly() -> None:
+    counts = np.array([[4, 0], [3, 3]])
+    found = heterogeneity.Overall.read(heterogeneity.summary(counts))
+    assert found == heterogeneity.Overall.of(counts)
+    assert found == (0.5, heterogeneity.mean_js_distance(counts), 0.1)
+
+
+@given(counts=counts_of, seed=st.integers(0, 9))
+def test_the_order_of_clients_and_classes_does_not_matter(counts: np.ndarray, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    clients, classes = rng.permutation(counts.shape[0]), rng.permutation(counts.shape[1])
+    shuffled = counts[clients][:, classes]
+    assert heterogeneity.Overall.of(shuffled) == pytest.approx(heterogeneity.Overall.of(counts), abs=1e-12)
+    assert heterogeneity.js_distance(shuffled) == pytest.approx(heterogeneity.js_distance(counts)[clients], abs=1e-12)
+
+
 def test_a_client_without_samples_has_no_distribution() -> None:
     counts = np.array([[2, 2], [0, 0]])
     assert np.isnan(heterogeneity.label_entropy(counts)).tolist() == [False, True]

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from fedpipe import artifacts
 from fedpipe.artifacts import RunFiles
+from fedpipe.data import heterogeneity
 
 Counts = Sequence[tuple[int, int]]  #: (correct, total) of each client; one alone is the server's
 
@@ -44,6 +46,8 @@ class Tree:
             "runs": [],
             "report": {"round": "last", "last_k": 2, "average": "sample"},
         }
+        partition = artifacts.assignment_file("0a").with_name("heterogeneity.parquet")
+        artifacts.write_parquet(partition, heterogeneity.summary(np.array([[4, 0], [3, 3]])))
         for point, name, seed in itertools.product(points, algorithms, seeds):
             concerns = {key: v for key, v in point.items() if not key.startswith("algorithms.") or f".{name}." in key}
             run = {"algorithm": name, "seed": seed, "grid": concerns, "key": f"{len(self.plan['runs']):012x}"}

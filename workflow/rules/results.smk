@@ -3,6 +3,7 @@ rule table:
         collected("metrics.parquet"),
         collected("rounds.parquet"),
         collected("times.json"),
+        expand("results/partitions/{key}/heterogeneity.parquet", key=PLAN["partitions"]),
     output:
         f"{FILES.tables}/results.csv",
         report(

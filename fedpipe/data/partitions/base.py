@@ -95,13 +95,14 @@ class Scheme(Component):
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn(Scheme):
-    """A rule whose draw may leave a client with too few samples.
+    """A rule that draws shares from a symmetric Dirichlet distribution, which may leave a client with too few samples.
 
     If a client has fewer than ``minimum`` samples, everything is drawn again, at most 20 times; then random samples
     of the client that is largest at that moment move, one by one, to those that lack them. So it always ends (the
     usual loop until all clients are large enough does not), and at most N * minimum samples stray from the draw.
     """
 
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
     minimum: Annotated[int, Field(ge=1)] = 1
 
     def check(self, clients: int, classes: int, samples: int) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from fedpipe.data.partitions.base import Drawn, Floats, Integers, cut
 
@@ -34,8 +32,6 @@ class Dirichlet(Drawn):
     minimum
         Samples that every client has at least.
     """
-
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
 
     def draw(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
         """See :class:`~fedpipe.data.partitions.base.Drawn`."""

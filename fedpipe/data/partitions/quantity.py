@@ -29,7 +29,6 @@ class Quantity(Drawn):
         Samples that every client has at least.
     """
 
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
     minimum: Annotated[int, Field(ge=1)] = 10
 
     def draw(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:

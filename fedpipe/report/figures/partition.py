@@ -46,14 +46,7 @@ def figure(counts: Integers, settings: dict[str, Any]) -> Figure:
     if not _roomy(counts):
         made.colorbar(image, ax=[cells, bars], label="training samples of a class", shrink=0.6)
     made.suptitle(_title(settings), x=0.01, ha="left")
-    made.supxlabel(
-        f"mean label entropy {heterogeneity.label_entropy(counts).mean():.2f} bits   ·   "
-        f"mean Jensen–Shannon distance {heterogeneity.mean_js_distance(counts):.3f}   ·   "
-        f"Gini coefficient of sizes {heterogeneity.gini(counts.sum(axis=1)):.3f}",
-        x=0.01,
-        ha="left",
-        fontsize=8.5,
-    )
+    made.supxlabel(str(heterogeneity.Overall.of(counts)), x=0.01, ha="left", fontsize=8.5)
     return made
 
 
