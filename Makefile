@@ -1,9 +1,9 @@
-# make setup, demo, test, test-all, lint: all that anyone has to know.
+# make setup, demo, gallery, test, test-all, lint: all that anyone has to know.
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup demo test test-all lint lock
+.PHONY: setup demo gallery test test-all lint docs lock
 
 setup: $(BIN)/.installed
 
@@ -17,6 +17,11 @@ $(BIN)/.installed: requirements.lock pyproject.toml
 demo: setup
 	snakemake all --profile workflow/profiles/local --quiet rules host
 	@fedpipe show
+
+# All algorithms on digits, in one table and one plot.
+gallery: setup
+	snakemake all --config params=studies/gallery.yaml --profile workflow/profiles/local --quiet rules host
+	@fedpipe show --params studies/gallery.yaml
 
 # The tests of every day, real snakemake and dvc included.
 test: setup
@@ -32,6 +37,11 @@ lint: setup
 	mypy --strict fedpipe
 	snakefmt --check Snakefile workflow
 	snakemake --lint
+
+# What is made of the code: type this after a change of a component's parameters or docstring.
+docs: setup
+	fedpipe docs algorithms > docs/algorithms.md
+	fedpipe schema > params.schema.json
 
 # Exact versions of everything, for all platforms, without index addresses.
 lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import sys
@@ -218,9 +217,7 @@ def record(
 @app.command("list")
 def list_(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models or partitions.")]) -> None:
     """Print what may be named in params.yaml: a name a line, with a line of what it is."""
-    found = _kinds().get(kind)
-    if found is None:
-        raise SettingsError(f"'{kind}' can't be listed; {nearest(kind, list(_kinds()))}")
+    found = _kind(kind)
     names = registry.names(found)
     for name in names:
         typer.echo(f"{name:<{max(map(len, names))}}  {registry.summary(registry.find(found, name))}")
@@ -229,6 +226,8 @@ def list_(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models
 @app.command()
 def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, model or partition scheme.")]) -> None:
     """Print a component's documentation with its parameters and their defaults."""
+    from fedpipe import documentation
+
     kinds = [kind for kind in registry.KINDS if name in registry.names(kind)]
     if not kinds and "." in name:
         kinds = [kind for kind in registry.KINDS if registry.is_a(kind, name)]
@@ -241,8 +240,29 @@ def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, m
     if fields:
         typer.echo(f"In params.yaml, under {kind.section}:")
     for field in fields:
-        default = "(required)" if field.default is dataclasses.MISSING else json.dumps(field.default)
-        typer.echo(f"  {field.name}: {default}")
+        typer.echo(f"  {field.name}: {documentation.default(field)}")
+
+
+@app.command()
+def docs(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models or partitions.")]) -> None:
+    """Print all components of a kind as a page of Markdown, as docs/algorithms.md."""
+    from fedpipe import documentation
+
+    typer.echo(documentation.markdown(_kind(kind), kind), nl=False)
+
+
+@app.command("new-algorithm")
+def new_algorithm(name: Annotated[str, typer.Argument(help="Its name in params.yaml, as my_avg.")]) -> None:
+    """Write a commented starting file for an algorithm and its test, in a clone of fedpipe."""
+    from fedpipe import new_algorithm as starting
+
+    code, test = starting.write(name)
+    typer.echo(
+        f"{code} and {test} are written: FedAvg with a pull, to be changed.\n"
+        f"Test it:  pytest {test} tests/algorithms/test_contract.py -k {name}\n"
+        f"Run it:   `algorithms: {{{name}: {{}}}}` and `study: {{algorithms: [fedavg, {name}]}}` in params.yaml\n"
+        "At last:  make docs"
+    )
 
 
 @app.command()
@@ -253,13 +273,16 @@ def schema() -> None:
     typer.echo(json.dumps(config.json_schema(), indent=1))
 
 
-def _kinds() -> dict[str, registry.Kind]:
-    return {
+def _kind(plural: str) -> registry.Kind:
+    kinds = {
         "algorithms": registry.ALGORITHM,
         "datasets": registry.DATASET,
         "models": registry.MODEL,
         "partitions": registry.PARTITION,
     }
+    if plural not in kinds:
+        raise SettingsError(f"'{plural}' can't be listed; {nearest(plural, list(kinds))}")
+    return kinds[plural]
 
 
 def _plan(params: Path) -> dict[str, Any]:

@@ -34,7 +34,8 @@ def test_another_study_shares_runs_and_leaves_the_main_one_as_it_is(project: Pro
     assert bits.items() <= project.bits().items()
     place = project.folder / "results/studies/other"
     assert "| fedprox" in (place / "tables/results.md").read_text()
-    assert {path.stem.partition("-")[0] for path in (place / "figures").iterdir()} == {"curves", "matrices", "partition"}
+    drawn = {path.stem.partition("-")[0] for path in (place / "figures").iterdir()}
+    assert drawn == {"curves", "matrices", "partition"}
     assert sorted(path.name for path in (place / "keys").iterdir()) == ["fedavg.json", "fedprox.json"]
 
     assert NOTHING in project.snakemake("-n", "all")

@@ -1,0 +1,99 @@
+r"""The components' docstrings as Markdown, which GitHub shows with their equations.
+
+Mathematics stands as $`...`$ and in ``math`` fences: between plain dollars GitHub takes a backslash off ``\,`` and
+``\\``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+from typing import Any
+
+from fedpipe import registry
+from fedpipe.registry import Component, Kind
+
+HEADING = re.compile(r"^(\w[\w ]*)\n-+\n", re.M)  #: of a numpydoc section
+
+
+def markdown(kind: Kind, plural: str) -> str:
+    """A page of all components of a kind: a list of contents, then a section each."""
+    found = {name: registry.find(kind, name) for name in registry.names(kind)}
+    fields = [{field.name for field in registry.parameters_of(each)} for each in found.values()]
+    common = set.intersection(*fields)
+    contents = [f"- [{name}](#{name}): {inline(registry.summary(each))}" for name, each in found.items()]
+    shared = [f"All of them have\n\n{table(next(iter(found.values())), common)}"] if common else []
+    sections = [
+        f"## {name}\n\n" + "\n\n".join(filter(None, (_text(each), table(each, set(_defaults(each)) - common))))
+        for name, each in found.items()
+    ]
+    head = [f"# {plural.capitalize()}", f"Made of the docstrings by `fedpipe docs {plural}`; edit those."]
+    return "\n\n".join([*head, "\n".join(contents), *shared, *sections]) + "\n"
+
+
+def default(field: dataclasses.Field[Any]) -> str:
+    """A parameter's default as it would stand in params.yaml."""
+    return "(required)" if field.default is dataclasses.MISSING else json.dumps(field.default)
+
+
+def table(component: type[Component], names: set[str]) -> str:
+    """A table of these parameters, in the order of the class; nothing where there are none."""
+    told: dict[str, str] = {}
+    for each in component.__mro__:
+        told = _parameters(each) | told
+    rows = [
+        f"| `{name}` | `{value}` | {inline(told.get(name, '')).replace('|', chr(92) + '|')} |"
+        for name, value in _defaults(component).items()
+        if name in names
+    ]
+    return "\n".join(["| parameter | default | |", "|---|---|---|", *rows]) if rows else ""
+
+
+def blocks(text: str) -> str:
+    """Paragraphs, displayed equations and literal blocks of reStructuredText as Markdown."""
+    made = []
+    for block in re.split(r"\n\n(?! )", text.strip()):
+        before, directive, equation = block.partition(".. math::")
+        if before.strip():
+            made.append(inline(before.strip()))
+        if directive:
+            lines = [line.strip() for line in equation.strip().splitlines() if line.strip()]
+            if re.search(r"(?<!\\)&|\\\\$", "\n".join(lines), re.M):
+                lines = [r"\begin{aligned}", *lines, r"\end{aligned}"]
+            made.append("\n".join(["```math", *lines, "```"]))
+    return "\n\n".join(made)
+
+
+def inline(text: str) -> str:
+    """Running text: roles and literals; what Markdown would take for markup is escaped."""
+    parts = re.split(r"((?::\w+:)?`[^`]+`|``[^`]+``)", text)
+    for index, part in enumerate(parts):
+        if part.startswith(":math:"):
+            parts[index] = "$`" + " ".join(part[7:-1].split()) + "`$"
+        elif index % 2:
+            literal = part[part.index("`") :].strip("`")
+            parts[index] = f"`{literal.rpartition('.')[2] if literal.startswith('~') else literal}`"
+        else:
+            parts[index] = re.sub(r"(?<!\\)([*<])", r"\\\1", part)
+    return "".join(parts)
+
+
+def _text(component: type[Component]) -> str:
+    """All of a docstring before its first section."""
+    return blocks(HEADING.split(inspect.getdoc(component) or "")[0])
+
+
+def _parameters(component: type) -> dict[str, str]:
+    """What a class's own docstring says of each parameter, on one line."""
+    parts = HEADING.split(inspect.cleandoc(vars(component).get("__doc__") or ""))
+    section = dict(zip(parts[1::2], parts[2::2], strict=True)).get("Parameters", "")
+    told: dict[str, str] = {}
+    for names, text in re.findall(r"^(\S.*)\n((?:[ \n].*\n?)*)", section, re.M):
+        told |= dict.fromkeys(re.split(r", ?", names.partition(" :")[0]), " ".join(text.split()))
+    return told
+
+
+def _defaults(component: type[Component]) -> dict[str, str]:
+    return {field.name: default(field) for field in registry.parameters_of(component)}

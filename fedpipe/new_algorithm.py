@@ -1,0 +1,37 @@
+"""A starting file for an algorithm, and its test, made of `fedpipe.templates`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from fedpipe import artifacts, registry, templates
+from fedpipe.errors import SettingsError
+
+
+def write(name: str) -> list[Path]:
+    """Write ``fedpipe/algorithms/<name>.py`` and its test below the working directory; returns both paths.
+
+    Raises
+    ------
+    SettingsError
+        The name is taken or is none, or the working directory is no clone of fedpipe; nothing is written.
+    """
+    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+        raise SettingsError(
+            f"'{name}' can't be an algorithm's name; it should be small letters, digits and _, as my_avg."
+        )
+    if not Path("fedpipe/algorithms/base.py").is_file():
+        raise SettingsError(f"'{name}' can't be written here; type it in the root of a clone of fedpipe.")
+    code, test = Path(f"fedpipe/algorithms/{name}.py"), Path(f"tests/algorithms/test_{name}.py")
+    taken = next((path for path in (code, test) if path.exists()), None)
+    if taken or name in registry.names(registry.ALGORITHM):
+        raise SettingsError(f"'{name}' is taken by {taken or code}; it should be a name of its own.")
+    class_name = "".join(part.capitalize() for part in name.split("_"))
+    renamed = {"fedpipe.templates.algorithm.Template": name, "Template": class_name}
+    for path, template in ((code, "algorithm.py"), (test, "test_algorithm.py")):
+        text = Path(templates.__path__[0], template).read_text()
+        for old, new in renamed.items():
+            text = text.replace(old, new)
+        artifacts.write_bytes(path, text.encode())
+    return [code, test]

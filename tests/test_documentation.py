@@ -1,0 +1,100 @@
+"""Docstrings as Markdown; and that docs/algorithms.md is what they say now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fedpipe import documentation, registry
+from fedpipe.registry import Component
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent(Component):
+    """A parent.
+
+    Parameters
+    ----------
+    rate
+        How fast, of 0 | 1.
+    """
+
+    rate: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Child(Parent):
+    """A child.
+
+    Parameters
+    ----------
+    first, second
+        Two that share
+        their words.
+    """
+
+    first: int
+    second: str = "so"
+
+
+def test_the_page_of_algorithms_is_up_to_date() -> None:
+    page = Path(__file__).parent.parent / "docs/algorithms.md"
+    assert page.read_text() == documentation.markdown(registry.ALGORITHM, "algorithms"), "type `make docs`"
+
+
+@pytest.mark.parametrize(
+    ("kind", "plural"),
+    [
+        (registry.ALGORITHM, "algorithms"),
+        (registry.MODEL, "models"),
+        (registry.PARTITION, "partitions"),
+        (registry.DATASET, "datasets"),
+    ],
+)
+def test_nothing_of_the_docstrings_markup_is_left(kind: registry.Kind, plural: str) -> None:
+    page = documentation.markdown(kind, plural)
+    assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == list(registry.names(kind))
+    for markup in ("::\n", ".. ", ":math:", "``math", "----\n", ":class:"):
+        assert markup not in page.replace("```math", "")
+    assert page.count("```") == 2 * page.count("```math")
+
+
+def test_parameters_have_their_own_and_their_parents_words() -> None:
+    assert documentation.table(Child, {"first", "second", "rate"}).splitlines() == [
+        "| parameter | default | |",
+        "|---|---|---|",
+        r"| `rate` | `0.5` | How fast, of 0 \| 1. |",
+        "| `first` | `(required)` | Two that share their words. |",
+        '| `second` | `"so"` | Two that share their words. |',
+    ]
+    assert documentation.table(Child, set()) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (r"With :math:`a_k` and :math:`b" + "\n" + r"\, c`, ``x: 1``", r"With $`a_k`$ and $`b \, c`$, `x: 1`"),
+        ("`a * b` and :class:`~fedpipe.tensors.Tensors`, :func:`find`", "`a * b` and `Tensors`, `find`"),
+        ("a * b < c, ``a * b``", r"a \* b \< c, `a * b`"),
+    ],
+)
+def test_running_text(text: str, wanted: str) -> None:
+    assert documentation.inline(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("One.\n\nTwo\nlines.", "One.\n\nTwo\nlines."),
+        (".. math:: a,\n          b\n\nEnd.", "```math\na,\nb\n```\n\nEnd."),
+        (
+            "So\n\n.. math::\n    a &= b \\\\\n    c &= d\n\nEnd.",
+            "So\n\n```math\n\\begin{aligned}\na &= b \\\\\nc &= d\n\\end{aligned}\n```\n\nEnd.",
+        ),
+        (".. math::\n    a\n\n    b", "```math\na\nb\n```"),
+    ],
+)
+def test_blocks(text: str, wanted: str) -> None:
+    assert documentation.blocks(text) == wanted
