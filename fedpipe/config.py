@@ -99,6 +99,11 @@ class Data(Section):
         description="A folder or base address (http, https, file) from which files are taken first; "
         "where none is given, the environment variable FEDPIPE_MIRROR names it.",
     )
+    subset: int | None = Field(
+        None,
+        ge=1,
+        description="Only so many samples, for a quick try: drawn once, with the data set's shares of classes and tests.",
+    )
     split: Literal["official", "pooled"] = Field(
         "official",
         description="official: the data set's own test set, dealt to clients in their own class proportions; "
@@ -214,8 +219,8 @@ class Federation(Section):
     )
     buffers: Literal["average", "keep", "drop"] = Field(
         "average",
-        description="Running statistics of BatchNorm: averaged with the model, kept at each client, or none (every "
-        "batch is normalised by its own statistics, in evaluation too).",
+        description="Running statistics of BatchNorm: averaged with the model, kept at each client (the global model "
+        "then has none and is not measured), or none (every batch is normalised by its own, in evaluation too).",
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of models and data.")
 
@@ -358,13 +363,23 @@ class Params(Section):
                     f"divides by the learning rate of sgd; it should be sgd, or {label} not in study.algorithms."
                 )
         facts = self.dataset.facts
-        self.partition.check(self.federation.clients, facts.classes, facts.size)
+        if (self.dataset.subset or 0) > facts.size:
+            raise SettingsError(
+                f"dataset.subset: {self.dataset.subset} is more than there are; it should be at most {facts.size}."
+            )
+        self.partition.check(self.federation.clients, facts.classes, self.dataset.subset or facts.size)
         if self.partition.overlaps and self.dataset.split == "pooled":
             raise SettingsError(
                 "dataset.split: 'pooled' can't be used with a partition in which clients share samples, since one "
                 "would train on what another tests on; it should be 'official'."
             )
         self.model.check(facts.shape, facts.classes)
+        words = getattr(self.model, "vocabulary", None)
+        if words is not None and facts.vocabulary is not None and words < facts.vocabulary:
+            raise SettingsError(
+                f"model.vocabulary: {words} is less than the {facts.vocabulary} token ids of the data set; "
+                f"it should be {facts.vocabulary}."
+            )
         if self.federation.rounds % self.evaluation.every:
             raise SettingsError(
                 f"evaluation.every: {self.evaluation.every} does not divide federation.rounds "

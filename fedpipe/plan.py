@@ -50,6 +50,8 @@ class Settings:
         dataset = (
             section.model_dump(mode="json", include=set(Data.model_fields) - {"mirror"}) | section.source.described()
         )
+        if section.subset is None:
+            del dataset["subset"]
         if section.split == "official":
             del dataset["test_share"]
             if not section.validation_share:

@@ -180,7 +180,7 @@ def _follow(labels: Integers, train_labels: Integers, train_owner: Integers, cli
         counts = np.bincount(train_owner[train_labels == label], minlength=clients)
         ties = rng.random(clients)
         if counts.any():
-            owner[members] = np.repeat(np.arange(clients), _apportion(len(members), counts, ties))
+            owner[members] = np.repeat(np.arange(clients), apportion(len(members), counts, ties))
     return owner
 
 
@@ -195,13 +195,13 @@ def _hold_out(
         shuffled = rng.permutation(members)
         present, group = np.unique(groups[shuffled], return_inverse=True)
         counts = np.bincount(group, minlength=len(present))
-        quotas = _apportion(math.floor(exact * len(members)), counts, rng.random(len(present)))
+        quotas = apportion(math.floor(exact * len(members)), counts, rng.random(len(present)))
         for index, quota in enumerate(quotas):
             held_out[shuffled[group == index][:quota]] = True
     return held_out
 
 
-def _apportion(count: int, weights: Integers, ties: npt.NDArray[np.float64]) -> Integers:
+def apportion(count: int, weights: Integers, ties: npt.NDArray[np.float64]) -> Integers:
     """Whole numbers that sum to ``count``, in proportion to the weights: largest remainder, the least tie first."""
     quotas, remainders = np.divmod(count * weights, weights.sum())
     largest = np.lexsort((ties, -remainders))

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from fedpipe import artifacts, config, plan, registry
+from fedpipe import artifacts, config, plan, registry, streams
 from fedpipe.data import heterogeneity, store
-from fedpipe.data.assignment import Assignment, assign
+from fedpipe.data.assignment import Assignment, apportion, assign
 from fedpipe.data.partitions.base import Integers, Scheme
 from fedpipe.errors import ArtifactError
 
@@ -53,11 +53,14 @@ def preview(params: Path) -> Iterator[tuple[str, dict[str, Any], Integers]]:
 
 
 def _assigned(settings: dict[str, Any], labels: Integers, test: npt.NDArray[np.bool_]) -> pa.Table:
+    import pyarrow as pa
+
     dataset = settings["dataset"]
-    return assign(
+    chosen = subset(labels, test, dataset["subset"]) if "subset" in dataset else np.arange(len(labels))
+    table = assign(
         cast(Scheme, plan.built(registry.PARTITION, "scheme", settings["partition"])),
-        labels,
-        test,
+        labels[chosen],
+        test[chosen],
         settings["clients"],
         dataset["split"],
         dataset.get("test_share", 0.25),
@@ -65,3 +68,14 @@ def _assigned(settings: dict[str, Any], labels: Integers, test: npt.NDArray[np.b
         dataset.get("stratified", False),
         dataset["validation_share"],
     )
+    samples = pa.array(chosen[table["sample"].to_numpy()])
+    return table.set_column(table.column_names.index("sample"), "sample", samples)
+
+
+def subset(labels: Integers, test: npt.NDArray[np.bool_], count: int) -> Integers:
+    """So many samples, sorted: of each class and part as many as its share, a function of the data set alone."""
+    random = streams.generator(0, "subset")
+    kinds, kind, sizes = np.unique(2 * labels + test, return_inverse=True, return_counts=True)
+    quotas = apportion(count, sizes, random.random(len(kinds)))
+    shuffled = random.permutation(len(labels))
+    return np.sort(np.concatenate([shuffled[kind[shuffled] == i][:quota] for i, quota in enumerate(quotas)]))

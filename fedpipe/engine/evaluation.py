@@ -102,7 +102,8 @@ def measure(
             outcomes = executor.run(stage, round + 1, range(len(clients)), kept, send, wanted)
             found.append(table(round, model, {outcome.client: outcome.scores for outcome in outcomes}))
     wanted = tests(settings, "global")
-    deployed = algorithm.deploy(server) if wanted else None
+    complete = not algorithm.net.own  # statistics that stay at the clients leave the server's model without any
+    deployed = algorithm.deploy(server) if wanted and complete else None
     named = {}
     if deployed is not None:
         scores, named["SL"] = _global(executor, clients, deployed, wanted)

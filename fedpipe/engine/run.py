@@ -242,7 +242,7 @@ def open_clients(settings: Settings, dtype: torch.dtype, device: torch.device) -
         settings.seed,
         dtype,
         device,
-        validation=getattr(assignment, "validation", ()),
+        validation=assignment.validation,
         transforms=settings.build_transforms(),
     )
 
