@@ -125,7 +125,7 @@ class FedProto(Algorithm):
         }
 
     def deploy(self, server: State) -> None:
-        """There are no global model's parameters."""
+        """Nothing but prototypes is global."""
 
 
 def class_sums(values: Tensor, batch: Batch, classes: int) -> Tensor:

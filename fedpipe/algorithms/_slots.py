@@ -1,0 +1,33 @@
+"""Many models at the server, stacked along a first axis: one slot each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fedpipe.tensors import Tensors
+
+
+def filled(model: Tensors, count: int) -> Tensors:
+    """So many slots that hold the same model."""
+    return model.map(lambda value: value.expand(count, *value.shape))
+
+
+def pick(models: Tensors, slot: int) -> Tensors:
+    """The model of one slot."""
+    return models.map(lambda value: value[slot])
+
+
+def renewed(models: Tensors, slots: Sequence[int], others: Sequence[Tensors]) -> Tensors:
+    """The models with those of some slots replaced by others, in the same order."""
+    index = torch.tensor(slots)
+    return Tensors(
+        (name, value.index_copy(0, index, torch.stack([other[name] for other in others])))
+        for name, value in models.items()
+    )
+
+
+def points(models: Tensors, names: Sequence[str]) -> torch.Tensor:
+    """The tensors called ``names`` of each model in one vector: shape (slots, P)."""
+    return torch.cat([models[name].flatten(1) for name in names], 1)

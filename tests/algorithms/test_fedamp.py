@@ -1,0 +1,127 @@
+import math
+
+import pytest
+import torch
+
+from fedpipe.algorithms._slots import pick
+from fedpipe.algorithms.base import Uploads
+from fedpipe.algorithms.fedamp import FedAMP
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.tensors import Tensors
+
+
+def mixing(make_toy, points, seen=None, **parameters):
+    """The weights of scalar models at ``points``."""
+    algorithm = make_toy(FedAMP(**parameters), [(1.0, 0.0)] * len(points)).algorithm
+    models = Tensors({"head.weight": torch.tensor(points, dtype=torch.float64).reshape(-1, 1, 1)})
+    seen = torch.tensor(seen or [1.0] * len(points), dtype=torch.float64)
+    return algorithm.mixing(models, seen)
+
+
+def personal(trial):
+    return [float(state["model"]["head.weight"]) for state in trial.kept.values()]
+
+
+@pytest.mark.parametrize(("distance", "weight"), [(0.0, 0.5), (math.log(2), 0.25), (1e4, 0.0)])
+def test_attention_falls_with_the_squared_distance(make_toy, distance, weight):
+    found = mixing(make_toy, [0.0, math.sqrt(distance)], sigma=1.0, alpha=0.5)
+    assert found.tolist() == [pytest.approx([1 - weight, weight]), pytest.approx([weight, 1 - weight])]
+
+
+def test_no_model_has_a_negative_weight(make_toy):
+    """With cwFedAvg's values equal models would weigh 1e4 each; the far one has nobody near."""
+    found = mixing(make_toy, [0.0, 0.0, 0.0, 50.0], sigma=0.1, alpha=1000.0)
+    assert found.tolist() == [[0, 0.5, 0.5, 0], [0.5, 0, 0.5, 0], [0.5, 0.5, 0, 0], [0, 0, 0, 1]]
+
+
+def test_rows_sum_to_one(make_toy):
+    for alpha in (0.1, 1.0, 10.0):
+        rows = mixing(make_toy, [0.3, -0.2, 1.0, 0.9, 0.0], sigma=1.0, alpha=alpha)
+        assert rows.sum(1).tolist() == pytest.approx([1] * 5, abs=1e-15)
+        assert bool((rows >= 0).all())
+
+
+def test_who_never_uploaded_neither_attracts_nor_is_attracted(make_toy):
+    found = mixing(make_toy, [0.0, 0.0, 0.0], seen=[1.0, 0.0, 1.0], sigma=1.0, alpha=0.25)
+    assert found.tolist() == [[0.75, 0, 0.25], [0, 1, 0], [0.25, 0, 0.75]]
+
+
+def test_training_begins_at_the_mixture(make_toy):
+    """Q2: after round 1 the models are 0 and 1.2, of weight 1/4 for each other, so the mixtures are 0.3 and 0.9."""
+    sigma = 1.44 / math.log(2)
+    trial = make_toy(FedAMP(sigma=sigma, alpha=sigma / 2)).run()
+    assert personal(trial) == pytest.approx([0, 1.2], abs=1e-14)
+    mixtures = [float(trial.begin(client)["mixture"]["head.weight"]) for client in (0, 1)]
+    assert mixtures == pytest.approx([0.3, 0.9], abs=1e-14)
+    assert personal(trial.run()) == pytest.approx([0.27, 1.83], abs=1e-14)
+
+
+def test_or_at_the_clients_own_model(make_toy):
+    """From 1.2 with the pull towards 0.9, whose strength is lambda / alpha = 1."""
+    sigma = 1.44 / math.log(2)
+    parameters = {"sigma": sigma, "alpha": sigma / 2, "attraction": sigma / 2, "begin_at": "own"}
+    trial = make_toy(FedAMP(**parameters)).run(2)
+    assert personal(trial) == pytest.approx([0.1 * 0.3, 1.2 - 0.1 * (3 * (1.2 - 4) + 0.3)], abs=1e-14)
+
+
+def test_the_pull(make_toy):
+    """A second step, of strength lambda / alpha = 1 towards 0: 1.2 - 0.1 (3 (1.2 - 4) + 1.2)."""
+    trial = make_toy(FedAMP(alpha=2.0, attraction=2.0), local_epochs=2).run()
+    assert personal(trial) == pytest.approx([0, 1.92], abs=1e-14)
+
+
+def test_a_client_alone_is_near_its_own_last_model(make_toy):
+    """N = 1: the mixture is the model."""
+    trial = make_toy(FedAMP(), [(3.0, 4.0)])
+    for _ in range(3):
+        trial.run()
+        assert float(trial.begin(0)["mixture"]["head.weight"]) == personal(trial)[0]
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_without_the_pull_from_their_own_models_clients_train_alone(make_trial, assert_same, width):
+    algorithm = FedAMP(attraction=0.0, begin_at="own")
+    trial = make_trial(algorithm, width=width, momentum=0.9).run(3, ids=[0, 1, 4, 6])
+    for client in (0, 1, 4, 6):
+        alone = make_trial(FedAvg(), width=width, momentum=0.9).run(3, ids=[client])
+        assert_same(trial.kept[client]["model"], alone.server["model"], within=1e-14 if width else 0)
+
+
+def test_equal_uploads_are_the_next_mixtures(make_trial, assert_same):
+    trial = make_trial(FedAMP(alpha=1.0, sigma=1.0)).run()
+    sent = trial.outcomes[0].upload
+    ids = [outcome.client for outcome in trial.outcomes]
+    trial.server = trial.combine(Uploads(ids, [1, 2, 3, 4], [sent] * 4))
+    for client in ids:
+        assert_same(trial.begin(client)["mixture"], sent["model"], within=1e-14)
+
+
+def test_a_client_that_is_not_in_the_round_keeps_model_and_attraction(make_trial, assert_same):
+    trial = make_trial(FedAMP()).run(1, ids=[1, 3, 5])
+    before = trial.kept[1], pick(trial.server["models"], 1)
+    assert_same(before[1], before[0]["model"])
+    trial.run(1, ids=[3, 5])
+    assert_same((trial.kept[1], pick(trial.server["models"], 1)), before)
+    assert float(trial.server["mixing"][3, 1]) > 0
+    assert trial.server["mixing"][:, 2].tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
+
+
+def test_the_received_model_is_the_clients_own(make_trial, assert_same):
+    trial = make_trial(FedAMP(), participation=1.0).run(2)
+    assert_same(trial.begin(4)["model"], trial.kept[4]["model"])
+    assert trial.algorithm.deploy(trial.server) is None
+
+
+def test_like_clients_attract_each_other_and_unlike_ones_do_not(make_toy):
+    """Its mechanism acts: minima at 0 and 1 come nearer to each other, and so do 8 and 9; the pairs stay apart."""
+    trial = make_toy(
+        FedAMP(alpha=1.0, sigma=2.0), [(1.0, minimum) for minimum in (0.0, 1.0, 8.0, 9.0)], local_epochs=5
+    ).run(50)
+    mixing = trial.server["mixing"]
+    assert min(mixing[0, 1], mixing[2, 3]) > 0.3
+    assert mixing[:2, 2:].max() < 1e-6
+    low, high, other, highest = personal(trial)
+    assert high - low < 0.6
+    assert highest - other < 0.6
+    assert low + high == pytest.approx(1, abs=1e-3)
+    assert other + highest == pytest.approx(17, abs=1e-3)
