@@ -59,6 +59,33 @@ def test_curves_of_a_grid(make):
     assert [line.get_label() for line in made.axes[0].lines] == ["fedavg", "fedprox (mu=1)", "fedprox (mu=2)"]
 
 
+def test_curves_of_many_algorithms_have_a_panel_each_with_fedavg_in_grey(make):
+    names = [*(f"other{index:02d}" for index in range(10)), "fedavg"]
+    tree = make(names, [0])
+    for index in range(11):
+        local = {"personal-on-local": [(index, 10), (0, 10)]}
+        tree.write(index, [local if index == 3 else {"global-on-global": [(index, 20)]} | local] * 3)
+    made = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    panels = [ax for ax in made.axes if ax.axison]
+    assert [ax.get_title("left") for ax in panels] == names
+    assert len(made.axes) == 15
+    shown = [[(line.get_label(), line.get_ydata()[-1]) for line in ax.lines] for ax in panels]
+    grey = ("fedavg: the same in grey", 50)
+    assert shown[2] == [grey, ("global-on-global", 10), grey, ("personal-on-local", 10)]
+    assert shown[3] == [grey, ("personal-on-local", 15)], "nothing stands where a method has no such model"
+    assert shown[10] == [("global-on-global", 50), ("personal-on-local", 50)]
+    told = [text.get_text() for text in made.legends[0].get_texts()]
+    assert told == ["global-on-global", "personal-on-local", grey[0]]
+
+
+def test_curves_of_ten_algorithms_share_panels(make):
+    tree = make([f"other{index}" for index in range(10)], [0])
+    for index in range(10):
+        tree.write(index, [{"global-on-global": [(index, 20)]}] * 3)
+    (ax,) = curves_figure.figure(tree.plan, curves.curves(tree.plan)).axes
+    assert len(ax.lines) == 10
+
+
 def test_curves_of_no_algorithm_are_drawn_empty(make):
     tree = make(["local"], [0])
     tree.write(0, [{}])
@@ -80,6 +107,13 @@ def test_partition_of_many_clients_has_a_colour_bar_and_no_numbers():
     cells, _, bar = partition.figure(np.ones((100, 10), dtype=np.int64), SETTINGS).axes
     assert not cells.texts
     assert bar.get_ylabel() == "training samples of a class"
+
+
+def test_partition_tells_no_sample_from_few_beside_many():
+    cells, *_ = partition.figure(np.array([[0, 1], [10000, 100]]), SETTINGS).axes
+    (image,) = cells.images
+    assert image.get_array().mask.tolist() == [[True, False], [False, False]]
+    assert image.norm([1, 100, 10000]).tolist() == pytest.approx([0.01, 0.1, 1])
 
 
 def test_partition_is_the_same_bytes(make):

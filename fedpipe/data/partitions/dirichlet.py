@@ -15,6 +15,7 @@ class Dirichlet(Drawn):
 
     For each class c, :math:`p_c \sim \mathrm{Dir}_N(\alpha)`, and the shuffled samples of c are cut at
     :math:`\lfloor n_c \sum_{j \le k} p_{c,j} \rfloor`. The smaller alpha, the fewer clients share a class.
+    (Rounding down leaves the last client a sample of nearly every class, in the published code too.)
 
     If a client has fewer than ``minimum`` samples, everything is drawn again, at most 20 times; then random samples
     of the client that is largest at that moment move, one by one, to those that lack them. So it always ends (the

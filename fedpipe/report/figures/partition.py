@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
@@ -51,16 +52,17 @@ def figure(counts: Integers, settings: dict[str, Any]) -> Figure:
 
 
 def _cells(ax: Axes, counts: Integers) -> AxesImage:
-    top = counts.max()
-    image = ax.imshow(counts, cmap=style.MAP, aspect="auto", vmin=0, vmax=top, interpolation="nearest")
+    shade = PowerNorm(0.5, vmin=0, vmax=counts.max())  # a few samples are seen beside many, and none is white
+    image = ax.imshow(np.ma.masked_equal(counts, 0), cmap=style.MAP, norm=shade, aspect="auto", interpolation="nearest")
     ax.set_xlabel("class")
     ax.set_ylabel("client")
     ax.grid(visible=False)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MaxNLocator(20, integer=True))
+    for axis, size in ((ax.xaxis, counts.shape[1]), (ax.yaxis, counts.shape[0])):
+        axis.set_major_locator(MaxNLocator(20 if size <= 100 else 10, integer=True))
     for (client, label), count in np.ndenumerate(counts):
         if count and _roomy(counts):
-            ax.text(label, client, str(count), ha="center", va="center", fontsize=7.5, color=style.ink(count / top))
+            colour = style.ink(np.sqrt(count / counts.max()))
+            ax.text(label, client, str(count), ha="center", va="center", fontsize=7.5, color=colour)
     return image
 
 
