@@ -1,11 +1,13 @@
-"""Accuracy against round: a panel a protocol and grid point, a line an algorithm."""
+"""Accuracy against round: a panel a protocol, a line an algorithm; of many algorithms, a panel each."""
 
 from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,6 +19,9 @@ from fedpipe.report.figures import style
 from fedpipe.report.results import Plan
 
 COLUMNS = {1: 1, 2: 2, 4: 2}  #: of panels, by number of protocols; 3 for all others
+CROWD = len(style.COLOURS)  #: more lines than these can't be told apart in one panel
+REFERENCE = "fedavg"  #: what the panels of many algorithms compare with, in grey; where there is none, the first line
+GREY = {"color": "#A8A8A8", "linewidth": 1.0}
 
 
 def draw(plan: Plan, stem: Path) -> None:
@@ -28,7 +33,8 @@ def draw(plan: Plan, stem: Path) -> None:
 def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
     """The figure of what `fedpipe.report.curves.curves` returned.
 
-    What the grid varies for all algorithms makes panels; what it varies for one algorithm makes lines.
+    What the grid varies for all algorithms makes panels; what it varies for one algorithm makes lines. Where these are
+    too many for one panel, each has its own, whose lines are the protocols.
     """
     shared = [name for name in plan["grid"] if not name.startswith("algorithms.")]
     own = [name for name in plan["grid"] if name not in shared]
@@ -37,40 +43,80 @@ def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
     frame = frame.assign(point=_labels(frame, shared), line=names)
     lines = list(frame["line"].unique())
     protocols = [each for each in results.protocols(plan, frame) if each in set(frame["protocol"])]
+    if len(lines) > CROWD:
+        return _apart(plan, frame, lines, protocols)
     panels = list(itertools.product(frame["point"].unique(), protocols))
     columns = COLUMNS.get(len(protocols), 3)
     rows = max(1, -(-len(panels) // columns))
     made = Figure(figsize=(style.WIDTH + 0.4, max(3.3 * rows, 0.21 * len(lines)) + 0.4))
     axes = made.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for place, (ax, (point, protocol)) in enumerate(zip(axes.flat, panels, strict=False)):
+    for ax, (point, protocol) in zip(axes.flat, panels, strict=False):
         panel = frame[(frame["point"] == point) & (frame["protocol"] == protocol)]
         for index, name in enumerate(lines):
-            _curve(ax, panel[panel["line"] == name], index, name)
+            part = panel[panel["line"] == name]
+            every = max(1, len(part) // 6)
+            _curve(ax, part, name, markevery=(index % every, every), **style.line(index))
         ax.set_title(f"{protocol}\n{point}" if point else protocol)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-        if place % columns == 0:
-            ax.set_ylabel("test accuracy (%)")
-        if place + columns >= len(panels):
-            ax.set_xlabel("round")
-            ax.tick_params(labelbottom=True)
-    for ax in axes.flat[len(panels) :]:
-        ax.set_axis_off()
+    _label(axes, len(panels))
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     legend = made.legend([handles[name] for name in lines], lines, loc="outside right upper", handlelength=3.4)
-    if len(plan["seeds"]) > 1:
-        legend.set_title(f"mean ± std, {len(plan['seeds'])} seeds")
+    legend.set_title(_seeds(plan))
     return made
 
 
-def _curve(ax: Axes, part: pd.DataFrame, index: int, name: str) -> None:
+def _apart(plan: Plan, frame: pd.DataFrame, lines: list[str], protocols: list[str]) -> Figure:
+    """A small panel for each line and grid point, with the reference's curves of the same protocols in grey."""
+    panels = list(itertools.product(frame["point"].unique(), lines))
+    reference = REFERENCE if REFERENCE in lines else lines[0]
+    rows = -(-len(panels) // (columns := 5))
+    made = Figure(figsize=(style.WIDTH + 0.8, 1.35 * rows + 0.8))
+    axes = made.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for ax, (point, name) in zip(axes.flat, panels, strict=False):
+        there = frame[frame["point"] == point]
+        panel, other = (there[there["line"] == each] for each in (name, reference))
+        for index, protocol in enumerate(protocols):
+            own, grey = (each[each["protocol"] == protocol] for each in (panel, other))
+            look = style.line(index) | {"marker": ""}
+            if name != reference and len(own):
+                ax.plot(grey["round"], grey["mean"], **look | GREY | {"label": f"{reference}: the same in grey"})
+            _curve(ax, own, protocol, **look)
+        ax.set_title(f"{name}\n{point}" if point else name, fontsize=8.5, pad=3)
+        ax.tick_params(labelsize=7)
+    _label(axes, len(panels), fontsize=7.5)
+    handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+    order = sorted(handles, key=[*protocols, f"{reference}: the same in grey"].index)
+    legend = made.legend([handles[name] for name in order], order, loc="outside upper left", ncols=3, handlelength=2.6)
+    legend.set_title(_seeds(plan))
+    return made
+
+
+def _label(axes: npt.NDArray[Any], panels: int, **font: float) -> None:
+    """Label the outer axes of so many panels and hide the places that are left over."""
+    columns = axes.shape[1]
+    for place, ax in enumerate(axes.flat):
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        if place >= panels:
+            ax.set_axis_off()
+        elif place + columns >= panels:
+            ax.set_xlabel("round", **font)
+            ax.tick_params(labelbottom=True)
+        if place < panels and place % columns == 0:
+            ax.set_ylabel("test accuracy (%)", **font)
+
+
+def _curve(ax: Axes, part: pd.DataFrame, name: str, **look: Any) -> None:
     if part.empty:
         return
-    look = style.line(index)
-    every = max(1, len(part) // 6)
     rounds, mean, std = (part[column].to_numpy() for column in ("round", "mean", "std"))
     low, high = np.clip(mean - std, 0, 100), np.clip(mean + std, 0, 100)
     ax.fill_between(rounds, low, high, color=look["color"], alpha=0.1, linewidth=0)
-    ax.plot(rounds, mean, label=name, markevery=(index % every, every), **look)
+    ax.plot(rounds, mean, label=name, **look)
+
+
+def _seeds(plan: Plan) -> str:
+    """What a curve and its band are, where there are several seeds."""
+    seeds = len(plan["seeds"])
+    return f"mean ± std, {seeds} seeds" if seeds > 1 else ""
 
 
 def _labels(frame: pd.DataFrame, names: list[str]) -> list[str]:
