@@ -84,7 +84,7 @@ def partition(
         for each in found:
             typer.echo(layout.text(*each))
     elif key is None:
-        raise SettingsError("fedpipe partition: the key of a partition is missing; or add --preview to see them.")
+        raise SettingsError("KEY: missing; it should be a partition of the plan (--preview shows them all).")
     else:
         stage.partition(key)
 

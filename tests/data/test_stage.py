@@ -112,7 +112,7 @@ def test_the_preview_shows_all_partitions_or_one() -> None:
     assert one.output in every.output
     for arguments, sentence in (
         (["0123456789ab", "--preview"], "'0123456789ab' is no partition of params.yaml"),
-        ([], "fedpipe partition: the key of a partition is missing"),
+        ([], "KEY: missing; it should be a partition of the plan"),
     ):
         with pytest.raises(SettingsError, match=sentence):
             CliRunner().invoke(cli.app, ["partition", *arguments], catch_exceptions=False)
