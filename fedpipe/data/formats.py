@@ -58,7 +58,7 @@ def read_npz(path: Path) -> Samples:
             f"{path} holds {', '.join(sorted(arrays)) or 'none of these arrays'}; it should hold x_train and y_train "
             f"(and x_test and y_test), or x and y (and test)."
         )
-    return Samples(_inputs(path, x), encode_labels(path, y.reshape(len(y), -1)[:, 0]), test)
+    return Samples(_inputs(path, x), encode_labels(path, y.ravel() if y.size == len(y) else y), test)
 
 
 def read_parquet(path: Path) -> Table:
@@ -154,8 +154,8 @@ def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], colour: bo
 
 def encode_labels(path: Path, labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Classes 0 to C-1: integers as they are, anything else in its sorted order."""
-    if not len(labels):
-        raise ArtifactError(f"{path} holds no samples.")
+    if not len(labels) or labels.ndim != 1:
+        raise ArtifactError(f"{path} has labels of shape {labels.shape}; it should be one for each sample.")
     if np.issubdtype(labels.dtype, np.integer):
         if labels.min() < 0:
             raise ArtifactError(f"{path}: a label is {labels.min()}; labels should count from 0.")

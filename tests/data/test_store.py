@@ -12,8 +12,9 @@ import torch
 
 from fedpipe import artifacts
 from fedpipe.data import store
-from fedpipe.data.datasets.base import Dataset, Samples
+from fedpipe.data.datasets.base import Dataset, Facts, Samples
 from fedpipe.data.datasets.digits import Digits
+from fedpipe.data.fetch import Fetcher
 from fedpipe.errors import ArtifactError, SettingsError
 
 FEW = Samples(
@@ -30,15 +31,15 @@ class Changed(Dataset):
     shape: ClassVar[tuple[int, ...]] = (1, 2, 2)
     classes: ClassVar[int] = 2
     size: ClassVar[int] = 3
-    sha256: ClassVar[str] = "0" * 64
+    checksum: ClassVar[str] = "0" * 64
 
-    def load(self) -> Samples:
+    def load(self, fetch: Fetcher) -> Samples:
         return FEW
 
 
 @pytest.fixture(scope="module")
 def digits() -> Samples:
-    return Digits().load()
+    return Digits().load(Fetcher())
 
 
 def test_digits_are_what_their_class_says(digits: Samples) -> None:
@@ -47,7 +48,7 @@ def test_digits_are_what_their_class_says(digits: Samples) -> None:
     assert digits.x.min() == 0
     assert digits.x.max() == 1
     assert set(digits.y) == set(range(Digits.classes))
-    assert store.checksum(digits) == Digits.sha256
+    assert store.checksum(digits) == Digits.checksum
 
 
 def test_digits_hold_out_a_fifth_of_every_class(digits: Samples) -> None:
@@ -95,25 +96,75 @@ def test_something_else_is_no_data_set(tmp_path: Path) -> None:
         store.load(path)
 
 
-def test_download(tmp_path: Path, digits: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells what is mapped")
+def test_what_is_stored_is_mapped_and_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "images.pt"
+    store.save(path, FEW._replace(x=np.zeros((3, 1, 100, 100), np.uint8)))
+    loaded = store.load(path)
+    mapped = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
+    regions = [range(*(int(address, 16) for address in region.split("-"))) for region in mapped]
+    assert all(any(tensor.data_ptr() in region for region in regions) for tensor in loaded)
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"), [("uint8", "uint8"), ("int16", "int16"), (">i4", "int32"), ("float64", "float32")]
+)
+def test_inputs_keep_their_kind(tmp_path: Path, given: str, stored: str) -> None:
+    samples = FEW._replace(x=FEW.x.astype(given))
+    store.save(tmp_path / "few.pt", samples)
+    loaded = store.load(tmp_path / "few.pt")
+    assert str(loaded.x.dtype) == f"torch.{stored}"
+    assert np.array_equal(loaded.x.numpy(), FEW.x)
+    assert store.checksum(Samples(*(tensor.numpy() for tensor in loaded))) == store.checksum(samples)
+
+
+def test_a_data_set_is_stored_with_its_facts(tmp_path: Path, digits: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    path = store.download("digits")
-    assert path == artifacts.dataset_file("digits")
-    assert np.array_equal(store.load(path).x.numpy(), digits.x)
+    path = store.obtain(Digits(), Fetcher())
+    assert path == store.place(Digits().described())
+    assert path.parent == Path("results/data")
+    assert path.name.startswith("digits-")
+    assert np.array_equal(store.load(path, artifacts.manifest(path)).x.numpy(), digits.x)
+    assert store.facts(path) == Digits().facts == Facts((1, 8, 8), 10, 1797)
 
 
-def test_download_refuses_other_samples(tmp_path: Path) -> None:
+def test_the_place_does_not_depend_on_how_samples_are_split() -> None:
+    described = Digits().described()
+    assert store.place(described | {"split": "pooled", "test_share": 0.5}) == store.place(described)
+    assert store.place(described | {"sha256": "1" * 64}) != store.place(described)
+
+
+def test_other_samples_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "changed.pt"
     with pytest.raises(ArtifactError) as error:
-        store.download(f"{__name__}.Changed", path)
+        store.obtain(Changed(), Fetcher(), path)
     assert store.checksum(FEW) in str(error.value)
     assert "0" * 64 in str(error.value)
     assert not path.exists()
 
 
-def test_download_of_an_unknown_data_set_is_a_sentence() -> None:
-    with pytest.raises(SettingsError, match=r"^dataset\.name: unknown data set 'digit'; did you mean 'digits'\?"):
-        store.download("digit")
+def test_a_class_without_checksum_is_told_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Changed, "checksum", "")
+    with pytest.raises(ArtifactError, match=f"have checksum {store.checksum(FEW)}, but none was expected"):
+        store.obtain(Changed(), Fetcher())
+    with pytest.raises(SettingsError, match=r"^dataset\.name: '.*Changed' has no checksum; set Changed\.checksum"):
+        Changed().described()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("shape", (1, 4, 1)), ("classes", 1), ("size", 4)], ids=["shape", "classes", "size"]
+)
+def test_samples_are_what_the_class_says(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
+    monkeypatch.setattr(Changed, "checksum", store.checksum(FEW))
+    monkeypatch.setattr(Changed, name, value)
+    with pytest.raises(ArtifactError, match=r"hold 3 samples of shape \(1, 2, 2\) in 2 classes; it should be "):
+        store.obtain(Changed(), Fetcher())
+
+
+def test_no_plan_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArtifactError, match=r"digits-0123\.yaml is missing; 'digits-0123' should be a data"):
+        store.download("digits-0123")
 
 
 def test_partitioning_imports_no_torch() -> None:

@@ -1,0 +1,617 @@
+"""Data sets in small files of the published formats, one's own files, and the real ones where a mirror has them."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import pickle
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+import torchvision
+import yaml
+from PIL import Image
+
+from fedpipe import artifacts, config, registry
+from fedpipe import plan as planning
+from fedpipe.data import declare, stage, store
+from fedpipe.data.datasets import ag_news, cifar10, cifar100, fashion_mnist, imdb, mnist, tiny_imagenet
+from fedpipe.data.datasets.base import Facts, Published, Samples
+from fedpipe.data.fetch import ENVIRONMENT, Fetcher, File
+from fedpipe.errors import ArtifactError, SettingsError
+from tests import studies
+
+MIRROR = os.environ.get(ENVIRONMENT)
+RANDOM = np.random.default_rng(0)
+PIXELS = RANDOM.integers(0, 256, (6, 3, 32, 32), dtype=np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def fetch(tmp_path: Path) -> Fetcher:
+    """From a folder alone: nothing in these tests may want the network."""
+    return Fetcher(mirror=str(tmp_path / "mirror"), cache=tmp_path / "cache", tries=1)
+
+
+def put(name: str, content: bytes) -> File:
+    """A file of the mirror, published nowhere."""
+    path = Path("mirror") / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return File(name, f"md5:{md5(content)}", (f"http://127.0.0.1:9/{name}",))
+
+
+def md5(content: bytes) -> str:
+    return hashlib.md5(content).hexdigest()
+
+
+def small(dataset: type[Published], *files: File, **parameters: Any) -> Published:
+    """A data set of the same format with files of its own."""
+    return type(dataset.__name__, (dataset,), {"files": files, "checksum": ""})(**parameters)
+
+
+# -- what is published -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(mnist.MNIST, torchvision.datasets.MNIST), (fashion_mnist.FashionMNIST, torchvision.datasets.FashionMNIST)],
+)
+def test_files_and_checksums_are_torchvisions(ours: type[Published], theirs: Any) -> None:
+    assert [(Path(file.name).name, file.checksum) for file in ours.files] == [
+        (name, f"md5:{md5}") for name, md5 in theirs.resources
+    ]
+    for file in ours.files:
+        assert file.addresses == tuple(host + Path(file.name).name for host in theirs.mirrors)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(cifar10.CIFAR10, torchvision.datasets.CIFAR10), (cifar100.CIFAR100, torchvision.datasets.CIFAR100)],
+)
+def test_archives_and_checksums_are_torchvisions(ours: type[Published], theirs: Any) -> None:
+    (file,) = ours.files
+    assert file[1:] == (f"md5:{theirs.tgz_md5}", (theirs.url,))
+    assert Path(file.name).name == theirs.filename
+
+
+PUBLISHED = {
+    "mnist": Facts((1, 28, 28), 10, 70_000),
+    "fashion_mnist": Facts((1, 28, 28), 10, 70_000),
+    "cifar10": Facts((3, 32, 32), 10, 60_000),
+    "cifar100": Facts((3, 32, 32), 100, 60_000),
+    "tiny_imagenet": Facts((3, 64, 64), 200, 110_000),
+    "imdb": Facts((200,), 2, 50_000, 10_000),
+    "ag_news": Facts((200,), 4, 127_600, 98_635),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_data_sets_are_planned_without_any_file(name: str) -> None:
+    section = config.dataset({"name": name})
+    assert section.facts == PUBLISHED[name]
+    assert section.source.described()["sha256"] == section.source.identity
+    assert not Path("results").exists()
+
+
+def test_no_two_data_sets_lie_in_one_place() -> None:
+    sections = [{"name": name} for name in PUBLISHED]
+    sections += [
+        {"name": "imdb", "vocabulary": 500},
+        {"name": "imdb", "length": 20},
+        {"name": "imdb", "sha256": "0" * 64},
+    ]
+    sections += [{"name": "npz", "path": "a.npz", "sha256": digit * 64} for digit in "01"]
+    assert len({config.dataset(section).file for section in sections}) == len(sections)
+
+
+def test_neither_the_mirror_nor_a_path_is_in_the_key() -> None:
+    def place(**settings: Any) -> Path:
+        return config.dataset(settings).file
+
+    assert place(name="mnist", mirror="/somewhere") == place(name="mnist")
+    assert place(name="npz", path="a.npz", sha256="0" * 64) == place(name="npz", path="b.npz", sha256="0" * 64)
+
+
+# -- published formats, small ------------------------------------------------------------------------------------------
+
+
+def idx(array: np.ndarray) -> bytes:
+    """The format of MNIST's files: two zeros, the type 8 (uint8), the number of axes, their lengths, and the values."""
+    head = bytes([0, 0, 8, array.ndim]) + b"".join(int(length).to_bytes(4, "big") for length in array.shape)
+    return gzip.compress(head + array.astype(np.uint8).tobytes())
+
+
+@pytest.mark.parametrize(("dataset", "folder"), [(mnist.MNIST, "mnist"), (fashion_mnist.FashionMNIST, "fashion-mnist")])
+def test_mnist_files(dataset: type[Published], folder: str, fetch: Fetcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    grey, labels = PIXELS[:, 0, :28, :28], np.array([3, 1, 4, 1, 5, 9])
+    parts = {"train-images-idx3": grey[:4], "train-labels-idx1": labels[:4]}
+    parts |= {"t10k-images-idx3": grey[4:], "t10k-labels-idx1": labels[4:]}
+    contents = {f"{name}-ubyte.gz": idx(array) for name, array in parts.items()}
+    files = [put(f"{folder}/{name}", content) for name, content in contents.items()]
+    reader = getattr(torchvision.datasets, dataset.__name__)
+    monkeypatch.setattr(reader, "resources", [(name, md5(content)) for name, content in contents.items()])
+    samples = small(dataset, *files).load(fetch)
+    assert samples.x.dtype == np.uint8
+    assert np.array_equal(samples.x, grey[:, None])
+    assert samples.y.tolist() == labels.tolist()
+    assert samples.test.tolist() == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("dataset", "labels"), [(cifar10.CIFAR10, "labels"), (cifar100.CIFAR100, "fine_labels")], ids=["10", "100"]
+)
+def test_cifar_archives(dataset: type[Published], labels: str, fetch: Fetcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = getattr(torchvision.datasets, dataset.__name__)
+    inside = [name for name, _ in (*reader.train_list, *reader.test_list)]
+    contents = {
+        name: pickle.dumps({"data": PIXELS[row : row + 1].reshape(1, -1), labels: [row]})
+        for row, name in enumerate(inside)
+    }
+    contents[reader.meta["filename"]] = pickle.dumps({reader.meta["key"]: ["a", "b"]})
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(f"{reader.base_folder}/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    sums = [[name, md5(contents[name])] for name in inside]
+    monkeypatch.setattr(reader, "train_list", sums[:-1])
+    monkeypatch.setattr(reader, "test_list", sums[-1:])
+    monkeypatch.setattr(reader, "meta", reader.meta | {"md5": md5(contents[reader.meta["filename"]])})
+    monkeypatch.setattr(reader, "tgz_md5", md5(buffer.getvalue()))
+    samples = small(dataset, put(f"cifar/{reader.filename}", buffer.getvalue())).load(fetch)
+    assert np.array_equal(samples.x, PIXELS[: len(inside)])
+    assert samples.y.tolist() == list(range(len(inside)))
+    assert samples.test.tolist() == [False] * (len(inside) - 1) + [True]
+
+
+def picture(pixels: np.ndarray, kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def test_tiny_imagenet(fetch: Fetcher) -> None:
+    """Images are JPEG, and some are grey; a number is no text: 10 comes after 2."""
+    colour, grey = np.full((64, 64, 3), (200, 100, 50), np.uint8), np.full((64, 64), 30, np.uint8)
+    folder = "tiny-imagenet-200"
+    contents = {
+        f"{folder}/train/n02/images/n02_0.JPEG": picture(colour, "JPEG"),
+        f"{folder}/train/n01/images/n01_10.JPEG": picture(colour // 2, "JPEG"),
+        f"{folder}/train/n01/images/n01_2.JPEG": picture(grey, "JPEG"),
+        f"{folder}/val/images/val_0.JPEG": picture(colour, "JPEG"),
+        f"{folder}/val/val_annotations.txt": b"val_0.JPEG\tn02\t0\t0\t62\t62\n",
+        f"{folder}/test/images/test_0.JPEG": picture(grey, "JPEG"),
+    }
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    samples = small(tiny_imagenet.TinyImageNet, put("tiny.zip", buffer.getvalue())).load(fetch)
+    assert samples.x.shape == (4, 3, 64, 64)
+    assert samples.y.tolist() == [0, 0, 1, 1]
+    assert samples.test.tolist() == [False, False, False, True]
+    assert (samples.x[0] == 30).all()
+    assert np.abs(samples.x[2].astype(int) - np.array([200, 100, 50])[:, None, None]).max() <= 3
+
+
+def test_imdb_archive(fetch: Fetcher) -> None:
+    reviews = {"train/neg/10_1": "bad bad film", "train/neg/2_3": "bad film", "train/pos/0_9": "good film"}
+    reviews |= {"test/neg/0_2": "good grief", "test/pos/1_7": "film", "train/unsup/0_0": "film film film film"}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, text in {**reviews, "train/urls_neg": "x", "imdb": "y"}.items():
+            member = tarfile.TarInfo(f"aclImdb/{name}.txt")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    samples = small(imdb.IMDB, put("aclImdb.tar.gz", buffer.getvalue()), length=4).load(fetch)
+    # Training words: bad 3, film 3, good 1. Reviews in the order of their numbers: 2 before 10.
+    assert samples.x.tolist() == [[1, 4, 5, 0], [1, 4, 4, 5], [1, 6, 5, 0], [1, 6, 2, 0], [1, 5, 0, 0]]
+    assert samples.y.tolist() == [0, 0, 1, 0, 1]
+    assert samples.test.tolist() == [False] * 3 + [True] * 2
+
+
+def test_ag_news_tables(fetch: Fetcher) -> None:
+    train = put("ag-news/train.csv", b'"4","Chips rise","Chips ""up"" on news"\n"1","NA","nan"\n')
+    test = put("ag-news/test.csv", b'"2","Cup","Chips lose, 1-0."\n')
+    samples = small(ag_news.AGNews, train, test, length=8).load(fetch)
+    # Training words: chips 2; na, nan, news, on, rise, up 1 each
+    assert samples.x.tolist() == [[1, 4, 9, 4, 10, 8, 7, 0], [1, 5, 6, 0, 0, 0, 0, 0], [1, 2, 4, 2, 2, 2, 2, 0]]
+    assert samples.y.tolist() == [3, 0, 1]
+    assert samples.test.tolist() == [False, False, True]
+
+
+def test_a_tampered_file_is_never_read(fetch: Fetcher) -> None:
+    file = put("aclImdb.tar.gz", b"published")
+    put("aclImdb.tar.gz", b"tampered")
+    with pytest.raises(ArtifactError, match=r"mirror/aclImdb\.tar\.gz is damaged or another file: its md5 is "):
+        store.obtain(small(imdb.IMDB, file), fetch)
+    assert not Path("results").exists()
+
+
+# -- a mirror's file that stands in ------------------------------------------------------------------------------------
+
+
+def arrays(path: str, **given: np.ndarray) -> str:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **given)
+    return artifacts.sha256_of(Path(path))
+
+
+HALVES = {"x_train": PIXELS[:4].transpose(0, 2, 3, 1), "y_train": np.array([0, 1, 2, 9])}
+HALVES |= {"x_test": PIXELS[4:].transpose(0, 2, 3, 1), "y_test": np.array([5, 5])}
+
+
+def test_a_mirrors_npz_needs_its_checksum_and_download_fills_it_in() -> None:
+    sha256 = arrays("mirror/cifar10.npz", **HALVES)
+    settings = studies.settings(dataset={"name": "cifar10", "mirror": "mirror"}, federation={"clients": 2})
+    studies.write(settings, Path())
+    with pytest.raises(SettingsError) as error:
+        planning.make(Path("params.yaml"))
+    assert str(error.value) == (
+        "dataset.sha256: missing; the mirror has no original of 'cifar10' but a cifar10.npz, which is taken by its "
+        "SHA-256: run `fedpipe download`, which fills it in."
+    )
+    assert sha256 in declare.download(None, Path("params.yaml"))
+    assert yaml.safe_load(Path("params.yaml").read_text())["dataset"]["sha256"] == sha256
+    made = planning.make(Path("params.yaml"))
+    samples = store.load(artifacts.dataset_file(made["runs"][0]["dataset"]))
+    assert np.array_equal(samples.x.numpy(), PIXELS)
+    assert samples.test.tolist() == [False] * 4 + [True] * 2
+    run = planning.Settings.of(config.parse(config.read(Path("params.yaml"))), "fedavg", 0)
+    assert run.dataset["sha256"] == sha256
+    assert not {"mirror", "path"} & set(run.dataset)
+    assert store.facts(store.place(run.dataset)) == Facts((3, 32, 32), 10, 6)
+
+
+def test_another_file_than_declared_is_refused() -> None:
+    sha256 = arrays("mirror/cifar10.npz", **HALVES)
+    section = config.dataset({"name": "cifar10", "mirror": "mirror", "sha256": sha256})
+    arrays("mirror/cifar10.npz", **HALVES | {"y_test": np.array([5, 6])})
+    with pytest.raises(ArtifactError, match=rf"cifar10\.npz is damaged or another file: .* should be {sha256}"):
+        store.obtain(section.source, section.fetcher)
+    assert not Path("results").exists()
+
+
+def test_a_stand_in_of_another_shape_is_refused() -> None:
+    sha256 = arrays("mirror/mnist.npz", **HALVES)
+    section = config.dataset({"name": "mnist", "mirror": "mirror", "sha256": sha256})
+    with pytest.raises(ArtifactError, match=r"'mnist' hold 6 samples of shape \(3, 32, 32\) in 10 classes; it should"):
+        store.obtain(section.source, section.fetcher)
+
+
+def test_originals_come_before_what_stands_in() -> None:
+    put("imdb.parquet", b"")
+    put("imdb/aclImdb_v1.tar.gz", b"")
+    section = config.dataset({"name": "imdb", "mirror": "mirror"})
+    assert section.facts == PUBLISHED["imdb"]
+    assert isinstance(section.source, Published)
+    assert section.source.undeclared(section.fetcher) is None
+
+
+def test_the_environment_names_a_mirror_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, "elsewhere")
+    assert config.dataset({"name": "mnist"}).fetcher.mirror == "elsewhere"
+    assert config.dataset({"name": "mnist", "mirror": "here"}).fetcher.mirror == "here"
+
+
+# -- one's own ---------------------------------------------------------------------------------------------------------
+
+
+def own(**settings: Any) -> tuple[Samples, Facts]:
+    """The samples of an own data set, declared and stored as `fedpipe download` does."""
+    source: Any = config.dataset(settings).source
+    source = config.dataset({**settings, "sha256": source.undeclared(Fetcher())}).source
+    path = store.obtain(source, Fetcher())
+    return Samples(*(tensor.numpy() for tensor in store.load(path))), store.facts(path)
+
+
+@pytest.mark.parametrize(
+    ("x", "shape", "dtype"),
+    [
+        (PIXELS, (3, 32, 32), "uint8"),
+        (PIXELS.transpose(0, 2, 3, 1), (3, 32, 32), "uint8"),
+        (PIXELS[:, 0], (1, 32, 32), "uint8"),
+        (PIXELS[:, :1], (1, 32, 32), "uint8"),
+        (PIXELS[:, 0, 0] / 255, (32,), "float32"),
+        (PIXELS.transpose(0, 2, 3, 1) / np.float32(255), (3, 32, 32), "float32"),
+        (PIXELS[:, 0, 0].astype(np.int32), (32,), "int32"),
+    ],
+    ids=["chw", "hwc", "hw", "1hw", "features", "float-hwc", "tokens"],
+)
+def test_an_npz(x: np.ndarray, shape: tuple[int, ...], dtype: str) -> None:
+    arrays("own.npz", x=x, y=np.array([0, 1, 2, 0, 1, 2]), test=np.array([0, 0, 0, 0, 1, 1]))
+    samples, facts = own(name="npz", path="own.npz")
+    assert facts == Facts(shape, 3, 6, int(x.max()) + 1 if dtype == "int32" else None)
+    assert str(samples.x.dtype) == dtype
+    assert samples.test.tolist() == [False] * 4 + [True] * 2
+    if len(shape) == 3:
+        assert np.array_equal(samples.x[:, 0], (x if x.ndim == 3 else x[:, 0] if x.shape[1] < 4 else x[..., 0]))
+
+
+def test_labels_of_any_kind() -> None:
+    arrays("own.npz", x_train=PIXELS, y_train=np.array(["cat", "dog", "ant", "cat", "dog", "ant"]))
+    samples, facts = own(name="npz", path="own.npz")
+    assert samples.y.tolist() == [1, 2, 0, 1, 2, 0]
+    assert facts.classes == 3
+    assert not samples.test.any()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"images": PIXELS}, "holds none of these arrays; it should hold x_train and y_train"),
+        ({"x": PIXELS.astype(np.int64), "y": np.zeros(6, int)}, "its inputs are int64 of shape (6, 3, 32, 32); they"),
+        ({"x": PIXELS, "y": np.array([0, 1, 2, -1, 0, 0])}, "a label is -1; labels should count from 0."),
+        ({"x": PIXELS[:0], "y": np.zeros(0, int)}, "has labels of shape (0,); it should be one"),
+        ({"x": PIXELS, "y": np.array([None] * 6)}, "can't be read as .npz"),
+    ],
+    ids=["names", "integers", "negative", "empty", "objects"],
+)
+def test_an_npz_of_something_else(given: dict[str, np.ndarray], sentence: str) -> None:
+    arrays("own.npz", **given)
+    with pytest.raises(ArtifactError) as error:
+        own(name="npz", path="own.npz")
+    assert str(error.value).startswith("own.npz")
+    assert sentence in str(error.value)
+
+
+def test_a_table_of_texts() -> None:
+    table = {"text": ["a b", "b", "c"], "label": ["x", "y", "x"], "split": ["train", "train", "test"]}
+    pd.DataFrame(table).to_parquet("own.parquet")
+    samples, facts = own(name="parquet", path="own.parquet", vocabulary=50, length=3)
+    assert samples.x.tolist() == [[1, 5, 4], [1, 4, 0], [1, 2, 0]]
+    assert samples.y.tolist() == [0, 1, 0]
+    assert samples.test.tolist() == [False, False, True]
+    assert facts == Facts((3,), 2, 3, 50)
+
+
+@pytest.mark.parametrize("cell", [lambda image: image, lambda image: {"bytes": image, "path": "x.png"}])
+def test_a_table_of_images(cell: Callable[[bytes], Any]) -> None:
+    images = [cell(picture(each.transpose(1, 2, 0))) for each in PIXELS]
+    pd.DataFrame({"image": images, "label": [0, 1, 2, 3, 4, 5]}).to_parquet("own.parquet")
+    samples, facts = own(name="parquet", path="own.parquet")
+    assert np.array_equal(samples.x, PIXELS)
+    assert facts == Facts((3, 32, 32), 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({"words": ["a"], "label": [0]}, "own.parquet has the columns words, label; it should have label, and text or"),
+        ({"text": ["a"], "label": [0], "split": ["dev"]}, "own.parquet: its column split holds 'dev'; it should hold"),
+        ({"image": [b"no image"], "label": [0]}, "own.parquet, row 0 can't be read as an image"),
+    ],
+    ids=["columns", "split", "image"],
+)
+def test_a_table_of_something_else(table: dict[str, Any], sentence: str) -> None:
+    pd.DataFrame(table).to_parquet("own.parquet")
+    with pytest.raises(ArtifactError) as error:
+        own(name="parquet", path="own.parquet")
+    assert str(error.value).startswith(sentence)
+
+
+def write_folder(*names: str, grey: bool = False) -> None:
+    for row, name in enumerate(names):
+        path = Path("pictures") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(PIXELS[row, 0] if grey else PIXELS[row].transpose(1, 2, 0)))
+
+
+def test_a_folder_with_train_and_test() -> None:
+    write_folder("train/dog/1.png", "train/ant/2.png", "test/ant/1.png", "train/ant/1.png")
+    samples, facts = own(name="folder", path="pictures")
+    assert np.array_equal(samples.x, PIXELS[[3, 1, 0, 2]])
+    assert samples.y.tolist() == [0, 0, 1, 0]
+    assert samples.test.tolist() == [False, False, False, True]
+    assert facts == Facts((3, 32, 32), 2, 4)
+
+
+def test_a_folder_of_grey_images_without_test_set() -> None:
+    write_folder("dog/1.png", "ant/1.png", grey=True)
+    samples, facts = own(name="folder", path="pictures")
+    assert np.array_equal(samples.x, PIXELS[[1, 0], :1])
+    assert facts == Facts((1, 32, 32), 2, 2)
+    assert not samples.test.any()
+
+
+def test_a_folder_is_known_by_its_files() -> None:
+    write_folder("dog/1.png", "ant/1.png")
+    section: Any = config.dataset({"name": "folder", "path": "pictures"})
+    before = section.source.undeclared(Fetcher())
+    assert section.source.undeclared(Fetcher()) == before
+    Path("pictures/dog/1.png").rename("pictures/dog/2.png")
+    assert section.source.undeclared(Fetcher()) != before
+
+
+def test_a_folder_of_something_else() -> None:
+    write_folder("dog/1.png", "ant/1.png")
+    Path("pictures/ant/2.png").write_bytes(picture(PIXELS[0, 0, :8, :8]))
+    with pytest.raises(ArtifactError, match=r"^pictures/ant/2\.png has 8x8 pixels, others have 32x32; all should have"):
+        own(name="folder", path="pictures")
+    Path("pictures/ant/2.png").write_bytes(b"no image")
+    with pytest.raises(ArtifactError, match=r"^pictures/ant/2\.png can't be read as an image"):
+        own(name="folder", path="pictures")
+
+
+def test_two_own_files_lie_beside_each_other() -> None:
+    arrays("one.npz", x=PIXELS, y=np.arange(6))
+    arrays("two.npz", x=PIXELS[::-1], y=np.arange(6))
+    own(name="npz", path="one.npz")
+    own(name="npz", path="two.npz")
+    assert len(list(Path("results/data").glob("npz-*.pt"))) == 2
+
+
+def test_the_stored_bytes_do_not_depend_on_names() -> None:
+    sha256 = arrays("one.npz", x=PIXELS, y=np.arange(6))
+    stored = [
+        store.obtain(config.dataset({"name": "npz", "path": "one.npz", "sha256": sha256}).source, Fetcher(), Path(name))
+        for name in ("a.pt", "other.pt")
+    ]
+    assert stored[0].read_bytes() == stored[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "sentence"),
+    [
+        ({"name": "npz"}, "dataset.path: missing; it must be given."),
+        (
+            {"name": "npz", "path": "own.npz"},
+            "dataset.sha256: missing; run `fedpipe download`, which fills it in.",
+        ),
+        (
+            {"name": "npz", "path": "own.npz", "sha256": "0" * 64},
+            f"dataset.sha256: the file with SHA-256 {'0' * 64} is not stored; run `fedpipe download`.",
+        ),
+        ({"name": "imdb", "lenght": 3}, "dataset.lenght: unknown key; did you mean 'length'?"),
+        ({"name": "mnist", "splitt": 3}, "dataset.splitt: unknown key; did you mean 'split'?"),
+        ({"name": "digits", "path": "own.npz"}, "dataset.path: unknown key; it should be one of: "),
+        ({"name": "imdb", "vocabulary": 4}, "dataset.vocabulary: 4 can't be used; it should be greater than or equal"),
+        ({"name": "mnist", "sha256": "abc"}, "dataset.sha256: 'abc' can't be used; it should match pattern"),
+    ],
+    ids=["no-path", "no-sha256", "not-stored", "lenght", "splitt", "digits", "vocabulary", "sha256"],
+)
+def test_a_mistake_is_one_sentence_before_any_job(dataset: dict[str, Any], sentence: str) -> None:
+    studies.write(studies.settings(dataset=dataset), Path())
+    with pytest.raises(SettingsError) as error:
+        planning.make(Path("params.yaml"))
+    assert str(error.value).startswith(sentence)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_changed_after_it_was_declared_is_refused() -> None:
+    sha256 = arrays("own.npz", x=PIXELS, y=np.arange(6))
+    source = config.dataset({"name": "npz", "path": "own.npz", "sha256": sha256}).source
+    found = arrays("own.npz", x=PIXELS[::-1], y=np.arange(6))
+    with pytest.raises(ArtifactError) as error:
+        source.load(Fetcher())
+    assert str(error.value) == (
+        f"dataset.sha256: own.npz is another file than declared, with SHA-256 {found}; if it is meant, remove "
+        f"dataset.sha256 and run `fedpipe download`."
+    )
+    Path("own.npz").unlink()
+    with pytest.raises(ArtifactError, match=r"^dataset\.path: own\.npz is missing; it should be a file\.$"):
+        source.load(Fetcher())
+
+
+def test_own_data_through_the_stages() -> None:
+    """From params.yaml to the partition, once more from the file that the plan writes for the rule."""
+    x = RANDOM.integers(0, 256, (60, 8, 8), dtype=np.uint8)
+    arrays("own.npz", x=x, y=np.arange(60) % 3, test=np.arange(60) >= 45)
+    settings = studies.settings(dataset={"name": "npz", "path": "own.npz"}, federation={"clients": 3})
+    studies.write(settings | {"partition": {"scheme": "iid"}}, Path())
+    declare.download(None, Path("params.yaml"))
+    made = planning.make(Path("params.yaml"))
+    planning.write(made)
+    (run,) = made["runs"]
+    stored = artifacts.dataset_file(run["dataset"])
+    first = stored.read_bytes()
+    stored.unlink()
+    stored.with_suffix(".json").unlink()
+    assert store.download(run["dataset"]) == stored
+    assert stored.read_bytes() == first
+    assert stage.partition(run["partition"]).is_file()
+
+
+# -- filling in --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            "dataset:   # mine\n  name: npz  # arrays\n  path: own.npz\n\nfederation: {clients: 3}\n",
+            "dataset:   # mine\n  sha256: SUM\n  name: npz  # arrays\n  path: own.npz\n\nfederation: {clients: 3}\n",
+        ),
+        (
+            "# A study.\ndataset: {name: npz, path: own.npz}  # mine\n",
+            "# A study.\ndataset: {name: npz, sha256: SUM, path: own.npz}  # mine\n",
+        ),
+    ],
+    ids=["block", "flow"],
+)
+def test_the_checksum_is_filled_in_and_all_else_is_left(before: str, after: str) -> None:
+    sha256 = arrays("own.npz", x=PIXELS, y=np.arange(6))
+    Path("params.yaml").write_text(before)
+    declare.download(None, Path("params.yaml"))
+    assert Path("params.yaml").read_text() == after.replace("SUM", sha256)
+    assert config.dataset(config.read(Path("params.yaml"))["dataset"]).facts == Facts((3, 32, 32), 6, 6)
+
+
+def test_what_can_not_be_filled_in_is_said() -> None:
+    sha256 = arrays("own.npz", x=PIXELS, y=np.arange(6))
+    before = "dataset:\n  ? name\n  : npz\n  ? path\n  : own.npz\n"
+    Path("params.yaml").write_text(before)
+    said = declare.download(None, Path("params.yaml"))
+    assert said.endswith(f" Declare it in params.yaml, under dataset, where name is npz:\n  sha256: {sha256}")
+    assert Path("params.yaml").read_text() == before
+
+
+def test_another_data_set_than_the_studys_is_stored_and_not_filled_in() -> None:
+    sha256 = arrays("mirror/cifar10.npz", **HALVES)
+    before = "dataset: {mirror: mirror, name: digits}\n"
+    Path("params.yaml").write_text(before)
+    assert declare.download("cifar10", Path("params.yaml")).endswith(f"sha256: {sha256}")
+    assert Path("params.yaml").read_text() == before
+
+
+def test_a_declared_data_set_changes_nothing() -> None:
+    declare.download("digits", Path("params.yaml"))
+    assert not Path("params.yaml").exists()
+    Path("params.yaml").write_text("dataset: {name: digits}\n")
+    declare.download(None, Path("params.yaml"))
+    assert Path("params.yaml").read_text() == "dataset: {name: digits}\n"
+
+
+# -- the real ones -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(MIRROR is None, reason=f"{ENVIRONMENT} names no mirror with the real files")
+class TestReal:
+    """Read from the mirror; a data set that it lacks is skipped."""
+
+    CHECKSUMS: ClassVar[dict[str, str]] = {
+        "imdb": "eeba9a6f7260cf28430f46103d26c58a34547701eb9a0541de514d89bbbb9f72",
+    }
+
+    @pytest.fixture(params=PUBLISHED)
+    def samples(self, request: pytest.FixtureRequest) -> tuple[str, Samples]:
+        name = request.param
+        section: Any = config.dataset({"name": name, "mirror": MIRROR})
+        if all(section.fetcher.holds(file.name) for file in section.source.files):
+            return name, section.source.load(section.fetcher)
+        sha256 = section.source.undeclared(section.fetcher)
+        if sha256 is None:
+            pytest.skip(f"the mirror has no {name}")
+        section = config.dataset({"name": name, "mirror": MIRROR, "sha256": sha256})
+        return name, section.source.load(section.fetcher)
+
+    def test_samples(self, samples: tuple[str, Samples]) -> None:
+        name, (x, y, test) = samples
+        shape, classes, _, vocabulary = PUBLISHED[name]
+        assert x.shape[1:] == shape
+        assert set(np.unique(y)) == set(range(classes))
+        held_out = {"imdb": 25_000, "ag_news": 7_600}.get(name, 10_000)
+        assert np.bincount(y[test]).tolist() == [held_out // classes] * classes or name == "mnist"
+        if vocabulary is not None:
+            assert x.min() == 0
+            assert (x[:, 0] == 1).all()
+            assert x.max() < vocabulary
+        expected: Any = registry.find(registry.DATASET, name)
+        if wanted := self.CHECKSUMS.get(name, expected.checksum):
+            assert store.checksum(samples[1]) == wanted

@@ -1,0 +1,318 @@
+"""Files from a mirror, the cache and real HTTP servers, good and bad ones."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from fedpipe.data.fetch import Fetcher, File
+from fedpipe.errors import ArtifactError
+
+WHOLE = bytes(range(256)) * 1024  # 256 KiB
+MD5, SHA256 = hashlib.md5(WHOLE).hexdigest(), hashlib.sha256(WHOLE).hexdigest()
+NAME = "some/file.gz"
+NOWHERE = "http://127.0.0.1:9"  # the port of "discard", where nobody listens
+
+
+@dataclass
+class Server:
+    """A server of one file; ``answers`` says how it serves it, request by request, and in the end."""
+
+    address: str
+    content: bytes = WHOLE
+    answers: list[str] = field(default_factory=list)
+    ranges: list[str | None] = field(default_factory=list)  #: the header Range of each request
+    paths: list[str] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def file(self) -> File:
+        return File(NAME, f"md5:{MD5}", (f"{self.address}/upstream/file.gz",))
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(404 if "absent" in shown.answers else 200)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            answer = shown.answers.pop(0) if shown.answers else "well"
+            wanted = self.headers["Range"]
+            shown.ranges.append(wanted)
+            shown.paths.append(self.path)
+            if answer.isdigit():
+                self.send_error(int(answer))
+                return
+            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and answer != "from the start" else 0
+            if start >= len(shown.content):
+                self.send_error(416)
+                return
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(shown.content) - start))
+            self.end_headers()
+            body = shown.content[start:]
+            self.wfile.write(body[: len(body) // 2] if answer in {"breaks off", "stalls"} else body)
+            if answer == "stalls":
+                self.wfile.flush()
+                shown.over.wait(10)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listening.daemon_threads = True
+    shown = Server(f"http://127.0.0.1:{listening.server_port}")
+    thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield shown
+    shown.over.set()
+    listening.shutdown()
+    thread.join()
+    listening.server_close()
+
+
+@pytest.fixture
+def make_fetcher(tmp_path: Path) -> Callable[..., Fetcher]:
+    return lambda mirror=None: Fetcher(mirror=mirror, cache=tmp_path / "cache", timeout=0.3, tries=2, pause=0)
+
+
+def left_over(tmp_path: Path) -> list[str]:
+    """What lies in the cache, but for locks."""
+    return sorted(path.name for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock")
+
+
+# -- servers -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_downloaded_once(server: Server, make_fetcher: Callable[..., Fetcher], tmp_path: Path) -> None:
+    (path,) = make_fetcher().fetch([server.file])
+    assert path.read_bytes() == WHOLE
+    assert path == tmp_path / "cache" / NAME
+    assert make_fetcher().fetch([server.file]) == [path]
+    assert server.ranges == [None]
+
+
+@pytest.mark.parametrize("answer", ["breaks off", "stalls"])
+def test_a_download_goes_on_where_it_broke_off(
+    server: Server, make_fetcher: Callable[..., Fetcher], answer: str
+) -> None:
+    server.answers = [answer, answer]
+    (path,) = make_fetcher().fetch([server.file])
+    assert path.read_bytes() == WHOLE
+    assert server.ranges == [None, f"bytes={len(WHOLE) // 2}-", f"bytes={len(WHOLE) * 3 // 4}-"]
+
+
+def test_another_process_goes_on_with_the_part(
+    server: Server, make_fetcher: Callable[..., Fetcher], tmp_path: Path
+) -> None:
+    part = tmp_path / "cache" / f"{NAME}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(WHOLE[:1000])
+    (path,) = make_fetcher().fetch([server.file])
+    assert path.read_bytes() == WHOLE
+    assert server.ranges == ["bytes=1000-"]
+    assert left_over(tmp_path) == ["file.gz"]
+
+
+@pytest.mark.parametrize("part", [b"of another file", WHOLE + b"too much", b"x" * len(WHOLE)])
+def test_a_part_of_another_file_is_thrown_away(
+    server: Server, make_fetcher: Callable[..., Fetcher], tmp_path: Path, part: bytes
+) -> None:
+    file = tmp_path / "cache" / f"{NAME}.part"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(part)
+    assert make_fetcher().fetch([server.file])[0].read_bytes() == WHOLE
+    assert server.ranges == [f"bytes={len(part)}-", None]
+
+
+def test_a_server_that_knows_no_ranges_begins_again(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
+    server.answers = ["breaks off", "from the start"]
+    assert make_fetcher().fetch([server.file])[0].read_bytes() == WHOLE
+
+
+@pytest.mark.parametrize(
+    "content", [WHOLE[:-1] + b"x", WHOLE[:-1], b"<html>moved</html>"], ids=["tampered", "truncated", "page"]
+)
+def test_a_wrong_file_is_refused_and_not_kept(
+    server: Server, make_fetcher: Callable[..., Fetcher], tmp_path: Path, content: bytes
+) -> None:
+    server.content = content
+    with pytest.raises(ArtifactError) as error:
+        make_fetcher().fetch([server.file])
+    assert str(error.value) == (
+        f"{server.address}/upstream/file.gz: what it serves is damaged or another file, since its md5 should be {MD5}; "
+        f"it was deleted, and the file is needed from elsewhere."
+    )
+    assert left_over(tmp_path) == []
+
+
+def test_a_server_in_trouble_is_asked_again(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
+    server.answers = ["503"]
+    assert make_fetcher().fetch([server.file])[0].read_bytes() == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason", "requests"),
+    [
+        (["404"], "it answers 404 Not Found", 1),
+        (["503", "503"], "it answers 503 Service Unavailable", 2),
+    ],
+)
+def test_a_server_that_refuses_is_given_up(
+    server: Server, make_fetcher: Callable[..., Fetcher], answers: list[str], reason: str, requests: int
+) -> None:
+    server.answers = answers
+    with pytest.raises(ArtifactError) as error:
+        make_fetcher().fetch([server.file])
+    assert f"({reason})" in str(error.value)
+    assert len(server.ranges) == requests
+
+
+def test_a_server_that_never_answers_is_given_up(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
+    server.content = b"x"  # half of it is nothing: no attempt brings anything new
+    server.answers = ["stalls"] * 2
+    with pytest.raises(ArtifactError, match=r"\(it does not answer\)"):
+        make_fetcher().fetch([server.file])
+    assert len(server.ranges) == 2
+
+
+def test_the_next_address_is_tried(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
+    file = server.file._replace(addresses=(f"{NOWHERE}/file.gz", *server.file.addresses))
+    assert make_fetcher().fetch([file])[0].read_bytes() == WHOLE
+
+
+def test_offline_the_sentence_says_which_files_to_put_where(make_fetcher: Callable[..., Fetcher]) -> None:
+    files = [File(f"mnist/{name}", f"md5:{MD5}", (f"{NOWHERE}/{name}",)) for name in ("images.gz", "labels.gz")]
+    with pytest.raises(ArtifactError) as error:
+        make_fetcher().fetch(files)
+    assert str(error.value) == (
+        "dataset.name: images.gz can't be downloaded from 127.0.0.1:9 (no connection); fetch it where there is a "
+        "network, put it to FOLDER/mnist/images.gz and FOLDER/mnist/labels.gz and set dataset.mirror or FEDPIPE_MIRROR "
+        "to FOLDER."
+    )
+
+
+# -- mirrors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Path:
+    folder = tmp_path / "mirror"
+    (folder / NAME).parent.mkdir(parents=True)
+    (folder / NAME).write_bytes(WHOLE)
+    (folder / "own.npz").write_bytes(WHOLE)
+    return folder
+
+
+@pytest.mark.parametrize("spell", [str, lambda path: path.as_uri()], ids=["path", "file"])
+def test_a_folder_comes_first_and_is_read_in_place(
+    server: Server, make_fetcher: Callable[..., Fetcher], mirror: Path, spell: Callable[[Path], str]
+) -> None:
+    assert make_fetcher(spell(mirror)).fetch([server.file]) == [mirror / NAME]
+    assert server.ranges == []
+
+
+def test_what_the_folder_lacks_is_downloaded(
+    server: Server, make_fetcher: Callable[..., Fetcher], mirror: Path
+) -> None:
+    (mirror / NAME).unlink()
+    assert make_fetcher(str(mirror)).fetch([server.file])[0].read_bytes() == WHOLE
+
+
+@pytest.mark.parametrize("content", [WHOLE[:-1], WHOLE[:-1] + b"x"], ids=["truncated", "tampered"])
+def test_a_damaged_file_in_the_folder_is_refused_and_named(
+    server: Server, make_fetcher: Callable[..., Fetcher], mirror: Path, content: bytes
+) -> None:
+    (mirror / NAME).write_bytes(content)
+    with pytest.raises(ArtifactError) as error:
+        make_fetcher(str(mirror)).fetch([server.file])
+    assert str(error.value) == (
+        f"{mirror / NAME} is damaged or another file: its md5 is {hashlib.md5(content).hexdigest()} and should be "
+        f"{MD5}; replace it."
+    )
+    assert server.ranges == []
+
+
+def test_offline_with_a_folder_the_sentence_names_it(make_fetcher: Callable[..., Fetcher], mirror: Path) -> None:
+    file = File("mnist/images.gz", f"md5:{MD5}", (f"{NOWHERE}/images.gz",))
+    with pytest.raises(ArtifactError, match=rf"put it to {mirror}/mnist/images\.gz\.$"):
+        make_fetcher(str(mirror)).fetch([file])
+
+
+def test_a_base_address_comes_first(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
+    fetch = make_fetcher(f"{server.address}/mirror/")
+    assert fetch.fetch([server.file])[0].read_bytes() == WHOLE
+    server.answers = ["404"]
+    assert fetch.fetch([server.file._replace(name="some/other.gz")])[0].read_bytes() == WHOLE
+    assert server.paths == ["/mirror/some/file.gz", "/mirror/some/other.gz", "/upstream/file.gz"]
+
+
+def test_a_damaged_file_in_the_cache_is_replaced(
+    server: Server, make_fetcher: Callable[..., Fetcher], tmp_path: Path
+) -> None:
+    (path,) = make_fetcher().fetch([server.file])
+    path.write_bytes(b"damaged")
+    assert make_fetcher().fetch([server.file])[0].read_bytes() == WHOLE
+    assert len(server.ranges) == 2
+
+
+# -- files that params.yaml declares -----------------------------------------------------------------------------------
+
+
+def test_a_declared_file_is_the_folders(make_fetcher: Callable[..., Fetcher], mirror: Path) -> None:
+    assert make_fetcher(str(mirror)).undeclared("own.npz") == mirror / "own.npz"
+    assert make_fetcher(str(mirror)).undeclared("other.npz") is None
+    assert make_fetcher().undeclared("own.npz") is None
+    assert make_fetcher(str(mirror)).declared("own.npz", SHA256) == mirror / "own.npz"
+    (mirror / "own.npz").write_bytes(WHOLE + b"x")
+    with pytest.raises(ArtifactError, match=r"own\.npz is damaged or another file: its sha256 is"):
+        make_fetcher(str(mirror)).declared("own.npz", SHA256)
+    with pytest.raises(ArtifactError, match=rf"other\.npz is missing; put the file with SHA-256 {SHA256} there"):
+        make_fetcher(str(mirror)).declared("other.npz", SHA256)
+
+
+def test_a_declared_file_is_downloaded_once(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
+    fetch = make_fetcher(server.address)
+    found = fetch.undeclared("own.npz")
+    assert found is not None
+    assert found.read_bytes() == WHOLE
+    path = fetch.declared("own.npz", SHA256)
+    assert path.read_bytes() == WHOLE
+    assert make_fetcher(NOWHERE).declared("own.npz", SHA256) == path
+    assert make_fetcher().declared("own.npz", SHA256) == path
+    assert server.paths == ["/own.npz", "/own.npz"]
+
+
+def test_an_undeclared_file_is_looked_at_anew(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
+    make_fetcher(server.address).undeclared("own.npz")
+    server.content = b"another"
+    found = make_fetcher(server.address).undeclared("own.npz")
+    assert found is not None
+    assert found.read_bytes() == b"another"
+
+
+def test_a_server_without_the_file_has_none(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
+    server.answers = ["absent"]
+    assert make_fetcher(server.address).undeclared("own.npz") is None
+
+
+def test_a_declared_file_needs_a_mirror(make_fetcher: Callable[..., Fetcher]) -> None:
+    with pytest.raises(ArtifactError) as error:
+        make_fetcher().declared("own.npz", SHA256)
+    assert str(error.value) == (
+        "dataset.sha256: it speaks of a mirror's own.npz, but no mirror is named; set dataset.mirror or "
+        "FEDPIPE_MIRROR to where own.npz lies, or remove it to take the original."
+    )
+
+
+def test_a_mirror_that_is_down_is_named(make_fetcher: Callable[..., Fetcher]) -> None:
+    with pytest.raises(ArtifactError, match=rf"^dataset\.mirror: {NOWHERE}/own\.npz can't be had \(no connection\)\.$"):
+        make_fetcher(NOWHERE).declared("own.npz", SHA256)
