@@ -1,0 +1,134 @@
+"""FedFomo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from fedpipe.algorithms._slots import filled, pick, points, renewed
+from fedpipe.algorithms.base import Algorithm, Batch, Facts, Measure, Pass, State, Train, Update, Uploads
+from fedpipe.tensors import Tensors
+
+EPSILON = 1e-5  #: added to distances, one of which may be 0 (PFLlib)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedFomo(Algorithm):
+    r"""Each client downloads a few other models and mixes those that are better on its data.
+
+    Source: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021, eq. 3-5. Of
+    its own last trained model and M others :math:`\theta_n`, measured on validation data against the model
+    :math:`\theta_i` with which its last training began,
+
+    .. math::
+        w_n = \frac{L_i(\theta_i) - L_i(\theta_n)}{\lVert \theta_n - \theta_i \rVert}, \qquad
+        \theta_i \leftarrow \theta_i + \sum_n \frac{\max(w_n, 0)}{\sum_l \max(w_l, 0)} (\theta_n - \theta_i);
+
+    where no :math:`w_n` is positive, the client goes on with its last trained model. Then it trains. The server adds
+    :math:`w_n` to the affinity :math:`P_{in}` and sends client i the M models of highest affinity, of those that have
+    been uploaded; ties go to the lowest index, and unknown models rank above harmful ones.
+
+    Validation data is ``dataset.validation_share`` of a client's samples (0.2 in the libraries); a client without any
+    looks at its training data.
+
+    State: last trained model and :math:`\theta_i` at the client; all clients' last uploads and P at the server.
+    Traffic: M models down; a model and M weights up; there is no global model. Deviations: distances are Euclidean (the
+    authors' code has L1 by default) and of trained parameters; the own model is always a candidate, and never sent, as
+    in the authors' code; no model is sent for exploration only, as in PFLlib (epsilon-greedy in the paper).
+    Values used: M 5 (PFLlib, on which cwFedAvg's study was built).
+
+    Parameters
+    ----------
+    downloads
+        Models sent to each client, M; 0 is local training.
+    """
+
+    downloads: Annotated[int, Field(ge=0)] = 5
+
+    @property
+    def count(self) -> int:
+        """M, or as many other clients as there are."""
+        return min(self.downloads, self.federation.clients - 1)
+
+    def init(self, fresh: Callable[[int], Tensors]) -> State:
+        """Nobody has uploaded, and nothing is known of anybody."""
+        model, clients = fresh(0), self.federation.clients
+        affinity = model["head.weight"].new_zeros(clients, clients)
+        return {"models": filled(model, clients), "affinity": affinity, "seen": torch.zeros_like(affinity[0])}
+
+    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+        """The initial model, twice."""
+        return {"model": fresh(0), "previous": fresh(0)}
+
+    def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
+        """The models of each client's candidates, shape (M, ...)."""
+        candidates = torch.stack([self.candidates(server, client) for client in ids])
+        return {}, {"others": server["models"].map(lambda value: value[candidates])}
+
+    def candidates(self, server: State, client: int) -> Tensor:
+        """The clients whose models are sent to a client, shape (M,)."""
+        affinity = torch.where(server["seen"] > 0, server["affinity"][client], -torch.inf)
+        order = affinity.sort(descending=True, stable=True).indices
+        return order[order != client][: self.count]
+
+    def start(self, kept: State, received: State, facts: Facts) -> State:
+        """The last trained model, and what it is compared with."""
+        return {**kept, **received, "gains": facts.size.new_zeros(self.count)}
+
+    def prepare(self) -> Sequence[Pass]:
+        """The mixture."""
+        return (Measure(self.losses, self.mix, on="validation"),)
+
+    def losses(self, client: State, batch: Batch) -> dict[str, Tensor]:
+        """Summed cross-entropy of the baseline, the own model and the others, shape (2 + M,), and the sample count."""
+        others = [pick(client["others"], index) for index in range(self.count)]
+        logits = [self.net(model, batch.x) for model in (client["previous"], client["model"], *others)]
+        losses = [batch.sum(F.cross_entropy(each, batch.y, reduction="none")) for each in logits]
+        return {"loss": torch.stack(losses), "size": batch.size()}
+
+    def mix(self, client: State, sums: dict[str, Tensor]) -> State:
+        """Weights of the candidates, own model first, and what they make."""
+        own, others = client["model"], client["others"]
+        models = Tensors((name, torch.cat([own[name].unsqueeze(0), others[name]])) for name in own)
+        baseline = client["previous"].only(self.net.names).flat()
+        distances = torch.linalg.vector_norm(points(models, self.net.names) - baseline, dim=-1)
+        loss = sums["loss"] / sums["size"]
+        gains = (loss[0] - loss[1:]) / (distances + EPSILON)
+        positive = gains.clamp(min=0)
+        total, stay = positive.sum(), (torch.arange(len(gains), device=gains.device) == 0).to(gains.dtype)
+        weights = torch.where(total > 0, positive / torch.where(total > 0, total, 1), stay)
+        model = models.map(lambda value: torch.tensordot(weights, value, 1))
+        return client | {"model": model, "gains": gains[1:]}
+
+    def work(self) -> Sequence[Pass]:
+        """Training, from what is the next comparison's baseline."""
+        return (Update(lambda client: client | {"previous": client["model"]}), Train(self.loss))
+
+    def upload(self, client: State) -> State:
+        """The model, and the others' weights."""
+        return {"model": client["model"], "gains": client["gains"]}
+
+    def keep(self, client: State) -> State:
+        """The model before and after training."""
+        return {"model": client["model"], "previous": client["previous"]}
+
+    def combine(self, server: State, uploads: Uploads) -> State:
+        """The last uploads, and the affinities grown by this round's weights."""
+        affinity = server["affinity"].clone()
+        for client, _, upload in uploads:
+            affinity[client, self.candidates(server, client)] += upload["gains"]
+        models = renewed(server["models"], uploads.ids, [upload["model"] for _, _, upload in uploads])
+        return {
+            "models": models,
+            "affinity": affinity,
+            "seen": server["seen"].index_fill(0, torch.tensor(uploads.ids), 1),
+        }
+
+    def deploy(self, server: State) -> None:
+        """There are personal models only."""

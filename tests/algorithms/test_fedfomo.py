@@ -1,0 +1,160 @@
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedpipe.algorithms._slots import pick
+from fedpipe.algorithms.base import Uploads
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fedfomo import EPSILON, FedFomo
+from fedpipe.engine.clients import Clients
+from fedpipe.tensors import Tensors
+
+f64 = torch.float64
+
+
+def mixed(make_toy, scalar, losses, own=0.0, others=()):
+    """What a client makes of scalar models, the baseline being 0; ``losses`` of baseline, own and others."""
+    algorithm = make_toy(FedFomo(), [(1.0, 0.0)] * (1 + len(others))).algorithm
+    candidates = Tensors({"head.weight": torch.tensor(others, dtype=f64).reshape(-1, 1, 1)})
+    client = {"model": scalar(own), "previous": scalar(0), "others": candidates, "gains": torch.zeros(len(others))}
+    sums = {"loss": torch.tensor(losses, dtype=f64) * 4, "size": torch.tensor(4.0, dtype=f64)}
+    after = algorithm.mix(client, sums)
+    return float(after["model"]["head.weight"]), after["gains"].tolist()
+
+
+def test_weights_are_gains_by_distance(make_toy, scalar):
+    """Losses 0.5 and 0.8 against 1, both at distance 1: weights 0.714286 and 0.285714."""
+    model, gains = mixed(make_toy, scalar, [1.0, 1.0, 0.5, 0.8], others=[1.0, -1.0])
+    assert model == pytest.approx(0.714286 - 0.285714, abs=1e-6)
+    assert gains == pytest.approx([0.5, 0.2], rel=2 * EPSILON)
+    model, gains = mixed(make_toy, scalar, [1.0, 1.0, 0.5, 0.5], others=[1.0, -4.0])
+    assert model == pytest.approx(0.8 - 0.2 * 4, abs=1e-4), "four times as far is a quarter of the weight"
+
+
+def test_a_single_better_model_is_taken_whole(make_toy, scalar):
+    assert mixed(make_toy, scalar, [1.0, 1.1, 0.9, 3.0], own=0.1, others=[0.3, 0.7])[0] == 0.3
+
+
+def test_the_own_trained_model_is_a_candidate(make_toy, scalar):
+    assert mixed(make_toy, scalar, [1.0, 0.4, 2.0], own=0.3, others=[0.7])[0] == 0.3
+    assert mixed(make_toy, scalar, [1.0, 0.5, 0.5], own=0.25, others=[-0.25])[0] == pytest.approx(0, abs=1e-17)
+
+
+def test_where_none_is_better_the_last_trained_model_goes_on(make_toy, scalar):
+    model, gains = mixed(make_toy, scalar, [1.0, 1.5, 2.0, 1.2], own=0.3, others=[0.5, -0.5])
+    assert model == 0.3
+    assert gains == pytest.approx([-2, -0.4], rel=3 * EPSILON)
+
+
+def test_a_model_at_distance_zero_gains_nothing(make_toy, scalar):
+    assert mixed(make_toy, scalar, [1.0, 1.0, 1.0], own=0.0, others=[0.0]) == (0, [0])
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_without_downloads_clients_train_alone(make_trial, assert_same, width):
+    trial = make_trial(FedFomo(downloads=0), width=width, momentum=0.9).run(3, ids=[0, 1, 4, 6])
+    for client in (0, 1, 4, 6):
+        alone = make_trial(FedAvg(), width=width, momentum=0.9).run(3, ids=[client])
+        assert_same(trial.kept[client]["model"], alone.server["model"], within=1e-14 if width else 0)
+
+
+def test_the_first_round_is_local_training(make_trial, assert_same):
+    """Whatever is sent is the initial model."""
+    ours, plain = (make_trial(each, participation=1.0).run() for each in (FedFomo(), FedAvg()))
+    assert_same([each.upload["model"] for each in ours.outcomes], [each.upload["model"] for each in plain.outcomes])
+    assert not ours.server["affinity"].any()
+
+
+def test_the_best_of_the_uploaded_models_are_sent(make_trial):
+    """By affinity, then by index; never the client's own; those that nobody uploaded come last."""
+    algorithm = make_trial(FedFomo(downloads=4)).algorithm
+    affinity = torch.tensor([[9.0, 0.0, 3.0, -1.0, 0.0, 3.0, 8.0, 0.0]]).expand(8, 8)
+    server = {"affinity": affinity, "seen": torch.tensor([1.0, 1, 1, 1, 1, 1, 0, 1])}
+    assert algorithm.candidates(server, 0).tolist() == [2, 5, 1, 4]
+    assert algorithm.candidates(server, 2).tolist() == [0, 5, 1, 4]
+    algorithm = make_trial(FedFomo(downloads=20)).algorithm
+    assert algorithm.candidates(server, 5).tolist() == [0, 2, 1, 4, 7, 3, 6]
+
+
+def test_what_is_sent_are_the_candidates_models(make_trial, assert_same):
+    trial = make_trial(FedFomo(downloads=3)).run(2)
+    _, own = trial.send([4, 1])
+    for row, client in enumerate((4, 1)):
+        for place, other in enumerate(trial.algorithm.candidates(trial.server, client).tolist()):
+            sent = own["others"].map(lambda value, at=(row, place): value[at])
+            assert_same(sent, pick(trial.server["models"], other))
+
+
+def test_weights_add_up_in_the_affinity(make_trial):
+    """Of the models that were sent in that round, not of those that will be sent next."""
+    algorithm = make_trial(FedFomo(downloads=2)).algorithm
+    model = algorithm.net.fresh(0)
+    server = algorithm.init(lambda index: model)
+    server |= {"affinity": torch.arange(8.0, dtype=f64).expand(8, 8), "seen": torch.ones(8, dtype=f64)}
+    sent = {"model": model, "gains": torch.tensor([-20.0, 0.5], dtype=f64)}
+    after = algorithm.combine(server, Uploads([7, 3], [1, 1], [sent, sent]))["affinity"]
+    assert after[7].tolist() == [0, 1, 2, 3, 4, 5.5, -14, 7]
+    assert after[3].tolist() == [0, 1, 2, 3, 4, 5, 6.5, -13]
+    assert after[0].tolist() == list(range(8))
+
+
+def test_losses_are_of_the_validation_data(make_clients, make_trial):
+    """Where a client has any, else of its training data; and gains are against the model before its last training."""
+    all_of = make_clients()
+    train, held = zip(*((each[len(each) // 4 :], each[: len(each) // 4]) for each in all_of.train), strict=True)
+    assert [len(each) for each in held] == [0, 1, 2, 3, 1, 4, 0, 5]
+    clients = Clients(all_of.x, all_of.y, train, all_of.test, all_of.global_test, 4, 0, f64, validation=held)
+    trial = make_trial(FedFomo(downloads=2), clients=clients, participation=1.0).run(2)
+    before, kept = trial.server, dict(trial.kept)
+    trial.run()
+    for outcome in trial.outcomes:
+        client = outcome.client
+        x, y = clients.gather(held[client] if len(held[client]) else train[client])
+
+        def loss(model, x=x, y=y):
+            return float(cross_entropy(trial.net(model, x), y))
+
+        baseline = kept[client]["previous"]
+        for other, gain in zip(
+            trial.algorithm.candidates(before, client).tolist(), outcome.upload["gains"].tolist(), strict=True
+        ):
+            model = pick(before["models"], other)
+            distance = float((model - baseline).norm()) + EPSILON
+            assert gain == pytest.approx((loss(baseline) - loss(model)) / distance, abs=1e-10)
+
+
+def test_the_baseline_is_the_model_before_the_last_training(make_trial, assert_same):
+    """It is what was mixed, which is also what evaluation sees."""
+    trial = make_trial(FedFomo(), participation=1.0, learning_rate=0.0).run(2)
+    assert_same(trial.kept[5]["previous"], trial.kept[5]["model"])
+    trial = make_trial(FedFomo(), participation=1.0).run(2)
+    assert not torch.equal(trial.kept[5]["previous"].flat(), trial.kept[5]["model"].flat())
+
+
+def test_a_client_that_is_not_in_the_round_stays(make_trial, assert_same):
+    trial = make_trial(FedFomo()).run(1, ids=[1, 3, 5])
+    before = trial.kept[1], pick(trial.server["models"], 1), trial.server["affinity"][1]
+    assert_same(before[1], before[0]["model"])
+    trial.run(1, ids=[3, 5])
+    assert_same((trial.kept[1], pick(trial.server["models"], 1), trial.server["affinity"][1]), before)
+    assert trial.server["seen"].tolist() == [0, 1, 0, 1, 0, 1, 0, 0]
+    assert trial.algorithm.deploy(trial.server) is None
+
+
+@pytest.mark.parametrize("loss", [0.5, 2.0])
+def test_equal_models_are_the_mixture(make_toy, scalar, loss):
+    """Whether they are better than the baseline or not."""
+    assert mixed(make_toy, scalar, [1.0, loss, loss, loss], own=0.3, others=[0.3, 0.3])[0] == pytest.approx(0.3)
+
+
+def test_clients_with_the_same_classes_mix(make_clients, make_trial):
+    """Its mechanism acts: even clients have the classes 0 and 1, odd ones 2 and 3."""
+    clients = make_clients(sizes=[12] * 6, labels=lambda client: [client % 2 * 2, client % 2 * 2 + 1])
+    trial = make_trial(FedFomo(downloads=2), clients=clients, participation=1.0).run(6)
+    affinity = trial.server["affinity"].numpy()
+    other_group = np.add.outer(np.arange(6), np.arange(6)) % 2 == 1
+    assert affinity[other_group].max() <= 0 < affinity[~other_group].max()
+    for client in range(6):
+        alike = set(range(client % 2, 6, 2)) - {client}
+        assert set(trial.algorithm.candidates(trial.server, client).tolist()) == alike
