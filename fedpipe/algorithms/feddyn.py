@@ -1,0 +1,118 @@
+"""FedDyn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from fedpipe.algorithms.base import Batch, Facts, Gradient, Pass, State, Train, Update, Uploads
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.tensors import Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(FedAvg):
+    r"""A linear term at each client, learnt from round to round, so that the clients' optima agree with the global one.
+
+    Source: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Alg. 1:
+
+    .. math::
+        \theta_k &= \arg\min_\theta F_k(\theta) - \langle g_k, \theta \rangle
+                    + \tfrac{\alpha}{2} \lVert \theta - \theta^t \rVert^2, \qquad
+        g_k \leftarrow g_k - \alpha (\theta_k - \theta^t) \\
+        h &\leftarrow h - \tfrac{\alpha}{N} \sum_{k \in S} (\theta_k - \theta^t), \qquad
+        \theta^{t+1} = \tfrac{1}{m} \sum_{k \in S} \theta_k - h / \alpha
+
+    Averages are uniform, by definition of the method; h is the mean of all :math:`g_k`. The minimisation is the
+    federation's local epochs. As alpha goes to 0 it does not become FedAvg: the server keeps adding the mean drift.
+    Both memories are of parameters only; BatchNorm's running statistics are averaged.
+
+    The distance of :math:`\theta^{t+1}` from the participants' mean, :math:`\lVert h \rVert / \alpha`, is recorded in
+    every round. Deviations: the authors' code also divides alpha by the client's share of the samples; here it is the
+    paper's. Gradients are clipped as in their code, since h grows large where clients are rarely in the round.
+
+    State: :math:`g_k` at the client, :math:`h` at the server. Traffic: the model down, the model up.
+    Values of alpha used by the authors: 0.1, 0.01, 0.001; FedDUAL does not say what it used.
+
+    Parameters
+    ----------
+    alpha
+        Strength of the regulariser; 0 would divide by zero.
+    clip
+        Gradients are scaled down to this norm; null: never.
+    evaluated
+        Which model is the global one: cloud, :math:`\theta^{t+1}`, which is sent; or mean, that of the participants.
+    adam
+        Obey ``federation.optimizer: adam`` for the minimisation, although the paper's is SGD's.
+    """
+
+    alpha: Annotated[float, Field(gt=0)] = 0.01
+    clip: Annotated[float, Field(gt=0)] | None = 10.0
+    evaluated: Literal["cloud", "mean"] = "cloud"
+    adam: bool = False
+
+    @property
+    def needs_sgd(self) -> bool:
+        """The local solver is SGD's."""
+        return not self.adam
+
+    def init(self, fresh: Callable[[int], Tensors]) -> State:
+        """The model and a memory of zeros."""
+        return {"model": fresh(0), "h": fresh(0).only(self.net.names).zeros()}
+
+    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+        """A memory of zeros."""
+        return {"g": server["h"]}
+
+    def start(self, kept: State, received: State, facts: Facts) -> State:
+        """The global model, to train and to stay near, and the linear term."""
+        model = received["model"]
+        return {"model": model, "anchor": model.only(self.net.names), "g": kept["g"]}
+
+    def work(self) -> Sequence[Pass]:
+        """The minimisation, then the new linear term."""
+        return (Train(self.loss, step=self.step), Update(self.remember))
+
+    def loss(self, client: State, batch: Batch) -> Tensor:
+        """The risk, the linear term and the pull."""
+        theta = client["model"].only(self.net.names)
+        pull = self.alpha / 2 * (theta - client["anchor"]).square_norm()
+        return self.risk(client, batch) - client["g"].dot(theta) + pull
+
+    def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
+        """A step of the federation's optimiser along the clipped gradient."""
+        g, _ = gradient(client)
+        if self.clip is not None:
+            g = g * (self.clip / g.norm().clamp(min=self.clip))
+        return gradient.descend(client, g)
+
+    def remember(self, client: State) -> State:
+        """The gradient's memory: at an exact minimum, the risk's gradient there."""
+        drift = client["model"].only(self.net.names) - client["anchor"]
+        return client | {"g": client["g"] - self.alpha * drift}
+
+    def keep(self, client: State) -> State:
+        """The linear term."""
+        return {"g": client["g"]}
+
+    def combine(self, server: State, uploads: Uploads) -> State:
+        """The mean model, moved by what all clients remember."""
+        uploads, theta = uploads.uniform(), server["model"].only(self.net.names)
+        mean, share = uploads.mean("model"), len(uploads) / self.federation.clients
+        h = server["h"] - self.alpha * share * (mean.only(theta) - theta)
+        return {"model": mean | (mean.only(theta) - h / self.alpha), "h": h}
+
+    def deploy(self, server: State) -> Tensors:
+        """What is sent, or the participants' mean."""
+        model: Tensors = server["model"]
+        if self.evaluated == "mean":
+            model = model | (model.only(self.net.names) + server["h"] / self.alpha)
+        return model
+
+    def observe(self, server: State) -> Mapping[str, Tensor]:
+        """How far the global model is from the participants' mean."""
+        return {"distance_from_mean": server["h"].norm() / self.alpha}

@@ -1,0 +1,48 @@
+"""FedPVR."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from fedpipe.algorithms.scaffold import Scaffold
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPVR(Scaffold):
+    r"""SCAFFOLD's correction on the last layers only, where clients differ most.
+
+    Source: Li et al., On the Effectiveness of Partial Variance Reduction in Federated Learning with Heterogeneous Data,
+    CVPR 2023, Alg. 1. With V the parameters of the last ``layers`` layers,
+
+    .. math:: y_V \leftarrow y_V - \eta \, (\nabla_V F_k(y) - c_k + c), \qquad
+              y_{\bar V} \leftarrow \text{a step of the federation's optimiser},
+
+    so that momentum acts outside V only (the authors use 0.9 there and none inside); controls and averages are
+    SCAFFOLD's.
+
+    State: :math:`c_k` and :math:`c` on V. Traffic: the model and V down, the model and V up.
+    Values used by the authors: the output layer (ResNet-8), the three fully connected layers (VGG-11). FedDUAL does not
+    say what it used.
+
+    Parameters
+    ----------
+    layers
+        How many parametrised layers, from the output, are corrected; with all of them it is SCAFFOLD, with 0 FedAvg of
+        equal weights.
+    server_rate
+        The server's step :math:`\eta_g`.
+    adam
+        Obey ``federation.optimizer: adam``; see SCAFFOLD.
+    """
+
+    layers: Annotated[int, Field(ge=0)] = 1
+
+    @property
+    def corrected(self) -> tuple[str, ...]:
+        """Names of V's parameters."""
+        layers = self.net.layers()
+        last = layers[max(0, len(layers) - self.layers) :]
+        return tuple(name for layer in last for name in layer if name in self.net.names)

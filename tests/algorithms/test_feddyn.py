@@ -1,0 +1,113 @@
+import pytest
+import torch
+
+from fedpipe import registry
+from fedpipe.algorithms.feddyn import FedDyn
+from fedpipe.errors import SettingsError
+
+
+def exact(alpha, **parameters):
+    """Q2's minimisers, to rounding: 1 / (2 + alpha) is the fastest rate for both clients."""
+    settings = {"local_epochs": 30, "learning_rate": 1 / (2 + alpha)}
+    return FedDyn(**{"alpha": alpha, "clip": None} | parameters), settings
+
+
+def memories(trial):
+    return [float(state["g"]["head.weight"]) for state in trial.kept.values()]
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.7])
+def test_the_first_round_goes_twice_as_far_as_the_mean(make_trial, assert_same, alpha):
+    trial = make_trial(FedDyn(alpha=alpha), participation=1.0)
+    theta = trial.server["model"]
+    mean = trial.uploads(trial.train()).uniform().mean("model")
+    assert_same(trial.run().server["model"], 2 * mean - theta, within=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "points"),
+    [
+        (1.0, [3, 3, 3]),
+        (0.5, [3.428571, 2.857143, 2.775510, 2.802721]),
+        (0.1, [3.870968, 2.287390, 2.236307, 2.278102]),
+        (10.0, [0.923077, 1.300699, 1.591178, 1.828842]),
+    ],
+)
+def test_exact_solves_on_q2(make_toy, path, alpha, points):
+    algorithm, settings = exact(alpha)
+    assert path(make_toy(algorithm, **settings), len(points)) == pytest.approx(points, abs=1e-6)
+
+
+def test_the_limit_is_the_global_optimum(make_toy, path):
+    """Its mechanism acts: FedAvg and FedProx stop elsewhere; and the memories are the gradients there."""
+    algorithm, settings = exact(2.0)
+    trial = make_toy(algorithm, **settings | {"local_epochs": 12})
+    assert path(trial, 25)[-1] == pytest.approx(3, abs=1e-5)
+    assert memories(trial) == pytest.approx([3, -3], abs=1e-5)
+
+
+def test_one_client(make_toy, path):
+    """The minimiser of (x - 4)^2 / 2 + x^2 / 2 is 2; the server goes on to 4 and stays."""
+    algorithm, settings = exact(1.0)
+    trial = make_toy(algorithm, [(1, 4)], **settings | {"learning_rate": 0.3})
+    assert path(trial, 3) == pytest.approx([4, 4, 4], abs=1e-9)
+    assert memories(trial) == pytest.approx([-0.5], abs=1e-9), "its optimum is 4 only once the memory is gone"
+
+
+def test_equal_clients_have_equal_memories(make_toy, path):
+    algorithm, settings = exact(2.0)
+    trial = make_toy(algorithm, [(1, 4), (1, 4), (1, 4)], **settings | {"local_epochs": 12})
+    assert path(trial, 20)[-1] == pytest.approx(4, abs=0.01)
+    first, *others = memories(trial)
+    assert others == pytest.approx([first] * 2, abs=1e-14)
+
+
+def test_the_servers_memory_is_the_mean_of_all_clients(make_trial, assert_same):
+    """At half participation; and clients that are away keep theirs."""
+    trial = make_trial(FedDyn(alpha=0.1))
+    for _ in range(4):
+        before = trial.kept
+        trial.run()
+        every = [state["g"] for state in trial.kept.values()]
+        assert_same(trial.server["h"], sum(every[1:], every[0]) * (1 / len(every)), within=1e-13)
+        away = set(trial.kept) - {outcome.client for outcome in trial.outcomes}
+        assert all(trial.kept[client] is before[client] for client in away)
+    assert all(outcome.keep["g"].norm() > 1e-3 for outcome in trial.outcomes)
+
+
+def test_alpha_zero_is_refused():
+    with pytest.raises(SettingsError, match=r"^algorithms.alpha: 0"):
+        registry.build(registry.ALGORITHM, "feddyn", {"alpha": 0})
+
+
+def test_gradients_are_clipped(make_toy, path):
+    """At 0 they are 0 and -12: a step of 0.1 instead of 1.2, of which the server takes twice the mean."""
+    assert path(make_toy(FedDyn(alpha=1.0, clip=1.0)), 1) == pytest.approx([0.1], abs=1e-14)
+    assert path(make_toy(FedDyn(alpha=1.0, clip=13.0)), 1) == pytest.approx([1.2], abs=1e-14)
+
+
+def test_the_participants_mean_can_be_the_global_model(make_trial, assert_same):
+    """And how far it is from what is sent is recorded."""
+    trial = make_trial(FedDyn(alpha=0.1, evaluated="mean"), "norm").run(3)
+    mean = trial.uploads(trial.outcomes).uniform().mean("model")
+    assert_same(trial.algorithm.deploy(trial.server), mean, within=1e-13)
+    cloud = make_trial(FedDyn(alpha=0.1), "norm").run(3)
+    assert_same(cloud.algorithm.deploy(cloud.server), trial.server["model"])
+    distance = (trial.server["model"] - mean).norm()
+    assert float(trial.algorithm.observe(trial.server)["distance_from_mean"]) == pytest.approx(float(distance))
+    assert distance > 0.01
+
+
+def test_running_statistics_have_no_memory_and_are_averaged(make_trial, assert_same):
+    trial = make_trial(FedDyn(), "norm").run(2)
+    names = trial.net.buffer_names
+    assert tuple(trial.server["h"]) == trial.net.names
+    mean = trial.uploads(trial.outcomes).uniform().mean("model")
+    assert_same(trial.server["model"].only(names), mean.only(names))
+
+
+def test_adam_is_obeyed_where_it_is_insisted_on(make_trial):
+    assert FedDyn().needs_sgd
+    assert not FedDyn(adam=True).needs_sgd
+    adam, sgd = (make_trial(FedDyn(adam=True), optimizer=each).train()[1].upload["model"] for each in ("adam", "sgd"))
+    assert not torch.equal(adam.flat(), sgd.flat())

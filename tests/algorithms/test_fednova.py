@@ -1,0 +1,96 @@
+import pytest
+import torch
+
+from fedpipe.algorithms.base import Uploads
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fednova import FedNova
+
+
+def constant(a, b, x):
+    """A risk whose gradient is a everywhere."""
+    return a * x
+
+
+def weights_sum(trial):
+    return [float(outcome.upload["a"]) for outcome in trial.outcomes]
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"weight_decay": 0.1}])
+def test_equal_numbers_of_steps_are_fedavg(make_clients, make_trial, assert_same, settings):
+    clients = make_clients(sizes=[9, 10, 12])
+    nova, plain = (
+        make_trial(each, clients=clients, participation=1.0, **settings).run(3) for each in (FedNova(), FedAvg())
+    )
+    assert_same(nova.server, plain.server, within=1e-12)
+
+
+def test_unequal_numbers_of_steps(make_toy, path):
+    """One step of 2 and four of 1: d = 2 and 1, and 2.5 steps on average, where FedAvg takes the mean of -2 and -4."""
+    settings = {"risk": constant, "batch_size": 1, "weighting": "uniform"}
+    problems, sizes = [(20.0, 0.0), (10.0, 0.0)], [1, 4]
+    trial = make_toy(FedNova(), problems, sizes, **settings)
+    assert path(trial, 1) == pytest.approx([-3.75], abs=1e-14)
+    assert weights_sum(trial) == [1, 4]
+    assert path(make_toy(FedAvg(), problems, sizes, **settings), 1) == pytest.approx([-3], abs=1e-14)
+
+
+def test_clients_weigh_by_count(make_toy, path):
+    """With p = 1/5 and 4/5: 3.4 steps on average of 6/5."""
+    settings = {"risk": constant, "batch_size": 1}
+    trial = make_toy(FedNova(), [(20.0, 0.0), (10.0, 0.0)], [1, 4], **settings)
+    assert path(trial, 1) == pytest.approx([-3.4 * 1.2], abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("steps", "momentum", "mu", "a"),
+    [
+        (3, 0.0, 0.0, 3),
+        (2, 0.9, 0.0, 2.9),
+        (3, 0.9, 0.0, 5.61),
+        (2, 0.0, 1.0, 1.9),
+        (3, 0.0, 1.0, 2.71),
+        (3, 0.9, 1.0, 5.14),
+    ],
+)
+def test_the_weights_of_gradients_with_momentum_and_pull(make_toy, path, steps, momentum, mu, a):
+    """Where all gradients are 1, the client is eta * a away."""
+    settings = {"risk": constant, "local_epochs": steps, "momentum": momentum}
+    trial = make_toy(FedNova(mu=mu), [(1.0, 0.0)], **settings)
+    assert path(trial, 1) == pytest.approx([-0.1 * a], abs=1e-14)
+    assert weights_sum(trial) == pytest.approx([a], abs=1e-13)
+    assert float(trial.outcomes[0].upload["model"]["head.weight"]) == pytest.approx(-0.1 * a, abs=1e-14)
+
+
+def test_unequal_steps_do_not_move_the_fixed_point_far(make_toy, path):
+    """Its mechanism acts: FedAvg is drawn to the client of five steps, away from the optimum 3."""
+    settings = {"learning_rate": 0.01, "batch_size": 1, "weighting": "uniform", "sizes": [1, 5]}
+    near, far = 0.01, 1 - 0.97**5  # how far the clients go to their optima, 0 and 4
+    nova, plain = 4 * far / 5 / (near + far / 5), 4 * far / (near + far)
+    assert path(make_toy(FedNova(), start=nova, **settings), 1) == pytest.approx([nova], abs=1e-12)
+    assert path(make_toy(FedAvg(), start=plain, **settings), 1) == pytest.approx([plain], abs=1e-12)
+    assert abs(nova - 3) < 0.05 < 0.7 < abs(plain - 3)
+
+
+def test_a_client_without_steps_is_left_out(make_trial, assert_same):
+    trial = make_trial(FedNova()).run()
+    uploads = trial.uploads(trial.train())
+    states = [upload for _, _, upload in uploads]
+    idle = {"model": trial.server["model"], "a": torch.zeros_like(states[0]["a"])}
+    found = trial.combine(Uploads([*uploads.ids, 99], [*uploads.weights, 0.7], [*states, idle]))
+    assert_same(found, trial.combine(uploads), within=1e-14)
+    assert_same(trial.combine(Uploads([99], [1.0], [idle])), trial.server)
+
+
+def test_with_adam_the_steps_are_counted(make_trial):
+    """If insisted on; momentum and pull are not in Adam's steps."""
+    assert FedNova().needs_sgd
+    trial = make_trial(FedNova(mu=0.5, adam=True), optimizer="adam", participation=1.0).run()
+    assert not trial.algorithm.needs_sgd
+    assert weights_sum(trial) == [2 * -(-size // 4) for size in trial.clients.sizes]
+
+
+def test_running_statistics_are_averaged(make_trial, assert_same):
+    trial = make_trial(FedNova(), "norm").run(2)
+    names = trial.net.buffer_names
+    mean = trial.uploads(trial.outcomes).mean("model")
+    assert_same(trial.server["model"].only(names), mean.only(names))

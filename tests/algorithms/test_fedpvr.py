@@ -1,0 +1,87 @@
+import pytest
+import torch
+
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fedpvr import FedPVR
+from fedpipe.algorithms.scaffold import Scaffold
+from fedpipe.models.mlp import MLP
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "adam", "learning_rate": 0.01}, {"weight_decay": 0.1}])
+def test_with_all_layers_it_is_scaffold_bit_by_bit(make_trial, assert_same, settings):
+    pvr, scaffold = (make_trial(each, **settings).run(3) for each in (FedPVR(layers=2, adam=True), Scaffold(adam=True)))
+    assert_same(pvr.server, scaffold.server)
+    assert_same(pvr.kept, scaffold.kept)
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
+def test_with_no_layer_it_is_uniform_fedavg(make_trial, assert_same, settings):
+    settings |= {"weighting": "uniform"}
+    pvr, plain = (make_trial(each, **settings).run(3) for each in (FedPVR(layers=0, adam=True), FedAvg()))
+    assert_same(pvr.server["model"], plain.server["model"], within=1e-13)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_the_last_layers_are_corrected(make_trial, layers):
+    """And no running statistics of theirs."""
+    trial = make_trial(FedPVR(layers=layers), "norm").run(2)
+    corrected = ["head", "body.1", "body.0"][:layers]
+    names = [name for name in trial.net.names if name.rpartition(".")[0] in corrected]
+    assert set(trial.server["control"]) == set(names)
+    assert len(names) == 2 * layers
+
+
+def test_the_servers_control_is_the_mean_of_all_clients(make_trial, assert_same):
+    """At half participation, and the controls are not zero: the mechanism acts."""
+    trial = make_trial(FedPVR())
+    for _ in range(4):
+        trial.run()
+        every = [state["control"] for state in trial.kept.values()]
+        assert_same(trial.server["control"], sum(every[1:], every[0]) * (1 / len(every)), within=1e-13)
+    assert all(trial.kept[each.client]["control"].norm() > 0.1 for each in trial.outcomes)
+
+
+def test_the_correction_acts_on_the_last_layers_only(make_trial, assert_same):
+    """One step: the head moves by -eta (c - c_k) more than FedAvg's, the body alike."""
+    settings = {"local_epochs": 1, "batch_size": 100, "participation": 1.0, "weighting": "uniform"}
+    pvr, plain = make_trial(FedPVR()), make_trial(FedAvg(), **settings)
+    pvr.run(2)
+    again = make_trial(FedPVR(), **settings)
+    again.server, again.kept, again.rounds, plain.server, plain.rounds = pvr.server, pvr.kept, 2, pvr.server, 2
+    head, body = again.net.head_names, again.net.body_names
+    for ours, theirs in zip(again.train(), plain.train(), strict=True):
+        ours_model, theirs_model = ours.upload["model"], theirs.upload["model"]
+        assert_same(ours_model.only(body), theirs_model.only(body))
+        correction = pvr.server["control"] - pvr.kept[ours.client]["control"]
+        moved = theirs_model.only(head) - 0.05 * correction.only(head)
+        assert_same(ours_model.only(head), moved, within=1e-14)
+        assert correction.norm() > 0.1
+
+
+def test_momentum_acts_where_there_is_no_correction(make_trial, assert_same):
+    """In the first round, whose controls are zero; weight decay is for all."""
+    trial = make_trial(FedPVR(), momentum=0.9, weight_decay=0.1)
+    for outcome in trial.train():
+        module = MLP(hidden=(6,)).build((5,), 4).double()
+        module.load_state_dict(trial.fresh(0))
+        groups = [{"params": module.body.parameters()}, {"params": module.head.parameters(), "momentum": 0.0}]
+        rule = torch.optim.SGD(groups, 0.05, momentum=0.9, weight_decay=0.1)
+        for epoch in (0, 1):
+            order = trial.clients.order(outcome.client, 1, "batches", epoch)
+            for first in range(0, len(order), 4):
+                x, y = trial.clients.gather(order[first : first + 4])
+                rule.zero_grad()
+                torch.nn.functional.cross_entropy(module(x), y).backward()
+                rule.step()
+        trained = {name: value.detach() for name, value in module.named_parameters()}
+        assert_same(dict(outcome.upload["model"]), trained, within=1e-13)
+
+
+def test_on_q2_it_removes_the_drift(make_toy, path):
+    """Where the head is all there is."""
+    assert path(make_toy(FedPVR(), local_epochs=2), 3) == pytest.approx([1.02, 1.734, 2.19504], abs=1e-13)
+
+
+def test_its_theory_needs_sgd():
+    assert FedPVR().needs_sgd
+    assert not FedPVR(adam=True).needs_sgd
