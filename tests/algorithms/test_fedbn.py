@@ -1,0 +1,96 @@
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fedbn import FedBN
+from fedpipe.engine.executor import size_in_bytes
+from fedpipe.models.base import Network
+
+
+class Shortcut(nn.Module):
+    """A residual block whose shortcut is normalised; no name has a "bn"."""
+
+    def __init__(self):
+        super().__init__()
+        self.main = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 6), nn.BatchNorm1d(6))
+        self.shortcut = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6))
+
+    def forward(self, x):
+        return (self.main(x) + self.shortcut(x)).relu()
+
+
+@pytest.mark.parametrize("weighting", ["count", "uniform"])
+def test_without_normalisation_it_is_fedavg_bit_by_bit(make_trial, assert_same, weighting):
+    settings = {"weighting": weighting, "momentum": 0.9}
+    bn, plain = (make_trial(each, **settings).run(3, tests=("local",)) for each in (FedBN(), FedAvg()))
+    assert_same(bn.server, plain.server)
+    assert_same(bn.algorithm.deploy(bn.server), plain.algorithm.deploy(plain.server))
+    assert [each.scores for each in bn.outcomes] == [each.scores for each in plain.outcomes]
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_clients_share_everything_but_normalisation(make_trial, assert_same, width):
+    """Its mechanism acts: what was trained last differs from client to client, and stays while a client is away."""
+    trial = make_trial(FedBN(), "norm", width=width, participation=1.0).run(2)
+    norm = trial.net.norm_names
+    assert set(norm) == {f"body.1.{name}" for name in ("weight", "bias", "running_mean", "running_var")}
+    models = [trial.begin(client)["model"] for client in range(8)]
+    for client, model in enumerate(models):
+        assert tuple(model) == trial.net.names + trial.net.buffer_names
+        assert_same(model.only(trial.server["model"]), trial.server["model"])
+        assert_same(model.only(norm), trial.kept[client]["norm"])
+    assert all((one.only(norm) - two.only(norm)).norm() > 1e-3 for one, two in itertools.pairwise(models))
+    trial.run(2, ids=[0, 1])
+    assert_same(trial.begin(5)["model"].only(norm), models[5].only(norm))
+
+
+def test_what_is_shared_is_averaged_by_weight(make_trial, assert_same):
+    trial = make_trial(FedBN(), "norm").run()
+    sizes = [trial.clients.sizes[outcome.client] for outcome in trial.outcomes]
+    models = [
+        outcome.upload["model"] * (size / sum(sizes)) for size, outcome in zip(sizes, trial.outcomes, strict=True)
+    ]
+    assert_same(trial.server["model"], sum(models[1:], models[0]), within=1e-15)
+
+
+def test_a_newcomer_has_the_initial_normalisation(make_trial, assert_same):
+    trial = make_trial(FedBN(), "norm").run(2, ids=[2, 3])
+    norm = trial.net.norm_names
+    assert_same(trial.begin(7)["model"].only(norm), trial.fresh(0).only(norm))
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_normalisation_does_not_travel_unless_it_is_asked_for(make_trial, average):
+    trial = make_trial(FedBN(average=average), lambda: Network(Shortcut(), nn.Linear(6, 4))).run()
+    model = trial.fresh(0)
+    norm = sum(value.numel() for name, value in model.items() if name in trial.net.norm_names)
+    assert norm == 3 * 4 * 6
+    everything, shared = size_in_bytes(model), size_in_bytes(model) - 8 * norm
+    for outcome in trial.outcomes:
+        assert outcome.down == shared
+        assert size_in_bytes(outcome.upload) == (everything if average else shared)
+
+
+def test_a_global_model_with_the_mean_normalisation(make_trial, assert_same):
+    """It changes nothing else."""
+    trial, without = (make_trial(FedBN(average=each), "norm").run(2) for each in (True, False))
+    norm = trial.net.norm_names
+    model = trial.algorithm.deploy(trial.server)
+    mean = trial.uploads(trial.outcomes).mean("norm")
+    assert_same(model, (trial.server["model"] | mean).only(model))
+    assert tuple(model) == trial.net.names + trial.net.buffer_names
+    assert_same(trial.server["model"], without.server["model"])
+    assert_same(trial.begin(0)["model"].only(norm), trial.kept[0]["norm"])
+    assert without.algorithm.deploy(without.server) is None
+
+
+def test_a_single_sample_trains(make_trial):
+    """Client 0: its batches have no variance, so its statistics stay and all is finite."""
+    trial = make_trial(FedBN(), "norm").run(1, ids=[0])
+    norm = trial.outcomes[0].keep["norm"]
+    assert torch.equal(norm["body.1.running_var"], torch.ones(6, dtype=torch.float64))
+    assert norm.flat().isfinite().all()
+    assert trial.server["model"].flat().isfinite().all()
