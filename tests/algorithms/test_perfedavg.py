@@ -1,0 +1,109 @@
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.perfedavg import PerFedAvg
+from fedpipe.tensors import Tensors
+
+
+def gradient(trial, model, indices):
+    """Of the mean cross-entropy on these samples."""
+    x, y = trial.clients.gather(indices)
+    leaves = Tensors((name, value.clone().requires_grad_()) for name, value in model.items())
+    loss = cross_entropy(trial.net(leaves, x), y)
+    return Tensors(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+@pytest.mark.parametrize("same_batch", [True, False])
+@pytest.mark.parametrize(
+    ("variant", "delta", "point"),
+    [("first-order", 0.001, 0.08), ("hessian-free", 0.001, 0.064), ("hessian-free", 1.0, 0.064)],
+)
+def test_one_step_on_a_quadratic(make_toy, path, variant, delta, point, same_batch):
+    """(w - 1)^2 at 0; a single sample stands in for all batches, and the difference is exact for any width."""
+    algorithm = PerFedAvg(alpha=0.1, variant=variant, delta=delta, same_batch=same_batch)
+    trial = make_toy(algorithm, [(2, 1)], learning_rate=0.05)
+    assert path(trial, 1) == pytest.approx([point], abs=1e-12)
+
+
+@pytest.mark.parametrize("variant", ["first-order", "hessian-free"])
+def test_without_alpha_and_with_one_batch_it_is_fedavg(make_trial, assert_same, variant):
+    algorithm = PerFedAvg(alpha=0.0, variant=variant, same_batch=True)
+    per, plain = (make_trial(each, weight_decay=0.1).run(3) for each in (algorithm, FedAvg()))
+    assert_same(per.server, plain.server, within=1e-13)
+
+
+@pytest.mark.parametrize(("variant", "parts"), [("first-order", 2), ("hessian-free", 3)])
+def test_each_gradient_has_a_batch_of_its_own(make_trial, assert_same, variant, parts):
+    """Client 5 has 16 samples, and a step takes several batches of 4; the last one of three has to repeat."""
+    trial = make_trial(PerFedAvg(alpha=0.3, variant=variant), local_epochs=1)
+    w, steps = trial.server["model"], 0
+    order = trial.clients.order(5, 1, "batches", 0)
+    for begin in range(0, 16, 4 * parts):
+        here = order[begin : begin + 4 * parts]
+        batches = [here[part::parts] for part in range(parts)]
+        v = gradient(trial, w - 0.3 * gradient(trial, w, batches[0]), batches[1])
+        if variant == "hessian-free":
+            ahead, behind = (gradient(trial, w + sign * 0.001 * v, batches[2]) for sign in (1, -1))
+            v = v - 0.3 * ((ahead - behind) / 0.002)
+        w, steps = w - 0.05 * v, steps + 1
+    assert steps == 2
+    assert_same(trial.train([5])[0].upload["model"], w, within=1e-10)
+
+
+def test_a_part_without_samples_takes_the_first(make_trial, assert_same):
+    """Client 0 has a single sample."""
+    apart, same = (make_trial(PerFedAvg(alpha=0.3, same_batch=each)).train([0])[0].upload for each in (False, True))
+    assert_same(apart, same, within=1e-15)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_the_personal_model_is_one_step_away(make_trial, width):
+    """From the model that was received, on a batch of the client's own data; also after training."""
+    trial = make_trial(PerFedAvg(alpha=0.5), width=width).run(2)
+
+    def personal(model, client, epoch):
+        batch = trial.clients.order(client, 3, "personal", epoch)[:4]
+        return model - 0.5 * gradient(trial, model, batch)
+
+    def loss(model, client):
+        x, y = trial.clients.gather(trial.clients.test[client])
+        return float(cross_entropy(trial.net(model, x), y, reduction="sum"))
+
+    received = trial.train([3, 5], ("local",), "receive")
+    trained = trial.train([3, 5], ("local",))
+    for before, after in zip(received, trained, strict=True):
+        client, server = before.client, trial.server["model"]
+        assert before.scores["local"].loss == pytest.approx(loss(personal(server, client, 0), client), abs=1e-12)
+        wanted = loss(personal(after.upload["model"], client, 1), client)
+        assert after.scores["local"].loss == pytest.approx(wanted, abs=1e-12)
+    assert trial.algorithm.deploy(trial.server) is trial.server["model"], "the global model is measured as it is"
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
+def test_steps_are_plain_sgd(make_trial, assert_same, settings):
+    found, wanted = (make_trial(PerFedAvg(), **each).run(2) for each in (settings, {}))
+    assert_same(found.server, wanted.server)
+
+
+def test_variants_differ(make_trial):
+    """Its mechanism acts: the curvature counts, and none is FedAvg."""
+    algorithms = PerFedAvg(alpha=0.3), PerFedAvg(alpha=0.3, variant="hessian-free"), FedAvg()
+    first, free, plain = (make_trial(each, participation=1.0).run(3).server["model"] for each in algorithms)
+    assert min((first - free).norm(), (first - plain).norm(), (free - plain).norm()) > 1e-3
+
+
+def test_meta_learning_makes_a_better_start(make_trial):
+    """Its mechanism acts: after one personal step its models fit better than FedAvg's after that step."""
+    losses = []
+    for algorithm in (PerFedAvg(alpha=1.0, same_batch=True), PerFedAvg(alpha=0.0, same_batch=True)):
+        trial = make_trial(algorithm, participation=1.0, learning_rate=0.05).run(10)
+        models = [trial.server["model"]] * 8
+        for client in range(8):
+            models[client] = models[client] - 1.0 * gradient(trial, models[client], trial.clients.train[client])
+        data = [trial.clients.gather(indices) for indices in trial.clients.train]
+        losses.append(
+            sum(float(cross_entropy(trial.net(model, x), y)) for model, (x, y) in zip(models, data, strict=True))
+        )
+    assert losses[0] < losses[1]
