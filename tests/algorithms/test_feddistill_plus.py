@@ -1,0 +1,149 @@
+import pytest
+import torch
+
+from fedpipe.algorithms.base import Batch, Uploads
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.feddistill_plus import FedDistillPlus, divergence, wrong_divergence
+from fedpipe.algorithms.feddw import FedDW
+
+f64 = torch.float64
+MODES = ("kl", "paper", "code")
+
+
+def table(*rows):
+    """A table of 4 x 4 that begins with these rows; the others are zero, as of classes that are not owned."""
+    full = torch.zeros(4, 4, dtype=f64)
+    for index, row in enumerate(rows):
+        full[index, : len(row)] = torch.tensor(row, dtype=f64)
+    return full
+
+
+def uploads_of(trial, tables, counts):
+    """What clients 0, 1, ... would send."""
+    model = trial.server["model"]
+    sent = [
+        {"model": model, "omega": each, "counts": torch.tensor(count, dtype=f64)}
+        for each, count in zip(tables, counts, strict=True)
+    ]
+    return Uploads(range(len(sent)), [1.0] * len(sent), sent)
+
+
+def batch_of(trial, client):
+    return Batch(*trial.clients.gather(trial.clients.train[client]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_teaching_it_is_fedavg_bit_by_bit(make_trial, assert_same, mode):
+    plus, plain = (make_trial(each, momentum=0.9).run(3) for each in (FedDistillPlus(mu=0.0, mode=mode), FedAvg()))
+    assert_same(plus.server["model"], plain.server["model"])
+
+
+@pytest.mark.parametrize(
+    ("teacher", "output", "right", "wrong"),
+    [
+        ([1.0, 0.0], [1.0, 0.0], 0.0, -1.0),
+        ([0.5, 0.5], [0.5, 0.5], 0.0, -1.193147),
+        ([1.0, 0.0], [0.25, 0.75], 1.386294, -0.25),
+        ([0.5, 0.5], [0.25, 0.75], 0.143841, -1.193147),
+    ],
+)
+def test_the_divergence_and_that_of_the_code(teacher, output, right, wrong):
+    """A teacher's zero counts nothing; outputs of 0 are met through their logarithms only."""
+    log_p = torch.tensor([output], dtype=f64).clamp(min=1e-300).log()
+    q = torch.tensor([teacher], dtype=f64)
+    assert divergence(q, log_p).item() == pytest.approx(right, abs=1e-6)
+    assert wrong_divergence(q, log_p).item() == pytest.approx(wrong, abs=1e-6)
+
+
+def test_the_codes_gradient_is_minus_the_teacher():
+    """With respect to the outputs: it raises their inner product."""
+    q = torch.tensor([[0.7, 0.2, 0.1]], dtype=f64)
+    p = torch.tensor([[0.2, 0.3, 0.5]], dtype=f64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(wrong_divergence(q, p.log()).sum(), p)
+    assert torch.allclose(gradient, -q, atol=1e-15)
+
+
+@pytest.mark.parametrize("mode", ["kl", "paper"])
+def test_the_first_teacher_is_the_label_itself(make_trial, mode):
+    """Divergence from the identity's row is the cross-entropy once more."""
+    trial = make_trial(FedDistillPlus(mu=0.5, mode=mode))
+    client, batch = trial.begin(3), batch_of(trial, 3)
+    with torch.no_grad():
+        assert float(trial.algorithm.loss(client, batch)) == pytest.approx(
+            1.5 * float(trial.algorithm.risk(client, batch)), rel=1e-12
+        )
+
+
+def test_each_sample_has_the_row_of_its_class_as_teacher(make_trial):
+    trial = make_trial(FedDistillPlus(mu=2.0))
+    client, batch = trial.begin(3), batch_of(trial, 3)
+    client["omega"] = torch.rand(4, 4, generator=torch.Generator().manual_seed(1), dtype=f64).softmax(-1)
+    with torch.no_grad():
+        log_p = trial.net(client["model"], batch.x).log_softmax(-1)
+        rows = [
+            torch.nn.functional.kl_div(log, client["omega"][y], reduction="sum")
+            for log, y in zip(log_p, batch.y, strict=True)
+        ]
+        taught = trial.algorithm.loss(client, batch) - trial.algorithm.risk(client, batch)
+    assert float(taught) == pytest.approx(2 * float(sum(rows)) / len(rows), rel=1e-12)
+
+
+def test_teachers_with_and_without_the_own_part(make_trial):
+    """Three clients' outputs (2, 0), (0, 2) and (4, 4) for class 0, ten samples each."""
+    tables, counts = [table((2, 0)), table((0, 2)), table((4, 4))], [[10, 0, 0, 0]] * 3
+    shared = make_trial(FedDistillPlus())
+    found = shared.combine(uploads_of(shared, tables, counts))["omega"]
+    assert found[0].tolist() == pytest.approx([2, 2, 0, 0])
+    apart = make_trial(FedDistillPlus(mode="paper"))
+    apart.server = apart.combine(uploads_of(apart, tables, counts))
+    first = [apart.begin(client)["omega"][0, :2].tolist() for client in (0, 1, 2, 7)]
+    assert first == [pytest.approx(row) for row in ([2, 3], [3, 2], [1, 1], [2, 2])]  # the last was not there
+
+
+def test_rows_are_means_by_counts(make_trial):
+    trial = make_trial(FedDistillPlus())
+    found = trial.combine(uploads_of(trial, [table((1, 0)), table((0, 1))], [[3, 0, 0, 0], [1, 0, 0, 0]]))
+    assert found["omega"][0].tolist() == pytest.approx([0.75, 0.25, 0, 0])
+
+
+@pytest.mark.parametrize("mode", ["kl", "paper"])
+def test_a_class_that_nobody_else_owns_keeps_its_row(make_trial, mode):
+    """Class 2 is nobody's; class 1 is client 0's alone; a lone participant leaves nothing to leave out."""
+    trial = make_trial(FedDistillPlus(mode=mode))
+    tables = [table((0.5, 0.5), (0.2, 0.8)), table((0.9, 0.1))]
+    trial.server = trial.combine(uploads_of(trial, tables, [[1, 1, 0, 0], [1, 0, 0, 0]]))
+    own, other = trial.begin(0)["omega"], trial.begin(1)["omega"]
+    assert own[2].tolist() == other[2].tolist() == [0, 0, 1, 0]
+    assert other[1].tolist() == pytest.approx([0.2, 0.8, 0, 0])
+    assert own[1].tolist() == pytest.approx([0, 1, 0, 0] if mode == "paper" else [0.2, 0.8, 0, 0])
+    alone = trial.combine(uploads_of(trial, tables[:1], [[1, 1, 0, 0]]))["omega"]
+    assert torch.equal(alone[0], trial.server["omega"][0]) == (mode == "paper")
+    assert alone.isfinite().all()
+
+
+def test_in_code_mode_the_table_is_that_of_feddws_code(make_trial, assert_same):
+    """The history of all rounds, smoothed; but its strength is constant, and the head has its bias."""
+    plus, dw = (make_trial(each) for each in (FedDistillPlus(mode="code"), FedDW(mode="code")))
+    for tables in ([table((1, 0)), table((0, 1))], [table((0.5, 0.5)), table((0.2, 0.8))]):
+        for trial in (plus, dw):
+            trial.server = trial.combine(uploads_of(trial, tables, [[3, 0, 0, 0], [1, 0, 0, 0]]))
+    assert_same(plus.server["omega"], dw.server["omega"])
+    plus.rounds = 90
+    assert "mu" not in plus.begin(0)
+    assert "head.bias" in plus.server["model"]
+
+
+@pytest.mark.parametrize("mode", ["kl", "paper"])
+def test_clients_come_nearer_to_their_teachers(make_trial, mode):
+    """Its mechanism acts: the stronger the teaching, the nearer their mean outputs."""
+    distances = []
+    for mu in (0.0, 1.0, 10.0):
+        plain = make_trial(FedDistillPlus(mu=1.0, mode=mode), participation=1.0, learning_rate=0.02).run(5)
+        trial = make_trial(FedDistillPlus(mu=mu, mode=mode), participation=1.0, learning_rate=0.02, local_epochs=5)
+        trial.server, trial.rounds = plain.server, plain.rounds
+        total = 0.0
+        for outcome in trial.train():
+            teacher, own = trial.begin(outcome.client)["omega"], outcome.upload["counts"] > 0
+            total += float(divergence(teacher[own], outcome.upload["omega"][own].log()).sum())
+        distances.append(total)
+    assert distances[0] > 1.05 * distances[1] > 1.05 * distances[2]
