@@ -57,13 +57,12 @@ def _fill_in(params: Path, sha256: str) -> bool:
     node = _mapping(yaml.compose(text, Loader=yaml.SafeLoader), "dataset")
     if node is None or not node.value:
         return False
-    key, value = node.value[0]
     if node.flow_style:
-        end = value.end_mark.index
+        end = node.value[0][1].end_mark.index
         filled = f"{text[:end]}, sha256: {sha256}{text[end:]}"
     else:
-        start = key.start_mark.index
-        filled = f"{text[:start]}sha256: {sha256}\n{' ' * key.start_mark.column}{text[start:]}"
+        before = node.value[:2][-1][0].start_mark  # of the second key, or the only one
+        filled = f"{text[: before.index]}sha256: {sha256}\n{' ' * before.column}{text[before.index :]}"
     wanted = config.override(config.read(params), {"dataset.sha256": sha256})
     try:
         if yaml.safe_load(filled) != wanted:

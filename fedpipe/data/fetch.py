@@ -53,7 +53,7 @@ class Fetcher:
     mirror: str | None = None
     cache: Path = field(default_factory=user_cache)
     timeout: float = 60.0
-    tries: int = 5
+    tries: int = 3
     pause: float = 1.0
 
     def fetch(self, files: Sequence[File]) -> list[Path]:
@@ -69,7 +69,7 @@ class Fetcher:
             try:
                 found.append(self._fetch(file))
             except OSError as error:  # of requests, too
-                missing = [each.name for each in files[len(found) :] if not self.holds(each.name)]
+                missing = [each for each in files[len(found) :] if not self.holds(each.name)]
                 raise ArtifactError(self._advice(missing, file, error)) from error
         return found
 
@@ -220,13 +220,15 @@ class Fetcher:
                     stream.write(chunk)
                     bar.update(len(chunk))
 
-    def _advice(self, missing: list[str], file: File, error: OSError) -> str:
-        place = self.mirror if self.mirror is not None and self.is_local else "FOLDER"
-        named = "" if place != "FOLDER" else f" and set dataset.mirror or {ENVIRONMENT} to FOLDER"
-        kept = " and ".join(f"{place}/{name}" for name in missing)
+    def _advice(self, missing: Sequence[File], file: File, error: OSError) -> str:
+        local = self.mirror is not None and self.is_local
+        names = " and ".join(Path(each.name).name for each in missing)
+        place = Path(self.mirror if self.mirror is not None and local else "FOLDER") / Path(file.name).parent
         return (
             f"dataset.name: {Path(file.name).name} can't be downloaded from {urlsplit(file.addresses[-1]).netloc} "
-            f"({_reason(error)}); fetch it where there is a network, put it to {kept}{named}."
+            f"({_reason(error)}); where there is a network, get {names} from {file.addresses[0].rpartition('/')[0]}, "
+            f"and put {'it' if len(missing) == 1 else 'them'} into {place}"
+            + (f"; then set dataset.mirror or {ENVIRONMENT} to FOLDER." if not local else ".")
         )
 
 

@@ -536,7 +536,7 @@ def test_own_data_through_the_stages() -> None:
     [
         (
             "dataset:   # mine\n  name: npz  # arrays\n  path: own.npz\n\nfederation: {clients: 3}\n",
-            "dataset:   # mine\n  sha256: SUM\n  name: npz  # arrays\n  path: own.npz\n\nfederation: {clients: 3}\n",
+            "dataset:   # mine\n  name: npz  # arrays\n  sha256: SUM\n  path: own.npz\n\nfederation: {clients: 3}\n",
         ),
         (
             "# A study.\ndataset: {name: npz, path: own.npz}  # mine\n",

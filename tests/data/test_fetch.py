@@ -194,9 +194,9 @@ def test_offline_the_sentence_says_which_files_to_put_where(make_fetcher: Callab
     with pytest.raises(ArtifactError) as error:
         make_fetcher().fetch(files)
     assert str(error.value) == (
-        "dataset.name: images.gz can't be downloaded from 127.0.0.1:9 (no connection); fetch it where there is a "
-        "network, put it to FOLDER/mnist/images.gz and FOLDER/mnist/labels.gz and set dataset.mirror or FEDPIPE_MIRROR "
-        "to FOLDER."
+        "dataset.name: images.gz can't be downloaded from 127.0.0.1:9 (no connection); where there is a network, get "
+        "images.gz and labels.gz from http://127.0.0.1:9, and put them into FOLDER/mnist; then set dataset.mirror or "
+        "FEDPIPE_MIRROR to FOLDER."
     )
 
 
@@ -243,7 +243,7 @@ def test_a_damaged_file_in_the_folder_is_refused_and_named(
 
 def test_offline_with_a_folder_the_sentence_names_it(make_fetcher: Callable[..., Fetcher], mirror: Path) -> None:
     file = File("mnist/images.gz", f"md5:{MD5}", (f"{NOWHERE}/images.gz",))
-    with pytest.raises(ArtifactError, match=rf"put it to {mirror}/mnist/images\.gz\.$"):
+    with pytest.raises(ArtifactError, match=rf"get images\.gz from {NOWHERE}, and put it into {mirror}/mnist\.$"):
         make_fetcher(str(mirror)).fetch([file])
 
 
