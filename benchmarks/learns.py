@@ -1,0 +1,134 @@
+"""Whether every algorithm learns: its own protocol's accuracy on digits, and what personalisation gains over FedAvg.
+
+    python benchmarks/learns.py [--seeds N] [--algorithms NAME ...] [--json FILE]
+
+The study is studies/gallery.yaml (10 clients, half of them in a round, 20 rounds; its hyper-parameters), at
+Dirichlet(0.3) and Dirichlet(0.1). Accuracies are over all test samples after the last round, means over seeds. What
+should hold: 80% at Dirichlet(0.3), and of a personalised method 2 points over FedAvg's local accuracy at
+Dirichlet(0.1); where it does not, the number is marked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from fedpipe import artifacts, config
+from fedpipe import plan as planning
+from fedpipe.artifacts import PARAMS, RunFiles
+from fedpipe.config import Execution
+from fedpipe.data import stage, store
+from fedpipe.engine.collecting import collect
+from fedpipe.engine.run import open_run
+from fedpipe.report import results
+
+GALLERY = Path(__file__).parent.parent / "studies/gallery.yaml"
+EASY, HARD = 0.3, 0.1  #: alpha
+LEARNS, GAINS = 80.0, 2.0  #: percent; points
+LOCAL = "personal-on-local"
+GLOBAL = ("fedavg", "fedprox", "moon", "feduv", "fednova", "scaffold", "fedpvr", "feddyn", "feddistill_plus", "feddw")
+GLOBAL += ("feddual", "fednh")
+#: The protocol that an algorithm's paper uses; LOCAL for those that are not named.
+OWN = {"fedbabu": "finetuned-on-local", "fedproto": "prototype-on-local"} | dict.fromkeys(GLOBAL, "global-on-global")
+
+
+def study(seeds: int, algorithms: list[str] | None) -> dict[str, Any]:
+    """The gallery's settings at both partitions."""
+    settings = config.read(GALLERY)
+    names = list(dict.fromkeys(["fedavg", *(algorithms or settings["study"]["algorithms"])]))
+    settings["algorithms"] = {name: settings["algorithms"][name] for name in names}
+    grid = {"partition.alpha": [EASY, HARD]}
+    return settings | {"study": {"algorithms": names, "seeds": list(range(seeds)), "grid": grid}}
+
+
+def work(path: str, rounds: int) -> None:
+    """All rounds of a run, on one core."""
+    torch.set_num_threads(1)
+    run = open_run(Path(path), Execution(device="cpu"), 1, "last")
+    for _ in run.segment(rounds):
+        pass
+    collect(RunFiles(Path(path)), rounds, "last")
+
+
+def measure(settings: dict[str, Any], workers: int) -> dict[str, Any]:
+    """The plan of the study, whose runs are done in the working directory."""
+    artifacts.write_json(PARAMS, settings)  # JSON is YAML
+    made = planning.make()
+    planning.write(made)
+    for name in {run["dataset"] for run in made["runs"]}:
+        store.download(name)
+    for key in made["partitions"]:
+        stage.partition(key)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        for done in [pool.submit(work, run["path"], made["rounds"]) for run in made["runs"]]:
+            done.result()
+    return made
+
+
+def figures(made: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row an algorithm: accuracies in percent by its own protocol, and the gain over FedAvg's local one."""
+    frame = results.reported(results.load(made))
+    frame = frame[frame["average"] == "sample"]
+    means = 100 * frame.groupby(["algorithm", "partition.alpha", "protocol"])["accuracy"].mean()
+    spent = results.times(made)
+    seconds = pd.Series(spent[list(results.SECONDS)].sum(axis=1).to_numpy(), spent["algorithm"]).groupby(level=0).mean()
+
+    def row(name: str) -> dict[str, Any]:
+        protocol = OWN.get(name, LOCAL)
+        easy, hard = (float(means[name, str(alpha), protocol]) for alpha in (EASY, HARD))
+        gain = None if protocol.startswith("global") else hard - float(means["fedavg", str(HARD), LOCAL])
+        below = [
+            told
+            for told, short in (
+                (f"below {LEARNS:.0f}%", easy < LEARNS),
+                (f"gains less than {GAINS:.0f}", gain is not None and gain < GAINS),
+            )
+            if short
+        ]
+        return {
+            "algorithm": name,
+            "protocol": protocol,
+            f"Dir({EASY})": easy,
+            f"Dir({HARD})": hard,
+            f"over FedAvg at Dir({HARD})": gain,
+            "seconds a run": float(seconds[name]),
+            "": ", ".join(below),
+        }
+
+    return [row(name) for name in made["algorithms"]]
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default 3)")
+    parser.add_argument("--algorithms", nargs="+", help="some of the gallery's algorithms (default all)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time (default one a core)")
+    parser.add_argument("--json", type=Path, help="write all figures and the settings to this file")
+    options = parser.parse_args()
+
+    settings, json_file = study(options.seeds, options.algorithms), options.json and options.json.resolve()
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        rows = figures(measure(settings, options.workers))
+        os.chdir("/")
+    shown = pd.DataFrame(rows, dtype=object)
+    print(shown.where(shown.notna(), None).to_markdown(index=False, floatfmt=".1f", missingval="–"))
+    print(f"\n{options.seeds} seeds; {time.perf_counter() - begin:.0f} s with {options.workers} workers")
+    if json_file:
+        json_file.write_text(json.dumps({"settings": settings, "figures": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

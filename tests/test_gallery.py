@@ -1,0 +1,52 @@
+"""The gallery holds every algorithm of the four papers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedpipe import config, registry
+from fedpipe import plan as planning
+from tests import studies
+
+PAPERS = [
+    "fedavg",
+    "fedprox",
+    "local",
+    "moon",
+    "fedbabu",
+    "feduv",
+    "fedrep",
+    "fedproto",
+    "fedala",
+    "perfedavg",
+    "fedper",
+    "feddw",
+    "feddistill_plus",
+    "fednova",
+    "fedbn",
+    "feddyn",
+    "scaffold",
+    "fedpvr",
+    "feddual",
+    "pfedme",
+    "pfps_lwc",
+    "fedamp",
+    "fedfomo",
+    "cfl",
+    "ifca",
+    "fednh",
+    "cwfedavg",
+]
+
+
+def test_the_gallery_plans_all_27_algorithms_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(studies.ROOT)
+    made = planning.make(Path("studies/gallery.yaml"))
+    assert sorted(made["algorithms"]) == sorted(PAPERS)
+    assert set(PAPERS) <= set(registry.names(registry.ALGORITHM))
+    assert [run["algorithm"] for run in made["runs"]] == made["algorithms"], "one run each"
+    assert len(made["partitions"]) == 1
+    study = config.parse(config.read(Path("studies/gallery.yaml")))
+    assert {registry.name_of(registry.ALGORITHM, type(study.algorithm(name))) for name in PAPERS} == set(PAPERS)
