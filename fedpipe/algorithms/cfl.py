@@ -1,0 +1,140 @@
+"""CFL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from fedpipe.algorithms._slots import filled, pick, renewed
+from fedpipe.algorithms.base import Algorithm, State, Uploads
+from fedpipe.tensors import Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class CFL(Algorithm):
+    r"""FedAvg in clusters, which are split in two where it has come to rest but its clients still disagree.
+
+    Source: Sattler, Mueller and Samek, Clustered Federated Learning, IEEE TNNLS 2021, and the authors' code.
+    With :math:`\Delta_k` the updates of a round's participants in a cluster c, their mean weighted as in FedAvg, c is
+    split when
+
+    .. math::
+        \Bigl\lVert mean_k \, \Delta_k \Bigr\rVert < \epsilon_1, \qquad \max_k \lVert \Delta_k \rVert > \epsilon_2,
+        \qquad \sqrt{(1 - \alpha_{cross}) / 2} > \gamma,
+
+    by agglomerative clustering of the updates' cosine similarities with complete linkage (authors' code);
+    :math:`\alpha_{cross}` is the highest similarity across the two parts, which single linkage would make smallest. A
+    part is averaged by itself from that round on. Clusters of one or two clients stay whole, and so do all in the first ``after`` rounds (authors' code).
+
+    Of a cluster that is split, clients that are not in the round go by their last update; who never uploaded goes with
+    the part of the lowest index. Norms and similarities are of trained parameters.
+
+    State: a slot for each client at the server, of which a cluster's lowest client holds its model, and all clients'
+    last updates. Traffic: the cluster's model down, a model up; there is no single global model. Deviations: the
+    federation's optimiser starts afresh in every round (the authors' momentum persists). Norms depend on learning rate,
+    epochs and model, so thresholds do not carry over: the recorded largest and mean norms show where they would lie
+    (the paper: eps1 about a tenth of the largest norm).
+    Values used: eps1 0.4, eps2 1.6 (authors' code), eps1 0.4, eps2 0.9 (cwFedAvg).
+
+    Parameters
+    ----------
+    eps1
+        A cluster rests where its mean update is shorter.
+    eps2
+        Its clients disagree where the longest update is longer.
+    gamma
+        Separation that a split must reach (paper); at 0 any will do.
+    after
+        No cluster is split up to this round.
+    """
+
+    eps1: Annotated[float, Field(ge=0)] = 0.4
+    eps2: Annotated[float, Field(ge=0)] = 1.6
+    gamma: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    after: Annotated[int, Field(ge=0)] = 20
+
+    def init(self, fresh: Callable[[int], Tensors]) -> State:
+        """All clients in one cluster, whose model lies in the slot of client 0."""
+        model, clients = fresh(0), self.federation.clients
+        parameters = model.only(self.net.names).flat()
+        return {
+            "models": filled(model, clients),
+            "cluster": torch.zeros(clients, dtype=torch.long),
+            "updates": parameters.new_zeros(clients, len(parameters)),
+            "seen": parameters.new_zeros(clients),
+            "round": parameters.new_zeros(()),
+            "norms": parameters.new_zeros(2),
+        }
+
+    def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
+        """The model of each client's cluster."""
+        slots = server["cluster"][list(ids)]
+        return {}, {"model": server["models"].map(lambda value: value[slots])}
+
+    def combine(self, server: State, uploads: Uploads) -> State:
+        """Clusters that are due are split; then each is averaged."""
+        models, cluster, number = server["models"], server["cluster"], server["round"] + 1
+        updates, seen = server["updates"].clone(), server["seen"].index_fill(0, torch.tensor(uploads.ids), 1)
+        for client, _, upload in uploads:
+            change = upload["model"] - pick(models, int(cluster[client]))
+            updates[client] = change.only(self.net.names).flat()
+        split, norms = cluster.clone(), []
+        for slot, here in _by(cluster, uploads):
+            weights = updates.new_tensor(here.weights)
+            sent = updates[list(here.ids)]
+            norms.append(torch.stack([(weights @ sent).norm(), sent.norm(dim=1).max()]))
+            members = torch.nonzero((cluster == slot) & (seen > 0)).flatten()
+            if number > self.after and len(members) > 2 and norms[-1][0] < self.eps1 and norms[-1][1] > self.eps2:
+                apart = members[self.bipartition(updates[members])]
+                if len(apart):
+                    split[apart] = apart.min()
+        means = {slot: here.mean("model") for slot, here in _by(split, uploads)}
+        slots = _slots(split)
+        chosen = [means[slot] if slot in means else pick(models, int(cluster[slot])) for slot in slots]
+        return {
+            "models": renewed(models, slots, chosen),
+            "cluster": split,
+            "updates": updates,
+            "seen": seen,
+            "round": number,
+            "norms": torch.stack(norms).amax(0),
+        }
+
+    def bipartition(self, updates: Tensor) -> Tensor:
+        """Which ``updates``, shape (n, P), leave the first one's part, shape (n,); none where gamma is not reached."""
+        from sklearn.cluster import AgglomerativeClustering  # takes a second to import
+
+        directions = F.normalize(updates, dim=1)
+        similarity = directions @ directions.T
+        clustering = AgglomerativeClustering(2, metric="precomputed", linkage="complete")
+        part = torch.as_tensor(clustering.fit_predict(1 - similarity.double().numpy()))
+        apart = part != part[0]
+        separation = ((1 - similarity[apart][:, ~apart].max()) / 2).clamp(min=0).sqrt()
+        return apart & (separation > self.gamma)
+
+    def deploy(self, server: State) -> None:
+        """There are clusters' models and none that is global."""
+
+    def observe(self, server: State) -> Mapping[str, Tensor]:
+        """Clusters; and, of the cluster where it is largest, the mean update's norm and the longest update's."""
+        mean, longest = server["norms"]
+        return {"clusters": torch.tensor(len(_slots(server["cluster"]))), "mean_norm": mean, "max_norm": longest}
+
+
+def _slots(cluster: Tensor) -> list[int]:
+    """The slots in use, in ascending order."""
+    return sorted(set(cluster.tolist()))
+
+
+def _by(cluster: Tensor, uploads: Uploads) -> Iterator[tuple[int, Uploads]]:
+    """The uploads of each cluster that has any."""
+    for slot in _slots(cluster):
+        here = [each for each in uploads if int(cluster[each[0]]) == slot]
+        if here:
+            yield slot, Uploads(*zip(*here, strict=True))

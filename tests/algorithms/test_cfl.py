@@ -1,0 +1,195 @@
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedpipe.algorithms._slots import pick
+from fedpipe.algorithms.base import Uploads
+from fedpipe.algorithms.cfl import CFL
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.engine.clients import Clients
+from fedpipe.models.base import Network
+from fedpipe.tensors import Tensors
+
+f64 = torch.float64
+EXAMPLE = [(1.0, 0.0), (0.9, 0.1), (-1.0, 0.0)]
+
+
+@pytest.fixture
+def make_server(make_clients, make_trial):
+    """A federation of so many clients whose models are points of the plane, all at the origin."""
+
+    def make(clients, **parameters):
+        trial = make_trial(
+            CFL(**{"eps1": 0.4, "eps2": 0.9, "after": 0} | parameters),
+            lambda: Network(nn.Identity(), nn.Linear(2, 1, bias=False)),
+            make_clients(shape=(2,), sizes=[1] * clients),
+            fresh=lambda index: Tensors({"head.weight": torch.zeros(1, 2, dtype=f64)}),
+        )
+        return trial.algorithm, trial.server
+
+    return make
+
+
+def step(algorithm, server, updates, weights=None):
+    """The server after a round in which these clients moved so far."""
+    _, own = algorithm.send(server, list(updates))
+    models = [own["model"].map(lambda value, at=row: value[at]) for row in range(len(updates))]
+    moved = [model + torch.tensor([update], dtype=f64) for model, update in zip(models, updates.values(), strict=True)]
+    sent = [{"model": model} for model in moved]
+    return algorithm.combine(server, Uploads(list(updates), weights or [1.0] * len(updates), sent))
+
+
+def place(server, client):
+    return pick(server["models"], int(server["cluster"][client]))["head.weight"].flatten().tolist()
+
+
+def at(angle):
+    return math.cos(math.radians(angle)), math.sin(math.radians(angle))
+
+
+def test_the_example_of_three_updates_splits(make_server):
+    algorithm, server = make_server(3)
+    server = step(algorithm, server, dict(enumerate(EXAMPLE)))
+    assert server["norms"].tolist() == pytest.approx([0.301846, 1], abs=1e-6)
+    assert server["cluster"].tolist() == [0, 0, 2]
+    assert [place(server, client) for client in range(3)] == [[0.95, 0.05], [0.95, 0.05], [-1, 0]]
+    assert {name: float(value) for name, value in algorithm.observe(server).items()}["clusters"] == 2
+
+
+@pytest.mark.parametrize("parameters", [{"eps1": 0.3}, {"eps2": 1.0}, {"gamma": 0.999}, {"after": 1}])
+def test_each_condition_keeps_the_cluster_whole(make_server, parameters):
+    """Separation is sqrt((1 + 0.993884) / 2) = 0.99847."""
+    algorithm, server = make_server(3, **parameters)
+    server = step(algorithm, server, dict(enumerate(EXAMPLE)))
+    assert server["cluster"].tolist() == [0, 0, 0]
+    assert place(server, 2) == pytest.approx([0.3, 0.1 / 3])
+
+
+def test_the_separation_that_is_reached(make_server):
+    algorithm, server = make_server(3, gamma=0.998)
+    assert step(algorithm, server, dict(enumerate(EXAMPLE)))["cluster"].tolist() == [0, 0, 2]
+
+
+def test_clusters_of_one_or_two_stay_whole(make_server):
+    algorithm, server = make_server(2)
+    assert step(algorithm, server, {0: (1.0, 0.0), 1: (-1.0, 0.0)})["cluster"].tolist() == [0, 0]
+    algorithm, server = make_server(1, eps1=5.0)
+    assert step(algorithm, server, {0: (1.0, 0.0)})["cluster"].tolist() == [0]
+
+
+def test_the_mean_update_is_weighted(make_server):
+    """With three quarters on the first client, the mean is no longer short."""
+    algorithm, server = make_server(3)
+    server = step(algorithm, server, dict(enumerate(EXAMPLE)), [6, 1, 1])
+    assert server["norms"][0] == pytest.approx(math.hypot(5.9, 0.1) / 8)
+    assert server["cluster"].tolist() == [0, 0, 0]
+
+
+def test_linkage_is_complete(make_server):
+    """Directions 0, 55, 105 and 145 degrees: single linkage would leave the first one alone."""
+    algorithm, server = make_server(4, eps1=10.0)
+    server = step(algorithm, server, {client: at(angle) for client, angle in enumerate((0, 55, 105, 145))})
+    assert server["cluster"].tolist() == [0, 0, 2, 2]
+
+
+def test_a_part_can_split_again(make_server):
+    algorithm, server = make_server(6, eps1=10.0)
+    angles = (0, 180, 5, 100, 8, 190)
+    server = step(algorithm, server, {client: at(angle) for client, angle in enumerate(angles)})
+    assert server["cluster"].tolist() == [0, 1, 0, 1, 0, 1]
+    server = step(algorithm, server, {client: at(angle) for client, angle in enumerate(angles)})
+    assert server["cluster"].tolist() == [0, 1, 2, 3, 2, 1]
+    server = step(algorithm, server, {2: at(0), 4: at(180)})
+    assert server["cluster"].tolist() == [0, 1, 2, 3, 2, 1]
+
+
+def test_who_is_not_in_the_round_goes_by_the_last_update(make_server):
+    """Client 4 was there before, with the update of client 3; client 1 never was, and goes with client 0."""
+    algorithm, server = make_server(5, eps1=1.0, after=1)
+    server = step(algorithm, server, {0: (1.0, 0.0), 2: (1.0, 0.1), 3: (-1.0, 0.0), 4: (-1.0, 0.1)})
+    before = place(server, 0)
+    server = step(algorithm, server, {0: (1.0, 0.0), 2: (1.0, 0.1), 3: (-1.0, 0.0)})
+    assert server["cluster"].tolist() == [0, 0, 0, 3, 3]
+    assert place(server, 4) == pytest.approx([before[0] - 1, before[1]])
+    assert place(server, 1) == pytest.approx([before[0] + 1, before[1] + 0.05])
+
+
+def test_a_part_that_nobody_in_the_round_belongs_to_keeps_the_model(make_server):
+    algorithm, server = make_server(5, eps1=10.0, after=1)
+    server = step(algorithm, server, {0: (1.0, 0.0), 1: (1.0, 0.1), 2: (-1.0, 0.0), 3: (-1.0, 0.1), 4: (-1.0, 0.2)})
+    before = place(server, 0)
+    server = step(algorithm, server, {0: (1.0, 0.0), 1: (1.0, 0.1)})
+    assert server["cluster"].tolist() == [0, 0, 2, 2, 2]
+    assert place(server, 2) == before
+    assert place(server, 0) == pytest.approx([before[0] + 1, before[1] + 0.05])
+
+
+def test_updates_of_zero_have_no_direction(make_server):
+    algorithm, server = make_server(4, eps1=10.0)
+    server = step(algorithm, server, {0: (0.0, 0.0), 1: (1.0, 0.0), 2: (1.0, 0.1), 3: (0.0, 0.0)})
+    assert server["cluster"][1] == server["cluster"][2]
+    assert len(set(server["cluster"].tolist())) == 2
+
+
+@pytest.mark.parametrize("weighting", ["count", "uniform"])
+@pytest.mark.parametrize("parameters", [{"eps1": 0.0, "after": 0}, {"eps2": 1e9, "after": 0}, {}])
+def test_without_a_split_it_is_fedavg(make_trial, assert_same, parameters, weighting):
+    ours, plain = (make_trial(each, weighting=weighting, momentum=0.9) for each in (CFL(**parameters), FedAvg()))
+    for _ in range(3):
+        assert_same(ours.begin(2)["model"], plain.begin(2)["model"], within=1e-14)
+        assert_same(ours.train()[0].upload, plain.train()[0].upload, within=1e-14)
+        ours.run()
+        plain.run()
+
+
+def test_equal_uploads_are_each_clusters_next_model(make_server):
+    algorithm, server = make_server(4, eps1=10.0)
+    server = step(algorithm, server, {client: at(angle) for client, angle in enumerate((0, 5, 180, 185))})
+    sent = [{"model": Tensors({"head.weight": torch.tensor([[7.0, 8.0]], dtype=f64)})}] * 4
+    server = algorithm.combine(server, Uploads(range(4), [1, 2, 3, 4], sent))
+    assert [place(server, client) for client in range(4)] == [pytest.approx([7, 8], abs=1e-14)] * 4
+
+
+@pytest.fixture
+def make_opposed(make_trial):
+    """Six clients of two groups, the even and the odd ones, that label the same inputs in opposite ways."""
+
+    def make(algorithm, **settings):
+        bounds = [0, *itertools.accumulate([30, 20, 25, 30, 20, 25])]
+        train = [torch.arange(begin, end).numpy() for begin, end in itertools.pairwise(bounds)]
+        x = torch.randn(bounds[-1], 2, dtype=f64, generator=torch.Generator().manual_seed(4))
+        y = (x[:, 0] < 0).long()
+        for client in (1, 3, 5):
+            y[train[client]] = 1 - y[train[client]]
+        clients = Clients(x, y, train, train, train[0][:0], 2, 0, f64)
+        build = lambda: Network(nn.Identity(), nn.Linear(2, 2))  # noqa: E731
+        return make_trial(algorithm, build, clients, participation=1.0, **settings)
+
+    return make
+
+
+@pytest.mark.parametrize("width", [None, 4])
+def test_opposed_clients_part(make_opposed, assert_same, width):
+    """Its mechanism acts: two clusters, each of which goes on as its own FedAvg and gets its members' data right."""
+    algorithm = CFL(eps1=0.2, eps2=0.2, gamma=0.7, after=3)
+    trial = make_opposed(algorithm, width=width).run(3)
+    assert trial.server["cluster"].tolist() == [0] * 6
+    while len(set(trial.server["cluster"].tolist())) == 1:
+        trial.run()
+        assert trial.rounds < 20
+    assert trial.server["cluster"].tolist() == [0, 1, 0, 1, 0, 1]
+    split, rounds = trial.server["models"], trial.rounds
+    trial.run(3)
+    for members in ([0, 2, 4], [1, 3, 5]):
+        plain = make_opposed(FedAvg(), width=width)
+        plain.server, plain.rounds = {"model": pick(split, members[0])}, rounds
+        plain.run(3, ids=members)
+        assert_same(pick(trial.server["models"], members[0]), plain.server["model"], within=1e-13)
+    for outcome in trial.run(5).train(tests=("local",), stage="receive"):
+        score = outcome.scores["local"]
+        assert score.correct >= 0.8 * score.total
+    assert trial.server["cluster"].tolist() == [0, 1, 0, 1, 0, 1]
+    assert trial.algorithm.deploy(trial.server) is None
