@@ -164,7 +164,7 @@ def _failures(plan: Plan) -> list[str]:
     sentences = []
     for key, cells in results.left_out(plan).groupby(_row(plan), sort=False):
         algorithm, *values = key
-        point = results.label(dict(zip(plan["grid"], values, strict=True)))
+        point = results.label(dict(zip(plan["grid"], map(str, values), strict=True)))
         lost, diverged = cells["left_out"].sum(), cells[cells["diverged"] > 0]["diverged"]
         if not lost:
             continue
