@@ -360,7 +360,7 @@ class Params(Section):
             if algorithm.needs_sgd and self.federation.optimizer != "sgd":
                 raise SettingsError(
                     f"federation.optimizer: {self.federation.optimizer} can't be used with {label}, whose theory "
-                    f"divides by the learning rate of sgd; it should be sgd, or {label} not in study.algorithms."
+                    f"needs sgd; it should be sgd, or algorithms.{label}.adam true to insist."
                 )
         facts = self.dataset.facts
         if (self.dataset.subset or 0) > facts.size:

@@ -250,8 +250,8 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
             "study__algorithms": ["scaffold"],
             "federation__optimizer": "adam",
         },
-        "federation.optimizer: adam can't be used with scaffold, whose theory divides by the learning rate of sgd; "
-        "it should be sgd, or scaffold not in study.algorithms.",
+        "federation.optimizer: adam can't be used with scaffold, whose theory needs sgd; it should be sgd, or "
+        "algorithms.scaffold.adam true to insist.",
     ),
     (
         "every-3-of-4",
