@@ -58,6 +58,10 @@ def read_npz(path: Path) -> Samples:
             f"{path} holds {', '.join(sorted(arrays)) or 'none of these arrays'}; it should hold x_train and y_train "
             f"(and x_test and y_test), or x and y (and test)."
         )
+    if not len(x) == len(y) == len(test):
+        raise ArtifactError(
+            f"{path} holds {len(x)} inputs, {len(y)} labels (and {len(test)} of test); each input should have one."
+        )
     return Samples(_inputs(path, x), encode_labels(path, y.ravel() if y.size == len(y) else y), test)
 
 
@@ -80,6 +84,8 @@ def read_parquet(path: Path) -> Table:
         raise ArtifactError(
             f"{path} has the columns {', '.join(table.column_names)}; it should have label, and text or image."
         )
+    if empty := sorted(name for name in names & {"label", "text", "image", "split"} if table[name].null_count):
+        raise ArtifactError(f"{path}: its column {empty[0]} has rows without a value; each should have one.")
     labels = encode_labels(path, table["label"].to_numpy())
     split = table["split"].to_pylist() if "split" in names else ["train"] * len(table)
     if other := sorted({str(part) for part in split} - {"train", "test"}):

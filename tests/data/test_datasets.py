@@ -360,8 +360,9 @@ def test_labels_of_any_kind() -> None:
         ({"x": PIXELS, "y": np.array([0, 1, 2, -1, 0, 0])}, "a label is -1; labels should count from 0."),
         ({"x": PIXELS[:0], "y": np.zeros(0, int)}, "has labels of shape (0,); it should be one"),
         ({"x": PIXELS, "y": np.array([None] * 6)}, "can't be read as .npz"),
+        ({"x": PIXELS, "y": np.zeros(5, int)}, "holds 6 inputs, 5 labels"),
     ],
-    ids=["names", "integers", "negative", "empty", "objects"],
+    ids=["names", "integers", "negative", "empty", "objects", "lengths"],
 )
 def test_an_npz_of_something_else(given: dict[str, np.ndarray], sentence: str) -> None:
     arrays("own.npz", **given)
@@ -396,8 +397,10 @@ def test_a_table_of_images(cell: Callable[[bytes], Any]) -> None:
         ({"words": ["a"], "label": [0]}, "own.parquet has the columns words, label; it should have label, and text or"),
         ({"text": ["a"], "label": [0], "split": ["dev"]}, "own.parquet: its column split holds 'dev'; it should hold"),
         ({"image": [b"no image"], "label": [0]}, "own.parquet, row 0 can't be read as an image"),
+        ({"text": ["a", None], "label": [0, 1]}, "own.parquet: its column text has rows without a value"),
+        ({"text": ["a", "b"], "label": ["x", None]}, "own.parquet: its column label has rows without a value"),
     ],
-    ids=["columns", "split", "image"],
+    ids=["columns", "split", "image", "no-text", "no-label"],
 )
 def test_a_table_of_something_else(table: dict[str, Any], sentence: str) -> None:
     pd.DataFrame(table).to_parquet("own.parquet")
