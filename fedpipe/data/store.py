@@ -120,7 +120,7 @@ def obtain(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
     ArtifactError
         A file can't be had, or the samples are not those that the data set's class speaks of; nothing is saved.
     """
-    samples = dataset.load(fetch)
+    samples = Samples(**_canonical(dataset.load(fetch)))
     name, found = registry.name_of(registry.DATASET, type(dataset)), checksum(samples)
     if found != dataset.expected and (dataset.expected or not dataset.identity):
         raise ArtifactError(
