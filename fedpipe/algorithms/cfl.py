@@ -30,7 +30,8 @@ class CFL(Algorithm):
 
     by agglomerative clustering of the updates' cosine similarities with complete linkage (authors' code);
     :math:`\alpha_{cross}` is the highest similarity across the two parts, which single linkage would make smallest. A
-    part is averaged by itself from that round on. Clusters of one or two clients stay whole, and so do all in the first ``after`` rounds (authors' code).
+    part is averaged by itself from that round on. Clusters of one or two clients stay whole, and so do all in the first
+    ``after`` rounds (authors' code).
 
     Of a cluster that is split, clients that are not in the round go by their last update; who never uploaded goes with
     the part of the lowest index. Norms and similarities are of trained parameters.

@@ -1,0 +1,128 @@
+"""FedNH."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedpipe.algorithms.base import Algorithm, Batch, Facts, Gradient, Measure, Pass, State, Train, Uploads
+from fedpipe.algorithms.fedproto import class_sums
+from fedpipe.errors import SettingsError
+from fedpipe.models.base import Network
+
+CLIP = 10.0  #: largest norm of a gradient (authors' code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedNH(Algorithm):
+    r"""The head is made of class prototypes on the unit sphere, which clients don't train and the server smooths.
+
+    Source: Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes, AAAI 2023, Alg. 1. With
+    features z, prototypes :math:`W_c` of norm 1 that begin orthogonal to each other (as far as the width allows), and
+    a trained scale s, the logits are :math:`s \, W z / \lVert z \rVert`. Clients train the body and s on the
+    cross-entropy, with gradients clipped to norm 10, then measure their class means :math:`\mu_{kc}` of the normalised
+    features, themselves normalised; the server averages bodies and moves the prototypes:
+
+    .. math::
+        \mu_c = normalise \Bigl( \sum_{k \in S} n_{kc} \mu_{kc} \Bigr), \qquad
+        W_c \leftarrow normalise (\rho W_c + (1 - \rho) \mu_c) .
+
+    A class that nobody in the round owns keeps its prototype (the authors' code makes it zero where rho is 0).
+
+    State: none at the client. Traffic: the model down; body, s, C prototypes of width d and C counts up. Deviations:
+    bodies are weighted as the study says (all alike in the authors' code); the learning rate stays as it is.
+    Values used: rho 0.9, s 1 for a small network and 20 for ResNet (authors' code), rho 0.9 (cwFedAvg).
+
+    Parameters
+    ----------
+    rho
+        Share of a prototype that stays in a round; at 1 the head never changes.
+    scale
+        The scale s to begin with.
+    """
+
+    rho: Annotated[float, Field(ge=0, le=1)] = 0.9
+    scale: Annotated[float, Field(gt=0)] = 1.0
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """What clients train: all but the prototypes."""
+        return tuple(name for name in self.net.names if name != "head.weight")
+
+    def adapt(self, network: Network) -> Network:
+        """The network with prototypes as its head.
+
+        Raises
+        ------
+        SettingsError
+            The model's head is no linear layer.
+        """
+        head = network.head
+        if not isinstance(head, nn.Linear):
+            raise SettingsError(
+                f"model.name: FedNH can't replace a head of {type(head).__name__}; it should be Linear."
+            )
+        network.head = Prototypes(head.in_features, head.out_features, self.scale)
+        return network
+
+    def start(self, kept: State, received: State, facts: Facts) -> State:
+        """The global model."""
+        model = received["model"]
+        return {"model": model, "own": torch.zeros_like(model["head.weight"]), "counts": facts.classes}
+
+    def work(self) -> Sequence[Pass]:
+        """Training under the prototypes, then the client's own ones."""
+        return (Train(self.loss, only=self.trained, step=self.step), Measure(self.embed, self.store))
+
+    def finetune(self, epochs: int) -> Sequence[Pass]:
+        """As in training."""
+        return (Train(self.loss, only=self.trained, step=self.step, epochs=epochs, stream="finetune"),)
+
+    def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
+        """A step along the clipped gradient."""
+        g = gradient(client)[0]
+        return gradient.descend(client, CLIP / g.norm().clamp(min=CLIP) * g)
+
+    def embed(self, client: State, batch: Batch) -> dict[str, Tensor]:
+        """Sums of the normalised features by class."""
+        z = F.normalize(self.net.features(client["model"], batch.x), dim=-1)
+        return {"sums": class_sums(z, batch, len(client["counts"]))}
+
+    def store(self, client: State, sums: dict[str, Tensor]) -> State:
+        """The client's prototypes, with rows of zeros for classes it does not own."""
+        return client | {"own": F.normalize(sums["sums"], dim=-1)}
+
+    def upload(self, client: State) -> State:
+        """What was trained, the client's prototypes and its class counts."""
+        model = client["model"].only((*self.trained, *self.net.buffer_names))
+        return {"model": model, "prototypes": client["own"], "counts": client["counts"]}
+
+    def combine(self, server: State, uploads: Uploads) -> State:
+        """The mean of what was trained, and the smoothed prototypes."""
+        weight = server["model"]["head.weight"]
+        sums = sum(
+            (each["counts"].unsqueeze(-1) * each["prototypes"] for _, _, each in uploads), torch.zeros_like(weight)
+        )
+        moved = F.normalize(self.rho * weight + (1 - self.rho) * F.normalize(sums, dim=-1), dim=-1)
+        owned = torch.linalg.vector_norm(sums, dim=-1, keepdim=True) > 0
+        return {"model": server["model"] | uploads.mean("model") | {"head.weight": torch.where(owned, moved, weight)}}
+
+
+class Prototypes(nn.Module):
+    """A head without bias whose rows are points of the unit sphere, orthogonal where there are not too many."""
+
+    def __init__(self, features: int, classes: int, scale: float) -> None:
+        super().__init__()
+        rows = nn.init.orthogonal_(torch.empty(classes, features))
+        self.weight = nn.Parameter(F.normalize(rows, dim=-1))
+        self.scale = nn.Parameter(torch.tensor(scale))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Logits, shape (B, C), for features of shape (B, d)."""
+        return self.scale * F.linear(F.normalize(z, dim=-1), self.weight)

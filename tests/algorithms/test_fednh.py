@@ -1,0 +1,223 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, normalize
+
+from fedpipe import registry
+from fedpipe.algorithms.base import Batch, Uploads
+from fedpipe.algorithms.fednh import CLIP, FedNH, Prototypes
+from fedpipe.errors import SettingsError
+from fedpipe.models.base import Net, Network
+from fedpipe.models.mlp import MLP
+from fedpipe.tensors import Tensors
+
+f64 = torch.float64
+
+
+def head(trial):
+    return trial.server["model"]["head.weight"]
+
+
+def precise(make_trial):
+    """Initial models whose prototypes, made in float32, have norm 1 in float64 too."""
+    fresh = make_trial(FedNH()).fresh
+    return lambda index: fresh(index) | {"head.weight": normalize(fresh(index)["head.weight"], dim=-1)}
+
+
+def norms(rows):
+    return torch.linalg.vector_norm(rows, dim=-1).tolist()
+
+
+def own_prototypes(trial, model, client):
+    """Normalised means of a client's normalised features by class, written out."""
+    x, y = trial.clients.gather(trial.clients.train[client])
+    z = normalize(trial.net.features(model, x), dim=-1)
+    means = [z[y == label].mean(0) if (y == label).any() else torch.zeros(6, dtype=f64) for label in range(4)]
+    return normalize(torch.stack(means), dim=-1)
+
+
+def combined(rho, weight, sent):
+    """The prototypes after uploads of (prototypes, counts)."""
+    model = Tensors({"body.weight": torch.zeros(1), "head.weight": torch.tensor(weight, dtype=f64)})
+    uploads = [
+        {
+            "model": model.only(["body.weight"]),
+            "prototypes": torch.tensor(prototypes, dtype=f64),
+            "counts": torch.tensor(counts, dtype=f64),
+        }
+        for prototypes, counts in sent
+    ]
+    server = FedNH(rho=rho).combine({"model": model}, Uploads(range(len(sent)), [1] * len(sent), uploads))
+    return server["model"]["head.weight"].tolist()
+
+
+def test_the_head_begins_orthonormal(make_trial):
+    rows = head(make_trial(FedNH()))
+    assert torch.allclose(rows @ rows.T, torch.eye(4, dtype=f64), atol=1e-6)
+
+
+def test_more_classes_than_features_are_still_on_the_sphere():
+    rows = Prototypes(3, 8, 1.0).weight
+    assert norms(rows) == pytest.approx([1] * 8, abs=1e-6)
+
+
+def test_logits_are_scaled_cosines():
+    layer = Prototypes(2, 2, 5.0)
+    layer.load_state_dict({"weight": torch.eye(2), "scale": torch.tensor(5.0)})
+    for length in (1.0, 0.1, 70.0):  # the features' length changes nothing
+        assert layer(length * torch.tensor([[3.0, 4.0]])).tolist() == [pytest.approx([3, 4])]
+    assert layer(torch.zeros(1, 2)).tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_clients_train_body_and_scale_but_not_the_head(make_trial, assert_same, width):
+    trial = make_trial(FedNH(rho=1.0), width=width, fresh=precise(make_trial))
+    before = trial.server["model"]
+    after = trial.run(3).server["model"]
+    assert_same(after["head.weight"], before["head.weight"], within=1e-15)
+    moved = [name for name in before if (after[name] - before[name]).abs().max() > 1e-6]
+    assert moved == [name for name in trial.net.names if name != "head.weight"]
+    assert all("head.weight" not in outcome.upload["model"] for outcome in trial.outcomes)
+
+
+def test_with_a_share_of_one_it_is_fedavg_under_a_fixed_head(make_trial, assert_same):
+    """Written out with PyTorch's own optimiser; gradients here are shorter than the clip."""
+    trial = make_trial(FedNH(rho=1.0), momentum=0.9, fresh=precise(make_trial))
+    model = dict(trial.server["model"])
+    for number in (1, 2, 3):
+        sent = {}
+        for client in trial.participants(number):
+            module = FedNH().adapt(MLP(hidden=(6,)).build((5,), 4)).double()
+            module.load_state_dict(model)
+            module.head.weight.requires_grad_(False)
+            rule = torch.optim.SGD([each for each in module.parameters() if each.requires_grad], 0.05, momentum=0.9)
+            for epoch in (0, 1):
+                order = trial.clients.order(client, number, "batches", epoch)
+                for first in range(0, len(order), 4):
+                    x, y = trial.clients.gather(order[first : first + 4])
+                    rule.zero_grad()
+                    cross_entropy(module(x), y).backward()
+                    rule.step()
+            sent[client] = {name: value.detach() for name, value in module.named_parameters()}
+        total = sum(trial.clients.sizes[client] for client in sent)
+        model = {
+            name: sum(each[name] * (trial.clients.sizes[client] / total) for client, each in sent.items())
+            for name in model
+        }
+    assert_same(dict(trial.run(3).server["model"]), model, within=1e-12)
+
+
+def test_long_gradients_are_clipped(make_trial):
+    """Where the step's length would be 50 times the rate, it is 10 times the rate."""
+    algorithm = make_trial(FedNH()).algorithm
+
+    class Fixed:
+        def __init__(self, norm):
+            self.norm = norm
+
+        def __call__(self, client, batch=None):
+            return Tensors(a=torch.tensor([0.6, 0.0]) * self.norm, b=torch.tensor([0.8]) * self.norm), torch.tensor(0.0)
+
+        def descend(self, client, gradient):
+            return gradient
+
+    lengths = [float(algorithm.step({}, None, Fixed(norm)).norm()) for norm in (1.0, CLIP, 50.0)]
+    assert lengths == pytest.approx([1, 10, 10])
+
+
+def test_clients_measure_normalised_means_of_normalised_features(make_trial, assert_same):
+    trial = make_trial(FedNH(), participation=1.0)
+    before = trial.server["model"]
+    for outcome in trial.run().outcomes:
+        model = before | outcome.upload["model"]
+        assert_same(outcome.upload["prototypes"], own_prototypes(trial, model, outcome.client), within=1e-13)
+        assert outcome.upload["counts"].tolist() == trial.clients.class_counts[outcome.client].tolist()
+
+
+def test_prototypes_are_averaged_by_counts_and_smoothed():
+    """Three samples of (1, 0) and four of (0, 1): a mean of direction (0.6, 0.8)."""
+    sent = [([[1.0, 0.0]], [3.0]), ([[0.0, 1.0]], [4.0])]
+    assert combined(0.0, [[1.0, 0.0]], sent) == [pytest.approx([0.6, 0.8])]
+    smoothed = torch.tensor([0.9 + 0.1 * 0.6, 0.1 * 0.8], dtype=f64)
+    assert combined(0.9, [[1.0, 0.0]], sent) == [pytest.approx((smoothed / smoothed.norm()).tolist())]
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.9, 1.0])
+def test_a_class_that_nobody_in_the_round_owns_keeps_its_prototype(rho):
+    weight = [[0.6, 0.8], [0.0, 1.0]]
+    assert combined(rho, weight, [([[1.0, 0.0], [0.0, 0.0]], [2.0, 0.0])])[1] == weight[1]
+
+
+def test_means_that_cancel_leave_the_prototype():
+    assert combined(0.0, [[0.6, 0.8]], [([[1.0, 0.0]], [2.0]), ([[-1.0, 0.0]], [2.0])]) == [[0.6, 0.8]]
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
+def test_prototypes_stay_on_the_sphere(make_trial, rho):
+    trial = make_trial(FedNH(rho=rho))
+    for _ in range(3):
+        assert norms(head(trial.run())) == pytest.approx([1] * 4, abs=1e-6)
+
+
+def test_without_smoothing_a_client_alone_sets_its_own_class_means(make_clients, make_trial, assert_same):
+    clients = make_clients(sizes=[15], labels=lambda client: range(4))
+    trial = make_trial(FedNH(rho=0.0), clients=clients, participation=1.0).run(2)
+    assert_same(head(trial), own_prototypes(trial, trial.server["model"], 0), within=1e-13)
+
+
+def test_without_a_learning_rate_only_prototypes_change(make_trial, assert_same):
+    trial = make_trial(FedNH(), learning_rate=0.0)
+    before = trial.server["model"]
+    after = trial.run(2).server["model"]
+    others = [name for name in before if name != "head.weight"]
+    assert_same(after.only(others), before.only(others), within=1e-14)
+    assert not torch.equal(after["head.weight"], before["head.weight"])
+
+
+def test_prototypes_come_nearer_to_the_class_means(make_trial):
+    """Its mechanism acts: the head follows the features, the faster the smaller rho is."""
+    found = []
+    for rho in (1.0, 0.9, 0.5):
+        trial = make_trial(FedNH(rho=rho), participation=1.0).run(4)
+        x, y = trial.clients.gather(trial.clients.global_test)
+        z = normalize(trial.net.features(trial.server["model"], x), dim=-1)
+        found.append(float((z * head(trial)[y]).sum(-1).mean()))
+    assert found[0] < found[1] < found[2]
+
+
+def test_finetuning_leaves_the_head(make_trial):
+    algorithm = make_trial(FedNH()).algorithm
+    (each,) = algorithm.finetune(3)
+    assert "head.weight" not in each.only
+    assert each.epochs == 3
+
+
+def test_a_single_sample_and_features_of_zero_make_no_nan(make_trial):
+    """Every ReLU of the body is off: logits are zero, prototypes stay, nothing moves."""
+
+    def dead(index):
+        model = trial.net.fresh(index)
+        return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
+
+    trial = make_trial(FedNH())
+    trial = make_trial(FedNH(), fresh=dead, participation=1.0)
+    before = head(trial)
+    trial.run(2)
+    assert torch.equal(head(trial), before)
+    assert all(value.isfinite().all() for value in trial.server["model"].values())
+
+
+def test_a_head_that_is_no_linear_layer_is_refused():
+    network = Network(nn.Identity(), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    with pytest.raises(SettingsError, match=r"model\.name: FedNH can't replace a head of Sequential"):
+        FedNH().adapt(network)
+
+
+def test_it_stands_beside_a_batch(make_trial):
+    """The global model's logits are those of the head as it was adapted."""
+    algorithm = registry.build(registry.ALGORITHM, "fednh", {"scale": 20.0})
+    net = Net(lambda: algorithm.adapt(Network(nn.Identity(), nn.Linear(2, 3))), f64)
+    model = net.fresh(0)
+    assert float(model["head.scale"]) == 20
+    batch = Batch(torch.ones(3, 2, dtype=f64), torch.tensor([0, 1, 2]))
+    assert torch.allclose(net(model, batch.x), 20 * normalize(batch.x, dim=-1) @ model["head.weight"].T)
