@@ -161,7 +161,7 @@ def collect(
 
 @app.command()
 def table(params: Study = PARAMS) -> None:
-    """Write the result table, metrics.json, the learning curves' numbers, and the keys of each algorithm's runs."""
+    """Write the result table, metrics.json, the plots' numbers, and the keys of each algorithm's runs."""
     from fedpipe.report import stage
 
     made = _plan(params)
@@ -172,6 +172,7 @@ def table(params: Study = PARAMS) -> None:
         artifacts.write_json(StudyFiles.of(params).keys(label), recorded)
 
 
+    stage.write_plots(made)
 @app.command()
 def figure(
     name: Annotated[str, typer.Argument(help="curves, matrices or partition.")],

@@ -12,14 +12,26 @@ from fedpipe.report.results import Plan
 
 def write_tables(plan: Plan) -> None:
     """Write ``results.csv``, ``results.md``, ``times.csv``, ``metrics.json`` and ``curves.csv``."""
-    from fedpipe.report import curves, tables
+    from fedpipe.report import plots, tables
 
     files, table, times = _files(plan), tables.table(plan), tables.times(plan)
     artifacts.write_bytes(files.tables / "results.csv", tables.csv(table))
     artifacts.write_bytes(files.tables / "results.md", tables.markdown(plan, table, times).encode())
     artifacts.write_bytes(files.tables / "times.csv", tables.csv(times))
     artifacts.write_json(files.metrics, tables.metrics(plan, table))
-    artifacts.write_bytes(files.plots / "curves.csv", tables.csv(curves.curves(plan)))
+    artifacts.write_bytes(files.plots / "curves.csv", tables.csv(plots.learning(plan)))
+
+
+def write_plots(plan: Plan) -> None:
+    """Write the numbers of DVC's plots that are too large for git: clients, matrices, partitions."""
+    from fedpipe.report import plots, tables
+
+    for name, frame in (
+        ("clients", plots.clients(plan)),
+        ("matrices", plots.cells(plan)),
+        ("partition", plots.partitions(plan)),
+    ):
+        artifacts.write_bytes(_files(plan).plots / f"{name}.csv", tables.csv(frame))
 
 
 def write_figure_curves(plan: Plan) -> None:

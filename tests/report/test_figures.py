@@ -137,7 +137,7 @@ def four(make):
 
 
 def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
-    found = matrices._chosen(four.plan)
+    found = matrices.chosen(four.plan)
     assert list(found) == ["fedavg", "feddw"]
     assert found["fedavg"]["SL"] == pytest.approx(np.full((2, 2), 0.09))
     assert found["feddw"]["CR"] == pytest.approx(np.full((2, 2), 0.03))
@@ -147,9 +147,9 @@ def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
 
 def test_matrices_without_fedavg_are_of_the_first_global_models(four):
     four.plan["algorithms"] = ["local", "scaffold", "feddw"]
-    assert list(matrices._chosen(four.plan)) == ["feddw", "scaffold"]
+    assert list(matrices.chosen(four.plan)) == ["feddw", "scaffold"]
     four.plan["algorithms"] = ["local", "scaffold"]
-    assert list(matrices._chosen(four.plan)) == ["scaffold"]
+    assert list(matrices.chosen(four.plan)) == ["scaffold"]
 
 
 def test_no_global_model_is_said(four):

@@ -68,8 +68,12 @@ STOPS = [
 ]  # last rounds of the segments, ascending
 STARTS = dict(zip(STOPS, [0, *STOPS]))
 
-# Jobs call `fedpipe` of the environment that snakemake runs in, whether or not it is activated. How they execute is told
-# in their environment: it is not part of what a run is, so that its change runs nothing again.
+# Jobs call `fedpipe` of the environment that snakemake runs in, whether or not it is activated, with the code that lies
+# here: an experiment of DVC in a folder of its own runs its own. How they execute is told in their environment: it is
+# not part of what a run is, so that its change runs nothing again.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
+)
 shell.prefix(
     f"export PATH='{Path(sys.executable).parent}':\"$PATH\"; "
     "export FEDPIPE_DEVICE={device} FEDPIPE_STACK={stack} ".format(**PLAN["execution"])

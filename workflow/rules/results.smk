@@ -1,9 +1,14 @@
 rule table:
     input:
         collected("metrics.parquet"),
+        collected("matrices.parquet"),
         collected("rounds.parquet"),
         collected("times.json"),
-        expand("results/partitions/{key}/heterogeneity.parquet", key=PLAN["partitions"]),
+        expand(
+            "results/partitions/{key}/{name}.parquet",
+            key=PLAN["partitions"],
+            name=["assignment", "heterogeneity"],
+        ),
     output:
         f"{FILES.tables}/results.csv",
         report(
@@ -14,6 +19,7 @@ rule table:
         f"{FILES.tables}/times.csv",
         f"{FILES.metrics}",
         f"{FILES.plots}/curves.csv",
+        [f"{FILES.plots}/{name}.csv" for name in ("clients", "matrices", "partition")],
         recorded=[str(FILES.keys(algorithm)) for algorithm in PLAN["algorithms"]],
     log:
         f"{FILES.path}/logs/table.log",

@@ -33,7 +33,7 @@ def draw(plan: Plan, stem: Path) -> None:
     Those of the first seed and grid point, in the last round, measured on the global test set for both.
     """
     title = f"Global models after round {plan['rounds']}, seed {plan['seeds'][0]}"
-    style.save(figure(_chosen(plan), title), stem)
+    style.save(figure(chosen(plan), title), stem)
 
 
 @style.figure
@@ -69,7 +69,7 @@ def _cells(ax: Axes, matrix: Floats, top: float) -> AxesImage:
     return image
 
 
-def _chosen(plan: Plan) -> dict[str, dict[str, Floats]]:
+def chosen(plan: Plan) -> dict[str, dict[str, Floats]]:
     """The last matrices of two algorithms that have a global model, those of `PREFERRED` before others."""
     names = [*(each for each in PREFERRED if each in plan["algorithms"]), *plan["algorithms"]]
     found: dict[str, dict[str, Floats]] = {}

@@ -1,0 +1,97 @@
+"""Numbers of the plots that DVC draws and compares across commits and experiments: one tidy CSV a plot.
+
+Templates of the plots lie in ``.dvc/plots``. A column ``line`` names algorithm and grid point, since no template knows
+a study's grid.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from fedpipe import artifacts
+from fedpipe.data.assignment import Assignment
+from fedpipe.report import curves, results, tables
+from fedpipe.report.figures import matrices
+from fedpipe.report.results import Plan
+
+
+def learning(plan: Plan) -> pd.DataFrame:
+    """Learning curves.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``line`` before the columns of :func:`fedpipe.report.curves.curves`.
+    """
+    frame = curves.curves(plan)
+    points = frame[list(plan["grid"])].to_dict("records")
+    lines = [
+        line(algorithm, {str(name): str(value) for name, value in point.items()})
+        for algorithm, point in zip(frame["algorithm"], points, strict=True)
+    ]
+    frame.insert(0, "line", lines)
+    return frame
+
+
+def clients(plan: Plan) -> pd.DataFrame:
+    """Accuracy of every client in the last round measured.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``line``, ``seed``, ``protocol``, ``client``, ``samples`` (test samples) and ``accuracy`` in percent; clients
+        without test samples, and models that are no client's, are left out.
+    """
+    frames = []
+    for run in results.runs(plan):
+        frame = artifacts.read_parquet(results.files(run).metrics).to_pandas()
+        frame = frame[(frame["client"] >= 0) & (frame["total"] > 0)]
+        frame = frame[frame["round"] == frame.groupby("protocol")["round"].transform("max")]
+        names = {"line": line(run["algorithm"], results.point(plan, run)), "seed": run["seed"]}
+        found = frame.assign(**names, samples=frame["total"], accuracy=100 * frame["correct"] / frame["total"])
+        frames.append(found[["line", "seed", "protocol", "client", "samples", "accuracy"]])
+    found: pd.DataFrame = pd.concat(frames, ignore_index=True)
+    return found.sort_values(["line", "seed", "protocol", "client"], kind="stable")
+
+
+def cells(plan: Plan) -> pd.DataFrame:
+    """SL and CR matrices of the global models that the figure shows.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``line``, ``matrix`` (SL or CR), ``row``, ``column``, ``value``.
+    """
+    rows = [
+        {"line": name, "matrix": kind, "row": row, "column": column, "value": round(float(value), 6)}
+        for name, found in matrices.chosen(plan).items()
+        for kind, matrix in found.items()
+        for row, values in enumerate(matrix)
+        for column, value in enumerate(values)
+    ]
+    return pd.DataFrame(rows, columns=["line", "matrix", "row", "column", "value"])
+
+
+def partitions(plan: Plan) -> pd.DataFrame:
+    """Training samples of each client and class.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``partition`` (data set, scheme and seed), ``client``, ``class``, ``samples``; without the cells that are empty.
+    """
+    rows = []
+    for key, settings in plan["partitions"].items():
+        name = f"{tables.setup(settings)}, seed {settings['seed']}"
+        counts = Assignment.read(artifacts.assignment_file(key)).class_counts
+        for client, classes in enumerate(counts):
+            for label, samples in enumerate(classes):
+                if samples:
+                    rows.append({"partition": name, "client": client, "class": label, "samples": int(samples)})
+    return pd.DataFrame(rows)
+
+
+def line(algorithm: str, point: dict[str, str]) -> str:
+    """Algorithm and grid point in words, as ``feddw (alpha=0.1)``."""
+    told = results.label(point)
+    return f"{algorithm} ({told})" if told else algorithm
