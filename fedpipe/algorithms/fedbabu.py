@@ -23,7 +23,8 @@ class FedBABU(SharedBody):
     State: the common head, everywhere. Traffic: the body down, the body up. The paper measures each client's copy after
     a few epochs on its own data (5 by default: ``finetuned-on-local`` with ``finetune_epochs: 5``); FedDW measures the
     global model, under its random head. Deviations: the authors' code takes uniform means; here the study's weighting
-    holds.
+    holds. Their rate falls a hundredfold in training; here fine-tuning takes the federation's, which may be too large
+    for the head, since under small random weights features grow large.
 
     Parameters
     ----------

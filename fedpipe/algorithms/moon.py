@@ -29,7 +29,7 @@ class MOON(FedAvg):
              = -\log \sigma \Bigl( \frac{\cos(z, z_g) - \cos(z, z_p)}{\tau} \Bigr).
 
     The other two models are in evaluation mode. At a client's first participation there is no previous model and no
-    contrast, as in the authors' code.
+    contrast (in the authors' code a client that first comes later contrasts with a random model that it never had).
 
     State: the previous model at the client. Traffic: the model down, the model up. Deviations: the authors put a
     projection of two layers between the body and the output layer; here z is what enters the output layer of the
@@ -54,7 +54,8 @@ class MOON(FedAvg):
 
     def start(self, kept: State, received: State, facts: Facts) -> State:
         """The global model, twice, and the previous one."""
-        return {"model": received["model"], "global": received["model"], **kept}
+        model = received["model"]
+        return {"model": model, "global": model, "previous": kept["previous"], "seen": kept["seen"]}
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the contrast."""

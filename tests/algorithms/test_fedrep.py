@@ -1,9 +1,12 @@
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fedpipe.algorithms.base import DW
 from fedpipe.algorithms.fedbabu import FedBABU
 from fedpipe.algorithms.fedrep import FedRep
+from fedpipe.models.base import Network
 from fedpipe.models.mlp import MLP
 
 RULES = {
@@ -114,3 +117,15 @@ def test_fine_tuning_trains_the_head_alone(make_trial, fine_tuned, width):
     for client in (1, 4):
         (found,) = trial.train([client], ("local",), "finetune")
         assert found.scores["local"].loss == pytest.approx(fine_tuned(trial, client, ("head",)), rel=1e-12)
+
+
+def test_dw_acts_in_the_head_phase_alone(make_trial):
+    def bare():
+        return Network(nn.Sequential(nn.Linear(5, 6), nn.ReLU()), nn.Linear(6, 4, bias=False))
+
+    for epochs, feels in ((0, False), (1, True)):
+        plain, with_dw = (
+            make_trial(FedRep(head_epochs=epochs, body_epochs=2, dw=dw), bare).run(2) for dw in (None, DW(mu=5.0))
+        )
+        same = torch.equal(with_dw.server["body"].flat(), plain.server["body"].flat())
+        assert same is not feels
