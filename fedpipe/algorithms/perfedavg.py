@@ -29,9 +29,10 @@ class PerFedAvg(FedAvg):
 
     ``first-order`` leaves the Hessian out and needs two batches; ``hessian-free`` takes
     :math:`\nabla^2 F v \approx (\nabla F(w + \delta v) - \nabla F(w - \delta v)) / 2 \delta`. Steps are plain SGD
-    whatever ``federation.optimizer`` says, as in FedDW's code beside Adam for other methods; a step sees
-    as many batches' worth of samples as it needs, and a part that none is left for sees the first one's. BatchNorm's
-    running statistics are those of a step's last gradient.
+    whatever ``federation.optimizer`` says, as in FedDW's code beside Adam for other methods. A step takes its batches'
+    worth of samples at once (a part that none is left for sees the first one's), and there are as many epochs more, so
+    that a client takes about as many steps as FedAvg's. BatchNorm's running statistics are those of a step's last
+    gradient.
 
     The personal model is one alpha-step away, on a batch of the client's training data; the global model is measured as
     it is (which is what FedDW reports).
@@ -72,7 +73,8 @@ class PerFedAvg(FedAvg):
 
     def work(self) -> Sequence[Pass]:
         """Meta-learning; then the personal step anew."""
-        return (Train(self.loss, step=self.step, batches=self.batches), *self.prepare())
+        epochs = self.federation.local_epochs * self.batches
+        return (Train(self.loss, epochs=epochs, step=self.step, batches=self.batches), *self.prepare())
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """Steps of the personal model."""

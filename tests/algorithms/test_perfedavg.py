@@ -21,10 +21,13 @@ def gradient(trial, model, indices):
     [("first-order", 0.001, 0.08), ("hessian-free", 0.001, 0.064), ("hessian-free", 1.0, 0.064)],
 )
 def test_one_step_on_a_quadratic(make_toy, path, variant, delta, point, same_batch):
-    """(w - 1)^2 at 0; a single sample stands in for all batches, and the difference is exact for any width."""
+    """(w - 1)^2 at 0; a single sample stands in for all batches, and the difference is exact for any width.
+
+    Every step goes the same share of the way; with a batch for each gradient there are as many steps.
+    """
     algorithm = PerFedAvg(alpha=0.1, variant=variant, delta=delta, same_batch=same_batch)
     trial = make_toy(algorithm, [(2, 1)], learning_rate=0.05)
-    assert path(trial, 1) == pytest.approx([point], abs=1e-12)
+    assert path(trial, 1) == pytest.approx([1 - (1 - point) ** trial.algorithm.batches], abs=1e-12)
 
 
 @pytest.mark.parametrize("variant", ["first-order", "hessian-free"])
@@ -36,25 +39,28 @@ def test_without_alpha_and_with_one_batch_it_is_fedavg(make_trial, assert_same, 
 
 @pytest.mark.parametrize(("variant", "parts"), [("first-order", 2), ("hessian-free", 3)])
 def test_each_gradient_has_a_batch_of_its_own(make_trial, assert_same, variant, parts):
-    """Client 5 has 16 samples, and a step takes several batches of 4; the last one of three has to repeat."""
+    """Client 5 has 16 samples: FedAvg takes 4 steps of 4; in an epoch, these of several batches are 2."""
     trial = make_trial(PerFedAvg(alpha=0.3, variant=variant), local_epochs=1)
-    w, steps = trial.server["model"], 0
-    order = trial.clients.order(5, 1, "batches", 0)
-    for begin in range(0, 16, 4 * parts):
-        here = order[begin : begin + 4 * parts]
-        batches = [here[part::parts] for part in range(parts)]
-        v = gradient(trial, w - 0.3 * gradient(trial, w, batches[0]), batches[1])
-        if variant == "hessian-free":
-            ahead, behind = (gradient(trial, w + sign * 0.001 * v, batches[2]) for sign in (1, -1))
-            v = v - 0.3 * ((ahead - behind) / 0.002)
-        w, steps = w - 0.05 * v, steps + 1
-    assert steps == 2
+    w = trial.server["model"]
+    for epoch in range(parts):
+        order = trial.clients.order(5, 1, "batches", epoch)
+        for begin in range(0, 16, 4 * parts):
+            here = order[begin : begin + 4 * parts]
+            batches = [here[part::parts] for part in range(parts)]
+            v = gradient(trial, w - 0.3 * gradient(trial, w, batches[0]), batches[1])
+            if variant == "hessian-free":
+                ahead, behind = (gradient(trial, w + sign * 0.001 * v, batches[2]) for sign in (1, -1))
+                v = v - 0.3 * ((ahead - behind) / 0.002)
+            w = w - 0.05 * v
     assert_same(trial.train([5])[0].upload["model"], w, within=1e-10)
 
 
 def test_a_part_without_samples_takes_the_first(make_trial, assert_same):
     """Client 0 has a single sample."""
-    apart, same = (make_trial(PerFedAvg(alpha=0.3, same_batch=each)).train([0])[0].upload for each in (False, True))
+    apart, same = (
+        make_trial(PerFedAvg(alpha=0.3, same_batch=each), local_epochs=epochs).train([0])[0].upload
+        for each, epochs in ((False, 1), (True, 2))
+    )
     assert_same(apart, same, within=1e-15)
 
 
