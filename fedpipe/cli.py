@@ -166,13 +166,13 @@ def table(params: Study = PARAMS) -> None:
 
     made = _plan(params)
     stage.write_tables(made)
+    stage.write_plots(made)
     for label in made["algorithms"]:
         keys = sorted(run["key"] for run in made["runs"] if run["algorithm"] == label)
         recorded = {"keys": keys, "rounds": made["rounds"]}
         artifacts.write_json(StudyFiles.of(params).keys(label), recorded)
 
 
-    stage.write_plots(made)
 @app.command()
 def figure(
     name: Annotated[str, typer.Argument(help="curves, matrices or partition.")],
@@ -213,6 +213,71 @@ def record(
         for path in (files.metrics, files.matrices, files.rounds, files.times):
             if run["algorithm"] == algorithm and not path.is_file():
                 raise ArtifactError(f"{path} is missing; run `snakemake all` to make it.")
+
+
+@app.command()
+def trace(
+    table: Annotated[Path, typer.Argument(help="A study's table, as results/tables/results.md.")],
+    cell: Annotated[str, typer.Argument(help="ALGORITHM.PROTOCOL, or ALGORITHM.POINT.PROTOCOL with a grid.")],
+) -> None:
+    """Print what a table's cell was made of, back to the data file: settings, hashes, versions, device, commit."""
+    import yaml
+
+    from fedpipe.lineage import trace as lineage
+
+    typer.echo(yaml.safe_dump(lineage.trace(table, cell), sort_keys=False, width=120), nl=False)
+
+
+@app.command()
+def verify(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Runs' folders; by default all runs of the study.")] = None,
+    rerun: Annotated[int, typer.Option(min=0, help="Runs of which a round, drawn at random, is run again.")] = 1,
+    params: Study = PARAMS,
+) -> None:
+    """Hash all files of runs against their manifests, run a round again, and say whether the bits agree."""
+    import random
+
+    from fedpipe.lineage import verify as lineage
+
+    paths = runs or [Path(run["path"]) for run in _plan(params)["runs"]]
+    holds = True
+    for verdict in lineage.verify(paths, rerun, random.Random()):
+        typer.echo(verdict.said)
+        holds &= verdict.holds
+    if not holds:
+        raise typer.Exit(1)
+
+
+@app.command()
+def diff(
+    one: Annotated[str, typer.Argument(metavar="KEY", help="A run's key, or its beginning.")],
+    other: Annotated[str, typer.Argument(metavar="KEY", help="Another's.")],
+) -> None:
+    """Print which settings differ between two runs, and where their numbers part."""
+    from fedpipe.lineage import diff as lineage
+
+    typer.echo(lineage.diff(lineage.find(one), lineage.find(other)))
+
+
+@app.command()
+def prune(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False) -> None:
+    """Remove runs, partitions and data that no study here and no commit needs, after showing what that frees."""
+    from fedpipe.lineage import prune as lineage
+    from fedpipe.report import tables
+
+    found = lineage.unneeded()
+    spare, lost = ([each for each in found if bool(each.uncached) == kind] for kind in (False, True))
+    for each in lost:
+        typer.echo(f"{each} ({tables.size(each.size)}) is not in DVC's cache and stays; `dvc commit`, or delete it.")
+    for each in spare:
+        typer.echo(f"{tables.size(each.size):>8}  {each}")
+    if not spare:
+        typer.echo("Nothing to remove.")
+        return
+    typer.echo(f"{tables.size(sum(each.size for each in spare)):>8}  in all")
+    if yes or typer.confirm("Remove them from this folder?"):
+        lineage.remove(spare)
+        typer.echo("Removed; `dvc repro` records that, `dvc gc --all-commits --all-experiments` frees the cache.")
 
 
 @app.command("list")

@@ -7,6 +7,7 @@ it, so that a longer run continues a shorter one; nor are `execution`, `artifact
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import itertools
@@ -137,6 +138,14 @@ def digest(value: Any) -> str:
     """Twelve hexadecimal digits of the SHA-256 of the canonical JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@functools.cache
+def code() -> str:
+    """Twelve digits that tell one state of the package's code from another, committed or not."""
+    package = Path(__file__).parent
+    files = sorted(package.rglob("*.py"))
+    return digest({str(file.relative_to(package)): artifacts.sha256_of(file) for file in files})
 
 
 def make(path: Path = PARAMS) -> dict[str, Any]:

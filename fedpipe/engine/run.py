@@ -37,7 +37,7 @@ from fedpipe.engine.pruning import prune
 from fedpipe.engine.stack import Stack
 from fedpipe.errors import ArtifactError
 from fedpipe.models.base import Model, Net
-from fedpipe.plan import Settings, digest
+from fedpipe.plan import Settings, code, digest
 from fedpipe.tensors import Tensors
 
 WIDTH_ON_GPU = 32  #: clients of a stack where `execution.stack` is auto
@@ -221,6 +221,7 @@ class Run:
             "executor": self.executor.name,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
             "fedpipe": fedpipe.__version__,
+            "code": code(),
             "torch": torch.__version__,
             "numpy": np.__version__,
             "python": platform.python_version(),

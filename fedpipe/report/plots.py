@@ -50,8 +50,9 @@ def clients(plan: Plan) -> pd.DataFrame:
         names = {"line": line(run["algorithm"], results.point(plan, run)), "seed": run["seed"]}
         found = frame.assign(**names, samples=frame["total"], accuracy=100 * frame["correct"] / frame["total"])
         frames.append(found[["line", "seed", "protocol", "client", "samples", "accuracy"]])
-    found: pd.DataFrame = pd.concat(frames, ignore_index=True)
-    return found.sort_values(["line", "seed", "protocol", "client"], kind="stable")
+    made: pd.DataFrame = pd.concat(frames, ignore_index=True)
+    made.sort_values(["line", "seed", "protocol", "client"], kind="stable", inplace=True)
+    return made
 
 
 def cells(plan: Plan) -> pd.DataFrame:

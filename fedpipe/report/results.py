@@ -58,7 +58,7 @@ def load(plan: Plan) -> pd.DataFrame:
     ArtifactError
         A run is not complete.
     """
-    frames = [_labelled(plan, run, _accuracies(_read(files(run).metrics))) for run in runs(plan)]
+    frames = [_labelled(plan, run, accuracies(_read(files(run).metrics))) for run in runs(plan)]
     return pd.concat(frames, ignore_index=True)
 
 
@@ -133,8 +133,9 @@ def times(plan: Plan) -> pd.DataFrame:
 
 
 def provenance(plan: Plan) -> list[dict[str, str]]:
-    """What the runs were made by (executor, device, versions), each once."""
-    made = [each for run in runs(plan) for each in artifacts.read_json(files(run).times)["made_by"]]
+    """What the runs were made by (executor, device, versions), each once; `fedpipe trace` tells the code's hash too."""
+    made_by = [each for run in runs(plan) for each in artifacts.read_json(files(run).times)["made_by"]]
+    made = [{name: value for name, value in each.items() if name != "code"} for each in made_by]
     return [each for index, each in enumerate(made) if each not in made[:index]]
 
 
@@ -143,7 +144,8 @@ def files(run: dict[str, Any]) -> RunFiles:
     return RunFiles(Path(run["path"]))
 
 
-def _accuracies(metrics: pd.DataFrame) -> pd.DataFrame:
+def accuracies(metrics: pd.DataFrame) -> pd.DataFrame:
+    """A run's accuracies by ``average``, ``protocol`` and ``round``, of the rows of its ``metrics.parquet``."""
     tested = metrics[metrics["total"] > 0]
     by_round = tested.assign(accuracy=tested["correct"] / tested["total"]).groupby(["protocol", "round"])
     sums = by_round[["correct", "total"]].sum()

@@ -1,0 +1,146 @@
+"""From a table's cell back to the data file: every artifact on the way, with its hash."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedpipe import artifacts
+from fedpipe.artifacts import RunFiles
+from fedpipe.data import store
+from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.mistakes import nearest
+from fedpipe.plan import Settings, digest
+from fedpipe.report import results, tables
+from fedpipe.report.results import Plan
+
+
+def trace(table: Path, cell: str) -> dict[str, Any]:
+    """What a cell was made of.
+
+    Parameters
+    ----------
+    table
+        ``results.md`` or ``results.csv`` of a study.
+    cell
+        As `dvc exp show` names the column: ``ALGORITHM.PROTOCOL``, or ``ALGORITHM.POINT.PROTOCOL`` with a grid.
+
+    Returns
+    -------
+    dict
+        The number; how it was reported; and for each run the settings, the artifacts with their SHA-256 (checked now),
+        the partition, the data set, what made it, and the commit that first recorded it.
+
+    Raises
+    ------
+    SettingsError
+        There is no such cell.
+    ArtifactError
+        The table is not the one that the plan's runs make, or an artifact is missing or damaged.
+    """
+    plan: Plan = artifacts.read_json(table.parent.parent / "plan.json")
+    report = plan["report"]
+    found = _cells(plan, table)
+    if cell not in found:
+        raise SettingsError(f"'{cell}' is no cell of {table}; {nearest(cell, list(found))}")
+    row = found[cell]
+    runs = [run for run in results.runs(plan) if run["algorithm"] == row["algorithm"] and _at(plan, run, row)]
+    frame = results.load(plan | {"runs": runs})
+    frame = frame[(frame["protocol"] == row["protocol"]) & (frame["average"] == report["average"])]
+    seeds = results.reported(frame, report["round"], report["last_k"])
+    if not len(seeds):
+        raise SettingsError(f"'{cell}' is a dash in {table}: the method has no such model.")
+    mean = float(100 * seeds["accuracy"].mean())
+    if abs(mean - row["mean"]) > 1e-9:
+        raise ArtifactError(
+            f"{table} says {row['mean']:.2f} where the runs of {plan['params']} give {mean:.2f}: it is of other "
+            "settings; run `snakemake all` to make it again."
+        )
+    accuracy = dict(zip(seeds["key"], seeds["accuracy"], strict=True))
+    return {
+        "cell": cell,
+        "accuracy (%)": round(mean, 4),
+        "reported": f"{_reported(plan)}, {tables.AVERAGED[report['average']]}, mean over {len(seeds)} seeds",
+        "table": {str(table): artifacts.sha256_of(table)},
+        "runs": [
+            {"seed": run["seed"], "accuracy (%)": round(100 * float(accuracy[run["key"]]), 4)}
+            | run_of(RunFiles(Path(run["path"])), _rounds(frame[frame["key"] == run["key"]], report))
+            for run in runs
+        ],
+    }
+
+
+def run_of(files: RunFiles, rounds: list[int]) -> dict[str, Any]:
+    """A run: its key, settings, artifacts of some rounds, partition, data set, makers and commit."""
+    settings = Settings.read(files.settings)
+    dealt = artifacts.assignment_file(digest(settings.partition_settings))
+    data = store.place(settings.dataset)
+    return {
+        "run": str(files.path),
+        "settings": {name: getattr(settings, name) for name in settings.__dataclass_fields__},
+        "artifacts": {str(path): artifacts.sha256_of(path) for path in (files.settings, files.metrics)}
+        | {path: sha256 for number in rounds for path, sha256 in _round(files, number).items()},
+        "made by": artifacts.read_json(files.times)["made_by"],
+        "partition": {str(dealt): _checked(dealt)},
+        "data": {str(data): _checked(data), "samples": settings.dataset["sha256"]},
+        "first recorded in": recorded(files),
+    }
+
+
+def recorded(files: RunFiles) -> str:
+    """The first commit whose ``results/keys`` name a run."""
+    label, key = files.path.parts[-2:]
+    command = ["git", "log", "--all", "--reverse", "--format=%h %as %s", f"-S{key}", "--", f"results/keys/{label}.json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.partition("\n")[0] or "no commit"
+
+
+def _reported(plan: Plan) -> str:
+    return tables.REPORTED[plan["report"]["round"]].format(last_k=plan["report"]["last_k"])
+
+
+def _cells(plan: Plan, table: Path) -> dict[str, dict[Any, Any]]:
+    """Rows of ``results.csv`` by the name of their cell; only what the table for people shows."""
+    frame = pd.read_csv(table.with_suffix(".csv"), dtype=dict.fromkeys(plan["grid"], str), keep_default_na=False)
+    frame["mean"] = pd.to_numeric(frame["mean"])
+    shown = frame[(frame["round"] == plan["report"]["round"]) & (frame["average"] == plan["report"]["average"])]
+    cells = {}
+    for row in shown.to_dict("records"):
+        point = results.label({name: row[name] for name in plan["grid"]})
+        cells[".".join(part for part in (row["algorithm"], point, row["protocol"]) if part)] = row
+    return cells
+
+
+def _at(plan: Plan, run: dict[str, Any], row: dict[Any, Any]) -> bool:
+    return all(row[name] == value for name, value in results.point(plan, run).items())
+
+
+def _rounds(frame: pd.DataFrame, report: dict[str, Any]) -> list[int]:
+    """The rounds that a run's number is of."""
+    if report["round"] == "best":
+        frame = frame[frame["accuracy"] == frame["accuracy"].max()].head(1)
+    count = report["last_k"] if report["round"] == "mean-last" else 1
+    return [int(number) for number in frame["round"].tail(count)]
+
+
+def _round(files: RunFiles, number: int) -> dict[str, str]:
+    """A round's files with their recorded SHA-256, checked; of a state that was pruned, only that."""
+    folder, hashes = files.round(number), artifacts.read_json(files.round(number).marker)["sha256"]
+    found = {str(folder.marker): artifacts.sha256_of(folder.marker)}
+    for name, sha256 in sorted(hashes.items()):
+        path = folder.path / name
+        pruned = path in (folder.server, folder.clients) and not path.exists()
+        found[str(path)] = sha256 + " (pruned: artifacts.keep_models)" if pruned else _checked(path, sha256)
+    return found
+
+
+def _checked(path: Path, sha256: str | None = None) -> str:
+    sha256 = sha256 or artifacts.manifest(path)
+    if not path.is_file():
+        raise ArtifactError(f"{path} is missing; run `dvc checkout` or `snakemake all` to bring it back.")
+    if artifacts.sha256_of(path) != sha256:
+        raise ArtifactError(f"{path} is damaged: its SHA-256 is not {sha256[:12]}…; delete it and run `dvc checkout`.")
+    return sha256

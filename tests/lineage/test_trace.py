@@ -1,0 +1,74 @@
+"""From a cell back to the data file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedpipe import artifacts, plan
+from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.lineage.trace import trace
+
+TABLE = Path("results/tables/results.md")
+
+
+def test_every_artifact_on_the_way_with_its_hash(study: Path) -> None:
+    found = trace(TABLE, "scaffold.global-on-global")
+    metrics = artifacts.read_json(Path("results/metrics.json"))
+    assert found["accuracy (%)"] == pytest.approx(100 * metrics["scaffold"]["global-on-global"], abs=0.005)
+    assert found["reported"] == "in the last round measured, over all test samples, mean over 2 seeds"
+    assert found["table"] == {str(TABLE): artifacts.sha256_of(TABLE)}
+    assert [run["seed"] for run in found["runs"]] == [0, 1]
+    assert sum(run["accuracy (%)"] for run in found["runs"]) / 2 == pytest.approx(found["accuracy (%)"], abs=1e-4)
+    for run in found["runs"]:
+        settings = plan.Settings.read(Path(run["run"]) / "run.yaml")
+        assert run["settings"] == {name: getattr(settings, name) for name in settings.__dataclass_fields__}
+        names = {Path(path).relative_to(run["run"]).as_posix() for path in run["artifacts"]}
+        assert {"run.yaml", "metrics.parquet", "rounds/0003/server.pt", "rounds/0003/clients.pt"} < names
+        for path, sha256 in run["artifacts"].items() | (run["data"].items() - {("samples", run["data"]["samples"])}):
+            assert artifacts.sha256_of(Path(path)) == sha256
+        ((dealt, sha256),) = run["partition"].items()
+        assert artifacts.sha256_of(Path(dealt)) == sha256
+        assert run["data"]["samples"] == settings.dataset["sha256"]
+        (made_by,) = run["made by"]
+        assert {"executor", "device", "code", "fedpipe", "torch", "numpy", "python"} == set(made_by)
+        assert made_by["code"] == plan.code()
+        assert run["first recorded in"] == "no commit"
+    assert yaml.safe_load(yaml.safe_dump(found)) == found
+
+
+def test_the_best_round_is_the_one_traced(study: Path) -> None:
+    made = artifacts.read_json(Path("results/plan.json"))
+    made["report"]["round"] = "best"
+    artifacts.write_json(Path("results/plan.json"), made)
+    found = trace(TABLE, "fedavg.global-on-global")
+    assert found["reported"].startswith("in each run's best round")
+    for run in found["runs"]:
+        table = artifacts.read_parquet(Path(run["run"]) / "metrics.parquet").to_pandas()
+        table = table[table["protocol"] == "global-on-global"].set_index("round")["correct"]
+        rounds = {Path(path).parent.name for path in run["artifacts"] if "rounds" in path}
+        assert rounds == {f"{table.idxmax():04d}"}
+
+
+def test_mistakes_are_one_sentence(study: Path) -> None:
+    with pytest.raises(SettingsError, match=r"'fedavg\.global' is no cell of .*fedavg\.global-on-global"):
+        trace(TABLE, "fedavg.global")
+    csv = TABLE.with_suffix(".csv")
+    text = csv.read_text()
+    line = next(each for each in text.splitlines() if each.startswith("fedavg,global-on-global,sample,last"))
+    number = line.split(",")[4]
+    csv.write_text(text.replace(line, line.replace(number, str(float(number) + 1), 1)))
+    with pytest.raises(ArtifactError, match=r"it is of other settings; run `snakemake all`"):
+        trace(TABLE, "fedavg.global-on-global")
+
+
+def test_a_damaged_file_on_the_way_is_told(study: Path) -> None:
+    (run,) = {path.parent for path in Path("results/runs/fedavg").glob("*/run.yaml")} - {
+        Path(each["run"]) for each in trace(TABLE, "fedavg.global-on-global")["runs"][1:]
+    }
+    server = run / "rounds/0003/server.pt"
+    server.write_bytes(server.read_bytes()[:-1] + b"x")
+    with pytest.raises(ArtifactError, match=r"rounds/0003/server\.pt is damaged"):
+        trace(TABLE, "fedavg.global-on-global")

@@ -1,0 +1,91 @@
+"""Hashes of all files, and a round that is run again."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedpipe import artifacts
+from fedpipe.artifacts import RunFiles
+from fedpipe.cli import app
+from fedpipe.engine.pruning import prune
+from fedpipe.lineage import verify
+
+
+def runs(label: str) -> list[Path]:
+    return sorted(Path(f"results/runs/{label}").iterdir())
+
+
+def test_a_sound_study_holds(study: Path) -> None:
+    verdicts = list(verify.verify([*runs("fedavg"), *runs("scaffold")], 2, random.Random(0)))
+    assert len(verdicts) == 4 + 2
+    assert all(verdict.holds for verdict in verdicts)
+    assert all("of 4 rounds are as recorded" in verdict.said for verdict in verdicts[:4])
+    assert all("run again: all bits agree" in verdict.said for verdict in verdicts[4:])
+
+
+@pytest.mark.parametrize("name", ["rounds/0002/server.pt", "rounds/0001/metrics.parquet", "metrics.parquet"])
+def test_a_damaged_file_is_named(study: Path, name: str) -> None:
+    path = runs("fedavg")[0] / name
+    path.write_bytes(path.read_bytes() + b"\0")
+    verdict = verify.rehash(RunFiles(path.relative_to(".").parents[len(Path(name).parts) - 1]))
+    assert not verdict.holds
+    assert str(path) in verdict.said
+
+
+def test_joined_tables_are_those_of_the_rounds(study: Path) -> None:
+    path = runs("fedavg")[0] / "metrics.parquet"
+    table = artifacts.read_parquet(path)
+    artifacts.write_parquet(path, table.set_column(3, "correct", [np.asarray(table["correct"]) + 1]))
+    verdict = verify.rehash(RunFiles(path.parent))
+    assert not verdict.holds
+    assert f"not as recorded: {path};" in verdict.said
+
+
+def test_a_round_of_other_bits_is_told_apart(study: Path) -> None:
+    """A whole round that another code made, with manifests that agree with it."""
+    files = RunFiles(runs("scaffold")[0])
+    for number in range(1, 4):
+        folder = files.round(number)
+        tree = artifacts.read_pt(folder.server)
+        tree["model"] = {name: value + 1e-3 for name, value in tree["model"].items()}
+        sha256 = artifacts.write_pt(folder.server, tree)
+        for path in (folder.state, folder.marker):
+            manifest = artifacts.read_json(path)
+            manifest["sha256"]["server.pt"] = sha256
+            if path == folder.state:
+                manifest["made_by"][0]["torch"] = "1.0"
+            else:
+                manifest["sha256"]["state.json"] = artifacts.sha256_of(folder.state)
+            artifacts.write_json(path, manifest)
+    assert verify.rehash(files).holds
+    verdict = verify.rerun(files, random.Random(1))
+    assert not verdict.holds
+    assert "bits differ in " in verdict.said
+    assert "server.pt" in verdict.said
+    assert "made with torch 1.0, now " in verdict.said
+
+
+def test_states_that_were_pruned_may_be_absent(study: Path) -> None:
+    files = RunFiles(runs("scaffold")[0])
+    prune(files, 3, "last")
+    assert not files.round(1).server.exists()
+    assert verify.rehash(files).holds
+    verdict = verify.rerun(files, random.Random(0))
+    assert "round 1, run again: all bits agree" in verdict.said, "round 0 is the only state left before another round"
+
+
+def test_the_command_ends_with_1_where_something_is_wrong(study: Path) -> None:
+    runner = CliRunner()
+    done = runner.invoke(app, ["verify", str(runs("fedavg")[0])])
+    assert (done.exit_code, len(done.stdout.splitlines())) == (0, 2)
+    (runs("fedavg")[0] / "rounds/0001/server.pt").unlink()
+    (runs("fedavg")[0] / "rounds/0002/participants.parquet").unlink()
+    done = runner.invoke(app, ["verify", "--rerun", "0"])
+    assert done.exit_code == 1
+    assert "participants.parquet" in done.stdout
+    assert done.stdout.count("are as recorded") == 3
