@@ -14,12 +14,16 @@ include: "workflow/rules/federate.smk"
 include: "workflow/rules/results.smk"
 
 
+# They take seconds, and download wants the network, which compute nodes of a cluster often lack.
 localrules:
     all,
     runs,
+    partitions,
+    download,
     table,
     curves,
     matrices,
+    partition_figure,
 
 
 rule all:
@@ -31,3 +35,8 @@ rule all:
 rule runs:
     input:
         [f"{run['path']}/metrics.parquet" for run in PLAN["runs"]],
+
+
+rule partitions:
+    input:
+        expand("results/partitions/{key}/assignment.parquet", key=PLAN["partitions"]),

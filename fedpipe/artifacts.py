@@ -188,9 +188,23 @@ def assignment_file(key: str) -> Path:
     return RESULTS / "partitions" / key / "assignment.parquet"
 
 
-def write_bytes(path: Path, data: bytes) -> str:
-    """Write a file atomically; returns the SHA-256 of its bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def write_bytes(path: Path, data: bytes | memoryview) -> str:
+    """Write a file atomically; returns the SHA-256 of its bytes.
+
+    Raises
+    ------
+    ArtifactError
+        The disk is full, the folder read-only; what was there before is there still.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, data)
+    except OSError as error:
+        raise ArtifactError(f"{path} can't be written ({error.strerror}); mend that and run again.") from error
+    return hashlib.sha256(data).hexdigest()
+
+
+def _replace(path: Path, data: bytes | memoryview) -> None:
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as stream:

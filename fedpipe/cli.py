@@ -98,11 +98,17 @@ def segment(
     stack: Stack = "auto",
     keep_models: KeepModels = "all",
 ) -> None:
-    """Run consecutive rounds: train, aggregate, evaluate; goes on from what it finds."""
-    progress = _open(path, threads, device, stack, keep_models).segment(stop)
-    typer.echo(f"{path}: {next(progress)} of {stop} rounds are complete")
-    for number in progress:
-        typer.echo(f"{path}: round {number} of {stop}")
+    """Run consecutive rounds: train, aggregate, evaluate; goes on from what it finds; SIGTERM ends it after a round."""
+    from fedpipe.engine import interrupts
+    from fedpipe.report import progress
+
+    with interrupts.deferred() as asked_to_stop:
+        run = _open(path, threads, device, stack, keep_models)
+        typer.echo(f"{path}: {run.place()}")
+        for number in progress.told(path, stop, run.segment(stop)):
+            if number < stop and asked_to_stop():
+                typer.echo(f"{path}: stopped by SIGTERM after round {number}; the same command goes on from there")
+                raise typer.Exit(interrupts.STOPPED)
 
 
 @app.command()
@@ -198,6 +204,17 @@ def show(params: Study = PARAMS) -> None:
     from fedpipe.report import stage
 
     typer.echo(stage.show(_plan(params)))
+
+
+@app.command()
+def status(
+    params: Study = PARAMS,
+    watch: Annotated[bool, typer.Option("--watch", help="Draw it again every two seconds, until all is done.")] = False,
+) -> None:
+    """Show how far each run has come, how long the rest takes, and the end of each failed job's log."""
+    from fedpipe.report import status as progress
+
+    progress.show(_plan(params), watch)
 
 
 @app.command()

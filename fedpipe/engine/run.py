@@ -73,7 +73,7 @@ class Run:
         self.files, self._keep_models = files, keep_models
         self.settings = settings = Settings.read(files.settings)
         self.federation, self.evaluation = settings.build_federation(), settings.build_evaluation()
-        self._device = _device(execution)
+        self._device, self._threads = _device(execution), threads
         dtype = getattr(torch, self.federation.dtype)
         self.clients = clients or open_clients(settings, dtype, self._device)
         family = cast(Model, settings.build_model())
@@ -210,6 +210,14 @@ class Run:
         markers = {number: self.files.round(number).marker for number in range(stop + 1)}
         hashes = {str(number): artifacts.sha256_of(marker) for number, marker in markers.items()}
         artifacts.write_json(self.files.segment(stop), {"rounds": hashes})
+
+    def place(self) -> str:
+        """Where and how this process works, in words."""
+        made_by, granted = self._made_by(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        words = f"{made_by['executor']} executor on {made_by['device']}, {self._threads} threads of {platform.node()}"
+        if granted not in ("", "-1"):
+            words += f", GPU {granted}" + (" was granted but PyTorch sees none" if self._device.type == "cpu" else "")
+        return words
 
     def _measured(self, number: int) -> bool:
         return number % self.evaluation.every == 0

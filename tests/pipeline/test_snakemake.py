@@ -60,7 +60,7 @@ def test_more_rounds_compute_only_the_new_ones(project: Project) -> None:
     logs = sorted((project.folder / "results/logs/segment").glob("*.log"))
     assert [log.name[-8:] for log in logs] == ["0002.log", "0004.log"]
     lines = [line.partition(": ")[2] for line in logs[1].read_text().splitlines()]
-    assert lines == ["2 of 4 rounds are complete", "round 3 of 4", "round 4 of 4"]
+    assert lines[1:] == ["2 of 4 rounds are complete", "round 3 of 4", "round 4 of 4"]
 
 
 def run_both_grains(project: Project, labels: tuple[str, ...], rounds: int) -> None:

@@ -2,6 +2,7 @@
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,25 @@ STOPS = [
     ROUNDS,
 ]  # last rounds of the segments, ascending
 STARTS = dict(zip(STOPS, [0, *STOPS]))
+
+
+def tell_of_lock():
+    """What to type where Snakemake is about to say that the folder is locked."""
+    ours = ("results/data/", "results/partitions/", f"{FILES.tables}/", *RUNS)
+    locks = Path(".snakemake/locks").glob("*.output.lock")
+    if any(
+        line.startswith(ours) for lock in locks for line in lock.read_text().split()
+    ):
+        print(
+            "fedpipe: another snakemake makes files of this study; or it was killed, then type\n"
+            f"    snakemake --unlock\n    {shlex.join(['snakemake', *sys.argv[1:]])}\n"
+            "Complete rounds will be found, and jobs that it left behind do no harm.",
+            file=sys.stderr,
+        )
+
+
+if workflow.is_main_process and "--unlock" not in sys.argv:
+    tell_of_lock()
 
 # Jobs call `fedpipe` of the environment that snakemake runs in, whether or not it is activated, with the code that lies
 # here: an experiment of DVC in a folder of its own runs its own. How they execute is told in their environment: it is

@@ -13,8 +13,8 @@ if BLOCK is None:
             "../envs/fedpipe.yaml"
         params:
             stop=lambda wildcards: int(wildcards.stop),
-        shell:
-            "fedpipe segment results/runs/{wildcards.algorithm}/{wildcards.key} --stop {params.stop} "
+        shell:  # exec: so that SIGTERM ends no shell above it, and the segment stops at a round's end
+            "exec fedpipe segment results/runs/{wildcards.algorithm}/{wildcards.key} --stop {params.stop} "
             "--threads {threads} > {log} 2>&1"
 
 else:

@@ -1,0 +1,40 @@
+"""How far a segment has come, for those who watch: a bar on a terminal, a line a round in a log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+def told(path: Path, stop: int, rounds: Iterator[int], console: Console | None = None) -> Iterator[int]:
+    """The rounds of a segment, each told as it is done.
+
+    Parameters
+    ----------
+    path
+        The run.
+    stop
+        The segment's last round.
+    rounds
+        As :meth:`~fedpipe.engine.run.Run.segment` yields them: first how many were complete, then each number.
+    console
+        The terminal, if it is one; by default standard output.
+    """
+    console = console or Console()
+    done = next(rounds)
+    if not console.is_terminal:
+        typer.echo(f"{path}: {done} of {stop} rounds are complete")
+        for number in rounds:
+            typer.echo(f"{path}: round {number} of {stop}")
+            yield number
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(TextColumn("{task.description}"), *columns, console=console) as progress:
+        bar = progress.add_task(str(path), total=stop, completed=done)
+        for number in rounds:
+            progress.update(bar, completed=number)
+            yield number

@@ -1,0 +1,284 @@
+"""How far a study has come, read from what its runs and Snakemake have written; touches nothing, imports no torch."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedpipe import artifacts
+from fedpipe.artifacts import RunFiles
+from fedpipe.errors import ArtifactError
+from fedpipe.report import results
+from fedpipe.report.results import Plan
+
+#: In the order in which they are shown.
+State = Literal["failed", "running", "queued", "stopped", "waiting", "done"]
+STATES: tuple[State, ...] = ("failed", "running", "queued", "stopped", "waiting", "done")
+STYLES = {"failed": "bold red", "running": "green", "queued": "cyan", "stopped": "yellow", "waiting": "dim", "done": ""}
+RECENT = 5  #: rounds over which the rate is taken
+LINES = 5  #: of the log of a failed job
+INTERVAL = 2  #: seconds between two drawings
+
+SNAKEMAKE = Path(".snakemake")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come.
+
+    Parameters
+    ----------
+    name
+        Algorithm, grid point and seed, in words.
+    state
+        ``failed``: its last job failed, and no other was begun; ``running``: a job writes its log; ``queued``: a job
+        was submitted; ``stopped``: begun, but Snakemake is not at work; ``waiting``: not begun; ``done``.
+    rounds, total
+        Rounds complete, and rounds of the study.
+    accuracy
+        In [0, 1] over all test samples, of the last round measured and the study's first protocol that it has.
+    seconds
+        Of a round, mean over the last few.
+    """
+
+    name: str
+    state: State
+    rounds: int
+    total: int
+    accuracy: float | None
+    seconds: float | None
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until it is done, if it runs without pause."""
+        return None if self.seconds is None else self.seconds * (self.total - self.rounds)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A job that failed, and was not begun again since.
+
+    Parameters
+    ----------
+    rule
+        Its rule.
+    log
+        Its log.
+    lines
+        The last lines of the log, or of Slurm's own where the job left none.
+    """
+
+    rule: str
+    log: Path
+    lines: list[str]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What Snakemake last said of a job."""
+
+    rule: str
+    failed: bool
+    outputs: list[Path]
+    logs: list[Path]  #: its own, then Slurm's
+    when: float  #: seconds since the epoch, whole
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has written its log since it was submitted."""
+        return self.logs[0].exists() and self.logs[0].stat().st_mtime >= self.when
+
+
+def progress(plan: Plan) -> tuple[list[Progress], list[Failure]]:
+    """All runs of a study, in the plan's order, and the jobs that failed."""
+    jobs = {job.logs[0]: job for job in _said()}
+    unfinished = [job for job in jobs.values() if not all(path.exists() for path in job.outputs)]
+    locked = any((SNAKEMAKE / "locks").glob("*"))
+    runs = [_of(plan, run, unfinished, locked) for run in results.runs(plan)]
+    ours = {Path(each) for run in plan["runs"] for each in (run["path"], f"results/data/{run['dataset']}.pt")}
+    ours |= {Path(f"results/partitions/{key}") for key in plan["partitions"]} | {Path("results/tables")}
+    failed = [job for job in unfinished if job.failed and any(ours & {path, *path.parents} for path in job.outputs)]
+    return runs, [Failure(job.rule, job.logs[0], _tail(job.logs)) for job in failed]
+
+
+def render(plan: Plan, height: int | None = None) -> RenderableType:
+    """The study's progress for a terminal; with a height, of as many runs as fit, those at work first."""
+    runs, failures = progress(plan)
+    shown = sorted(runs, key=lambda run: STATES.index(run.state))
+    below = [line for failure in failures for line in _told(failure)]
+    room = len(shown) if height is None else max(height - len(below) - 6, 1)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, side in (("run", "left"), ("", "left"), ("rounds", "right"), ("accuracy", "right")):
+        table.add_column(name, justify=side)  # type: ignore[arg-type]  # a Literal of rich's own
+    for name in ("s/round", "left"):
+        table.add_column(name, justify="right")
+    table.add_column("state")
+    for run in shown[:room]:
+        table.add_row(
+            run.name,
+            ProgressBar(run.total, run.rounds, width=20),
+            f"{run.rounds}/{run.total}",
+            "" if run.accuracy is None else f"{100 * run.accuracy:.2f} %",
+            "" if run.seconds is None else f"{run.seconds:.2f}",
+            "" if run.left is None or run.state == "done" else duration(run.left),
+            Text(run.state, STYLES[run.state]),
+        )
+    hidden = [Text(f"… and {len(shown) - room} more", "dim")] if len(shown) > room else []
+    return Group(Text(summary(runs)), Text(), table, *hidden, *below)
+
+
+def show(plan: Plan, watch: bool = False) -> None:
+    """Print the study's progress; or draw it again and again, until all runs are done or Ctrl+C."""
+    console = Console()
+    if not watch:
+        console.print(render(plan))
+        return
+    with Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
+        while True:
+            live.update(render(plan, console.height), refresh=True)
+            if all(run.state == "done" for run in progress(plan)[0]):
+                return
+            time.sleep(INTERVAL)
+
+
+def summary(runs: list[Progress]) -> str:
+    """The study in a line."""
+    count = {state: sum(run.state == state for run in runs) for state in STATES}
+    states = ", ".join(f"{count[state]} {state}" for state in reversed(STATES) if count[state])
+    rounds = f"{sum(run.rounds for run in runs)} of {sum(run.total for run in runs)} rounds"
+    left = time_left(runs)
+    ahead = "" if left is None or count["done"] == len(runs) else f"; about {duration(left)} left"
+    return f"{len(runs)} runs ({states}), {rounds}{ahead}"
+
+
+def time_left(runs: list[Progress]) -> float | None:
+    """Seconds until all runs are done, if as many go on at once as do now.
+
+    A run without a complete round is taken to be as slow as the others on average. None where no run has one.
+    """
+    known = [run.seconds for run in runs if run.seconds is not None]
+    if not known:
+        return None
+    usual = sum(known) / len(known)
+    lefts = [(usual if run.seconds is None else run.seconds) * (run.total - run.rounds) for run in runs]
+    at_once = max(sum(run.state == "running" for run in runs), 1)
+    return max(sum(lefts) / at_once, *lefts)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    Examples
+    --------
+    >>> duration(59), duration(3700), duration(200000)
+    ('59 s', '1 h 01 min', '2 d 07 h')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
+
+
+def _of(plan: Plan, run: dict[str, Any], unfinished: list[Job], locked: bool) -> Progress:
+    files, total = RunFiles(Path(run["path"])), plan["rounds"]
+    done = _complete(files, total)
+    words = results.label(results.point(plan, run))
+    name = " ".join([run["algorithm"], *([words] if words else []), f"seed {run['seed']}"])
+    jobs = [job for job in unfinished if any(files.path in path.parents for path in job.outputs)]
+    state: State
+    if files.metrics.exists() and done == total:
+        state = "done"
+    elif any(job.failed for job in jobs):
+        state = "failed"
+    elif jobs and locked:
+        state = "running" if any(job.begun for job in jobs) else "queued"
+    else:
+        state = "stopped" if done or jobs else "waiting"
+    return Progress(name, state, done, total, _accuracy(plan, files, done), _seconds(files, done))
+
+
+def _complete(files: RunFiles, total: int) -> int:
+    done = 0
+    while done < total and files.round(done + 1).marker.exists():
+        done += 1
+    return done
+
+
+def _accuracy(plan: Plan, files: RunFiles, done: int) -> float | None:
+    for number in range(done, 0, -1):
+        path = files.round(number).metrics
+        if not path.exists():  # not a round that is measured
+            continue
+        rows = artifacts.read_parquet(path).to_pylist()
+        for protocol in plan["protocols"]:
+            mine = [row for row in rows if row["protocol"] == protocol]
+            if mine and (samples := sum(row["total"] for row in mine)):
+                return float(sum(row["correct"] for row in mine) / samples)
+        return None
+    return None
+
+
+def _seconds(files: RunFiles, done: int) -> float | None:
+    found: list[float] = []
+    for number in range(max(done - RECENT, 0) + 1, done + 1):
+        try:
+            found.append(sum(artifacts.read_json(files.round(number).times).values()))
+        except ArtifactError:  # times are vouched for by nobody
+            continue
+    return sum(found) / len(found) if found else None
+
+
+def _said() -> Iterator[Job]:
+    """What Snakemake's logs say of each job, in the order of time."""
+    for log in sorted((SNAKEMAKE / "log").glob("*.log"), key=lambda path: path.name):
+        yield from _jobs(log, log.stat().st_size)
+
+
+@functools.cache
+def _jobs(log: Path, size: int) -> list[Job]:
+    """The jobs that a log of this size speaks of."""
+    found: list[Job] = []
+    when, rule, failed, fields = 0.0, "", False, dict[str, str]()
+    for line in [*log.read_text(errors="replace").splitlines(), ""]:
+        if begin := re.fullmatch(r"(Error in )?(?:local)?rule (\w+):", line):
+            rule, failed, fields = begin[2], bool(begin[1]), {}
+        elif field := re.fullmatch(r"    (output|log): (.+)", line):
+            fields[field[1]] = field[2]
+        elif time_of := re.fullmatch(r"\[(\w{3} \w{3} +\d+ [\d:]+ \d{4})\]", line):
+            when = datetime.strptime(time_of[1], "%a %b %d %H:%M:%S %Y").timestamp()
+        if rule and len(fields) == 2:  # the output, then the log
+            # An error's log line ends with advice in brackets, and has the cluster's log behind the job's own.
+            logs = re.sub(r" \(.*\)$", "", fields["log"]).split(", ")
+            outputs = fields["output"].split(", ")
+            found.append(Job(rule, failed, [Path(each) for each in outputs], [Path(each) for each in logs], when))
+            rule = ""
+    return found
+
+
+def _tail(logs: list[Path]) -> list[str]:
+    for log in logs:
+        if log.is_file() and (text := log.read_text(errors="replace").strip()):
+            return text.splitlines()[-LINES:]
+    return ["its log is empty: it was killed, or did not start"]
+
+
+def _told(failure: Failure) -> list[Text]:
+    head = Text(f"\n{failure.rule} failed: {failure.log}", STYLES["failed"])
+    return [head, *(Text(f"  {line}") for line in failure.lines)]

@@ -1,0 +1,245 @@
+"""A real Slurm of one's own on this machine: controller, nodes, fake GPUs; no root, no systemd, no cgroups.
+
+All daemons listen on the loopback device, keep everything in one folder, and die with the process that started them.
+Nodes are slurmd processes that claim more memory than the machine has; GPUs are character devices without use, which
+Slurm hands out as it would real ones. Knows Slurm 22.05 (Debian 12); where the binaries are missing, see `missing`.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+BINARIES = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
+PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+NODES = ("cpu1", "cpu2", "gpu1")
+GPUS = ("/dev/null", "/dev/zero")  # any character devices will do; regular files are refused
+KILL_WAIT = 20  #: seconds from SIGTERM to SIGKILL
+
+
+def missing() -> list[str]:
+    """Programs of Slurm that are not here; on Debian: slurmctld, slurmd, slurm-client and munge."""
+    return [name for name in BINARIES if not shutil.which(name, path=PATH)]
+
+
+class Cluster:
+    """Two CPU nodes (partition ``cpu``, the default), and a GPU node with two GPUs (partition ``gpu``).
+
+    Jobs of a third partition, ``urgent``, preempt those of ``gpu``, which are queued again.
+
+    Parameters
+    ----------
+    folder
+        Holds all of it; short, since the names of sockets must be.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.conf = folder, folder / "slurm.conf"
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        #: Snakemake's job steps drop SLURM_CONF from the environment, but not PATH: so the commands are wrapped.
+        self.environment = os.environ | {"SLURM_CONF": str(self.conf), "PATH": f"{folder}/bin:{PATH}"}
+
+    def start(self) -> None:
+        """Start everything; returns when all nodes are idle."""
+        for name in ("state", "spool", "log", "bin"):
+            (self.folder / name).mkdir(parents=True)
+        self._configure()
+        key = self.folder / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        options = [
+            f"--{name}={self.folder}/munge.{name.split('-')[0]}" for name in ("key-file", "pid-file", "log-file")
+        ]
+        more = [f"--seed-file={self.folder}/munge.seed", f"--socket={self.folder}/munge.socket"]
+        self._daemon("munged", "munged", "--foreground", "--force", *options, *more)
+        self._until("munged", lambda: self._works("munge", "-n", "-S", f"{self.folder}/munge.socket"))
+        self._daemon("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
+        self._until("slurmctld", lambda: self._works("scontrol", "ping"))
+        for node in NODES:
+            self.start_node(node)
+
+    def stop(self) -> None:
+        """End every daemon, and whatever jobs still run."""
+        for node in NODES:
+            if node in self._daemons:
+                self.kill_node(node)
+        for daemon in self._daemons.values():
+            daemon.kill()
+            daemon.wait()
+
+    def start_node(self, node: str) -> None:
+        """Start a node, also one that died; returns when it is ready."""
+        (self.folder / "spool" / node).mkdir(exist_ok=True)
+        self._daemon(node, "slurmd", "-D", "-N", node, "-f", str(self.conf))
+        self._until(node, lambda: self.run("sinfo", "-hN", "-n", node, "-o", "%T").split("\n")[0] in {"idle", "mixed"})
+
+    def kill_node(self, node: str) -> None:
+        """A node loses power: its slurmd and all processes of its jobs are gone at once."""
+        daemon = self._daemons.pop(node)
+        for job in self.run("squeue", "-h", "-w", node, "-t", "R,CG,S", "-o", "%A").split():
+            for pid in self.processes(int(job)):
+                _kill(pid)
+        daemon.kill()
+        daemon.wait()
+
+    def processes(self, job: int) -> list[int]:
+        """All processes of a job: its step daemons, then what they started."""
+        table = {pid: (parent, command) for pid, parent, command in _processes()}
+        daemons = [pid for pid, (_, command) in table.items() if command.startswith(f"slurmstepd: [{job}.")]
+        found = [*daemons]
+        for pid in found:
+            found += [child for child, (parent, _) in table.items() if parent == pid]
+        return found
+
+    def run(self, *command: str) -> str:
+        """What a command of Slurm prints."""
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    def jobs(self, states: str = "R") -> dict[int, str]:
+        """The rule of each job in one of these states, by the job's number."""
+        lines = self.run("squeue", "-h", "-t", states, "-o", "%A %k").splitlines()
+        return {int(job): comment for job, _, comment in (line.partition(" ") for line in lines)}
+
+    def details(self, job: int) -> dict[str, str]:
+        """What `scontrol show job` knows."""
+        fields = self.run("scontrol", "show", "job", "-d", "-o", str(job)).split()
+        return dict(field.split("=", 1) for field in fields if "=" in field)
+
+    def log(self) -> str:
+        """The end of every daemon's log."""
+        return "\n".join(f"{path.name}:\n{path.read_text()[-1500:]}" for path in sorted(self.folder.glob("log/*")))
+
+    def _works(self, *command: str) -> bool:
+        return not subprocess.run(command, env=self.environment, capture_output=True, check=False).returncode
+
+    def _until(self, name: str, ready: Callable[[], Any], seconds: float = 30) -> None:
+        for _ in range(round(seconds * 10)):
+            if ready():
+                return
+            try:
+                self._daemons[name].wait(timeout=0.1)
+            except subprocess.TimeoutExpired:
+                continue
+            raise RuntimeError(f"{name} ended:\n{self.log()}")
+        raise RuntimeError(f"{name} is not ready:\n{self.log()}")
+
+    def _daemon(self, name: str, *command: str) -> None:
+        with (self.folder / "log" / name).open("ab") as log:
+            self._daemons[name] = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *command],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+            )
+
+    def _configure(self) -> None:
+        folder, host, user = self.folder, socket.gethostname().split(".")[0], getpass.getuser()
+        ports = _free_ports(1 + len(NODES))
+        lines = {
+            "ClusterName": "fedpipe",
+            "SlurmctldHost": f"{host}(127.0.0.1)",
+            "SlurmctldPort": next(ports),
+            "SlurmUser": user,
+            "SlurmdUser": user,
+            "AuthType": "auth/munge",
+            # A job that is queued again waits until its credential has expired.
+            "AuthInfo": f"socket={folder}/munge.socket,cred_expire=5",
+            "CredType": "cred/munge",
+            "CommunicationParameters": "NoCtldInAddrAny,NoInAddrAny",
+            "StateSaveLocation": folder / "state",
+            "SlurmdSpoolDir": folder / "spool/%n",
+            "SlurmctldPidFile": folder / "slurmctld.pid",
+            "SlurmdPidFile": folder / "slurmd.%n.pid",
+            "ProctrackType": "proctrack/linuxproc",
+            "TaskPlugin": "task/none",
+            "JobAcctGatherType": "jobacct_gather/none",
+            "AccountingStorageType": "accounting_storage/none",
+            "PropagateResourceLimits": "NONE",
+            "SelectType": "select/cons_tres",
+            "SelectTypeParameters": "CR_CPU_Memory",
+            "SchedulerType": "sched/backfill",
+            "SchedulerParameters": "bf_interval=5,sched_interval=5,sched_min_interval=0,batch_sched_delay=0",
+            "PriorityType": "priority/basic",
+            "PreemptType": "preempt/partition_prio",
+            "PreemptMode": "REQUEUE",
+            "GresTypes": "gpu",
+            "ReturnToService": 2,
+            "SlurmdParameters": "config_overrides",  # believe the CPUs and memory written below
+            "MinJobAge": 300,  # as Slurm's default
+            "SlurmctldTimeout": 30,
+            "SlurmdTimeout": 10,
+            "KillWait": KILL_WAIT,
+            "CompleteWait": 0,
+            "JobRequeue": 0,
+            "TCPTimeout": 5,
+        }
+        text = "".join(f"{name}={value}\n" for name, value in lines.items())
+        for node in NODES:
+            gpus = f" Gres=gpu:fake:{len(GPUS)}" if node.startswith("gpu") else ""
+            where = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={next(ports)}"
+            text += f"NodeName={node} {where} CPUs=8 RealMemory=100000{gpus} State=UNKNOWN\n"
+        text += "PartitionName=cpu Nodes=cpu[1-2] Default=YES State=UP\n"
+        text += "PartitionName=gpu Nodes=gpu1 PriorityTier=1 GraceTime=20 State=UP\n"
+        text += "PartitionName=urgent Nodes=gpu1 PriorityTier=2 PreemptMode=OFF State=UP\n"
+        self.conf.write_text(text)
+        devices = "".join(f"NodeName=gpu1 Name=gpu Type=fake File={file} Flags=nvidia_gpu_env\n" for file in GPUS)
+        (folder / "gres.conf").write_text(f"AutoDetect=off\n{devices}")
+        for name in ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun", "sacct", "sacctmgr", "sshare"):
+            real = shutil.which(name, path=PATH)
+            wrapper = folder / "bin" / name
+            wrapper.write_text(f'#!/bin/sh\nSLURM_CONF={self.conf} exec {real} "$@"\n')
+            wrapper.chmod(0o755)
+
+
+def _free_ports(count: int) -> Iterator[int]:
+    """Ports that nobody listens on now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return iter(ports)
+
+
+def _processes() -> Iterator[tuple[int, int, str]]:
+    """Number, parent and command line of every process."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # it ended meanwhile
+            continue
+        yield int(folder.name), parent, command
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def main() -> None:
+    """A cluster for trying things out: python -m tests.cluster.slurm FOLDER; ends with Ctrl+C."""
+    cluster = Cluster(Path(sys.argv[1]).resolve())
+    cluster.start()
+    print(f"export SLURM_CONF={cluster.conf} PATH={cluster.folder}/bin:$PATH", flush=True)
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        cluster.stop()
+
+
+if __name__ == "__main__":
+    main()

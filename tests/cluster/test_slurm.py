@@ -1,0 +1,201 @@
+"""A study on a real Slurm, and what breaks there: the same command again completes, with the same bits."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from fedpipe.engine import collecting
+from tests import studies
+from tests.cluster.conftest import ALL, OFTEN, Clone, own_study, until
+from tests.pipeline.conftest import Project, jobs
+
+pytestmark = pytest.mark.slow
+
+RUNS = (*OFTEN, "runs")
+
+
+@pytest.fixture
+def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """``reference(params)``: the bits of a study's runs, computed here without jobs."""
+
+    def compute(params: dict) -> dict[str, str]:
+        folder = tmp_path / "reference"
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(Path(__file__).parent)
+        made = studies.prepare(params)
+        for run in studies.open_runs(made):
+            list(run.segment(made["rounds"]))
+            collecting.collect(run.files, made["rounds"], "all")
+        return studies.bits(folder / "results/runs")
+
+    return compute
+
+
+def study(clone: Clone, params: dict) -> None:
+    """The study in a clone that has its data and partitions already."""
+    studies.write(params, clone.folder)
+    clone.snakemake("partitions")
+
+
+def test_the_literal_command_makes_the_local_table_bit_for_bit(clone: Clone, tmp_path: Path) -> None:
+    """With the profile as shipped, on two CPU nodes and a GPU node with two GPUs."""
+    params = studies.settings(("fedavg", "feddw"), 3)
+    local = Project(studies.copy_project(tmp_path / "local"))
+    for each in (local, clone):
+        studies.write(params, each.folder)
+    local.snakemake()
+    said = clone.on_slurm(*ALL)
+    assert clone.bits() == local.bits()
+    for name in ("results/tables/results.csv", "results/metrics.json", "results/plots/curves.csv"):
+        assert (clone.folder / name).read_bytes() == (local.folder / name).read_bytes(), name
+
+    submitted = {int(job) for job in re.findall(r"submitted with SLURM jobid (\d+)", said)}
+    placed = [(rule, clone.cluster.details(job)) for job, rule in clone.cluster.jobs("all").items() if job in submitted]
+    assert sorted(rule.split("_")[1] for rule, _ in placed) == ["collect"] * 2 + ["partition"] + ["segment"] * 2
+    for rule, job in placed:
+        training = rule.startswith("rule_segment")
+        assert job["Partition"] == ("gpu" if training else "cpu")
+        assert job["NumCPUs"] == ("4" if training else "1")
+        assert ("TresPerJob" in job) == training
+        assert job.get("TresPerJob", "gres:gpu:1") == "gres:gpu:1"
+        assert "mem=16000M" in job["TRES"] if training else "mem=4000M" in job["TRES"]
+    for label in ("fedavg", "feddw"):
+        assert f" {min(4, os.cpu_count() or 1)} threads of " in clone.log(label), "what was granted and is there"
+    assert "Nothing to be done" in clone.on_slurm(*ALL)
+
+
+def environment_of(clone: Clone, job: int) -> dict[str, str]:
+    """The environment of the process that trains in a job."""
+    for pid in clone.cluster.processes(job):
+        if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1].endswith(b"/fedpipe"):
+            pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+            return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    raise AssertionError(f"job {job} trains nothing")
+
+
+def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> None:
+    """A job that fails, jobs that are preempted, one that is cancelled, and a node that dies."""
+    params = own_study("failing", "unlucky", rounds=10)
+    study(clone, params)
+    clone.set_profile(retries=5, slurm_requeue=True)
+    (clone.folder / "fail-once").touch()
+    running = clone.begin(*RUNS, seconds=2)
+
+    def at_work(rounds: int) -> bool:
+        """Whether both run, and have done so many rounds."""
+        least = min(len(clone.rounds(label)) for label in ("failing", "unlucky"))
+        return least >= rounds and len(clone.segments()) == 2
+
+    until(lambda: "failing" in clone.segments(), running, "it began")
+    first = clone.segments()["failing"]
+    until(lambda: first not in clone.segments().values(), running, "it failed")
+    assert "RuntimeError: a fault of the test" in clone.log("failing")
+    assert not (clone.folder / "fail-once").exists()
+    until(lambda: at_work(1), running, "it was begun again")
+    done = clone.rounds()
+    given = {}
+    for label, job in clone.segments().items():
+        given[label] = re.search(r"IDX:(\d)", clone.cluster.details(job)["GRES"])[1]
+        assert environment_of(clone, job)["CUDA_VISIBLE_DEVICES"] == given[label]
+        assert f", GPU {given[label]} was granted" in clone.log(label)
+    assert sorted(given.values()) == ["0", "1"]
+
+    before = clone.segments()
+    clone.cluster.run("sbatch", "-p", "urgent", "--gpus=2", "-o", "/dev/null", "--wrap", "true")
+    until(lambda: not clone.segments(), running, "they were preempted")
+    for label in before:
+        assert "stopped by SIGTERM after round" in clone.log(label)
+    done |= (stopped := clone.rounds())
+    until(lambda: at_work(3), running, "they were queued again")
+
+    done |= clone.rounds()
+    clone.cluster.run("scancel", str(clone.segments()["failing"]))
+    until(lambda: "failing" not in clone.segments(), running, "it was cancelled")
+    until(lambda: at_work(5), running, "it was queued again")
+
+    done |= clone.rounds()
+    clone.cluster.kill_node("gpu1")
+    clone.cluster.start_node("gpu1")
+    clone.end(running)
+    assert bits_of_runs(clone) == reference(params)
+    assert stopped.items() <= clone.rounds().items()
+    assert done.items() <= clone.rounds().items(), "rounds were done twice"
+
+
+def test_a_job_over_its_time_limit_goes_on_in_the_next(clone: Clone, reference) -> None:
+    params = own_study("slow", rounds=12)
+    study(clone, params)
+    # Slurm looks at limits every half minute.
+    clone.set_profile(runtime=1, slurm_extra="'--signal=TERM@40'", retries=9)
+    running = clone.begin(*RUNS, seconds=4)
+    until(clone.segments, running, "it began")
+    first = clone.segments()["slow"]
+    until(lambda: first not in clone.segments().values(), running, "it was told to stop")
+    assert "stopped by SIGTERM after round" in clone.log("slow")
+    done = clone.rounds()
+    assert 1 <= len(done) < 12
+    clone.end(running)
+    assert bits_of_runs(clone) == reference(params)
+    assert done.items() <= clone.rounds().items()
+
+
+def test_snakemake_interrupted_and_killed(clone: Clone, reference) -> None:
+    """By SIGINT, which cancels its jobs; by SIGKILL, which leaves an orphan that writes on."""
+    params = own_study("slow", rounds=14)
+    study(clone, params)
+    running = clone.begin(*RUNS, seconds=2)
+    until(lambda: len(clone.rounds()) >= 2, running, "two rounds were done")
+    running.send_signal(signal.SIGINT)
+    clone.end(running, check=False)
+    done = clone.rounds()
+    assert running.returncode
+
+    running = clone.begin(*RUNS, seconds=2)
+    until(lambda: len(clone.rounds()) >= len(done) + 2, running, "two more rounds were done")
+    running.kill()
+    running.wait()
+    (orphan,) = clone.segments().values()
+    done |= clone.rounds()
+    said = clone.on_slurm(*RUNS, check=False)
+    unlock, again = (line.strip() for line in said.partition("then type\n")[2].splitlines()[:2])
+    assert (unlock, again) == ("snakemake --unlock", "snakemake --profile slurm runs")
+    clone.run(*unlock.split())
+    assert orphan in clone.segments().values(), "it should write on"
+    clone.on_slurm(*RUNS, seconds=2)
+    assert bits_of_runs(clone) == reference(params)
+    assert done.items() <= clone.rounds().items()
+    assert "Nothing to be done" in clone.on_slurm("snakemake", "--profile", "slurm", "runs")
+
+
+def test_two_studies_at_once_share_what_is_there(clone: Clone, reference) -> None:
+    params, other = own_study("one", rounds=3), own_study("two", rounds=3)
+    other["algorithms"]["two"]["copy"] = 1
+    studies.write(other, clone.folder)
+    (clone.folder / "params.yaml").rename(clone.folder / "studies/other.yaml")
+    study(clone, params)
+    made = {path: path.stat().st_mtime_ns for path in clone.folder.glob("results/partitions/*/*")}
+    both = [
+        clone.begin(*OFTEN, "all", seconds=1, name="one"),
+        clone.begin(*OFTEN, "all", "--config", "params=studies/other.yaml", seconds=1, name="two"),
+    ]
+    said = [clone.end(running, name=name) for running, name in zip(both, ("one", "two"), strict=True)]
+    for each in said:
+        assert jobs(each)["segment"] == 1
+        assert not jobs(each)["partition"]
+        assert "fedpipe:" not in each, "neither locks what the other makes"
+    assert "| one " in (clone.folder / "results/tables/results.md").read_text()
+    assert "| two " in (clone.folder / "results/studies/other/tables/results.md").read_text()
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+    params["algorithms"] |= other["algorithms"]
+    params["study"]["algorithms"].append("two")
+    assert bits_of_runs(clone) == reference(params)
+
+
+def bits_of_runs(clone: Clone) -> dict[str, str]:
+    return studies.bits(clone.folder / "results/runs")
