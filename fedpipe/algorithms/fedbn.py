@@ -62,7 +62,7 @@ class FedBN(FedAvg):
 
     def combine(self, server: State, uploads: Uploads) -> State:
         """The weighted means."""
-        return {part: uploads.mean(part) for part in server}
+        return {part: uploads.mean(part) for part in ("model", "norm") if part in server}
 
     def deploy(self, server: State) -> Tensors | None:
         """The shared layers with the mean normalisation, if there is one."""

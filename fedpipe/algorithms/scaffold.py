@@ -38,8 +38,8 @@ class Scaffold(FedAvg):
     server_rate
         The server's step :math:`\eta_g`.
     adam
-        Obey ``federation.optimizer: adam``, although :math:`(\theta^t - y) / (K \eta)` is then no mean gradient: Adam
-        follows the corrected gradient, and the control is as option II has it.
+        Obey ``federation.optimizer: adam``, although the theory needs SGD: Adam follows the corrected gradient, and the
+        control is the mean of the gradients met, which is what option II amounts to with SGD.
     """
 
     server_rate: Annotated[float, Field(gt=0)] = 1.0
@@ -75,7 +75,7 @@ class Scaffold(FedAvg):
             "own": kept["control"],
             "all": received["control"],
             "steps": torch.zeros_like(facts.size),
-        }
+        } | ({"met": kept["control"].zeros()} if self.federation.optimizer == "adam" else {})
 
     def work(self) -> Sequence[Pass]:
         """Corrected steps, then the new control."""
@@ -86,6 +86,7 @@ class Scaffold(FedAvg):
         g, y = gradient(client)[0], client["model"].only(self.corrected)
         client = client | {"steps": client["steps"] + 1}
         if self.federation.optimizer == "adam":
+            client = client | {"met": client["met"] + g.only(y)}
             return gradient.descend(client, g | (g.only(y) - client["own"] + client["all"]))
         direction = g.only(y) + self.federation.weight_decay * y - client["own"] + client["all"]
         y = y - self.federation.learning_rate * direction
@@ -94,6 +95,9 @@ class Scaffold(FedAvg):
 
     def renew(self, client: State) -> State:
         """Option II: the client's new control, and its change."""
+        if self.federation.optimizer == "adam":
+            mean = client["met"] / client["steps"].clamp(min=1)
+            return client | {"own": mean, "change": mean - client["own"]}
         travelled = (client["steps"] * self.federation.learning_rate).clamp(min=torch.finfo(client["steps"].dtype).tiny)
         y = client["model"].only(self.corrected)
         change = (client["anchor"] - y) / travelled - client["all"]

@@ -86,6 +86,13 @@ def test_adam_is_obeyed_where_it_is_insisted_on(make_trial, assert_same):
     assert (scaffold.run().server["model"] - plain.run().server["model"]).norm() > 1e-3
 
 
+def test_with_adam_the_control_is_the_mean_gradient(make_toy):
+    """Where the gradient is constant, it is that gradient."""
+    settings = {"risk": lambda a, b, x: a * x, "batch_size": 2, "optimizer": "adam"}
+    trial = make_toy(Scaffold(adam=True), [(2.0, 0.0), (-1.0, 0.0)], [5, 3], **settings).run(2)
+    assert controls(trial) == pytest.approx([2, -1], abs=1e-14)
+
+
 def test_insisting_on_adam_leaves_sgd_alone(make_trial, assert_same):
     trial, plain = (make_trial(each).run(2) for each in (Scaffold(adam=True), Scaffold()))
     assert_same(trial.server, plain.server)
