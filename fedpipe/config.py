@@ -102,7 +102,7 @@ class Data(Section):
     subset: int | None = Field(
         None,
         ge=1,
-        description="Only so many samples, for a quick try: drawn once, with the data set's shares of classes and tests.",
+        description="Only so many samples, for a quick try: drawn once, with the same shares of classes and tests.",
     )
     split: Literal["official", "pooled"] = Field(
         "official",

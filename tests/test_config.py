@@ -11,17 +11,17 @@ import jsonschema
 import pytest
 import yaml
 
-from fedpipe import config
+from fedpipe import config, registry
 from fedpipe import plan as planning
 from fedpipe.errors import SettingsError
 from tests import studies
 
 ROOT = Path(__file__).parent.parent
-SECTIONS = "dataset, partition, model, federation, evaluation, algorithms, study, execution, artifacts, report"
-ALGORITHMS = "cwfedavg, fedala, fedavg, feddual, feddw, fedprox, ifca, pfedme, pfps_lwc, scaffold"
+SECTIONS = "dataset, transforms, partition, model, federation, evaluation, algorithms, study, execution, artifacts, report"
+ALGORITHMS = ", ".join(registry.names(registry.ALGORITHM))
 PROTOCOLS = (
     "'global-on-global', 'global-on-local', 'personal-on-local', 'personal-on-global', 'trained-on-local', "
-    "'trained-on-global', 'finetuned-on-local' or 'finetuned-on-global'"
+    "'trained-on-global', 'finetuned-on-local', 'finetuned-on-global', 'prototype-on-local' or 'prototype-on-global'"
 )
 JARGON = re.compile(r"Tuple|String|Keys|literal\[|constrained|\[key\]|\binstance\b|after validation|pydantic")
 
@@ -64,7 +64,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "hyper-parameter-of-none",
         {"algorithms": {"fedavg": {"mu": 1}}},
-        "algorithms.fedavg.mu: unknown key; remove it.",
+        "algorithms.fedavg.mu: unknown key; it should be one of: dw.",
     ),
     # types
     (
@@ -531,3 +531,27 @@ def test_the_schema_that_params_yaml_names_is_there_and_current() -> None:
     path = ROOT / named[1]
     assert path.is_file(), f"editors find no {named[1]}"
     assert json.loads(path.read_text()) == config.json_schema(), "run `fedpipe schema > params.schema.json`"
+
+
+def test_a_text_model_knows_all_of_its_texts_words() -> None:
+    text = {"dataset": {"name": "imdb", "vocabulary": 10_000}, "study": {"algorithms": ["fedavg"]}}
+    assert config.parse(text | {"model": {"name": "bilstm", "vocabulary": 10_000}})
+    with pytest.raises(SettingsError) as refused:
+        config.parse(text | {"model": {"name": "bilstm", "vocabulary": 9_999}})
+    sentence = "model.vocabulary: 9999 is less than the 10000 token ids of the data set; it should be 10000."
+    assert str(refused.value) == sentence
+
+
+def test_any_algorithm_takes_dw() -> None:
+    parsed = config.parse({"algorithms": {"scaffold": {"dw": {"mu": 2.0}}}, "study": {"algorithms": ["scaffold"]}})
+    assert parsed.algorithm("scaffold").dw.mu == 2.0  # type: ignore[attr-defined]
+    with pytest.raises(SettingsError) as refused:
+        config.parse({"algorithms": {"scaffold": {"dw": {"mu": -1}}}, "study": {"algorithms": ["scaffold"]}})
+    assert str(refused.value).startswith("algorithms.scaffold.dw.mu: -1")
+
+
+def test_adam_where_sgd_is_meant_has_to_be_insisted_on() -> None:
+    settings = {"federation": {"optimizer": "adam"}, "study": {"algorithms": ["fednova"]}}
+    with pytest.raises(SettingsError, match=r"^federation\.optimizer: adam can't be used with fednova"):
+        config.parse(settings | {"algorithms": {"fednova": {}}})
+    assert config.parse(settings | {"algorithms": {"fednova": {"adam": True}}})
