@@ -22,10 +22,13 @@ class CNN(Model):
         Channels of the two convolutions.
     hidden
         Width of the hidden layer, which is the feature width d.
+    batch_norm
+        Batch normalisation after each convolution.
     """
 
     channels: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (16, 32)
     hidden: Annotated[int, Field(ge=1)] = 64
+    batch_norm: bool = False
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Images of at least 4x4 pixels are needed, for two poolings."""
@@ -35,14 +38,14 @@ class CNN(Model):
         """See :class:`~fedpipe.models.base.Model`."""
         (first, second), (depth, height, width) = self.channels, shape
         body = nn.Sequential(
-            nn.Conv2d(depth, first, 3, padding=1),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Conv2d(first, second, 3, padding=1),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
+            *self._block(depth, first),
+            *self._block(first, second),
             nn.Flatten(),
             nn.Linear(second * (height // 4) * (width // 4), self.hidden),
             nn.ReLU(),
         )
         return Network(body, nn.Linear(self.hidden, classes))
+
+    def _block(self, depth: int, channels: int) -> list[nn.Module]:
+        normalised = [nn.BatchNorm2d(channels)] if self.batch_norm else []
+        return [nn.Conv2d(depth, channels, 3, padding=1), *normalised, nn.MaxPool2d(2), nn.ReLU()]
