@@ -59,9 +59,8 @@ class CwFedAvg(Algorithm):
     @property
     def upper(self) -> tuple[str, ...]:
         """Names of the class-wise tensors."""
-        layers = self.net.layers()
-        count = {"all": len(layers), "output": 1}.get(str(self.class_wise), self.class_wise)
-        return tuple(name for layer in layers[-int(count) :] for name in layer)
+        count = {"all": len(self.net.layers()), "output": 1}.get(str(self.class_wise), self.class_wise)
+        return self.net.last(int(count))
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """Equal class models, and uniform distributions."""

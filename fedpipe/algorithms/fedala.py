@@ -60,7 +60,7 @@ class FedALA(FedAvg):
     @property
     def top(self) -> tuple[str, ...]:
         """Names of the parameters that are mixed."""
-        return tuple(name for layer in self.net.layers()[-self.layers :] for name in layer if name in self.net.names)
+        return self.net.last(self.layers, buffers=False)
 
     def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model, and weights of one."""

@@ -71,8 +71,7 @@ class FedDUAL(FedAvg):
     @property
     def last(self) -> tuple[str, ...]:
         """Names of the parameters that the barycentre combines."""
-        layers = self.net.layers()[-self.layers :] if self.dynamic_aggregation else []
-        return tuple(name for layer in layers for name in layer if name in self.net.names)
+        return self.net.last(self.layers if self.dynamic_aggregation else 0, buffers=False)
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The model, and all clients effective."""

@@ -38,8 +38,7 @@ class FedPer(SharedBody):
     @property
     def personal(self) -> tuple[str, ...]:
         """Names of the personal layers' tensors."""
-        layers = self.net.layers()
-        return tuple(name for layer in layers[max(0, len(layers) - self.layers) :] for name in layer)
+        return self.net.last(self.layers)
 
     def deploy(self, server: State) -> Tensors | None:
         """The global model, where nothing is personal."""

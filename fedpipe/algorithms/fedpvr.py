@@ -43,6 +43,4 @@ class FedPVR(Scaffold):
     @property
     def corrected(self) -> tuple[str, ...]:
         """Names of V's parameters."""
-        layers = self.net.layers()
-        last = layers[max(0, len(layers) - self.layers) :]
-        return tuple(name for layer in last for name in layer if name in self.net.names)
+        return self.net.last(self.layers, buffers=False)

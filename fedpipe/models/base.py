@@ -146,6 +146,12 @@ class Net:
             found.setdefault(name.rpartition(".")[0], []).append(name)
         return [tuple(names) for names in found.values()]
 
+    def last(self, count: int, buffers: bool = True) -> tuple[str, ...]:
+        """The names of the last ``count`` parametrised layers' tensors; where there are fewer, of all of them."""
+        layers = self.layers()
+        names = [name for layer in layers[max(0, len(layers) - count) :] for name in layer]
+        return tuple(name for name in names if buffers or name in self.names)
+
     def fresh(self, entropy: int) -> Tensors:
         """An initial model, on the host: a function of ``entropy`` alone, whatever the device and dtype."""
         with torch.random.fork_rng(devices=[]):
