@@ -24,6 +24,7 @@ ENVIRONMENT = os.environ | {
     "GIT_COMMITTER_NAME": "fedpipe",
     "GIT_COMMITTER_EMAIL": "fedpipe@example.org",
     "DVC_NO_ANALYTICS": "1",
+    "PYTHONPATH": ".",  # the copy's own code, as in a clone with an environment of its own
 }
 LOCAL = ("--profile", "workflow/profiles/local")
 

@@ -19,7 +19,7 @@ def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path
     printed = project.run("dvc", "repro")
     assert jobs(printed)["segment"] == 3
     untracked = project.run("git", "status", "--porcelain").splitlines()
-    assert untracked == ["?? dvc.lock", "?? results/metrics.json", "?? results/plots/"]
+    assert untracked == ["?? dvc.lock", "?? results/keys/", "?? results/metrics.json", "?? results/plots/"]
     project.commit("results")
     assert UP_TO_DATE in project.run("dvc", "repro")
     assert NOTHING in project.snakemake("-n", "all")

@@ -1,0 +1,156 @@
+"""What nothing needs any more, with real git and dvc."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedpipe.cli import app
+from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.lineage import prune
+from tests import studies
+from tests.lineage.conftest import ROUNDS, finish
+
+pytestmark = pytest.mark.slow
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(study: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs commands in the finished study, which is a repository of git and dvc, recorded and committed."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "fedpipe")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "fedpipe@example.org")
+
+    def told(*command: str) -> str:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    for name in ("dvc.yaml", ".dvcignore", ".gitignore", "results/.gitignore", "Snakefile"):
+        shutil.copy(studies.ROOT / name, name)
+    shutil.copytree(studies.ROOT / "workflow/rules", "workflow/rules")
+    for name in ("tables", "figures", "plots", ".provenance", "../fedpipe"):
+        Path("results", name).mkdir(exist_ok=True)
+    for name in ("clients", "matrices", "partition"):
+        Path(f"results/plots/{name}.csv").write_text("")
+    told("git", "init", "-q", "-b", "main")
+    told("dvc", "init", "-q")
+    record(told)
+    return told
+
+
+def record(told: Run, message: str = "a study") -> None:
+    told("dvc", "commit", "-f", "-q")
+    told("git", "add", "-A")
+    told("git", "commit", "-qm", message)
+
+
+def again(alpha: float) -> set[Path]:
+    """The same study at another alpha: its runs' folders."""
+    params = studies.settings(("fedavg", "scaffold"), ROUNDS, study={"seeds": [0]})
+    params["partition"]["alpha"] = alpha
+    return {Path(run["path"]) for run in finish(params)["runs"]}
+
+
+def test_what_a_study_or_a_commit_needs_stays(run: Run) -> None:
+    assert prune.unneeded() == []
+    again(9.0)
+    record(run, "another alpha")
+    assert prune.unneeded() == [], "the first commit needs the first runs"
+    run("git", "commit", "-q", "--amend", "-m", "reworded")
+    run("git", "tag", "first", "HEAD~1")
+    assert prune.unneeded() == []
+
+
+def test_what_only_a_try_needed_is_shown_and_removed(run: Run) -> None:
+    before = {path for path in Path("results").rglob("*") if path.is_file()}
+    params = Path("params.yaml").read_text()
+    tried = again(9.0)
+    run("dvc", "commit", "-f", "-q")
+    Path("params.yaml").write_text(params)
+    found = prune.unneeded()
+    (dealt,) = (each.paths[0] for each in found if "partitions" in str(each))
+    assert {each.paths[0] for each in found} == {*tried, dealt}
+    assert not any(each.uncached for each in found)
+    sizes = [sum(path.stat().st_size for path in each.paths[0].rglob("*") if path.is_file()) for each in found]
+    assert [each.size for each in found] == sizes
+
+    runner = CliRunner()
+    refused = runner.invoke(app, ["prune"], input="n\n")
+    assert all(f"  {path}\n" in refused.stdout for path in tried)
+    assert all(path.is_dir() for path in tried), "shown, not removed"
+    removed = runner.invoke(app, ["prune", "--yes"])
+    assert removed.exit_code == 0
+    assert {path for path in Path("results").rglob("*") if path.is_file()} == before
+    assert runner.invoke(app, ["prune", "--yes"]).stdout == "Nothing to remove.\n"
+
+
+def test_what_is_not_in_the_cache_is_never_removed(run: Run) -> None:
+    params = Path("params.yaml").read_text()
+    tried = again(9.0)
+    Path("params.yaml").write_text(params)
+    found = prune.unneeded()
+    assert all(each.uncached for each in found)
+    with pytest.raises(ArtifactError, match=r"is not in DVC's cache \(\d+ of its files\); nothing was removed"):
+        prune.remove(found)
+    done = CliRunner().invoke(app, ["prune", "--yes"])
+    assert "is not in DVC's cache and stays" in done.stdout
+    assert "Nothing to remove." in done.stdout
+    assert all(path.is_dir() for path in tried)
+
+
+def test_another_study_keeps_its_runs(run: Run) -> None:
+    params = Path("params.yaml").read_text()
+    again(9.0)
+    Path("studies").mkdir()
+    Path("params.yaml").rename("studies/other.yaml")
+    Path("params.yaml").write_text(params)
+    assert prune.unneeded() == []
+    Path("studies/other.yaml").write_text("federation: {rounds: 0}\n")
+    with pytest.raises(SettingsError, match=r"^studies/other.yaml: what this study needs can't be known\."):
+        prune.unneeded()
+
+
+def test_an_experiment_keeps_its_runs(run: Run) -> None:
+    """A commit that only a ref of DVC's experiments holds."""
+    head = run("git", "rev-parse", "HEAD").strip()
+    again(9.0)
+    record(run, "an experiment")
+    run("git", "update-ref", "refs/exps/ab/cd/try", "HEAD")
+    run("git", "reset", "-q", "--hard", head)
+    run("dvc", "checkout", "-q")
+    again(9.0)
+    Path("params.yaml").write_text(run("git", "show", "HEAD:params.yaml"))
+    assert prune.unneeded() == []
+    run("git", "update-ref", "-d", "refs/exps/ab/cd/try")
+    assert len(prune.unneeded()) == 3
+
+
+def test_records_of_what_is_removed_go_too(run: Run) -> None:
+    params = Path("params.yaml").read_text()
+    tried = sorted(again(9.0))[0]
+    Path("params.yaml").write_text(params)
+    name, long = f"{tried}/metrics.parquet", f"{tried}/{'x' * 300}"
+
+    def encoded(output: str) -> Path:
+        text = base64.urlsafe_b64encode(output.encode()).decode()
+        parts = [text[start : start + 254] for start in range(0, len(text), 254)]
+        return Path("results/.provenance", *(f"@{part}" for part in parts[:-1]), parts[-1])
+
+    for output in (name, long, "results/tables/results.md"):
+        encoded(output).parent.mkdir(parents=True, exist_ok=True)
+        encoded(output).write_text("{}")
+    run("dvc", "commit", "-f", "-q")
+    prune.remove(prune.unneeded())
+    assert not encoded(name).exists()
+    assert not encoded(long).exists()
+    assert encoded("results/tables/results.md").exists()
