@@ -154,6 +154,22 @@ class Data(Section):
         return store.place(self.source.described())
 
     @property
+    def dealt(self) -> int:
+        """How many samples the partition scheme deals.
+
+        Raises
+        ------
+        SettingsError
+            The official split is asked for of a data set that has no test set.
+        """
+        size, tests = self.facts.size, self.facts.tests
+        if self.split == "official" and not tests:
+            raise SettingsError("dataset.split: 'official' needs a test set, and the data set has none; use 'pooled'.")
+        if self.split == "official":
+            return (self.subset or size) * (size - tests) // size
+        return self.subset or size
+
+    @property
     def facts(self) -> Facts:
         """Shape, classes and size, all known before any job.
 
@@ -367,7 +383,7 @@ class Params(Section):
             raise SettingsError(
                 f"dataset.subset: {self.dataset.subset} is more than there are; it should be at most {facts.size}."
             )
-        self.partition.check(self.federation.clients, facts.classes, self.dataset.subset or facts.size)
+        self.partition.check(self.federation.clients, facts.classes, self.dataset.dealt)
         if self.partition.overlaps and self.dataset.split == "pooled":
             raise SettingsError(
                 "dataset.split: 'pooled' can't be used with a partition in which clients share samples, since one "

@@ -130,7 +130,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "clients-5000",
         {"federation__clients": 5000},
-        "federation.clients: 5000 is more than the 1797 samples to deal; it should be at most 1797.",
+        "federation.clients: 5000 is more than the 1437 samples to deal; it should be at most 1437.",
     ),
     (
         "rounds-0",
@@ -415,7 +415,12 @@ def test_defaults_are_filled_in() -> None:
         "minimum": 1,
         "seed": None,
     }
-    assert params.model_dump(mode="json")["model"] == {"name": "cnn", "channels": [16, 32], "hidden": 64}
+    assert params.model_dump(mode="json")["model"] == {
+        "name": "cnn",
+        "channels": [16, 32],
+        "hidden": 64,
+        "batch_norm": False,
+    }
     assert params.study.algorithms == ("fedavg",)
     assert params.study.seeds == (0,)
     assert params.artifacts.keep_models == "all"

@@ -63,7 +63,7 @@ def facts(path: Path) -> Facts:
         It is not stored.
     """
     held = artifacts.read_json(path.with_suffix(".json"))
-    return Facts(tuple(held["shape"]), held["classes"], held["size"], held["vocabulary"])
+    return Facts(tuple(held["shape"]), held["classes"], held["size"], held["tests"], held["vocabulary"])
 
 
 def settings_file(name: str) -> Path:

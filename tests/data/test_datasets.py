@@ -90,13 +90,13 @@ def test_archives_and_checksums_are_torchvisions(ours: type[Published], theirs: 
 
 
 PUBLISHED = {
-    "mnist": Facts((1, 28, 28), 10, 70_000),
-    "fashion_mnist": Facts((1, 28, 28), 10, 70_000),
-    "cifar10": Facts((3, 32, 32), 10, 60_000),
-    "cifar100": Facts((3, 32, 32), 100, 60_000),
-    "tiny_imagenet": Facts((3, 64, 64), 200, 110_000),
-    "imdb": Facts((200,), 2, 50_000, 10_000),
-    "ag_news": Facts((200,), 4, 127_600, 98_635),
+    "mnist": Facts((1, 28, 28), 10, 70_000, 10_000),
+    "fashion_mnist": Facts((1, 28, 28), 10, 70_000, 10_000),
+    "cifar10": Facts((3, 32, 32), 10, 60_000, 10_000),
+    "cifar100": Facts((3, 32, 32), 100, 60_000, 10_000),
+    "tiny_imagenet": Facts((3, 64, 64), 200, 110_000, 10_000),
+    "imdb": Facts((200,), 2, 50_000, 25_000, 10_000),
+    "ag_news": Facts((200,), 4, 127_600, 7_600, 98_635),
 }
 
 
@@ -276,7 +276,7 @@ def test_a_mirrors_npz_needs_its_checksum_and_download_fills_it_in() -> None:
     run = planning.Settings.of(config.parse(config.read(Path("params.yaml"))), "fedavg", 0)
     assert run.dataset["sha256"] == sha256
     assert not {"mirror", "path"} & set(run.dataset)
-    assert store.facts(store.place(run.dataset)) == Facts((3, 32, 32), 10, 6)
+    assert store.facts(store.place(run.dataset)) == Facts((3, 32, 32), 10, 6, 2)
 
 
 def test_another_file_than_declared_is_refused() -> None:
@@ -337,7 +337,7 @@ def own(**settings: Any) -> tuple[Samples, Facts]:
 def test_an_npz(x: np.ndarray, shape: tuple[int, ...], dtype: str) -> None:
     arrays("own.npz", x=x, y=np.array([0, 1, 2, 0, 1, 2]), test=np.array([0, 0, 0, 0, 1, 1]))
     samples, facts = own(name="npz", path="own.npz")
-    assert facts == Facts(shape, 3, 6, int(x.max()) + 1 if dtype == "int32" else None)
+    assert facts == Facts(shape, 3, 6, 2, int(x.max()) + 1 if dtype == "int32" else None)
     assert str(samples.x.dtype) == dtype
     assert samples.test.tolist() == [False] * 4 + [True] * 2
     if len(shape) == 3:
@@ -379,7 +379,7 @@ def test_a_table_of_texts() -> None:
     assert samples.x.tolist() == [[1, 5, 4], [1, 4, 0], [1, 2, 0]]
     assert samples.y.tolist() == [0, 1, 0]
     assert samples.test.tolist() == [False, False, True]
-    assert facts == Facts((3,), 2, 3, 50)
+    assert facts == Facts((3,), 2, 3, 1, 50)
 
 
 @pytest.mark.parametrize("cell", [lambda image: image, lambda image: {"bytes": image, "path": "x.png"}])
@@ -388,7 +388,7 @@ def test_a_table_of_images(cell: Callable[[bytes], Any]) -> None:
     pd.DataFrame({"image": images, "label": [0, 1, 2, 3, 4, 5]}).to_parquet("own.parquet")
     samples, facts = own(name="parquet", path="own.parquet")
     assert np.array_equal(samples.x, PIXELS)
-    assert facts == Facts((3, 32, 32), 6, 6)
+    assert facts == Facts((3, 32, 32), 6, 6, 0)
 
 
 @pytest.mark.parametrize(
@@ -422,14 +422,14 @@ def test_a_folder_with_train_and_test() -> None:
     assert np.array_equal(samples.x, PIXELS[[3, 1, 0, 2]])
     assert samples.y.tolist() == [0, 0, 1, 0]
     assert samples.test.tolist() == [False, False, False, True]
-    assert facts == Facts((3, 32, 32), 2, 4)
+    assert facts == Facts((3, 32, 32), 2, 4, 1)
 
 
 def test_a_folder_of_grey_images_without_test_set() -> None:
     write_folder("dog/1.png", "ant/1.png", grey=True)
     samples, facts = own(name="folder", path="pictures")
     assert np.array_equal(samples.x, PIXELS[[1, 0], :1])
-    assert facts == Facts((1, 32, 32), 2, 2)
+    assert facts == Facts((1, 32, 32), 2, 2, 0)
     assert not samples.test.any()
 
 
@@ -553,7 +553,7 @@ def test_the_checksum_is_filled_in_and_all_else_is_left(before: str, after: str)
     Path("params.yaml").write_text(before)
     declare.download(None, Path("params.yaml"))
     assert Path("params.yaml").read_text() == after.replace("SUM", sha256)
-    assert config.dataset(config.read(Path("params.yaml"))["dataset"]).facts == Facts((3, 32, 32), 6, 6)
+    assert config.dataset(config.read(Path("params.yaml"))["dataset"]).facts == Facts((3, 32, 32), 6, 6, 0)
 
 
 def test_what_can_not_be_filled_in_is_said() -> None:

@@ -31,6 +31,7 @@ class Changed(Dataset):
     shape: ClassVar[tuple[int, ...]] = (1, 2, 2)
     classes: ClassVar[int] = 2
     size: ClassVar[int] = 3
+    tests: ClassVar[int] = 1
     checksum: ClassVar[str] = "0" * 64
 
     def load(self, fetch: Fetcher) -> Samples:
@@ -125,7 +126,7 @@ def test_a_data_set_is_stored_with_its_facts(tmp_path: Path, digits: Samples, mo
     assert path.parent == Path("results/data")
     assert path.name.startswith("digits-")
     assert np.array_equal(store.load(path, artifacts.manifest(path)).x.numpy(), digits.x)
-    assert store.facts(path) == Digits().facts == Facts((1, 8, 8), 10, 1797)
+    assert store.facts(path) == Digits().facts == Facts((1, 8, 8), 10, 1797, 360)
 
 
 def test_the_place_does_not_depend_on_how_samples_are_split() -> None:

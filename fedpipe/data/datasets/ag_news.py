@@ -42,6 +42,7 @@ class AGNews(Texts):
 
     classes: ClassVar[int] = 4
     size: ClassVar[int] = 127_600
+    tests: ClassVar[int] = 7_600
     vocabulary: Vocabulary = 98_635
     length: Length = 200
     files: ClassVar[tuple[File, ...]] = tuple(

@@ -37,6 +37,7 @@ class Facts(NamedTuple):
     shape: tuple[int, ...]  #: shape of one input, channels first
     classes: int  #: number of classes C
     size: int  #: number of samples n
+    tests: int  #: how many of them are the official test set
     vocabulary: int | None = None  #: number of token ids, where the inputs are text
 
 
@@ -47,6 +48,7 @@ class Dataset(Component):
     shape: ClassVar[tuple[int, ...]]  #: shape of one input, channels first
     classes: ClassVar[int]  #: number of classes C
     size: ClassVar[int]  #: number of samples n
+    tests: ClassVar[int]  #: how many of them are the official test set
     checksum: ClassVar[str] = ""  #: of the canonical samples (`fedpipe.data.store.checksum`), where that is known
 
     @property
@@ -62,7 +64,7 @@ class Dataset(Component):
     @property
     def facts(self) -> Facts | None:
         """Shape, classes and size; None if only the stored samples tell."""
-        return Facts(self.shape, self.classes, self.size)
+        return Facts(self.shape, self.classes, self.size, self.tests)
 
     def described(self) -> dict[str, Any]:
         """All that its tensors depend on: parameters and identity, and the version unless the samples themselves are.
@@ -84,7 +86,7 @@ class Dataset(Component):
 
     def measure(self, samples: Samples) -> Facts:
         """The facts of loaded samples, in which a class or a word may be missing."""
-        return Facts(self.shape, self.classes, len(samples.y))
+        return Facts(self.shape, self.classes, len(samples.y), int(samples.test.sum()))
 
     def load(self, fetch: Fetcher) -> Samples:
         """Obtain the samples, from the package, a mirror or the network."""
@@ -139,11 +141,11 @@ class Published(Declared):
     @property
     def facts(self) -> Facts | None:
         """See :class:`Dataset`."""
-        return None if self.sha256 else self._facts(self.size)
+        return None if self.sha256 else self._facts(self.size, self.tests)
 
     def measure(self, samples: Samples) -> Facts:
         """See :class:`Dataset`."""
-        return self._facts(len(samples.y))
+        return self._facts(len(samples.y), int(samples.test.sum()))
 
     def undeclared(self, fetch: Fetcher) -> str | None:
         """See :class:`Declared`: the published files come first."""
@@ -163,8 +165,8 @@ class Published(Declared):
             return self._read_declared(fetch.declared(self.stand_in, self.sha256))
         return self._read(fetch.fetch(self.files))
 
-    def _facts(self, size: int) -> Facts:
-        return Facts(self.shape, self.classes, size)
+    def _facts(self, size: int, tests: int) -> Facts:
+        return Facts(self.shape, self.classes, size, tests)
 
     def _read(self, files: Sequence[Path]) -> Samples:
         """The samples in the published files."""
@@ -195,8 +197,8 @@ class Texts(Published):
     vocabulary: Vocabulary
     length: Length
 
-    def _facts(self, size: int) -> Facts:
-        return Facts((self.length,), self.classes, size, self.vocabulary)
+    def _facts(self, size: int, tests: int) -> Facts:
+        return Facts((self.length,), self.classes, size, tests, self.vocabulary)
 
     def _read_declared(self, path: Path) -> Samples:
         from fedpipe.data.formats import read_parquet
@@ -234,7 +236,8 @@ class Own(Declared):
         """See :class:`Dataset`."""
         tokens = samples.x.ndim == 2 and np.issubdtype(samples.x.dtype, np.signedinteger)
         vocabulary = int(samples.x.max()) + 1 if tokens else None
-        return Facts(samples.x.shape[1:], int(samples.y.max()) + 1, len(samples.y), vocabulary)
+        tests = int(samples.test.sum())
+        return Facts(samples.x.shape[1:], int(samples.y.max()) + 1, len(samples.y), tests, vocabulary)
 
     def _hash(self) -> str:
         path = Path(self.path)

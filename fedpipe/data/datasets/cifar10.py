@@ -30,6 +30,7 @@ class CIFAR10(Images):
     shape: ClassVar[tuple[int, ...]] = (3, 32, 32)
     classes: ClassVar[int] = 10
     size: ClassVar[int] = 60_000
+    tests: ClassVar[int] = 10_000
     files: ClassVar[tuple[File, ...]] = (
         File(
             "cifar10/cifar-10-python.tar.gz",

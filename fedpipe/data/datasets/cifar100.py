@@ -28,6 +28,7 @@ class CIFAR100(Images):
     shape: ClassVar[tuple[int, ...]] = (3, 32, 32)
     classes: ClassVar[int] = 100
     size: ClassVar[int] = 60_000
+    tests: ClassVar[int] = 10_000
     files: ClassVar[tuple[File, ...]] = (
         File(
             "cifar100/cifar-100-python.tar.gz",

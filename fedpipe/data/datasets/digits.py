@@ -25,6 +25,7 @@ class Digits(Dataset):
     shape: ClassVar[tuple[int, ...]] = (1, 8, 8)
     classes: ClassVar[int] = 10
     size: ClassVar[int] = 1797
+    tests: ClassVar[int] = 360
     checksum: ClassVar[str] = "6c22173b92213b98d63c5dfb1ef609779fcc73b493cacdd73b16ddcecde4bec9"
 
     def load(self, fetch: Fetcher) -> Samples:

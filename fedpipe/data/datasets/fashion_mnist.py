@@ -36,6 +36,7 @@ class FashionMNIST(Images):
     shape: ClassVar[tuple[int, ...]] = (1, 28, 28)
     classes: ClassVar[int] = 10
     size: ClassVar[int] = 70_000
+    tests: ClassVar[int] = 10_000
     checksum: ClassVar[str] = "73b215efdd7b5223b57089e53726ff2f9864a605739c15e306cb38bdf0b4153f"
     files: ClassVar[tuple[File, ...]] = tuple(
         File(f"fashion-mnist/{name}", f"md5:{md5}", (HOST + name,)) for name, md5 in MD5.items()

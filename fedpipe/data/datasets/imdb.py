@@ -41,6 +41,7 @@ class IMDB(Texts):
 
     classes: ClassVar[int] = 2
     size: ClassVar[int] = 50_000
+    tests: ClassVar[int] = 25_000
     vocabulary: Vocabulary = 10_000
     length: Length = 200
     files: ClassVar[tuple[File, ...]] = (

@@ -38,6 +38,7 @@ class MNIST(Images):
     shape: ClassVar[tuple[int, ...]] = (1, 28, 28)
     classes: ClassVar[int] = 10
     size: ClassVar[int] = 70_000
+    tests: ClassVar[int] = 10_000
     checksum: ClassVar[str] = "7475069f404ed055de9d842778fbd08416de10463e5cd973927382ee08daa136"
     files: ClassVar[tuple[File, ...]] = tuple(
         File(f"mnist/{name}", f"md5:{md5}", tuple(host + name for host in HOSTS)) for name, md5 in MD5.items()

@@ -33,6 +33,7 @@ class TinyImageNet(Images):
     shape: ClassVar[tuple[int, ...]] = (3, 64, 64)
     classes: ClassVar[int] = 200
     size: ClassVar[int] = 110_000
+    tests: ClassVar[int] = 10_000
     files: ClassVar[tuple[File, ...]] = (
         File(
             "tiny-imagenet/tiny-imagenet-200.zip",
