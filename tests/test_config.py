@@ -17,7 +17,7 @@ from fedpipe.errors import SettingsError
 from tests import studies
 
 ROOT = Path(__file__).parent.parent
-SECTIONS = "dataset, transforms, partition, model, federation, evaluation, algorithms, study, execution, artifacts, report"
+SECTIONS = ", ".join(config.Params.model_fields)
 ALGORITHMS = ", ".join(registry.names(registry.ALGORITHM))
 PROTOCOLS = (
     "'global-on-global', 'global-on-local', 'personal-on-local', 'personal-on-global', 'trained-on-local', "
