@@ -114,9 +114,8 @@ def progress(plan: Plan) -> tuple[list[Progress], list[Failure]]:
     return runs, [Failure(job.rule, job.logs[0], _tail(job.logs)) for job in failed]
 
 
-def render(plan: Plan, height: int | None = None) -> RenderableType:
+def render(runs: list[Progress], failures: list[Failure], height: int | None = None) -> RenderableType:
     """The study's progress for a terminal; with a height, of as many runs as fit, those at work first."""
-    runs, failures = progress(plan)
     shown = sorted(runs, key=lambda run: STATES.index(run.state))
     below = [line for failure in failures for line in _told(failure)]
     room = len(shown) if height is None else max(height - len(below) - 6, 1)
@@ -144,12 +143,13 @@ def show(plan: Plan, watch: bool = False) -> None:
     """Print the study's progress; or draw it again and again, until all runs are done or Ctrl+C."""
     console = Console()
     if not watch:
-        console.print(render(plan))
+        console.print(render(*progress(plan)))
         return
     with Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
-            live.update(render(plan, console.height), refresh=True)
-            if all(run.state == "done" for run in progress(plan)[0]):
+            runs, failures = progress(plan)
+            live.update(render(runs, failures, console.height), refresh=True)
+            if all(run.state == "done" for run in runs):
                 return
             time.sleep(INTERVAL)
 

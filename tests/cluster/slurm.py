@@ -189,7 +189,7 @@ class Cluster:
         for node in NODES:
             gpus = f" Gres=gpu:fake:{len(GPUS)}" if node.startswith("gpu") else ""
             where = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={next(ports)}"
-            text += f"NodeName={node} {where} CPUs=8 RealMemory=100000{gpus} State=UNKNOWN\n"
+            text += f"NodeName={node} {where} CPUs=8 RealMemory=200000{gpus} State=UNKNOWN\n"
         text += "PartitionName=cpu Nodes=cpu[1-2] Default=YES State=UP\n"
         text += "PartitionName=gpu Nodes=gpu1 PriorityTier=1 GraceTime=20 State=UP\n"
         text += "PartitionName=urgent Nodes=gpu1 PriorityTier=2 PreemptMode=OFF State=UP\n"

@@ -70,13 +70,13 @@ def test_the_literal_command_makes_the_local_table_bit_for_bit(clone: Clone, tmp
     assert "Nothing to be done" in clone.on_slurm(*ALL)
 
 
-def environment_of(clone: Clone, job: int) -> dict[str, str]:
-    """The environment of the process that trains in a job."""
+def environment_of(clone: Clone, job: int) -> dict[str, str] | None:
+    """The environment of the process that trains in a job, once there is one."""
     for pid in clone.cluster.processes(job):
-        if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1].endswith(b"/fedpipe"):
+        if b"/fedpipe\0segment\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
             pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
             return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-    raise AssertionError(f"job {job} trains nothing")
+    return None
 
 
 def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> None:
@@ -90,7 +90,8 @@ def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> Non
     def at_work(rounds: int) -> bool:
         """Whether both run, and have done so many rounds."""
         least = min(len(clone.rounds(label)) for label in ("failing", "unlucky"))
-        return least >= rounds and len(clone.segments()) == 2
+        running = [job for job in clone.segments().values() if environment_of(clone, job)]
+        return least >= rounds and len(running) == 2
 
     until(lambda: "failing" in clone.segments(), running, "it began")
     first = clone.segments()["failing"]
@@ -103,8 +104,10 @@ def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> Non
     for label, job in clone.segments().items():
         given[label] = re.search(r"IDX:(\d)", clone.cluster.details(job)["GRES"])[1]
         assert environment_of(clone, job)["CUDA_VISIBLE_DEVICES"] == given[label]
-        assert f", GPU {given[label]} was granted" in clone.log(label)
     assert sorted(given.values()) == ["0", "1"]
+    until(lambda: at_work(2), running, "both did a round")
+    for label, gpu in given.items():
+        assert f", GPU {gpu} was granted" in clone.log(label)
 
     before = clone.segments()
     clone.cluster.run("sbatch", "-p", "urgent", "--gpus=2", "-o", "/dev/null", "--wrap", "true")
@@ -129,17 +132,17 @@ def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> Non
 
 
 def test_a_job_over_its_time_limit_goes_on_in_the_next(clone: Clone, reference) -> None:
-    params = own_study("slow", rounds=12)
+    params = own_study("slow", rounds=10)
     study(clone, params)
     # Slurm looks at limits every half minute.
-    clone.set_profile(runtime=1, slurm_extra="'--signal=TERM@40'", retries=9)
+    clone.set_profile(runtime=1, slurm_extra="'--signal=TERM@15'", retries=9)
     running = clone.begin(*RUNS, seconds=4)
     until(clone.segments, running, "it began")
     first = clone.segments()["slow"]
     until(lambda: first not in clone.segments().values(), running, "it was told to stop")
     assert "stopped by SIGTERM after round" in clone.log("slow")
     done = clone.rounds()
-    assert 1 <= len(done) < 12
+    assert 1 <= len(done) < 10
     clone.end(running)
     assert bits_of_runs(clone) == reference(params)
     assert done.items() <= clone.rounds().items()

@@ -1,0 +1,187 @@
+"""SIGKILL at random moments of a segment, and whether the same command then ends in the same bits.
+
+    python benchmarks/faults.py [--kills 200] [--seed 0]
+
+A run of SCAFFOLD (server and client state) on digits, three rounds. Every second kill strikes inside a write, of all
+the segment's writes each as likely as the others, after a random share of the file's bytes; the others strike by the
+clock, at any moment from the segment's first to its last. Then the segment runs once more, and must find the rounds
+that were complete, leave them as they are, do the others, and end in the bits of a run that nobody killed, with no
+half-written file beside them. Ends with status 1 if one did not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow.dataset  # noqa: F401  # as torch._dynamo: what a run imports late, so that not every child does
+import torch._dynamo  # noqa: F401
+import yaml
+
+from fedpipe import artifacts
+from fedpipe import plan as planning
+from fedpipe.artifacts import PARAMS, RunFiles
+from fedpipe.data import stage, store
+from fedpipe.engine.run import Run
+
+ROUNDS = 3
+STUDY = {
+    "partition": {"scheme": "dirichlet", "alpha": 0.3},
+    "model": {"name": "mlp", "hidden": [16]},
+    "federation": {"clients": 10, "rounds": ROUNDS, "batch_size": 40, "learning_rate": 0.1},
+    "algorithms": {"scaffold": {}},
+    "study": {"algorithms": ["scaffold"], "seeds": [0]},
+}
+
+
+def forked(work: Callable[[], None]) -> int:
+    """The number of a child process that does the work; its modules are loaded already."""
+    if pid := os.fork():
+        return pid
+    try:
+        work()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def whole(work: Callable[[], None]) -> bool:
+    """Whether a child did the work to its end."""
+    return os.waitpid(forked(work), 0)[1] == 0
+
+
+class Writes:
+    """Counts the writes of artifacts, and may kill the process in one of them.
+
+    Parameters
+    ----------
+    fatal
+        The number of the write to die in, from 1; 0 for none.
+    share
+        Of the bytes that are on disk when it dies.
+    """
+
+    def __init__(self, fatal: int = 0, share: float = 0) -> None:
+        self.count, self._fatal, self._share, self._fdopen = 0, fatal, share, os.fdopen
+        artifacts.os.fdopen = self._open  # type: ignore[assignment]
+
+    def _open(self, *arguments: Any) -> Any:
+        self.count += 1
+        stream = self._fdopen(*arguments)
+        if self.count == self._fatal:
+            stream.write = functools.partial(self._die, stream, stream.write)
+        return stream
+
+    def _die(self, stream: IO[bytes], write: Callable[[Any], int], data: Any) -> None:
+        write(data[: round(self._share * len(data))])
+        stream.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def bits(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of the run but its times."""
+    found = {path: path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(name): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path, name in found.items()
+        if name.name != "times.json"
+    }
+
+
+def markers(files: RunFiles) -> dict[Path, tuple[int, int]]:
+    """The markers of complete rounds, each with what changes when it is written again."""
+    found = {path: path.stat() for path in (files.path / "rounds").glob("*/round.json")}
+    return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found.items()}
+
+
+def campaign(kills: int, seed: int) -> bool:
+    """In the current folder: so many runs, each killed once; whether all ended in the same bits."""
+    artifacts.write_bytes(PARAMS, yaml.safe_dump(STUDY).encode())
+    made = planning.make(PARAMS)
+    planning.write(made)
+    (run,) = made["runs"]
+    files, random_ = RunFiles(Path(run["path"])), random.Random(seed)
+
+    def prepare() -> None:
+        store.download(run["dataset"])
+        stage.partition(run["partition"])
+
+    def segment() -> None:
+        list(Run(files).segment(ROUNDS))
+
+    def counted() -> None:
+        writes = Writes()
+        segment()
+        Path("writes").write_text(str(writes.count))
+
+    def away() -> None:
+        for name in ("rounds", "segments"):
+            shutil.rmtree(files.path / name, ignore_errors=True)
+
+    assert whole(prepare)
+    assert whole(counted)
+    writes, wanted = int(Path("writes").read_text()), bits(files.path)
+    away()
+    begin = time.perf_counter()
+    assert whole(segment)
+    seconds = time.perf_counter() - begin
+    print(f"a segment of {ROUNDS} rounds: {writes} writes, {seconds:.2f} s", flush=True)
+
+    same, struck, found = 0, Counter[str](), Counter[int]()
+    for number in range(kills):
+        away()
+        write, share, moment = random_.randint(1, writes), random_.random(), random_.uniform(0, seconds)
+
+        def in_write(write: int = write, share: float = share) -> None:
+            Writes(write, share)
+            segment()
+
+        if number % 2:
+            child = forked(in_write)
+        else:
+            child = forked(segment)
+            time.sleep(moment)
+            os.kill(child, signal.SIGKILL)
+        died = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        half = [*files.path.rglob("*.tmp")]
+        struck["in a write" if half else "between writes" if died else "after its end"] += 1
+        complete = markers(files)
+        found[max(len(complete) - 1, 0)] += 1
+        ended = whole(segment) and bits(files.path) == wanted and complete.items() <= markers(files).items()
+        same += ended
+        if not ended:
+            how = f"write {write} after {share:.2f} of its bytes" if number % 2 else f"{moment:.3f} s"
+            print(f"kill {number} ({how}) did not end in the same bits", flush=True)
+    print(", ".join(f"{count} kills {where}" for where, count in sorted(struck.items())))
+    print(", ".join(f"{count} with {rounds} rounds complete" for rounds, count in sorted(found.items())))
+    print(f"{same} of {kills} ended in the same bits, and did no complete round again")
+    return same == kills
+
+
+def main() -> None:
+    """Strike, and tell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200, help="default 200")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments; default 0")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        alike = campaign(options.kills, options.seed)
+        os.chdir("/")
+    sys.exit(not alike)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What `fedpipe status` reads off a study's files and Snakemake's logs."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedpipe import artifacts
+from fedpipe.engine import collecting
+from fedpipe.report import status
+from fedpipe.report.status import Progress
+from tests import studies
+
+LABELS = ("fedavg", "fedprox", "scaffold")
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def made() -> dict:
+    """A study of three runs: done, begun, not begun."""
+    made = studies.prepare(studies.settings(LABELS, 3))
+    done, begun, _ = studies.open_runs(made)
+    list(done.segment(3))
+    collecting.collect(done.files, 3, "all")
+    list(begun.segment(2))
+    for run in (done, begun):
+        for path in run.files.path.glob("rounds/*/times.json"):
+            artifacts.write_json(path, {"train": 1.0, "aggregate": 0.25, "evaluate": 0.75})
+    return made
+
+
+def shown(made: dict, height: int | None = None) -> str:
+    screen = Console(file=io.StringIO(), width=200)
+    screen.print(status.render(*status.progress(made), height))
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue()
+
+
+def snakemake(made: dict, *lines: str, number: int = 1, lock: bool = True) -> str:
+    """A log of Snakemake that tells of FedProx's segment; where that logs."""
+    key = Path(made["runs"][1]["path"])
+    log = f"results/logs/segment/fedprox-{key.name}-0003.log"
+    text = "\n".join(lines).format(output=f"{key}/segments/0003.json", log=log)
+    artifacts.write_bytes(Path(f".snakemake/log/2026-01-01T0000{number:02}.snakemake.log"), f"{text}\n".encode())
+    if lock:
+        artifacts.write_bytes(Path(".snakemake/locks/0.output.lock"), b"")
+    return log
+
+
+BEGUN = ("[Thu Jan  1 00:00:01 2026]", "rule segment:", "    input: a, b", "    output: {output}", "    log: {log}", "")
+FAILED = (
+    "[Thu Jan  1 00:00:09 2026]",
+    "Error in rule segment:",
+    "    message: SLURM-job '8' failed",
+    "    output: {output}",
+    "    log: {log}, slurm_logs/8.log (check log file(s) for error details)",
+    "    shell:",
+    "        fedpipe segment",
+)
+
+
+def states(made: dict) -> dict[str, str]:
+    return {run.name.split()[0]: run.state for run in status.progress(made)[0]}
+
+
+def test_rounds_accuracy_rate_and_time_left(made: dict) -> None:
+    done, begun, waiting = status.progress(made)[0]
+    table = artifacts.read_parquet(Path(made["runs"][0]["path"], "metrics.parquet")).to_pandas()
+    last = table[(table["round"] == 3) & (table["protocol"] == made["protocols"][0])]
+    assert done == Progress("fedavg seed 0", "done", 3, 3, last["correct"].sum() / last["total"].sum(), 2.0)
+    assert (begun.state, begun.rounds, begun.seconds, begun.left) == ("stopped", 2, 2.0, 2.0)
+    assert waiting == Progress("scaffold seed 0", "waiting", 0, 3, None, None)
+    assert status.summary([done, begun, waiting]) == (
+        "3 runs (1 done, 1 waiting, 1 stopped), 5 of 9 rounds; about 8 s left"
+    )
+
+
+def test_time_left_counts_what_runs_at_once() -> None:
+    runs = [Progress(str(number), "running", 5, 10, None, 2.0) for number in range(4)]
+    assert status.time_left(runs) == 10
+    assert (
+        status.time_left([*runs, Progress("more", "waiting", 0, 10, None, None)]) == 20
+    )  # its own rounds last longest
+    assert status.time_left([Progress("one", "waiting", 0, 10, None, None)]) is None
+
+
+def test_queued_running_failed_and_begun_again(made: dict) -> None:
+    log = Path(snakemake(made, *BEGUN))
+    assert states(made)["fedprox"] == "queued"
+    artifacts.write_bytes(log, b"one\ntwo\n")
+    assert states(made)["fedprox"] == "running"
+    assert states(made)["scaffold"] == "waiting"
+    os.utime(log, (0, 0))
+    assert states(made)["fedprox"] == "queued", "the log is of an earlier attempt"
+
+    snakemake(made, *BEGUN, *FAILED)
+    assert states(made)["fedprox"] == "failed"
+    (failure,) = status.progress(made)[1]
+    assert (failure.rule, failure.log, failure.lines) == ("segment", log, ["one", "two"])
+    snakemake(made, *BEGUN, *FAILED, *BEGUN)
+    assert states(made)["fedprox"] == "queued", "it was begun again"
+    assert not status.progress(made)[1]
+    snakemake(made, *BEGUN, *FAILED, number=2)
+    snakemake(made, *BEGUN, number=3)
+    assert states(made)["fedprox"] == "queued", "another snakemake began it again"
+    Path(".snakemake/locks/0.output.lock").unlink()
+    assert states(made)["fedprox"] == "stopped"
+
+
+def test_a_failed_job_is_shown_with_the_end_of_its_log(made: dict) -> None:
+    log = Path(snakemake(made, *BEGUN, *FAILED))
+    assert "its log is empty: it was killed, or did not start" in shown(made)
+    artifacts.write_bytes(Path("slurm_logs/8.log"), b"slurmstepd: out of memory\n")
+    text = "\n".join(f"line {number}" for number in range(9))
+    assert "  slurmstepd: out of memory\n" in shown(made)
+    artifacts.write_bytes(log, f"{text}\n".encode())
+    assert f"segment failed: {log}\n" in shown(made)
+    assert "  line 4\n" in shown(made)
+    assert "line 3" not in shown(made)
+
+
+def test_a_failed_job_of_another_study_is_not_ours(made: dict) -> None:
+    lines = [line.replace("{output}", "results/runs/other/0123456789ab/segments/0003.json") for line in FAILED]
+    snakemake(made, *lines)
+    assert not status.progress(made)[1]
+
+
+def test_runs_at_work_come_first_and_what_has_no_room_is_counted(made: dict) -> None:
+    log = Path(snakemake(made, *BEGUN))
+    artifacts.write_bytes(log, b"")
+    rows = [line.split()[0] for line in shown(made).splitlines()[3:]]
+    assert rows == ["fedprox", "scaffold", "fedavg"]
+    small = shown(made, height=7)
+    assert "fedprox" in small
+    assert "scaffold" not in small
+    assert "… and 2 more" in small
+
+
+def test_it_ends_when_all_is_done_and_imports_no_torch(made: dict) -> None:
+    made["runs"] = made["runs"][:1]
+    artifacts.write_json(Path("results/plan.json"), made)
+    program = (
+        "import sys; sys.argv = ['fedpipe', 'status', '--watch']\nfrom fedpipe import cli\n"
+        "try: cli.main()\nfinally: assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert "1 runs (1 done), 3 of 3 rounds\n" in done.stdout
+    assert "AssertionError" not in done.stderr

@@ -1,0 +1,181 @@
+"""A full disk, a read-only folder, damaged files: found, named, made again or refused, and nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedpipe import artifacts
+from fedpipe.artifacts import RunFiles
+from fedpipe.errors import ArtifactError
+from tests import studies
+
+ROUNDS = 3
+#: A mount that nobody else sees; whoever is not root needs a name space of their own for it.
+PRIVATE = ["unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
+MAY_MOUNT = (
+    shutil.which("unshare") is not None
+    and not subprocess.run([*PRIVATE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True).returncode
+)
+needs_mount = pytest.mark.skipif(not MAY_MOUNT, reason="needs mounts, which this machine does not permit")
+
+#: Runs a segment in vain, on a disk that is full or read-only; then mends that, and runs it again.
+MENDED = """
+import json, subprocess, sys
+from pathlib import Path
+from fedpipe.artifacts import RunFiles
+from fedpipe.engine.run import Run
+from fedpipe.errors import ArtifactError
+from tests import studies
+path, mount, mend = sys.argv[1:]
+def files():
+    return {str(each): each.stat().st_mtime_ns for each in Path(path).rglob("*") if each.is_file()}
+subprocess.run(mount, shell=True, check=True)
+before = files()
+try:
+    list(Run(RunFiles(Path(path))).segment(3))
+    said = "nothing"
+except ArtifactError as error:
+    said = str(error)
+after = files()
+subprocess.run(mend, shell=True, check=True)
+list(Run(RunFiles(Path(path))).segment(3))
+kept = all(files()[name] == time for name, time in after.items() if name.endswith("round.json"))
+print(json.dumps({"said": said, "before": before, "after": after, "kept": kept, "bits": studies.bits(Path(path))}))
+"""
+
+
+def mended(path: str, mount: str, mend: str) -> dict:
+    done = subprocess.run(
+        [*PRIVATE, sys.executable, "-c", MENDED, path, mount, mend],
+        env=os.environ | {"PYTHONPATH": str(studies.ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict = json.loads(done.stdout)
+    return found
+
+
+def prepared() -> tuple[str, dict[str, str]]:
+    """A run yet to begin, and the bits with which it ends."""
+    made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
+    path = made["runs"][0]["path"]
+    list(studies.open_runs(made)[0].segment(ROUNDS))
+    once = studies.bits(Path(path))
+    shutil.rmtree(f"{path}/rounds")
+    shutil.rmtree(f"{path}/segments")
+    return path, once
+
+
+@needs_mount
+def test_a_full_disk_is_named_and_once_there_is_room_it_goes_on() -> None:
+    path, once = prepared()
+    keep, small = f"cp {path}/run.yaml keep.yaml", f"mount -t tmpfs -o size=200k none {path}"
+    found = mended(path, f"{keep} && {small} && cp keep.yaml {path}/run.yaml", f"mount -o remount,size=50m {path}")
+    assert found["said"].startswith(f"{path}/rounds/000")
+    assert "can't be written (No space left on device)" in found["said"]
+    whole = [name for name in found["after"] if name.endswith("round.json")]
+    assert 0 < len(whole) <= ROUNDS, "it should have filled in the middle"
+    assert not [name for name in found["after"] if name.endswith(".tmp")]
+    assert found["kept"]
+    assert found["bits"] == once
+
+
+@needs_mount
+def test_a_read_only_folder_is_named_and_untouched() -> None:
+    path, once = prepared()
+    read_only = "mount --bind results results && mount -o remount,bind,ro results"
+    found = mended(path, read_only, "mount -o remount,bind,rw results")
+    assert found["said"] == (
+        f"{path}/rounds/0000/server.pt can't be written (Read-only file system); mend that and run again."
+    )
+    assert found["before"] == found["after"]
+    assert found["bits"] == once
+
+
+class Harmful:
+    def __reduce__(self):
+        return (os.system, ("touch harm",))
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def pickle(path: Path) -> None:
+    torch.save({"model": Harmful()}, path)
+
+
+def rest(*but: Path) -> dict[Path, tuple[int, int]]:
+    """Every other file, with what changes when it is written."""
+    stats = {path: path.stat() for path in Path("results").rglob("*") if path.is_file() and path not in but}
+    return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in stats.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        ("data", truncate),
+        ("data", pickle),
+        ("assignment", flip),
+        ("server", truncate),
+        ("server", pickle),
+        ("clients", flip),
+        ("metrics", flip),
+    ],
+)
+def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
+    name: str, harm: Callable[[Path], None]
+) -> None:
+    made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
+    run = studies.open_runs(made)[0]
+    list(run.segment(ROUNDS))
+    last = run.files.round(ROUNDS)
+    shared = {
+        "data": artifacts.dataset_file(made["runs"][0]["dataset"]),
+        "assignment": artifacts.assignment_file(made["runs"][0]["partition"]),
+    }
+    path = shared.get(name) or {"server": last.server, "clients": last.clients, "metrics": last.metrics}[name]
+    once, rounds = path.read_bytes(), set(last.path.iterdir()) | set((run.files.path / "segments").iterdir())
+    harm(path)
+    if name in shared:  # another rule made it, for other runs as well
+        before = rest()
+        with pytest.raises(ArtifactError, match=rf"^{path} is damaged: .*; delete it and run again"):
+            studies.open_runs(made)
+        assert rest() == before
+    else:  # the segment's own: only its round is done again
+        before = rest(*rounds)
+        assert list(studies.open_runs(made)[0].segment(ROUNDS)) == [ROUNDS - 1, ROUNDS]
+        assert rest(*rounds) == before
+        assert path.read_bytes() == once
+    assert not Path("harm").exists()
+
+
+def test_a_pickled_object_is_refused_even_if_its_hash_is_vouched_for() -> None:
+    made = studies.prepare(studies.settings(("scaffold",), 1))
+    run = studies.open_runs(made)[0]
+    list(run.segment(1))
+    files: RunFiles = run.files
+    server, state = files.round(1).server, files.round(1).state
+    pickle(server)
+    vouched = artifacts.read_json(state)
+    vouched["sha256"][server.name] = artifacts.sha256_of(server)
+    artifacts.write_json(state, vouched)
+    with pytest.raises(ArtifactError, match=rf"^{server} can't be read \("):
+        studies.open_runs(made)[0].server(1)
+    assert not Path("harm").exists()

@@ -1,0 +1,19 @@
+"""The campaign of benchmarks/faults.py, in small."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests import studies
+
+
+@pytest.mark.slow
+def test_twenty_kills_end_in_the_same_bits() -> None:
+    command = [sys.executable, str(studies.ROOT / "benchmarks/faults.py"), "--kills", "20", "--seed", "1"]
+    done = subprocess.run(command, cwd=studies.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "20 of 20 ended in the same bits" in done.stdout
+    assert " kills in a write" in done.stdout

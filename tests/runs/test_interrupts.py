@@ -1,0 +1,101 @@
+"""SIGTERM: a segment ends after the round that it is in, and goes on from there; a bar or lines tell of its rounds."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedpipe.engine import interrupts
+from fedpipe.report import progress
+from tests import studies
+from tests.runs.test_resume import run_again, segment, unfinished
+
+ROUNDS = 4
+
+
+def test_sigterm_ends_a_segment_after_its_round_and_leaves_nothing_half() -> None:
+    made = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
+    path = made["runs"][0]["path"]
+    list(studies.open_runs(made)[0].segment(ROUNDS))
+    once = studies.bits(Path(path))
+    subprocess.run(["rm", "-r", f"{path}/rounds", f"{path}/segments"], check=True)
+    command = [sys.executable, "-m", "fedpipe", *segment(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
+        assert stopped.stdout
+        while "rounds are complete" not in stopped.stdout.readline():
+            pass
+        stopped.send_signal(signal.SIGTERM)
+        said = stopped.stdout.read()
+    assert stopped.returncode == 143
+    assert said.endswith(f"{path}: stopped by SIGTERM after round 1; the same command goes on from there\n")
+    assert not unfinished(Path(path))
+    assert not Path(path, "segments").exists()
+    assert run_again(path) == (1, [2, 3, 4])
+    assert studies.bits(Path(path)) == once
+
+
+def test_sigterm_in_the_last_round_ends_like_any_other() -> None:
+    """There is nothing to go on with: the manifest is written."""
+    made = studies.prepare(studies.settings(rounds=1))
+    path = made["runs"][0]["path"]
+    command = [sys.executable, "-m", "fedpipe", *segment(path, 1)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout
+        while "rounds are complete" not in running.stdout.readline():
+            pass
+        running.send_signal(signal.SIGTERM)
+        running.stdout.read()
+    assert running.returncode == 0
+    assert Path(path, "segments/0001.json").exists()
+
+
+def test_a_block_that_sigterm_kills_leaves_nothing() -> None:
+    made = studies.prepare(studies.settings(execution={"rounds_per_job": 1, "clients_per_job": 5}))
+    run = studies.open_runs(made)[0]
+    run.initialise()
+    before = sorted(run.files.path.rglob("*"))
+    block = ["train", made["runs"][0]["path"], "--round", "1", "--block", "0", "--size", "5"]
+    code = f"import os, signal, sys; sys.argv = ['fedpipe', *{block}]\nfrom fedpipe import artifacts, cli\n"
+    killed = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"{code}artifacts.write_pt = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\ncli.main()",
+        ]
+    )
+    assert killed.returncode == -signal.SIGTERM
+    assert sorted(run.files.path.rglob("*")) == before
+
+
+def test_sigterm_is_deferred_and_then_as_it_was() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with interrupts.deferred() as asked_to_stop:
+        assert not asked_to_stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked_to_stop()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def rounds() -> Iterator[int]:
+    yield from (2, 3, 4)
+
+
+def test_a_log_has_a_line_a_round(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(progress.told(Path("run"), 4, rounds(), Console(file=io.StringIO()))) == [3, 4]
+    assert capsys.readouterr().out == "run: 2 of 4 rounds are complete\nrun: round 3 of 4\nrun: round 4 of 4\n"
+
+
+def test_a_terminal_has_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = io.StringIO()
+    assert list(progress.told(Path("run"), 4, rounds(), Console(file=screen, force_terminal=True))) == [3, 4]
+    assert "4/4" in screen.getvalue()
+    assert "\x1b[" in screen.getvalue()
+    assert capsys.readouterr().out == ""
