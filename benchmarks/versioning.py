@@ -1,0 +1,122 @@
+"""What DVC costs on a study of 27 algorithms x 50 rounds x 2 MB models: commit, status, push, pull, and one change.
+
+    python benchmarks/versioning.py [--algorithms 27] [--rounds 50] [--megabytes 2] [--json FILE]
+
+Files are those that a run of one seed leaves (`fedpipe/artifacts.py`), with random bytes of their sizes in the shipped
+study. All folders lie on one disk (``TMPDIR``), so that times compare with that of copying the same tree, measured in
+the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parent.parent
+#: bytes of a round's small files, as the shipped study's are
+SMALL = {
+    "participants.parquet": 1800,
+    "metrics.parquet": 2200,
+    "matrices.parquet": 5900,
+    "state.json": 550,
+    "round.json": 480,
+    "times.json": 105,
+}
+JOINED = {"metrics.parquet": 12_000, "matrices.parquet": 70_000, "rounds.parquet": 4_000, "times.json": 6_000}
+
+
+def run(folder: Path, *command: str) -> float:
+    """Seconds that a command takes."""
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "DVC_NO_ANALYTICS": "1"}
+    for name in ("AUTHOR", "COMMITTER"):
+        environment |= {f"GIT_{name}_NAME": "benchmark", f"GIT_{name}_EMAIL": "benchmark@example.org"}
+    begin = time.perf_counter()
+    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begin
+
+
+def write_run(folder: Path, rounds: int, size: int) -> None:
+    """The files of a run."""
+    for number in range(rounds + 1):
+        place = folder / "rounds" / f"{number:04d}"
+        place.mkdir(parents=True)
+        for name, count in ({"server.pt": size} | SMALL).items():
+            (place / name).write_bytes(os.urandom(count))
+    for name, count in JOINED.items():
+        (folder / name).write_bytes(os.urandom(count))
+
+
+def write_study(folder: Path, algorithms: list[str], rounds: int, size: int) -> None:
+    """A repository with the project's dvc.yaml and a study's results."""
+    for name in ("dvc.yaml", ".dvcignore", ".gitignore", "Snakefile"):
+        shutil.copy(ROOT / name, folder / name)
+    shutil.copytree(ROOT / "workflow" / "rules", folder / "workflow" / "rules")
+    results = folder / "results"
+    for name in ("data", "partitions", "tables", "figures", "plots", "keys", ".provenance", "../fedpipe"):
+        (results / name).mkdir(parents=True)
+        (results / name / "some").write_text(name)
+    shutil.copy(ROOT / "results" / ".gitignore", results)
+    plots = (f"plots/{each}.csv" for each in ("curves", "clients", "matrices", "partition"))
+    for name in ("plan.json", "metrics.json", *plots):
+        (results / name).write_text("{}")
+    settings = {"algorithms": {name: {} for name in algorithms}, "study": {"algorithms": algorithms}}
+    (folder / "params.yaml").write_text(yaml.safe_dump(settings))
+    for name in algorithms:
+        (results / "keys" / f"{name}.json").write_text("{}")
+        write_run(results / "runs" / name / "0123456789ab", rounds, size)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algorithms", type=int, default=27)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--megabytes", type=float, default=2.0, help="of a model")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    arguments = parser.parse_args()
+    names = [f"algorithm{index:02d}" for index in range(arguments.algorithms)]
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="versioning-") as temporary:
+        study, clone, store = (Path(temporary) / name for name in ("study", "clone", "store"))
+        study.mkdir()
+        write_study(study, names, arguments.rounds, int(arguments.megabytes * 1e6))
+        files = [path for path in (study / "results" / "runs").rglob("*") if path.is_file()]
+        found["files"] = len(files)
+        found["gigabytes"] = sum(path.stat().st_size for path in files) / 1e9
+        begin = time.perf_counter()
+        shutil.copytree(study / "results" / "runs", Path(temporary) / "copy")
+        found["copying_seconds"] = time.perf_counter() - begin
+        shutil.rmtree(Path(temporary) / "copy")
+
+        run(study, "git", "init", "-q", "-b", "main")
+        run(study, "dvc", "init", "-q")
+        found["commit_seconds"] = run(study, "dvc", "commit", "-f", "-q")
+        found["status_seconds"] = run(study, "dvc", "status")
+        run(study, "dvc", "remote", "add", "-d", "store", str(store))
+        run(study, "git", "add", "-A")
+        run(study, "git", "commit", "-qm", "a study")
+        found["push_seconds"] = run(study, "dvc", "push", "-q")
+        run(study, "git", "clone", "-q", str(study), str(clone))
+        found["pull_seconds"] = run(clone, "dvc", "pull", "-q")
+        found["status_in_clone_seconds"] = run(clone, "dvc", "status")
+
+        changed = study / "results" / "runs" / names[-1] / "ba9876543210"
+        write_run(changed, arguments.rounds, int(arguments.megabytes * 1e6))
+        found["one_run_more_commit_seconds"] = run(study, "dvc", "commit", "-f", "-q")
+        found["one_run_more_push_seconds"] = run(study, "dvc", "push", "-q")
+    for name, value in found.items():
+        print(f"{name:<30}{value:>12,.2f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

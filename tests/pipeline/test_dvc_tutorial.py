@@ -1,0 +1,302 @@
+"""docs/dvc.md: each block of commands is run, in order, and its numbers are compared with runs made without DVC."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import snakemake
+import yaml
+
+from tests import studies
+from tests.lineage.conftest import finish
+from tests.pipeline.conftest import Project, jobs
+
+pytestmark = pytest.mark.slow
+
+NOTHING = "Nothing to be done"
+UP_TO_DATE = "Data and pipelines are up to date."
+REPORT = ("tables", "figures", "plots", ".provenance")  #: what is made anew, beside plan.json
+POINTS = [(0.1, 0.1), (0.1, 1.0), (0.1, 2.0), (1.0, 0.1), (1.0, 2.0)]  #: all that is asked for: (alpha, mu)
+
+
+def small(alpha: float = 0.1, mu: float = 0.1) -> dict[str, Any]:
+    """A study in which mu makes a difference after two rounds."""
+    params = studies.settings(("fedavg", "feddw"), 2, federation={"batch_size": 10})
+    params["partition"]["alpha"] = alpha
+    params["algorithms"]["feddw"] = {"mu": mu}
+    return params
+
+
+class Story(NamedTuple):
+    """What the tutorial left."""
+
+    project: Project
+    said: dict[str, str]  #: what each block printed, by its first command
+    kept: dict[str, Any]  #: what was looked at on the way
+    truth: dict[tuple[float, float], dict[str, Any]]  #: metrics of the same settings, run without Snakemake and DVC
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    folder = tmp_path_factory.mktemp("tutorial")
+    before, truth = Path.cwd(), {}
+    for index, (alpha, mu) in enumerate(POINTS):
+        (folder / f"truth{index}").mkdir()
+        os.chdir(folder / f"truth{index}")
+        try:
+            finish(small(alpha, mu))
+            truth[alpha, mu] = json.loads(Path("results/metrics.json").read_text())
+        finally:
+            os.chdir(before)
+    assert len({str(metrics) for metrics in truth.values()}) == len(POINTS), "no two experiments agree by chance"
+
+    project = Project(studies.copy_project(folder / "project"))
+    project.run("git", "init", "-q", "-b", "main")
+    studies.write(small(), project.folder)
+    project.commit("params")
+    said: dict[str, str] = {}
+    kept: dict[str, Any] = {}
+    for commands in re.findall(r"```sh\n(.*?)```", (project.folder / "docs/dvc.md").read_text(), flags=re.S):
+        name = commands.partition("\n")[0]
+        if name.startswith("dvc plots"):
+            kept["plots"] = json.loads(project.run("dvc", "plots", "diff", "v1", "louder", "--json"))
+        said[name] = project.run("bash", "-ec", commands)
+        if name == "dvc repro":
+            kept["bits"], kept["table"] = project.bits(), table(project)
+        if name.startswith("dvc exp run -n"):
+            kept["louder"] = project.metrics()
+    return Story(project, said, kept, truth)
+
+
+def block(story: Story, start: str) -> str:
+    (found,) = (printed for name, printed in story.said.items() if name.startswith(start))
+    return found
+
+
+def objects(store: Path) -> set[str]:
+    return {path.parent.name + path.name for path in store.rglob("*") if path.is_file()}
+
+
+def md5(path: Path) -> str:
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+
+
+def table(project: Project) -> bytes:
+    return (project.folder / "results/tables/results.md").read_bytes()
+
+
+def flat(metrics: dict[str, Any]) -> dict[str, float]:
+    return {f"{label}.{protocol}": value for label, found in metrics.items() for protocol, value in found.items()}
+
+
+def test_first_the_whole_study_then_one_algorithm(story: Story) -> None:
+    assert jobs(block(story, "dvc repro"))["segment"] == 2
+    changed = block(story, "dvc exp run -n louder")
+    assert jobs(changed)["segment"] == 1
+    assert "results/runs/feddw/" in changed
+    assert story.kept["louder"] == story.truth[0.1, 1.0]
+
+
+def test_every_experiment_shows_its_own_numbers(story: Story) -> None:
+    shown = story.project.run("dvc", "exp", "show", "--csv", "--all-commits")
+    rows = list(csv.DictReader(io.StringIO(shown)))
+    experiments = {row["Experiment"]: row for row in rows if row["rev"] != "workspace" and row["Experiment"]}
+    named = {name: row for name, row in experiments.items() if name == "louder" or name.startswith("grid")}
+    assert len(named) == 5
+    points = set()
+    for name, row in named.items():
+        point = (float(row["partition.alpha"]), float(row["algorithms.feddw.mu"]))
+        points.add(point)
+        found = {column: float(row[column]) for column in flat(story.truth[point])}
+        assert found == flat(story.truth[point]), name
+    assert points == set(POINTS)
+
+
+def test_the_table_of_experiments_shows_what_changed(story: Story) -> None:
+    shown = block(story, "dvc exp show")
+    for column in ("feddw.global-on-global", "partition.alpha", "algorithms.feddw.mu"):
+        assert column in shown
+    assert "learning_rate" not in shown
+    assert "results/" not in shown
+    assert str(story.truth[0.1, 1.0]["feddw"]["global-on-global"]) in shown
+
+
+def test_differences_of_parameters_and_metrics(story: Story) -> None:
+    old, new = (flat(story.truth[0.1, mu]) for mu in (0.1, 1.0))
+    wanted = {name: [old[name], new[name]] for name in new if old[name] != new[name]}
+    assert wanted
+    shown = block(story, "dvc exp diff")
+    rows = [line.split() for line in shown.splitlines()]
+    found = {row[1]: [float(row[2]), float(row[3])] for row in rows if row and row[0] == "results/metrics.json"}
+    assert found == wanted
+    assert ["params.yaml", "algorithms.feddw.mu", "0.1", "1.0"] in [row[:4] for row in rows]
+    params = json.loads(story.project.run("dvc", "params", "diff", "v1", "louder", "--json"))
+    assert params == {"params.yaml": {"algorithms.feddw.mu": {"old": 0.1, "new": 1.0, "diff": 0.9}}}
+    metrics = json.loads(story.project.run("dvc", "metrics", "diff", "v1", "louder", "--json"))
+    found = {name: [change["old"], change["new"]] for name, change in metrics["results/metrics.json"].items()}
+    assert found == wanted
+
+
+def test_plots_have_the_numbers_of_both_revisions(story: Story) -> None:
+    plots = story.kept["plots"]
+    assert "errors" not in plots
+    assert set(plots["data"]) == {"learning curves", "accuracy by client", "SL and CR matrices", "partition"}
+    rows = {name: found[0]["content"]["data"]["values"] for name, found in plots["data"].items()}
+    for rev, mu in (("v1", 0.1), ("louder", 1.0)):
+        for label, found in story.truth[0.1, mu].items():
+            for protocol, accuracy in found.items():
+                mean = [
+                    float(row["mean"])
+                    for row in rows["learning curves"]
+                    if (row["rev"], row["line"], row["protocol"], row["round"]) == (rev, label, protocol, "2")
+                ]
+                assert mean == [pytest.approx(100 * accuracy, abs=0.005)]
+            clients = [row for row in rows["accuracy by client"] if (row["rev"], row["line"]) == (rev, label)]
+            samples = [int(row["samples"]) for row in clients]
+            right = sum(float(row["accuracy"]) * int(row["samples"]) for row in clients)
+            assert right / sum(samples) == pytest.approx(100 * found["personal-on-local"], abs=0.005)
+        for kind in ("SL", "CR"):
+            cells = [row for row in rows["SL and CR matrices"] if (row["rev"], row["matrix"]) == (rev, kind)]
+            assert len(cells) == 2 * 100
+            assert sum(float(cell["value"]) for cell in cells) == pytest.approx(20, abs=1e-3), "rows sum to one"
+        dealt = [row for row in rows["partition"] if row["rev"] == rev]
+        assert sum(int(row["samples"]) for row in dealt) == 1437
+    moved = {
+        rev: [row["value"] for row in rows["SL and CR matrices"] if (row["rev"], row["line"]) == (rev, "feddw")]
+        for rev in ("v1", "louder")
+    }
+    assert moved["v1"] != moved["louder"]
+
+
+def test_pages_of_plots_are_free_of_errors(story: Story, tmp_path: Path) -> None:
+    """Vega draws every plot of the page without an error or a warning: in Chromium where there is one, and in Node."""
+    page = story.project.folder / "dvc_plots/index.html"
+    libraries = Path(snakemake.__file__).parent / "assets/data"  # snakemake's reports bring the same libraries
+    sources = {name: libraries / name / f"{name}.js" for name in ("vega", "vega-lite", "vega-embed")}
+    text = re.sub(
+        r"https://cdn\.jsdelivr\.net/npm/([a-z-]+)@[\d.]+", lambda found: sources[found[1]].as_uri(), page.read_text()
+    )
+    assert text.count("vegaEmbed(") == 4
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    node = shutil.which("node")
+    if not (chromium or node):
+        pytest.skip("neither Chromium nor Node is installed")
+    if node:
+        script = tmp_path / "draw.js"
+        script.write_text(DRAW)
+        done = subprocess.run([node, script, page, *map(str, sources.values())], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [int(line) > 20 for line in done.stdout.split()] == [True] * 4, "so many marks in each plot"
+    if chromium:
+        local = tmp_path / "page.html"
+        local.write_text(text)
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
+        wait = [
+            "--virtual-time-budget=20000",
+            "--enable-logging=stderr",
+            "--dump-dom",
+            f"--user-data-dir={tmp_path / 'p'}",
+        ]
+        done = subprocess.run([chromium, *flags, *wait, local.as_uri()], capture_output=True, text=True)
+        console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        assert console == []
+        assert done.stdout.count("<canvas") == 4
+
+
+DRAW = """
+const fs = require("fs"), Module = require("module");
+const [page, vegaPath, litePath] = process.argv.slice(2);
+const resolve = Module._resolveFilename;
+Module._resolveFilename = function (name, ...rest) {
+  return name === "vega" ? vegaPath : resolve.call(this, name, ...rest);
+};
+const vega = require(vegaPath), lite = require(litePath);
+const logger = { level() { return this; }, info() { return this; }, debug() { return this; } };
+logger.warn = logger.error = function (...message) { throw new Error(message.map(m => m.stack || m).join(" ")); };
+(async () => {
+  for (const [, spec] of fs.readFileSync(page, "utf8").matchAll(/var spec = (.*);\\n/g)) {
+    const drawn = vega.parse(lite.compile(JSON.parse(spec), { logger }).spec);
+    const view = new vega.View(drawn, { renderer: "none", logger });
+    console.log((await view.toSVG()).match(/<path/g).length);
+  }
+})().catch(error => { console.error(error); process.exit(1); });
+"""
+
+
+def test_an_experiment_that_is_taken_over_runs_nothing(story: Story) -> None:
+    assert UP_TO_DATE in block(story, "dvc exp apply louder")
+    assert story.project.metrics() == story.truth[0.1, 1.0]
+
+
+def test_a_tag_brings_everything_back(story: Story) -> None:
+    assert NOTHING in block(story, "git checkout -q v1")
+    project = story.project
+    project.run("git", "checkout", "-q", "v1")
+    project.run("dvc", "checkout", "-q")
+    assert project.bits() == story.kept["bits"]
+    assert table(project) == story.kept["table"]
+    assert project.metrics() == story.truth[0.1, 0.1]
+    project.run("git", "checkout", "-q", "main")
+    project.run("dvc", "checkout", "-q")
+
+
+def test_another_folder_has_nothing_to_do_and_sends_only_what_is_new(story: Story) -> None:
+    assert NOTHING in block(story, "git clone")
+    clone = Project(story.project.folder.parent / "elsewhere")
+    assert UP_TO_DATE in clone.run("dvc", "repro")
+    assert clone.metrics() == story.truth[0.1, 1.0]
+    before = {path for path in (clone.folder / "results/runs").rglob("*") if path.is_file()}
+    stored = objects(story.project.folder.parent / "store")
+    clone.edit(algorithms={"feddw": {"mu": 2.0}})
+    printed = clone.run("dvc", "repro")
+    assert jobs(printed)["segment"] == 1, "FedDW's only"
+    assert clone.metrics() == story.truth[0.1, 2.0]
+    clone.commit("mu 2")
+    clone.run("dvc", "push", "-q")
+    sent = objects(story.project.folder.parent / "store") - stored
+    runs = {path for path in (clone.folder / "results/runs").rglob("*") if path.is_file()} - before
+    assert {path.relative_to(clone.folder).parts[2] for path in runs} == {"feddw"}
+    report = [path for name in REPORT for path in (clone.folder / "results" / name).rglob("*") if path.is_file()]
+    new = {md5(path) for path in (*runs, *report, clone.folder / "results/plan.json")}
+    assert {name for name in sent if not name.endswith(".dir")} <= new
+    assert {md5(path) for path in runs} <= sent | stored
+
+
+def test_apart_from_the_workspace(story: Story) -> None:
+    """`dvc exp run --temp` leaves this folder alone, and has the code of its commit."""
+    project = story.project
+    bits, params = project.bits(), (project.folder / "params.yaml").read_text()
+    project.run("dvc", "exp", "run", "--temp", "-n", "apart", "-S", "algorithms.feddw.mu=2.0")
+    assert project.bits() == bits
+    assert (project.folder / "params.yaml").read_text() == params
+    refs = project.run("git", "for-each-ref", "--format=%(refname)", "refs/exps").split()
+    (apart,) = (ref for ref in refs if ref.endswith("/apart"))
+    assert json.loads(project.run("git", "show", f"{apart}:results/metrics.json")) == story.truth[0.1, 2.0]
+
+
+def test_numbers_are_traced_and_verified(story: Story) -> None:
+    printed = block(story, "fedpipe trace")
+    verified = printed.index("results/runs/fedavg/")
+    traced = story.project.run("fedpipe", "trace", "results/tables/results.md", "feddw.global-on-global")
+    assert printed.startswith(traced)
+    found = yaml.safe_load(traced)
+    assert found["accuracy (%)"] == pytest.approx(100 * story.truth[0.1, 1.0]["feddw"]["global-on-global"], abs=0.005)
+    (run,) = found["runs"]
+    assert run["settings"]["algorithm"]["mu"] == 1.0
+    assert run["first recorded in"] != "no commit"
+    assert "run again: all bits agree" in printed[verified:]
+
+
+def test_nothing_that_a_commit_needs_is_pruned(story: Story) -> None:
+    assert "Nothing to remove." in block(story, "fedpipe prune")
+    assert UP_TO_DATE in block(story, "fedpipe prune")
