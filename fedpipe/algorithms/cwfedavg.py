@@ -46,14 +46,14 @@ class CwFedAvg(Algorithm):
     wdr_factor
         Factor of lambda: 1 as in the paper, 0.5 as in its code.
     class_wise
-        Which layers are class-wise: all, the output layer, or that many layers from the output down.
+        Which layers are class-wise: all, the output layer, or that many layers from the output down (0: FedAvg).
     distribution
         approximate: from the uploaded head; empirical: from the client's class counts.
     """
 
     wdr: Annotated[float, Field(ge=0)] = 10.0
     wdr_factor: Annotated[float, Field(gt=0)] = 0.5
-    class_wise: Literal["all", "output"] | Annotated[int, Field(ge=1)] = "output"
+    class_wise: Literal["all", "output"] | Annotated[int, Field(ge=0)] = "output"
     distribution: Literal["approximate", "empirical"] = "approximate"
 
     @property

@@ -50,6 +50,15 @@ def test_ties_average_where_the_kernel_underflows():
     assert weights.tolist() == [0.5, 0.5]
 
 
+@pytest.mark.parametrize(("widths", "share"), [(20, 0.9537), (23, 0.5065), (25, 0.1219), (30, 9.35e-4), (1e5, 0)])
+def test_in_code_mode_the_barycentre_vanishes_with_the_kernel(widths, share):
+    """Both vectors are ``widths`` epsilon from their mean."""
+    far = 2 * widths * 1e-5
+    found, weights = barycentre(updates([0, 0], [far, far]), 1e-5, iterations=1, underflow=True)
+    assert found.tolist() == pytest.approx([share * far / 2] * 2, rel=5e-4, abs=1e-15)
+    assert weights.tolist() == pytest.approx([0.5, 0.5])
+
+
 def test_equal_vectors_are_their_own_barycentre():
     found, weights = barycentre(updates([3, -1, 2]).repeat(4, 1), epsilon=1e-5, iterations=150)
     assert found.tolist() == pytest.approx([3, -1, 2], abs=1e-15)
@@ -203,6 +212,27 @@ def test_the_loss_mixes_risk_and_divergence(make_trial):
     risk = cross_entropy(trial.net(trial.fresh(1), batch.x), batch.y)
     wanted = 0.3 * risk + 0.7 * weight_divergence(trial.fresh(1), trial.fresh(0))
     assert float(trial.algorithm.loss(client, batch)) == pytest.approx(float(wanted), rel=1e-14)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_in_code_mode_clients_train_on_half_the_risk(make_trial, assert_same, width):
+    """As uniform FedAvg at half the rate."""
+    code = make_trial(FedDUAL(mode="code", dynamic_aggregation=False), width=width, learning_rate=0.1).run(3)
+    plain = make_trial(FedAvg(), width=width, learning_rate=0.05, weighting="uniform").run(3)
+    assert_same(code.server["model"], plain.server["model"], within=1e-14)
+
+
+def test_in_code_mode_the_output_layer_freezes(make_trial, assert_same):
+    """At the code's epsilon no gradient is near enough to their mean, nor then to 0."""
+    trial = make_trial(FedDUAL(mode="code", vector="gradient", iterations=1000), learning_rate=0.05)
+    before = trial.server["model"]
+    trial.run(1, ids=[3, 5, 7])
+    after, (head, body) = trial.server["model"], (trial.net.head_names, trial.net.body_names)
+    assert_same(after.only(head), before.only(head))
+    assert_same(after.only(body), trial.uploads(trial.outcomes).uniform().mean("model").only(body))
+    assert all(not torch.equal(after[name], before[name]) for name in body)
+    log_domain = make_trial(FedDUAL(vector="gradient"), learning_rate=0.05).run(1, ids=[3, 5, 7]).server["model"]
+    assert (log_domain.only(head) - before.only(head)).norm() > 0.1
 
 
 # -- reading G -------------------------------------------------------------------------------------------------------
