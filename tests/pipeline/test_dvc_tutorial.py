@@ -178,6 +178,18 @@ def test_plots_have_the_numbers_of_both_revisions(story: Story) -> None:
     assert moved["v1"] != moved["louder"]
 
 
+def test_plots_of_what_lies_here(story: Story) -> None:
+    shown = json.loads(story.project.run("dvc", "plots", "show", "--json"))
+    rows = shown["data"]["learning curves"][0]["content"]["data"]["values"]
+    last = {(row["line"], row["protocol"]): float(row["mean"]) for row in rows if row["round"] == "2"}
+    truth = story.truth[0.1, 1.0]
+    assert last == {
+        (label, protocol): pytest.approx(100 * accuracy, abs=0.005)
+        for label, found in truth.items()
+        for protocol, accuracy in found.items()
+    }
+
+
 def test_pages_of_plots_are_free_of_errors(story: Story, tmp_path: Path) -> None:
     """Vega draws every plot of the page without an error or a warning: in Chromium where there is one, and in Node."""
     page = story.project.folder / "dvc_plots/index.html"
