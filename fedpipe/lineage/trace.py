@@ -41,6 +41,8 @@ def trace(table: Path, cell: str) -> dict[str, Any]:
     ArtifactError
         The table is not the one that the plan's runs make, or an artifact is missing or damaged.
     """
+    if table.parent.name != "tables":
+        raise SettingsError(f"'{table}' is no study's table; it should be as results/tables/results.md.")
     plan: Plan = artifacts.read_json(table.parent.parent / "plan.json")
     report = plan["report"]
     found = _cells(plan, table)
@@ -54,7 +56,7 @@ def trace(table: Path, cell: str) -> dict[str, Any]:
     if not len(seeds):
         raise SettingsError(f"'{cell}' is a dash in {table}: the method has no such model.")
     mean = float(100 * seeds["accuracy"].mean())
-    if abs(mean - row["mean"]) > 1e-9:
+    if not abs(mean - row["mean"]) < 1e-9:
         raise ArtifactError(
             f"{table} says {row['mean']:.2f} where the runs of {plan['params']} give {mean:.2f}: it is of other "
             "settings; run `snakemake all` to make it again."

@@ -10,6 +10,8 @@ import yaml
 from fedpipe import artifacts, plan
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.lineage.trace import trace
+from tests import studies
+from tests.lineage.conftest import finish
 
 TABLE = Path("results/tables/results.md")
 
@@ -52,7 +54,25 @@ def test_the_best_round_is_the_one_traced(study: Path) -> None:
         assert rounds == {f"{table.idxmax():04d}"}
 
 
+def test_a_grid_names_its_points_and_a_dash_has_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    grid = {"seeds": [0], "grid": {"partition.alpha": [0.1, 1.0]}}
+    finish(studies.settings(("fedavg", "local"), 1, study=grid))
+    metrics = artifacts.read_json(Path("results/metrics.json"))["fedavg"]
+    for point in ("alpha=0.1", "alpha=1.0"):
+        found = trace(TABLE, f"fedavg.{point}.global-on-global")
+        assert found["accuracy (%)"] == pytest.approx(100 * metrics[point]["global-on-global"], abs=0.005)
+        (run,) = found["runs"]
+        assert f"alpha={run['settings']['partition']['alpha']}" == point
+    with pytest.raises(
+        SettingsError, match=r"'local\.alpha=0\.1\.global-on-global' is a dash in results/tables/results\.md"
+    ):
+        trace(TABLE, "local.alpha=0.1.global-on-global")
+
+
 def test_mistakes_are_one_sentence(study: Path) -> None:
+    with pytest.raises(SettingsError, match=r"'results/metrics.json' is no study's table"):
+        trace(Path("results/metrics.json"), "fedavg.global-on-global")
     with pytest.raises(SettingsError, match=r"'fedavg\.global' is no cell of .*fedavg\.global-on-global"):
         trace(TABLE, "fedavg.global")
     csv = TABLE.with_suffix(".csv")
