@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,12 @@ class Clone(Project):
         return "\n".join(f"{path}:\n{path.read_text()}" for path in found)
 
     def log(self, algorithm: str) -> str:
-        """What the algorithm's last segment said."""
-        (path,) = self.folder.glob(f"results/logs/segment/{algorithm}-*.log")
-        return path.read_text()
+        """What the algorithm's last segment said so far."""
+        said = ""
+        for path in self.folder.glob(f"results/logs/segment/{algorithm}-*.log"):
+            with suppress(FileNotFoundError):  # Snakemake removes it before the next attempt
+                said += path.read_text()
+        return said
 
     def set_profile(self, **values: Any) -> None:
         """Edit the profile, as one does for one's own cluster; names are keys or resources of training jobs."""

@@ -21,13 +21,11 @@ class Slow(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class Once(Slow):
-    """Fails once, in a round after the first, if the file ``fail-once`` is there."""
+    """Fails in its next round if there is a file ``fail-once``, and takes that away."""
 
     def combine(self, server, uploads):
         fault = Path("fail-once")
-        if fault.exists() and fault.read_text() == "armed":
+        if fault.exists():
             fault.unlink()
             raise RuntimeError("a fault of the test")
-        if fault.exists():
-            fault.write_text("armed")
         return super().combine(server, uploads)

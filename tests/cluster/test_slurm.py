@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.pipeline.conftest import Project, jobs
 pytestmark = pytest.mark.slow
 
 RUNS = (*OFTEN, "runs")
+STOPPED = "stopped by SIGTERM after round"
 
 
 @pytest.fixture
@@ -70,79 +72,71 @@ def test_the_literal_command_makes_the_local_table_bit_for_bit(clone: Clone, tmp
     assert "Nothing to be done" in clone.on_slurm(*ALL)
 
 
-def environment_of(clone: Clone, job: int) -> dict[str, str] | None:
-    """The environment of the process that trains in a job, once there is one."""
-    for pid in clone.cluster.processes(job):
-        if b"/fedpipe\0segment\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-            return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-    return None
+def training(clone: Clone) -> dict[str, int]:
+    """The process that trains, by algorithm, where a segment's job has come so far."""
+    found = {}
+    for label, job in clone.segments().items():
+        for pid in clone.cluster.processes(job):
+            with suppress(FileNotFoundError):  # it ended meanwhile
+                if b"/fedpipe\0segment\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found[label] = pid
+    return found
 
 
 def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> None:
-    """A job that fails, jobs that are preempted, one that is cancelled, and a node that dies."""
-    params = own_study("failing", "unlucky", rounds=10)
+    """Jobs that are preempted, one that is cancelled, one that fails, and a node that dies."""
+    labels = ("failing", "unlucky")
+    params = own_study(*labels, rounds=10)
     study(clone, params)
     clone.set_profile(retries=5, slurm_requeue=True)
-    (clone.folder / "fail-once").touch()
     running = clone.begin(*RUNS, seconds=2)
+    ended: set[int] = set()  #: processes
 
     def at_work(rounds: int) -> bool:
-        """Whether both run, and have done so many rounds."""
-        least = min(len(clone.rounds(label)) for label in ("failing", "unlucky"))
-        running = [job for job in clone.segments().values() if environment_of(clone, job)]
-        return least >= rounds and len(running) == 2
+        """Whether both train, in new processes, and have done so many rounds."""
+        least = min(len(clone.rounds(label)) for label in labels)
+        return least >= rounds and len(set(training(clone).values()) - ended) == 2
 
-    until(lambda: "failing" in clone.segments(), running, "it began")
-    first = clone.segments()["failing"]
-    until(lambda: first not in clone.segments().values(), running, "it failed")
-    assert "RuntimeError: a fault of the test" in clone.log("failing")
-    assert not (clone.folder / "fail-once").exists()
-    until(lambda: at_work(1), running, "it was begun again")
-    done = clone.rounds()
-    given = {}
-    for label, job in clone.segments().items():
-        given[label] = re.search(r"IDX:(\d)", clone.cluster.details(job)["GRES"])[1]
-        assert environment_of(clone, job)["CUDA_VISIBLE_DEVICES"] == given[label]
+    until(lambda: at_work(1), running, "both did a round")
+    done, given = clone.rounds(), {}
+    for label, pid in training(clone).items():
+        given[label] = re.search(r"IDX:(\d)", clone.cluster.details(clone.segments()[label])["GRES"])[1]
+        assert f"CUDA_VISIBLE_DEVICES={given[label]}" in Path(f"/proc/{pid}/environ").read_text().split("\0")
+        assert f", GPU {given[label]} was granted" in clone.log(label)
     assert sorted(given.values()) == ["0", "1"]
-    until(lambda: at_work(2), running, "both did a round")
-    for label, gpu in given.items():
-        assert f", GPU {gpu} was granted" in clone.log(label)
 
-    before = clone.segments()
+    ended |= {*training(clone).values()}
     clone.cluster.run("sbatch", "-p", "urgent", "--gpus=2", "-o", "/dev/null", "--wrap", "true")
-    until(lambda: not clone.segments(), running, "they were preempted")
-    for label in before:
-        assert "stopped by SIGTERM after round" in clone.log(label)
-    done |= (stopped := clone.rounds())
-    until(lambda: at_work(3), running, "they were queued again")
-
+    until(lambda: all(STOPPED in clone.log(label) for label in labels), running, "both were preempted")
     done |= clone.rounds()
-    clone.cluster.run("scancel", str(clone.segments()["failing"]))
-    until(lambda: "failing" not in clone.segments(), running, "it was cancelled")
-    until(lambda: at_work(5), running, "it was queued again")
+    until(lambda: at_work(2), running, "both were begun again")
+
+    ended |= {*training(clone).values()}
+    done |= clone.rounds()
+    (clone.folder / "fail-once").touch()
+    clone.cluster.run("scancel", str(clone.segments()["unlucky"]))
+    until(lambda: "a fault of the test" in clone.log("failing"), running, "one failed")
+    until(lambda: {*training(clone).values()} - ended, running, "one of them was begun once more")
 
     done |= clone.rounds()
     clone.cluster.kill_node("gpu1")
     clone.cluster.start_node("gpu1")
-    clone.end(running)
+    said = clone.end(running)
+    assert "'CANCELLED'" in said
+    assert "'NODE_FAIL'" in said
     assert bits_of_runs(clone) == reference(params)
-    assert stopped.items() <= clone.rounds().items()
     assert done.items() <= clone.rounds().items(), "rounds were done twice"
 
 
 def test_a_job_over_its_time_limit_goes_on_in_the_next(clone: Clone, reference) -> None:
-    params = own_study("slow", rounds=10)
+    params = own_study("slow", rounds=6)
     study(clone, params)
     # Slurm looks at limits every half minute.
     clone.set_profile(runtime=1, slurm_extra="'--signal=TERM@15'", retries=9)
-    running = clone.begin(*RUNS, seconds=4)
-    until(clone.segments, running, "it began")
-    first = clone.segments()["slow"]
-    until(lambda: first not in clone.segments().values(), running, "it was told to stop")
-    assert "stopped by SIGTERM after round" in clone.log("slow")
+    running = clone.begin(*RUNS, seconds=5)
+    until(lambda: STOPPED in clone.log("slow"), running, "it was told to stop")
     done = clone.rounds()
-    assert 1 <= len(done) < 10
+    assert 1 <= len(done) < 6
     clone.end(running)
     assert bits_of_runs(clone) == reference(params)
     assert done.items() <= clone.rounds().items()
