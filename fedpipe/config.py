@@ -255,7 +255,7 @@ class Federation(Section):
 
 
 class Evaluation(Section):
-    """Which model is measured on which test set, and when (see the README for the eight protocols)."""
+    """Which model is measured on which test set, and when (see the README for the protocols)."""
 
     protocols: tuple[Protocol, ...] = Field(
         ("global-on-global", "personal-on-local"),

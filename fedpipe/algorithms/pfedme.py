@@ -39,14 +39,15 @@ class PFedMe(Algorithm):
     attraction
         Strength lambda of the proximal term; eta * lambda should be below 2.
     inner_steps, inner_rate
-        Gradient steps of the inner minimisation, K, and their rate.
+        Gradient steps of the inner minimisation, K, and their rate, which times lambda plus the loss's curvature
+        should be below 2.
     beta
         Share of the mean in the new global model.
     """
 
     attraction: Annotated[float, Field(ge=0)] = 15.0
     inner_steps: Annotated[int, Field(ge=1)] = 5
-    inner_rate: Annotated[float, Field(ge=0)] = 0.05
+    inner_rate: Annotated[float, Field(ge=0)] = 0.09
     beta: Annotated[float, Field(ge=0)] = 1.0
 
     def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:

@@ -32,6 +32,7 @@ class Scaffold(FedAvg):
     BatchNorm's running statistics are averaged.
 
     State: :math:`c_k` at the client, :math:`c` at the server. Traffic: twice the model down, twice up.
+    Value of the server's rate used: 1. FedDUAL ran it with Adam, and reports that it did not converge.
 
     Parameters
     ----------

@@ -355,6 +355,20 @@ def test_states_are_finite_and_need_no_gradient(make_trial, name, width):
     assert all(leaf.isfinite().all() for leaf in leaves)
 
 
+@pytest.mark.parametrize("width", [None, 3])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_class_that_nobody_in_the_round_owns(make_clients, make_trial, name, width):
+    """At a participation of 0.3; one class is nobody's at all, and another's first owner joins in the third round."""
+    clients = make_clients(labels=lambda client: [1, 2] if client in (3, 6) else [0, 1])
+    trial = make_trial(build(name), clients=clients, width=width, participation=0.3)
+    for ids in ([0, 1], [1, 7], [0, 3]):
+        trial.run(1, ids=ids, tests=("local", "global"))
+        sent = [(each.upload, each.keep) for each in trial.outcomes]
+        assert all(leaf.isfinite().all() for leaf in pytree.tree_leaves([trial.server, sent]))
+    everyone = trial.train(range(8), ("local", "global"), "receive")
+    assert all(math.isfinite(score.loss) for each in everyone for score in each.scores.values())
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_training_leaves_what_it_was_given_as_it_was(make_trial, assert_same, name):
     """Passes are pure: neither the server's state nor the kept ones change while clients train."""
