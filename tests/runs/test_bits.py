@@ -7,13 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe import artifacts
+from fedpipe import artifacts, registry
 from fedpipe.engine import collecting
 from fedpipe.engine.block import Block
 from fedpipe.engine.run import Run
 from tests import studies
 
 ROUNDS = 4
+#: Every algorithm; those of `make demo` every day.
+ALGORITHMS = [
+    pytest.param(name, marks=[] if name in studies.TEN else pytest.mark.slow)
+    for name in registry.names(registry.ALGORITHM)
+]
 
 
 def finish(run: Run, rounds: int = ROUNDS) -> dict[str, str]:
@@ -52,7 +57,7 @@ def single_rounds(made: dict, index: int, size: int) -> None:
         fresh().evaluate(number)
 
 
-@pytest.mark.parametrize("label", studies.TEN)
+@pytest.mark.parametrize("label", ALGORITHMS)
 def test_two_runs_segments_and_single_rounds_leave_the_same_bits(label: str) -> None:
     protocols = {"protocols": ["global-on-global", "personal-on-local", "trained-on-local", "finetuned-on-local"]}
     made = studies.prepare(studies.settings((label,), ROUNDS, evaluation=protocols))
