@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedpipe import artifacts
-from fedpipe.artifacts import RunFiles
+from fedpipe.artifacts import RunFiles, StudyFiles
 from fedpipe.errors import ArtifactError
 from fedpipe.report import results
 from fedpipe.report.results import Plan
@@ -108,8 +108,9 @@ def progress(plan: Plan) -> tuple[list[Progress], list[Failure]]:
     unfinished = [job for job in jobs.values() if not all(path.exists() for path in job.outputs)]
     locked = any((SNAKEMAKE / "locks").glob("*"))
     runs = [_of(plan, run, unfinished, locked) for run in results.runs(plan)]
-    ours = {Path(each) for run in plan["runs"] for each in (run["path"], f"results/data/{run['dataset']}.pt")}
-    ours |= {Path(f"results/partitions/{key}") for key in plan["partitions"]} | {Path("results/tables")}
+    study = StudyFiles.of(Path(plan["params"]))
+    ours = {study.tables, study.figures, *(artifacts.assignment_file(key).parent for key in plan["partitions"])}
+    ours |= {each for run in plan["runs"] for each in (Path(run["path"]), artifacts.dataset_file(run["dataset"]))}
     failed = [job for job in unfinished if job.failed and any(ours & {path, *path.parents} for path in job.outputs)]
     return runs, [Failure(job.rule, job.logs[0], _tail(job.logs)) for job in failed]
 

@@ -80,7 +80,11 @@ class Cluster:
         """Start a node, also one that died; returns when it is ready."""
         (self.folder / "spool" / node).mkdir(exist_ok=True)
         self._daemon(node, "slurmd", "-D", "-N", node, "-f", str(self.conf))
-        self._until(node, lambda: self.run("sinfo", "-hN", "-n", node, "-o", "%T").split("\n")[0] in {"idle", "mixed"})
+        self._until(node, lambda: self.state(node) in {"idle", "mixed", "allocated"})
+
+    def state(self, node: str) -> str:
+        """As sinfo tells it: idle, mixed, allocated, down; with a star where the node does not answer."""
+        return self.run("sinfo", "-hN", "-n", node, "-o", "%T").split("\n")[0]
 
     def kill_node(self, node: str) -> None:
         """A node loses power: its slurmd and all processes of its jobs are gone at once."""
