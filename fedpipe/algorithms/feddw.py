@@ -31,7 +31,7 @@ class FedDW(Algorithm):
     .. math:: \mu L_{reg} = \frac{\mu}{C^2} \lVert \Omega - softmax(\omega \omega^T) \rVert_F^2 .
 
     State: :math:`\Omega` at the server (the identity before round 1); a class that nobody in the round owns keeps its
-    row. Traffic: model and C x C down; model, C x C and C counts up.
+    row (of both the paper says nothing). Traffic: model and C x C down; model, C x C and C counts up.
 
     ``mode: code`` follows the authors' code where it differs from the paper: the last layer keeps its bias; rows are
     means over all uploads since round 1, and :math:`\Omega` moves half-way to them; a class that was never seen has the

@@ -29,6 +29,7 @@ class IFCA(Algorithm):
     go to the lowest index; a model that nobody chose stays. The k initial models differ.
 
     State: k models at the server. Traffic: k models down; a model and its index up; there is no single global model.
+    Deviations: the authors' code takes uniform means; here the study's weighting holds.
     Values of k used: 2 (CIFAR-10), 8 (CIFAR-100, Tiny ImageNet).
 
     Parameters
