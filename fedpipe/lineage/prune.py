@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -67,18 +68,21 @@ def unneeded() -> list[Unneeded]:
     """
     cache = Path(_told("dvc", "cache", "dir")) / "files" / "md5"
     runs, partitions, data = _studies()
-    runs |= _commits()
-    for path in runs:
-        settings = RunFiles(path).settings
-        if settings.is_file():
+    committed = _commits()
+    runs |= {path for path in RESULTS.glob("runs/*/*") if path.name in committed}
+    dealt = set(RESULTS.glob("partitions/*"))
+    stored = {path.with_suffix(".pt") for path in RESULTS.glob("data/*") if path.is_file()}
+    for settings in filter(Path.is_file, (RunFiles(path).settings for path in runs)):
+        try:
             needed = Settings.read(settings)
-            partitions.add(artifacts.assignment_file(digest(needed.partition_settings)).parent)
-            data.add(store.place(needed.dataset))
+        except ArtifactError:  # written by another version of fedpipe: it may need any of them
+            partitions, data = partitions | dealt, data | stored
+            continue
+        partitions.add(artifacts.assignment_file(digest(needed.partition_settings)).parent)
+        data.add(store.place(needed.dataset))
     spare: list[tuple[Path, ...]] = [(path,) for path in sorted(RESULTS.glob("runs/*/*")) if path not in runs]
-    spare += [(path,) for path in sorted(RESULTS.glob("partitions/*")) if path not in partitions]
-    names = {path.with_suffix(".pt") for path in RESULTS.glob("data/*") if path.is_file()}
-    for path in sorted(names - data):
-        spare.append(tuple(sorted(path.parent.glob(f"{path.stem}.*"))))
+    spare += [(path,) for path in sorted(dealt - partitions)]
+    spare += [tuple(sorted(path.parent.glob(f"{path.stem}.*"))) for path in sorted(stored - data)]
     return [Unneeded.of(paths, cache) for paths in spare]
 
 
@@ -120,17 +124,14 @@ def _studies() -> tuple[set[Path], set[Path], set[Path]]:
     return runs, partitions, data
 
 
-def _commits() -> set[Path]:
-    """Runs that some commit's ``results/keys`` name: of branches, tags, experiments, stashes and HEAD."""
-    keys = RESULTS / "keys"
-    listed = _told("git", "rev-list", "--all", "HEAD", "--objects", "--full-history", "--", str(keys))
-    runs = set()
-    for entry in listed.splitlines():
-        blob, _, name = entry.partition(" ")
-        if name.endswith(".json"):
-            recorded = json.loads(_told("git", "cat-file", "blob", blob))
-            runs |= {RunFiles.of(Path(name).stem, key).path for key in recorded["keys"]}
-    return runs
+def _commits() -> set[str]:
+    """Keys of runs that some commit's ``results/keys`` name: of branches, tags, experiments, stashes and HEAD."""
+    keys = str(RESULTS / "keys")
+    listed = _told("git", "rev-list", "--all", "HEAD", "--objects", "--full-history", "--", keys)
+    blobs = [line.partition(" ")[0] for line in listed.splitlines() if line.endswith(".json")]
+    printed = _told("git", "cat-file", "--batch=%(objectname)", given="\n".join(blobs))
+    texts = re.split(r"^[0-9a-f]{40,64}$", printed, flags=re.M)[1:]
+    return {key for text in texts for key in json.loads(text)["keys"]}
 
 
 def _records() -> Iterator[tuple[Path, str]]:
@@ -154,10 +155,10 @@ def _cached(file: Path, cache: Path) -> bool:
     return (cache / md5[:2] / md5[2:]).is_file()
 
 
-def _told(*command: str) -> str:
-    """What a command prints."""
+def _told(*command: str, given: str = "") -> str:
+    """What a command prints, which may read what is given."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise ArtifactError(f"`{' '.join(command)}` fails here; prune needs a clone with git and DVC.") from error
     return done.stdout.strip()

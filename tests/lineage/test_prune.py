@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import os
+import contextlib
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,37 +17,48 @@ from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.lineage import prune
 from tests import studies
 from tests.lineage.conftest import ROUNDS, finish
+from tests.pipeline.conftest import ENVIRONMENT
 
 pytestmark = pytest.mark.slow
 
 Run = Callable[..., str]
 
 
-@pytest.fixture
-def run(study: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs commands in the finished study, which is a repository of git and dvc, recorded and committed."""
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    for name in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{name}_NAME", "fedpipe")
-        monkeypatch.setenv(f"GIT_{name}_EMAIL", "fedpipe@example.org")
+def told(*command: str) -> str:
+    """What a command prints."""
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout
 
-    def told(*command: str) -> str:
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
+@pytest.fixture(scope="module")
+def recorded(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished study as a repository of git and dvc, recorded and committed."""
+    folder = tmp_path_factory.mktemp("recorded") / "study"
+    shutil.copytree(finished, folder)
     for name in ("dvc.yaml", ".dvcignore", ".gitignore", "results/.gitignore", "Snakefile"):
-        shutil.copy(studies.ROOT / name, name)
-    shutil.copytree(studies.ROOT / "workflow/rules", "workflow/rules")
+        shutil.copy(studies.ROOT / name, folder / name)
+    shutil.copytree(studies.ROOT / "workflow/rules", folder / "workflow/rules")
     for name in ("tables", "figures", "plots", ".provenance", "../fedpipe"):
-        Path("results", name).mkdir(exist_ok=True)
+        (folder / "results" / name).mkdir(exist_ok=True)
     for name in ("clients", "matrices", "partition"):
-        Path(f"results/plots/{name}.csv").write_text("")
-    told("git", "init", "-q", "-b", "main")
-    told("dvc", "init", "-q")
-    record(told)
+        (folder / f"results/plots/{name}.csv").write_text("")
+    with contextlib.chdir(folder):
+        told("git", "init", "-q", "-b", "main")
+        told("dvc", "init", "-q")
+        record()
+    return folder
+
+
+@pytest.fixture
+def run(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs commands in a copy of its own of the recorded study."""
+    folder = tmp_path / "study"
+    shutil.copytree(recorded, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", ENVIRONMENT["PATH"])
     return told
 
 
-def record(told: Run, message: str = "a study") -> None:
+def record(message: str = "a study") -> None:
     told("dvc", "commit", "-f", "-q")
     told("git", "add", "-A")
     told("git", "commit", "-qm", message)
@@ -64,7 +74,7 @@ def again(alpha: float) -> set[Path]:
 def test_what_a_study_or_a_commit_needs_stays(run: Run) -> None:
     assert prune.unneeded() == []
     again(9.0)
-    record(run, "another alpha")
+    record("another alpha")
     assert prune.unneeded() == [], "the first commit needs the first runs"
     run("git", "commit", "-q", "--amend", "-m", "reworded")
     run("git", "tag", "first", "HEAD~1")
@@ -124,7 +134,7 @@ def test_an_experiment_keeps_its_runs(run: Run) -> None:
     """A commit that only a ref of DVC's experiments holds."""
     head = run("git", "rev-parse", "HEAD").strip()
     again(9.0)
-    record(run, "an experiment")
+    record("an experiment")
     run("git", "update-ref", "refs/exps/ab/cd/try", "HEAD")
     run("git", "reset", "-q", "--hard", head)
     run("dvc", "checkout", "-q")
@@ -133,6 +143,17 @@ def test_an_experiment_keeps_its_runs(run: Run) -> None:
     assert prune.unneeded() == []
     run("git", "update-ref", "-d", "refs/exps/ab/cd/try")
     assert len(prune.unneeded()) == 3
+
+
+def test_a_committed_run_of_another_version_keeps_what_it_may_need(run: Run) -> None:
+    params = Path("params.yaml").read_text()
+    tried = again(9.0)
+    record("another alpha")
+    for path in tried:
+        settings = path / "run.yaml"
+        settings.write_text(settings.read_text() + "novelty: 1\n")
+    Path("params.yaml").write_text(params)
+    assert prune.unneeded() == []
 
 
 def test_records_of_what_is_removed_go_too(run: Run) -> None:

@@ -14,6 +14,7 @@ from fedpipe.artifacts import RunFiles
 from fedpipe.cli import app
 from fedpipe.engine.pruning import prune
 from fedpipe.lineage import verify
+from tests import studies
 
 
 def runs(label: str) -> list[Path]:
@@ -77,6 +78,15 @@ def test_states_that_were_pruned_may_be_absent(study: Path) -> None:
     assert verify.rehash(files).holds
     verdict = verify.rerun(files, random.Random(0))
     assert "round 1, run again: all bits agree" in verdict.said, "round 0 is the only state left before another round"
+
+
+def test_a_stack_is_run_again_as_a_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = studies.prepare(studies.settings(("scaffold",), 2))
+    (run,) = studies.open_runs(made, stack=4)
+    list(run.segment(2))
+    verdict = verify.rerun(run.files, random.Random(0))
+    assert "all bits agree" in verdict.said, "the loop's bits would differ"
 
 
 def test_the_command_ends_with_1_where_something_is_wrong(study: Path) -> None:
