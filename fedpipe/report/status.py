@@ -106,8 +106,8 @@ def progress(plan: Plan) -> tuple[list[Progress], list[Failure]]:
     """All runs of a study, in the plan's order, and the jobs that failed."""
     jobs = {job.logs[0]: job for job in _said()}
     unfinished = [job for job in jobs.values() if not all(path.exists() for path in job.outputs)]
-    locked = any((SNAKEMAKE / "locks").glob("*"))
-    runs = [_of(plan, run, unfinished, locked) for run in results.runs(plan)]
+    locks = [path.stat().st_mtime for path in (SNAKEMAKE / "locks").glob("*")]
+    runs = [_of(plan, run, unfinished, min(locks, default=None)) for run in results.runs(plan)]
     study = StudyFiles.of(Path(plan["params"]))
     ours = {study.tables, study.figures, *(artifacts.assignment_file(key).parent for key in plan["partitions"])}
     ours |= {each for run in plan["runs"] for each in (Path(run["path"]), artifacts.dataset_file(run["dataset"]))}
@@ -197,7 +197,8 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
 
 
-def _of(plan: Plan, run: dict[str, Any], unfinished: list[Job], locked: bool) -> Progress:
+def _of(plan: Plan, run: dict[str, Any], unfinished: list[Job], since: float | None) -> Progress:
+    """A run's progress; Snakemake is at work ``since`` then, if at all."""
     files, total = RunFiles(Path(run["path"])), plan["rounds"]
     done = _complete(files, total)
     words = results.label(results.point(plan, run))
@@ -208,11 +209,17 @@ def _of(plan: Plan, run: dict[str, Any], unfinished: list[Job], locked: bool) ->
         state = "done"
     elif any(job.failed for job in jobs):
         state = "failed"
-    elif jobs and locked:
-        state = "running" if any(job.begun for job in jobs) else "queued"
+    elif since is not None and (jobs or _written(files, since)):  # without jobs: a quiet Snakemake tells only of errors
+        state = "running" if not jobs or any(job.begun for job in jobs) else "queued"
     else:
         state = "stopped" if done or jobs else "waiting"
     return Progress(name, state, done, total, _accuracy(plan, files, done), _seconds(files, done))
+
+
+def _written(files: RunFiles, since: float) -> bool:
+    """Whether some job of a run has written its log since then."""
+    logs = Path("results/logs").glob(f"*/{files.path.parent.name}-{files.path.name}*.log")
+    return any(path.stat().st_mtime >= since for path in logs)
 
 
 def _complete(files: RunFiles, total: int) -> int:

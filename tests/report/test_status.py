@@ -117,6 +117,16 @@ def test_queued_running_failed_and_begun_again(made: dict) -> None:
     assert states(made)["fedprox"] == "stopped"
 
 
+def test_a_quiet_snakemake_tells_only_of_errors(made: dict) -> None:
+    log = Path(snakemake(made))
+    assert states(made)["fedprox"] == "stopped"
+    artifacts.write_bytes(log, b"one\n")
+    os.utime(log, (2e9, 2e9))
+    assert states(made)["fedprox"] == "running"
+    snakemake(made, *FAILED)
+    assert states(made)["fedprox"] == "failed"
+
+
 def test_a_failed_job_is_shown_with_the_end_of_its_log(made: dict) -> None:
     log = Path(snakemake(made, *BEGUN, *FAILED))
     assert "its log is empty: it was killed, or did not start" in shown(made)
