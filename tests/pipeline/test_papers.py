@@ -29,15 +29,16 @@ WORDS = {"imdb": 2, "ag_news": 4}
 MODELS: dict[str, list[dict[str, Any]]] = {
     "digits": [{"name": "cnn"}, {"name": "mlp"}],
     "mnist": [{"name": "cnn4"}, {"name": "feddw_cnn", "channels": [10, 20], "dropout": 0.5}],
-    "fashion_mnist": [{"name": "lenet"}],
+    "fashion_mnist": [{"name": "lenet"}, {"name": "feddw_cnn", "channels": [10, 20], "dropout": 0.5}],
     "cifar10": [{"name": "cnn4"}, {"name": "feddw_cnn"}, {"name": "cnn5"}, {"name": "mobilenet"}],
-    "cifar100": [{"name": "cnn4"}, {"name": "feddw_resnet18"}, {"name": "shufflenet"}],
+    "cifar100": [{"name": "cnn4"}, {"name": "feddw_resnet18"}, {"name": "shufflenet"}, {"name": "cnn5"}],
     "tiny_imagenet": [{"name": "cnn4"}, {"name": "resnet18"}],
     "imdb": [{"name": "bilstm"}],
     "ag_news": [{"name": "fasttext"}],
 }
 #: VGG16's ImageNet weights are no file that a test may count on: random ones, and so all layers train.
-MODELS["cifar10"].append({"name": "vgg16", "weights": None, "frozen": False})
+for name in ("cifar10", "cifar100"):
+    MODELS[name].append({"name": "vgg16", "weights": None, "frozen": False})
 
 
 def stand_in(name: str, mirror: Path) -> None:
