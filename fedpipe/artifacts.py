@@ -216,7 +216,6 @@ def _replace(path: Path, data: bytes | memoryview) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    return hashlib.sha256(data).hexdigest()
 
 
 def write_pt(path: Path, tree: Mapping[str, Any]) -> str:
@@ -231,7 +230,7 @@ def write_pt(path: Path, tree: Mapping[str, Any]) -> str:
 
     buffer = io.BytesIO()
     torch.save(plain(tree), buffer)
-    return write_bytes(path, buffer.getvalue())
+    return write_bytes(path, buffer.getbuffer())
 
 
 def write_json(path: Path, value: Any) -> str:
