@@ -88,7 +88,7 @@ def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> Non
     labels = ("failing", "unlucky")
     params = own_study(*labels, rounds=10)
     study(clone, params)
-    clone.set_profile(retries=5, slurm_requeue=True)
+    clone.set_profile(retries=5)
     running = clone.begin(*RUNS, seconds=2)
     ended: set[int] = set()  #: processes
 
