@@ -420,6 +420,7 @@ def test_defaults_are_filled_in() -> None:
         "channels": [16, 32],
         "hidden": 64,
         "batch_norm": False,
+        "bias": True,
     }
     assert params.study.algorithms == ("fedavg",)
     assert params.study.seeds == (0,)

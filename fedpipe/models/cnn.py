@@ -24,11 +24,14 @@ class CNN(Model):
         Width of the hidden layer, which is the feature width d.
     batch_norm
         Batch normalisation after each convolution.
+    bias
+        Whether the output layer has a bias; without, it is the baseline that FedDW is to be compared with.
     """
 
     channels: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (16, 32)
     hidden: Annotated[int, Field(ge=1)] = 64
     batch_norm: bool = False
+    bias: bool = True
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Images of at least 4x4 pixels are needed, for two poolings."""
@@ -44,7 +47,7 @@ class CNN(Model):
             nn.Linear(second * (height // 4) * (width // 4), self.hidden),
             nn.ReLU(),
         )
-        return Network(body, nn.Linear(self.hidden, classes))
+        return Network(body, nn.Linear(self.hidden, classes, bias=self.bias))
 
     def _block(self, depth: int, channels: int) -> list[nn.Module]:
         normalised = [nn.BatchNorm2d(channels)] if self.batch_norm else []

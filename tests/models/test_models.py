@@ -85,6 +85,7 @@ def test_parameters_of_cnn() -> None:
     convolutions = (1 * 9 * 16 + 16) + (16 * 9 * 32 + 32)
     assert size("cnn", (1, 8, 8), 10) == convolutions + (32 * 2 * 2 * 64 + 64) + (64 * 10 + 10) == 13_706
     assert size("cnn", (1, 8, 8), 10, batch_norm=True) == 13_706 + 2 * (16 + 32)
+    assert size("cnn", (1, 8, 8), 10, bias=False) == 13_706 - 10
 
 
 def test_parameters_of_mlp() -> None:
