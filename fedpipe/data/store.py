@@ -60,10 +60,12 @@ def facts(path: Path) -> Facts:
     Raises
     ------
     ArtifactError
-        It is not stored.
+        It is not stored, or was by a fedpipe that recorded less.
     """
     held = artifacts.read_json(path.with_suffix(".json"))
-    return Facts(tuple(held["shape"]), held["classes"], held["size"], held["tests"], held["vocabulary"])
+    if missing := [name for name in Facts._fields if name not in held]:
+        raise ArtifactError(f"{path.with_suffix('.json')} lacks {missing[0]}; delete it and {path.name}, and run again.")
+    return Facts(**{name: held[name] for name in Facts._fields} | {"shape": tuple(held["shape"])})
 
 
 def settings_file(name: str) -> Path:

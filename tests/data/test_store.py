@@ -127,6 +127,10 @@ def test_a_data_set_is_stored_with_its_facts(tmp_path: Path, digits: Samples, mo
     assert path.name.startswith("digits-")
     assert np.array_equal(store.load(path, artifacts.manifest(path)).x.numpy(), digits.x)
     assert store.facts(path) == Digits().facts == Facts((1, 8, 8), 10, 1797, 360)
+    record = path.with_suffix(".json")
+    artifacts.write_json(record, {key: value for key, value in artifacts.read_json(record).items() if key != "tests"})
+    with pytest.raises(ArtifactError, match=r"\.json lacks tests; delete it and digits-\w+\.pt, and run again\.$"):
+        store.facts(path)
 
 
 def test_the_place_does_not_depend_on_how_samples_are_split() -> None:
