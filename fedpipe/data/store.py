@@ -64,7 +64,9 @@ def facts(path: Path) -> Facts:
     """
     held = artifacts.read_json(path.with_suffix(".json"))
     if missing := [name for name in Facts._fields if name not in held]:
-        raise ArtifactError(f"{path.with_suffix('.json')} lacks {missing[0]}; delete it and {path.name}, and run again.")
+        raise ArtifactError(
+            f"{path.with_suffix('.json')} lacks {missing[0]}; delete it and {path.name}, and run again."
+        )
     return Facts(**{name: held[name] for name in Facts._fields} | {"shape": tuple(held["shape"])})
 
 
