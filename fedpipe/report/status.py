@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedpipe import artifacts
@@ -120,12 +120,9 @@ def render(runs: list[Progress], failures: list[Failure], height: int | None = N
     shown = sorted(runs, key=lambda run: STATES.index(run.state))
     below = [line for failure in failures for line in _told(failure)]
     room = len(shown) if height is None else max(height - len(below) - 6, 1)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, side in (("run", "left"), ("", "left"), ("rounds", "right"), ("accuracy", "right")):
-        table.add_column(name, justify=side)  # type: ignore[arg-type]  # a Literal of rich's own
-    for name in ("s/round", "left"):
-        table.add_column(name, justify="right")
-    table.add_column("state")
+    right = functools.partial(Column, justify="right")
+    columns = ("run", "", right("rounds"), right("accuracy"), right("s/round"), right("left"), "state")
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for run in shown[:room]:
         table.add_row(
             run.name,
