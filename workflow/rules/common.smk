@@ -91,11 +91,9 @@ if workflow.is_main_process and "--unlock" not in sys.argv:
 # Jobs call `fedpipe` of the environment that snakemake runs in, whether or not it is activated, with the code that lies
 # here: an experiment of DVC in a folder of its own runs its own. How they execute is told in their environment: it is
 # not part of what a run is, so that its change runs nothing again.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
-)
 shell.prefix(
     f"export PATH='{Path(sys.executable).parent}':\"$PATH\"; "
+    'export PYTHONPATH="$PWD${{{{PYTHONPATH:+:$PYTHONPATH}}}}"; '
     "export FEDPIPE_DEVICE={device} FEDPIPE_STACK={stack} ".format(**PLAN["execution"])
     + "FEDPIPE_KEEP_MODELS={keep_models}; ".format(**PLAN["artifacts"])
 )
