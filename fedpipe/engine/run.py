@@ -268,7 +268,7 @@ def _distinct(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _device(execution: Execution) -> torch.device:
     """The device to use, with deterministic kernels."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # as use_deterministic_algorithms, which imports a compiler too
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
     if execution.device != "auto":
         return torch.device(execution.device)
