@@ -51,7 +51,7 @@ def clients(plan: Plan) -> pd.DataFrame:
         found = frame.assign(**names, samples=frame["total"], accuracy=100 * frame["correct"] / frame["total"])
         frames.append(found[["line", "seed", "protocol", "client", "samples", "accuracy"]])
     made: pd.DataFrame = pd.concat(frames, ignore_index=True)
-    made.sort_values(["line", "seed", "protocol", "client"], kind="stable", inplace=True)
+    made = made.sort_values(["line", "seed", "protocol", "client"], kind="stable")
     return made
 
 

@@ -155,7 +155,7 @@ def test_the_output_layer_without_bias(name: str) -> None:
 
 def test_families_with_feddws_classifier_have_the_setting_of_its_bias() -> None:
     found = {name for name in NAMES if "bias" in {field.name for field in fields(family(name))}}
-    assert found == {"bilstm", "feddw_cnn", "feddw_resnet18", "mobilenet", "shufflenet"}
+    assert found == {"bilstm", "cnn", "feddw_cnn", "feddw_resnet18", "mobilenet", "shufflenet"}
 
 
 @pytest.mark.parametrize("name", NAMES)
