@@ -1,0 +1,67 @@
+"""Every model trains in a stack as it does client by client: dropout, BatchNorm and a client of one sample included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpipe import registry
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.config import Federation
+from fedpipe.engine.clients import Clients
+from fedpipe.engine.loop import Loop
+from fedpipe.engine.stack import Stack
+from fedpipe.models.base import Model, Net
+
+SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "cnn": ((1, 8, 8), {"batch_norm": True}),
+    "cnn4": ((1, 16, 16), {}),
+    "cnn5": ((3, 16, 16), {}),
+    "fasttext": ((7,), {"vocabulary": 50}),
+    "feddw_cnn": ((1, 20, 20), {"dropout": 0.5}),
+    "feddw_resnet18": ((3, 8, 8), {}),
+    "lenet": ((1, 16, 16), {}),
+    "mlp": ((5,), {}),
+    "mobilenet": ((3, 16, 16), {}),
+    "resnet18": ((3, 32, 32), {}),
+    "shufflenet": ((3, 16, 16), {}),
+    "vgg16": ((3, 32, 32), {"weights": None, "frozen": False}),
+}
+STACKABLE = [name for name in registry.names(registry.MODEL) if registry.find(registry.MODEL, name).stackable]  # type: ignore[attr-defined]
+
+
+def test_all_that_can_be_stacked_are_here() -> None:
+    assert sorted(SMALL) == STACKABLE
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "vgg16" else name for name in STACKABLE]
+)
+def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> None:
+    shape, parameters = SMALL[name]
+    family: Model = registry.build(registry.MODEL, name, parameters)  # type: ignore[assignment]
+    family.check(shape, 3)
+    random = np.random.default_rng(0)
+    words = len(shape) == 1 and "vocabulary" in parameters
+    x = torch.as_tensor(random.integers(0, 50, (4, *shape)) if words else random.normal(size=(4, *shape)))
+    parts = [np.array([0, 1, 2]), np.array([3])]
+    clients = Clients(x, torch.tensor([0, 1, 2, 1]), parts, parts, np.arange(4), 3, 0, torch.float64)
+    federation = Federation(clients=2, batch_size=2, learning_rate=0.01, dtype="float64")
+    net = Net(lambda: family.build(shape, 3), torch.float64)
+    algorithm = FedAvg().bind(net, federation)
+    server = algorithm.init(lambda _: net.fresh(1))
+    loop, stack = (
+        [
+            (outcome.upload, tuple(outcome.scores["local"]))
+            for outcome in each.run(
+                "train", 1, [0, 1], lambda _: {}, lambda ids: algorithm.send(server, ids), ["local"]
+            )
+        ]
+        for each in (Loop(algorithm, clients), Stack(algorithm, clients, 2))
+    )
+    assert_same(stack, loop, within=1e-7)  # BatchNorm of two or three values divides by deviations near 0
+    moved = [not torch.equal(value, server["model"][key]) for key, value in loop[0][0]["model"].items()]
+    assert sum(moved) > len(moved) / 2
