@@ -26,8 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-import pyarrow.dataset  # noqa: F401  # as torch._dynamo: what a run imports late, so that not every child does
-import torch._dynamo  # noqa: F401
+import pyarrow.dataset  # noqa: F401  # what a run imports late, so that not every child does
 import yaml
 
 from fedpipe import artifacts

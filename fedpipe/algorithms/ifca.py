@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from fedpipe.algorithms._slots import pick
 from fedpipe.algorithms.base import Algorithm, Batch, Facts, Measure, Pass, State, Uploads
 from fedpipe.tensors import Tensors
 
@@ -52,7 +53,7 @@ class IFCA(Algorithm):
     def start(self, kept: State, received: State, facts: Facts) -> State:
         """All models; the first is chosen until the losses are known."""
         models = received["models"]
-        return {"models": models, "model": _pick(models, 0), "cluster": torch.zeros_like(facts.size).long()}
+        return {"models": models, "model": pick(models, 0), "cluster": torch.zeros_like(facts.size).long()}
 
     def prepare(self) -> Sequence[Pass]:
         """The choice."""
@@ -60,7 +61,7 @@ class IFCA(Algorithm):
 
     def losses(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Summed cross-entropy of each model, shape (k,)."""
-        logits = [self.net(_pick(client["models"], index), batch.x) for index in range(self.clusters)]
+        logits = [self.net(pick(client["models"], index), batch.x) for index in range(self.clusters)]
         return {"loss": torch.stack([batch.sum(F.cross_entropy(each, batch.y, reduction="none")) for each in logits])}
 
     def choose(self, client: State, sums: dict[str, Tensor]) -> State:
@@ -77,7 +78,7 @@ class IFCA(Algorithm):
 
     def combine(self, server: State, uploads: Uploads) -> State:
         """The weighted mean of each cluster."""
-        models = [_pick(server["models"], index) for index in range(self.clusters)]
+        models = [pick(server["models"], index) for index in range(self.clusters)]
         for index in range(self.clusters):
             members = [each for each in uploads if int(each[2]["cluster"]) == index]
             if members:
@@ -86,7 +87,3 @@ class IFCA(Algorithm):
 
     def deploy(self, server: State) -> None:
         """There are k models and none that is global."""
-
-
-def _pick(models: Tensors, index: int) -> Tensors:
-    return models.map(lambda value: value[index])

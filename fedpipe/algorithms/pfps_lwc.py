@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Algorithm, Batch, Facts, Pass, State, Train, Uploads
+from fedpipe.algorithms._shared_body import SharedBody
+from fedpipe.algorithms.base import Batch, Facts, Pass, State, Train
 from fedpipe.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFPSLWC(Algorithm):
+class PFPSLWC(SharedBody):
     r"""A shared extractor and personal heads, with a recall of the client's last extractor and small heads.
 
     Source: Liu et al., Appl. Sci. 2025, 15, 2481, eq. 1-10, Alg. 1. A participant k first lets the downloaded
@@ -46,22 +47,14 @@ class PFPSLWC(Algorithm):
     recall_epochs: Annotated[int, Field(ge=0)] = 1
     squared: bool = False
 
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
-        """The extractor."""
-        return {"body": fresh(0).only(self.net.body_names)}
-
     def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The common initial head, and nothing to recall."""
-        head = fresh(0).only(self.net.head_names)
-        return {"head": head, "extractor": server["body"], "seen": next(iter(head.values())).new_zeros(())}
-
-    def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
-        """The extractor."""
-        return {"body": server["body"]}, {}
+        nothing = next(iter(server["body"].values())).new_zeros(())
+        return super().first(server, fresh) | {"extractor": server["body"], "seen": nothing}
 
     def start(self, kept: State, received: State, facts: Facts) -> State:
-        """The downloaded extractor with the client's own head."""
-        return {"model": received["body"] | kept["head"], "extractor": kept["extractor"], "seen": kept["seen"]}
+        """The downloaded extractor with the client's own head, and what to recall."""
+        return super().start(kept, received, facts) | {"extractor": kept["extractor"], "seen": kept["seen"]}
 
     def work(self) -> Sequence[Pass]:
         """Recall, then local training."""
@@ -84,22 +77,9 @@ class PFPSLWC(Algorithm):
         norm = client["model"].only(name for name in self.net.head_names if name in self.net.names).norm()
         return self.risk(client, batch) + self.penalty * (norm.square() if self.squared else norm)
 
-    def upload(self, client: State) -> State:
-        """The extractor."""
-        return {"body": client["model"].only(self.net.body_names)}
-
     def keep(self, client: State) -> State:
         """The head, and the extractor as uploaded."""
-        model = client["model"]
-        return {
-            "head": model.only(self.net.head_names),
-            "extractor": model.only(self.net.body_names),
+        return super().keep(client) | {
+            "extractor": self.upload(client)["body"],
             "seen": torch.ones_like(client["seen"]),
         }
-
-    def combine(self, server: State, uploads: Uploads) -> State:
-        """The weighted mean of the extractors."""
-        return {"body": uploads.mean("body")}
-
-    def deploy(self, server: State) -> None:
-        """There is no global head, hence no global model."""
