@@ -126,6 +126,8 @@ def clone(tmp_path: Path, cluster: slurm.Cluster) -> Iterator[Clone]:
     yield made
     for job in cluster.jobs("PD,R"):
         cluster.run("scancel", str(job))
+    print(cluster.log())  # shown where the test failed
+    cluster.restore()
 
 
 def own_study(*labels: str, rounds: int) -> dict[str, Any]:

@@ -80,20 +80,32 @@ class Cluster:
         """Start a node, also one that died; returns when it is ready."""
         (self.folder / "spool" / node).mkdir(exist_ok=True)
         self._daemon(node, "slurmd", "-D", "-N", node, "-f", str(self.conf))
-        self._until(node, lambda: self.state(node) in {"idle", "mixed", "allocated"})
+        self._until(node, lambda: {"UNKNOWN", "DOWN", "NOT_RESPONDING"}.isdisjoint(self.state(node)))
 
-    def state(self, node: str) -> str:
-        """As sinfo tells it: idle, mixed, allocated, down; with a star where the node does not answer."""
-        return self.run("sinfo", "-hN", "-n", node, "-o", "%T").split("\n")[0]
+    def restore(self) -> None:
+        """Start every node that died, for whoever comes next."""
+        for node in NODES:
+            if node not in self._daemons:
+                self.start_node(node)
+
+    def state(self, node: str) -> list[str]:
+        """IDLE, MIXED, ALLOCATED, DOWN or UNKNOWN, then flags such as NOT_RESPONDING.
+
+        As the controller knows it: sinfo derives a state from allocations, and calls a node that is down ``mixed*`` for
+        minutes.
+        """
+        shown = self.run("scontrol", "show", "node", "-o", node)
+        return next(field for field in shown.split() if field.startswith("State=")).removeprefix("State=").split("+")
 
     def kill_node(self, node: str) -> None:
         """A node loses power: its slurmd and all processes of its jobs are gone at once."""
+        jobs = self.run("squeue", "-h", "-w", node, "-t", "R,CG,S", "-o", "%A").split()
         daemon = self._daemons.pop(node)
-        for job in self.run("squeue", "-h", "-w", node, "-t", "R,CG,S", "-o", "%A").split():
+        daemon.kill()  # first: it would tell the controller of steps that died, which a node without power does not
+        daemon.wait()
+        for job in jobs:
             for pid in self.processes(int(job)):
                 _kill(pid)
-        daemon.kill()
-        daemon.wait()
 
     def processes(self, job: int) -> list[int]:
         """All processes of a job: its step daemons, then what they started."""

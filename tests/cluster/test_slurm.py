@@ -120,7 +120,7 @@ def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> Non
 
     done |= clone.rounds()
     clone.cluster.kill_node("gpu1")
-    until(lambda: clone.cluster.state("gpu1").startswith("down"), running, "Slurm missed the node")
+    until(lambda: clone.cluster.state("gpu1")[0] == "DOWN", running, "Slurm missed the node")
     clone.cluster.start_node("gpu1")
     said = clone.end(running)
     assert "'CANCELLED'" in said
