@@ -131,6 +131,10 @@ class WithDW(Algorithm):
         """As X."""
         return self.inner.deploy(server)
 
+    def beside(self, server: State) -> Mapping[str, Tensors]:
+        """As X."""
+        return self.inner.beside(server)
+
     def observe(self, server: State) -> Mapping[str, Tensor]:
         """As X."""
         return self.inner.observe(server)

@@ -269,6 +269,10 @@ class Algorithm(Component):
         model: Tensors = server["model"]
         return model
 
+    def beside(self, server: State) -> Mapping[str, Tensors]:
+        """Further models of the server, by name: NAME-on-global is recorded wherever global-on-global is."""
+        return {}
+
     # -- what is recorded --------------------------------------------------------------------------------------------
 
     def observe(self, server: State) -> Mapping[str, Tensor]:

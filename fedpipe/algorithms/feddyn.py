@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -31,9 +31,11 @@ class FedDyn(FedAvg):
     federation's local epochs. As alpha goes to 0 it does not become FedAvg: the server keeps adding the mean drift.
     Both memories are of parameters only; BatchNorm's running statistics are averaged.
 
-    The distance of :math:`\theta^{t+1}` from the participants' mean, :math:`\lVert h \rVert / \alpha`, is recorded in
-    every round. Deviations: the authors' code also divides alpha by the client's share of the samples; here it is the
-    paper's. Gradients are clipped as in their code, since h grows large where clients are rarely in the round.
+    The global model is the "cloud", :math:`\theta^{t+1}`, which is sent. The participants' mean, whose accuracy the
+    authors' code reports, is measured beside it as ``mean-on-global`` wherever ``global-on-global`` is; the distance
+    between the two, :math:`\lVert h \rVert / \alpha`, is recorded in every round. Deviations: the authors' code also
+    divides alpha by the client's share of the samples; here it is the paper's. Gradients are clipped as in their code,
+    since h grows large where clients are rarely in the round.
 
     State: :math:`g_k` at the client, :math:`h` at the server. Traffic: the model down, the model up.
     Values of alpha used by the authors: 0.1, 0.01, 0.001; FedDUAL does not say what it used.
@@ -45,10 +47,13 @@ class FedDyn(FedAvg):
     clip
         Gradients are scaled down to this norm; null: never.
     evaluated
-        Which model is the global one: cloud, :math:`\theta^{t+1}`, which is sent; or mean, that of the participants.
+        Which model is the global one: cloud, :math:`\theta^{t+1}`; or mean, that of the participants. The other one is
+        measured beside it.
     adam
         Obey ``federation.optimizer: adam`` for the minimisation, although the paper's is SGD's.
     """
+
+    version: ClassVar[int] = 2
 
     alpha: Annotated[float, Field(gt=0)] = 0.01
     clip: Annotated[float, Field(gt=0)] | None = 10.0
@@ -106,12 +111,18 @@ class FedDyn(FedAvg):
         h = server["h"] - self.alpha * share * (mean.only(theta) - theta)
         return {"model": mean | (mean.only(theta) - h / self.alpha), "h": h}
 
+    def models(self, server: State) -> dict[str, Tensors]:
+        """What is sent, and the participants' mean."""
+        cloud: Tensors = server["model"]
+        return {"cloud": cloud, "mean": cloud | (cloud.only(self.net.names) + server["h"] / self.alpha)}
+
     def deploy(self, server: State) -> Tensors:
-        """What is sent, or the participants' mean."""
-        model: Tensors = server["model"]
-        if self.evaluated == "mean":
-            model = model | (model.only(self.net.names) + server["h"] / self.alpha)
-        return model
+        """The one that counts as global."""
+        return self.models(server)[self.evaluated]
+
+    def beside(self, server: State) -> Mapping[str, Tensors]:
+        """The other one."""
+        return {name: model for name, model in self.models(server).items() if name != self.evaluated}
 
     def observe(self, server: State) -> Mapping[str, Tensor]:
         """How far the global model is from the participants' mean."""

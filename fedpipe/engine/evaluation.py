@@ -1,6 +1,7 @@
 """Evaluation by protocol: which model on which test set, and when.
 
-A row of the metrics is one model on one test set in one round: client -1 is the server's model on the global test set.
+A row of the metrics is one model on one test set in one round: client -1 is a model of the server on the global test
+set. Beside the protocols that are asked for, a method may have further models of the server measured.
 """
 
 from __future__ import annotations
@@ -110,6 +111,9 @@ def measure(
         found.append(table(round, "global", scores))
         if "head.weight" in deployed:
             named["CR"] = class_relations(deployed["head.weight"])
+        if "global" in wanted:
+            for model, tensors in algorithm.beside(server).items():
+                found.append(table(round, model, _global(executor, clients, tensors, ["global"])[0]))
     metrics = pa.concat_tables(found) if found else METRICS.empty_table()
     return Measured(metrics, matrices(round, "measured", {-1: named}) if named else None)
 

@@ -9,7 +9,7 @@ from fedpipe.report.results import Plan
 
 
 def curves(plan: Plan) -> pd.DataFrame:
-    """Accuracy of every algorithm and grid point by protocol and round, in the average that the table shows.
+    """Accuracy of every algorithm and grid point by protocol asked for and round, in the average that the table shows.
 
     Returns
     -------
@@ -17,6 +17,6 @@ def curves(plan: Plan) -> pd.DataFrame:
         ``algorithm``, a column a name of the grid, ``protocol``, ``round``; ``mean`` and ``std`` over ``seeds`` of the
         accuracy in percent.
     """
-    frame = results.load(plan)
+    frame = results.asked(results.load(plan))
     shown = frame[frame["average"] == plan["report"]["average"]]
     return results.over_seeds(shown, ["algorithm", *plan["grid"], "protocol", "round"])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 
 from fedpipe import artifacts
 from fedpipe.artifacts import RunFiles
+from fedpipe.config import Protocol
 
 Plan = dict[str, Any]  #: as results/plan.json holds it
 Round = Literal["last", "best", "mean-last"]
@@ -63,8 +64,14 @@ def load(plan: Plan) -> pd.DataFrame:
 
 
 def protocols(plan: Plan, frame: pd.DataFrame) -> list[str]:
-    """The study's protocols, then those that only points of its grid have."""
+    """The study's protocols, then those that only points of its grid have or that methods have measured beside them."""
     return list(dict.fromkeys([*plan["protocols"], *frame["protocol"]]))
+
+
+def asked(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of protocols that a study can ask for, without what methods have measured beside them."""
+    found: pd.DataFrame = frame[frame["protocol"].isin(get_args(Protocol))]
+    return found
 
 
 def reported(frame: pd.DataFrame, round: Round = "last", last_k: int = 5) -> pd.DataFrame:

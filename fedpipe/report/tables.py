@@ -32,8 +32,9 @@ def table(plan: Plan) -> pd.DataFrame:
         ``algorithm``, a column a name of the grid, ``protocol``, ``average``, ``round``; ``mean`` and ``std`` over
         ``seeds`` of the accuracy in percent; ``bytes_down`` and ``bytes_up`` of a participant in a round, mean over
         rounds and seeds; ``left_out``, updates that were not finite, and ``diverged``, runs with a round in which all
-        failed. A protocol that an algorithm does not have has no mean and 0 seeds. Holds no times, so that
-        the same runs give the same bytes.
+        failed. A protocol that an algorithm does not have has no mean and 0 seeds. Holds what methods have measured
+        beside the study's protocols, which neither people's table nor metrics.json shows; and no times, so that the
+        same runs give the same bytes.
     """
     frame = results.load(plan)
     cell = [*_row(plan), "protocol", "average"]
@@ -149,8 +150,7 @@ def _rows(plan: Plan) -> pd.DataFrame:
 
 def _reported(plan: Plan, table: pd.DataFrame) -> pd.DataFrame:
     report = plan["report"]
-    shown: pd.DataFrame = table[(table["round"] == report["round"]) & (table["average"] == report["average"])]
-    return shown
+    return results.asked(table[(table["round"] == report["round"]) & (table["average"] == report["average"])])
 
 
 def _accuracy(cell: dict[Hashable, Any]) -> str:

@@ -1,8 +1,12 @@
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from fedpipe import registry
+from fedpipe.algorithms.base import DW
 from fedpipe.algorithms.feddyn import FedDyn
+from fedpipe.config import Evaluation
+from fedpipe.engine import evaluation
 from fedpipe.errors import SettingsError
 
 
@@ -14,6 +18,15 @@ def exact(alpha, **parameters):
 
 def memories(trial):
     return [float(state["g"]["head.weight"]) for state in trial.kept.values()]
+
+
+def measured(trial, *protocols):
+    """The rows of the metrics after the rounds so far."""
+    settings, kept = Evaluation(protocols=protocols), trial.kept.__getitem__
+    found = evaluation.measure(
+        settings, trial.executor, trial.algorithm, trial.clients, trial.server, kept, trial.rounds
+    )
+    return found.metrics.to_pylist()
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.7])
@@ -96,6 +109,42 @@ def test_the_participants_mean_can_be_the_global_model(make_trial, assert_same):
     distance = (trial.server["model"] - mean).norm()
     assert float(trial.algorithm.observe(trial.server)["distance_from_mean"]) == pytest.approx(float(distance))
     assert distance > 0.01
+
+
+@pytest.mark.parametrize("width", [None, 3])
+@pytest.mark.parametrize(("evaluated", "other"), [("cloud", "mean"), ("mean", "cloud")])
+def test_both_models_are_measured_on_the_global_test_set(make_trial, evaluated, other, width):
+    trial = make_trial(FedDyn(alpha=0.1, evaluated=evaluated), "norm", width=width).run(3)
+    models = {
+        "cloud": trial.server["model"],
+        "mean": trial.uploads(trial.outcomes).uniform().mean("model"),
+    }
+    x, y = trial.clients.gather(trial.clients.global_test)
+    rows = measured(trial, "global-on-global")
+    assert [(row["protocol"], row["client"], row["round"]) for row in rows] == [
+        ("global-on-global", -1, 3),
+        (f"{other}-on-global", -1, 3),
+    ]
+    for row, name in zip(rows, (evaluated, other), strict=True):
+        logits = trial.net(models[name], x)
+        assert (row["correct"], row["total"]) == (int((logits.argmax(-1) == y).sum()), len(y))
+        assert row["loss"] == pytest.approx(float(cross_entropy(logits, y)), rel=1e-12)
+    assert rows[0]["loss"] != rows[1]["loss"]
+
+
+def test_the_other_model_is_measured_only_beside_the_global_one(make_trial):
+    trial = make_trial(FedDyn()).run()
+    assert {row["protocol"] for row in measured(trial, "personal-on-local", "global-on-local")} == {
+        "global-on-local",
+        "personal-on-local",
+    }
+    kept = make_trial(FedDyn(), "norm", buffers="keep").run()
+    assert measured(kept, "global-on-global") == [], "the server's models have no running statistics"
+
+
+def test_with_dw_both_models_are_measured(make_trial):
+    rows = measured(make_trial(FedDyn(dw=DW(mu=0.1))).run(), "global-on-global")
+    assert [row["protocol"] for row in rows] == ["global-on-global", "mean-on-global"]
 
 
 def test_running_statistics_have_no_memory_and_are_averaged(make_trial, assert_same):

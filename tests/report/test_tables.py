@@ -66,6 +66,18 @@ def test_an_algorithm_without_any_of_the_protocols_keeps_its_row(make):
     assert tables.metrics(tree.plan, table)["local"] == {}
 
 
+def test_what_a_method_has_measured_beside_its_protocols_is_in_the_file_alone(make):
+    tree = make(["feddyn", "fedavg"], [0])
+    tree.write(0, [one_round(5)[0] | {"mean-on-global": [(7, 10)]}])
+    tree.write(1, one_round(4))
+    table = tables.table(tree.plan)
+    assert cell(table, algorithm="feddyn", protocol="mean-on-global", average="sample", round="last")["mean"] == 70
+    assert cell(table, algorithm="fedavg", protocol="mean-on-global", average="sample", round="last")["seeds"] == 0
+    assert "mean-on-global" not in tables.markdown(tree.plan, table, tables.times(tree.plan))
+    assert "mean-on-global" not in tables.metrics(tree.plan, table)["feddyn"]
+    assert set(curves.curves(tree.plan)["protocol"]) == {"global-on-global", "personal-on-local"}
+
+
 def test_markdown(two):
     text = tables.markdown(two.plan, tables.table(two.plan), tables.times(two.plan))
     assert text == (
