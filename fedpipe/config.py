@@ -57,6 +57,13 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
+def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    twice = [value for value in values if values.count(value) > 1]
+    if twice:
+        raise ValueError(f"'{twice[0]}' stands there twice; each should stand once.")
+    return values
+
+
 def _parse(kind: Kind, selector: str, default: str, value: Any) -> Component:
     if isinstance(value, Component):
         return value
@@ -215,6 +222,16 @@ class Transforms(Section):
         """Whether anything is drawn."""
         return bool(self.crop or self.flip or self.rotation)
 
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise a SettingsError if inputs of this shape can't be treated so."""
+        for name in ("mean", "std", "crop", "flip", "rotation"):
+            value = getattr(self, name)
+            if value and len(shape) != 3:
+                raise SettingsError(f"transforms.{name}: {value} is for images, not for inputs of shape {shape}.")
+            if name in {"mean", "std"} and len(value) not in {0, 1, shape[0]}:
+                counts = "one number" if shape[0] == 1 else f"one number or {shape[0]}, one a channel"
+                raise SettingsError(f"transforms.{name}: {list(value)} can't be used; it should be {counts}.")
+
 
 class Federation(Section):
     """Who trains, how often, and with which optimiser."""
@@ -268,6 +285,8 @@ class Evaluation(Section):
     every: int = Field(1, ge=1, description="Measure after every k-th round.")
     finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned protocols.")
 
+    _each_once = field_validator("protocols")(_once)
+
 
 class Study(Section):
     """What runs: the product of algorithms, seeds and grid."""
@@ -278,13 +297,17 @@ class Study(Section):
         default_factory=dict, description="Any key to a list of values, as `partition.alpha: [0.1, 0.5]`."
     )
 
-    @field_validator("algorithms", "seeds")
+    _each_once = field_validator("algorithms", "seeds")(_once)
+
+    @field_validator("grid")
     @classmethod
-    def _once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        twice = [value for value in values if values.count(value) > 1]
-        if twice:
-            raise ValueError(f"'{twice[0]}' stands there twice; each should stand once.")
-        return values
+    def _points_once(cls, grid: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+        for name, values in grid.items():
+            try:
+                _once(values)
+            except ValueError as error:
+                raise ValueError(f"study.grid.{name}: {error}") from None
+        return grid
 
 
 class Execution(Section):
@@ -389,6 +412,7 @@ class Params(Section):
                 "dataset.split: 'pooled' can't be used with a partition in which clients share samples, since one "
                 "would train on what another tests on; it should be 'official'."
             )
+        self.transforms.check(facts.shape)
         self.model.check(facts.shape, facts.classes)
         words = getattr(self.model, "vocabulary", None)
         if words is not None and facts.vocabulary is not None and words < facts.vocabulary:
@@ -450,14 +474,17 @@ def dataset(settings: Any) -> Data:
 class _Once(yaml.SafeLoader):
     """A safe loader that refuses a key that stands twice, of which YAML would take the last one in silence."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise SettingsError(
-                f"{twice}: the key stands twice in line {node.start_mark.line + 1} and below; once is right."
-            )
-        return super().construct_mapping(node, deep)
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise SettingsError(
+                    f"{key.value}: the key stands twice, in lines {lines[key.value]} and {line}; once is right."
+                )
+            lines[key.value] = line
+        return node
 
 
 def _keys(location: Location) -> list[str]:
@@ -476,9 +503,17 @@ def read(path: Path) -> dict[str, Any]:
         The file is missing or is no YAML.
     """
     try:
-        settings = yaml.load(path.read_text(), Loader=_Once)
+        settings = yaml.load(path.read_text(encoding="utf-8"), Loader=_Once)
     except FileNotFoundError:
         raise SettingsError(f"{path}: there is no such file; run from the folder that holds it.") from None
+    except OSError as error:
+        raise SettingsError(f"{path}: it can't be read ({error.strerror}); it should be a YAML file.") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: it is no UTF-8 text ({error.reason} at byte {error.start}).") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise SettingsError(f"{path}: it is no valid YAML ({where}{error.problem}).") from None
     except yaml.YAMLError as error:
         raise SettingsError(f"{path}: it is no valid YAML ({' '.join(str(error).split())}).") from None
     if not isinstance(settings, dict):

@@ -44,6 +44,8 @@ def sentences(
         kind, context = problem["type"], problem.get("ctx", {})
         if kind in {"extra_forbidden", "unexpected_keyword_argument", "invalid_key"}:
             whole.append(f"{key}: unknown key; {nearest(str(location[-1]), known(location[:-1]))}")
+        elif kind == "missing" and isinstance(problem["loc"][-1], int):  # of a list of fixed length, entry by entry
+            wanted[key] = (problem["input"], [f"should have at least {problem['loc'][-1] + 1} items"])
         elif kind in {"missing", "missing_argument"}:
             whole.append(f"{key}: missing; it must be given.")
         elif kind == "value_error":
@@ -53,6 +55,8 @@ def sentences(
         elif kind == "too_short":
             count = context["min_length"]
             wanted[key] = (problem["input"], [f"should have at least {count} item{'s' if count > 1 else ''}"])
+        elif kind == "too_long":
+            wanted[key] = (problem["input"], [f"should have at most {context['max_length']} items"])
         elif kind == "string_pattern_mismatch":
             wanted[key] = (problem["input"], [f"should match pattern '{context['pattern']}'"])
         else:
@@ -81,7 +85,7 @@ def _keys(location: Location, settings: Any) -> Location:
     keys: list[int | str] = []
     for index, part in enumerate(location):
         inside = isinstance(settings, dict) and part in settings
-        inside = inside or (isinstance(settings, (list, tuple)) and isinstance(part, int))
+        inside = inside or (isinstance(settings, (list, tuple)) and isinstance(part, int) and part < len(settings))
         if inside:
             keys.append(part)
             settings = settings[part]

@@ -304,6 +304,31 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         "study.grid.partition.alpha: its list is empty; it should hold at least one value.",
     ),
     (
+        "grid-twice",
+        {"study__grid": {"partition.alpha": [0.1, 0.1]}},
+        "study.grid.partition.alpha: '0.1' stands there twice; each should stand once.",
+    ),
+    (
+        "protocols-twice",
+        {"evaluation__protocols": ["global-on-global", "global-on-global"]},
+        "evaluation.protocols: 'global-on-global' stands there twice; each should stand once.",
+    ),
+    (
+        "list-too-short",
+        {"model": {"name": "cnn", "channels": [16]}},
+        "model.channels: [16] can't be used; it should have at least 2 items.",
+    ),
+    (
+        "list-too-long",
+        {"model": {"name": "cnn", "channels": [16, 32, 64]}},
+        "model.channels: [16, 32, 64] can't be used; it should have at most 2 items.",
+    ),
+    (
+        "mean-of-other-channels",
+        {"transforms": {"mean": [0.1, 0.2, 0.3]}},
+        "transforms.mean: [0.1, 0.2, 0.3] can't be used; it should be one number.",
+    ),
+    (
         "grid-no-list",
         {"study__grid": {"partition.alpha": 0.1}},
         "study.grid.partition.alpha: 0.1 can't be used; it should be a valid list.",
@@ -383,18 +408,33 @@ def test_no_mapping(text: str) -> None:
     assert refusal(text) == "params.yaml: it should be a mapping of sections, as `federation: {clients: 10}`."
 
 
+def test_a_folder() -> None:
+    Path("params.yaml").mkdir()
+    assert refusal(None) == "params.yaml: it can't be read (Is a directory); it should be a YAML file."
+
+
 def test_no_yaml() -> None:
-    sentence = refusal("federation: {clients: 10\n")
-    assert sentence.startswith("params.yaml: it is no valid YAML (")
-    assert sentence.endswith(").")
-    assert "\n" not in sentence
-    assert "line 2" in sentence
+    assert refusal("federation: {clients: 10\n") == (
+        "params.yaml: it is no valid YAML (line 2, column 1: expected ',' or '}', but got '<stream end>')."
+    )
+
+
+def test_no_text() -> None:
+    Path("params.yaml").write_bytes(b"# caf\xe9\n")
+    assert refusal(None) == "params.yaml: it is no UTF-8 text (invalid continuation byte at byte 5)."
 
 
 def test_a_key_that_stands_twice_is_a_mistake() -> None:
     """PyYAML takes the last one, so that half of the settings would be ignored in silence."""
-    text = yaml.safe_dump(studies.settings()) + "federation: {clients: 5}\n"
-    assert "federation" in refusal(text)
+    text = "federation:\n  clients: 5\nmodel: {name: mlp}\nfederation: {rounds: 2}\n"
+    assert refusal(text) == "federation: the key stands twice, in lines 1 and 4; once is right."
+
+
+def test_a_merge_key_is_no_key_of_its_own() -> None:
+    """YAML's own way of saying that two entries share most of their parameters."""
+    text = "algorithms:\n  feddw: &dw {mu: 1.0, mode: code}\n  other: {<<: *dw, algorithm: feddw, mu: 2.0}\n"
+    Path("params.yaml").write_text(text)
+    assert config.read(Path("params.yaml"))["algorithms"]["other"] == {"algorithm": "feddw", "mu": 2.0, "mode": "code"}
 
 
 def test_a_key_that_is_no_text() -> None:
@@ -546,6 +586,16 @@ def test_a_text_model_knows_all_of_its_texts_words() -> None:
         config.parse(text | {"model": {"name": "bilstm", "vocabulary": 9_999}})
     sentence = "model.vocabulary: 9999 is less than the 10000 token ids of the data set; it should be 10000."
     assert str(refused.value) == sentence
+
+
+def test_transforms_are_for_images() -> None:
+    text = {"dataset": {"name": "imdb"}, "model": {"name": "bilstm", "vocabulary": 10_000}}
+    with pytest.raises(SettingsError, match=r"^transforms\.flip: True is for images, not for inputs of shape \(200,\)"):
+        config.parse(text | {"transforms": {"flip": True}})
+    colour = {"dataset": {"name": "cifar10"}, "model": {"name": "cnn4"}}
+    assert config.parse(colour | {"transforms": {"mean": [0.5], "std": [0.2, 0.2, 0.3]}})
+    with pytest.raises(SettingsError, match=r"^transforms\.std: .* it should be one number or 3, one a channel\.$"):
+        config.parse(colour | {"transforms": {"std": [0.2, 0.3]}})
 
 
 def test_any_algorithm_takes_dw() -> None:
