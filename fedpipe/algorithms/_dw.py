@@ -23,11 +23,13 @@ class WithDW(Algorithm):
     r"""A method X whose clients also pull their class relations to the global average soft labels.
 
     Source: Liu et al., FedDW, 2024, section V-E ("DW on X"). In every pass of X that trains a classification layer
-    :math:`\omega`, :math:`\mu L_{reg}` (eq. 11) is added to its loss; after training each client measures its SL
-    matrix, and the server takes the rows' means (eq. 7). Nothing else of X changes but its head, which has no bias (as
-    FedDW's: compare with X on a model whose head has none either). A pass that holds the head fixed feels nothing: DW
-    on FedBABU is FedBABU, and on FedRep it acts in the head's epochs. Traffic: C x C more down, C x C and C counts
-    more up.
+    :math:`\omega`, :math:`\mu L_{reg}` (eq. 11) is added to its loss, also in those before training that make the
+    personal model (Per-FedAvg's step, FedALA's mixing), so that evaluation makes the models that training counts on;
+    after training each client measures its SL matrix, and the server takes the rows' means (eq. 7). Nothing else of X
+    changes but its head, which has no bias (as FedDW's: compare with X on a model whose head has none either). A pass
+    that holds the head fixed feels nothing: DW on FedBABU is FedBABU, and on FedRep it acts in the head's epochs.
+    Fine-tuning is X's own. FedDW has the regulariser already, and FedNH no such layer: both refuse. Traffic: C x C more
+    down, C x C and C counts more up.
 
     Parameters
     ----------
@@ -75,8 +77,8 @@ class WithDW(Algorithm):
         return self.inner.start(kept, received, facts) | {OMEGA: received[OMEGA]}
 
     def prepare(self) -> Sequence[Pass]:
-        """As X."""
-        return self.inner.prepare()
+        """X's passes, regularised."""
+        return [*map(self._regularised, self.inner.prepare())]
 
     def work(self) -> Sequence[Pass]:
         """X's passes, regularised, then the client's own SL matrix."""

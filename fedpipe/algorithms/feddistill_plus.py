@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, Facts, State, Uploads, cross_entropy
+from fedpipe.algorithms.base import DW, Batch, Facts, State, Uploads, cross_entropy
 from fedpipe.algorithms.feddw import FedDW
 from fedpipe.models.base import Network
 from fedpipe.tensors import Tensors
@@ -48,6 +48,7 @@ class FedDistillPlus(FedDW):
         Which teacher and which distance; see above.
     """
 
+    dw: DW | None = None  # type: ignore[assignment]  # of which FedDW has its own
     mu: Annotated[float, Field(ge=0)] = 1.0
     mode: Literal["kl", "paper", "code"] = "kl"  # type: ignore[assignment]
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
 from fedpipe.algorithms.base import Algorithm, Batch, Facts, Measure, Pass, State, Train, Uploads, one_hot
 from fedpipe.models.base import Network, class_relations
 from fedpipe.tensors import Tensors
+
+
+def _undoubled(dw: Any) -> Any:
+    if dw is not None:
+        raise ValueError(f"{dw} can't be used, since FedDW regularises by itself; set mu instead.")
+    return dw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +52,7 @@ class FedDW(Algorithm):
         The paper's definition, or the authors' code.
     """
 
+    dw: Annotated[None, BeforeValidator(_undoubled)] = None
     mu: Annotated[float, Field(ge=0)] = 0.1
     mode: Literal["paper", "code"] = "paper"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -51,6 +51,8 @@ class PerFedAvg(FedAvg):
     same_batch
         One batch for all of a step's gradients.
     """
+
+    version: ClassVar[int] = 2
 
     alpha: Annotated[float, Field(ge=0)] = 0.01
     variant: Literal["first-order", "hessian-free"] = "first-order"

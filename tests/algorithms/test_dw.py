@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 from fedpipe import registry
@@ -10,11 +11,12 @@ from fedpipe.algorithms._dw import OMEGA, WithDW
 from fedpipe.algorithms.base import DW
 from fedpipe.algorithms.feddw import FedDW
 from fedpipe.engine.executor import size_in_bytes
+from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network, class_relations
 
 METHODS = registry.names(registry.ALGORITHM)
 SETTINGS = {"feddual": {"epsilon": 0.1}}
-OWN_HEADS = {"feddw", "fednh"}  # they define the classification layer themselves
+OWN_HEADS = {"feddw", "fednh"}  # they define the classification layer themselves, and refuse
 
 
 def bare():
@@ -59,7 +61,7 @@ def test_a_fixed_head_feels_nothing(make_trial, assert_same, name):
     assert_same(plain(strong.server), without.server)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", sorted(set(METHODS) - OWN_HEADS))
 def test_the_stack_computes_what_the_loop_computes(make_trial, assert_same, name):
     loop, stack = (make_trial(build(name, 0.5), width=width).run(2, tests=("local",)) for width in (None, 3))
     assert_same(stack.server, loop.server, within=1e-10)
@@ -86,6 +88,38 @@ def test_personal_heads_come_nearer_to_the_soft_labels(make_trial):
         heads = [outcome.keep["head"]["head.weight"] for outcome in trial.outcomes]
         distances.append(sum(float((class_relations(head) - omega).norm()) for head in heads))
     assert distances[0] > distances[1] > distances[2]
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_personal_models_are_made_alike_in_training_and_evaluation(make_trial, width):
+    """Per-FedAvg's step from a model that training leaves as it is: the same on the same batch, and regularised."""
+
+    def loss(stage, mu):
+        algorithm = registry.build(registry.ALGORITHM, "perfedavg", {"alpha": 0.5, "dw": {"mu": mu}})
+        trial = make_trial(algorithm, bare, width=width, learning_rate=0.0, batch_size=12)
+        return trial.train([2], ("local",), stage)[0].scores["local"].loss  # 9 samples in batches of 12: all of them
+
+    assert loss("receive", 20.0) != loss("receive", 0.0)
+    assert loss("receive", 20.0) == pytest.approx(loss("train", 20.0), rel=1e-12)
+
+
+def test_fedalas_mixing_is_regularised(make_trial):
+    weights = []
+    for mu in (0.0, 20.0):
+        trial = make_trial(build("fedala", mu), bare, participation=1.0).run(1)
+        weights.append(trial.train([5])[0].keep["weights"]["head.weight"])
+    assert not torch.equal(*weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("feddw", "FedDW regularises by itself; set mu instead"), ("fednh", "FedNH trains no classification layer")],
+)
+def test_methods_that_have_no_use_for_it_refuse(name, reason):
+    with pytest.raises(SettingsError, match=rf"^algorithms.mine.dw: {{'mu': 0.5}} can't be used, since {reason}"):
+        registry.build(registry.ALGORITHM, name, {"dw": {"mu": 0.5}}, "algorithms.mine")
+    assert registry.build(registry.ALGORITHM, name, {"dw": None}).dw is None
+    assert build("feddistill_plus", 0.5).dw == DW(mu=0.5), "which derives from FedDW"
 
 
 def test_what_is_exchanged_is_recorded(make_trial):
