@@ -31,7 +31,7 @@ class CFL(Algorithm):
     by agglomerative clustering of the updates' cosine similarities with complete linkage (authors' code);
     :math:`\alpha_{cross}` is the highest similarity across the two parts, which single linkage would make smallest. A
     part is averaged by itself from that round on. Clusters of one or two clients stay whole, and so do all in the first
-    ``after`` rounds (authors' code).
+    ``after`` rounds (authors' code): where ``federation.rounds`` is no more than that, CFL is FedAvg.
 
     Of a cluster that is split, clients that are not in the round go by their last update; who never uploaded goes with
     the part of the lowest index. Norms and similarities are of trained parameters.
@@ -52,7 +52,7 @@ class CFL(Algorithm):
     gamma
         Separation that a split must reach (paper); at 0 any will do.
     after
-        No cluster is split up to this round.
+        No cluster is split up to this round; to see any split, it must be less than ``federation.rounds``.
     """
 
     eps1: Annotated[float, Field(ge=0)] = 0.4

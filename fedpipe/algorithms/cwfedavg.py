@@ -35,8 +35,13 @@ class CwFedAvg(Algorithm):
     model, and is left out of the mixtures of all clients that own another.
 
     State: class models and distributions at the server. Traffic: the model down (mixed by the server), the model up
-    (with ``distribution: empirical`` also C counts); there is no global model. Deviations: the authors' code halves
-    lambda, and the published values are the code's (``wdr_factor`` 0.5, the default; the paper's formula is 1).
+    (with ``distribution: empirical`` also C counts); there is no global model.
+
+    The authors' code halves lambda, and the published values are the code's: ``wdr_factor`` 0.5 (the default) is code
+    mode, 1 paper mode. Not followed, in either: its :math:`p_{ij}` count the client's test samples too; here they are
+    shares of what it trains on, since no label of a test may reach training (with ``dataset.stratified`` both are the
+    same, to rounding). Its loader drops an epoch's last batch where that is not full, in every method alike; here it
+    is kept, or a client of fewer samples than a batch would upload what it was sent.
     Values of lambda used: 10 (MNIST, CIFAR-10), 1000 (CIFAR-100), 2000 (Tiny ImageNet).
 
     Parameters

@@ -25,7 +25,8 @@ class FedBN(FedAvg):
     is FedAvg, as on FedDUAL's LeNet and VGG16.
 
     State: the normalisation layers at the client. Traffic: all else down, all else up. There is no global model, unless
-    the network has no such layers or ``average`` asks for one.
+    the network has no such layers or ``average`` asks for one. Deviations: the authors' code takes uniform means; here
+    the study's weighting holds.
 
     Parameters
     ----------

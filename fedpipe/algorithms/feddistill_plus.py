@@ -33,8 +33,8 @@ class FedDistillPlus(FedDW):
     - ``mode: paper``: the teacher of client k leaves out what k itself sent in the round before (by counts; Jeong et
       al. have equal clients), and a class that no other client in the round owns keeps its row. Their cross-entropy has
       the gradient of the divergence.
-    - ``mode: code`` follows FedDW's code for it: the table is that of FedDW's code (means over all uploads since round
-      1, smoothed by a half), and the "divergence" is given probabilities instead of their logarithms,
+    - ``mode: code`` follows FedDW's code for it: the table is that of FedDW's ``mode: code`` (means over all uploads
+      since round 1, smoothed by a half), and the "divergence" is given probabilities instead of their logarithms,
       :math:`\sum_c \Omega[y]_c (\log \Omega[y]_c - p_c)`, which raises :math:`\langle \Omega[y], p \rangle`.
 
     State: :math:`\Omega` at the server (``paper``: one for each client). Traffic: model and C x C down; model, C x C

@@ -38,6 +38,8 @@ class FedDUAL(FedAvg):
     in the log domain, since :math:`\gamma` underflows. At the paper's :math:`\epsilon` of 1e-5 the rule picks the
     client nearest to the mean; the effective number of clients :math:`1 / \sum w_k^2` is recorded every round.
 
+    In both averages clients count alike, by definition of the method.
+
     Since beta lies between 0.27 and 0.73 and the divergence's gradient is tiny, (i) acts mostly as a factor of about a
     half on the risk: with SGD, as about half the learning rate.
 
@@ -48,7 +50,7 @@ class FedDUAL(FedAvg):
 
     State: none. Traffic: the model down, the model up (with ``vector: gradient`` also the last layers' gradients).
     Deviations: the paper says "the last two layers", its code takes the output layer's weight and bias (``layers: 1``);
-    it does not say when accuracies are measured (here: A_global at the start of the round, A_local before each epoch).
+    A_global is measured as the round begins; when A_local is, it does not say (here: before each epoch).
     Values used: epsilon 1e-5 (1e-4 in another sentence), 150 iterations, two layers; 1e-5, 1000 and one in its code.
 
     Parameters

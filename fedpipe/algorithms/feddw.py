@@ -41,7 +41,9 @@ class FedDW(Algorithm):
 
     ``mode: code`` follows the authors' code where it differs from the paper: the last layer keeps its bias; rows are
     means over all uploads since round 1, and :math:`\Omega` moves half-way to them; a class that was never seen has the
-    identity's row; mu is divided by 10 at rounds 9, 18, 27, ...
+    identity's row; mu is divided by 10 at rounds 9, 18, 27 and so on. Not followed, in any mode: their data set changes
+    images at random (``transforms``) whenever they are read, also where SL is measured; here SL is of the images as
+    they are, so that rows differ by the models alone.
     Values of mu used: 0.1 for CIFAR-10, 10 for CIFAR-100, chosen from {0.01, 0.1, 1, 10, 100}.
 
     Parameters

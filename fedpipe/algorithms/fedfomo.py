@@ -34,8 +34,8 @@ class FedFomo(Algorithm):
     :math:`w_n` to the affinity :math:`P_{in}` and sends client i the M models of highest affinity, of those that have
     been uploaded; ties go to the lowest index, and unknown models rank above harmful ones.
 
-    Validation data is ``dataset.validation_share`` of a client's samples (0.2 in the libraries); a client without any
-    looks at its training data.
+    Validation data is ``dataset.validation_share`` of a client's training samples: 0.2 in the libraries, but 0 by
+    default. A client without any, as are all then, weighs the models on the data that it trains on.
 
     State: last trained model and :math:`\theta_i` at the client; all clients' last uploads and P at the server.
     Traffic: M models down; a model and M weights up; there is no global model. Deviations: distances are Euclidean (the

@@ -39,7 +39,8 @@ class FedProto(Algorithm):
     A client measures its prototypes with the trained model in evaluation mode (paper; the authors' code averages
     features while it trains). A class that has no global prototype yet pulls nothing; one that nobody in the round
     owns keeps its own (FedDW's code too; the authors' drops it). The paper's weights normalise twice; here a class's
-    prototypes count alike, as in the authors' code, or by samples, as in FedDW's.
+    prototypes count alike, as in the authors' code, or by samples, as in FedDW's, which also takes f before the mapping
+    layers; here f is what enters the output layer.
 
     State: the model at the client, prototypes at the server. Traffic: C x d and C flags of classes that have a
     prototype down; C x d and C counts up; there is no global model. The paper classifies by the nearest global

@@ -21,6 +21,7 @@ class FedProx(FedAvg):
     .. math:: \min_\theta F_k(\theta) + \frac{\mu}{2} \lVert \theta - \theta^t \rVert^2.
 
     State: none. Traffic: the model down, the model up. The pull is a term of the loss, so that Adam scales it too.
+    Deviations: in the paper slow clients may do fewer epochs, whose work counts; here all do the federation's.
     Values used: 0.01 (FedDW's code), {0.001, 0.1, 0.4, 0.7} (tuned in FedDUAL), 0.001 (cwFedAvg).
 
     Parameters

@@ -37,7 +37,8 @@ class PerFedAvg(FedAvg):
     The personal model is one alpha-step away, on a batch of the client's training data; the global model is measured as
     it is (which is what FedDW reports).
 
-    State: none. Traffic: the model down, the model up.
+    State: none. Traffic: the model down, the model up. Deviations: the paper takes uniform means; here the study's
+    weighting holds.
     Values used: alpha 0.01, beta 0.001, first-order, one batch for all (FedDW's code).
 
     Parameters

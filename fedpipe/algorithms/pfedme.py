@@ -31,8 +31,9 @@ class PFedMe(Algorithm):
     not in the round, and is w before its first. Their code's hidden weight decay of the inner steps is left out.
     BatchNorm's running statistics are those that :math:`\tilde\theta` met; they travel with w_k and are averaged.
 
-    State: the personal model at the client. Traffic: w down, w_k up. Deviations: the paper takes uniform means and its
-    code means by counts; here the study's weighting holds.
+    State: the personal model at the client. Traffic: w down, w_k up. Deviations: in the paper all clients train in
+    every round and the participants are those that upload; here the others rest. It takes uniform means and its code
+    means by counts; here the study's weighting holds.
     Values used: lambda 15, K 5, eta 0.005, inner rate 0.09 to 0.1, beta 1; PFPS-LWC does not say what it used.
 
     Parameters

@@ -73,7 +73,7 @@ class PFPSLWC(SharedBody):
         return batch.mean(1 - F.cosine_similarity(teacher, self.net.features(client["model"], batch.x), dim=-1))
 
     def loss(self, client: State, batch: Batch) -> Tensor:
-        """Eq. 9: the risk and the head's norm."""
+        """Eq. 7 and 9: the risk and the head's norm."""
         norm = client["model"].only(name for name in self.net.head_names if name in self.net.names).norm()
         return self.risk(client, batch) + self.penalty * (norm.square() if self.squared else norm)
 
