@@ -29,7 +29,7 @@ from typing import IO, Any
 import pyarrow.dataset  # noqa: F401  # what a run imports late, so that not every child does
 import yaml
 
-from fedpipe import artifacts
+from fedpipe import artifacts, packs
 from fedpipe import plan as planning
 from fedpipe.artifacts import PARAMS, RunFiles
 from fedpipe.data import stage, store
@@ -90,19 +90,19 @@ class Writes:
 
 
 def bits(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of the run but its times."""
-    found = {path: path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()}
+    """SHA-256 of every file of the run, loose or packed, but its times."""
+    loose = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    packed = {f"rounds/{name}": data for name, data in packs.contents(folder / "rounds.zip").items()}
     return {
-        str(name): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path, name in found.items()
-        if name.name != "times.json"
+        name: hashlib.sha256(data).hexdigest()
+        for name, data in sorted((packed | loose).items())
+        if not name.endswith(("times.json", "rounds.zip"))
     }
 
 
-def markers(files: RunFiles) -> dict[Path, tuple[int, int]]:
-    """The markers of complete rounds, each with what changes when it is written again."""
-    found = {path: path.stat() for path in (files.path / "rounds").glob("*/round.json")}
-    return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found.items()}
+def done(files: RunFiles) -> dict[int, str]:
+    """The complete rounds, each with its times, which differ when it is done again."""
+    return {number: str(artifacts.read_json(files.round(number).times)) for number in files.complete() if number}
 
 
 def campaign(kills: int, seed: int) -> bool:
@@ -128,6 +128,7 @@ def campaign(kills: int, seed: int) -> bool:
     def away() -> None:
         for name in ("rounds", "segments"):
             shutil.rmtree(files.path / name, ignore_errors=True)
+        packs.of(files.history).unlink(missing_ok=True)
 
     assert whole(prepare)
     assert whole(counted)
@@ -159,9 +160,9 @@ def campaign(kills: int, seed: int) -> bool:
             seconds *= 0.95  # it was over: this machine is faster now
         half = [*files.path.rglob("*.tmp")]
         where["in a write" if half else "between writes"] += 1
-        complete = markers(files)
-        found[max(len(complete) - 1, 0)] += 1
-        ended = whole(segment) and bits(files.path) == wanted and complete.items() <= markers(files).items()
+        complete = done(files)
+        found[len(complete)] += 1
+        ended = whole(segment) and bits(files.path) == wanted and complete.items() <= done(files).items()
         same += ended
         if not ended:
             how = f"write {write} after {share:.2f} of its bytes" if write else f"{moment:.3f} s"

@@ -22,15 +22,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parent.parent
-#: bytes of a round's small files, as the shipped study's are
-SMALL = {
-    "participants.parquet": 1800,
-    "metrics.parquet": 2200,
-    "matrices.parquet": 5900,
-    "state.json": 550,
-    "round.json": 480,
-    "times.json": 105,
-}
+PACKED = 12_000  #: bytes of a round's small files in the run's pack, as the shipped study's are
 JOINED = {"metrics.parquet": 12_000, "matrices.parquet": 70_000, "rounds.parquet": 4_000, "times.json": 6_000}
 
 
@@ -49,9 +41,8 @@ def write_run(folder: Path, rounds: int, size: int) -> None:
     for number in range(rounds + 1):
         place = folder / "rounds" / f"{number:04d}"
         place.mkdir(parents=True)
-        for name, count in ({"server.pt": size} | SMALL).items():
-            (place / name).write_bytes(os.urandom(count))
-    for name, count in JOINED.items():
+        (place / "server.pt").write_bytes(os.urandom(size))
+    for name, count in ({"rounds.zip": PACKED * rounds} | JOINED).items():
         (folder / name).write_bytes(os.urandom(count))
 
 

@@ -1,7 +1,8 @@
 """Where everything lies, what is in it, and how it is written and read.
 
 Writes are atomic (a temporary name, fsync, ``os.replace``), so a file is whole or absent, and a second writer of the
-same run writes the same bytes. Reads are checked against the SHA-256 that a manifest recorded.
+same run writes the same bytes. Reads are checked against the SHA-256 that a manifest recorded. Small files of rounds
+may lie in their folder's pack (`fedpipe.packs`); whoever reads them here need not know.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import json
 import os
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedpipe import packs
 from fedpipe.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 RESULTS = Path("results")
 PARAMS = Path("params.yaml")  #: the main study
+PACKED = (".json", ".parquet")  #: what a pack takes; tensors are mapped from files of their own
 _T = TypeVar("_T")
 
 
@@ -128,9 +133,19 @@ class RunFiles:
         """Seconds of each round, and the machine they were measured on."""
         return self.path / "times.json"
 
+    @property
+    def history(self) -> Path:
+        """The folder of the rounds; a segment's end packs its small files."""
+        return self.path / "rounds"
+
     def round(self, number: int) -> RoundFiles:
         """The files of one round."""
-        return RoundFiles(self.path / "rounds" / f"{number:04d}")
+        return RoundFiles(self.history / f"{number:04d}")
+
+    def complete(self) -> list[int]:
+        """The rounds that are complete, ascending; 0 is one of them."""
+        markers = [*packs.names(packs.of(self.history)), *map(str, self.history.glob("*/round.json"))]
+        return sorted({int(Path(name).parent.name) for name in markers if name.endswith("/round.json")})
 
     def segment(self, stop: int) -> Path:
         """Manifest of the segment that ends with round ``stop``."""
@@ -247,6 +262,35 @@ def write_parquet(path: Path, table: pa.Table) -> str:
     return write_bytes(path, buffer.getvalue())
 
 
+def pack(folder: Path) -> None:
+    """Join the tables and manifests of a folder's folders into its pack, and delete them; tensors stay.
+
+    They take the place of members with their names. Killed at any moment, each is there once or twice.
+    """
+    loose = [path for path in sorted(folder.glob("*/*")) if path.suffix in PACKED]
+    if loose:
+        files = packs.contents(packs.of(folder)) | {packs.holding(path)[1]: _bytes(path) for path in loose}
+        write_bytes(packs.of(folder), packs.join(files))
+    for path in loose:
+        path.unlink(missing_ok=True)
+        with suppress(OSError):  # tensors lie there
+            path.parent.rmdir()
+
+
+def unpack(folder: Path) -> None:
+    """Make files of a pack's members again, as old as the pack was."""
+    archive = packs.of(folder)
+    if not archive.exists():
+        return
+    made = archive.stat().st_mtime_ns
+    for name, data in packs.contents(archive).items():
+        path = folder / name
+        if not path.exists():
+            write_bytes(path, data)
+            os.utime(path, ns=(made, made))
+    archive.unlink()
+
+
 def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
     """Nested dicts of tensors, mapped from the file; nothing but tensors is ever unpickled.
 
@@ -257,23 +301,27 @@ def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
     """
     import torch
 
-    _check(path, sha256)
+    if not path.is_file():
+        raise _missing(path)
+    if sha256 is not None and (found := sha256_of(path)) != sha256:
+        raise _damaged(path, found, sha256)
     tree: dict[str, Any] = _decode(path, lambda: torch.load(path, weights_only=True, mmap=True, map_location="cpu"))
     return tree
 
 
 def read_json(path: Path, sha256: str | None = None) -> Any:
     """The value in a JSON file, checked."""
-    _check(path, sha256)
-    return _decode(path, lambda: json.loads(path.read_text()))
+    data = _read(path, sha256)
+    return _decode(path, lambda: json.loads(data))
 
 
 def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
     """The table in a Parquet file, checked."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    _check(path, sha256)
-    return _decode(path, lambda: pq.read_table(path))
+    data = _read(path, sha256)
+    return _decode(path, lambda: pq.read_table(pa.BufferReader(data)))
 
 
 def sweep(folder: Path) -> None:
@@ -282,10 +330,26 @@ def sweep(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def exists(path: Path) -> bool:
+    """Whether a file is there, loose or packed."""
+    archive, name = packs.holding(path)
+    return path.is_file() or name in packs.names(archive)
+
+
+def place(path: Path) -> str:
+    """Where a file really lies, in words: at its path, or as a member of its pack."""
+    archive, name = packs.holding(path)
+    packed = path.suffix in PACKED and not path.exists() and archive.exists()
+    return f"{archive}/{name}" if packed else str(path)
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file's bytes."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except FileNotFoundError:
+        return hashlib.sha256(packs.read(path)).hexdigest()
 
 
 def write_manifest(path: Path, sha256: str) -> None:
@@ -301,16 +365,40 @@ def manifest(path: Path) -> str:
 
 def intact(path: Path, sha256: str) -> bool:
     """Whether the file is there with these bytes."""
-    return path.is_file() and sha256_of(path) == sha256
+    try:
+        return sha256_of(path) == sha256
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, zipfile.BadZipFile):
+        return False
 
 
-def _check(path: Path, sha256: str | None) -> None:
-    if not path.is_file():
-        raise ArtifactError(f"{path} is missing; run `snakemake all` to make it again.")
-    if sha256 is not None and (found := sha256_of(path)) != sha256:
-        raise ArtifactError(
-            f"{path} is damaged: its SHA-256 is {found[:12]}… and should be {sha256[:12]}…; delete it and run again."
-        )
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return packs.read(path)
+
+
+def _read(path: Path, sha256: str | None) -> bytes:
+    """A file's bytes, checked."""
+    try:
+        data = _bytes(path)
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ArtifactError(f"{place(path)} can't be read ({error}); delete it and run again.") from error
+    if sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != sha256:
+        raise _damaged(path, found, sha256)
+    return data
+
+
+def _missing(path: Path) -> ArtifactError:
+    return ArtifactError(f"{path} is missing; run `snakemake all` to make it again.")
+
+
+def _damaged(path: Path, found: str, sha256: str) -> ArtifactError:
+    return ArtifactError(
+        f"{place(path)} is damaged: its SHA-256 is {found[:12]}… and should be {sha256[:12]}…; delete it and run again."
+    )
 
 
 def _decode(path: Path, read: Callable[[], _T]) -> _T:
@@ -318,7 +406,7 @@ def _decode(path: Path, read: Callable[[], _T]) -> _T:
         return read()
     except Exception as error:  # each reader has its own kinds; all mean that these bytes are not what we wrote
         reason = str(error).split("\n", 1)[0]
-        raise ArtifactError(f"{path} can't be read ({reason}); delete it and run again.") from error
+        raise ArtifactError(f"{place(path)} can't be read ({reason}); delete it and run again.") from error
 
 
 def _umask() -> int:

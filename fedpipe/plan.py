@@ -209,6 +209,9 @@ def write(plan: dict[str, Any]) -> None:
     for name, text in plan["files"].items():
         if not Path(name).is_file() or Path(name).read_text() != text:
             artifacts.write_bytes(Path(name), text.encode())
+    if plan["execution"]["clients_per_job"]:  # rules of single rounds watch the files that a segment's end has packed
+        for run in plan["runs"]:
+            artifacts.unpack(RunFiles(Path(run["path"])).history)
     artifacts.write_json(StudyFiles.of(Path(plan["params"])).plan, plan | {"files": sorted(plan["files"])})
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fedpipe import artifacts, packs
 from fedpipe import plan as planning
 from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution
@@ -65,11 +67,27 @@ def open_runs(made: dict[str, Any], threads: int = 1, **execution: Any) -> list[
 
 def bits(folder: Path) -> dict[str, str]:
     """SHA-256 of every tensor file and every table below a folder, by relative path; times are not among them."""
+    found = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for archive in folder.rglob("rounds.zip"):
+        found |= {archive.with_suffix("") / name: data for name, data in packs.contents(archive).items()}
     return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
+        str(path.relative_to(folder)): hashlib.sha256(data).hexdigest()
+        for path, data in sorted(found.items())
         if path.suffix in {".pt", ".parquet"} and not path.name.startswith(("block-", "."))
     }
+
+
+def forget(run: Path) -> None:
+    """Delete what a run's segments made."""
+    shutil.rmtree(run / "rounds")
+    shutil.rmtree(run / "segments", ignore_errors=True)
+    (run / "rounds.zip").unlink(missing_ok=True)
+
+
+def rounds(run: Path) -> dict[int, str]:
+    """The complete rounds of a run but round 0, each with its times, which differ when it is done again."""
+    files = RunFiles(run)
+    return {n: json.dumps(artifacts.read_json(files.round(n).times)) for n in files.complete() if n}
 
 
 def copy_project(folder: Path) -> Path:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from fedpipe import artifacts
 from fedpipe.artifacts import RoundFiles, RunFiles
 from fedpipe.engine.pruning import prune
+from fedpipe.errors import ArtifactError
+
+
+class Joined(NamedTuple):
+    """All rounds of a run."""
+
+    metrics: pa.Table
+    matrices: pa.Table
+    rounds: pa.Table  #: one row a round: traffic and observations
+    times: dict[str, Any]  #: of each round, and what made them
 
 
 def collect(files: RunFiles, rounds: int, keep_models: str | int) -> None:
@@ -19,12 +29,26 @@ def collect(files: RunFiles, rounds: int, keep_models: str | int) -> None:
     Raises
     ------
     ArtifactError
-        A round is incomplete, or one of its files is damaged.
+        A round is incomplete, or one of its files is damaged; it says what to delete so that it is done again.
     """
     artifacts.sweep(files.path)
-    numbers = range(1, rounds + 1)
-    artifacts.write_parquet(files.metrics, _joined(files, numbers, lambda each: [each.metrics, each.trained]))
-    artifacts.write_parquet(files.matrices, _joined(files, numbers, lambda each: [each.matrices, each.exchanged]))
+    try:
+        joined = _join(files, range(1, rounds + 1))
+    except ArtifactError as error:
+        segments = files.path / "segments"
+        if segments.exists():
+            advice = f"`rm -r {segments}` and run again: rounds that are whole are not done again"
+        else:  # made by the DAG of single rounds
+            advice = f"`rm -r` the folder of that round in {files.history} and run again"
+        raise ArtifactError(f"{str(error).partition(';')[0]}; type {advice}.") from error
+    artifacts.write_parquet(files.metrics, joined.metrics)
+    artifacts.write_parquet(files.matrices, joined.matrices)
+    artifacts.write_parquet(files.rounds, joined.rounds)
+    artifacts.write_json(files.times, joined.times)
+    prune(files, rounds, keep_models)
+
+
+def _join(files: RunFiles, numbers: range) -> Joined:
     rows: list[dict[str, Any]] = []
     times: list[dict[str, Any]] = []
     made_by: list[dict[str, Any]] = []
@@ -38,12 +62,15 @@ def collect(files: RunFiles, rounds: int, keep_models: str | int) -> None:
         rows.append({"round": number, **counts, **mean, **sealed["observed"]})
         times.append({"round": number, **artifacts.read_json(each.times)})
         made_by += [each for each in sealed["made_by"] if each not in made_by]
-    artifacts.write_parquet(files.rounds, pa.Table.from_pylist(rows))
-    artifacts.write_json(files.times, {"rounds": times, "made_by": made_by})
-    prune(files, rounds, keep_models)
+    return Joined(
+        _tables(files, numbers, lambda each: [each.metrics, each.trained]),
+        _tables(files, numbers, lambda each: [each.matrices, each.exchanged]),
+        pa.Table.from_pylist(rows),
+        {"rounds": times, "made_by": made_by},
+    )
 
 
-def _joined(files: RunFiles, numbers: range, names: Callable[[RoundFiles], list[Path]]) -> pa.Table:
+def _tables(files: RunFiles, numbers: range, names: Callable[[RoundFiles], list[Path]]) -> pa.Table:
     tables = []
     for number in numbers:
         each = files.round(number)

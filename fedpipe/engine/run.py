@@ -194,6 +194,11 @@ class Run:
         artifacts.write_json(files.times, times)
         self.checkpoint.finish(number, hashes)
 
+    def round(self, number: int) -> None:
+        """All of a round in this process."""
+        self.aggregate(number, [self.train(number, self.participants(number))])
+        self.evaluate(number)
+
     def segment(self, stop: int) -> Iterator[int]:
         """The rounds up to ``stop`` that are not complete; yields how many were, then each number as it is done."""
         artifacts.sweep(self.files.path)
@@ -203,10 +208,10 @@ class Run:
             done = 0
         yield done
         for number in range(done + 1, stop + 1):
-            self.aggregate(number, [self.train(number, self.participants(number))])
-            self.evaluate(number)
+            self.round(number)
             prune(self.files, number, self._keep_models)
             yield number
+        artifacts.pack(self.files.history)
         markers = {number: self.files.round(number).marker for number in range(stop + 1)}
         hashes = {str(number): artifacts.sha256_of(marker) for number, marker in markers.items()}
         artifacts.write_json(self.files.segment(stop), {"rounds": hashes})

@@ -57,7 +57,7 @@ def _states(one: RunFiles, other: RunFiles) -> str:
     number = 0
     while True:
         markers = [each.round(number).marker for each in (one, other)]
-        if not all(marker.is_file() for marker in markers):
+        if not all(artifacts.exists(marker) for marker in markers):
             return f"server's state: the same bits in all {number} rounds that both have, round 0 included"
         ours, theirs = (artifacts.read_json(marker)["sha256"]["server.pt"] for marker in markers)
         if ours != theirs:

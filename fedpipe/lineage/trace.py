@@ -131,18 +131,19 @@ def _rounds(frame: pd.DataFrame, report: dict[str, Any]) -> list[int]:
 def _round(files: RunFiles, number: int) -> dict[str, str]:
     """A round's files with their recorded SHA-256, checked; of a state that was pruned, only that."""
     folder, hashes = files.round(number), artifacts.read_json(files.round(number).marker)["sha256"]
-    found = {str(folder.marker): artifacts.sha256_of(folder.marker)}
+    found = {artifacts.place(folder.marker): artifacts.sha256_of(folder.marker)}
     for name, sha256 in sorted(hashes.items()):
         path = folder.path / name
         pruned = path in (folder.server, folder.clients) and not path.exists()
-        found[str(path)] = sha256 + " (pruned: artifacts.keep_models)" if pruned else _checked(path, sha256)
+        found[artifacts.place(path)] = sha256 + " (pruned: artifacts.keep_models)" if pruned else _checked(path, sha256)
     return found
 
 
 def _checked(path: Path, sha256: str | None = None) -> str:
     sha256 = sha256 or artifacts.manifest(path)
-    if not path.is_file():
+    if not artifacts.exists(path):
         raise ArtifactError(f"{path} is missing; run `dvc checkout` or `snakemake all` to bring it back.")
-    if artifacts.sha256_of(path) != sha256:
-        raise ArtifactError(f"{path} is damaged: its SHA-256 is not {sha256[:12]}…; delete it and run `dvc checkout`.")
+    if not artifacts.intact(path, sha256):
+        place = artifacts.place(path)
+        raise ArtifactError(f"{place} is damaged: its SHA-256 is not {sha256[:12]}…; delete it and run `dvc checkout`.")
     return sha256

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedpipe import artifacts
-from fedpipe.artifacts import RoundFiles, RunFiles
+from fedpipe import artifacts, packs
+from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution
 from fedpipe.data import store
 from fedpipe.engine import collecting
@@ -38,16 +38,16 @@ def rehash(files: RunFiles) -> Verdict:
         count += 1
         if not artifacts.intact(path, artifacts.manifest(path)):
             wrong.append(str(path))
-    rounds = sorted(files.path.glob("rounds/*/round.json"))
-    for marker in rounds:
-        folder = RoundFiles(marker.parent)
-        for name, sha256 in artifacts.read_json(marker)["sha256"].items():
+    rounds = files.complete()
+    for number in rounds:
+        folder = files.round(number)
+        for name, sha256 in artifacts.read_json(folder.marker)["sha256"].items():
             path = folder.path / name
             if path in (folder.server, folder.clients) and not path.exists():
                 continue
             count += 1
             if not artifacts.intact(path, sha256):
-                wrong.append(str(path))
+                wrong.append(artifacts.place(path))
     if not wrong:  # the joined tables have no hash of their own: they are what the rounds make
         wrong += _joined(files)
     if wrong:
@@ -57,8 +57,7 @@ def rehash(files: RunFiles) -> Verdict:
 
 def rerun(files: RunFiles, rng: random.Random) -> Verdict:
     """Run one round again, drawn from those whose states before it are kept, and compare all of its bits."""
-    numbers = [int(marker.parent.name) for marker in files.path.glob("rounds/*/round.json")]
-    candidates = [number for number in numbers if number > 0 and files.round(number - 1).server.exists()]
+    candidates = [number for number in files.complete() if number > 0 and files.round(number - 1).server.exists()]
     rng.shuffle(candidates)
     with tempfile.TemporaryDirectory(prefix="fedpipe-verify-") as folder:
         for number in candidates:
@@ -67,8 +66,7 @@ def rerun(files: RunFiles, rng: random.Random) -> Verdict:
             run = Run(copy, _as_before(made_by[0]["executor"]))
             if run.checkpoint.complete(number - 1) < number - 1:
                 continue  # a client's last state was pruned
-            for _ in run.segment(number):
-                pass
+            run.round(number)
             return _compared(files, copy, number, made_by)
     return Verdict(f"{files.path}: no round can be run again, since no state before one is kept", True)
 
@@ -101,12 +99,16 @@ def _joined(files: RunFiles) -> list[str]:
 
 
 def _until(files: RunFiles, number: int, folder: Path) -> RunFiles:
-    """A run's folder as it was before a round: its settings, and links to the rounds so far."""
+    """A run's folder as it was before a round: its settings, and what the rounds so far left."""
     copy = RunFiles(folder)
-    (folder / "rounds").mkdir(parents=True)
+    copy.history.mkdir(parents=True)
     copy.settings.write_bytes(files.settings.read_bytes())
+    packed = packs.contents(packs.of(files.history))
+    before = {name: data for name, data in packed.items() if int(Path(name).parent.name) < number}
+    packs.of(copy.history).write_bytes(packs.join(before))
     for earlier in range(number):
-        copy.round(earlier).path.symlink_to(files.round(earlier).path.resolve(), target_is_directory=True)
+        if files.round(earlier).path.is_dir():
+            copy.round(earlier).path.symlink_to(files.round(earlier).path.resolve(), target_is_directory=True)
     return copy
 
 

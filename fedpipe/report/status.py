@@ -221,7 +221,7 @@ def _written(files: RunFiles, since: float) -> bool:
 
 def _complete(files: RunFiles, total: int) -> int:
     done = 0
-    while done < total and files.round(done + 1).marker.exists():
+    while done < total and artifacts.exists(files.round(done + 1).marker):
         done += 1
     return done
 
@@ -229,7 +229,7 @@ def _complete(files: RunFiles, total: int) -> int:
 def _accuracy(plan: Plan, files: RunFiles, done: int) -> float | None:
     for number in range(done, 0, -1):
         path = files.round(number).metrics
-        if not path.exists():  # not a round that is measured
+        if not artifacts.exists(path):  # not a round that is measured
             continue
         rows = artifacts.read_parquet(path).to_pylist()
         for protocol in plan["protocols"]:

@@ -106,11 +106,10 @@ class Clone(Project):
             )
         path.write_text(yaml.safe_dump(profile))
 
-    def rounds(self, algorithm: str = "*") -> dict[str, tuple[int, int]]:
-        """Every complete round with its marker's identity, which changes when it is done again."""
-        found = self.folder.glob(f"results/runs/{algorithm}/*/rounds/*/round.json")
-        stats = {str(path.relative_to(self.folder)): path.stat() for path in found}
-        return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items() if "0000" not in name}
+    def rounds(self, algorithm: str = "*") -> dict[tuple[str, int], str]:
+        """Every complete round with its times, which differ when it is done again."""
+        runs = self.folder.glob(f"results/runs/{algorithm}/*")
+        return {(run.parent.name, number): times for run in runs for number, times in studies.rounds(run).items()}
 
     def segments(self) -> dict[str, int]:
         """Number of the running job of each algorithm's segment."""

@@ -29,8 +29,9 @@ def test_every_artifact_on_the_way_with_its_hash(study: Path) -> None:
         assert run["settings"] == {name: getattr(settings, name) for name in settings.__dataclass_fields__}
         names = {Path(path).relative_to(run["run"]).as_posix() for path in run["artifacts"]}
         assert {"run.yaml", "metrics.parquet", "rounds/0003/server.pt", "rounds/0003/clients.pt"} < names
+        assert f"{run['run']}/rounds.zip/0003/metrics.parquet" in run["artifacts"]
         for path, sha256 in run["artifacts"].items() | (run["data"].items() - {("samples", run["data"]["samples"])}):
-            assert artifacts.sha256_of(Path(path)) == sha256
+            assert artifacts.sha256_of(Path(path.replace("rounds.zip", "rounds"))) == sha256
         ((dealt, sha256),) = run["partition"].items()
         assert artifacts.sha256_of(Path(dealt)) == sha256
         assert run["data"]["samples"] == settings.dataset["sha256"]

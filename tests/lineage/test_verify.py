@@ -32,6 +32,7 @@ def test_a_sound_study_holds(study: Path) -> None:
 @pytest.mark.parametrize("name", ["rounds/0002/server.pt", "rounds/0001/metrics.parquet", "metrics.parquet"])
 def test_a_damaged_file_is_named(study: Path, name: str) -> None:
     path = runs("fedavg")[0] / name
+    artifacts.unpack(runs("fedavg")[0] / "rounds")
     path.write_bytes(path.read_bytes() + b"\0")
     verdict = verify.rehash(RunFiles(path.relative_to(".").parents[len(Path(name).parts) - 1]))
     assert not verdict.holds
@@ -94,6 +95,7 @@ def test_the_command_ends_with_1_where_something_is_wrong(study: Path) -> None:
     done = runner.invoke(app, ["verify", str(runs("fedavg")[0])])
     assert (done.exit_code, len(done.stdout.splitlines())) == (0, 2)
     (runs("fedavg")[0] / "rounds/0001/server.pt").unlink()
+    artifacts.unpack(runs("fedavg")[0] / "rounds")
     (runs("fedavg")[0] / "rounds/0002/participants.parquet").unlink()
     done = runner.invoke(app, ["verify", "--rerun", "0"])
     assert done.exit_code == 1

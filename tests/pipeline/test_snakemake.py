@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedpipe.artifacts import RunFiles
 from tests import studies
 from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
 
@@ -96,7 +97,7 @@ def test_single_rounds_find_what_segments_left(project: Project) -> None:
 
 def reach(project: Project, number: int, running: subprocess.Popen[bytes]) -> None:
     """Return when some run has completed a round, while the process still runs."""
-    while not list((project.folder / "results/runs").glob(f"*/*/rounds/{number:04d}/round.json")):
+    while not any(number in RunFiles(run).complete() for run in project.folder.glob("results/runs/*/*")):
         try:
             running.wait(timeout=0.1)
         except subprocess.TimeoutExpired:
@@ -137,7 +138,8 @@ def test_segment_killed_under_snakemake_resumes(project: Project) -> None:
         subprocess.run(["pkill", "-KILL", "-g", str(running.pid), "-f", "fedpipe segment"], check=True)
         assert running.wait() != 0
     (log,) = (project.folder / "results/logs/segment").glob("*.log")
-    complete = len(list((project.folder / "results/runs").glob("*/*/rounds/*/round.json"))) - 1
+    (run,) = project.folder.glob("results/runs/*/*")
+    complete = len(RunFiles(run).complete()) - 1
     assert complete >= 4
     project.snakemake("runs")
     assert f"{complete} of 12 rounds are complete" in log.read_text()

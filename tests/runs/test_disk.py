@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedpipe import artifacts
+from fedpipe import artifacts, packs
 from fedpipe.artifacts import RunFiles
 from fedpipe.errors import ArtifactError
 from tests import studies
@@ -45,10 +45,10 @@ try:
     said = "nothing"
 except ArtifactError as error:
     said = str(error)
-after = files()
+after, done = files(), studies.rounds(Path(path))
 subprocess.run(mend, shell=True, check=True)
 list(Run(RunFiles(Path(path))).segment(3))
-kept = all(files()[name] == time for name, time in after.items() if name.endswith("round.json"))
+kept = done.items() <= studies.rounds(Path(path)).items()
 print(json.dumps({"said": said, "before": before, "after": after, "kept": kept, "bits": studies.bits(Path(path))}))
 """
 
@@ -71,8 +71,7 @@ def prepared() -> tuple[str, dict[str, str]]:
     path = made["runs"][0]["path"]
     list(studies.open_runs(made)[0].segment(ROUNDS))
     once = studies.bits(Path(path))
-    shutil.rmtree(f"{path}/rounds")
-    shutil.rmtree(f"{path}/segments")
+    studies.forget(Path(path))
     return path, once
 
 
@@ -145,6 +144,7 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     run = studies.open_runs(made)[0]
     list(run.segment(ROUNDS))
+    artifacts.unpack(run.files.history)
     last = run.files.round(ROUNDS)
     shared = {
         "data": artifacts.dataset_file(made["runs"][0]["dataset"]),
@@ -152,6 +152,7 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
     }
     path = shared.get(name) or {"server": last.server, "clients": last.clients, "metrics": last.metrics}[name]
     once, rounds = path.read_bytes(), set(last.path.iterdir()) | set((run.files.path / "segments").iterdir())
+    packed = {each for each in run.files.history.glob("*/*") if each.suffix in artifacts.PACKED}
     harm(path)
     if name in shared:  # another rule made it, for other runs as well
         before = rest()
@@ -159,9 +160,10 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
             studies.open_runs(made)
         assert rest() == before
     else:  # the segment's own: only its round is done again
-        before = rest(*rounds)
+        before = rest(*rounds, *packed)
         assert list(studies.open_runs(made)[0].segment(ROUNDS)) == [ROUNDS - 1, ROUNDS]
-        assert rest(*rounds) == before
+        assert rest(*rounds, packs.of(run.files.history)) == before
+        artifacts.unpack(run.files.history)
         assert path.read_bytes() == once
     assert not Path("harm").exists()
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe import artifacts
+from fedpipe import artifacts, packs
+from fedpipe.artifacts import RunFiles
+from fedpipe.engine import collecting
 from fedpipe.errors import ArtifactError
 from tests import studies
 
@@ -63,7 +65,7 @@ def test_killed_in_the_middle_of_a_write(write: int) -> None:
     path = made["runs"][0]["path"]
     list(studies.open_runs(made)[0].segment(ROUNDS))
     once = studies.bits(Path(path))
-    subprocess.run(["rm", "-r", f"{path}/rounds", f"{path}/segments"], check=True)
+    studies.forget(Path(path))
 
     killed = subprocess.run([sys.executable, "-c", DYING, str(write), *segment(path)], capture_output=True)
     assert killed.returncode == -signal.SIGKILL
@@ -84,7 +86,7 @@ def test_killed_at_any_moment(moment: int) -> None:
     path = made["runs"][0]["path"]
     list(studies.open_runs(made)[0].segment(ROUNDS))
     once = studies.bits(Path(path))
-    subprocess.run(["rm", "-r", f"{path}/rounds", f"{path}/segments"], check=True)
+    studies.forget(Path(path))
     worker = subprocess.Popen(
         [sys.executable, "-u", "-m", "fedpipe", *segment(path)], stdout=subprocess.PIPE, text=True, process_group=0
     )
@@ -96,7 +98,7 @@ def test_killed_at_any_moment(moment: int) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
-    complete = len(list(Path(path, "rounds").glob("*/round.json"))) - 1
+    complete = len(RunFiles(Path(path)).complete()) - 1
     found, done = run_again(path)
     assert found == max(complete, 0)
     assert done == list(range(found + 1, ROUNDS + 1))
@@ -123,6 +125,8 @@ def test_more_rounds_continue_a_shorter_run() -> None:
         ("rounds/0003/metrics.parquet", "flip", [3, 4]),
         ("rounds/0004/round.json", "truncate", [4]),
         ("rounds/0003/state.json", "delete", [3, 4]),
+        ("rounds.zip", "truncate", [1, 2, 3, 4]),
+        ("rounds.zip", "delete", [1, 2, 3, 4]),
     ],
 )
 def test_damaged_files_are_found_and_made_again(name: str, harm: str, rounds: list[int]) -> None:
@@ -131,6 +135,8 @@ def test_damaged_files_are_found_and_made_again(name: str, harm: str, rounds: li
     list(studies.open_runs(made)[0].segment(ROUNDS))
     once = studies.bits(Path(path))
     file = Path(path, name)
+    if not file.exists():  # as before the segment's end
+        artifacts.unpack(Path(path, "rounds"))
     data = bytearray(file.read_bytes())
     match harm:
         case "truncate":
@@ -146,6 +152,61 @@ def test_damaged_files_are_found_and_made_again(name: str, harm: str, rounds: li
         return
     assert run_again(path)[1] == rounds
     assert studies.bits(Path(path)) == once
+    assert not list(Path(path, "rounds").rglob("*.json"))
+
+
+def test_a_damaged_member_of_the_pack_costs_its_round_alone() -> None:
+    made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
+    path = Path(made["runs"][0]["path"])
+    list(studies.open_runs(made)[0].segment(ROUNDS))
+    once, archive, harmed = studies.bits(path), path / "rounds.zip", path / "rounds/0003/metrics.parquet"
+    data, member = bytearray(archive.read_bytes()), packs.read(harmed)
+    data[data.index(member) + len(member) // 2] ^= 1
+    archive.write_bytes(data)
+    with pytest.raises(ArtifactError, match=rf"^{archive}/0003/metrics\.parquet can't be read \(Bad CRC-32"):
+        artifacts.read_parquet(harmed)
+    assert run_again(str(path))[1] == [3, 4]
+    assert studies.bits(path) == once
+
+
+def test_collect_says_what_to_delete_where_a_round_is_damaged() -> None:
+    made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
+    path = made["runs"][0]["path"]
+    (run,) = studies.open_runs(made)
+    list(run.segment(ROUNDS))
+    artifacts.unpack(run.files.history)
+    harmed = run.files.round(3).participants
+    harmed.unlink()
+    with pytest.raises(ArtifactError) as raised:
+        collecting.collect(run.files, ROUNDS, "all")
+    said = str(raised.value)
+    assert said.startswith(f"{harmed} is missing; type `rm -r {path}/segments` and run again: ")
+    subprocess.run(said.split("`")[1].split(), check=True)
+    assert run_again(path) == (2, [3, 4])
+    collecting.collect(run.files, ROUNDS, "all")
+
+
+def test_killed_while_it_packs() -> None:
+    """In the pack's write, and after it, when some files are there twice and some are gone already."""
+    made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
+    path = Path(made["runs"][0]["path"])
+    (run,) = studies.open_runs(made)
+    list(run.segment(ROUNDS))
+    once = studies.bits(path)
+    writes = 4 + ROUNDS * 9  # of round 0, and of the others
+    studies.forget(path)
+    killed = subprocess.run([sys.executable, "-c", DYING, str(writes), *segment(str(path))], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    assert next(each.name for each in unfinished(path)).startswith(".rounds.zip.")
+    assert run_again(str(path)) == (ROUNDS, [])
+    assert studies.bits(path) == once
+
+    packed = (path / "rounds.zip").read_bytes()
+    artifacts.unpack(path / "rounds")
+    (path / "rounds.zip").write_bytes(packed)
+    (path / "rounds/0002/state.json").unlink()
+    assert run_again(str(path)) == (ROUNDS, [])
+    assert studies.bits(path) == once
 
 
 def test_a_pickled_object_is_refused() -> None:
@@ -168,6 +229,7 @@ def test_keep_models_prunes_states_and_nothing_else(keep: str | int, states: set
     list(run.segment(ROUNDS))
     kept = {number for number in range(ROUNDS + 1) if run.files.round(number).server.exists()}
     assert kept == states
-    assert all(run.files.round(number).metrics.exists() for number in range(1, ROUNDS + 1))
+    assert all(artifacts.exists(run.files.round(number).metrics) for number in range(1, ROUNDS + 1))
+    assert not [each for each in run.files.history.rglob("*") if each.suffix != ".pt" and each.is_file()]
     longer = studies.prepare(studies.settings(("scaffold",), ROUNDS + 1, artifacts={"keep_models": keep}))
     assert run_again(longer["runs"][0]["path"], ROUNDS + 1) == (ROUNDS, [ROUNDS + 1])

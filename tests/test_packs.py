@@ -1,0 +1,108 @@
+"""A folder's small files as one."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from fedpipe import artifacts, packs
+from fedpipe.artifacts import RunFiles
+from fedpipe.errors import ArtifactError
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFiles:
+    """Two rounds of three files each, one of them with a tensor file."""
+    files = RunFiles(tmp_path / "run")
+    for number in (0, 1):
+        artifacts.write_json(files.round(number).marker, {"round": number})
+        artifacts.write_json(files.round(number).times, {"train": number})
+        artifacts.write_parquet(files.round(number).metrics, pa.table({"round": [number]}))
+    artifacts.write_bytes(files.round(1).server, b"tensors")
+    return files
+
+
+def every(run: RunFiles) -> list[Path]:
+    return [path for number in (0, 1) for path in (run.round(number).marker, run.round(number).metrics)]
+
+
+def test_packed_files_are_read_where_they_were(run: RunFiles) -> None:
+    hashes = {path: artifacts.sha256_of(path) for path in every(run)}
+    artifacts.pack(run.history)
+    assert [path for path in run.path.rglob("*") if path.is_file()] == [run.path / "rounds.zip", run.round(1).server]
+    assert not run.round(0).path.exists(), "an empty folder is gone"
+    assert {path: artifacts.sha256_of(path) for path in every(run)} == hashes
+    for path, sha256 in hashes.items():
+        assert artifacts.exists(path)
+        assert artifacts.intact(path, sha256)
+        assert not artifacts.intact(path, "0")
+    assert artifacts.read_json(run.round(1).marker, hashes[run.round(1).marker]) == {"round": 1}
+    assert artifacts.read_parquet(run.round(1).metrics, hashes[run.round(1).metrics]).to_pydict() == {"round": [1]}
+    assert run.complete() == [0, 1]
+    assert not artifacts.exists(run.round(0).server)
+    assert not artifacts.intact(run.round(0).server, "0")
+    assert artifacts.place(run.round(1).metrics) == f"{run.path}/rounds.zip/0001/metrics.parquet"
+    assert artifacts.place(run.round(0).server) == str(run.round(0).server)
+    with pytest.raises(ArtifactError, match=r"rounds/0002/round\.json is missing"):
+        artifacts.read_json(run.round(2).marker)
+    with pytest.raises(ArtifactError, match=r"rounds\.zip/0001/round\.json is damaged: .* should be 000"):
+        artifacts.read_json(run.round(1).marker, "0" * 64)
+
+
+def test_bytes_depend_on_names_and_contents_alone(run: RunFiles, tmp_path: Path) -> None:
+    artifacts.pack(run.history)
+    assert packs.join({"b/2": b"two", "a/1": b"one"}) == packs.join({"a/1": b"one", "b/2": b"two"})
+    once = packs.of(run.history).read_bytes()
+    artifacts.unpack(run.history)
+    artifacts.pack(run.history)
+    assert packs.of(run.history).read_bytes() == once
+    with zipfile.ZipFile(packs.of(run.history)) as archive:
+        assert archive.testzip() is None
+
+
+def test_unpacked_files_are_as_old_as_the_pack(run: RunFiles) -> None:
+    """So that Snakemake finds none newer than another."""
+    before = {path: path.read_bytes() for path in every(run)}
+    artifacts.pack(run.history)
+    made = packs.of(run.history).stat().st_mtime_ns
+    artifacts.unpack(run.history)
+    artifacts.unpack(run.history)
+    assert {path: path.read_bytes() for path in every(run)} == before
+    assert {path.stat().st_mtime_ns for path in every(run)} == {made}
+    assert not packs.of(run.history).exists()
+
+
+def test_files_that_lie_there_are_newer_than_the_pack(run: RunFiles) -> None:
+    artifacts.pack(run.history)
+    artifacts.write_json(run.round(1).times, {"train": 7})
+    artifacts.write_json(run.round(2).marker, {"round": 2})
+    assert artifacts.read_json(run.round(1).times) == {"train": 7}
+    assert run.complete() == [0, 1, 2]
+    artifacts.pack(run.history)
+    assert artifacts.read_json(run.round(1).times) == {"train": 7}
+    assert artifacts.read_json(run.round(0).times) == {"train": 0}
+    assert run.complete() == [0, 1, 2]
+
+
+def test_a_damaged_pack_is_named_and_its_whole_members_stay(run: RunFiles) -> None:
+    artifacts.pack(run.history)
+    archive, member = packs.of(run.history), packs.read(run.round(1).metrics)
+    data = bytearray(archive.read_bytes())
+    data[data.index(member) + 10] ^= 1
+    archive.write_bytes(data)
+    with pytest.raises(ArtifactError, match=r"rounds\.zip/0001/metrics\.parquet can't be read \(Bad CRC-32"):
+        artifacts.read_parquet(run.round(1).metrics)
+    assert not artifacts.intact(run.round(1).metrics, "0")
+    assert artifacts.read_parquet(run.round(0).metrics).to_pydict() == {"round": [0]}
+    artifacts.write_json(run.round(2).marker, {"round": 2})
+    artifacts.pack(run.history)
+    assert not artifacts.exists(run.round(1).metrics)
+    assert run.complete() == [0, 1, 2]
+
+    archive.write_bytes(archive.read_bytes()[:-30])
+    assert run.complete() == []
+    with pytest.raises(ArtifactError, match=r"rounds\.zip/0001/round\.json can't be read \(File is not a zip file"):
+        artifacts.read_json(run.round(1).marker)
