@@ -213,13 +213,14 @@ def test_pages_of_plots_are_free_of_errors(story: Story, tmp_path: Path) -> None
         local = tmp_path / "page.html"
         local.write_text(text)
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
-        wait = [
+        flags += ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        flags += [
             "--virtual-time-budget=20000",
             "--enable-logging=stderr",
             "--dump-dom",
-            f"--user-data-dir={tmp_path / 'p'}",
+            f"--user-data-dir={tmp_path}/p",
         ]
-        done = subprocess.run([chromium, *flags, *wait, local.as_uri()], capture_output=True, text=True)
+        done = subprocess.run([chromium, *flags, "--dump-dom", local.as_uri()], capture_output=True, text=True)
         console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
         assert console == []
         assert done.stdout.count("<canvas") == 4
