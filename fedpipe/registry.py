@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import inspect
 import pkgutil
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -72,9 +73,10 @@ def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
         module_name, _, class_name = name.rpartition(".")
         try:
             found = getattr(importlib.import_module(module_name), class_name)
-        except (ImportError, AttributeError, ValueError) as error:
+        except Exception as error:  # whatever a module of the user's own does as it is imported
             raise SettingsError(
-                f"{key}: '{name}' can't be imported ({error}); it should be the path of a class, as my_module.MyClass."
+                f"{key}: '{name}' can't be imported ({_told(error, module_name)}); "
+                "it should be the path of a class, as my_module.MyClass."
             ) from error
         if kind is MODEL and inspect.isfunction(found) and "<" not in found.__qualname__:
             from fedpipe.models._factory import family_of
@@ -85,6 +87,9 @@ def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
             raise SettingsError(
                 f"{key}: '{name}' is no {kind.name}; it should derive from {_base(kind).__qualname__}{instead}."
             )
+        fields = [each for each in vars(found).get("__annotations__", {}).values() if "ClassVar" not in str(each)]
+        if fields and "__dataclass_params__" not in vars(found):
+            raise SettingsError(f"{key}: '{name}' has fields; it should be a @dataclass(frozen=True, kw_only=True).")
         return found
     if name not in names(kind):
         raise SettingsError(f"{key}: unknown {kind.name} '{name}'; {nearest(name, names(kind))}")
@@ -97,6 +102,15 @@ def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
     if len(own) != 1:
         raise TypeError(f"{module.__name__} should define exactly one {kind.name}, but defines {len(own)}.")
     return own[0]
+
+
+def _told(error: Exception, module: str) -> str:
+    """What went wrong at an import, and in which line of that module."""
+    if isinstance(error, (ImportError, SyntaxError)):
+        return str(error)
+    stem = module.rpartition(".")[2]
+    lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if Path(each.filename).stem == stem]
+    return f"{type(error).__name__}: {error}, {stem}.py, line {lines[-1]}" if lines else str(error)
 
 
 def is_a(kind: Kind, name: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Model, Network
@@ -45,7 +45,7 @@ def _try(factory: Factory, shape: tuple[int, ...], classes: int) -> None:
     Raises
     ------
     SettingsError
-        The function fails, or returns something else than a body and a head.
+        The function fails, or returns something else than a body and a head that turn such inputs into C logits.
     """
     name = f"{factory.__module__}.{factory.__qualname__}"
     try:
@@ -61,3 +61,27 @@ def _try(factory: Factory, shape: tuple[int, ...], classes: int) -> None:
         raise SettingsError(
             f"model.name: '{name}' returns {type(made).__name__}; it should return a body and a head, both modules."
         )
+    try:
+        logits = _logits(Network(*parts), shape)
+    except Exception as error:  # body and head may not fit
+        raise SettingsError(
+            f"model.name: the network of '{name}' fails for inputs of shape {shape} ({type(error).__name__}: {error})."
+        ) from error
+    if logits.shape != (2, classes):
+        raise SettingsError(
+            f"model.name: the network of '{name}' turns two inputs into outputs of shape {tuple(logits.shape)}; "
+            f"it should be {(2, classes)}, a logit a class."
+        )
+
+
+def _logits(network: Network, shape: tuple[int, ...]) -> Tensor:
+    """What a network makes of two inputs of zeros; a row may be one of numbers or of token ids."""
+    network.eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            made: Tensor = network(torch.zeros(2, *shape))
+        except RuntimeError:
+            if len(shape) != 1:
+                raise
+            made = network(torch.zeros(2, *shape, dtype=torch.int64))
+    return made

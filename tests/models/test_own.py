@@ -40,8 +40,24 @@ def failing(shape, classes):
     raise ValueError("too few pixels")
 
 
+def other_classes(shape, classes):
+    return nn.Flatten(), nn.Linear(prod(shape), 3)
+
+
+def other_features(shape, classes):
+    return nn.Flatten(), nn.Linear(7, classes)
+
+
+def of_words(shape, classes):
+    return nn.Sequential(nn.Embedding(10, 4), nn.Flatten()), nn.Linear(4 * shape[0], classes)
+
+
 class Of:
     pass
+
+
+class Bare(Model):
+    width: int = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +158,42 @@ def test_a_function_that_does_not_return_body_and_head_is_refused_before_any_job
     )
     with pytest.raises(SettingsError, match=message):
         config.parse({"model": {"name": "own_models.failing"}})
+
+
+def test_a_network_that_does_not_fit_the_data_is_refused_before_any_job() -> None:
+    wanted = (
+        r"^model\.name: the network of 'own_models\.other_classes' turns two inputs into outputs of shape \(2, 3\); "
+        r"it should be \(2, 10\), a logit a class\.$"
+    )
+    with pytest.raises(SettingsError, match=wanted):
+        config.parse({"model": {"name": "own_models.other_classes"}})
+    wanted = r"^model\.name: the network of 'own_models\.other_features' fails for inputs of shape \(1, 8, 8\) "
+    with pytest.raises(SettingsError, match=wanted):
+        config.parse({"model": {"name": "own_models.other_features"}})
+    found("of_words").check((6,), 4)
+
+
+def test_a_class_whose_parameters_nobody_would_see_is_refused() -> None:
+    wanted = r"^model: 'own_models\.Bare' has fields; it should be a @dataclass\(frozen=True, kw_only=True\)\.$"
+    with pytest.raises(SettingsError, match=wanted):
+        found("Bare")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import nn_of_mine\n", "No module named 'nn_of_mine'"),
+        ("def make(:\n", "invalid syntax (own_models.py, line 1)"),
+        ("\nx = y\n", "NameError: name 'y' is not defined, own_models.py, line 2"),
+    ],
+)
+def test_a_module_that_fails_as_it_is_imported_is_told_in_a_sentence(text: str, said: str, own: Path) -> None:
+    own.write_text(text)
+    with pytest.raises(SettingsError) as refused:
+        found("make")
+    assert str(refused.value) == (
+        f"model: 'own_models.make' can't be imported ({said}); it should be the path of a class, as my_module.MyClass."
+    )
 
 
 def test_the_check_leaves_global_generators_alone() -> None:
