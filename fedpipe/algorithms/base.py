@@ -119,6 +119,7 @@ class Measure:
     each: Callable[[State, Batch], dict[str, Tensor]]  #: (client, batch) -> sums over the batch's samples
     then: Callable[[State, dict[str, Tensor]], State]  #: (client, sums over all data) -> client
     on: Literal["train", "validation"] = "train"  #: validation: where a client has no such part, its training data
+    changed: bool = False  #: whether images are changed at random, as those are that a Train pass sees
 
 
 @dataclass(frozen=True)

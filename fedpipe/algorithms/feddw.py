@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import BeforeValidator, Field
@@ -41,9 +41,8 @@ class FedDW(Algorithm):
 
     ``mode: code`` follows the authors' code where it differs from the paper: the last layer keeps its bias; rows are
     means over all uploads since round 1, and :math:`\Omega` moves half-way to them; a class that was never seen has the
-    identity's row; mu is divided by 10 at rounds 9, 18, 27 and so on. Not followed, in any mode: their data set changes
-    images at random (``transforms``) whenever they are read, also where SL is measured; here SL is of the images as
-    they are, so that rows differ by the models alone.
+    identity's row; mu is divided by 10 at rounds 9, 18, 27 and so on; SL is measured on images that ``transforms`` have
+    changed at random, as those that are trained on.
     Values of mu used: 0.1 for CIFAR-10, 10 for CIFAR-100, chosen from {0.01, 0.1, 1, 10, 100}.
 
     Parameters
@@ -53,6 +52,8 @@ class FedDW(Algorithm):
     mode
         The paper's definition, or the authors' code.
     """
+
+    version: ClassVar[int] = 2
 
     dw: Annotated[None, BeforeValidator(_undoubled)] = None
     mu: Annotated[float, Field(ge=0)] = 0.1
@@ -83,7 +84,7 @@ class FedDW(Algorithm):
 
     def work(self) -> Sequence[Pass]:
         """Regularised training, then the client's own SL matrix."""
-        return (Train(self.loss), Measure(self.soft_labels, self.store))
+        return (Train(self.loss), Measure(self.soft_labels, self.store, changed=self.mode == "code"))
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """Eq. 12: the risk and the distance of CR from SL."""

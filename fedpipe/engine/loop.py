@@ -125,8 +125,9 @@ class Loop:
             case Measure():
                 sums: dict[str, Tensor] = {}
                 indices = (self._clients.train if each.on == "train" else self._clients.validation)[client]
+                key = self._clients.key(client, round, "measure", 0) if each.changed else None
                 with still(algorithm, state):
-                    for batch in self._batches(indices, MEASURE_BATCH):
+                    for batch in self._batches(indices, MEASURE_BATCH, key):
                         terms = each.each(state, batch)
                         sums = {name: sums[name] + term if sums else term for name, term in terms.items()}
                     return each.then(state, sums)

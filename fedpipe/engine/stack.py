@@ -187,7 +187,9 @@ class _Work:
             with still(self._algorithm, client):
                 return each.then(client, sums)
 
-        for _, batch in self._batches([samples[client] for client in self._ids], MEASURE_BATCH):
+        orders = [samples[client] for client in self._ids]
+        keys = [self._clients.key(i, self._round, "measure", 0) for i in self._ids] if each.changed else None
+        for _, batch in self._batches(orders, MEASURE_BATCH, keys):
             terms = vmap(measure)(state, *batch)
             totals = {name: totals[name] + term if totals else term for name, term in terms.items()}
         return vmap(follow)(state, totals)

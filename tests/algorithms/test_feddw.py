@@ -7,6 +7,8 @@ from torch import nn
 from fedpipe.algorithms.base import Batch, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feddw import FedDW, regulariser
+from fedpipe.config import Transforms
+from fedpipe.data.transforms import changed
 from fedpipe.models.base import Network, class_relations
 from fedpipe.models.mlp import MLP
 from fedpipe.tensors import Tensors
@@ -129,6 +131,20 @@ def test_a_client_uploads_the_mean_softmax_of_its_classes(make_trial, width):
             wanted = mine.mean(0) if len(mine) else torch.zeros(4, dtype=f64)
             assert torch.allclose(outcome.upload["omega"][label], wanted, rtol=1e-13, atol=1e-15)
         assert torch.equal(outcome.upload["counts"], torch.bincount(y, minlength=4).to(f64))
+
+
+@pytest.mark.parametrize("width", [None, 3])
+@pytest.mark.parametrize("mode", ["paper", "code"])
+def test_the_code_measures_soft_labels_on_changed_images(make_clients, make_trial, mode, width):
+    transforms = Transforms(crop=1, flip=True)
+    trial = make_trial(FedDW(mode=mode), "cnn", make_clients((1, 4, 4), transforms=transforms), width=width)
+    (outcome,) = trial.train([5])
+    x, y = trial.clients.gather(trial.clients.train[5])
+    other = changed(transforms, x, torch.tensor(trial.clients.key(5, 1, "measure", 0)))
+    found = [trial.net(outcome.upload["model"], each).softmax(-1) for each in (x, other)]
+    plain, moved = (torch.stack([each[y == label].mean(0) for label in (1, 2)]) for each in found)
+    assert torch.allclose(outcome.upload["omega"][[1, 2]], moved if mode == "code" else plain, rtol=1e-12, atol=0)
+    assert not torch.allclose(plain, moved, atol=1e-4)
 
 
 def test_soft_labels_are_the_same_whoever_holds_the_samples(make_trial):
