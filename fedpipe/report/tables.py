@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedpipe import artifacts
+from fedpipe.config import Data
 from fedpipe.data.heterogeneity import Overall
 from fedpipe.report import results
 from fedpipe.report.results import AVERAGES, ROUNDS, SECONDS, Plan
@@ -102,7 +103,7 @@ def caption(plan: Plan) -> str:
     report, seeds = plan["report"], len(plan["seeds"])
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     reported = REPORTED[report["round"]].format(last_k=report["last_k"])
-    setups = dict.fromkeys(setup(each) for each in plan["partitions"].values())
+    setups = dict.fromkeys(map(setup, _partitions(plan).values()))
     return (
         f"Test accuracy (%) {reported} ({plan['rounds']} rounds), {AVERAGED[report['average']]}; {spread}. "
         f"Bytes are those of one participant in one round; training takes the seconds of a whole run. "
@@ -113,9 +114,14 @@ def caption(plan: Plan) -> str:
 def setup(partition: dict[str, Any]) -> str:
     """Data set, clients and partition in words; ``partition`` holds the settings of ``partition.yaml``."""
     dataset, scheme = partition["dataset"], partition["partition"]
+    samples = [f"{dataset['subset']} samples"] if "subset" in dataset else []
+    fields = {name: field.default for name, field in Data.model_fields.items()}
+    told = {"name", "subset", "split", "version", "sha256"}
+    others = [f"{name}={value}" for name, value in dataset.items() if name not in told and value != fields.get(name)]
     parameters = ", ".join(f"{name}={value}" for name, value in scheme.items() if name not in {"scheme", "version"})
     dealt = f"{scheme['scheme']} ({parameters})" if parameters else scheme["scheme"]
-    return f"{dataset['name']} ({dataset['split']} split), {partition['clients']} clients, partition {dealt}"
+    data = ", ".join([*samples, f"{dataset['split']} split", *others])
+    return f"{dataset['name']} ({data}), {partition['clients']} clients, partition {dealt}"
 
 
 def size(count: float) -> str:
@@ -146,6 +152,11 @@ def _rows(plan: Plan) -> pd.DataFrame:
     """Algorithms and grid points, each once, in the order of the runs."""
     rows = [{"algorithm": run["algorithm"], **results.point(plan, run)} for run in results.runs(plan)]
     return pd.DataFrame(rows).drop_duplicates(ignore_index=True)
+
+
+def _partitions(plan: Plan) -> dict[str, Any]:
+    """The settings of all partitions by key, in the order of the runs."""
+    return {run["partition"]: plan["partitions"][run["partition"]] for run in plan["runs"]}
 
 
 def _reported(plan: Plan, table: pd.DataFrame) -> pd.DataFrame:
@@ -179,7 +190,7 @@ def _failures(plan: Plan) -> list[str]:
 def _heterogeneity(plan: Plan) -> str:
     """How unlike the clients are: a row a data set and partition, mean over seeds."""
     found: dict[str, list[Overall]] = {}
-    for key, settings in plan["partitions"].items():
+    for key, settings in _partitions(plan).items():
         path = artifacts.assignment_file(key).with_name("heterogeneity.parquet")
         found.setdefault(setup(settings), []).append(Overall.read(artifacts.read_parquet(path)))
     rows = []

@@ -99,6 +99,8 @@ def test_partition_shows_counts_and_sizes():
     assert sorted(text.get_text() for text in cells.texts) == ["1", "3", "4"]
     assert [bar.get_width() for bar in bars.patches] == [3, 5]
     assert made.get_suptitle() == "digits: dirichlet, alpha = 0.3, seed 4"
+    subset = partition.figure(np.array([[3]]), SETTINGS | {"dataset": SETTINGS["dataset"] | {"subset": 3}})
+    assert subset.get_suptitle() == "digits (3 samples): dirichlet, alpha = 0.3, seed 4"
     assert "mean label entropy 0.36 bits" in made.get_supxlabel()  # of 0 and 0.722
     assert "Gini coefficient of sizes 0.125" in made.get_supxlabel()
 

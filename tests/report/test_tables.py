@@ -160,6 +160,26 @@ def test_a_grid_adds_columns_and_a_level(grid):
     assert "| fedavg      | 0.5     | –    |" in text
 
 
+def test_the_caption_tells_data_sets_apart_in_the_order_of_the_study(make):
+    """A table of 300 samples should not read like one of all, nor runs of other data be averaged as seeds."""
+    tree = make(["fedavg"], [0], {"dataset.subset": [900, 300]})
+    partition = tree.plan["partitions"].pop("0a")
+    for key, run, subset in (("0c", 0, 900), ("0b", 1, 300)):
+        tree.plan["runs"][run]["partition"] = key
+        tree.plan["partitions"] |= {key: partition | {"dataset": partition["dataset"] | {"subset": subset}}}
+    tree.plan["partitions"] = dict(sorted(tree.plan["partitions"].items()))  # as the file has them
+    assert tables.caption(tree.plan).endswith(
+        "Data: digits (900 samples, official split), 2 clients, partition dirichlet (alpha=0.3); "
+        "digits (300 samples, official split), 2 clients, partition dirichlet (alpha=0.3)."
+    )
+
+
+def test_of_a_data_set_all_is_told_that_is_not_by_default():
+    dataset = {"name": "imdb", "sha256": "0a", "length": 100, "split": "pooled", "test_share": 0.1, "stratified": False}
+    told = tables.setup({"dataset": dataset, "partition": {"scheme": "iid", "version": 1}, "clients": 3})
+    assert told == "imdb (pooled split, length=100, test_share=0.1), 3 clients, partition iid"
+
+
 def test_a_grid_of_lists(make):
     tree = make(["fedavg"], [0], {"model.channels": [[8, 16], [16, 32]]})
     tree.write(0, one_round(1))
