@@ -12,7 +12,7 @@ from torch import Tensor
 from fedpipe import streams
 from fedpipe.algorithms.base import Facts
 from fedpipe.config import Transforms
-from fedpipe.data.transforms import normalised
+from fedpipe.data.transforms import changed, normalised
 
 Integers = npt.NDArray[np.int64]
 
@@ -93,6 +93,13 @@ class Clients:
         elif not x.is_floating_point():
             return x.long(), self.y[rows]
         return normalised(self.transforms, x), self.y[rows]
+
+    def tested(self, rows: Integers, round: int, number: int) -> Tensor:
+        """Inputs of the ``number``-th batch of test samples, as the server's model meets them after a round."""
+        x, _ = self.gather(rows)
+        if not self.transforms.on_test:
+            return x
+        return changed(self.transforms, x, torch.tensor(self.key(-1, round, "test", 0) + number, device=self.device))
 
     def key(self, client: int, round: int, stream: str, epoch: int) -> int:
         """Where the noise of an epoch begins: 62 bits, to which the number of a batch is added."""

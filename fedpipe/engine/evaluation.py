@@ -107,23 +107,23 @@ def measure(
     deployed = algorithm.deploy(server) if wanted and complete else None
     named = {}
     if deployed is not None:
-        scores, named["SL"] = _global(executor, clients, deployed, wanted)
+        scores, named["SL"] = _global(executor, clients, deployed, wanted, round)
         found.append(table(round, "global", scores))
         if "head.weight" in deployed:
             named["CR"] = class_relations(deployed["head.weight"])
         if "global" in wanted:
             for model, tensors in algorithm.beside(server).items():
-                found.append(table(round, model, _global(executor, clients, tensors, ["global"])[0]))
+                found.append(table(round, model, _global(executor, clients, tensors, ["global"], round)[0]))
     metrics = pa.concat_tables(found) if found else METRICS.empty_table()
     return Measured(metrics, matrices(round, "measured", {-1: named}) if named else None)
 
 
 def _global(
-    executor: Executor, clients: Clients, model: Tensors, wanted: Sequence[Test]
+    executor: Executor, clients: Clients, model: Tensors, wanted: Sequence[Test], round: int
 ) -> tuple[dict[int, dict[Test, Score]], Tensor]:
     """The global model on all test samples at once: its scores, and its SL matrix on the global test set."""
     every = clients.global_test
-    logits = executor.logits(model, every)
+    logits = executor.logits(model, every, round)
     labels = clients.gather(every)[1]
     classes = one_hot(labels, clients.classes, logits.dtype)
     soft_labels = classes.T @ logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)

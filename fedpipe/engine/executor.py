@@ -74,8 +74,8 @@ class Executor(Protocol):
             Test sets on which the resulting models are measured.
         """
 
-    def logits(self, model: Tensors, indices: Integers) -> Tensor:
-        """Logits of one model on many samples, shape (n, C)."""
+    def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
+        """Logits of the server's model after a round on many test samples, shape (n, C)."""
 
 
 def passes(algorithm: Algorithm, stage: Stage, finetune_epochs: int) -> list[Pass]:

@@ -177,21 +177,20 @@ class Loop:
                 loss += float(F.cross_entropy(logits, batch.y, reduction="sum"))
         return Score(correct, len(indices), loss)
 
-    def logits(self, model: Tensors, indices: Integers) -> Tensor:
-        """Logits of one model on many samples, shape (n, C), the samples spread over the threads."""
+    def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
+        """See :class:`~fedpipe.engine.executor.Executor`; the samples are spread over the threads."""
 
-        def part(rows: Integers) -> Tensor:
+        def part(number: int, rows: Integers) -> Tensor:
             algorithm = self._idle.pop()
             try:
                 with torch.no_grad():
-                    x, _ = self._clients.gather(rows)
-                    return algorithm.net(fast, _fast(x))
+                    return algorithm.net(fast, _fast(self._clients.tested(rows, round, number)))
             finally:
                 self._idle.append(algorithm)
 
         fast = _fast(model.map(lambda value: value.to(self._clients.device)))
         parts = np.array_split(indices, max(1, math.ceil(len(indices) / MEASURE_BATCH)))
-        return torch.cat(list(self._pool.map(part, parts)))
+        return torch.cat(list(self._pool.map(part, range(len(parts)), parts)))
 
 
 class _Gradient:

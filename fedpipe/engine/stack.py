@@ -113,12 +113,13 @@ class Stack:
             mine = {test: rows[row] for test, rows in scores.items()}
             yield Outcome(client, down, unstack(upload, row), unstack(kept_on, row), mine)
 
-    def logits(self, model: Tensors, indices: Integers) -> Tensor:
-        """Logits of one model on many samples, shape (n, C)."""
+    def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
+        """See :class:`~fedpipe.engine.executor.Executor`."""
         model = model.map(lambda value: value.to(self._clients.device))
         parts = np.array_split(indices, max(1, -(-len(indices) // MEASURE_BATCH)))
         with torch.no_grad():
-            return torch.cat([self._algorithm.net(model, self._clients.gather(rows)[0]) for rows in parts])
+            batches = (self._clients.tested(rows, round, number) for number, rows in enumerate(parts))
+            return torch.cat([self._algorithm.net(model, x) for x in batches])
 
 
 class _Work:

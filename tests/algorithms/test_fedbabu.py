@@ -77,7 +77,7 @@ def test_before_fine_tuning_it_is_the_global_model(make_trial):
     untouched = trial.train(EVERYONE, ("local",), "finetune")
     for client, indices in enumerate(trial.clients.test):
         _, y = trial.clients.gather(indices)
-        hits = int((trial.executor.logits(trial.algorithm.deploy(trial.server), indices).argmax(-1) == y).sum())
+        hits = int((trial.executor.logits(trial.algorithm.deploy(trial.server), indices, 1).argmax(-1) == y).sum())
         assert untouched[client].scores == received[client].scores
         assert received[client].scores["local"].correct == hits
 

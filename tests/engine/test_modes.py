@@ -10,6 +10,7 @@ from torch import nn
 from fedpipe import streams
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Transforms
+from fedpipe.data.transforms import changed
 from fedpipe.engine.clients import Clients
 from fedpipe.engine.executor import BUFFERS, size_in_bytes
 from fedpipe.models.base import Net, Network
@@ -92,6 +93,21 @@ def test_test_images_change_only_if_asked_for(trial, width):
     )
     assert same == pytest.approx(first, rel=1e-12)
     assert all(abs(changed - plain) > 1e-6 for changed, plain in zip(other, first, strict=True))
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_test_images_of_the_server_change_only_if_asked_for(trial, width, assert_same):
+    made = [trial(width, each) for each in (Transforms(), Transforms(flip=True), Transforms(flip=True, on_test=True))]
+    every = made[0].clients.global_test
+    plain, same, other = (each.executor.logits(each.server["model"], every, 1) for each in made)
+    assert_same(same, plain)
+    x, _ = made[2].clients.gather(every)
+    key = torch.tensor(made[2].clients.key(-1, 1, "test", 0))
+    wanted = made[2].net(made[2].server["model"], changed(made[2].clients.transforms, x, key))
+    assert_same(other, wanted, within=1e-12)
+    assert (other - plain).abs().amax(1).count_nonzero() > len(every) / 4
+    after = made[2].executor.logits(made[2].server["model"], every, 2)
+    assert not torch.equal(other, after), "each round has changes of its own"
 
 
 def test_training_images_change(trial, assert_same):
