@@ -33,6 +33,7 @@ LINES = 5  #: of the log of a failed job
 INTERVAL = 2  #: seconds between two drawings
 
 SNAKEMAKE = Path(".snakemake")
+FAILED = r"^Command '.*fedpipe (\w+) (results/runs/\S+).* > (\S+) 2>&1' returned non-zero exit status (?!130\.)\d+\.$"
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ def _of(plan: Plan, run: dict[str, Any], unfinished: list[Job], since: float | N
         state = "done"
     elif any(job.failed for job in jobs):
         state = "failed"
-    elif since is not None and (jobs or _written(files, since)):  # without jobs: a quiet Snakemake tells only of errors
+    elif since is not None and (jobs or _written(files, since)):  # without jobs: a quiet Snakemake tells only failures
         state = "running" if not jobs or any(job.begun for job in jobs) else "queued"
     else:
         state = "stopped" if done or jobs else "waiting"
@@ -253,7 +254,20 @@ def _seconds(files: RunFiles, done: int) -> float | None:
 def _said() -> Iterator[Job]:
     """What Snakemake's logs say of each job, in the order of time."""
     for log in sorted((SNAKEMAKE / "log").glob("*.log"), key=lambda path: path.name):
-        yield from _jobs(log, log.stat().st_size)
+        size = log.stat().st_size
+        yield from (job for job in _exceptions(log, size) if not job.begun)
+        yield from _jobs(log, size)
+
+
+@functools.cache
+def _exceptions(log: Path, size: int) -> list[Job]:
+    """The jobs of runs whose commands failed by a log of this size: all that a quiet Snakemake tells of errors.
+
+    It does not name their outputs; what each run's jobs work for stands for them. Ctrl+C's status (130) is no failure.
+    """
+    found = re.findall(FAILED, log.read_text(errors="replace"), re.M)
+    when = log.stat().st_mtime
+    return [Job(rule, True, [RunFiles(Path(run)).metrics], [Path(job)], when) for rule, run, job in found]
 
 
 @functools.cache

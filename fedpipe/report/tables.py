@@ -179,7 +179,8 @@ def _failures(plan: Plan) -> list[str]:
         lost, diverged = cells["left_out"].sum(), cells[cells["diverged"] > 0]["diverged"]
         if not lost:
             continue
-        sentence = f"{algorithm}{f' ({point})' if point else ''}: {lost} updates were not finite and were left out"
+        updates = "1 update was not finite and was" if lost == 1 else f"{lost} updates were not finite and were"
+        sentence = f"{algorithm}{f' ({point})' if point else ''}: {updates} left out"
         if len(diverged):
             runs = f"{len(cells)} run{'s' if len(cells) > 1 else ''}"
             sentence += f"; diverged (in round {diverged.min()} all failed) in {len(diverged)} of {runs}"

@@ -117,14 +117,28 @@ def test_queued_running_failed_and_begun_again(made: dict) -> None:
     assert states(made)["fedprox"] == "stopped"
 
 
-def test_a_quiet_snakemake_tells_only_of_errors(made: dict) -> None:
+def test_a_quiet_snakemake_tells_only_of_failed_commands(made: dict) -> None:
+    """`--quiet rules`, as in `make demo`, keeps what Snakemake says of errors in rules for itself, too."""
     log = Path(snakemake(made))
     assert states(made)["fedprox"] == "stopped"
     artifacts.write_bytes(log, b"one\n")
     os.utime(log, (2e9, 2e9))
     assert states(made)["fedprox"] == "running"
-    snakemake(made, *FAILED)
+    command = f"Command 'PATH='x':\"$PATH\"; exec fedpipe segment {made['runs'][1]['path']} --stop 3 > {log} 2>&1' "
+    said = [
+        "RuleException:",
+        'CalledProcessError in file "federate.smk", line 18:',
+        command + "returned non-zero exit ",
+    ]
+    os.utime(log, (1e9, 1e9))
+    snakemake(made, *said[:-1], said[-1] + "status 130.")
+    assert states(made)["fedprox"] == "stopped"
+    snakemake(made, *said[:-1], said[-1] + "status 2.")
     assert states(made)["fedprox"] == "failed"
+    (failure,) = status.progress(made)[1]
+    assert (failure.rule, failure.log, failure.lines) == ("segment", log, ["one"])
+    os.utime(log, (2e9, 2e9))
+    assert states(made)["fedprox"] == "running", "it was begun again"
 
 
 def test_a_failed_job_is_shown_with_the_end_of_its_log(made: dict) -> None:
