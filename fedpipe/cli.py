@@ -322,8 +322,10 @@ def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, m
     fields = registry.parameters_of(found)
     if fields:
         typer.echo(f"In params.yaml, under {kind.section}:")
+    told = documentation.inherited(found)
     for field in fields:
-        typer.echo(f"  {field.name}: {documentation.default(field)}")
+        meaning = f"    # {told[field.name]}" if field.name in told else ""
+        typer.echo(f"  {field.name}: {documentation.default(field)}{meaning}")
 
 
 @app.command()
@@ -369,7 +371,13 @@ def _kind(plural: str) -> registry.Kind:
 
 
 def _plan(params: Path) -> dict[str, Any]:
-    found: dict[str, Any] = artifacts.read_json(StudyFiles.of(params).plan)
+    place = StudyFiles.of(params).plan
+    if not place.is_file():
+        if not params.is_file():
+            raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
+        study = "" if params == PARAMS else f" --config params={params}"
+        raise ArtifactError(f"{place} is missing; run `snakemake all{study}` first.")
+    found: dict[str, Any] = artifacts.read_json(place)
     return found
 
 

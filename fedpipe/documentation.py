@@ -40,15 +40,22 @@ def default(field: dataclasses.Field[Any]) -> str:
 
 def table(component: type[Component], names: set[str]) -> str:
     """A table of these parameters, in the order of the class; nothing where there are none."""
-    told: dict[str, str] = {}
-    for each in component.__mro__:
-        told = _parameters(each) | told
+    told = inherited(component) | _parameters(component)
     rows = [
         f"| `{name}` | `{value}` | {inline(told.get(name, '')).replace('|', chr(92) + '|')} |"
         for name, value in _defaults(component).items()
         if name in names
     ]
     return "\n".join(["| parameter | default | |", "|---|---|---|", *rows]) if rows else ""
+
+
+def inherited(component: type[Component]) -> dict[str, str]:
+    """What is said of each parameter that the component's own docstring does not name, by those it derives from."""
+    told: dict[str, str] = {}
+    for each in component.__mro__[1:]:
+        told = _parameters(each) | told
+    own = _parameters(component)
+    return {name: text for name, text in told.items() if name not in own}
 
 
 def blocks(text: str) -> str:

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
-from fedpipe import cli, registry
+from fedpipe import cli, documentation, registry
 from tests import studies
 
 KINDS = {
@@ -89,17 +89,19 @@ def test_describe_prints_docstring_parameters_and_defaults(kind: registry.Kind, 
     assert text.startswith(f"{name} ({kind.name})\n")
     for field in registry.parameters_of(found):
         default = "(required)" if field.default is dataclasses.MISSING else json.dumps(field.default)
-        assert f"  {field.name}: {default}\n" in text
+        inherited = documentation.inherited(found).get(field.name)
+        meaning = f"    # {inherited}" if inherited else ""
+        assert f"  {field.name}: {default}{meaning}\n" in text
 
 
 @pytest.mark.parametrize(("kind", "name"), EVERYTHING, ids=[name for _, name in EVERYTHING])
 def test_every_parameter_is_documented(kind: registry.Kind, name: str) -> None:
     found = registry.find(kind, name)
     documented = inspect.getdoc(found) or ""
-    own = [field.name for field in registry.parameters_of(found) if field.name in vars(found)]
     parameters = documented.partition("Parameters\n----------\n")[2]
     told = {name.strip() for line in parameters.splitlines() if line[:1].strip() for name in line.split(",")}
-    assert set(own) <= told | {"seed"}
+    told |= set(documentation.inherited(found))
+    assert told.issuperset(field.name for field in registry.parameters_of(found))
 
 
 def test_describe_finds_ones_own_components() -> None:
@@ -112,6 +114,22 @@ def test_describe_finds_ones_own_components() -> None:
 
 
 @pytest.mark.parametrize(
+    ("study", "plan", "command"),
+    [
+        ("params.yaml", "results/plan.json", "snakemake all"),
+        ("studies/two.yaml", "results/studies/two/plan.json", "snakemake all --config params=studies/two.yaml"),
+    ],
+)
+def test_a_study_that_was_never_run_is_told_how_to(
+    study: str, plan: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("studies").mkdir()
+    Path(study).touch()
+    sentence = f"{plan} is missing; run `{command}` first."
+    assert refused(monkeypatch, capsys, "status", "--params", study) == sentence
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (("describe", "fedavgg"), "'fedavgg' is unknown; did you mean 'fedavg'?"),
@@ -120,7 +138,7 @@ def test_describe_finds_ones_own_components() -> None:
         (("figure", "pie"), "'pie' can't be drawn; it should be curves, matrices, or partition with its key."),
         (("download", "digit"), "dataset.name: unknown data set 'digit'; did you mean 'digits'?"),
         (("plan",), "params.yaml: there is no such file; run from the folder that holds it."),
-        (("show",), "results/plan.json is missing; run `snakemake all` to make it again."),
+        (("show",), "params.yaml: there is no such file; run from the folder that holds it."),
         (
             ("segment", "results/runs/fedavg/0123456789ab", "--stop", "3"),
             "results/runs/fedavg/0123456789ab/run.yaml is missing; run `fedpipe plan` to write it again.",

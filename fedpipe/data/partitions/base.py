@@ -32,11 +32,16 @@ class Scheme(Component):
 
     Most schemes are partitions, and define :meth:`assign`. One that can give a sample to several clients, or to none,
     defines :meth:`deal` instead.
+
+    Parameters
+    ----------
+    seed
+        Fixes the partition for all seeds of a study; without it each seed deals anew.
     """
 
     overlaps: ClassVar[bool] = False  #: whether samples have several clients, which the pooled split can't do with
 
-    seed: int | None = None  #: fixes the partition for all seeds of a study; without it each seed deals anew
+    seed: int | None = None
 
     def check(self, clients: int, classes: int, samples: int) -> None:
         """Refuse what can't be done, before any job starts; schemes add their own conditions to this one.
