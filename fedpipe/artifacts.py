@@ -134,6 +134,11 @@ class RunFiles:
         return self.path / "times.json"
 
     @property
+    def joined(self) -> Path:
+        """SHA-256 of the tables that join all rounds."""
+        return self.path / "joined.json"
+
+    @property
     def history(self) -> Path:
         """The folder of the rounds; a segment's end packs its small files."""
         return self.path / "rounds"
@@ -324,6 +329,11 @@ def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
     return _decode(path, lambda: pq.read_table(pa.BufferReader(data)))
 
 
+def read_joined(path: Path) -> pa.Table:
+    """A table that joins all rounds of a run, checked against ``joined.json`` beside it."""
+    return read_parquet(path, read_json(RunFiles(path.parent).joined).get(path.name, "of no record"))
+
+
 def sweep(folder: Path) -> None:
     """Delete half-written files that a killed process left below a folder."""
     for path in folder.rglob(".*.tmp"):
@@ -350,11 +360,6 @@ def sha256_of(path: Path) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except FileNotFoundError:
         return hashlib.sha256(packs.read(path)).hexdigest()
-
-
-def write_manifest(path: Path, sha256: str) -> None:
-    """Record a file's SHA-256 beside it."""
-    write_json(path.with_suffix(".json"), {path.name: sha256})
 
 
 def manifest(path: Path) -> str:

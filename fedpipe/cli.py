@@ -227,7 +227,7 @@ def record(
         raise SettingsError(f"'{algorithm}' is not in the study; {nearest(algorithm, made['algorithms'])}")
     for run in made["runs"]:
         files = RunFiles(Path(run["path"]))
-        for path in (files.metrics, files.matrices, files.rounds, files.times):
+        for path in (files.metrics, files.matrices, files.rounds, files.joined, files.times):
             if run["algorithm"] == algorithm and not path.is_file():
                 raise ArtifactError(f"{path} is missing; run `snakemake all` to make it.")
 

@@ -30,8 +30,9 @@ def partition(key: str) -> Path:
     samples = store.load(store.place(settings["dataset"]))
     table = _assigned(settings, samples.y.numpy(), samples.test.numpy())
     counts = Assignment.of(table).class_counts
-    artifacts.write_parquet(path.with_name("heterogeneity.parquet"), heterogeneity.summary(counts))
-    artifacts.write_manifest(path, artifacts.write_parquet(path, table))
+    tables = {path.with_name("heterogeneity.parquet"): heterogeneity.summary(counts), path: table}
+    hashes = {each.name: artifacts.write_parquet(each, content) for each, content in tables.items()}
+    artifacts.write_json(path.with_suffix(".json"), hashes)
     return path
 
 

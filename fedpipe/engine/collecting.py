@@ -41,9 +41,9 @@ def collect(files: RunFiles, rounds: int, keep_models: str | int) -> None:
         else:  # made by the DAG of single rounds
             advice = f"`rm -r` the folder of that round in {files.history} and run again"
         raise ArtifactError(f"{str(error).partition(';')[0]}; type {advice}.") from error
-    artifacts.write_parquet(files.metrics, joined.metrics)
-    artifacts.write_parquet(files.matrices, joined.matrices)
-    artifacts.write_parquet(files.rounds, joined.rounds)
+    tables = {files.metrics: joined.metrics, files.matrices: joined.matrices, files.rounds: joined.rounds}
+    hashes = {path.name: artifacts.write_parquet(path, table) for path, table in tables.items()}
+    artifacts.write_json(files.joined, hashes)
     artifacts.write_json(files.times, joined.times)
     prune(files, rounds, keep_models)
 

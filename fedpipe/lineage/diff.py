@@ -68,7 +68,7 @@ def _states(one: RunFiles, other: RunFiles) -> str:
 def _accuracies(one: RunFiles, other: RunFiles) -> list[str]:
     frames = []
     for files in (one, other):
-        frame = results.accuracies(artifacts.read_parquet(files.metrics).to_pandas())
+        frame = results.accuracies(artifacts.read_joined(files.metrics).to_pandas())
         frames.append(frame[frame["average"] == "sample"].set_index(["protocol", "round"])["accuracy"])
     lines = []
     for protocol in dict.fromkeys(name for frame in frames for name in frame.index.get_level_values("protocol")):

@@ -48,7 +48,7 @@ def rehash(files: RunFiles) -> Verdict:
             count += 1
             if not artifacts.intact(path, sha256):
                 wrong.append(artifacts.place(path))
-    if not wrong:  # the joined tables have no hash of their own: they are what the rounds make
+    if not wrong:
         wrong += _joined(files)
     if wrong:
         return Verdict(f"{files.path}: not as recorded: {', '.join(wrong)}; delete them and run `dvc checkout`", False)
@@ -94,7 +94,8 @@ def _joined(files: RunFiles) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="fedpipe-verify-") as folder:
         copy = _until(files, rounds + 1, Path(folder) / files.path.name)
         collecting.collect(copy, rounds, "all")
-        pairs = ((files.metrics, copy.metrics), (files.matrices, copy.matrices), (files.rounds, copy.rounds))
+        pairs = [(files.metrics, copy.metrics), (files.matrices, copy.matrices), (files.rounds, copy.rounds)]
+        pairs += [(files.joined, copy.joined)]
         return [str(ours) for ours, theirs in pairs if not artifacts.intact(ours, artifacts.sha256_of(theirs))]
 
 

@@ -44,7 +44,7 @@ def clients(plan: Plan) -> pd.DataFrame:
     """
     frames = []
     for run in results.runs(plan):
-        frame = artifacts.read_parquet(results.files(run).metrics).to_pandas()
+        frame = artifacts.read_joined(results.files(run).metrics).to_pandas()
         frame = frame[(frame["client"] >= 0) & (frame["total"] > 0)]
         frame = frame[frame["round"] == frame.groupby("protocol")["round"].transform("max")]
         names = {"line": line(run["algorithm"], results.point(plan, run)), "seed": run["seed"]}
@@ -84,7 +84,8 @@ def partitions(plan: Plan) -> pd.DataFrame:
     rows = []
     for key, settings in plan["partitions"].items():
         name = f"{tables.setup(settings)}, seed {settings['seed']}"
-        counts = Assignment.read(artifacts.assignment_file(key)).class_counts
+        path = artifacts.assignment_file(key)
+        counts = Assignment.read(path, artifacts.manifest(path)).class_counts
         for client, classes in enumerate(counts):
             for label, samples in enumerate(classes):
                 if samples:

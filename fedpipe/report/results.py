@@ -173,7 +173,7 @@ def _labelled(plan: Plan, run: dict[str, Any], frame: pd.DataFrame) -> pd.DataFr
 
 
 def _read(path: Path) -> pd.DataFrame:
-    frame: pd.DataFrame = artifacts.read_parquet(path).to_pandas()
+    frame: pd.DataFrame = artifacts.read_joined(path).to_pandas()
     return frame
 
 

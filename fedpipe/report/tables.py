@@ -192,8 +192,10 @@ def _heterogeneity(plan: Plan) -> str:
     """How unlike the clients are: a row a data set and partition, mean over seeds."""
     found: dict[str, list[Overall]] = {}
     for key, settings in _partitions(plan).items():
-        path = artifacts.assignment_file(key).with_name("heterogeneity.parquet")
-        found.setdefault(setup(settings), []).append(Overall.read(artifacts.read_parquet(path)))
+        dealt = artifacts.assignment_file(key)
+        path = dealt.with_name("heterogeneity.parquet")
+        table = artifacts.read_parquet(path, artifacts.read_json(dealt.with_suffix(".json"))[path.name])
+        found.setdefault(setup(settings), []).append(Overall.read(table))
     rows = []
     for name, each in found.items():
         entropy, js_distance, gini = (mean(values) for values in zip(*each, strict=True))

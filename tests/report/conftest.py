@@ -47,7 +47,7 @@ class Tree:
             "report": {"round": "last", "last_k": 2, "average": "sample"},
         }
         partition = artifacts.assignment_file("0a").with_name("heterogeneity.parquet")
-        artifacts.write_parquet(partition, heterogeneity.summary(np.array([[4, 0], [3, 3]])))
+        self.write_table(partition, heterogeneity.summary(np.array([[4, 0], [3, 3]])), "assignment.json")
         for point, name, seed in itertools.product(points, algorithms, seeds):
             concerns = {key: v for key, v in point.items() if not key.startswith("algorithms.") or f".{name}." in key}
             run = {"algorithm": name, "seed": seed, "grid": concerns, "key": f"{len(self.plan['runs']):012x}"}
@@ -78,12 +78,19 @@ class Tree:
         ]
         names = {"round": pa.int32(), "client": pa.int32(), "protocol": pa.string()}
         schema = pa.schema(names | {"correct": pa.int64(), "total": pa.int64()})
-        artifacts.write_parquet(files.metrics, pa.Table.from_pylist(rows, schema))
+        self.write_table(files.metrics, pa.Table.from_pylist(rows, schema))
         sent = {"participants": 2, "left_out": 0, "bytes_up": 2.0 * traffic}
         each = [{"round": n, **sent, "bytes_down": traffic * n} for n in range(1, len(rounds) + 1)]
-        artifacts.write_parquet(files.rounds, pa.Table.from_pylist(each))
+        self.write_table(files.rounds, pa.Table.from_pylist(each))
         times = [{"round": n + 1, "train": seconds, "aggregate": 0.5, "evaluate": 0.25} for n in range(len(rounds))]
         artifacts.write_json(files.times, {"rounds": times, "made_by": [MADE_BY | made_by]})
+
+    @staticmethod
+    def write_table(path: Path, table: pa.Table, manifest: str = "joined.json") -> None:
+        """Write a table, and its hash among those that a manifest beside it holds."""
+        record = path.with_name(manifest)
+        hashes = artifacts.read_json(record) if record.exists() else {}
+        artifacts.write_json(record, hashes | {path.name: artifacts.write_parquet(path, table)})
 
     def write_matrices(self, run: int, measured: Mapping[str, float] | None) -> None:
         """Write 2 x 2 matrices of the rounds 1 to 3, all entries the value given times the round."""
@@ -93,7 +100,7 @@ class Tree:
             for n, (name, value), c in itertools.product((1, 2, 3), (values or {}).items(), (0, 1))
         ]
         table = pa.Table.from_pylist(rows) if measured is not None else pa.table({})
-        artifacts.write_parquet(RunFiles(Path(self.runs[run]["path"])).matrices, table)
+        self.write_table(RunFiles(Path(self.runs[run]["path"])).matrices, table)
 
 
 def rounds(server: Sequence[int], clients: Sequence[Counts]) -> list[dict[str, Counts]]:

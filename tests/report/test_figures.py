@@ -122,7 +122,7 @@ def test_partition_is_the_same_bytes(make):
     tree = make(["fedavg"])
     table = {"sample": [0, 1, 2], "client": [0, 1, 1], "label": [0, 1, 0], "split": ["train", "train", "test"]}
     path = artifacts.assignment_file("0a")
-    artifacts.write_parquet(path, pa.table(table))
+    tree.write_table(path, pa.table(table), "assignment.json")
     artifacts.write_json(path.with_name("partition.yaml"), SETTINGS)  # JSON is YAML
     first, second = twice(lambda: stage.write_figure_partition(tree.plan, "0a"), "partition-0a")
     assert first == second

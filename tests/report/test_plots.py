@@ -50,7 +50,7 @@ def test_partitions_tell_samples_of_clients_and_classes(two: Any) -> None:
         two.write_matrices(run, None)
     dealt = {"sample": [0, 1, 2, 3, 4], "client": [0, 0, 1, 1, 1], "label": [0, 0, 0, 1, 1]}
     split = ["train", "train", "train", "train", "test"]
-    artifacts.write_parquet(artifacts.assignment_file("0a"), pa.table(dealt | {"split": split}))
+    two.write_table(artifacts.assignment_file("0a"), pa.table(dealt | {"split": split}), "assignment.json")
     stage.write_plots(two.plan)
     assert Path("results/plots/partition.csv").read_text().splitlines() == [
         "partition,client,class,samples",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from fedpipe.errors import ArtifactError
-from fedpipe.report import results
+from fedpipe.report import results, tables
 
 
 def accuracy(frame, **wanted):
@@ -59,7 +59,7 @@ def test_bytes_and_seconds(two):
 
 def test_a_run_that_is_not_complete_is_named(make: Callable):
     tree = make(["fedavg"], seeds=[0])
-    with pytest.raises(ArtifactError, match=r"fedavg/000000000000/metrics.parquet is missing"):
+    with pytest.raises(ArtifactError, match=r"fedavg/000000000000/joined.json is missing"):
         results.load(tree.plan)
 
 
@@ -67,3 +67,17 @@ def test_labels_of_grid_points():
     assert results.label({"partition.alpha": "0.1", "model.hidden": "64"}) == "alpha=0.1, hidden=64"
     assert results.label({"algorithms.feddw.mu": "1", "algorithms.fedprox.mu": ""}) == "algorithms.feddw.mu=1"
     assert results.label({}) == ""
+
+
+@pytest.mark.parametrize("name", ["metrics", "rounds"])
+def test_a_joined_table_with_a_flipped_bit_makes_no_number(make: Callable, name: str):
+    tree = make(["fedavg"], seeds=[0])
+    tree.write(0, [{"global-on-global": [(5, 10)]}])
+    path = getattr(results.files(tree.runs[0]), name)
+    once = path.read_bytes()
+    for place in range(0, len(once), len(once) // 7):
+        harmed = bytearray(once)
+        harmed[place] ^= 1
+        path.write_bytes(harmed)
+        with pytest.raises(ArtifactError, match=rf"^{path} is damaged: .*; delete it and run again"):
+            tables.table(tree.plan)

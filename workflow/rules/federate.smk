@@ -89,6 +89,7 @@ rule collect:
         "results/runs/{algorithm}/{key}/metrics.parquet",
         "results/runs/{algorithm}/{key}/matrices.parquet",
         "results/runs/{algorithm}/{key}/rounds.parquet",
+        "results/runs/{algorithm}/{key}/joined.json",
         "results/runs/{algorithm}/{key}/times.json",
     log:
         "results/logs/collect/{algorithm}-{key}.log",

@@ -3,6 +3,7 @@ rule table:
         collected("metrics.parquet"),
         collected("matrices.parquet"),
         collected("rounds.parquet"),
+        collected("joined.json"),
         collected("times.json"),
         expand(
             "results/partitions/{key}/{name}.parquet",

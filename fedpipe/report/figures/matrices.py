@@ -84,7 +84,7 @@ def chosen(plan: Plan) -> dict[str, dict[str, Floats]]:
 
 def _measured(files: RunFiles) -> dict[str, Floats]:
     """SL and CR of the last round's global model; nothing for a method without one."""
-    table = artifacts.read_parquet(files.matrices)
+    table = artifacts.read_joined(files.matrices)
     if "source" not in table.column_names:
         return {}
     frame = table.to_pandas()

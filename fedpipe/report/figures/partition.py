@@ -24,7 +24,7 @@ from fedpipe.report.figures import style
 def draw(key: str, stem: Path) -> None:
     """Draw the partition with this key."""
     path = artifacts.assignment_file(key)
-    counts = Assignment.read(path).class_counts
+    counts = Assignment.read(path, artifacts.manifest(path)).class_counts
     style.save(figure(counts, yaml.safe_load(path.with_name("partition.yaml").read_text())), stem)
 
 
