@@ -160,7 +160,7 @@ def summary(runs: list[Progress]) -> str:
     rounds = f"{sum(run.rounds for run in runs)} of {sum(run.total for run in runs)} rounds"
     left = time_left(runs)
     ahead = "" if left is None or count["done"] == len(runs) else f"; about {duration(left)} left"
-    return f"{len(runs)} runs ({states}), {rounds}{ahead}"
+    return f"{len(runs)} run{'s' if len(runs) > 1 else ''} ({states}), {rounds}{ahead}"
 
 
 def time_left(runs: list[Progress]) -> float | None:
