@@ -15,12 +15,13 @@ $(BIN)/.installed: requirements.lock pyproject.toml
 
 # The shipped study (params.yaml), from digits to table and figures.
 demo: setup
-	snakemake all --profile workflow/profiles/local --quiet rules host
+	snakemake all --profile workflow/profiles/local --quiet rules host || { fedpipe status; exit 1; }
 	@fedpipe show
 
 # All algorithms on digits, in one table and one plot.
 gallery: setup
-	snakemake all --config params=studies/gallery.yaml --profile workflow/profiles/local --quiet rules host
+	snakemake all --config params=studies/gallery.yaml --profile workflow/profiles/local --quiet rules host || \
+		{ fedpipe status --params studies/gallery.yaml; exit 1; }
 	@fedpipe show --params studies/gallery.yaml
 
 # The tests of every day, real snakemake and dvc included.
