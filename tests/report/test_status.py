@@ -178,5 +178,5 @@ def test_it_ends_when_all_is_done_and_imports_no_torch(made: dict) -> None:
         "try: cli.main()\nfinally: assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert "1 runs (1 done), 3 of 3 rounds\n" in done.stdout
+    assert "1 run (1 done), 3 of 3 rounds\n" in done.stdout
     assert "AssertionError" not in done.stderr
