@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import pytest
+
 from tests import studies
 from tests.pipeline.conftest import Project, jobs
 
@@ -54,3 +56,26 @@ def test_a_mistake_in_another_study_is_one_sentence(project: Project) -> None:
     assert missing.count("fedpipe: studies/none.yaml: there is no such file") == 1
     assert "Traceback" not in printed + missing
     assert not (project.folder / "results/data").exists(), "no job may start"
+
+
+FAULTY = """
+from dataclasses import dataclass
+from fedpipe.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Faulty(FedAvg):
+    def combine(self, server, uploads):
+        raise RuntimeError("a fault of the test")
+"""
+
+
+@pytest.mark.slow
+def test_what_a_failed_job_said_is_told(project: Project) -> None:
+    params = studies.settings(rounds=1) | {"algorithms": {"fedavg": {}, "faulty": {"algorithm": "own.Faulty"}}}
+    studies.write(params | {"study": {"algorithms": ["fedavg", "faulty"]}}, project.folder)
+    (project.folder / "own.py").write_text(FAULTY)
+    assert "RuntimeError: a fault of the test" in project.snakemake("runs", check=False)
+    project.snakemake("runs", "--quiet", "rules", "host", check=False)  # as `make demo` calls it
+    said = project.run("fedpipe", "status")
+    assert "RuntimeError: a fault of the test" in said
+    assert "2 runs (1 done, 1 failed)" in said, "a run that does not depend on it goes on"
