@@ -86,6 +86,17 @@ def test_curves_of_ten_algorithms_share_panels(make):
     assert len(ax.lines) == 10
 
 
+@pytest.mark.parametrize("algorithms", [2, 11], ids=["together", "apart"])
+def test_one_round_is_a_point_at_a_whole_number(make, algorithms):
+    tree = make([f"other{index:02d}" for index in range(algorithms)], [0])
+    for index in range(algorithms):
+        tree.write(index, [{"global-on-global": [(index, 20)]}])
+    ax = curves_figure.figure(tree.plan, curves.curves(tree.plan)).axes[0]
+    assert {line.get_marker() for line in ax.lines}.isdisjoint({"", "None"})
+    low, high = ax.get_xlim()
+    assert [tick for tick in ax.get_xticks() if low <= tick <= high] == [1]
+
+
 def test_curves_of_no_algorithm_are_drawn_empty(make):
     tree = make(["local"], [0])
     tree.write(0, [{}])

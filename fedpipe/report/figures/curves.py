@@ -71,12 +71,13 @@ def _apart(plan: Plan, frame: pd.DataFrame, lines: list[str], protocols: list[st
     rows = -(-len(panels) // (columns := 5))
     made = Figure(figsize=(style.WIDTH + 0.8, 1.35 * rows + 0.8))
     axes = made.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    marker = "" if frame["round"].nunique() > 1 else "o"  # one round makes no line
     for ax, (point, name) in zip(axes.flat, panels, strict=False):
         there = frame[frame["point"] == point]
         panel, other = (there[there["line"] == each] for each in (name, reference))
         for index, protocol in enumerate(protocols):
             own, grey = (each[each["protocol"] == protocol] for each in (panel, other))
-            look = style.line(index) | {"marker": ""}
+            look = style.line(index) | {"marker": marker}
             if name != reference and len(own):
                 ax.plot(grey["round"], grey["mean"], **look | GREY | {"label": f"{reference}: the same in grey"})
             _curve(ax, own, protocol, **look)
@@ -94,7 +95,7 @@ def _label(axes: npt.NDArray[Any], panels: int, **font: float) -> None:
     """Label the outer axes of so many panels and hide the places that are left over."""
     columns = axes.shape[1]
     for place, ax in enumerate(axes.flat):
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
         if place >= panels:
             ax.set_axis_off()
         elif place + columns >= panels:
