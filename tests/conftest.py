@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,12 @@ from fedpipe.models.base import Model, Net, Network
 from fedpipe.models.cnn import CNN
 from fedpipe.models.mlp import MLP
 from fedpipe.tensors import Tensors
+
+#: The same examples on every machine, however slow it is.
+hypothesis.settings.register_profile(
+    "fedpipe", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("fedpipe")
 
 SIZES = (1, 5, 9, 12, 7, 16, 3, 20)  #: of one sample, of whole batches, of batches that end with a single sample
 CLASSES = 4
@@ -145,6 +152,15 @@ def synthetic(
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_proxy() -> Iterator[None]:
+    """Servers of tests are on this machine, which no proxy of its user's need reach."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("no_proxy", "NO_PROXY"):
+            patch.setenv(name, "127.0.0.1,localhost")
+        yield
 
 
 @pytest.fixture

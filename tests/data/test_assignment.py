@@ -76,7 +76,7 @@ def table_of(
     stratified=st.booleans(),
     validation=st.sampled_from([0, 0.1, 0.9]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_every_sample_appears_once_and_everybody_trains(
     split: Split, scheme: Scheme, clients: int, seed: int, stratified: bool, validation: float
 ) -> None:
@@ -222,7 +222,7 @@ def test_a_scheme_of_somebody_else_must_keep_its_promise(owner: tuple[int, ...])
     scheme=st.sampled_from([IID(), Dirichlet(alpha=0.2), Pathological(classes_per_client=3)]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_stratified_split_has_the_class_proportions_of_its_client(share: float, scheme: Scheme, seed: int) -> None:
     table, labels, _ = table_of(scheme, "pooled", share=share, seed=seed, stratified=True)
     dealt = Assignment.of(table)

@@ -73,7 +73,7 @@ def counts_of(owner: Integers, labels: Integers, clients: int) -> Integers:
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
 @given(labels=labelled, clients=st.integers(1, 12), seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_sample_has_one_client_and_every_client_a_sample(
     scheme: Scheme, labels: Integers, clients: int, seed: int
 ) -> None:
@@ -165,7 +165,7 @@ def test_dirichlet_moves_no_more_than_it_must() -> None:
 
 
 @given(clients=st.integers(1, 40), classes=st.integers(1, 12), k=st.integers(1, 12), seed=st.integers(0, 99))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_pathological_gives_everyone_k_classes_and_every_class_its_owners(
     clients: int, classes: int, k: int, seed: int
 ) -> None:
@@ -186,7 +186,7 @@ def test_pathological_parts_are_unequal_and_pairs_of_classes_vary() -> None:
 
 
 @given(clients=st.integers(1, 20), shards=st.integers(1, 5), seed=st.integers(0, 99))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_shards_are_equal_and_hold_few_classes(clients: int, shards: int, seed: int) -> None:
     labels = np.random.default_rng(seed).permutation(DIGITS)
     owner = deal(Shards(shards_per_client=shards), labels, clients, seed)
@@ -236,7 +236,7 @@ def pfllib_dir(
 
 
 @given(labels=labelled, clients=st.integers(1, 8), alpha=st.sampled_from([0.3, 1.0, 10.0]), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_dirichlet_balanced_is_pfllibs_draw_for_draw(labels: Integers, clients: int, alpha: float, seed: int) -> None:
     scheme = DirichletBalanced(alpha=alpha, minimum=1)
     assume(clients <= len(labels) // 4)
@@ -273,7 +273,7 @@ def test_dirichlet_balanced_has_the_counts_that_pfllib_writes_for_cifar10(
 
 
 @given(clients=st.integers(1, 30), alpha=st.sampled_from([0.001, 0.05, 0.5]), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_dirichlet_balanced_gives_nothing_to_those_that_have_enough(clients: int, alpha: float, seed: int) -> None:
     owner = DirichletBalanced(alpha=alpha).draw(DIGITS, clients, np.random.default_rng(seed))
     counts = counts_of(owner, DIGITS, clients)
@@ -305,7 +305,7 @@ def feddw(labels: Integers, clients: int, alpha: float, rng: np.random.Generator
 
 
 @given(labels=labelled, clients=st.integers(1, 12), alpha=st.sampled_from([0.02, 0.3, 5.0]), seed=st.integers(0, 99))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_dirichlet_feddw_is_feddws_but_for_the_sample_of_an_empty_client(
     labels: Integers, clients: int, alpha: float, seed: int
 ) -> None:
@@ -378,7 +378,7 @@ def test_neighbours_own_the_same_classes_in_pathological_ordered() -> None:
 
 
 @given(clients=st.integers(1, 40), classes=st.integers(1, 12), k=st.integers(1, 12), seed=st.integers(0, 99))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_pathological_ordered_is_pfllibs_draw_for_draw(clients: int, classes: int, k: int, seed: int) -> None:
     assume(k <= classes <= clients * k)
     labels, scheme = np.repeat(np.arange(classes), 11 * clients), PathologicalOrdered(classes_per_client=k)
@@ -396,7 +396,7 @@ def test_pathological_ordered_is_pfllibs_draw_for_draw(clients: int, classes: in
 
 
 @given(labels=labelled, clients=st.integers(1, 12), alpha=st.sampled_from([0.01, 0.5, 20.0]), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_overlapping_clients_own_every_class_in_the_numbers_drawn(
     labels: Integers, clients: int, alpha: float, seed: int
 ) -> None:
