@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def test_sigterm_ends_a_segment_after_its_round_and_leaves_nothing_half() -> Non
     path = made["runs"][0]["path"]
     list(studies.open_runs(made)[0].segment(ROUNDS))
     once = studies.bits(Path(path))
-    subprocess.run(["rm", "-r", f"{path}/rounds", f"{path}/segments"], check=True)
+    studies.forget(Path(path))
     command = [sys.executable, "-m", "fedpipe", *segment(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
         assert stopped.stdout
@@ -35,10 +36,13 @@ def test_sigterm_ends_a_segment_after_its_round_and_leaves_nothing_half() -> Non
         stopped.send_signal(signal.SIGTERM)
         said = stopped.stdout.read()
     assert stopped.returncode == 143
-    assert said.endswith(f"{path}: stopped by SIGTERM after round 1; the same command goes on from there\n")
+    told = re.search(rf"{path}: stopped by SIGTERM after round (\d); the same command goes on from there\n$", said)
+    assert told, said
+    stop = int(told[1])  # a busy machine may deliver the signal a round late
+    assert stop < ROUNDS
     assert not unfinished(Path(path))
     assert not Path(path, "segments").exists()
-    assert run_again(path) == (1, [2, 3, 4])
+    assert run_again(path) == (stop, list(range(stop + 1, ROUNDS + 1)))
     assert studies.bits(Path(path)) == once
 
 
