@@ -21,10 +21,11 @@ from tests import studies
 from tests.lineage.conftest import finish
 from tests.pipeline.conftest import Project, jobs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tutorial")]  # one process: `story` takes minutes
 
 NOTHING = "Nothing to be done"
 UP_TO_DATE = "Data and pipelines are up to date."
+PATIENCE = 300  #: seconds after which a browser hangs
 REPORT = ("tables", "figures", "plots", ".provenance")  #: what is made anew, beside plan.json
 POINTS = [(0.1, 0.1), (0.1, 1.0), (0.1, 2.0), (1.0, 0.1), (1.0, 2.0)]  #: all that is asked for: (alpha, mu)
 
@@ -206,7 +207,7 @@ def test_pages_of_plots_are_free_of_errors(story: Story, tmp_path: Path) -> None
     if node:
         script = tmp_path / "draw.js"
         script.write_text(DRAW)
-        done = subprocess.run([node, script, page, *map(str, sources.values())], capture_output=True, text=True)
+        done = draw(node, script, page, *sources.values())
         assert (done.returncode, done.stderr) == (0, "")
         assert [int(line) > 20 for line in done.stdout.split()] == [True] * 4, "so many marks in each plot"
     if chromium:
@@ -220,10 +221,14 @@ def test_pages_of_plots_are_free_of_errors(story: Story, tmp_path: Path) -> None
             "--dump-dom",
             f"--user-data-dir={tmp_path}/p",
         ]
-        done = subprocess.run([chromium, *flags, "--dump-dom", local.as_uri()], capture_output=True, text=True)
+        done = draw(chromium, *flags, local.as_uri())
         console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
         assert console == []
         assert done.stdout.count("<canvas") == 4
+
+
+def draw(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
 
 
 DRAW = """
