@@ -217,14 +217,17 @@ def write_bytes(path: Path, data: bytes | memoryview) -> str:
         The disk is full, the folder read-only; what was there before is there still.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, data)
+        try:
+            _replace(path, data)
+        except FileNotFoundError:  # another process that begins with this run has just swept, or packed
+            _replace(path, data)
     except OSError as error:
         raise ArtifactError(f"{path} can't be written ({error.strerror}); mend that and run again.") from error
     return hashlib.sha256(data).hexdigest()
 
 
 def _replace(path: Path, data: bytes | memoryview) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as stream:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -85,6 +88,29 @@ def test_files_that_lie_there_are_newer_than_the_pack(run: RunFiles) -> None:
     assert artifacts.read_json(run.round(1).times) == {"train": 7}
     assert artifacts.read_json(run.round(0).times) == {"train": 0}
     assert run.complete() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["sweep", "pack"])
+def test_a_write_survives_another_process_that_begins_with_the_run(
+    run: RunFiles, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of the write, or just before it, when the folder is there but empty."""
+    step, real = ("fsync", os.fsync) if name == "sweep" else ("mkstemp", tempfile.mkstemp)
+    module = os if name == "sweep" else tempfile
+    run.round(2).path.mkdir()
+
+    def disturbed(*args: Any, **more: Any) -> Any:
+        monkeypatch.setattr(module, step, real)
+        if name == "sweep":
+            artifacts.sweep(run.path)
+        else:
+            run.round(2).path.rmdir()
+        return real(*args, **more)
+
+    monkeypatch.setattr(module, step, disturbed)
+    artifacts.write_json(run.round(2).marker, {"round": 2})
+    assert artifacts.read_json(run.round(2).marker) == {"round": 2}
+    assert not list(run.path.rglob("*.tmp"))
 
 
 def test_a_damaged_pack_is_named_and_its_whole_members_stay(run: RunFiles) -> None:

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from fedpipe.artifacts import PARAMS, StudyFiles
@@ -16,7 +17,7 @@ sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
 # results has nothing to do, and still notices a changed parameter.
 Path("results/.provenance").mkdir(parents=True, exist_ok=True)
 Path(".snakemake/incomplete").mkdir(parents=True, exist_ok=True)
-if not os.path.lexists(".snakemake/metadata"):
+with suppress(FileExistsError):
     os.symlink("../results/.provenance", ".snakemake/metadata")
 
 
@@ -73,10 +74,11 @@ STARTS = dict(zip(STOPS, [0, *STOPS]))
 def tell_of_lock():
     """What to type where Snakemake is about to say that the folder is locked."""
     ours = ("results/data/", "results/partitions/", f"{FILES.tables}/", *RUNS)
-    locks = Path(".snakemake/locks").glob("*.output.lock")
-    if any(
-        line.startswith(ours) for lock in locks for line in lock.read_text().split()
-    ):
+    locked = []
+    for lock in Path(".snakemake/locks").glob("*.output.lock"):
+        with suppress(FileNotFoundError):  # its snakemake ends at this moment
+            locked += lock.read_text().split()
+    if any(line.startswith(ours) for line in locked):
         print(
             "fedpipe: another snakemake makes files of this study; or it was killed, then type\n"
             f"    snakemake --unlock\n    {shlex.join(['snakemake', *sys.argv[1:]])}\n"
