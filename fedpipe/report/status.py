@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -100,14 +100,14 @@ class Job:
     @property
     def begun(self) -> bool:
         """Whether it has written its log since it was submitted."""
-        return self.logs[0].exists() and self.logs[0].stat().st_mtime >= self.when
+        return any(moment >= self.when for moment in _moments(self.logs[:1]))
 
 
 def progress(plan: Plan) -> tuple[list[Progress], list[Failure]]:
     """All runs of a study, in the plan's order, and the jobs that failed."""
     jobs = {job.logs[0]: job for job in _said()}
     unfinished = [job for job in jobs.values() if not all(path.exists() for path in job.outputs)]
-    locks = [path.stat().st_mtime for path in (SNAKEMAKE / "locks").glob("*")]
+    locks = _moments((SNAKEMAKE / "locks").glob("*"))
     runs = [_of(plan, run, unfinished, min(locks, default=None)) for run in results.runs(plan)]
     study = StudyFiles.of(Path(plan["params"]))
     ours = {study.tables, study.figures, *(artifacts.assignment_file(key).parent for key in plan["partitions"])}
@@ -217,7 +217,7 @@ def _of(plan: Plan, run: dict[str, Any], unfinished: list[Job], since: float | N
 def _written(files: RunFiles, since: float) -> bool:
     """Whether some job of a run has written its log since then."""
     logs = Path("results/logs").glob(f"*/{files.path.parent.name}-{files.path.name}*.log")
-    return any(path.stat().st_mtime >= since for path in logs)
+    return any(moment >= since for moment in _moments(logs))
 
 
 def _complete(files: RunFiles, total: int) -> int:
@@ -291,10 +291,20 @@ def _jobs(log: Path, size: int) -> list[Job]:
     return found
 
 
+def _moments(paths: Iterable[Path]) -> list[float]:
+    """When these files were last written; Snakemake may remove one meanwhile."""
+    found = []
+    for path in paths:
+        with suppress(FileNotFoundError):
+            found.append(path.stat().st_mtime)
+    return found
+
+
 def _tail(logs: list[Path]) -> list[str]:
     for log in logs:
-        if log.is_file() and (text := log.read_text(errors="replace").strip()):
-            return text.splitlines()[-LINES:]
+        with suppress(FileNotFoundError):
+            if text := log.read_text(errors="replace").strip():
+                return text.splitlines()[-LINES:]
     return ["its log is empty: it was killed, or did not start"]
 
 
