@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 RESULTS = Path("results")
 PARAMS = Path("params.yaml")  #: the main study
+RESTORE = "`dvc checkout` brings back what DVC has recorded, and `snakemake all` makes the rest again"
 PACKED = (".json", ".parquet")  #: what a pack takes; tensors are mapped from files of their own
 _T = TypeVar("_T")
 

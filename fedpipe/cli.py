@@ -378,6 +378,8 @@ def _plan(params: Path) -> dict[str, Any]:
         study = "" if params == PARAMS else f" --config params={params}"
         raise ArtifactError(f"{place} is missing; run `snakemake all{study}` first.")
     found: dict[str, Any] = artifacts.read_json(place)
+    if "runs" not in found:
+        raise ArtifactError(f"{place} is no plan; delete it and run again.")
     return found
 
 

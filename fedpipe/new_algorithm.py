@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from pathlib import Path
 
@@ -17,6 +18,8 @@ def write(name: str) -> list[Path]:
     SettingsError
         The name is taken or is none, or the working directory is no clone of fedpipe; nothing is written.
     """
+    if keyword.iskeyword(name):
+        raise SettingsError(f"'{name}' is a keyword of Python; it should be a name that can be imported, as my_avg.")
     if not re.fullmatch("[a-z][a-z0-9_]*", name):
         raise SettingsError(
             f"'{name}' can't be an algorithm's name; it should be small letters, digits and _, as my_avg."

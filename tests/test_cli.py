@@ -165,7 +165,7 @@ def test_a_mistake_is_one_sentence_and_status_2(
         (("figure", "partition"), "partition"),
         (("record", "fedprox"), "fedprox"),  # not in the study
         (("show",), "results/tables/results.md"),
-        (("table",), "metrics.parquet"),
+        (("table",), "joined.json"),
     ],
     ids=lambda each: "-".join(each[:2]).replace("/", "-") if isinstance(each, tuple) else "",
 )

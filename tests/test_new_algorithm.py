@@ -44,6 +44,7 @@ def test_a_new_algorithm_passes_the_contract_and_can_be_planned(tmp_path: Path) 
     [
         ("MyAvg", "'MyAvg' can't be an algorithm's name; it should be small letters, digits and _, as my_avg."),
         ("own.Avg", "'own.Avg' can't be an algorithm's name; it should be small letters, digits and _, as my_avg."),
+        ("lambda", "'lambda' is a keyword of Python; it should be a name that can be imported, as my_avg."),
         ("fedavg", "'fedavg' is taken by fedpipe/algorithms/fedavg.py; it should be a name of its own."),
         ("base", "'base' is taken by fedpipe/algorithms/base.py; it should be a name of its own."),
         ("mine", "'mine' is taken by tests/algorithms/test_mine.py; it should be a name of its own."),

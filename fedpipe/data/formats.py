@@ -45,6 +45,8 @@ def read_npz(path: Path) -> Samples:
             arrays = {name: file[name] for name in file.files if name in wanted}
     except Exception as error:  # of zip, NumPy or the system: these bytes are no .npz
         raise ArtifactError(f"{path} can't be read as .npz ({_line(error)}).") from error
+    if alone := {"x_test", "y_test"} & arrays.keys() and {"x_test", "y_test"} - arrays.keys():
+        raise ArtifactError(f"{path} lacks {alone.pop()}; it should hold both x_test and y_test, or neither.")
     if {"x_train", "y_train"} <= arrays.keys():
         parts = ["train", "test"] if {"x_test", "y_test"} <= arrays.keys() else ["train"]
         x = np.concatenate([arrays[f"x_{part}"] for part in parts])
@@ -180,6 +182,11 @@ def _inputs(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         raise ArtifactError(
             f"{path}: its inputs are {x.dtype} of shape {x.shape}; they should be images (uint8, grey or colour), "
             f"floating-point numbers, or token ids (integers, one row a sample)."
+        )
+    if np.issubdtype(x.dtype, np.floating) and (spoilt := ~np.isfinite(x).reshape(len(x), -1).all(1)).any():
+        raise ArtifactError(
+            f"{path}: {spoilt.sum()} of its inputs hold NaN or infinity, first that of sample {spoilt.argmax()}; "
+            f"all numbers should be finite."
         )
     return x
 

@@ -35,7 +35,7 @@ from fedpipe.engine.executor import Executor, canonical, finite, first
 from fedpipe.engine.loop import Loop
 from fedpipe.engine.pruning import prune
 from fedpipe.engine.stack import Stack
-from fedpipe.errors import ArtifactError
+from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.models.base import Model, Net
 from fedpipe.plan import Settings, code, digest
 from fedpipe.tensors import Tensors
@@ -275,6 +275,8 @@ def _device(execution: Execution) -> torch.device:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_deterministic_debug_mode("error")  # as use_deterministic_algorithms, which imports a compiler too
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
+    if execution.device == "cuda" and not torch.cuda.is_available():
+        raise SettingsError("execution.device: cuda can't be used; PyTorch sees no GPU here. It should be auto or cpu.")
     if execution.device != "auto":
         return torch.device(execution.device)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedpipe import artifacts
-from fedpipe.artifacts import RunFiles
+from fedpipe.artifacts import RESTORE, RunFiles
 from fedpipe.data import store
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.mistakes import nearest
@@ -47,7 +47,8 @@ def trace(table: Path, cell: str) -> dict[str, Any]:
     report = plan["report"]
     found = _cells(plan, table)
     if cell not in found:
-        raise SettingsError(f"'{cell}' is no cell of {table}; {nearest(cell, list(found))}")
+        near = [name for name in found if name.partition(".")[0] == cell.partition(".")[0]]
+        raise SettingsError(f"'{cell}' is no cell of {table}; {nearest(cell, near or list(found))}")
     row = found[cell]
     runs = [run for run in results.runs(plan) if run["algorithm"] == row["algorithm"] and _at(plan, run, row)]
     frame = results.load(plan | {"runs": runs})
@@ -65,7 +66,7 @@ def trace(table: Path, cell: str) -> dict[str, Any]:
     return {
         "cell": cell,
         "accuracy (%)": round(mean, 4),
-        "reported": f"{_reported(plan)}, {tables.AVERAGED[report['average']]}, mean over {len(seeds)} seeds",
+        "reported": f"{_reported(plan)}, {tables.AVERAGED[report['average']]}, mean over {_seeds(len(seeds))}",
         "table": {str(table): artifacts.sha256_of(table)},
         "runs": [
             {"seed": run["seed"], "accuracy (%)": round(100 * float(accuracy[run["key"]]), 4)}
@@ -104,6 +105,10 @@ def _reported(plan: Plan) -> str:
     return tables.REPORTED[plan["report"]["round"]].format(last_k=plan["report"]["last_k"])
 
 
+def _seeds(count: int) -> str:
+    return f"{count} seeds" if count > 1 else "1 seed"
+
+
 def _cells(plan: Plan, table: Path) -> dict[str, dict[Any, Any]]:
     """Rows of ``results.csv`` by the name of their cell; only what the table for people shows."""
     frame = pd.read_csv(table.with_suffix(".csv"), dtype=dict.fromkeys(plan["grid"], str), keep_default_na=False)
@@ -135,15 +140,18 @@ def _round(files: RunFiles, number: int) -> dict[str, str]:
     for name, sha256 in sorted(hashes.items()):
         path = folder.path / name
         pruned = path in (folder.server, folder.clients) and not path.exists()
-        found[artifacts.place(path)] = sha256 + " (pruned: artifacts.keep_models)" if pruned else _checked(path, sha256)
+        absent = sha256 + " (pruned: artifacts.keep_models)"
+        found[artifacts.place(path)] = absent if pruned else _checked(path, sha256, files.path)
     return found
 
 
-def _checked(path: Path, sha256: str | None = None) -> str:
+def _checked(path: Path, sha256: str | None = None, whole: Path | None = None) -> str:
+    """The recorded hash of a file that has it; ``whole`` is what it is a part of, and would be made again with."""
     sha256 = sha256 or artifacts.manifest(path)
     if not artifacts.exists(path):
-        raise ArtifactError(f"{path} is missing; run `dvc checkout` or `snakemake all` to bring it back.")
+        raise ArtifactError(f"{path} is missing; {f'delete {whole}, then ' if whole else ''}{RESTORE}.")
     if not artifacts.intact(path, sha256):
         place = artifacts.place(path)
-        raise ArtifactError(f"{place} is damaged: its SHA-256 is not {sha256[:12]}…; delete it and run `dvc checkout`.")
+        delete = f"delete {whole or path}, then {RESTORE}"
+        raise ArtifactError(f"{place} is damaged: its SHA-256 is not {sha256[:12]}…; {delete}.")
     return sha256

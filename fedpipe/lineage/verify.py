@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedpipe import artifacts, packs
-from fedpipe.artifacts import RunFiles
+from fedpipe.artifacts import RESTORE, RunFiles
 from fedpipe.config import Execution
 from fedpipe.data import store
 from fedpipe.engine import collecting
@@ -32,27 +32,34 @@ def rehash(files: RunFiles) -> Verdict:
 
     States that `artifacts.keep_models` has pruned may be absent; their hashes stay recorded.
     """
-    wrong, count = [], 0
+    wrong: dict[str, Path] = {}  #: what is not as recorded, and what to delete
+    count = absent = 0
     settings = Settings.read(files.settings)
     for path in (store.place(settings.dataset), artifacts.assignment_file(digest(settings.partition_settings))):
-        count += 1
-        if not artifacts.intact(path, artifacts.manifest(path)):
-            wrong.append(str(path))
+        manifest = artifacts.read_json(path.with_suffix(".json"))
+        for table in {path, path.with_name("heterogeneity.parquet")}:
+            if table.name in manifest:
+                count += 1
+                if not artifacts.intact(table, manifest[table.name]):
+                    wrong[str(table)] = path
     rounds = files.complete()
     for number in rounds:
         folder = files.round(number)
         for name, sha256 in artifacts.read_json(folder.marker)["sha256"].items():
             path = folder.path / name
             if path in (folder.server, folder.clients) and not path.exists():
+                absent += 1
                 continue
             count += 1
             if not artifacts.intact(path, sha256):
-                wrong.append(artifacts.place(path))
+                wrong[artifacts.place(path)] = files.path
     if not wrong:
-        wrong += _joined(files)
+        wrong |= dict.fromkeys(_joined(files), files.path)
     if wrong:
-        return Verdict(f"{files.path}: not as recorded: {', '.join(wrong)}; delete them and run `dvc checkout`", False)
-    return Verdict(f"{files.path}: {count} files of {len(rounds)} rounds are as recorded", True)
+        delete = ", ".join(map(str, dict.fromkeys(wrong.values())))
+        return Verdict(f"{files.path}: not as recorded: {', '.join(wrong)}; delete {delete}, then {RESTORE}", False)
+    pruned = f"; {absent} states are absent (artifacts.keep_models)" if absent else ""
+    return Verdict(f"{files.path}: {count} files of {len(rounds)} rounds are as recorded{pruned}", True)
 
 
 def rerun(files: RunFiles, rng: random.Random) -> Verdict:

@@ -355,6 +355,14 @@ def test_labels_of_any_kind() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
+        (
+            {"x_train": PIXELS, "y_train": np.zeros(6, int), "x_test": PIXELS, "ytest": np.zeros(6, int)},
+            "lacks y_test; it should hold both x_test and y_test, or neither",
+        ),
+        (
+            {"x": np.array([[1.0], [np.nan], [2.0]]), "y": np.arange(3)},
+            "1 of its inputs hold NaN or infinity, first that of sample 1",
+        ),
         ({"images": PIXELS}, "holds none of these arrays; it should hold x_train and y_train"),
         ({"x": PIXELS.astype(np.int64), "y": np.zeros(6, int)}, "its inputs are int64 of shape (6, 3, 32, 32); they"),
         ({"x": PIXELS, "y": np.array([0, 1, 2, -1, 0, 0])}, "a label is -1; labels should count from 0."),
@@ -362,7 +370,7 @@ def test_labels_of_any_kind() -> None:
         ({"x": PIXELS, "y": np.array([None] * 6)}, "can't be read as .npz"),
         ({"x": PIXELS, "y": np.zeros(5, int)}, "holds 6 inputs, 5 labels"),
     ],
-    ids=["names", "integers", "negative", "empty", "objects", "lengths"],
+    ids=["one", "spoilt", "names", "integers", "negative", "empty", "objects", "lengths"],
 )
 def test_an_npz_of_something_else(given: dict[str, np.ndarray], sentence: str) -> None:
     arrays("own.npz", **given)

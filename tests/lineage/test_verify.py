@@ -14,6 +14,7 @@ from fedpipe.artifacts import RunFiles
 from fedpipe.cli import app
 from fedpipe.engine.pruning import prune
 from fedpipe.lineage import verify
+from fedpipe.plan import Settings, digest
 from tests import studies
 
 
@@ -37,6 +38,23 @@ def test_a_damaged_file_is_named(study: Path, name: str) -> None:
     verdict = verify.rehash(RunFiles(path.relative_to(".").parents[len(Path(name).parts) - 1]))
     assert not verdict.holds
     assert str(path) in verdict.said
+
+
+def test_the_partitions_heterogeneity_is_hashed_too(study: Path) -> None:
+    files = RunFiles(runs("fedavg")[0])
+    dealt = artifacts.assignment_file(digest(Settings.read(files.settings).partition_settings))
+    path = dealt.with_name("heterogeneity.parquet")
+    path.write_bytes(path.read_bytes() + b"\0")
+    verdict = verify.rehash(files)
+    assert (
+        f"not as recorded: {path}; delete {dealt}, then `dvc checkout`" in verdict.said
+    )
+
+
+def test_absent_states_are_counted(study: Path) -> None:
+    files = RunFiles(runs("fedavg")[0])
+    files.round(1).server.unlink()
+    assert verify.rehash(files).said.endswith("are as recorded; 1 states are absent (artifacts.keep_models)")
 
 
 def test_joined_tables_are_those_of_the_rounds(study: Path) -> None:

@@ -79,3 +79,26 @@ def test_what_a_failed_job_said_is_told(project: Project) -> None:
     said = project.run("fedpipe", "status")
     assert "RuntimeError: a fault of the test" in said
     assert "2 runs (1 done, 1 failed)" in said, "a run that does not depend on it goes on"
+
+
+@pytest.mark.slow
+def test_what_was_deleted_is_made_again(project: Project) -> None:
+    studies.write(studies.settings(("fedavg", "scaffold"), 2), project.folder)
+    project.snakemake()
+    once = project.bits()
+    made = {str(path.relative_to(project.folder)) for path in project.folder.glob("results/*/*.*")}
+    (run,) = project.folder.glob("results/runs/scaffold/*")
+    project.run("rm", "-r", "results/keys", "results/plots/curves.csv", "results/tables", f"{run}/metrics.parquet")
+    ran = jobs(project.snakemake())
+    assert (ran["segment"], ran["collect"], ran["table"]) == (0, 1, 1)
+    project.run("rm", "-r", "results/data", "results/partitions", "results/figures")
+    ran = jobs(project.snakemake())
+    assert (ran["download"], ran["partition"]) == (1, 1)
+    project.run("rm", "-r", str(run))
+    (project.folder / "results/plan.json").write_text("{}")
+    ran = jobs(project.snakemake())
+    assert ran["segment"] == 1
+    assert "are as recorded" in project.run("fedpipe", "verify", "--rerun", "0")
+    assert project.bits() == once
+    assert {str(path.relative_to(project.folder)) for path in project.folder.glob("results/*/*.*")} == made
+    assert "Nothing to be done" in project.snakemake("-n", "all")

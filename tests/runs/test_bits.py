@@ -6,11 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedpipe import artifacts, registry
 from fedpipe.engine import collecting
 from fedpipe.engine.block import Block
 from fedpipe.engine.run import Run
+from fedpipe.errors import SettingsError
 from tests import studies
 
 ROUNDS = 4
@@ -134,3 +136,10 @@ def test_bytes_of_a_tensor_file_do_not_depend_on_its_name_or_on_views() -> None:
     other = artifacts.write_pt(Path("other.pt"), {"a": whole[10:20].clone()})
     assert one == other
     assert Path("one.pt").read_bytes() == Path("other.pt").read_bytes()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+def test_a_gpu_that_is_not_there_is_one_sentence() -> None:
+    made = studies.prepare(studies.settings(rounds=1))
+    with pytest.raises(SettingsError, match=r"^execution\.device: cuda can't be used; PyTorch sees no GPU here"):
+        studies.open_runs(made, device="cuda")

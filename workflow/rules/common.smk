@@ -27,8 +27,8 @@ STUDY = str(Path(config.get("params", PARAMS)))
 FILES = StudyFiles.of(Path(STUDY))
 
 
-def stale(plan):
-    """Whether the plan is of another study or other files than lie here, or what it wrote is gone."""
+def stale():
+    """Whether the plan is of another study or other files than lie here, can't be read, or what it wrote is gone."""
 
     def changed(path, sha256):
         try:
@@ -36,18 +36,20 @@ def stale(plan):
         except FileNotFoundError:
             return True
 
-    return (
-        plan["params"] != STUDY
-        or any(changed(path, sha256) for path, sha256 in plan["sources"].items())
-        or not all(Path(path).is_file() for path in plan["files"])
-    )
+    try:
+        plan = json.loads(FILES.plan.read_text())
+        return (
+            plan["params"] != STUDY
+            or any(changed(path, sha256) for path, sha256 in plan["sources"].items())
+            or not all(Path(path).is_file() for path in plan["files"])
+        )
+    except (ValueError, LookupError, TypeError):
+        return True
 
 
 def load_plan():
     """The study's plan, made anew where it is stale."""
-    if not FILES.plan.is_file() or (
-        workflow.is_main_process and stale(json.loads(FILES.plan.read_text()))
-    ):
+    if not FILES.plan.is_file() or (workflow.is_main_process and stale()):
         done = subprocess.run(
             [sys.executable, "-m", "fedpipe", "plan", "--params", STUDY],
             capture_output=True,
@@ -178,15 +180,34 @@ def collected(name):
     return [f"{run['path']}/{name}" for run in PLAN["runs"]]
 
 
+def summaries():
+    """Tables, numbers and keys that are made of all runs."""
+    return [
+        *(
+            f"{FILES.tables}/{name}"
+            for name in ("results.csv", "results.md", "times.csv")
+        ),
+        f"{FILES.metrics}",
+        *(
+            f"{FILES.plots}/{name}.csv"
+            for name in ("curves", "clients", "matrices", "partition")
+        ),
+        *(f"{FILES.keys(algorithm)}" for algorithm in PLAN["algorithms"]),
+    ]
+
+
 def all_results():
+    """Everything, also what the rest is made of: so that what was deleted is made again."""
     figures = [
         "curves",
         "matrices",
         *(f"partition-{key}" for key in PLAN["partitions"]),
     ]
     return [
-        f"{FILES.tables}/results.md",
-        f"{FILES.metrics}",
+        *sorted({f"results/data/{run['dataset']}.pt" for run in PLAN["runs"]}),
+        *(f"results/partitions/{key}/assignment.parquet" for key in PLAN["partitions"]),
+        *collected("metrics.parquet"),
+        *summaries(),
         *(
             f"{FILES.figures}/{name}.{kind}"
             for name in figures
