@@ -1,12 +1,13 @@
-"""Every data set of the papers with its models: a round of FedAvg on 300 samples, through the DAG.
+"""Every pair of the README's table of data sets and models: a round of FedAvg on 300 samples, through the DAG.
 
-The samples are real where FEDPIPE_MIRROR names a mirror that holds the data set; otherwise files stand in that have
-its format, its shape and its classes.
+The samples are real where FEDPIPE_MIRROR names a mirror that holds the data set; otherwise noise stands in, of its
+shape and classes, in an .npz or a Parquet file as a mirror may offer (tests/data has files in the published formats).
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,75 +15,80 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from torchvision.models.vgg import cfgs, make_layers
 
+from fedpipe import artifacts, config
+from fedpipe.data.datasets.base import Published, Texts
+from fedpipe.data.fetch import ENVIRONMENT
 from tests import studies
 from tests.pipeline.conftest import Project
 
-SHAPES = {
-    "mnist": (10, (28, 28)),
-    "fashion_mnist": (10, (28, 28)),
-    "cifar10": (10, (32, 32, 3)),
-    "cifar100": (100, (32, 32, 3)),
-    "tiny_imagenet": (200, (64, 64, 3)),
-}
-WORDS = {"imdb": 2, "ag_news": 4}
-MODELS: dict[str, list[dict[str, Any]]] = {
-    "digits": [{"name": "cnn"}, {"name": "mlp"}],
-    "mnist": [{"name": "cnn4"}, {"name": "feddw_cnn", "channels": [10, 20], "dropout": 0.5}],
-    "fashion_mnist": [{"name": "lenet"}, {"name": "feddw_cnn", "channels": [10, 20], "dropout": 0.5}],
-    "cifar10": [{"name": "cnn4"}, {"name": "feddw_cnn"}, {"name": "cnn5"}, {"name": "mobilenet"}],
-    "cifar100": [{"name": "cnn4"}, {"name": "feddw_resnet18"}, {"name": "shufflenet"}, {"name": "cnn5"}],
-    "tiny_imagenet": [{"name": "cnn4"}, {"name": "resnet18"}],
-    "imdb": [{"name": "bilstm"}],
-    "ag_news": [{"name": "fasttext"}],
-}
-#: VGG16's ImageNet weights are no file that a test may count on: random ones, and so all layers train.
-for name in ("cifar10", "cifar100"):
-    MODELS[name].append({"name": "vgg16", "weights": None, "frozen": False})
+SUBSET = 300
 
 
-def stand_in(name: str, mirror: Path) -> None:
+def pairs() -> list[Any]:
+    """The README's rows: names of data sets, and names of models."""
+    table = (studies.ROOT / "README.md").read_text().split("| data set | samples | models")[1].split("\n\n")[0]
+    rows = [[re.findall(r"`(\w+)`", cell) for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    return [pytest.param(row[0], row[2], id="-".join(row[0])) for row in rows if row[2]]
+
+
+def stand_in(source: Published, path: Path) -> None:
     """A mirror's file of a few samples in each class, 600 at least."""
     random = np.random.default_rng(0)
-    if name in WORDS:
+    y = np.arange(4 * max(source.classes, 150)) % source.classes
+    test = np.arange(len(y)) >= len(y) * 3 // 4
+    if isinstance(source, Texts):
         words = [f"word{index}" for index in range(500)]
-        labels = np.arange(600) % WORDS[name]
-        texts = [" ".join(random.choice(words, 30)) for _ in labels]
-        split = np.where(np.arange(600) < 450, "train", "test")
-        pq.write_table(pa.table({"split": split, "label": labels, "text": texts}), mirror / f"{name}.parquet")
-        return
-    classes, shape = SHAPES[name]
-    arrays = {}
-    for part, count in (("train", 3), ("test", 1)):
-        y = np.arange(max(classes, 150) * count) % classes
-        arrays |= {f"x_{part}": random.integers(0, 256, (len(y), *shape), np.uint8), f"y_{part}": y}
-    np.savez(mirror / f"{name}.npz", **arrays)
+        texts = [" ".join(random.choice(words, 30)) for _ in y]
+        pq.write_table(pa.table({"split": np.where(test, "test", "train"), "label": y, "text": texts}), path)
+    else:
+        np.savez(path, x=random.integers(0, 256, (len(y), *source.shape), np.uint8), y=y, test=test)
+
+
+def dataset(name: str, folder: Path, project: Project) -> dict[str, Any]:
+    """The section of params.yaml, as `fedpipe download` leaves it; a stand-in is made in the folder if it has to be."""
+    section = config.dataset({"name": name, "mirror": os.environ.get(ENVIRONMENT)})
+    source, holds = section.source, section.fetcher.holds
+    if isinstance(source, Published) and not (holds(source.stand_in) or all(holds(file.name) for file in source.files)):
+        stand_in(source, folder / source.stand_in)
+        section = config.dataset({"name": name, "mirror": str(folder)})
+    studies.write({"dataset": {"name": name, "subset": SUBSET, "mirror": section.mirror}}, project.folder)
+    assert "is stored" in project.run("fedpipe", "download")
+    found: dict[str, Any] = config.read(project.folder / "params.yaml")["dataset"]
+    return found
+
+
+def model(name: str, names: list[str], folder: Path) -> dict[str, Any]:
+    """The section of params.yaml for these data sets; VGG16 is frozen, with weights from a user's file."""
+    if name == "feddw_cnn" and "mnist" in names:
+        return {"name": name, "channels": [10, 20], "dropout": 0.5}
+    if name == "vgg16":
+        path = folder / "vgg16.pth"
+        torch.save({f"features.{each}": value for each, value in make_layers(cfgs["D"]).state_dict().items()}, path)
+        return {"name": name, "weights": str(path), "sha256": artifacts.sha256_of(path)}
+    return {"name": name}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_a_round_through_the_dag(project: Project, tmp_path: Path, name: str) -> None:
-    mirror = Path(os.environ.get("FEDPIPE_MIRROR", ""))
-    if name != "digits" and not any(mirror.glob(f"{name.replace('fashion_', 'fashion-')}*")):
-        mirror = tmp_path / "mirror"
-        mirror.mkdir()
-        stand_in(name, mirror)
-    dataset = {"name": name, "subset": 300, **({"mirror": str(mirror)} if name != "digits" else {})}
+@pytest.mark.parametrize(("names", "models"), pairs())
+def test_a_round_through_the_dag(project: Project, tmp_path: Path, names: list[str], models: list[str]) -> None:
+    datasets = [dataset(name, tmp_path, project) for name in names]
+    networks = [model(name, names, tmp_path) for name in models]
     params = studies.settings(
         rounds=1,
-        dataset=dataset,
+        dataset=datasets[0],
         partition={"scheme": "dirichlet", "alpha": 1.0},
         federation={"clients": 3, "participation": 1.0, "batch_size": 32, "optimizer": "adam", "learning_rate": 0.001},
-        study={"grid": {"model": MODELS[name]}},
+        study={"grid": {"dataset": datasets, "model": networks}},
     )
-    params["model"] = MODELS[name][0]  # what the grid varies has to make sense by itself
+    params["model"] = networks[0]  # what the grid varies has to make sense by itself
     studies.write(params, project.folder)
-    printed = project.run("fedpipe", "download")
-    assert "is stored" in printed
     project.snakemake()
     metrics = project.metrics()["fedavg"]
-    assert len(metrics) == len(MODELS[name])
+    assert len(metrics) == len(datasets) * len(networks)
     for found in metrics.values():
         assert 0 <= found["global-on-global"] <= 1
-    (dealt,) = (project.folder / "results/partitions").glob("*/assignment.parquet")
-    assert len(pq.read_table(dealt)) == 300
+    dealt = list((project.folder / "results/partitions").glob("*/assignment.parquet"))
+    assert [len(pq.read_table(each)) for each in dealt] == [SUBSET] * len(datasets)
