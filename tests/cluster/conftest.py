@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import yaml
@@ -24,7 +25,8 @@ HERE = Path(__file__).parent
 PROFILE = "workflow/profiles/slurm/config.yaml"
 ALL = ("snakemake", "--profile", "slurm", "all")
 OFTEN = (sys.executable, str(HERE / "often.py"), "--profile", "slurm")  #: as `snakemake`, but asks Slurm more often
-PATIENCE = 240  #: seconds after which something hangs
+ROUNDS = 100  #: of own.py, some minutes unless told to hurry: no run ends before the test has seen it at work
+PATIENCE = 600  #: seconds after which something hangs; nothing takes as long, on any machine
 
 
 @pytest.fixture(scope="session")
@@ -37,9 +39,11 @@ def cluster() -> Iterator[slurm.Cluster]:
     with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         made = slurm.Cluster(Path(folder))
-        made.start()
-        yield made
-        made.stop()
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()
 
 
 class Clone(Project):
@@ -52,70 +56,121 @@ class Clone(Project):
             "SLURM_CONF": cluster.environment["SLURM_CONF"],
             "PATH": f"{cluster.folder}/bin:{ENVIRONMENT['PATH']}",
         }
+        self._said: list[Path] = []  #: what each command said
+        self._begun: dict[subprocess.Popen[bytes], Path] = {}  #: those that go on
 
-    def begin(self, *command: str, seconds: float = 0, name: str = "said") -> subprocess.Popen[bytes]:
-        """Start a command; what it says lies in a file of this name. Rounds of own.py last so many seconds."""
-        with (self.folder.parent / name).open("wb") as said:
-            return subprocess.Popen(
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    def begin(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start a command, in a process group of its own."""
+        self._said.append(self.folder.parent / f"said-{len(self._said)}")
+        with self._said[-1].open("wb") as said:
+            running = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=self._environment | {"ROUND_SECONDS": str(seconds)},
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 process_group=0,
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
+        self._begun[running] = self._said[-1]
+        return running
 
-    def end(self, running: subprocess.Popen[bytes], check: bool = True, name: str = "said") -> str:
+    def end(self, running: subprocess.Popen[bytes], check: bool = True) -> str:
         """Wait for a command; what it said."""
-        try:
-            running.wait(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
-        said = (self.folder.parent / name).read_text()
-        assert not check or running.returncode == 0, f"it ended with {running.returncode}:\n{said}\n{self.logs()}"
+        running.wait(timeout=PATIENCE)
+        said = self._begun.pop(running).read_text()
+        assert not check or running.returncode == 0, f"it ended with {running.returncode}:\n{said}"
         return said
 
-    def on_slurm(self, *command: str, check: bool = True, **more: Any) -> str:
+    def on_slurm(self, *command: str, check: bool = True) -> str:
         """Type a command, and wait for it."""
-        return self.end(self.begin(*command, **more), check)
+        return self.end(self.begin(*command), check)
 
-    def logs(self) -> str:
-        """Every job's log, and Slurm's."""
-        found = [*self.folder.glob("results/logs/*/*.log"), *self.folder.glob(".snakemake/slurm_logs/*/*/*.log")]
-        return "\n".join(f"{path}:\n{path.read_text()}" for path in found)
+    def until(self, ready: Callable[[], Any], what: str) -> None:
+        """Return when something holds, while all commands that were begun go on."""
+        over = time.monotonic() + PATIENCE
+        while not ready():
+            for running in self._begun:
+                assert running.poll() is None, f"it ended with {running.returncode} before {what}"
+            assert time.monotonic() < over, f"{what}: not within {PATIENCE} seconds"
+            time.sleep(0.5)
 
-    def log(self, algorithm: str) -> str:
+    def hurry(self) -> None:
+        """Let the rounds of own.py last no longer."""
+        (self.folder / "hurry").touch()
+
+    def leave(self) -> None:
+        """Kill the commands that still go on; jobs need wait for nothing more."""
+        for running in self._begun:
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+        self.hurry()
+
+    # -- what is seen --------------------------------------------------------------------------------------------------
+
+    def segments(self) -> dict[int, str]:
+        """The algorithm of each running job that trains, by the job's number."""
+        prefix, jobs = "rule_segment_wildcards_", self.cluster.jobs()
+        return {job: rule.removeprefix(prefix).split("_")[0] for job, rule in jobs.items() if rule.startswith(prefix)}
+
+    def trainer(self, job: int) -> int | None:
+        """The process that trains in a job, if it has come so far."""
+        for pid in self.cluster.processes(job):
+            with suppress(OSError):  # it ended meanwhile
+                if b"/fedpipe\0segment\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        return None
+
+    def at_work(self) -> dict[int, str]:
+        """Those of the segments that have done a round."""
+        jobs = self.segments().items()
+        return {job: label for job, label in jobs if self.trainer(job) and ": round " in self.log(label)}
+
+    def log(self, label: str) -> str:
         """What the algorithm's last segment said so far."""
-        said = ""
-        for path in self.folder.glob(f"results/logs/segment/{algorithm}-*.log"):
-            with suppress(FileNotFoundError):  # Snakemake removes it before the next attempt
-                said += path.read_text()
-        return said
+        with suppress(ValueError, FileNotFoundError), self.open_log(label) as log:
+            return log.read()
+        return ""
 
-    def set_profile(self, **values: Any) -> None:
-        """Edit the profile, as one does for one's own cluster; names are keys or resources of training jobs."""
-        path = self.folder / PROFILE
-        profile = yaml.safe_load(path.read_text())
-        training = profile["set-resources"]["segment"]
-        for name, value in values.items():
-            (training if name in training else profile)[name.replace("_", "-") if name not in training else name] = (
-                value
-            )
-        path.write_text(yaml.safe_dump(profile))
+    def open_log(self, label: str) -> TextIO:
+        """The algorithm's log; once open it stays, while Snakemake removes the file before the next attempt."""
+        (path,) = self.folder.glob(f"results/logs/segment/{label}-*.log")
+        return path.open()
 
-    def rounds(self, algorithm: str = "*") -> dict[tuple[str, int], str]:
+    def rounds(self) -> dict[tuple[str, int], str]:
         """Every complete round with its times, which differ when it is done again."""
-        runs = self.folder.glob(f"results/runs/{algorithm}/*")
+        runs = self.folder.glob("results/runs/*/*")
         return {(run.parent.name, number): times for run in runs for number, times in studies.rounds(run).items()}
 
-    def segments(self) -> dict[str, int]:
-        """Number of the running job of each algorithm's segment."""
-        jobs = self.cluster.jobs()
-        prefix = "rule_segment_wildcards_"
-        return {said.removeprefix(prefix).split("_")[0]: job for job, said in jobs.items() if said.startswith(prefix)}
+    def bits_of_runs(self) -> dict[str, str]:
+        return studies.bits(self.folder / "results/runs")
+
+    def story(self) -> str:
+        """What happened: what commands and jobs said, which jobs there were, what Slurm's daemons noted."""
+        logs = [*self.folder.glob("results/logs/*/*.log"), *self.folder.glob(".snakemake/slurm_logs/*/*/*.log")]
+        told = [self.cluster.queue(), self.cluster.log()]
+        for path in (*self._said, *logs):
+            with suppress(FileNotFoundError):  # Snakemake removed it meanwhile
+                told.append(f"-- {path} --\n{path.read_text()[-6000:]}")
+        return "\n".join(told)
+
+    # -- what one edits ------------------------------------------------------------------------------------------------
+
+    def study(self, params: dict[str, Any]) -> None:
+        """The study, with its data and partitions."""
+        studies.write(params, self.folder)
+        self.snakemake("partitions")
+
+    def set_profile(self, training: dict[str, Any] | None = None, **values: Any) -> None:
+        """Edit the profile, as one does for one's own cluster: what training jobs ask for, and other keys."""
+        path = self.folder / PROFILE
+        profile = yaml.safe_load(path.read_text())
+        profile["set-resources"]["segment"] |= training or {}
+        path.write_text(yaml.safe_dump(profile | values))
 
 
 @pytest.fixture
@@ -123,30 +178,16 @@ def clone(tmp_path: Path, cluster: slurm.Cluster) -> Iterator[Clone]:
     made = Clone(studies.copy_project(tmp_path / "project"), cluster)
     shutil.copy(HERE / "own.py", made.folder)
     yield made
-    for job in cluster.jobs("PD,R"):
-        cluster.run("scancel", str(job))
-    print(cluster.log())  # shown where the test failed
+    made.leave()
+    print(made.story())  # pytest shows it where the test failed
     cluster.restore()
 
 
-def own_study(*labels: str, rounds: int) -> dict[str, Any]:
+def own_study(*labels: str) -> dict[str, Any]:
     """A study of own.py: algorithms with these names, each a run; ``failing`` fails once."""
-    params = studies.settings(labels, rounds)
+    params = studies.settings(labels, ROUNDS)
     params["algorithms"] = {
         label: {"algorithm": "own.Once" if label == "failing" else "own.Slow", "copy": number}
         for number, label in enumerate(labels)
     }
     return params
-
-
-def until(ready: Callable[[], Any], running: subprocess.Popen[bytes], what: str) -> None:
-    """Return when something holds, while a command runs."""
-    for _ in range(PATIENCE * 5):
-        if ready():
-            return
-        try:
-            running.wait(timeout=0.2)
-        except subprocess.TimeoutExpired:
-            continue
-        raise AssertionError(f"it ended with {running.returncode} before {what}")
-    raise AssertionError(f"{what}: not within {PATIENCE} seconds")

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,9 @@ class Cluster:
         self._until(node, lambda: {"UNKNOWN", "DOWN", "NOT_RESPONDING"}.isdisjoint(self.state(node)))
 
     def restore(self) -> None:
-        """Start every node that died, for whoever comes next."""
+        """Cancel all jobs, and start every node that died, for whoever comes next."""
+        for job in self.jobs("PD,R"):
+            self.run("scancel", str(job))
         for node in NODES:
             if node not in self._daemons:
                 self.start_node(node)
@@ -131,14 +134,19 @@ class Cluster:
         fields = self.run("scontrol", "show", "job", "-d", "-o", str(job)).split()
         return dict(field.split("=", 1) for field in fields if "=" in field)
 
+    def queue(self) -> str:
+        """All jobs and nodes as Slurm shows them."""
+        jobs = self.run("squeue", "-a", "-t", "all", "-S", "i", "-o", "%A %.12P %.12T %.20S %.20e %.30R %k")
+        return f"{jobs}{self.run('sinfo', '-N', '-l')}"
+
     def log(self) -> str:
         """The end of every daemon's log."""
-        return "\n".join(f"{path.name}:\n{path.read_text()[-1500:]}" for path in sorted(self.folder.glob("log/*")))
+        return "\n".join(f"{path.name}:\n{path.read_text()[-4000:]}" for path in sorted(self.folder.glob("log/*")))
 
     def _works(self, *command: str) -> bool:
         return not subprocess.run(command, env=self.environment, capture_output=True, check=False).returncode
 
-    def _until(self, name: str, ready: Callable[[], Any], seconds: float = 30) -> None:
+    def _until(self, name: str, ready: Callable[[], Any], seconds: float = 120) -> None:
         for _ in range(round(seconds * 10)):
             if ready():
                 return
@@ -162,11 +170,12 @@ class Cluster:
 
     def _configure(self) -> None:
         folder, host, user = self.folder, socket.gethostname().split(".")[0], getpass.getuser()
-        ports = _free_ports(1 + len(NODES))
+        control, *ports = _free_ports(1 + len(NODES))
         lines = {
             "ClusterName": "fedpipe",
+            "FirstJobId": 1000 * control,  # a job's processes are found by its number, which no other cluster may have
             "SlurmctldHost": f"{host}(127.0.0.1)",
-            "SlurmctldPort": next(ports),
+            "SlurmctldPort": control,
             "SlurmUser": user,
             "SlurmdUser": user,
             "AuthType": "auth/munge",
@@ -193,21 +202,22 @@ class Cluster:
             "GresTypes": "gpu",
             "ReturnToService": 2,
             "SlurmdParameters": "config_overrides",  # believe the CPUs and memory written below
-            "MinJobAge": 300,  # as Slurm's default
+            "MinJobAge": 3600,  # tests look at jobs that are done
             "SlurmctldTimeout": 30,
-            "SlurmdTimeout": 10,
+            "SlurmdTimeout": 20,  # no less: a machine that is busy must not look like a node that died
+            "MessageTimeout": 60,
             "KillWait": KILL_WAIT,
             "CompleteWait": 0,
             "JobRequeue": 0,
             "TCPTimeout": 5,
         }
         text = "".join(f"{name}={value}\n" for name, value in lines.items())
-        for node in NODES:
+        for node, port in zip(NODES, ports, strict=True):
             gpus = f" Gres=gpu:fake:{len(GPUS)}" if node.startswith("gpu") else ""
-            where = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={next(ports)}"
+            where = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
             text += f"NodeName={node} {where} CPUs=8 RealMemory=200000{gpus} State=UNKNOWN\n"
         text += "PartitionName=cpu Nodes=cpu[1-2] Default=YES State=UP\n"
-        text += "PartitionName=gpu Nodes=gpu1 PriorityTier=1 GraceTime=20 State=UP\n"
+        text += "PartitionName=gpu Nodes=gpu1 PriorityTier=1 GraceTime=60 State=UP\n"
         text += "PartitionName=urgent Nodes=gpu1 PriorityTier=2 PreemptMode=OFF State=UP\n"
         self.conf.write_text(text)
         devices = "".join(f"NodeName=gpu1 Name=gpu Type=fake File={file} Flags=nvidia_gpu_env\n" for file in GPUS)
@@ -219,13 +229,18 @@ class Cluster:
             wrapper.chmod(0o755)
 
 
-def _free_ports(count: int) -> Iterator[int]:
-    """Ports that nobody listens on now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return iter(ports)
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, of those that the system gives to no connection: they stay free until used."""
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    found: list[int] = []
+    ports = [*range(1024, low), *range(high + 1, 2**16)] or [*range(1024, 2**16)]
+    secrets.SystemRandom().shuffle(ports)
+    for port in ports:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise RuntimeError(f"no {count} ports are free")
 
 
 def _processes() -> Iterator[tuple[int, int, str]]:

@@ -1,21 +1,25 @@
-"""A study on a real Slurm, and what breaks there: the same command again completes, with the same bits."""
+"""A study on a real Slurm, and what breaks there: the same command again completes, with the same bits.
+
+Jobs of own.py work slowly until the test has seen of them what it wants, and says `clone.hurry()`. So nothing depends
+on how fast the machine is.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-from contextlib import suppress
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 from fedpipe.engine import collecting
 from tests import studies
-from tests.cluster.conftest import ALL, OFTEN, Clone, own_study, until
+from tests.cluster.conftest import ALL, OFTEN, Clone, own_study
 from tests.pipeline.conftest import Project, jobs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]  # one cluster, one test at a time
 
 RUNS = (*OFTEN, "runs")
 STOPPED = "stopped by SIGTERM after round"
@@ -30,6 +34,7 @@ def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         folder.mkdir()
         monkeypatch.chdir(folder)
         monkeypatch.syspath_prepend(Path(__file__).parent)
+        (folder / "hurry").touch()
         made = studies.prepare(params)
         for run in studies.open_runs(made):
             list(run.segment(made["rounds"]))
@@ -37,12 +42,6 @@ def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         return studies.bits(folder / "results/runs")
 
     return compute
-
-
-def study(clone: Clone, params: dict) -> None:
-    """The study in a clone that has its data and partitions already."""
-    studies.write(params, clone.folder)
-    clone.snakemake("partitions")
 
 
 def test_the_literal_command_makes_the_local_table_bit_for_bit(clone: Clone, tmp_path: Path) -> None:
@@ -64,136 +63,139 @@ def test_the_literal_command_makes_the_local_table_bit_for_bit(clone: Clone, tmp
         training = rule.startswith("rule_segment")
         assert job["Partition"] == ("gpu" if training else "cpu")
         assert job["NumCPUs"] == ("4" if training else "1")
-        assert ("TresPerJob" in job) == training
-        assert job.get("TresPerJob", "gres:gpu:1") == "gres:gpu:1"
-        assert "mem=16000M" in job["TRES"] if training else "mem=4000M" in job["TRES"]
+        assert job.get("TresPerJob") == ("gres:gpu:1" if training else None)
+        assert job["TimeLimit"] == ("04:00:00" if training else "01:00:00")
+        assert memory(job) == (16000 if training else 4000)
     for label in ("fedavg", "feddw"):
-        assert f" {min(4, os.cpu_count() or 1)} threads of " in clone.log(label), "what was granted and is there"
+        threads = min(4, len(os.sched_getaffinity(0)))
+        assert f" {threads} threads of " in clone.log(label), "what was granted and is there"
     assert "Nothing to be done" in clone.on_slurm(*ALL)
-
-
-def training(clone: Clone) -> dict[str, int]:
-    """The process that trains, by algorithm, where a segment's job has come so far."""
-    found = {}
-    for label, job in clone.segments().items():
-        for pid in clone.cluster.processes(job):
-            with suppress(FileNotFoundError):  # it ended meanwhile
-                if b"/fedpipe\0segment\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found[label] = pid
-    return found
 
 
 def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> None:
     """Jobs that are preempted, one that is cancelled, one that fails, and a node that dies."""
     labels = ("failing", "unlucky")
-    params = own_study(*labels, rounds=10)
-    study(clone, params)
+    params = own_study(*labels)
+    clone.study(params)
     clone.set_profile(retries=5)
-    running = clone.begin(*RUNS, seconds=2)
-    ended: set[int] = set()  #: processes
+    running = clone.begin(*RUNS)
 
-    def at_work(rounds: int) -> bool:
-        """Whether both train, in new processes, and have done so many rounds."""
-        least = min(len(clone.rounds(label)) for label in labels)
-        return least >= rounds and len(set(training(clone).values()) - ended) == 2
+    def attempt(number: int, ended: Collection[int] = ()) -> dict[str, int]:
+        """The next job of each algorithm, once both have done a round."""
+        clone.until(lambda: len(clone.at_work().keys() - ended) == 2, f"both did a round in attempt {number}")
+        return {label: job for job, label in clone.at_work().items() if job not in ended}
 
-    until(lambda: at_work(1), running, "both did a round")
-    done, given = clone.rounds(), {}
-    for label, pid in training(clone).items():
-        given[label] = re.search(r"IDX:(\d)", clone.cluster.details(clone.segments()[label])["GRES"])[1]
-        assert f"CUDA_VISIBLE_DEVICES={given[label]}" in Path(f"/proc/{pid}/environ").read_text().split("\0")
-        assert f", GPU {given[label]} was granted" in clone.log(label)
-    assert sorted(given.values()) == ["0", "1"]
+    first = attempt(1)
+    asked = {label: clone.cluster.details(job) for label, job in first.items()}
+    gpus = {label: re.search(r"IDX:(\d)", job["GRES"])[1] for label, job in asked.items()}
+    assert sorted(gpus.values()) == ["0", "1"]
+    for label, gpu in gpus.items():
+        environment = Path(f"/proc/{clone.trainer(first[label])}/environ").read_text().split("\0")
+        assert f"CUDA_VISIBLE_DEVICES={gpu}" in environment
+        assert f", GPU {gpu}" in clone.log(label)
 
-    ended |= {*training(clone).values()}
+    done, logs = clone.rounds(), [clone.open_log(label) for label in labels]
     clone.cluster.run("sbatch", "-p", "urgent", "--gpus=2", "-o", "/dev/null", "--wrap", "true")
-    until(lambda: all(STOPPED in clone.log(label) for label in labels), running, "both were preempted")
-    done |= clone.rounds()
-    until(lambda: at_work(2), running, "both were begun again")
+    second = attempt(2, first.values())
+    assert all(STOPPED in log.read() for log in logs), "both were preempted"
+    for label, job in second.items():
+        assert memory(clone.cluster.details(job)) > memory(asked[label]), "more on each attempt"
 
-    ended |= {*training(clone).values()}
-    done |= clone.rounds()
+    done, log = done | clone.rounds(), clone.open_log("failing")
     (clone.folder / "fail-once").touch()
-    clone.cluster.run("scancel", str(clone.segments()["unlucky"]))
-    until(lambda: "a fault of the test" in clone.log("failing"), running, "one failed")
-    until(lambda: {*training(clone).values()} - ended, running, "one of them was begun once more")
+    clone.cluster.run("scancel", str(second["unlucky"]))
+    attempt(3, second.values())
+    assert "a fault of the test" in log.read()
 
     done |= clone.rounds()
     clone.cluster.kill_node("gpu1")
-    until(lambda: clone.cluster.state("gpu1")[0] == "DOWN", running, "Slurm missed the node")
+    clone.until(lambda: clone.cluster.state("gpu1")[0] == "DOWN", "Slurm missed the node")
+    clone.hurry()
     clone.cluster.start_node("gpu1")
     said = clone.end(running)
     assert "'CANCELLED'" in said
     assert "'NODE_FAIL'" in said
-    assert bits_of_runs(clone) == reference(params)
+    assert clone.bits_of_runs() == reference(params)
     assert done.items() <= clone.rounds().items(), "rounds were done twice"
 
 
 def test_a_job_over_its_time_limit_goes_on_in_the_next(clone: Clone, reference) -> None:
-    params = own_study("slow", rounds=11)
-    study(clone, params)
-    # Slurm looks at limits every half minute: SIGTERM comes when the job is 20 to 50 seconds old.
-    clone.set_profile(runtime=1, slurm_extra="'--signal=TERM@25'", retries=9)
-    running = clone.begin(*RUNS, seconds=5)
-    until(lambda: STOPPED in clone.log("slow"), running, "it was told to stop")
+    """On GPUs of a model that the profile names."""
+    params = own_study("slow")
+    clone.study(params)
+    clone.set_profile(training={"gpu_model": "fake"})
+    running = clone.begin(*RUNS)
+    clone.until(clone.at_work, "it did a round")
+    ((first, label),) = clone.at_work().items()
+    assert clone.cluster.details(first)["TresPerJob"] == "gres:gpu:fake:1"
+
+    log = clone.open_log(label)
+    # Hours become the two minutes before which SIGTERM comes; Slurm looks at limits every half minute.
+    clone.cluster.run("scontrol", "update", f"JobId={first}", "TimeLimit=2")
+    clone.until(lambda: clone.at_work().keys() - {first}, "the next did a round")
+    assert STOPPED in log.read()
     done = clone.rounds()
-    assert 1 <= len(done) < 11
+    clone.hurry()
     clone.end(running)
-    assert bits_of_runs(clone) == reference(params)
+    assert clone.bits_of_runs() == reference(params)
     assert done.items() <= clone.rounds().items()
 
 
 def test_snakemake_interrupted_and_killed(clone: Clone, reference) -> None:
     """By SIGINT, which cancels its jobs; by SIGKILL, which leaves an orphan that writes on."""
-    params = own_study("slow", rounds=14)
-    study(clone, params)
-    running = clone.begin(*RUNS, seconds=2)
-    until(lambda: len(clone.rounds()) >= 2, running, "two rounds were done")
+    params = own_study("slow")
+    clone.study(params)
+    running = clone.begin(*RUNS)
+    clone.until(clone.at_work, "a round was done")
+    cancelled = clone.segments()
     running.send_signal(signal.SIGINT)
     clone.end(running, check=False)
-    done = clone.rounds()
     assert running.returncode
+    done = clone.rounds()
 
-    running = clone.begin(*RUNS, seconds=2)
-    until(lambda: len(clone.rounds()) >= len(done) + 2, running, "two more rounds were done")
+    running = clone.begin(*RUNS)
+    clone.until(lambda: clone.at_work().keys() - cancelled, "the next job did a round")
     running.kill()
-    running.wait()
-    (orphan,) = clone.segments().values()
+    clone.end(running, check=False)
+    (orphan,) = clone.segments()
     done |= clone.rounds()
     said = clone.on_slurm(*RUNS, check=False)
     unlock, again = (line.strip() for line in said.partition("then type\n")[2].splitlines()[:2])
     assert (unlock, again) == ("snakemake --unlock", "snakemake --profile slurm runs")
     clone.run(*unlock.split())
-    assert orphan in clone.segments().values(), "it should write on"
-    clone.on_slurm(*RUNS, seconds=2)
-    assert bits_of_runs(clone) == reference(params)
+    assert orphan in clone.segments(), "it should write on"
+
+    running = clone.begin(*RUNS)
+    clone.until(lambda: clone.at_work().keys() - {orphan}, "the next job did a round beside the orphan")
+    clone.hurry()
+    clone.end(running)
+    assert clone.bits_of_runs() == reference(params)
     assert done.items() <= clone.rounds().items()
     assert "Nothing to be done" in clone.on_slurm("snakemake", "--profile", "slurm", "runs")
 
 
 def test_two_studies_at_once_share_what_is_there(clone: Clone, reference) -> None:
-    params, other = own_study("one", rounds=3), own_study("two", rounds=3)
+    params, other = own_study("one"), own_study("two")
     other["algorithms"]["two"]["copy"] = 1
     studies.write(other, clone.folder)
     (clone.folder / "params.yaml").rename(clone.folder / "studies/other.yaml")
-    study(clone, params)
+    clone.study(params)
     made = {path: path.stat().st_mtime_ns for path in clone.folder.glob("results/partitions/*/*")}
-    both = [
-        clone.begin(*OFTEN, "all", seconds=1, name="one"),
-        clone.begin(*OFTEN, "all", "--config", "params=studies/other.yaml", seconds=1, name="two"),
-    ]
-    said = [clone.end(running, name=name) for running, name in zip(both, ("one", "two"), strict=True)]
-    for each in said:
-        assert jobs(each)["segment"] == 1
-        assert not jobs(each)["partition"]
-        assert "fedpipe:" not in each, "neither locks what the other makes"
+    both = [clone.begin(*OFTEN, "all"), clone.begin(*OFTEN, "all", "--config", "params=studies/other.yaml")]
+    clone.until(lambda: len(clone.at_work()) == 2, "both did a round")
+    clone.hurry()
+    for said in map(clone.end, both):
+        assert jobs(said)["segment"] == 1
+        assert not jobs(said)["partition"]
+        assert "fedpipe:" not in said, "neither locks what the other makes"
     assert "| one " in (clone.folder / "results/tables/results.md").read_text()
     assert "| two " in (clone.folder / "results/studies/other/tables/results.md").read_text()
     assert {path: path.stat().st_mtime_ns for path in made} == made
     params["algorithms"] |= other["algorithms"]
     params["study"]["algorithms"].append("two")
-    assert bits_of_runs(clone) == reference(params)
+    assert clone.bits_of_runs() == reference(params)
 
 
-def bits_of_runs(clone: Clone) -> dict[str, str]:
-    return studies.bits(clone.folder / "results/runs")
+def memory(job: dict[str, str]) -> int:
+    """MB of memory that a job asked for."""
+    return int(re.search(r"mem=(\d+)M", job["TRES"])[1])
