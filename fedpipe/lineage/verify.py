@@ -58,7 +58,7 @@ def rehash(files: RunFiles) -> Verdict:
     if wrong:
         delete = ", ".join(map(str, dict.fromkeys(wrong.values())))
         return Verdict(f"{files.path}: not as recorded: {', '.join(wrong)}; delete {delete}, then {RESTORE}", False)
-    pruned = f"; {absent} states are absent (artifacts.keep_models)" if absent else ""
+    pruned = f"; states absent: {absent} (artifacts.keep_models)" if absent else ""
     return Verdict(f"{files.path}: {count} files of {len(rounds)} rounds are as recorded{pruned}", True)
 
 

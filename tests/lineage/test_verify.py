@@ -54,7 +54,7 @@ def test_the_partitions_heterogeneity_is_hashed_too(study: Path) -> None:
 def test_absent_states_are_counted(study: Path) -> None:
     files = RunFiles(runs("fedavg")[0])
     files.round(1).server.unlink()
-    assert verify.rehash(files).said.endswith("are as recorded; 1 states are absent (artifacts.keep_models)")
+    assert verify.rehash(files).said.endswith("are as recorded; states absent: 1 (artifacts.keep_models)")
 
 
 def test_joined_tables_are_those_of_the_rounds(study: Path) -> None:
