@@ -35,7 +35,7 @@ def missing() -> list[str]:
 class Cluster:
     """Two CPU nodes (partition ``cpu``, the default), and a GPU node with two GPUs (partition ``gpu``).
 
-    Jobs of a third partition, ``urgent``, preempt those of ``gpu``, which are queued again.
+    Jobs of a third partition, ``urgent``, preempt those of ``gpu``. Slurm itself queues no job again.
 
     Parameters
     ----------
@@ -179,8 +179,7 @@ class Cluster:
             "SlurmUser": user,
             "SlurmdUser": user,
             "AuthType": "auth/munge",
-            # A job that is queued again waits until its credential has expired.
-            "AuthInfo": f"socket={folder}/munge.socket,cred_expire=5",
+            "AuthInfo": f"socket={folder}/munge.socket",
             "CredType": "cred/munge",
             "CommunicationParameters": "NoCtldInAddrAny,NoInAddrAny",
             "StateSaveLocation": folder / "state",

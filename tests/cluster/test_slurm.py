@@ -19,7 +19,7 @@ from tests import studies
 from tests.cluster.conftest import ALL, OFTEN, Clone, own_study
 from tests.pipeline.conftest import Project, jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]  # one cluster, one test at a time
+pytestmark = pytest.mark.slow
 
 RUNS = (*OFTEN, "runs")
 STOPPED = "stopped by SIGTERM after round"
