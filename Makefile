@@ -24,13 +24,13 @@ gallery: setup
 		{ fedpipe status --params studies/gallery.yaml; exit 1; }
 	@fedpipe show --params studies/gallery.yaml
 
-# The tests of every day, real snakemake and dvc included. (Tests of a group share a process, and what they start there.)
+# The tests of every day, real snakemake and dvc included.
 test: setup
-	pytest -q -n 2 --dist loadgroup -m "not slow"
+	pytest -q -n 2 -m "not slow"
 
-# What is slow: kills at random moments, whole studies.
+# What is slow: kills at random moments, whole studies. A file's tests share a process, and what they start there.
 test-all: setup
-	pytest -q -n 2 --dist loadgroup -m slow
+	pytest -q -n 2 --dist loadfile -m slow
 
 lint: setup
 	ruff check

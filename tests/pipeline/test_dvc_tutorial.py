@@ -21,7 +21,7 @@ from tests import studies
 from tests.lineage.conftest import finish
 from tests.pipeline.conftest import Project, jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tutorial")]  # one process: `story` takes minutes
+pytestmark = pytest.mark.slow
 
 NOTHING = "Nothing to be done"
 UP_TO_DATE = "Data and pipelines are up to date."
