@@ -223,10 +223,11 @@ def test_a_grid_of_one_algorithm_does_not_multiply_others() -> None:
     assert sorted(mus) == [0.1, 0.1, 1.0, 1.0, 10.0, 10.0]
 
 
-def test_a_value_that_stands_twice_in_the_grid_runs_once() -> None:
+def test_a_value_that_stands_twice_in_the_grid_however_written_is_refused() -> None:
     settings = study()
     settings["study"]["grid"] = {"partition.alpha": [10, 10.0]}
-    assert len(make(settings)["runs"]) == 1
+    with pytest.raises(SettingsError, match=r"^study\.grid\.partition\.alpha: '10' stands there twice"):
+        make(settings)
 
 
 def test_a_grid_of_whole_entries_tells_its_runs_apart() -> None:
