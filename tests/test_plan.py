@@ -14,7 +14,7 @@ import yaml
 from fedpipe import artifacts, config
 from fedpipe import plan as planning
 from fedpipe.algorithms.fedprox import FedProx
-from fedpipe.errors import ArtifactError
+from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.plan import Settings
 from tests import studies
 
