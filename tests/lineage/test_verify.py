@@ -46,9 +46,7 @@ def test_the_partitions_heterogeneity_is_hashed_too(study: Path) -> None:
     path = dealt.with_name("heterogeneity.parquet")
     path.write_bytes(path.read_bytes() + b"\0")
     verdict = verify.rehash(files)
-    assert (
-        f"not as recorded: {path}; delete {dealt}, then `dvc checkout`" in verdict.said
-    )
+    assert f"not as recorded: {path}; delete {dealt}, then `dvc checkout`" in verdict.said
 
 
 def test_absent_states_are_counted(study: Path) -> None:
