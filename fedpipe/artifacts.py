@@ -209,6 +209,11 @@ def assignment_file(key: str) -> Path:
     return RESULTS / "partitions" / key / "assignment.parquet"
 
 
+def heterogeneity_file(key: str) -> Path:
+    """Where it is told how unlike a partition's clients are."""
+    return assignment_file(key).with_name("heterogeneity.parquet")
+
+
 def write_bytes(path: Path, data: bytes | memoryview) -> str:
     """Write a file atomically; returns the SHA-256 of its bytes.
 
@@ -335,7 +340,7 @@ def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
 
 def read_joined(path: Path) -> pa.Table:
     """A table that joins all rounds of a run, checked against ``joined.json`` beside it."""
-    return read_parquet(path, read_json(RunFiles(path.parent).joined).get(path.name, "of no record"))
+    return read_parquet(path, manifest(path, RunFiles(path.parent).joined.name))
 
 
 def sweep(folder: Path) -> None:
@@ -366,9 +371,19 @@ def sha256_of(path: Path) -> str:
         return hashlib.sha256(packs.read(path)).hexdigest()
 
 
-def manifest(path: Path) -> str:
-    """The SHA-256 that was recorded when the file was written."""
-    sha256: str = read_json(path.with_suffix(".json"))[path.name]
+def manifest(path: Path, record: str | None = None) -> str:
+    """The SHA-256 that was recorded when the file was written, in ``record`` beside it (default: its name, .json).
+
+    Raises
+    ------
+    ArtifactError
+        The record is missing, damaged, or does not name the file.
+    """
+    place = path.with_name(record) if record else path.with_suffix(".json")
+    try:
+        sha256: str = read_json(place)[path.name]
+    except (LookupError, TypeError):
+        raise ArtifactError(f"{place} does not tell the SHA-256 of {path.name}; delete both and run again.") from None
     return sha256
 
 

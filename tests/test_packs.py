@@ -132,3 +132,10 @@ def test_a_damaged_pack_is_named_and_its_whole_members_stay(run: RunFiles) -> No
     assert run.complete() == []
     with pytest.raises(ArtifactError, match=r"rounds\.zip/0001/round\.json can't be read \(File is not a zip file"):
         artifacts.read_json(run.round(1).marker)
+
+
+def test_a_record_that_does_not_name_the_file_is_named(tmp_path: Path) -> None:
+    for record in ({}, [], {"other.parquet": "0"}):
+        artifacts.write_json(tmp_path / "joined.json", record)
+        with pytest.raises(ArtifactError, match=r"joined\.json does not tell the SHA-256 of metrics\.parquet"):
+            artifacts.manifest(tmp_path / "metrics.parquet", "joined.json")

@@ -30,7 +30,7 @@ def partition(key: str) -> Path:
     samples = store.load(store.place(settings["dataset"]))
     table = _assigned(settings, samples.y.numpy(), samples.test.numpy())
     counts = Assignment.of(table).class_counts
-    tables = {path.with_name("heterogeneity.parquet"): heterogeneity.summary(counts), path: table}
+    tables = {artifacts.heterogeneity_file(key): heterogeneity.summary(counts), path: table}
     hashes = {each.name: artifacts.write_parquet(each, content) for each, content in tables.items()}
     artifacts.write_json(path.with_suffix(".json"), hashes)
     return path

@@ -35,13 +35,12 @@ def rehash(files: RunFiles) -> Verdict:
     wrong: dict[str, Path] = {}  #: what is not as recorded, and what to delete
     count = absent = 0
     settings = Settings.read(files.settings)
-    for path in (store.place(settings.dataset), artifacts.assignment_file(digest(settings.partition_settings))):
-        manifest = artifacts.read_json(path.with_suffix(".json"))
-        for table in {path, path.with_name("heterogeneity.parquet")}:
-            if table.name in manifest:
-                count += 1
-                if not artifacts.intact(table, manifest[table.name]):
-                    wrong[str(table)] = path
+    data, key = store.place(settings.dataset), digest(settings.partition_settings)
+    dealt, unlike = artifacts.assignment_file(key), artifacts.heterogeneity_file(key)
+    for path, delete in ((data, data), (dealt, dealt), (unlike, dealt)):
+        count += 1
+        if not artifacts.intact(path, artifacts.manifest(path, delete.with_suffix(".json").name)):
+            wrong[str(path)] = delete
     rounds = files.complete()
     for number in rounds:
         folder = files.round(number)
@@ -56,8 +55,8 @@ def rehash(files: RunFiles) -> Verdict:
     if not wrong:
         wrong |= dict.fromkeys(_joined(files), files.path)
     if wrong:
-        delete = ", ".join(map(str, dict.fromkeys(wrong.values())))
-        return Verdict(f"{files.path}: not as recorded: {', '.join(wrong)}; delete {delete}, then {RESTORE}", False)
+        places = ", ".join(map(str, dict.fromkeys(wrong.values())))
+        return Verdict(f"{files.path}: not as recorded: {', '.join(wrong)}; delete {places}, then {RESTORE}", False)
     pruned = f"; states absent: {absent} (artifacts.keep_models)" if absent else ""
     return Verdict(f"{files.path}: {count} files of {len(rounds)} rounds are as recorded{pruned}", True)
 

@@ -192,9 +192,8 @@ def _heterogeneity(plan: Plan) -> str:
     """How unlike the clients are: a row a data set and partition, mean over seeds."""
     found: dict[str, list[Overall]] = {}
     for key, settings in _partitions(plan).items():
-        dealt = artifacts.assignment_file(key)
-        path = dealt.with_name("heterogeneity.parquet")
-        table = artifacts.read_parquet(path, artifacts.read_json(dealt.with_suffix(".json"))[path.name])
+        path = artifacts.heterogeneity_file(key)
+        table = artifacts.read_parquet(path, artifacts.manifest(path, "assignment.json"))
         found.setdefault(setup(settings), []).append(Overall.read(table))
     rows = []
     for name, each in found.items():

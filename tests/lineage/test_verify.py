@@ -42,8 +42,8 @@ def test_a_damaged_file_is_named(study: Path, name: str) -> None:
 
 def test_the_partitions_heterogeneity_is_hashed_too(study: Path) -> None:
     files = RunFiles(runs("fedavg")[0])
-    dealt = artifacts.assignment_file(digest(Settings.read(files.settings).partition_settings))
-    path = dealt.with_name("heterogeneity.parquet")
+    key = digest(Settings.read(files.settings).partition_settings)
+    dealt, path = artifacts.assignment_file(key), artifacts.heterogeneity_file(key)
     path.write_bytes(path.read_bytes() + b"\0")
     verdict = verify.rehash(files)
     assert f"not as recorded: {path}; delete {dealt}, then `dvc checkout`" in verdict.said
