@@ -157,6 +157,10 @@ class RunFiles:
         """Manifest of the segment that ends with round ``stop``."""
         return self.path / "segments" / f"{stop:04d}.json"
 
+    def continued(self, number: int, shared: str) -> Path:
+        """What came of redoing a round, before the run went on after it by other shared code than had made it."""
+        return self.path / "continued" / f"{number:04d}-{shared}.json"
+
 
 @dataclass(frozen=True)
 class StudyFiles:
@@ -173,6 +177,11 @@ class StudyFiles:
     def plan(self) -> Path:
         """The study's runs and jobs, which the Snakefile reads."""
         return self.path / "plan.json"
+
+    @property
+    def sources(self) -> Path:
+        """The files that the plan was made of, in Snakemake's folder, since they are of this clone alone."""
+        return Path(".snakemake", "fedpipe", self.path / "sources.json")
 
     @property
     def metrics(self) -> Path:

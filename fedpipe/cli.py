@@ -40,8 +40,11 @@ def plan(
 ) -> None:
     """Check params.yaml, or another study, and write its plan: runs, keys, jobs."""
     from fedpipe import plan as planning
+    from fedpipe.lineage import changes
 
     made = planning.make(params)
+    for sentence in changes.told(made):
+        typer.echo(f"fedpipe: {sentence}", err=True)
     if dry_run:
         for run in made["runs"]:
             point = "".join(f"  {name}={value}" for name, value in run["grid"].items())

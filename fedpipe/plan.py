@@ -1,15 +1,14 @@
 """From settings to runs, keys and jobs: what a study's ``plan.json`` holds, which the Snakefile reads.
 
-A run's key is a hash of the canonical JSON of everything that can change its bits. The number of rounds is not part of
-it, so that a longer run continues a shorter one; nor are `execution`, `artifacts` and `report`.
+A run's key is a hash of the canonical JSON of everything that can change its bits, the code of its algorithm, model,
+partition scheme and data set included. The number of rounds is not part of it, so that a longer run continues a shorter
+one; nor are `execution`, `artifacts` and `report`, nor the code that all runs share (see `fedpipe.engine.redo`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
-import inspect
 import itertools
 import json
 import sys
@@ -19,14 +18,13 @@ from typing import Any
 
 import yaml
 
-from fedpipe import artifacts, config, registry
+from fedpipe import artifacts, code, config, registry
 from fedpipe.artifacts import PARAMS, RunFiles, StudyFiles
 from fedpipe.config import Data, Evaluation, Federation, Params, Transforms
 from fedpipe.data import store
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.registry import Component
 
-ENGINE = 1  #: part of every key: raise it when executors, optimisers or streams change the numbers of all runs
 FIXED = ("study", "execution", "artifacts", "report", "federation.rounds")  #: what a grid can't vary
 
 
@@ -42,7 +40,6 @@ class Settings:
     federation: dict[str, Any]
     evaluation: dict[str, Any]
     seed: int
-    engine: int = ENGINE
 
     @classmethod
     def of(cls, params: Params, label: str, seed: int) -> Settings:
@@ -114,12 +111,27 @@ class Settings:
         }
 
     def build_algorithm(self) -> Component:
-        """The algorithm with its hyper-parameters."""
-        return built(registry.ALGORITHM, "name", self.algorithm)
+        """The algorithm with its hyper-parameters.
+
+        Raises
+        ------
+        ArtifactError
+            Its code is not that which the run's key is of; so for the model.
+        """
+        return self._built(registry.ALGORITHM, self.algorithm)
 
     def build_model(self) -> Component:
         """The model family with its parameters."""
-        return built(registry.MODEL, "name", self.model)
+        return self._built(registry.MODEL, self.model)
+
+    def _built(self, kind: registry.Kind, described: dict[str, Any]) -> Component:
+        component = built(kind, "name", described)
+        if (found := code.of(*component.made_of()).text) != described["code"]:
+            raise ArtifactError(
+                f"run {self.key} is of other code of {kind.name} '{described['name']}' ({described['code']}) than lies "
+                f"here ({found}); run `snakemake all`, which plans again, or restore that code."
+            )
+        return component
 
     def build_federation(self) -> Federation:
         """The federation's settings."""
@@ -140,14 +152,6 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-@functools.cache
-def code() -> str:
-    """Twelve digits that tell one state of the package's code from another, committed or not."""
-    package = Path(__file__).parent
-    files = sorted(package.rglob("*.py"))
-    return digest({str(file.relative_to(package)): artifacts.sha256_of(file) for file in files})
-
-
 def make(path: Path = PARAMS) -> dict[str, Any]:
     """The plan of the study in ``path``; nothing is written.
 
@@ -162,8 +166,11 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
     runs: dict[tuple[str, str], dict[str, Any]] = {}
     partitions: dict[str, Any] = {}
     files: dict[str, str] = {}
+    components: list[Component] = []
     for point in _points(study):
         params = _at(raw, point) if point else study
+        components += [params.partition, params.model, params.dataset.source]
+        components += map(params.algorithm, study.study.algorithms)
         for label, seed in itertools.product(study.study.algorithms, study.study.seeds):
             run = Settings.of(params, label, seed)
             partition = digest(run.partition_settings)
@@ -188,7 +195,8 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
                 },
             )
     return {
-        "sources": _sources(path, study),
+        "shared": code.shared(),
+        "sources": _sources(path, components),
         "params": str(path),
         "algorithms": list(study.study.algorithms),
         "seeds": list(study.study.seeds),
@@ -205,27 +213,32 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
 
 
 def write(plan: dict[str, Any]) -> None:
-    """Write a study's plan, and what each job reads, where it is not there yet: ``run.yaml``, ``partition.yaml``."""
+    """Write a study's plan, and what each job reads, where it is not there yet: ``run.yaml``, ``partition.yaml``.
+
+    The files that it was made of are no part of the plan: an edit that changes no key changes nothing that DVC records.
+    """
     for name, text in plan["files"].items():
         if not Path(name).is_file() or Path(name).read_text() != text:
             artifacts.write_bytes(Path(name), text.encode())
     if plan["execution"]["clients_per_job"]:  # rules of single rounds watch the files that a segment's end has packed
         for run in plan["runs"]:
             artifacts.unpack(RunFiles(Path(run["path"])).history)
-    artifacts.write_json(StudyFiles.of(Path(plan["params"])).plan, plan | {"files": sorted(plan["files"])})
+    place, sources = StudyFiles.of(Path(plan["params"])), plan["sources"]
+    lasting = {name: value for name, value in plan.items() if name != "sources"} | {"files": sorted(plan["files"])}
+    artifacts.write_json(place.plan, lasting)
+    artifacts.write_json(place.sources, sources)
 
 
 def _described(kind: registry.Kind, selector: str, component: Component) -> dict[str, Any]:
-    """A component's name, version and parameters, as JSON would give them back: lists for tuples."""
-    found = type(component)
-    head = {selector: registry.name_of(kind, found), "version": registry.version_of(kind, found)}
+    """A component's name, code and parameters, as JSON would give them back: lists for tuples."""
+    head = {selector: registry.name_of(kind, type(component)), "code": code.of(*component.made_of()).text}
     described: dict[str, Any] = json.loads(json.dumps(head | dataclasses.asdict(component)))
     return described
 
 
 def built(kind: registry.Kind, selector: str, described: dict[str, Any]) -> Component:
     """The component that a run's or partition's settings describe."""
-    parameters = {name: value for name, value in described.items() if name not in {selector, "version"}}
+    parameters = {name: value for name, value in described.items() if name not in {selector, "code"}}
     return registry.build(kind, described[selector], parameters)
 
 
@@ -260,13 +273,10 @@ def _concerns(name: str, label: str) -> bool:
     return not _within(name, "algorithms") or name == "algorithms" or _within(name, f"algorithms.{label}")
 
 
-def _sources(path: Path, study: Params) -> dict[str, str]:
+def _sources(path: Path, components: list[Component]) -> dict[str, str]:
     """The files that the plan was made of, with their SHA-256; the Snakefile plans again when one has changed."""
-    package = Path(__file__).parent
-    files = {path, *package.rglob("*.py")}
-    algorithms = [type(study.algorithm(label)) for label in study.study.algorithms]
-    others = (type(study.partition), type(study.model), type(study.dataset.source))
-    files |= {Path(inspect.getfile(each)) for each in (*others, *algorithms)}
+    files = {path, *Path(__file__).parent.rglob("*.py")}
+    files |= {file for component in components for file in code.of(*component.made_of()).files}
     here = Path.cwd().resolve()
 
     def relative(file: Path) -> str:

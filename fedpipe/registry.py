@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import importlib
 import inspect
 import pkgutil
@@ -32,7 +31,9 @@ class Component:
         extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
     )
 
-    version: ClassVar[int] = 1  #: part of the keys of all runs that use it: raise it when its numbers change
+    def made_of(self) -> tuple[Any, ...]:
+        """The classes and functions whose code is part of the keys of all runs that use it."""
+        return (type(self),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,13 +157,6 @@ def parameters_of(component: type[Component]) -> tuple[dataclasses.Field[Any], .
 def summary(component: type) -> str:
     """The first line of a component's docstring."""
     return (inspect.getdoc(component) or "").split("\n", 1)[0]
-
-
-def version_of(kind: Kind, component: type[Component]) -> int | str:
-    """What tells a component from its earlier self: its version, or a hash of the source where it is the user's own."""
-    if "." not in name_of(kind, component):
-        return component.version
-    return hashlib.sha256(Path(inspect.getfile(component)).read_bytes()).hexdigest()[:12]
 
 
 def name_of(kind: Kind, component: type[Component]) -> str:

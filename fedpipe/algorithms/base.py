@@ -187,6 +187,12 @@ class Algorithm(Component):
     net: ClassVar[Net]  # set by `bind`, for one thread
     federation: ClassVar[Federation]
 
+    def made_of(self) -> tuple[Any, ...]:
+        """See :class:`~fedpipe.registry.Component`: with the modules that its settings ask for."""
+        from fedpipe.algorithms._dw import complete
+
+        return tuple({type(self), type(complete(self))})
+
     def bind(self, net: Net, federation: Federation) -> Self:
         """A copy at work: with the network that it trains and the federation's settings."""
         bound = copy.copy(self)

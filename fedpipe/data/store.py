@@ -49,7 +49,7 @@ def place(described: Mapping[str, Any]) -> Path:
     of one text, lie beside each other; how its samples are split is no part of it.
     """
     component = registry.find(registry.DATASET, described["name"])
-    fields = {"name", "version", "sha256", *(field.name for field in registry.parameters_of(component))}
+    fields = {"name", "code", "sha256", *(field.name for field in registry.parameters_of(component))}
     text = json.dumps({key: value for key, value in described.items() if key in fields}, sort_keys=True)
     return artifacts.dataset_file(f"{described['name']}-{hashlib.sha256(text.encode()).hexdigest()[:12]}")
 

@@ -12,11 +12,15 @@ def kept(number: int, keep_models: str | int) -> bool:
 
 
 def prune(files: RunFiles, number: int, keep_models: str | int) -> None:
-    """Delete states of the rounds before ``number`` that are not kept and that no later round needs."""
+    """Delete states of the rounds before ``number`` that are not kept, and that nothing needs.
+
+    Those that a round and the one before it begin with stay, so that the last round can be done again.
+    """
     if keep_models == "all":
         return
-    needed = set(artifacts.read_json(files.round(number).state)["last"])
-    for earlier in range(1, number):
+    lasting = (number - 1, number)
+    needed = {last for each in lasting for last in artifacts.read_json(files.round(each).state)["last"]}
+    for earlier in range(1, number - 1):
         if not kept(earlier, keep_models):
             files.round(earlier).server.unlink(missing_ok=True)
             if earlier not in needed:

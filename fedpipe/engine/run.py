@@ -7,11 +7,13 @@ travels lie on the host; only training and evaluation use the device.
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,14 +22,14 @@ import pyarrow as pa
 import torch
 
 import fedpipe
-from fedpipe import artifacts, streams
+from fedpipe import artifacts, code, streams
 from fedpipe.algorithms._dw import complete
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution
 from fedpipe.data import store
 from fedpipe.data.assignment import Assignment
-from fedpipe.engine import evaluation
+from fedpipe.engine import evaluation, redo
 from fedpipe.engine.block import Block
 from fedpipe.engine.checkpoint import Checkpoint
 from fedpipe.engine.clients import Clients
@@ -37,7 +39,7 @@ from fedpipe.engine.pruning import prune
 from fedpipe.engine.stack import Stack
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.models.base import Model, Net
-from fedpipe.plan import Settings, code, digest
+from fedpipe.plan import Settings, digest
 from fedpipe.tensors import Tensors
 
 WIDTH_ON_GPU = 32  #: clients of a stack where `execution.stack` is auto
@@ -84,8 +86,15 @@ class Run:
         self.algorithm = bare.bind(net, self.federation)
         self.executor = self._executor(execution.stack if family.stackable else 1, threads)
         with torch.no_grad():
-            kept = canonical(first(self.algorithm, self.algorithm.init(self.fresh), self.fresh))
-        self.checkpoint = Checkpoint(files, kept)
+            self._first = canonical(first(self.algorithm, self.algorithm.init(self.fresh), self.fresh))
+        self.checkpoint = Checkpoint(files, self._first)
+        self._is_copy = False
+
+    def at(self, files: RunFiles) -> Run:
+        """The same run in another folder, a copy of what it left up to some round."""
+        other = copy.copy(self)
+        other.files, other.checkpoint, other._is_copy = files, Checkpoint(files, self._first), True
+        return other
 
     def _executor(self, stack: int | str, threads: int) -> Executor:
         width = stack if isinstance(stack, int) else WIDTH_ON_GPU if self._device.type == "cuda" else 1
@@ -117,16 +126,17 @@ class Run:
         with torch.no_grad():
             server = canonical(self.algorithm.init(self.fresh))
         nobody = [-1] * self.federation.clients
-        self.checkpoint.seal(0, server, [], [], {}, last=nobody, observed={}, made_by=[self._made_by()])
+        self.checkpoint.seal(0, server, [], [], {}, last=nobody, observed={}, made_by=[self.made_by()])
         self.checkpoint.finish(0, {})
 
     def train(self, number: int, ids: Sequence[int]) -> Block:
         """Local training of some participants."""
+        self._check(number)
         begin = time.perf_counter()
         send = functools.partial(self.algorithm.send, self.server(number - 1))
         kept = functools.partial(self.kept, number=number - 1)
         tests = evaluation.tests(self.evaluation, "trained") if self._measured(number) else []
-        block = Block(self._made_by())
+        block = Block(self.made_by())
         for outcome in self.executor.run("train", number, ids, kept, send, tests):
             block.add(outcome)
         block.seconds = time.perf_counter() - begin
@@ -134,6 +144,7 @@ class Run:
 
     def aggregate(self, number: int, blocks: Sequence[Block]) -> None:
         """The server's next state, and what the participants keep."""
+        self._check(number)
         begin, files = time.perf_counter(), self.files.round(number)
         ids = [client for block in blocks for client in block.ids]
         if ids != self.participants(number):
@@ -169,6 +180,8 @@ class Run:
             hashes[files.exchanged.name] = artifacts.write_parquet(files.exchanged, table)
         observed = {name: float(value) for name, value in self.algorithm.observe(server).items()}
         made_by = _distinct([block.made_by for block in blocks])
+        if all(made["shared"] != code.shared() for made in made_by):  # its blocks are of other code than the server
+            made_by.append(self.made_by())
         kept = [state for state, fine in zip(kept, whole, strict=True) if fine]
         self.checkpoint.seal(number, server, list(uploads.ids), kept, hashes, observed=observed, made_by=made_by)
         times = {"train": sum(block.seconds for block in blocks), "aggregate": time.perf_counter() - begin}
@@ -176,6 +189,7 @@ class Run:
 
     def evaluate(self, number: int) -> None:
         """Accuracies and matrices of a round; then the round is complete."""
+        self._check(number)
         begin, files, hashes = time.perf_counter(), self.files.round(number), {}
         if self._measured(number):
             found = evaluation.measure(
@@ -218,23 +232,28 @@ class Run:
 
     def place(self) -> str:
         """Where and how this process works, in words."""
-        made_by, granted = self._made_by(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        made_by, granted = self.made_by(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
         words = f"{made_by['executor']} executor on {made_by['device']}, {self._threads} threads of {platform.node()}"
         if granted not in ("", "-1"):
             words += f", GPU {granted}" + (" was granted but PyTorch sees none" if self._device.type == "cpu" else "")
         return words
 
+    def _check(self, number: int) -> None:
+        """Before a round: that the shared code which lies here makes the round before it as it was made."""
+        if not self._is_copy:
+            redo.check(self, number - 1)
+
     def _measured(self, number: int) -> bool:
         return number % self.evaluation.every == 0
 
-    def _made_by(self) -> dict[str, Any]:
+    def made_by(self) -> dict[str, Any]:
         """What else a result's bits depend on: executor, device, versions."""
         device = self._device
         return {
             "executor": self.executor.name,
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
             "fedpipe": fedpipe.__version__,
-            "code": code(),
+            "shared": code.shared(),
             "torch": torch.__version__,
             "numpy": np.__version__,
             "python": platform.python_version(),
@@ -268,6 +287,16 @@ def open_run(path: Path, execution: Execution, threads: int = 1, keep_models: st
 
 def _distinct(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [value for index, value in enumerate(values) if value not in values[:index]]
+
+
+@functools.cache
+def _processor() -> str:
+    """The kind of CPU, which decides how kernels round."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{platform.machine()}, {line.partition(':')[2].strip()}"
+    return platform.machine()
 
 
 def _device(execution: Execution) -> torch.device:

@@ -6,17 +6,16 @@ import random
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-
-from fedpipe import artifacts, packs
+from fedpipe import artifacts
 from fedpipe.artifacts import RESTORE, RunFiles
 from fedpipe.config import Execution
 from fedpipe.data import store
-from fedpipe.engine import collecting
+from fedpipe.engine import collecting, redo
 from fedpipe.engine.run import Run
-from fedpipe.errors import ArtifactError, UserError
+from fedpipe.errors import UserError
+from fedpipe.lineage.changes import made_elsewhere
 from fedpipe.plan import Settings, digest
 
 
@@ -62,23 +61,31 @@ def rehash(files: RunFiles) -> Verdict:
 
 
 def rerun(files: RunFiles, rng: random.Random) -> Verdict:
-    """Run one round again, drawn from those whose states before it are kept, and compare all of its bits."""
+    """Do one round again, drawn from those whose states before it are kept, and compare all of its bits."""
     candidates = [number for number in files.complete() if number > 0 and files.round(number - 1).server.exists()]
     rng.shuffle(candidates)
-    with tempfile.TemporaryDirectory(prefix="fedpipe-verify-") as folder:
-        for number in candidates:
-            copy = _until(files, number, Path(folder) / str(number) / files.path.name)
-            made_by = artifacts.read_json(files.round(number).state)["made_by"]
-            run = Run(copy, _as_before(made_by[0]["executor"]))
-            if run.checkpoint.complete(number - 1) < number - 1:
-                continue  # a client's last state was pruned
-            run.round(number)
-            return _compared(files, copy, number, made_by)
+    for number in candidates:
+        made_by = artifacts.read_json(files.round(number).state)["made_by"]
+        run = Run(files, _as_before(made_by[0]["executor"]))
+        found = redo.again(run, number)
+        if found is not None:  # else a client's last state was pruned
+            return _judged(files, found, run.federation.dtype)
     return Verdict(f"{files.path}: no round can be run again, since no state before one is kept", True)
 
 
+def _judged(files: RunFiles, found: redo.Comparison, dtype: str) -> Verdict:
+    """What was found of a round that was done again: its bits agree, or elsewhere than it was made it is close."""
+    reason = ""
+    if found.differ:
+        made = found.made_by[0]
+        other = [f"{name} {made.get(name)}, now {now}" for name, now in found.now.items() if now != made.get(name)]
+        reason = f"; made with {'; '.join(other)}" if other else ""
+        reason += "; within rounding" if found.agrees(dtype) else ""
+    return Verdict(f"{files.path}: round {found.round}, run again: {found.told()}{reason}", found.agrees(dtype))
+
+
 def verify(paths: list[Path], again: int, rng: random.Random) -> Iterator[Verdict]:
-    """Re-hash runs, then run a round of so many of them again, drawn at random."""
+    """Re-hash runs, then run a round again of all that other shared code has made, and of so many others, at random."""
     whole = []
     for path in paths:
         try:
@@ -88,8 +95,13 @@ def verify(paths: list[Path], again: int, rng: random.Random) -> Iterator[Verdic
         if verdict.holds:
             whole.append(path)
         yield verdict
-    for path in rng.sample(whole, min(again, len(whole))):
-        yield rerun(RunFiles(path), rng)
+    elsewhere = [path for path in whole if made_elsewhere(RunFiles(path))]
+    others = [path for path in whole if path not in elsewhere]
+    for path in [*(elsewhere if again else []), *rng.sample(others, min(again, len(others)))]:
+        try:
+            yield rerun(RunFiles(path), rng)
+        except UserError as error:
+            yield Verdict(f"{path}: {error}", False)
 
 
 def _joined(files: RunFiles) -> list[str]:
@@ -98,61 +110,14 @@ def _joined(files: RunFiles) -> list[str]:
         return [str(files.metrics)]
     rounds = artifacts.read_parquet(files.rounds).num_rows
     with tempfile.TemporaryDirectory(prefix="fedpipe-verify-") as folder:
-        copy = _until(files, rounds + 1, Path(folder) / files.path.name)
+        copy = redo.before(files, rounds + 1, Path(folder) / files.path.name)
         collecting.collect(copy, rounds, "all")
         pairs = [(files.metrics, copy.metrics), (files.matrices, copy.matrices), (files.rounds, copy.rounds)]
         pairs += [(files.joined, copy.joined)]
         return [str(ours) for ours, theirs in pairs if not artifacts.intact(ours, artifacts.sha256_of(theirs))]
 
 
-def _until(files: RunFiles, number: int, folder: Path) -> RunFiles:
-    """A run's folder as it was before a round: its settings, and what the rounds so far left."""
-    copy = RunFiles(folder)
-    copy.history.mkdir(parents=True)
-    copy.settings.write_bytes(files.settings.read_bytes())
-    packed = packs.contents(packs.of(files.history))
-    before = {name: data for name, data in packed.items() if int(Path(name).parent.name) < number}
-    packs.of(copy.history).write_bytes(packs.join(before))
-    for earlier in range(number):
-        if files.round(earlier).path.is_dir():
-            copy.round(earlier).path.symlink_to(files.round(earlier).path.resolve(), target_is_directory=True)
-    return copy
-
-
 def _as_before(executor: str) -> Execution:
     """The execution that made it: loop, or a stack of so many."""
     width = executor.removeprefix("stack of ")
     return Execution.model_validate({"stack": int(width) if width.isdigit() else 1})
-
-
-def _compared(files: RunFiles, copy: RunFiles, number: int, made_by: list[dict[str, Any]]) -> Verdict:
-    ours, theirs = (artifacts.read_json(each.round(number).marker)["sha256"] for each in (files, copy))
-    names = sorted({name for name in ours | theirs if not name.endswith(".json")})
-    differ = [name for name in names if ours.get(name) != theirs.get(name)]
-    place = f"{files.path}: round {number}, run again"
-    if not differ:
-        return Verdict(f"{place}: all bits agree ({', '.join(names)})", True)
-    now = artifacts.read_json(copy.round(number).state)["made_by"][0]
-    other = [f"{name} {made_by[0].get(name)}, now {now[name]}" for name in now if now[name] != made_by[0].get(name)]
-    reason = f"; made with {'; '.join(other)}" if other else ""
-    return Verdict(f"{place}: bits differ in {', '.join(differ)}{_distance(files, copy, number)}{reason}", False)
-
-
-def _distance(files: RunFiles, copy: RunFiles, number: int) -> str:
-    """By how much the server's states differ, where both are there: rounding, or something else."""
-    try:
-        old, new = (dict(_leaves(artifacts.read_pt(each.round(number).server))) for each in (files, copy))
-    except ArtifactError:
-        return ""
-    if old.keys() != new.keys():
-        return ""
-    gaps = [(new[name].double() - old[name].double()).abs().max().item() for name in old if old[name].numel()]
-    return f" (server's state by at most {max(gaps, default=0.0):.3g})"
-
-
-def _leaves(tree: dict[str, Any], place: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{place}{name}/")
-        else:
-            yield f"{place}{name}", value

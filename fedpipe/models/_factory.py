@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +34,11 @@ def family_of(factory: Factory) -> type[Model]:
         made = factory(shape, classes)
         return made if isinstance(made, Network) else Network(*made)
 
+    def made_of(self: Model) -> tuple[Any, ...]:
+        return factory, family_of
+
     own = {"__module__": factory.__module__, "__qualname__": factory.__qualname__, "__doc__": factory.__doc__}
-    found = type(factory.__name__, (Model,), {**own, "check": check, "build": build})
+    found = type(factory.__name__, (Model,), {**own, "check": check, "build": build, "made_of": made_of})
     return dataclass(frozen=True, kw_only=True)(found)
 
 

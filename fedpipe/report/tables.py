@@ -116,9 +116,9 @@ def setup(partition: dict[str, Any]) -> str:
     dataset, scheme = partition["dataset"], partition["partition"]
     samples = [f"{dataset['subset']} samples"] if "subset" in dataset else []
     fields = {name: field.default for name, field in Data.model_fields.items()}
-    told = {"name", "subset", "split", "version", "sha256"}
+    told = {"name", "subset", "split", "code", "sha256"}
     others = [f"{name}={value}" for name, value in dataset.items() if name not in told and value != fields.get(name)]
-    parameters = ", ".join(f"{name}={value}" for name, value in scheme.items() if name not in {"scheme", "version"})
+    parameters = ", ".join(f"{name}={value}" for name, value in scheme.items() if name not in {"scheme", "code"})
     dealt = f"{scheme['scheme']} ({parameters})" if parameters else scheme["scheme"]
     data = ", ".join([*samples, f"{dataset['split']} split", *others])
     return f"{dataset['name']} ({data}), {partition['clients']} clients, partition {dealt}"

@@ -38,12 +38,13 @@ def stale():
 
     try:
         plan = json.loads(FILES.plan.read_text())
+        sources = json.loads(FILES.sources.read_text())
         return (
             plan["params"] != STUDY
-            or any(changed(path, sha256) for path, sha256 in plan["sources"].items())
+            or any(changed(path, sha256) for path, sha256 in sources.items())
             or not all(Path(path).is_file() for path in plan["files"])
         )
-    except (ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError):
         return True
 
 
@@ -58,6 +59,7 @@ def load_plan():
         if done.returncode:
             sys.stderr.write(done.stderr)
             sys.exit(2)
+        sys.stderr.write(done.stderr)
     return json.loads(FILES.plan.read_text())
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedpipe import artifacts, registry
+from fedpipe import artifacts, code, registry
 from fedpipe.data.fetch import Fetcher, File
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.registry import Component
@@ -67,7 +67,7 @@ class Dataset(Component):
         return Facts(self.shape, self.classes, self.size, self.tests)
 
     def described(self) -> dict[str, Any]:
-        """All that its tensors depend on: parameters and identity, and the version unless the samples themselves are.
+        """All that its tensors depend on: the code that reads it, parameters and identity.
 
         Raises
         ------
@@ -80,9 +80,8 @@ class Dataset(Component):
                 f"dataset.name: '{name}' has no checksum; set {type(self).__qualname__}.checksum to the one "
                 f"that `fedpipe download {name}` prints."
             )
-        version = {} if self.expected else {"version": registry.version_of(registry.DATASET, type(self))}
         parameters = {key: value for key, value in dataclasses.asdict(self).items() if key not in {"path", "sha256"}}
-        return {"name": name, **version, **parameters, "sha256": self.identity}
+        return {"name": name, "code": code.of(*self.made_of()).text, **parameters, "sha256": self.identity}
 
     def measure(self, samples: Samples) -> Facts:
         """The facts of loaded samples, in which a class or a word may be missing."""

@@ -75,6 +75,6 @@ def _roomy(counts: Integers) -> bool:
 def _title(settings: dict[str, Any]) -> str:
     dataset, partition = settings["dataset"], settings["partition"]
     samples = f" ({dataset['subset']} samples)" if "subset" in dataset else ""
-    told = [f"{name} = {value}" for name, value in partition.items() if name not in {"scheme", "version"}]
+    told = [f"{name} = {value}" for name, value in partition.items() if name not in {"scheme", "code"}]
     title = ", ".join([f"{dataset['name']}{samples}: {partition['scheme']}", *told, f"seed {settings['seed']}"])
     return textwrap.fill(title, 90)
