@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,6 @@ import yaml
 
 from fedpipe import artifacts, config
 from fedpipe import plan as planning
-from fedpipe.algorithms.fedprox import FedProx
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.plan import Settings
 from tests import studies
@@ -193,10 +194,12 @@ def test_the_order_of_protocols_is_not_in_the_key() -> None:
 PROTOCOLS = ["global-on-global", "personal-on-local"]
 
 
-def test_an_algorithms_version_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = key(study(("fedprox",)), "fedprox")
-    monkeypatch.setattr(FedProx, "version", FedProx.version + 1)
-    assert key(study(("fedprox",)), "fedprox") != before
+@pytest.mark.parametrize("section", ["algorithm", "model", "partition", "dataset"])
+def test_the_code_of_every_component_is_in_the_key(section: str) -> None:
+    settings = Settings.of(config.parse(study()), "fedavg", 0)
+    described = getattr(settings, section)
+    assert re.fullmatch("[0-9a-f]{12}", described["code"])
+    assert dataclasses.replace(settings, **{section: described | {"code": "0" * 12}}).key != settings.key
 
 
 # -- the product -------------------------------------------------------------------------------------------------------
@@ -263,7 +266,7 @@ def test_run_yaml_holds_the_settings_in_full_and_comes_back() -> None:
     assert settings.build_federation().learning_rate == 0.1
     assert set(yaml.safe_load(path.read_text())["algorithm"]) == {
         "name",
-        "version",
+        "code",
         "dw",
         "wdr",
         "wdr_factor",

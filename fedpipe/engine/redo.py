@@ -108,11 +108,12 @@ def check(run: Run, number: int) -> None:
     if all(made.get("shared") == now["shared"] for made in made_by) or record.is_file():
         return
     found = again(run, number)
-    told = "can't be done again, since a state before it is gone" if found is None else found.told()
+    gone = "that round can't be done again, since a state from before it is gone"
+    told = gone if found is None else f"done again now {found.told()}"
     if found is None or not found.agrees(run.federation.dtype):
         raise ArtifactError(
-            f"{run.files.path} can't go on: the code that all runs share has changed since round {number}, and when "
-            f"that round is done again {told}; restore fedpipe as it was, or type `rm -r {run.files.path}` to have the "
+            f"{run.files.path} can't go on: the code that all runs share has changed since round {number}, and {told}; "
+            f"restore fedpipe as it was, or type `rm -r {run.files.path}` to have the "
             f"run made anew."
         )
     agreed = {"agrees": "within rounding" if found.differ else "bits", "distance": found.distance}

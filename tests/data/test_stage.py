@@ -120,7 +120,7 @@ def test_the_preview_shows_all_partitions_or_one() -> None:
 
 SETTINGS = {
     "dataset": {"name": "digits", "split": "pooled"},
-    "partition": {"scheme": "iid", "version": 1},
+    "partition": {"scheme": "iid", "code": "0123456789ab"},
     "clients": 2,
     "seed": 4,
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedpipe import artifacts, plan
+from fedpipe import artifacts, code, plan
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.lineage.trace import trace
 from tests import studies
@@ -36,8 +36,8 @@ def test_every_artifact_on_the_way_with_its_hash(study: Path) -> None:
         assert artifacts.sha256_of(Path(dealt)) == sha256
         assert run["data"]["samples"] == settings.dataset["sha256"]
         (made_by,) = run["made by"]
-        assert {"executor", "device", "code", "fedpipe", "torch", "numpy", "python"} == set(made_by)
-        assert made_by["code"] == plan.code()
+        assert {"executor", "device", "shared", "fedpipe", "torch", "numpy", "python"} == set(made_by)
+        assert made_by["shared"] == code.shared()
         assert run["first recorded in"] == "no commit"
     assert yaml.safe_load(yaml.safe_dump(found)) == found
 

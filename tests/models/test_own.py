@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedpipe import config, plan, registry
+from fedpipe import code, config, plan, registry
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Model, Net, Network
 
@@ -120,11 +120,12 @@ def test_it_is_named_in_the_settings_and_found_again(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["make", "Family"])
-def test_a_change_of_its_source_changes_its_version(name: str, own: Path) -> None:
-    before = registry.version_of(registry.MODEL, type(found(name)))
-    assert registry.version_of(registry.MODEL, type(found(name))) == before
+def test_a_change_of_its_source_changes_its_digest(name: str, own: Path) -> None:
+    before = code.of(*found(name).made_of())
+    assert own in before.files
     own.write_text(OWN.replace("Tanh", "ReLU"))
-    assert registry.version_of(registry.MODEL, type(found(name))) != before
+    code.of.cache_clear()
+    assert code.of(*found(name).made_of()).text != before.text
 
 
 def test_what_it_is_can_be_asked() -> None:

@@ -176,7 +176,7 @@ def test_the_caption_tells_data_sets_apart_in_the_order_of_the_study(make):
 
 def test_of_a_data_set_all_is_told_that_is_not_by_default():
     dataset = {"name": "imdb", "sha256": "0a", "length": 100, "split": "pooled", "test_share": 0.1, "stratified": False}
-    told = tables.setup({"dataset": dataset, "partition": {"scheme": "iid", "version": 1}, "clients": 3})
+    told = tables.setup({"dataset": dataset, "partition": {"scheme": "iid", "code": "0123456789ab"}, "clients": 3})
     assert told == "imdb (pooled split, length=100, test_share=0.1), 3 clients, partition iid"
 
 

@@ -222,7 +222,9 @@ def test_a_pickled_object_is_refused() -> None:
     assert not Path("harm").exists()
 
 
-@pytest.mark.parametrize(("keep", "states"), [("all", {0, 1, 2, 3, 4}), ("last", {0, 4}), (2, {0, 2, 4})])
+@pytest.mark.parametrize(
+    ("keep", "states"), [("all", {0, 1, 2, 3, 4}), ("last", {0, 3, 4}), (3, {0, 3, 4}), (2, {0, 2, 3, 4})]
+)
 def test_keep_models_prunes_states_and_nothing_else(keep: str | int, states: set[int]) -> None:
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": keep}))
     run = studies.open_runs(made)[0]
