@@ -39,8 +39,8 @@ def plan(
     ] = False,
 ) -> None:
     """Check params.yaml, or another study, and write its plan: runs, keys, jobs."""
+    from fedpipe import changes
     from fedpipe import plan as planning
-    from fedpipe.lineage import changes
 
     made = planning.make(params)
     for sentence in changes.told(made):

@@ -243,7 +243,7 @@ def f(a, /, b: int = 1, *rest, c=None, **more) -> str:
             return x
         case str() | None:
             pass
-    return [*rest, 1_000, 0x10, 1e-3, 2j, ..., b"\x00", True, -0.0, 10**2, "\udcff"][b:, ::2] and {**more, "z": lambda: 0}
+    return [*rest, 1_000, 0x10, 1e-3, 2j, ..., b"\x00", True, -0.0, 10**2, "\udcff"][b:, ::2] and {**more, "z": c}
 @dc.dataclass
 class C(object, metaclass=type):
     """Doc."""
@@ -259,7 +259,7 @@ class C(object, metaclass=type):
             global Z
             Z = not s is not None
 '''
-GOLDEN = "35f6e24bef65"
+GOLDEN = "560745e45e1f"
 
 
 def pythons() -> dict[str, str]:

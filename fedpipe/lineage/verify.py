@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from fedpipe import artifacts
 from fedpipe.artifacts import RESTORE, RunFiles
+from fedpipe.changes import made_elsewhere
 from fedpipe.config import Execution
 from fedpipe.data import store
 from fedpipe.engine import collecting, redo
 from fedpipe.engine.run import Run
 from fedpipe.errors import UserError
-from fedpipe.lineage.changes import made_elsewhere
 from fedpipe.plan import Settings, digest
 
 

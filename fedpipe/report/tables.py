@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedpipe import artifacts
+from fedpipe import artifacts, changes
 from fedpipe.config import Data
 from fedpipe.data.heterogeneity import Overall
 from fedpipe.report import results
@@ -94,7 +94,7 @@ def markdown(plan: Plan, table: pd.DataFrame, times: pd.DataFrame) -> str:
     wide["training (s)"] = [f"{seconds:.1f}" for seconds in times["train"]]  # the same rows in the same order
     sides = ["left" if name < len(_row(plan)) else "right" for name in range(wide.shape[1])]
     body = wide.to_markdown(index=False, disable_numparse=True, colalign=sides)
-    parts = [caption(plan), body, *_failures(plan), _heterogeneity(plan), _made_by(plan)]
+    parts = [caption(plan), body, *_failures(plan), _heterogeneity(plan), _made_by(plan), *changes.elsewhere(plan)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -29,6 +29,7 @@ rule table:
     params:
         study=STUDY,
         report=PLAN["report"],
+        shared=PLAN["shared"],  # the table tells which runs are of other code
     shell:
         "fedpipe table --params {params.study} > {log} 2>&1"
 

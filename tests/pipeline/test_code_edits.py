@@ -1,0 +1,225 @@
+"""An edit of code runs what depends on it and nothing else, by the commands that users type."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from tests import studies
+from tests.pipeline.conftest import Project, jobs
+
+NOTHING = "Nothing to be done"
+
+OWN = """
+from dataclasses import dataclass
+import helper
+from fedpipe.algorithms.fedprox import FedProx
+
+@dataclass(frozen=True, kw_only=True)
+class Near(FedProx):
+    '''FedProx, pulled harder.'''
+
+    def loss(self, client, batch):
+        return helper.FACTOR * super().loss(client, batch)
+"""
+HELPER = "FACTOR = 1.5\nUNUSED = 1\n"
+
+
+def begin(project: Project, rounds: int = 2, own: bool = True) -> None:
+    """A study of FedAvg, FedProx and a method of one's own that derives from it and uses a second module."""
+    labels = ("fedavg", "fedprox", *(("near",) if own else ()))
+    params = studies.settings(labels, rounds)
+    if own:
+        params["algorithms"]["near"] = {"algorithm": "own.Near", "mu": 0.5}
+        (project.folder / "own.py").write_text(OWN)
+        (project.folder / "helper.py").write_text(HELPER)
+    studies.write(params, project.folder)
+
+
+def replace(project: Project, name: str, old: str, new: str) -> None:
+    path = project.folder / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def keys(project: Project) -> dict[str, str]:
+    """The keys of a study's runs by algorithm, as the plan lists them."""
+    listed = re.findall(r"^(\w+) .*\b([0-9a-f]{12})\b", project.run("fedpipe", "plan", "--dry-run"), flags=re.M)
+    return dict(listed)
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    return {label for label in before if after[label] != before[label]}
+
+
+def ran(printed: str) -> Counter[str]:
+    """How many segments each algorithm ran."""
+    return Counter(re.findall(r"^    output: results/runs/(\w+)/\w+/segments/", printed, flags=re.M))
+
+
+PULL = "self.mu / 2"  #: of FedProx's loss
+
+
+def test_keys_follow_the_code(project: Project) -> None:
+    begin(project)
+    first = keys(project)
+    replace(project, "fedpipe/algorithms/fedprox.py", "from __future__", "# a comment\nfrom __future__")
+    replace(project, "fedpipe/algorithms/feddw.py", "@dataclass", "LIMIT = 3\n\n\n@dataclass")
+    replace(project, "helper.py", "UNUSED = 1", "UNUSED = 2  # nobody reads it")
+    (project.folder / "fedpipe/algorithms/another.py").write_text('"""Another method."""\n')
+    (project.folder / "fedpipe/algorithms/another.py").unlink()
+    (project.folder / "other.py").write_text("FACTOR = 3\n")
+    assert keys(project) == first
+    replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"100 * {PULL}")
+    second = keys(project)
+    assert changed(first, second) == {"fedprox", "near"}
+    replace(project, "helper.py", "FACTOR = 1.5", "FACTOR = 2.5")
+    third = keys(project)
+    assert changed(second, third) == {"near"}
+    replace(project, "fedpipe/algorithms/fedavg.py", 'uploads.mean("model")', 'uploads.uniform().mean("model")')
+    fourth = keys(project)
+    assert changed(third, fourth) == {"fedavg", "fedprox", "near"}
+    replace(project, "fedpipe/models/mlp.py", "nn.ReLU()", "nn.Tanh()")
+    assert changed(fourth, keys(project)) == {"fedavg", "fedprox", "near"}
+
+
+@pytest.mark.slow
+def test_an_edit_runs_what_depends_on_it(project: Project) -> None:
+    begin(project)
+    assert ran(project.snakemake("runs")) == {"fedavg": 1, "fedprox": 1, "near": 1}
+    bits = project.bits()
+    replace(project, "fedpipe/algorithms/fedprox.py", "from __future__", "# a comment\nfrom __future__")
+    assert NOTHING in project.snakemake("runs")
+
+    # a constant in a module that the own one imports
+    replace(project, "helper.py", "FACTOR = 1.5", "FACTOR = 2.5")
+    printed = project.snakemake("runs")
+    assert ran(printed) == {"near": 1}
+    assert "1 run will be made anew: the code of algorithm 'own.Near' has changed; what is there stays" in printed
+    assert bits.items() < project.bits().items(), "the old results stay"
+
+    # FedProx, and what derives from it
+    replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"100 * {PULL}")
+    assert ran(project.snakemake("runs")) == {"fedprox": 1, "near": 1}
+
+    # back as it was: found
+    replace(project, "fedpipe/algorithms/fedprox.py", f"100 * {PULL}", PULL)
+    replace(project, "helper.py", "FACTOR = 2.5", "FACTOR = 1.5")
+    assert NOTHING in project.snakemake("runs")
+
+    # rounds, an edit, more rounds: never two algorithms in one run
+    replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"3 * {PULL}")
+    project.edit(federation={"rounds": 3})
+    project.snakemake("runs")
+    for label, rounds in (("fedavg", [3]), ("fedprox", [2, 2, 3])):
+        logs = (project.folder / "results/logs/segment").glob(f"{label}-*.log")
+        done = sorted(int(line.split()[-1]) for log in logs for line in log.read_text().splitlines()[-1:])
+        assert sum(done) >= sum(rounds[-1:])
+    segments = [path.name for path in (project.folder / "results/runs/fedprox").glob("*/segments/*.json")]
+    assert sorted(segments) == ["0002.json", "0002.json", "0003.json"]
+    assert project.run("fedpipe", "verify", "--rerun", "3").count("all bits agree") == 3
+
+
+@pytest.mark.slow
+def test_the_readmes_route_to_an_own_algorithm(project: Project) -> None:
+    """`fedpipe new-algorithm my_avg`, run, edit, run: the number is that of the edited code; so with `dvc repro`."""
+    project.run("fedpipe", "new-algorithm", "my_avg")
+    params = studies.settings(("my_avg",), 2, federation={"learning_rate": 0.05})
+    studies.write(params, project.folder)
+    project.commit()
+    project.snakemake()
+    first = project.metrics()
+    code = "fedpipe/algorithms/my_avg.py"
+    replace(project, code, 'return {"model": uploads.mean("model")}', 'return {"model": uploads.mean("model") * 0.5}')
+    project.snakemake()
+    second = project.metrics()
+    assert second != first
+    project.run("rm", "-r", "results/runs", "results/.provenance")
+    project.snakemake()
+    assert project.metrics() == second, "deleted and run again: the same number"
+    assert "Running stage 'train@my_avg'" in project.run("dvc", "repro")
+    replace(project, code, "* 0.5", "* 0.25")
+    printed = project.run("dvc", "repro")
+    assert jobs(printed)["segment"] == 1
+    assert project.metrics() != second
+    replace(project, code, "from __future__", "# a comment\nfrom __future__")
+    printed = project.run("dvc", "repro")
+    assert re.findall(r"^Running stage '([\w@]+)'", printed, flags=re.M) == ["plan"]
+    assert not jobs(printed)
+
+
+@pytest.mark.slow
+def test_dvc_notices_a_module_that_an_own_one_imports(project: Project) -> None:
+    begin(project)
+    project.commit()
+    project.run("dvc", "repro")
+    first = project.metrics()
+    replace(project, "helper.py", "UNUSED = 1", "UNUSED = 2")
+    assert not jobs(project.run("dvc", "repro"))
+    replace(project, "helper.py", "FACTOR = 1.5", "FACTOR = 25")
+    printed = project.run("dvc", "repro")
+    assert ran(printed) == {"near": 1}
+    second = project.metrics()
+    assert {label for label in first if first[label] != second[label]} == {"near"}
+    assert re.findall(r"^Running stage 'train@(\w+)'", printed, flags=re.M) == ["near"]
+
+
+def test_code_that_was_edited_since_the_plan_is_refused(project: Project) -> None:
+    """A queue of jobs is at work while its user goes on with the code."""
+    begin(project, own=False)
+    project.run("fedpipe", "plan")
+    plan = json.loads((project.folder / "results/plan.json").read_text())
+    for run in plan["runs"]:
+        project.run("fedpipe", "download", run["dataset"])
+        project.run("fedpipe", "partition", run["partition"])
+    replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"100 * {PULL}")
+    for run in plan["runs"]:
+        printed = project.run("fedpipe", "segment", run["path"], "--stop", "1", check=run["algorithm"] == "fedavg")
+        refusal = f"run {run['key']} is of other code of algorithm 'fedprox'"
+        assert (refusal in printed) == (run["algorithm"] == "fedprox")
+        assert (project.folder / run["path"] / "rounds.zip").exists() == (run["algorithm"] == "fedavg")
+
+
+STEP = "alpha=-self.rate"  #: of SGD
+
+
+@pytest.mark.slow
+def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project) -> None:
+    begin(project, own=False)
+    project.snakemake()
+    bits = project.bits()
+    table = project.folder / "results/tables/results.md"
+    assert "other shared code" not in table.read_text()
+
+    # a refactoring: nothing runs again but the table, which says so, and more rounds go on
+    replace(project, "fedpipe/engine/optimisers.py", STEP, "alpha=-1 * self.rate")
+    printed = project.snakemake()
+    assert jobs(printed)["segment"] == 0
+    assert "2 of 2 runs come from other shared code" in printed
+    assert "2 of 2 runs come from other shared code" in table.read_text()
+    verified = project.run("fedpipe", "verify")
+    assert verified.count("run again: all bits agree") == 2, "a round of each of them"
+    project.edit(federation={"rounds": 3})
+    project.snakemake()
+    records = list((project.folder / "results/runs").glob("*/*/continued/0002-*.json"))
+    assert [json.loads(path.read_text())["agrees"] for path in records] == ["bits", "bits"]
+    assert "other shared code" not in table.read_text(), "the last round is of the code that lies here"
+    assert {name for name in bits if project.bits()[name] == bits[name]} > {name for name in bits if "/rounds/" in name}
+
+    # a change of what it does: refused, and told of what is finished
+    before = project.bits()
+    replace(project, "fedpipe/engine/optimisers.py", "alpha=-1 * self.rate", "alpha=-2 * self.rate")
+    verified = project.run("fedpipe", "verify", check=False)
+    assert verified.count("bits differ in ") == 2
+    for grain in ({}, {"rounds_per_job": 1, "clients_per_job": 3}):
+        project.edit(federation={"rounds": 4}, execution=grain)
+        printed = project.snakemake("runs", check=False)
+        assert "can't go on: the code that all runs share has changed since round 3, and done again now bits" in printed
+        assert {name: sha256 for name, sha256 in project.bits().items() if name in before} == before
+    replace(project, "fedpipe/engine/optimisers.py", "alpha=-2 * self.rate", STEP)
+    project.edit(execution={"rounds_per_job": None, "clients_per_job": None})
+    assert jobs(project.snakemake("runs"))["segment"] == 2
