@@ -28,9 +28,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedpipe import artifacts
+from fedpipe import artifacts, config
 from fedpipe.artifacts import RunFiles
-from fedpipe.config import Evaluation, Execution, Federation
+from fedpipe.config import Execution
 from fedpipe.data.assignment import Assignment, assign
 from fedpipe.data.partitions.dirichlet import Dirichlet
 from fedpipe.engine.clients import Clients
@@ -71,16 +71,15 @@ def deal(x: torch.Tensor, y: torch.Tensor, device: str) -> Clients:
 
 def open_run(folder: Path, clients: Clients, execution: Execution, threads: int) -> Run:
     """A run of FedAvg in an empty folder."""
-    federation = Federation(clients=CLIENTS, batch_size=BATCH, learning_rate=RATE)
-    settings = Settings(
-        dataset={"name": "MNIST shape"},
-        partition={"scheme": "dirichlet", "alpha": 0.1, "minimum": 40},
-        model={"name": "cnn4"},
-        algorithm={"name": "fedavg", "version": 1},
-        federation=federation.model_dump(mode="json", exclude={"rounds"}),
-        evaluation=Evaluation(protocols=("personal-on-local",)).model_dump(mode="json"),
-        seed=0,
+    params = config.parse(
+        {
+            "dataset": {"name": "mnist"},
+            "model": {"name": "cnn4"},
+            "federation": {"clients": CLIENTS, "batch_size": BATCH, "learning_rate": RATE},
+            "evaluation": {"protocols": ["personal-on-local"]},
+        }
     )
+    settings = Settings.of(params, "fedavg", seed=0)
     files = RunFiles(folder / settings.key)
     artifacts.write_bytes(files.settings, settings.dump().encode())
     return Run(files, execution, threads, clients=clients)

@@ -346,7 +346,7 @@ class Artifacts(Section):
 
     keep_models: Literal["all", "last"] | Annotated[int, Field(ge=1)] = Field(
         "all",
-        description="Server and client states kept: of all rounds, of the last one, or of every k-th and the last.",
+        description="Server and client states kept: of all rounds, of the last two, or of every k-th and the last two.",
     )
 
 
