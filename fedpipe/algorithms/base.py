@@ -110,6 +110,7 @@ class Train:
     after: Callable[[State], State] | None = None  #: follows each epoch: client -> client
     share: float = 1.0  #: share of the training data that is used, chosen at random in each round
     stream: str = "batches"  #: random stream and optimiser state; passes of one stream go on where the last one ended
+    still: bool = False  #: the network is in evaluation mode, and images are as they are
 
 
 @dataclass(frozen=True)
@@ -254,6 +255,10 @@ class Algorithm(Component):
     def nearest(self, client: State, x: Tensor) -> Tensor:
         """Minus the distance from each class's prototype, shape (B, C), for the protocols of the nearest prototype."""
         raise NotImplementedError
+
+    def traffic(self, state: State) -> State:
+        """What of a download or an upload travels, for counting its bytes: all, unless slots of it are empty."""
+        return state
 
     # -- server ------------------------------------------------------------------------------------------------------
 
