@@ -184,6 +184,7 @@ class Algorithm(Component):
     dw: DW | None = None
 
     prototypes: ClassVar[bool] = False  #: whether `nearest` is defined
+    ignores: ClassVar[tuple[str, ...]] = ()  #: keys of the federation that its steps have no use for, hence refused
 
     net: ClassVar[Net]  # set by `bind`, for one thread
     federation: ClassVar[Federation]
