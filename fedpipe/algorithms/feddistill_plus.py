@@ -28,9 +28,9 @@ class FedDistillPlus(FedDW):
     .. math:: F_k(\theta) + \mu \, KL(\Omega[y] \,\|\, p(x)).
 
     Before round 1 the table is the identity, as in FedDW's code, and a class that nobody in the round owns keeps its
-    row. The divergence from a row of the identity is the cross-entropy once more: in round 1, and later for classes that
-    nobody owned so far, clients follow :math:`1 + \mu` times the risk's gradient, with the default mu twice, which with
-    SGD is a doubled learning rate. (FedGen's code has no such term before the first table. In ``mode: code`` it is
+    row. The divergence from a row of the identity is the cross-entropy once more: in round 1, and later for classes
+    that nobody owned so far, clients follow the risk's gradient :math:`1 + \mu` times, with the default mu twice, which
+    with SGD is a doubled learning rate. (FedGen's code has no such term before the first table; in ``mode: code`` it is
     :math:`-p_y`, no cross-entropy.)
 
     - ``mode: kl`` is this.

@@ -56,8 +56,8 @@ class FedDUAL(FedAvg):
 
     State: none. Traffic: the model down, the model up (with ``vector: gradient`` also the last layers' gradients).
     Deviations: the paper says "the last two layers", its code takes the output layer's weight and bias (``layers: 1``);
-    A_global is measured as the round begins; when A_local is, it does not say (here: before each epoch). The gradient of
-    ``vector: gradient`` is taken, as accuracies are, in evaluation mode and of images as they are.
+    A_global is measured as the round begins; when A_local is, it does not say (here: before each epoch). The gradient
+    of ``vector: gradient`` is taken, as accuracies are, in evaluation mode and of images as they are.
     Values used: epsilon 1e-5 (1e-4 in another sentence), 150 iterations, two layers; 1e-5, 1000 and one in its code.
 
     Parameters

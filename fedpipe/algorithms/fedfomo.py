@@ -39,9 +39,10 @@ class FedFomo(Algorithm):
     default. A client without any, as are all then, weighs the models on the data that it trains on.
 
     State: last trained model and :math:`\theta_i` at the client; all clients' last uploads and P at the server.
-    Traffic: up to M models down; a model and their weights up; there is no global model. Deviations: distances are Euclidean (the
-    authors' code has L1 by default) and of trained parameters; the own model is always a candidate, and never sent, as
-    in the authors' code; no model is sent for exploration only, as in PFLlib (epsilon-greedy in the paper).
+    Traffic: up to M models down; a model and their weights up; there is no global model. Deviations: distances are
+    Euclidean (the authors' code has L1 by default) and of trained parameters; the own model is always a candidate, and
+    never sent, as in the authors' code; no model is sent for exploration only, as in PFLlib (epsilon-greedy in the
+    paper).
     Values used: M 5 (PFLlib, on which cwFedAvg's study was built).
 
     Parameters

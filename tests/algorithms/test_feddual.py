@@ -209,6 +209,23 @@ def test_beta_is_measured_before_each_epoch(make_trial, width):
     assert differing > 2
 
 
+def test_the_divergence_is_over_the_weights_that_are_trained(make_trial):
+    """Neither a frozen body's nor running statistics."""
+
+    def frozen():
+        body = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6))
+        body[0].requires_grad_(False)
+        return Network(body, nn.Linear(6, 4))
+
+    trial = make_trial(FedDUAL(), frozen)
+    client = trial.begin(3) | {"beta": torch.tensor(1.0, dtype=f64), "model": trial.fresh(1)}
+    batch = Batch(*trial.clients.gather(trial.clients.train[3]))
+    names = ("body.1.weight", "body.1.bias", "head.weight", "head.bias")
+    wanted = weight_divergence(trial.fresh(1).only(names), trial.fresh(0).only(names))
+    assert set(trial.fresh(0)) == {*names, "body.1.running_mean", "body.1.running_var"}
+    assert float(trial.algorithm.loss(client, batch)) == pytest.approx(float(wanted), rel=1e-13) != 0
+
+
 def test_the_loss_mixes_risk_and_divergence(make_trial):
     trial = make_trial("feddual")
     client = trial.begin(3) | {"beta": torch.tensor(0.7, dtype=f64), "model": trial.fresh(1)}
