@@ -401,6 +401,13 @@ class Params(Section):
                     f"federation.optimizer: {self.federation.optimizer} can't be used with {label}, whose theory "
                     f"needs sgd; it should be sgd, or algorithms.{label}.adam true to insist."
                 )
+            for key in algorithm.ignores:
+                value, right = getattr(self.federation, key), Federation.model_fields[key].default
+                if value != right:
+                    raise SettingsError(
+                        f"federation.{key}: {value} can't be used with {label}, which takes plain gradient steps; "
+                        f"it should be {right}."
+                    )
         facts = self.dataset.facts
         if (self.dataset.subset or 0) > facts.size:
             raise SettingsError(

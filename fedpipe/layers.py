@@ -26,6 +26,7 @@ class Mode:
     mask: Tensor | None = None  #: 1 for samples and 0 for padding, shape (B,); None where nothing is padded
     key: Tensor | None = None  #: of this batch's noise, an int64 scalar
     buffers: Mapping[str, Tensor] = field(default_factory=dict)  #: the client's own, where models carry none
+    began: Mapping[str, Tensor] = field(default_factory=dict)  #: those as the client began, which are its teachers'
     recorded: dict[str, Tensor] = field(default_factory=dict)  #: new running statistics, by name
 
     @contextmanager
@@ -35,11 +36,13 @@ class Mode:
         mask: Tensor | None = None,
         key: Tensor | None = None,
         buffers: Mapping[str, Tensor] | None = None,
+        began: Mapping[str, Tensor] | None = None,
     ) -> Iterator[dict[str, Tensor]]:
         """What holds within the block; gives what training calls within it record."""
         before = vars(self).copy()
         self.training, self.mask, self.key, self.recorded = training, mask, key, {}
         self.buffers = {} if buffers is None else buffers
+        self.began = self.buffers if began is None else began
         try:
             yield self.recorded
         finally:
@@ -47,12 +50,13 @@ class Mode:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Evaluation within the block, whatever holds outside."""
-        before, self.training = self.training, False
+        """A teacher's evaluation within the block, with the statistics that are its own, whatever holds outside."""
+        before = self.training, self.buffers
+        self.training, self.buffers = False, self.began
         try:
             yield
         finally:
-            self.training = before
+            self.training, self.buffers = before
 
 
 class BatchNorm(nn.Module):

@@ -124,6 +124,10 @@ class WithDW(Algorithm):
         """As X."""
         return self.inner.nearest(client, x)
 
+    def traffic(self, state: State) -> State:
+        """As X."""
+        return self.inner.traffic(state)
+
     def combine(self, server: State, uploads: Uploads) -> State:
         """X's next state, and the rows' means."""
         matrices = [{"omega": upload[OWN], "counts": upload[COUNTS]} for _, _, upload in uploads]

@@ -110,6 +110,7 @@ class Train:
     after: Callable[[State], State] | None = None  #: follows each epoch: client -> client
     share: float = 1.0  #: share of the training data that is used, chosen at random in each round
     stream: str = "batches"  #: random stream and optimiser state; passes of one stream go on where the last one ended
+    still: bool = False  #: the network is in evaluation mode, and images are as they are
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,7 @@ class Algorithm(Component):
     dw: DW | None = None
 
     prototypes: ClassVar[bool] = False  #: whether `nearest` is defined
+    ignores: ClassVar[tuple[str, ...]] = ()  #: keys of the federation that its steps have no use for, hence refused
 
     net: ClassVar[Net]  # set by `bind`, for one thread
     federation: ClassVar[Federation]
@@ -260,6 +262,10 @@ class Algorithm(Component):
     def nearest(self, client: State, x: Tensor) -> Tensor:
         """Minus the distance from each class's prototype, shape (B, C), for the protocols of the nearest prototype."""
         raise NotImplementedError
+
+    def traffic(self, state: State) -> State:
+        """What of a download or an upload travels, for counting its bytes: all, unless slots of it are empty."""
+        return state
 
     # -- server ------------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,11 @@ class FedALA(FedAvg):
     last ten passes' losses (each that of its last batch, as in the authors' code) falls below ``threshold``, capped at
     ``passes``; later it is one pass a round. Then the whole model is trained and uploaded as in FedAvg.
 
+    A client that is first sampled late, and one that is measured before that, takes the global model whole, since it
+    has trained nothing that could be mixed in; its long first mixing is at its second participation. The authors' code
+    mixes at all clients in every round but the first, sampled or not, so that such a client has learnt its weights
+    against the untrained initial model, and trains from that mixture.
+
     Only parameters are mixed: BatchNorm's running statistics come from the global model and go on with every pass.
 
     State: the local model's top and W at the client. Traffic: the model down, the model up. Deviations: the share is a

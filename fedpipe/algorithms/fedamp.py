@@ -27,22 +27,29 @@ class FedAMP(Algorithm):
         \xi_{ij} = \frac{\alpha}{\sigma} e^{-\lVert w_i - w_j \rVert^2 / \sigma}, \qquad
         w_i \leftarrow \arg\min_w F_i(w) + \frac{\lambda}{2 \alpha} \lVert w - u_i \rVert^2 .
 
-    Distances are of trained parameters. Where a client's :math:`\xi_{ij}` sum to more than 1, they are scaled to sum to
-    1, so that no model has a negative weight. Only clients that have uploaded attract, or are attracted, by their last
+    The own weight :math:`\xi_{ii}` is what the others leave of 1, and alpha a gradient step on A, which the paper takes
+    so small that the mixture is convex. A larger one is lowered where it is too large, for each client by itself, to
+    :math:`1 / \sum_j A'(\lVert w_i - w_j \rVert^2)` over all j, i included: then
+    :math:`\xi_{ij} \propto e^{-\lVert w_i - w_j \rVert^2 / \sigma}`, no model weighs more than the client's own, and a
+    client with nobody near goes on from its own. No step is lowered while :math:`N \alpha \le \sigma`.
+
+    Distances are of trained parameters. Only clients that have uploaded attract, or are attracted, by their last
     uploads. The personal model is :math:`w_i`: it is what evaluation and fine-tuning begin with, and stays as it is
     while its client is not in the round.
 
     State: :math:`w_i` at the client; all clients' last uploads and :math:`\xi` at the server. Traffic: a model down, a
-    model up; there is no global model. Deviations: the paper lowers alpha as rounds go by; here it is constant.
+    model up; there is no global model. Deviations: the paper lowers alpha as rounds go by; here it is constant, and the
+    pull's is not lowered. HeurFedAMP, whose :math:`\xi_{ii}` is a setting, is another method.
     Values used: lambda 1, alpha 1e4 and sigma 1e6 (the paper, by memory: they mix almost evenly, 1 % of each other
-    client), alpha 1000, lambda 1 and sigma 0.1 (cwFedAvg; PFLlib, on which that study was built, has no gradient in the
-    pull and never overwrites the model, so that its FedAMP is local training). The pull is weak at either; what acts is
-    that training begins at :math:`u_i`.
+    client), alpha 1000, lambda 1 and sigma 0.1 (cwFedAvg). The pull is weak at either; what acts is that training
+    begins at :math:`u_i`. cwFedAvg's row is another thing: in PFLlib, on which that study was built, the pull has no
+    gradient and no model is ever overwritten by its mixture, so that FedAMP is local training whatever its values.
+    ``begin_at: own`` with ``attraction: 0`` reproduces that row: it is local training to the bit.
 
     Parameters
     ----------
     alpha
-        Step of the attraction.
+        Step of the attraction, at most.
     sigma
         Squared distance over which attraction falls by e; to tell clients apart, it must be of the order of theirs.
     attraction
@@ -100,9 +107,9 @@ class FedAMP(Algorithm):
         flat = points(models, self.net.names)
         distances = torch.stack([(flat - each).square().sum(1) for each in flat])
         attention = self.alpha / self.sigma * torch.exp(-distances / self.sigma) * torch.outer(seen, seen)
-        attention = attention - attention.diag().diag()
-        attention = attention / attention.sum(1, keepdim=True).clamp(min=1)
-        return attention + (1 - attention.sum(1)).diag()
+        attention = attention / attention.sum(1, keepdim=True).clamp(min=1)  # a convex mixture, whatever alpha is
+        others = attention - attention.diag().diag()
+        return others + (1 - others.sum(1)).diag()
 
     def deploy(self, server: State) -> None:
         """There are personal models only."""

@@ -27,7 +27,11 @@ class FedDistillPlus(FedDW):
 
     .. math:: F_k(\theta) + \mu \, KL(\Omega[y] \,\|\, p(x)).
 
-    Before round 1 the table is the identity, and a class that nobody in the round owns keeps its row.
+    Before round 1 the table is the identity, as in FedDW's code, and a class that nobody in the round owns keeps its
+    row. The divergence from a row of the identity is the cross-entropy once more: in round 1, and later for classes
+    that nobody owned so far, clients follow the risk's gradient :math:`1 + \mu` times, with the default mu twice, which
+    with SGD is a doubled learning rate. (FedGen's code has no such term before the first table; in ``mode: code`` it is
+    :math:`-p_y`, no cross-entropy.)
 
     - ``mode: kl`` is this.
     - ``mode: paper``: the teacher of client k leaves out what k itself sent in the round before (by counts; Jeong et

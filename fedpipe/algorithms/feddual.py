@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 import ot
 import torch
@@ -15,6 +15,9 @@ from fedpipe.algorithms.base import Batch, Facts, Gradient, Measure, Pass, State
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.tensors import Tensors
 
+CODE: dict[str, Any] = {"vector": "gradient", "iterations": 1000, "layers": 1}
+MODES: dict[str, dict[str, Any]] = {"paper": {"vector": "pseudo-gradient", "iterations": 150}, "code": CODE}
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedDUAL(FedAvg):
@@ -22,7 +25,7 @@ class FedDUAL(FedAvg):
 
     Source: Sahoo et al., FedDUAL, 2025, eq. 3-13, Alg. 1.
 
-    (i) With p and q the softmax over all weights of the local and the global model and A the accuracies on the
+    (i) With p and q the softmax over all trained weights of the local and the global model and A the accuracies on the
     client's training data, the client minimises, with :math:`\beta` measured anew before each epoch,
 
     .. math:: (1 - \beta) F_k + \beta \sum_i p_i \log (p_i / q_i), \qquad
@@ -41,16 +44,20 @@ class FedDUAL(FedAvg):
     In both averages clients count alike, by definition of the method.
 
     Since beta lies between 0.27 and 0.73 and the divergence's gradient is tiny, (i) acts mostly as a factor of about a
-    half on the risk: with SGD, as about half the learning rate.
+    half on the risk: with SGD, as about half the learning rate. Running statistics are no weights. Of a network with a
+    frozen base (VGG16) p and q are over what is left to train; the authors' code flattens the frozen weights too, which
+    are equal in both models and only dilute the divergence of the others.
 
     ``mode: code`` follows the authors' code where it differs. (i) It measures A_local and takes p before anything is
     trained, so that beta is 1/2, the divergence 0 without a gradient, and the loss half the risk. (ii) Its kernel is
     not in the log domain: with mean kernel g it shrinks b by g / (g + 1e-10), to 0 where all distances are beyond some
-    25 epsilon, which leaves the tensor as it was. It takes ``vector: gradient`` and ``iterations: 1000``.
+    25 epsilon, which leaves the tensor as it was. With it come ``vector: gradient``, ``iterations: 1000`` and
+    ``layers: 1``, and other values are refused, since no code has them.
 
     State: none. Traffic: the model down, the model up (with ``vector: gradient`` also the last layers' gradients).
     Deviations: the paper says "the last two layers", its code takes the output layer's weight and bias (``layers: 1``);
-    A_global is measured as the round begins; when A_local is, it does not say (here: before each epoch).
+    A_global is measured as the round begins; when A_local is, it does not say (here: before each epoch). The gradient
+    of ``vector: gradient`` is taken, as accuracies are, in evaluation mode and of images as they are.
     Values used: epsilon 1e-5 (1e-4 in another sentence), 150 iterations, two layers; 1e-5, 1000 and one in its code.
 
     Parameters
@@ -58,25 +65,36 @@ class FedDUAL(FedAvg):
     epsilon
         Width of the kernel.
     iterations
-        At most so many fixed-point iterations; they end when b stands still.
+        At most so many fixed-point iterations; they end when b stands still. By default 150 (paper), 1000 (code).
     layers
         How many parametrised layers, from the output, the barycentre combines.
     mode
         The paper's definition, or the authors' code; see above.
     vector
         What the barycentre combines: the pseudo-gradient theta^t - theta_k (the paper's proof), or the gradient of the
-        summed loss over the client's data at the trained model (Alg. 1 and code).
+        summed loss over the client's data at the trained model (Alg. 1 and code). By default the mode's.
     adaptive_loss, dynamic_aggregation
         Parts (i) and (ii); without one of them it is the paper's ablation.
     """
 
     epsilon: Annotated[float, Field(gt=0)] = 1e-5
-    iterations: Annotated[int, Field(ge=1)] = 150
+    iterations: Annotated[int, Field(ge=1)] | None = None
     layers: Annotated[int, Field(ge=1)] = 1
     mode: Literal["paper", "code"] = "paper"
-    vector: Literal["pseudo-gradient", "gradient"] = "pseudo-gradient"
+    vector: Literal["pseudo-gradient", "gradient"] | None = None
     adaptive_loss: bool = True
     dynamic_aggregation: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value in MODES[self.mode].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        other = [f"{name}: {getattr(self, name)}" for name, value in CODE.items() if getattr(self, name) != value]
+        if self.mode == "code" and other:
+            right = ", ".join(f"{name}: {value}" for name, value in CODE.items())
+            raise ValueError(
+                f"{', '.join(other)} can't be used with mode: code, which is {right}; leave it to the mode."
+            )
 
     @property
     def last(self) -> tuple[str, ...]:
@@ -107,7 +125,8 @@ class FedDUAL(FedAvg):
             epoch = (Measure(self.correct, self.weigh), Train(self.loss, epochs=1))
             passes = [Measure(self.correct, self.remember), *epoch * self.federation.local_epochs]
         if self.dynamic_aggregation and self.vector == "gradient":
-            passes.append(Train(self.risk, only=self.last, epochs=1, step=self.accumulate, stream="gradient"))
+            every = Train(self.risk, only=self.last, epochs=1, step=self.accumulate, stream="gradient", still=True)
+            passes.append(every)
         return passes
 
     def loss(self, client: State, batch: Batch) -> Tensor:
@@ -151,7 +170,7 @@ class FedDUAL(FedAvg):
             else:
                 updates = [theta[name] - upload["model"][name] for _, _, upload in uploads]
             vectors, underflow = torch.stack(updates).flatten(1), self.mode == "code"
-            mixture, weights = barycentre(vectors, self.epsilon, self.iterations, underflow)
+            mixture, weights = barycentre(vectors, self.epsilon, cast(int, self.iterations), underflow)
             model[name] = theta[name] - mixture.reshape(theta[name].shape)
             effective[name] = 1 / weights.square().sum()
         return {"model": model, "effective": effective}

@@ -34,8 +34,11 @@ class FedDyn(FedAvg):
     The global model is the "cloud", :math:`\theta^{t+1}`, which is sent. The participants' mean, whose accuracy the
     authors' code reports, is measured beside it as ``mean-on-global`` wherever ``global-on-global`` is; the distance
     between the two, :math:`\lVert h \rVert / \alpha`, is recorded in every round. Deviations: the authors' code also
-    divides alpha by the client's share of the samples; here it is the paper's. Gradients are clipped as in their code,
-    since h grows large where clients are rarely in the round.
+    divides alpha by the client's share of the samples; here it is the paper's. Gradients are clipped, as in their code
+    but not in the paper, since h grows large where clients are rarely in the round. What is clipped here is the
+    gradient of all three terms; theirs leaves :math:`\alpha \theta` out, which it adds behind the clip as weight decay,
+    and clips the methods that it compares with too, FedAvg among them. Weight decay proper is added behind the clip in
+    both.
 
     State: :math:`g_k` at the client, :math:`h` at the server. Traffic: the model down, the model up.
     Values of alpha used by the authors: 0.1, 0.01, 0.001; FedDUAL does not say what it used.

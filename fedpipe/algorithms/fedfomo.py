@@ -32,15 +32,17 @@ class FedFomo(Algorithm):
 
     where no :math:`w_n` is positive, the client goes on with its last trained model. Then it trains. The server adds
     :math:`w_n` to the affinity :math:`P_{in}` and sends client i the M models of highest affinity, of those that have
-    been uploaded; ties go to the lowest index, and unknown models rank above harmful ones.
+    been uploaded: none in round 1, and fewer than M while fewer other clients have been there. Ties go to the lowest
+    index, and models that client i has not tried yet rank above harmful ones.
 
     Validation data is ``dataset.validation_share`` of a client's training samples: 0.2 in the libraries, but 0 by
     default. A client without any, as are all then, weighs the models on the data that it trains on.
 
     State: last trained model and :math:`\theta_i` at the client; all clients' last uploads and P at the server.
-    Traffic: M models down; a model and M weights up; there is no global model. Deviations: distances are Euclidean (the
-    authors' code has L1 by default) and of trained parameters; the own model is always a candidate, and never sent, as
-    in the authors' code; no model is sent for exploration only, as in PFLlib (epsilon-greedy in the paper).
+    Traffic: up to M models down; a model and their weights up; there is no global model. Deviations: distances are
+    Euclidean (the authors' code has L1 by default) and of trained parameters; the own model is always a candidate, and
+    never sent, as in the authors' code; no model is sent for exploration only, as in PFLlib (epsilon-greedy in the
+    paper).
     Values used: M 5 (PFLlib, on which cwFedAvg's study was built).
 
     Parameters
@@ -67,15 +69,21 @@ class FedFomo(Algorithm):
         return {"model": fresh(0), "previous": fresh(0)}
 
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
-        """The models of each client's candidates, shape (M, ...)."""
-        candidates = torch.stack([self.candidates(server, client) for client in ids])
-        return {}, {"others": server["models"].map(lambda value: value[candidates])}
+        """The models of each client's candidates, and how many there are; of M slots, shape (M, ...), the rest is 0."""
+        candidates = [self.candidates(server, client) for client in ids]
+        found = torch.tensor([len(each) for each in candidates]).to(server["seen"])
+        slots = torch.stack([F.pad(each, (0, self.count - len(each))) for each in candidates])
+        filled = torch.arange(self.count) < found.unsqueeze(1)
+
+        def lay(value: Tensor) -> Tensor:
+            return value[slots] * filled.reshape(*slots.shape, *(1,) * (value.dim() - 1)).to(value.dtype)
+
+        return {}, {"others": server["models"].map(lay), "found": found}
 
     def candidates(self, server: State, client: int) -> Tensor:
-        """The clients whose models are sent to a client, shape (M,)."""
-        affinity = torch.where(server["seen"] > 0, server["affinity"][client], -torch.inf)
-        order = affinity.sort(descending=True, stable=True).indices
-        return order[order != client][: self.count]
+        """The clients whose models are sent to a client: at most M, all of which have uploaded one."""
+        order = server["affinity"][client].sort(descending=True, stable=True).indices
+        return order[(order != client) & (server["seen"][order] > 0)][: self.count]
 
     def start(self, kept: State, received: State, facts: Facts) -> State:
         """The last trained model, and what it is compared with."""
@@ -99,7 +107,8 @@ class FedFomo(Algorithm):
         baseline = client["previous"].only(self.net.names).flat()
         distances = torch.linalg.vector_norm(points(models, self.net.names) - baseline, dim=-1)
         loss = sums["loss"] / sums["size"]
-        gains = (loss[0] - loss[1:]) / (distances + EPSILON)
+        there = torch.arange(len(distances), device=loss.device) <= client["found"]
+        gains = torch.where(there, (loss[0] - loss[1:]) / (distances + EPSILON), 0)
         positive = gains.clamp(min=0)
         total, stay = positive.sum(), (torch.arange(len(gains), device=gains.device) == 0).to(gains.dtype)
         weights = torch.where(total > 0, positive / torch.where(total > 0, total, 1), stay)
@@ -111,8 +120,14 @@ class FedFomo(Algorithm):
         return (Update(lambda client: client | {"previous": client["model"]}), Train(self.loss))
 
     def upload(self, client: State) -> State:
-        """The model, and the others' weights."""
-        return {"model": client["model"], "gains": client["gains"]}
+        """The model, and the others' weights, as many as there were others."""
+        return {"model": client["model"], "gains": client["gains"], "found": client["found"]}
+
+    def traffic(self, state: State) -> State:
+        """Without the slots that hold nothing, nor their number."""
+        found = int(state["found"])
+        sent = {part: value for part, value in state.items() if part != "found"}
+        return {part: _first(value, found) if part in {"others", "gains"} else value for part, value in sent.items()}
 
     def keep(self, client: State) -> State:
         """The model before and after training."""
@@ -122,7 +137,8 @@ class FedFomo(Algorithm):
         """The last uploads, and the affinities grown by this round's weights."""
         affinity = server["affinity"].clone()
         for client, _, upload in uploads:
-            affinity[client, self.candidates(server, client)] += upload["gains"]
+            candidates = self.candidates(server, client)
+            affinity[client, candidates] += upload["gains"][: len(candidates)]
         models = renewed(server["models"], uploads.ids, [upload["model"] for _, _, upload in uploads])
         return {
             "models": models,
@@ -132,3 +148,8 @@ class FedFomo(Algorithm):
 
     def deploy(self, server: State) -> None:
         """There are personal models only."""
+
+
+def _first(slots: Tensors | Tensor, count: int) -> Tensors | Tensor:
+    """The first ``count`` of what lies along the first axis."""
+    return slots.map(lambda value: value[:count]) if isinstance(slots, Tensors) else slots[:count]

@@ -38,9 +38,13 @@ class FedProto(Algorithm):
 
     A client measures its prototypes with the trained model in evaluation mode (paper; the authors' code averages
     features while it trains). A class that has no global prototype yet pulls nothing; one that nobody in the round
-    owns keeps its own (FedDW's code too; the authors' drops it). The paper's weights normalise twice; here a class's
-    prototypes count alike, as in the authors' code, or by samples, as in FedDW's, which also takes f before the mapping
-    layers; here f is what enters the output layer.
+    owns keeps its own (the authors' code drops it). The paper's weights normalise twice; here a class's prototypes
+    count alike, as in the authors' code, or by samples, as in FedDW's; here f is what enters the output layer.
+
+    FedDW's code differs, and no setting here gives its FedProto: f is what enters the mapping layers; prototypes are
+    means over all uploads since round 1, not those of the round; a class that nobody has uploaded yet has, from round 2
+    on, a prototype of zeros, to which its samples are pulled; it measures prototypes on images that are changed at
+    random; its lambda is 1 whatever the settings say.
 
     State: the model at the client, prototypes at the server. Traffic: C x d and C flags of classes that have a
     prototype down; C x d and C counts up; there is no global model. The paper classifies by the nearest global

@@ -28,7 +28,8 @@ class MOON(FedAvg):
         \ell = -\log \frac{e^{\cos(z, z_g) / \tau}}{e^{\cos(z, z_g) / \tau} + e^{\cos(z, z_p) / \tau}}
              = -\log \sigma \Bigl( \frac{\cos(z, z_g) - \cos(z, z_p)}{\tau} \Bigr).
 
-    The other two models are in evaluation mode. At a client's first participation there is no previous model and no
+    The other two models are in evaluation mode; where running statistics are the client's own (``buffers: keep``), with
+    those that it had as the round began. At a client's first participation there is no previous model and no
     contrast (in the authors' code a client that first comes later contrasts with a random model that it never had).
 
     State: the previous model at the client. Traffic: the model down, the model up. Deviations: the authors put a

@@ -20,10 +20,13 @@ from fedpipe.tensors import Tensors
 class PFPSLWC(SharedBody):
     r"""A shared extractor and personal heads, with a recall of the client's last extractor and small heads.
 
-    Source: Liu et al., Appl. Sci. 2025, 15, 2481, eq. 1-10, Alg. 1. A participant k first lets the downloaded
-    extractor :math:`\phi` imitate the one it uploaded last, :math:`\phi_k` (previous-local-teaching, PLT; nothing to
-    recall at its first participation), then trains extractor and personal head h together (LWC: the norm is not
-    squared, eq. 7 and 9, and joint over weight and bias):
+    Source: Liu et al., Personalized Federated Learning with Progressive Local Training Strategy and Lightweight
+    Classifier, Appl. Sci. 2025, 15, 2481, eq. 1-10, Alg. 1. A client k first lets the downloaded extractor
+    :math:`\phi` imitate the one it uploaded last, :math:`\phi_k` (Progressive Local Training, PLT; before its first
+    participation there is nothing to recall). The recalled extractor under the client's own head h is its initial local
+    model (Alg. 1, lines 4-8): the personal one, which evaluation and fine-tuning begin with too. From there a
+    participant trains extractor and head together (lightweight classifier, LWC: the norm is not squared, eq. 7 and 9,
+    and joint over weight and bias):
 
     .. math::
         \min_\phi \; 1 - \cos(f(\phi_k, x), f(\phi, x)), \qquad
@@ -31,7 +34,9 @@ class PFPSLWC(SharedBody):
 
     State: last uploaded extractor and head at the client. Traffic: the extractor down, the extractor up; there is no
     global model. Deviations: the paper gives neither epochs nor optimiser of the recall: here ``recall_epochs`` (1, as
-    for one reading of eq. 4) with the federation's optimiser. Value of lambda used: 0.02 (stable from 0 to 0.2).
+    for one reading of eq. 4) with the federation's optimiser, in training mode; :math:`\phi_k` teaches in evaluation
+    mode, with the running statistics that it was uploaded with. It does not say either which model its tables measure.
+    Value of lambda used: 0.02 (stable from 0 to 0.2).
 
     Parameters
     ----------
@@ -56,8 +61,8 @@ class PFPSLWC(SharedBody):
         """The downloaded extractor with the client's own head, and what to recall."""
         return super().start(kept, received, facts) | {"extractor": kept["extractor"], "seen": kept["seen"]}
 
-    def work(self) -> Sequence[Pass]:
-        """Recall, then local training."""
+    def prepare(self) -> Sequence[Pass]:
+        """The recall, Alg. 1, lines 4-7."""
         recall = Train(
             self.recall,
             only=self.net.body_names,
@@ -65,7 +70,7 @@ class PFPSLWC(SharedBody):
             when=lambda client: client["seen"] > 0,
             stream="recall",
         )
-        return (recall, Train(self.loss))
+        return (recall,)
 
     def recall(self, client: State, batch: Batch) -> Tensor:
         """Eq. 3: how far the features point away from those of the last uploaded extractor."""

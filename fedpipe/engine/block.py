@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedpipe.algorithms.base import State
-from fedpipe.engine.executor import Outcome, Score, Test, size_in_bytes, stack, unstack
+from fedpipe.engine.executor import Outcome, Score, Test, stack, unstack
 from fedpipe.tensors import Tensors
 
 
@@ -32,7 +32,7 @@ class Block:
         self.uploads.append(outcome.upload)
         self.kept.append(outcome.keep)
         self.down.append(outcome.down)
-        self.up.append(size_in_bytes(outcome.upload))
+        self.up.append(outcome.up)
         self.scores.append(outcome.scores)
 
     def tree(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedpipe.algorithms.base import Algorithm, Batch, Facts, Pass, State, Train
+from fedpipe.config import Transforms
 from fedpipe.engine.clients import Integers
 from fedpipe.engine.optimisers import optimiser
 from fedpipe.tensors import Tensors
@@ -21,6 +22,7 @@ Stage = Literal["train", "receive", "finetune", "prototype"]
 Test = Literal["local", "global"]
 
 BUFFERS = "buffers"  #: part of a client's state: the running statistics that it keeps to itself
+BEGAN = "buffers/began"  #: those with which it began, which its teachers keep
 MEASURE_BATCH = 250  #: samples in one call where nothing is trained; a fixed number, since bits may depend on it
 
 
@@ -37,6 +39,7 @@ class Outcome(NamedTuple):
 
     client: int
     down: int  #: bytes received
+    up: int  #: bytes sent
     upload: State  #: empty unless trained
     keep: State  #: empty unless trained
     scores: dict[Test, Score]
@@ -95,7 +98,8 @@ def first(algorithm: Algorithm, server: State, fresh: Callable[[int], Tensors]) 
 
 def begin(algorithm: Algorithm, kept: State, received: State, facts: Facts) -> State:
     """One client's tensors as it begins."""
-    return algorithm.start(kept, received, facts) | {part: kept[part] for part in (BUFFERS,) if part in kept}
+    own = {BUFFERS: kept[BUFFERS], BEGAN: kept[BUFFERS]} if BUFFERS in kept else {}
+    return algorithm.start(kept, received, facts) | own
 
 
 def keep(algorithm: Algorithm, state: State) -> State:
@@ -105,12 +109,21 @@ def keep(algorithm: Algorithm, state: State) -> State:
 
 def still(algorithm: Algorithm, state: State, mask: Tensor | None = None) -> AbstractContextManager[Any]:
     """Calls of the network within are in evaluation mode, for this client."""
-    return algorithm.net.mode.of(False, mask, buffers=state.get(BUFFERS))
+    return algorithm.net.mode.of(False, mask, buffers=state.get(BUFFERS), began=state.get(BEGAN))
 
 
-def training(algorithm: Algorithm, state: State, batch: Batch) -> AbstractContextManager[dict[str, Tensor]]:
-    """Calls of the network within are in training mode, for this client; gives the statistics that they record."""
-    return algorithm.net.mode.of(True, batch.mask, batch.key, state.get(BUFFERS))
+def training(
+    algorithm: Algorithm, each: Train, state: State, batch: Batch
+) -> AbstractContextManager[dict[str, Tensor]]:
+    """Calls of the network within are in the pass's mode, for this client; gives the statistics that they record."""
+    if each.still:
+        return still(algorithm, state, batch.mask)
+    return algorithm.net.mode.of(True, batch.mask, batch.key, state.get(BUFFERS), state.get(BEGAN))
+
+
+def noisy(algorithm: Algorithm, each: Train, transforms: Transforms) -> bool:
+    """Whether a pass's batches need a key, for dropout or for changes of images."""
+    return not each.still and (algorithm.net.random or transforms.random)
 
 
 def readout(algorithm: Algorithm, stage: Stage) -> Callable[[State, Tensor], Tensor]:

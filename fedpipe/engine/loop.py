@@ -28,6 +28,7 @@ from fedpipe.engine.executor import (
     descend,
     keep,
     move,
+    noisy,
     passes,
     prepared,
     readout,
@@ -108,10 +109,12 @@ class Loop:
         for each in passes(algorithm, stage, self._finetune_epochs):
             state = self._pass(algorithm, each, state, round, client, epochs)
         scores = {test: self._score(algorithm, stage, state, round, client, test) for test in tests}
-        down = size_in_bytes(received)
+        down = size_in_bytes(algorithm.traffic(received))
         if stage != "train":
-            return Outcome(client, down, {}, {}, scores)
-        return Outcome(client, down, canonical(algorithm.upload(state)), canonical(keep(algorithm, state)), scores)
+            return Outcome(client, down, 0, {}, {}, scores)
+        upload = canonical(algorithm.upload(state))
+        up = size_in_bytes(algorithm.traffic(upload))
+        return Outcome(client, down, up, upload, canonical(keep(algorithm, state)), scores)
 
     def _pass(
         self, algorithm: Algorithm, each: Pass, state: State, round: int, client: int, epochs: dict[str, int]
@@ -142,7 +145,7 @@ class Loop:
                 break
             order = self._clients.order(client, round, each.stream, epoch, each.share)
             key = None
-            if algorithm.net.random or self._clients.transforms.random:
+            if noisy(algorithm, each, self._clients.transforms):
                 key = self._clients.key(client, round, each.stream, epoch)
             for batch in itertools.islice(self._batches(order, size, key), each.steps):
                 gradient = _Gradient(algorithm, each, names, batch)
@@ -203,7 +206,7 @@ class _Gradient:
     def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
         batch, group = batch or self._batch, client[self._each.group]
         leaves = Tensors((name, group[name].detach().requires_grad_()) for name in self._names)
-        with torch.enable_grad(), training(self._algorithm, client, batch) as self.recorded:
+        with torch.enable_grad(), training(self._algorithm, self._each, client, batch) as self.recorded:
             value = self._each.loss(client | {self._each.group: group | leaves}, batch)
         gradient = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
         return Tensors(zip(self._names, gradient, strict=True)), value.detach()

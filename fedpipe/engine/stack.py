@@ -28,6 +28,7 @@ from fedpipe.engine.executor import (
     descend,
     keep,
     move,
+    noisy,
     passes,
     prepared,
     readout,
@@ -104,14 +105,16 @@ class Stack:
         for each in passes(algorithm, stage, self._finetune_epochs):
             state = work.run(each, state)
         scores = {test: work.scores(state, stage, test) for test in tests}
-        down = size_in_bytes(common) + size_in_bytes(own) // len(padded)
         upload, kept_on = {}, {}
         if stage == "train":
             upload = canonical(vmap(algorithm.upload)(state))
             kept_on = canonical(vmap(functools.partial(keep, algorithm))(state))
         for row, client in enumerate(members):
             mine = {test: rows[row] for test, rows in scores.items()}
-            yield Outcome(client, down, unstack(upload, row), unstack(kept_on, row), mine)
+            down = size_in_bytes(algorithm.traffic(common | unstack(own, row)))
+            sent = unstack(upload, row)
+            up = size_in_bytes(algorithm.traffic(sent)) if sent else 0
+            yield Outcome(client, down, up, sent, unstack(kept_on, row), mine)
 
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
         """See :class:`~fedpipe.engine.executor.Executor`."""
@@ -164,7 +167,7 @@ class _Work:
                     break
             orders = [self._clients.order(i, self._round, each.stream, epoch, each.share) for i in self._ids]
             keys = None
-            if algorithm.net.random or self._clients.transforms.random:
+            if noisy(algorithm, each, self._clients.transforms):
                 keys = [self._clients.key(i, self._round, each.stream, epoch) for i in self._ids]
             sizes = np.array([len(order) for order in orders]) * self._present
             for start, batch in itertools.islice(self._batches(orders, size, keys), each.steps):
@@ -261,7 +264,7 @@ class _Gradient:
         batch, group = batch or self.batch, client[self._each.group]
 
         def value(parameters: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-            with training(self._algorithm, client, batch) as statistics:
+            with training(self._algorithm, self._each, client, batch) as statistics:
                 return self._each.loss(client | {self._each.group: group | parameters}, batch), statistics
 
         found, (loss, self.recorded) = grad_and_value(value, has_aux=True)(group.only(self._names))

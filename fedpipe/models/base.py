@@ -119,7 +119,11 @@ class Net:
         return network, mode
 
     def __call__(self, model: Tensors, x: Tensor, *, teacher: bool = False) -> Tensor:
-        """Logits, shape (B, C), in the mode of the pass at work; a ``teacher`` is always in evaluation mode."""
+        """Logits, shape (B, C), in the mode of the pass at work.
+
+        A ``teacher`` is in evaluation mode whatever the pass; where statistics are the client's own, with those that it
+        had as it began.
+        """
         with self.mode.still() if teacher else nullcontext():
             tensors = {**self.mode.buffers, **model}
             logits: Tensor = functional_call(self._module, tensors, (x,), tie_weights=self._tied)

@@ -31,7 +31,44 @@ def test_attention_falls_with_the_squared_distance(make_toy, distance, weight):
 def test_no_model_has_a_negative_weight(make_toy):
     """With cwFedAvg's values equal models would weigh 1e4 each; the far one has nobody near."""
     found = mixing(make_toy, [0.0, 0.0, 0.0, 50.0], sigma=0.1, alpha=1000.0)
-    assert found.tolist() == [[0, 0.5, 0.5, 0], [0.5, 0, 0.5, 0], [0.5, 0.5, 0, 0], [0, 0, 0, 1]]
+    third = pytest.approx([1 / 3] * 3, abs=1e-15)
+    assert [row[:3] for row in found.tolist()] == [third, third, third, [0, 0, 0]]
+    assert found[:, 3].tolist() == [0, 0, 0, 1]
+
+
+def test_a_step_that_is_too_large_is_lowered_for_its_client_alone(make_toy):
+    """At 0, log(2) and 2 log(2) in squared distance from the first, with alpha = sigma: by 1 + 1/2 + 1/4."""
+    root = math.sqrt(math.log(2))
+    found = mixing(make_toy, [0.0, root, -math.sqrt(2) * root], sigma=1.0, alpha=1.0)
+    assert found[0].tolist() == pytest.approx([4 / 7, 2 / 7, 1 / 7], abs=1e-15)
+    between = math.exp(-((1 + math.sqrt(2)) ** 2) * math.log(2))
+    assert found[1].tolist() == pytest.approx([0.5 / (1.5 + between), 1 / (1.5 + between), between / (1.5 + between)])
+    found = mixing(make_toy, [0.0, root, -math.sqrt(2) * root], sigma=1.0, alpha=0.5)
+    assert found[0].tolist() == pytest.approx([1 - 0.375, 0.25, 0.125], abs=1e-15), "half the step is small enough"
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_with_cwfedavgs_values_no_model_outweighs_the_clients_own(make_trial, width):
+    trial = make_trial(FedAMP(alpha=1000.0, sigma=0.1), width=width, participation=1.0).run(4)
+    mixing = trial.server["mixing"]
+    assert bool((mixing >= 0).all())
+    assert mixing.sum(1).tolist() == pytest.approx([1] * 8, abs=1e-14)
+    assert torch.equal(mixing.diag(), mixing.amax(1))
+    assert float((mixing - mixing.diag().diag()).amax()) > 0.01, "the nearest ones attract each other all the same"
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_the_setting_of_cwfedavgs_row_is_local_training(make_trial, assert_same, width):
+    """What is measured after each round, of those that were away too, and what is kept."""
+    settings = {"width": width, "momentum": 0.9}
+    row = make_trial(FedAMP(alpha=1000.0, sigma=0.1, begin_at="own", attraction=0.0), **settings)
+    local = make_trial("local", **settings)
+    for ids in ([0, 1, 4], [1, 6], [4, 6]):
+        row.run(1, ids=ids)
+        local.run(1, ids=ids)
+        assert_same(row.kept, local.kept)
+        scores = [trial.train(range(8), ("local", "global"), "receive") for trial in (row, local)]
+        assert [each.scores for each in scores[0]] == [each.scores for each in scores[1]]
 
 
 def test_rows_sum_to_one(make_toy):

@@ -147,3 +147,12 @@ def test_clients_come_nearer_to_their_teachers(make_trial, mode):
             total += float(divergence(teacher[own], outcome.upload["omega"][own].log()).sum())
         distances.append(total)
     assert distances[0] > 1.05 * distances[1] > 1.05 * distances[2]
+
+
+@pytest.mark.parametrize("mode", ["kl", "paper"])
+@pytest.mark.parametrize("mu", [1.0, 0.5])
+def test_the_first_round_is_fedavgs_at_a_higher_rate(make_trial, assert_same, mode, mu):
+    """Against the identity the divergence is the cross-entropy once more: 1 + mu times the rate, doubled by default."""
+    plus = make_trial(FedDistillPlus(mu=mu, mode=mode), learning_rate=0.05).run()
+    plain = make_trial(FedAvg(), learning_rate=0.05 * (1 + mu)).run()
+    assert_same(plus.server["model"], plain.server["model"], within=1e-13)

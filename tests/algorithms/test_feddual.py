@@ -3,11 +3,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.base import Batch, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feddual import FedDUAL, barycentre, weight_divergence
+from fedpipe.config import Transforms, parse
+from fedpipe.errors import SettingsError
+from fedpipe.models.base import Network
 from fedpipe.tensors import Tensors
 
 f64 = torch.float64
@@ -205,6 +209,23 @@ def test_beta_is_measured_before_each_epoch(make_trial, width):
     assert differing > 2
 
 
+def test_the_divergence_is_over_the_weights_that_are_trained(make_trial):
+    """Neither a frozen body's nor running statistics."""
+
+    def frozen():
+        body = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6))
+        body[0].requires_grad_(False)
+        return Network(body, nn.Linear(6, 4))
+
+    trial = make_trial(FedDUAL(), frozen)
+    client = trial.begin(3) | {"beta": torch.tensor(1.0, dtype=f64), "model": trial.fresh(1)}
+    batch = Batch(*trial.clients.gather(trial.clients.train[3]))
+    names = ("body.1.weight", "body.1.bias", "head.weight", "head.bias")
+    wanted = weight_divergence(trial.fresh(1).only(names), trial.fresh(0).only(names))
+    assert set(trial.fresh(0)) == {*names, "body.1.running_mean", "body.1.running_var"}
+    assert float(trial.algorithm.loss(client, batch)) == pytest.approx(float(wanted), rel=1e-13) != 0
+
+
 def test_the_loss_mixes_risk_and_divergence(make_trial):
     trial = make_trial("feddual")
     client = trial.begin(3) | {"beta": torch.tensor(0.7, dtype=f64), "model": trial.fresh(1)}
@@ -224,7 +245,7 @@ def test_in_code_mode_clients_train_on_half_the_risk(make_trial, assert_same, wi
 
 def test_in_code_mode_the_output_layer_freezes(make_trial, assert_same):
     """At the code's epsilon no gradient is near enough to their mean, nor then to 0."""
-    trial = make_trial(FedDUAL(mode="code", vector="gradient", iterations=1000), learning_rate=0.05)
+    trial = make_trial(FedDUAL(mode="code"), learning_rate=0.05)
     before = trial.server["model"]
     trial.run(1, ids=[3, 5, 7])
     after, (head, body) = trial.server["model"], (trial.net.head_names, trial.net.body_names)
@@ -267,3 +288,75 @@ def test_reading_g_trains_the_models_of_reading_p(make_trial, assert_same):
     by_gradient, by_update = (make_trial(FedDUAL(vector=each)).train() for each in ("gradient", "pseudo-gradient"))
     for ours, theirs in zip(by_gradient, by_update, strict=True):
         assert_same(ours.upload["model"], theirs.upload["model"])
+
+
+def restless(normalised):
+    """A network under BatchNorm, under dropout of its features, or under both, which learns from changing images."""
+    layers = {
+        "norm": [nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU()],
+        "dropout": [nn.ReLU(), nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Dropout(0.5)],
+    }
+    return Network(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), *layers[normalised]), nn.Linear(6, 4))
+
+
+@pytest.mark.parametrize("width", [None, 3])
+@pytest.mark.parametrize(("kind", "buffers"), [("norm", "average"), ("norm", "keep"), ("dropout", "average")])
+def test_the_gradient_is_that_of_the_network_at_rest(make_clients, make_trial, assert_same, kind, buffers, width):
+    """By PyTorch's own module in evaluation mode on images as they are; whoever sends it sends the same model, with the
+    same running statistics, as who doesn't."""
+
+    def trial(vector):
+        clients = make_clients((1, 4, 4), transforms=Transforms(mean=(0.1,), std=(2.0,), crop=1, flip=True))
+        settings = {"participation": 1.0, "learning_rate": 0.2, "width": width, "buffers": buffers}
+        return make_trial(FedDUAL(vector=vector), lambda: restless(kind), clients, **settings).run()
+
+    made, other = trial("gradient"), trial("pseudo-gradient")
+    differing = 0
+    for outcome, without in zip(made.outcomes, other.outcomes, strict=True):
+        assert_same(outcome.upload["model"], without.upload["model"])
+        assert_same(outcome.keep, without.keep)
+        module = restless(kind).double()
+        module.load_state_dict({**outcome.upload["model"], **outcome.keep.get("buffers", {})}, strict=False)
+        x, y = made.clients.gather(made.clients.train[outcome.client])
+
+        def gradient(module=module, x=x, y=y):
+            risk = cross_entropy(module(x), y, reduction="sum")
+            names = ("head.weight", "head.bias")
+            return Tensors(zip(names, torch.autograd.grad(risk, [*module.head.parameters()]), strict=True))
+
+        at_rest = gradient(module.eval())
+        assert_same(outcome.upload["gradient"], at_rest, within=1e-10)
+        if len(y) > 1:  # PyTorch has no variance of one sample
+            differing += float((gradient(module.train()) - at_rest).norm() / at_rest.norm()) > 0.1
+    assert differing >= 5, "in training mode it would be another one"
+
+
+# -- the code's mode -------------------------------------------------------------------------------------------------
+
+
+def study(**parameters):
+    return parse({"algorithms": {"feddual": parameters}, "study": {"algorithms": ["feddual"]}}).algorithm("feddual")
+
+
+def test_each_mode_brings_its_own_values():
+    assert study() == FedDUAL(mode="paper", vector="pseudo-gradient", iterations=150, layers=1)
+    assert study(mode="code") == FedDUAL(mode="code", vector="gradient", iterations=1000, layers=1)
+    assert study(mode="code", vector="gradient", epsilon=1e-4, adaptive_loss=False).iterations == 1000
+    assert study(vector="gradient", iterations=7, layers=2).iterations == 7
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ({"vector": "pseudo-gradient"}, "vector: pseudo-gradient"),
+        ({"iterations": 150}, "iterations: 150"),
+        ({"iterations": 999, "layers": 2}, "iterations: 999, layers: 2"),
+    ],
+)
+def test_a_hybrid_of_both_is_refused(parameters, told):
+    with pytest.raises(SettingsError) as caught:
+        study(mode="code", **parameters)
+    assert str(caught.value) == (
+        f"algorithms.feddual: {told} can't be used with mode: code, "
+        "which is vector: gradient, iterations: 1000, layers: 1; leave it to the mode."
+    )

@@ -99,6 +99,13 @@ def test_gradients_are_clipped(make_toy, path):
     assert path(make_toy(FedDyn(alpha=1.0, clip=13.0)), 1) == pytest.approx([1.2], abs=1e-14)
 
 
+def test_the_pull_is_clipped_with_the_risk_and_weight_decay_is_not(make_toy):
+    """From 0 the risk pulls to 100 with 100, then with 99 against the pull's 8: 10 remain; weight decay takes 0.5."""
+    trial = make_toy(FedDyn(alpha=8.0, clip=10.0), [(1.0, 100.0)], local_epochs=2, weight_decay=0.5).run()
+    (outcome,) = trial.outcomes
+    assert float(outcome.upload["model"]["head.weight"]) == pytest.approx(1 + 0.1 * (10 - 0.5), abs=1e-14)
+
+
 def test_the_participants_mean_can_be_the_global_model(make_trial, assert_same):
     """And how far it is from what is sent is recorded."""
     trial = make_trial(FedDyn(alpha=0.1, evaluated="mean"), "norm").run(3)

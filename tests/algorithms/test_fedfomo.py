@@ -17,7 +17,7 @@ def mixed(make_toy, scalar, losses, own=0.0, others=()):
     """What a client makes of scalar models, the baseline being 0; ``losses`` of baseline, own and others."""
     algorithm = make_toy(FedFomo(), [(1.0, 0.0)] * (1 + len(others))).algorithm
     candidates = Tensors({"head.weight": torch.tensor(others, dtype=f64).reshape(-1, 1, 1)})
-    client = {"model": scalar(own), "previous": scalar(0), "others": candidates, "gains": torch.zeros(len(others))}
+    client = {"model": scalar(own), "previous": scalar(0), "others": candidates, "found": torch.tensor(len(others))}
     sums = {"loss": torch.tensor(losses, dtype=f64) * 4, "size": torch.tensor(4.0, dtype=f64)}
     after = algorithm.mix(client, sums)
     return float(after["model"]["head.weight"]), after["gains"].tolist()
@@ -67,14 +67,49 @@ def test_the_first_round_is_local_training(make_trial, assert_same):
 
 
 def test_the_best_of_the_uploaded_models_are_sent(make_trial):
-    """By affinity, then by index; never the client's own; those that nobody uploaded come last."""
+    """By affinity, then by index; never the client's own, nor one that nobody uploaded."""
     algorithm = make_trial(FedFomo(downloads=4)).algorithm
     affinity = torch.tensor([[9.0, 0.0, 3.0, -1.0, 0.0, 3.0, 8.0, 0.0]]).expand(8, 8)
     server = {"affinity": affinity, "seen": torch.tensor([1.0, 1, 1, 1, 1, 1, 0, 1])}
     assert algorithm.candidates(server, 0).tolist() == [2, 5, 1, 4]
     assert algorithm.candidates(server, 2).tolist() == [0, 5, 1, 4]
     algorithm = make_trial(FedFomo(downloads=20)).algorithm
-    assert algorithm.candidates(server, 5).tolist() == [0, 2, 1, 4, 7, 3, 6]
+    assert algorithm.candidates(server, 5).tolist() == [0, 2, 1, 4, 7, 3]
+    assert algorithm.candidates(server, 6).tolist() == [0, 2, 5, 1, 4, 7, 3]
+    assert algorithm.candidates(server | {"seen": torch.zeros(8)}, 5).tolist() == []
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_only_what_was_uploaded_travels(make_trial, width):
+    """Exact bytes, with M = 2: a model has 64 numbers of 8 bytes. In round 1 none comes down; in round 2 one comes to
+    each of those that sent the two, two come to a newcomer."""
+    trial = make_trial(FedFomo(downloads=2), width=width)
+    model = 8 * (5 * 6 + 6 + 6 * 4 + 4)
+    rounds = [[1, 4], [1, 4, 6, 7], [2, 6]]
+    counts = [[0, 0], [1, 1, 2, 2], [2, 2]]
+    for ids, found in zip(rounds, counts, strict=True):
+        trial.run(1, ids=ids)
+        assert [outcome.down for outcome in trial.outcomes] == [count * model for count in found]
+        assert [outcome.up for outcome in trial.outcomes] == [model + count * 8 for count in found]
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_slots_that_nobody_filled_are_empty_and_leave_no_trace(make_trial, assert_same, width):
+    """Whatever the server holds there, and whatever it would be worth to a client."""
+    trial = make_trial(FedFomo(downloads=3), width=width).run(1, ids=[1, 4])
+    other = make_trial(FedFomo(downloads=3), width=width).run(1, ids=[1, 4])
+    strangers = torch.tensor([0, 2, 3, 5, 6, 7])
+    other.server["models"] = other.server["models"].map(lambda value: value.index_fill(0, strangers, 7.0))
+    _, own = other.send([1, 6])
+    assert own["found"].tolist() == [1, 2]
+    assert not own["others"]["head.weight"][0, 1:].any()
+    assert not own["others"]["head.weight"][1, 2:].any()
+    for each in (trial, other):
+        each.run(2, ids=[1, 4])
+    assert_same(other.outcomes, trial.outcomes)
+    assert_same(other.server["affinity"], trial.server["affinity"])
+    assert not trial.server["affinity"][:, strangers].any()
+    assert trial.server["affinity"][1, 4] != 0
 
 
 def test_what_is_sent_are_the_candidates_models(make_trial, assert_same):

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cosine_similarity
+from torch.nn.functional import cosine_similarity, cross_entropy, logsigmoid
 
 from fedpipe.algorithms.base import Batch
 from fedpipe.algorithms.fedavg import FedAvg
@@ -141,3 +141,32 @@ def test_features_of_zero_make_no_nan(make_trial, width):
 
     trial = make_trial(MOON(), width=width, fresh=dead, participation=1.0).run(2)
     assert all(outcome.upload["model"].flat().isfinite().all() for outcome in trial.outcomes)
+
+
+def norm():
+    return Network(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Linear(6, 4)).double()
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_the_other_models_keep_the_clients_statistics_as_it_began(make_trial, assert_same, width):
+    """While those of the model in training move, although the client has but one set of its own: by PyTorch's hand."""
+    settings = {"buffers": "keep", "learning_rate": 0.2, "momentum": 0.9, "width": width}
+    trial = make_trial(MOON(mu=2.0), "norm", **settings).run(2, ids=[3, 5, 7])
+    for outcome in trial.train([3, 5]):
+        kept = trial.kept[outcome.client]
+        student, near, far = norm().train(), norm().eval(), norm().eval()
+        for module, model in ((student, trial.server["model"]), (near, trial.server["model"]), (far, kept["previous"])):
+            module.load_state_dict({**model, **kept["buffers"]}, strict=False)
+        rule = torch.optim.SGD(student.parameters(), 0.2, momentum=0.9)
+        for epoch in (0, 1):
+            order = trial.clients.order(outcome.client, 3, "batches", epoch)
+            for first in range(0, len(order), 4):
+                x, y = trial.clients.gather(order[first : first + 4])
+                z = student.body(x)
+                margin = cosine_similarity(z, near.body(x).detach()) - cosine_similarity(z, far.body(x).detach())
+                rule.zero_grad()
+                (cross_entropy(student.head(z), y) - 2.0 * logsigmoid(margin / 0.5).mean()).backward()
+                rule.step()
+        sent = outcome.upload["model"] | outcome.keep["buffers"]
+        wanted = {name: value.detach() for name, value in student.state_dict().items()}
+        assert_same(dict(sent), {name: wanted[name] for name in sent}, within=1e-10)

@@ -5,6 +5,8 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedpipe.algorithms.base import Batch
 from fedpipe.algorithms.pfps_lwc import PFPSLWC
+from fedpipe.config import Evaluation
+from fedpipe.engine.evaluation import measure
 from fedpipe.models.base import Net, Network
 from fedpipe.models.mlp import MLP
 from fedpipe.tensors import Tensors
@@ -14,10 +16,10 @@ OFF = {"penalty": 0.0, "recall_epochs": 0}
 
 
 class Recalling(PFPSLWC):
-    """The recall alone."""
+    """The recall alone: what local training begins with is sent."""
 
     def work(self):
-        return super().work()[:1]
+        return ()
 
 
 def bound(algorithm, make_trial, body, head):
@@ -179,12 +181,128 @@ def test_clients_keep_the_extractor_that_they_uploaded(make_trial, assert_same):
     assert trial.algorithm.deploy(trial.server) is None
 
 
-def test_the_received_model_is_the_shared_extractor_with_the_own_head(make_trial, assert_same):
+def test_the_downloaded_model_is_the_shared_extractor_with_the_own_head(make_trial, assert_same):
     trial = make_trial(PFPSLWC(), participation=1.0).run(2)
-    assert not trial.algorithm.prepare(), "it is measured before the recall, as FedPer is"
     for client in (0, 3):
         wanted = trial.server["body"] | trial.kept[client]["head"]
         assert_same(trial.begin(client)["model"], wanted)
+
+
+def by_hand(trial, client, recall_epochs, epochs=0, penalty=0.0, build=lambda: MLP(hidden=(6,)).build((5,), 4)):
+    """Alg. 1, lines 4-11, as PyTorch's own modules and optimisers do it: the client's model in its next round."""
+    federation, kept, number = trial.algorithm.federation, trial.kept[client], trial.rounds + 1
+    teacher, student = build().double().eval(), build().double().train()
+    own = dict(kept.get("buffers", {}))
+    teacher.load_state_dict({**kept["head"], **kept["extractor"], **own}, strict=False)
+    student.load_state_dict({**kept["head"], **trial.server["body"], **own}, strict=False)
+
+    def steps(stream, count, parameters, loss):
+        rule = torch.optim.SGD(parameters, federation.learning_rate, federation.momentum)
+        for epoch in range(count):
+            order = trial.clients.order(client, number, stream, epoch)
+            for first in range(0, len(order), federation.batch_size):
+                x, y = trial.clients.gather(order[first : first + federation.batch_size])
+                rule.zero_grad()
+                loss(x, y).backward()
+                rule.step()
+
+    def recall(x, y):
+        with torch.no_grad():
+            wanted = teacher.body(x)
+        return (1 - cosine_similarity(wanted, student.body(x))).mean()
+
+    def local(x, y):
+        norm = torch.cat([value.flatten() for value in student.head.parameters()]).norm()
+        return cross_entropy(student(x), y) + penalty * norm
+
+    steps("recall", recall_epochs if float(kept["seen"]) else 0, student.body.parameters(), recall)
+    steps("batches", epochs, student.parameters(), local)
+    return student.eval()
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_what_is_measured_is_the_recalled_model(make_trial, width):
+    """Alg. 1, lines 4-8, of all clients; those that were never there have nothing to recall."""
+    trial = make_trial(PFPSLWC(recall_epochs=2), width=width, momentum=0.9).run(2, ids=[0, 3, 5])
+    for outcome in trial.train(range(8), ("local", "global"), "receive"):
+        recalled, downloaded = (by_hand(trial, outcome.client, epochs) for epochs in (2, 0))
+        for test, rows in (("local", trial.clients.test[outcome.client]), ("global", trial.clients.global_test)):
+            x, y = trial.clients.gather(rows)
+            after, before = (cross_entropy(each(x), y, reduction="sum").item() for each in (recalled, downloaded))
+            score = outcome.scores[test]
+            assert score.loss == pytest.approx(after, rel=1e-11)
+            assert score.correct == int((recalled(x).argmax(-1) == y).sum())
+            recalls = len(rows) > 0 and outcome.client in (0, 3, 5)
+            assert abs(after - before) > 1e-4 * before if recalls else after == before
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_training_begins_with_what_is_measured(make_trial, assert_same, width):
+    """Bit by bit, in evaluation after one round and in the next."""
+    trial = make_trial(Recalling(recall_epochs=2), width=width, momentum=0.9)
+    before = make_trial(PFPSLWC(recall_epochs=2), width=width, momentum=0.9).run(2, ids=[0, 3, 5])
+    trial.server, trial.kept, trial.rounds = before.server, before.kept, before.rounds
+    begun = trial.train([0, 1, 3, 5], ("local", "global"), "train")
+    measured = trial.train([0, 1, 3, 5], ("local", "global"), "receive")
+    assert [each.scores for each in begun] == [each.scores for each in measured]
+    for outcome in begun:
+        recalled = by_hand(trial, outcome.client, 2)
+        assert_same(dict(outcome.upload["body"]), dict(body_of(recalled)), within=1e-12)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_a_round_is_recall_then_training(make_trial, assert_same, width):
+    """Line by line by hand, with a momentum that starts afresh after the recall."""
+    algorithm = PFPSLWC(recall_epochs=2, penalty=0.1)
+    trial = make_trial(algorithm, width=width, momentum=0.9).run(1, ids=[3, 5])
+    for outcome in trial.train([1, 3, 5]):
+        trained = by_hand(trial, outcome.client, 2, epochs=2, penalty=0.1)
+        assert_same(dict(outcome.upload["body"]), dict(body_of(trained)), within=1e-11)
+        head = {name: value.detach() for name, value in trained.named_parameters() if name.startswith("head.")}
+        assert_same(dict(outcome.keep["head"]), head, within=1e-11)
+
+
+def body_of(module):
+    return {name: value.detach() for name, value in module.named_parameters() if name.startswith("body.")}
+
+
+@pytest.mark.parametrize("protocol", ["personal-on-local", "finetuned-on-local"])
+def test_its_own_ablation_is_measured(make_trial, protocol):
+    """After the same rounds, the recall is in the numbers of all that have something to recall, and of nobody else."""
+    losses = []
+    for epochs in (1, 0):
+        trial = make_trial(PFPSLWC(recall_epochs=0)).run(2, ids=[3, 5, 7])
+        other = make_trial(PFPSLWC(recall_epochs=epochs))
+        found = measure(
+            Evaluation(protocols=(protocol,)),
+            other.executor,
+            other.algorithm,
+            other.clients,
+            trial.server,
+            trial.kept.__getitem__,
+            2,
+        )
+        losses.append(found.metrics.column("loss").to_pylist())
+    differing = [client for client, (with_it, without) in enumerate(zip(*losses, strict=True)) if with_it != without]
+    assert differing == [3, 5, 7]
+
+
+def norm():
+    return Network(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Linear(6, 4))
+
+
+@pytest.mark.parametrize("buffers", ["keep", "average"])
+@pytest.mark.parametrize("width", [None, 3])
+def test_the_old_extractor_teaches_with_its_own_statistics(make_trial, assert_same, width, buffers):
+    """While those of the student move, also where both are one client's own."""
+    trial = make_trial(Recalling(recall_epochs=3), "norm", width=width, buffers=buffers, learning_rate=0.2)
+    before = make_trial(PFPSLWC(), "norm", buffers=buffers).run(2, ids=[3, 5, 7])
+    trial.server, trial.kept, trial.rounds = before.server, before.kept, before.rounds
+    for outcome in trial.train([3, 5]):
+        student = by_hand(trial, outcome.client, 3, build=norm)
+        sent = outcome.upload["body"] | outcome.keep.get("buffers", {})
+        wanted = body_of(student) | {name: value for name, value in student.named_buffers() if "running" in name}
+        assert_same(dict(sent), {name: wanted[name] for name in sent}, within=1e-10)
 
 
 def test_the_old_extractor_teaches_in_evaluation_mode(make_trial):
