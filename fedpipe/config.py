@@ -42,6 +42,8 @@ Protocol = Literal[
     "personal-on-global",
     "trained-on-local",
     "trained-on-global",
+    "kept-on-local",
+    "kept-on-global",
     "finetuned-on-local",
     "finetuned-on-global",
     "prototype-on-local",
@@ -278,9 +280,9 @@ class Evaluation(Section):
         ("global-on-global", "personal-on-local"),
         min_length=1,
         description="MODEL-on-TEST. global: the server's model; personal: all clients, after they took the new server "
-        "state and before they train; trained: this round's participants, right after training; finetuned: all "
-        "clients, a copy after finetune_epochs of training; prototype: the personal model, read by the nearest class "
-        "prototype.",
+        "state and before they train; trained: this round's participants, right after training; kept: all clients, "
+        "as each was trained last, or initially; finetuned: all clients, a copy after finetune_epochs of training; "
+        "prototype: the personal model, read by the nearest class prototype.",
     )
     every: int = Field(1, ge=1, description="Measure after every k-th round.")
     finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned protocols.")
