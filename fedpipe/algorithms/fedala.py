@@ -38,7 +38,8 @@ class FedALA(FedAvg):
     State: the local model's top and W at the client. Traffic: the model down, the model up. Deviations: the share is a
     random one, drawn in each round (the authors' code takes a random stretch of the stored order).
     Values used: rate 1, the output layer, 80 % of the data (its own paper); in FedDW's code all of the data and always
-    one pass (``share: 1``, ``passes: 1``).
+    one pass (``share: 1``, ``passes: 1``); that code measures each client's model as it was last trained
+    (``kept-on-global``), before it is mixed again.
 
     Parameters
     ----------

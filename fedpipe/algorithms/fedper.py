@@ -25,7 +25,8 @@ class FedPer(SharedBody):
 
     State: the personal layers at the client. Traffic: the base down, the base up; there is no global model, unless no
     layer is personal (which is FedAvg; if all are, it is local training). A client that was not in a round takes the
-    new base under its old top before it is evaluated. Values used: one personal layer (FedDW, PFPS-LWC).
+    new base under its old top before it is evaluated; FedDW's code measures the model that it trained last instead
+    (``kept-on-global``). Values used: one personal layer (FedDW, PFPS-LWC).
 
     Parameters
     ----------
