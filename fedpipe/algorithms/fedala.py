@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedpipe.algorithms.base import Batch, Facts, Gradient, Pass, State, Train, Update
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.config import Params
 from fedpipe.tensors import Tensors
 
 WINDOW = 10  #: passes whose losses decide whether the first mixing has settled (authors' code)
@@ -135,3 +136,7 @@ class FedALA(FedAvg):
             "seen": torch.ones_like(client["seen"]),
             "settled": client["settled"],
         }
+
+    def warnings(self, params: Params, key: str) -> Sequence[str]:
+        """Layers that do not exist."""
+        return self.beyond(params, f"{key}.layers", self.layers, "so that all are mixed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from pydantic import Field
 
 from fedpipe.algorithms._shared_body import SharedBody
 from fedpipe.algorithms.base import State
+from fedpipe.config import Params
 from fedpipe.tensors import Tensors
 
 
@@ -44,3 +46,7 @@ class FedPer(SharedBody):
     def deploy(self, server: State) -> Tensors | None:
         """The global model, where nothing is personal."""
         return None if self.layers else server["body"]
+
+    def warnings(self, params: Params, key: str) -> Sequence[str]:
+        """Layers that do not exist."""
+        return self.beyond(params, f"{key}.layers", self.layers, "so that all are personal and clients train alone")

@@ -29,6 +29,7 @@ rule table:
     params:
         study=STUDY,
         report=PLAN["report"],
+        warnings=PLAN["warnings"],
     shell:
         "fedpipe table --params {params.study} > {log} 2>&1"
 
