@@ -22,6 +22,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -32,7 +33,7 @@ from fedpipe.data import store
 from fedpipe.data.datasets.base import Dataset, Facts, Own, Published
 from fedpipe.data.fetch import ENVIRONMENT, Fetcher
 from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.mistakes import Location, nearest, sentences
+from fedpipe.mistakes import Location, nearest, refuse_truths, sentences
 from fedpipe.registry import Component, Kind
 
 Protocol = Literal[
@@ -57,6 +58,13 @@ class Section(BaseModel):
     """A part of params.yaml; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _no_truths(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        made = handler(value)
+        refuse_truths(value, made)
+        return made
 
 
 def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -314,7 +314,7 @@ class Algorithm(Component):
         named = (type(self), repr(self), type(model), repr(model), facts.shape, facts.classes)
         if named not in _outlines:
             try:
-                net = Net(lambda: self.adapt(model.outline(facts.shape, facts.classes)))
+                net = Net(lambda: self.adapt(model.outline(facts.shape, facts.classes)), device="meta")
                 _outlines[named] = Outline(len(net.layers()), bool(net.norm_names))
             except Exception:  # a model of one's own that can't be built here: its jobs will say why
                 _outlines[named] = Outline(None, None)

@@ -51,7 +51,7 @@ class Model(Component):
         raise NotImplementedError
 
     def outline(self, shape: tuple[int, ...], classes: int) -> Network:
-        """The same network for its layers alone: whatever its weights are, none are fetched."""
+        """The same network for its layers alone: none of its weights are fetched, and it may lie on the meta device."""
         return self.build(shape, classes)
 
 

@@ -124,7 +124,8 @@ class VGG16(Model):
 
     def outline(self, shape: tuple[int, ...], classes: int) -> Network:
         """See :class:`~fedpipe.models.base.Model`."""
-        return dataclasses.replace(self, weights=None).build(shape, classes)
+        with torch.device("meta"):
+            return dataclasses.replace(self, weights=None).build(shape, classes)
 
 
 @functools.cache
