@@ -64,6 +64,11 @@ class RoundFiles:
         return self.path / "trained.parquet"
 
     @property
+    def kept(self) -> Path:
+        """The same for the kept protocols of this round and of those that follow until a client trains again."""
+        return self.path / "kept.parquet"
+
+    @property
     def metrics(self) -> Path:
         """Accuracies of this round, one row a client and protocol."""
         return self.path / "metrics.parquet"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
 import sys
@@ -9,13 +10,39 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fedpipe import artifacts, registry
 from fedpipe.artifacts import PARAMS, RunFiles, StudyFiles
 from fedpipe.errors import ArtifactError, SettingsError, UserError
 from fedpipe.mistakes import nearest
 
+DELETING = ("prune",)  #: no mistake leads there
+
+
+class Commands(TyperGroup):
+    """The commands, of which those that delete are never suggested."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is meant, or one sentence."""
+        if args[0] in self.commands or args[0].startswith("-"):
+            return super().resolve_command(ctx, args)
+        close = difflib.get_close_matches(args[0], [name for name in self.commands if name not in DELETING], n=1)
+        hint = f"did you mean '{close[0]}'?" if close else "`fedpipe --help` lists them; `snakemake all` runs a study."
+        raise SettingsError(f"'{args[0]}' is no command; {hint}")
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if ctx.invoked_subcommand in DELETING and hasattr(error, "possibilities"):
+                error.possibilities = None  # options that it has
+            raise
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Federated-learning experiments as one DAG of cached stages, on Snakemake and DVC.",
     no_args_is_help=True,
     add_completion=False,
@@ -45,6 +72,8 @@ def plan(
     made = planning.make(params)
     for sentence in changes.told(made):
         typer.echo(f"fedpipe: {sentence}", err=True)
+    for warning in made["warnings"]:
+        typer.echo(f"fedpipe: warning: {warning}", err=True)
     if dry_run:
         for run in made["runs"]:
             point = "".join(f"  {name}={value}" for name, value in run["grid"].items())

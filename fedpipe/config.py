@@ -22,6 +22,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -32,7 +33,7 @@ from fedpipe.data import store
 from fedpipe.data.datasets.base import Dataset, Facts, Own, Published
 from fedpipe.data.fetch import ENVIRONMENT, Fetcher
 from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.mistakes import Location, nearest, sentences
+from fedpipe.mistakes import Location, nearest, refuse_truths, sentences
 from fedpipe.registry import Component, Kind
 
 Protocol = Literal[
@@ -42,6 +43,8 @@ Protocol = Literal[
     "personal-on-global",
     "trained-on-local",
     "trained-on-global",
+    "kept-on-local",
+    "kept-on-global",
     "finetuned-on-local",
     "finetuned-on-global",
     "prototype-on-local",
@@ -55,6 +58,13 @@ class Section(BaseModel):
     """A part of params.yaml; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _no_truths(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        made = handler(value)
+        refuse_truths(value, made)
+        return made
 
 
 def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -278,9 +288,9 @@ class Evaluation(Section):
         ("global-on-global", "personal-on-local"),
         min_length=1,
         description="MODEL-on-TEST. global: the server's model; personal: all clients, after they took the new server "
-        "state and before they train; trained: this round's participants, right after training; finetuned: all "
-        "clients, a copy after finetune_epochs of training; prototype: the personal model, read by the nearest class "
-        "prototype.",
+        "state and before they train; trained: this round's participants, right after training; kept: all clients, "
+        "as each was trained last, or initially; finetuned: all clients, a copy after finetune_epochs of training; "
+        "prototype: the personal model, read by the nearest class prototype.",
     )
     every: int = Field(1, ge=1, description="Measure after every k-th round.")
     finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned protocols.")

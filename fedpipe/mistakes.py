@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import InitErrorDetails
 
 Location = tuple[int | str, ...]
 
@@ -68,8 +69,42 @@ def sentences(
     for key, (value, phrases) in wanted.items():
         if phrases[0].startswith("should have") and any(other.startswith(f"{key}.") for other in wanted):
             continue  # a list that is short since one of its entries is wrong
-        whole.append(f"{key}: {value!r} can't be used; it {' or '.join(phrases)}.")
+        shown = str(value).lower() if isinstance(value, bool) else repr(value)
+        whole.append(f"{key}: {shown} can't be used; it {' or '.join(phrases)}.")
     return whole
+
+
+def refuse_truths(given: Any, made: Any) -> None:
+    """Refuse truth values where numbers are wanted, which pydantic takes as 0 and 1.
+
+    Parameters
+    ----------
+    given
+        A value, a list or a mapping as it stands in params.yaml.
+    made
+        What pydantic made of it.
+
+    Raises
+    ------
+    ValidationError
+        As of a value of another type.
+    """
+    wrong = [InitErrorDetails(type=kind, loc=place, input=value) for place, value, kind in _truths(given, made, ())]
+    if wrong:
+        raise ValidationError.from_exception_data("number", wrong)
+
+
+def _truths(given: Any, made: Any, place: Location) -> Iterator[tuple[Location, bool, str]]:
+    if isinstance(given, bool):
+        if type(made) in (int, float):
+            yield place, given, f"{type(made).__name__}_type"
+    elif isinstance(given, Mapping):
+        for name, value in given.items():
+            part = made.get(name) if isinstance(made, Mapping) else getattr(made, str(name), None)
+            yield from _truths(value, part, (*place, name))
+    elif isinstance(given, (list, tuple)) and isinstance(made, (list, tuple)):
+        for index, pair in enumerate(zip(given, made, strict=False)):
+            yield from _truths(*pair, (*place, index))
 
 
 def nearest(name: str, options: Sequence[str]) -> str:

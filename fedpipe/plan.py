@@ -167,10 +167,14 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
     partitions: dict[str, Any] = {}
     files: dict[str, str] = {}
     components: list[Component] = []
+    warnings: list[str] = []
     for point in _points(study):
         params = _at(raw, point) if point else study
         components += [params.partition, params.model, params.dataset.source]
-        components += map(params.algorithm, study.study.algorithms)
+        for label in study.study.algorithms:
+            algorithm: Any = params.algorithm(label)
+            components.append(algorithm)
+            warnings += algorithm.warnings(params, f"algorithms.{label}")
         for label, seed in itertools.product(study.study.algorithms, study.study.seeds):
             run = Settings.of(params, label, seed)
             partition = digest(run.partition_settings)
@@ -204,6 +208,7 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
         "rounds": study.federation.rounds,
         "protocols": list(study.evaluation.protocols),
         "partitions": partitions,
+        "warnings": list(dict.fromkeys(warnings)),
         "runs": list(runs.values()),
         "files": files,
         "execution": study.execution.model_dump(mode="json"),

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from fedpipe.errors import SettingsError
-from fedpipe.mistakes import nearest, sentences
+from fedpipe.mistakes import nearest, refuse_truths, sentences
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,14 +131,14 @@ def build(kind: Kind, name: str, parameters: Mapping[str, Any], key: str | None 
     SettingsError
         The name or a parameter is unknown, of the wrong type or out of range; the sentence begins with its key.
     """
-    found = find(kind, name, key)
+    found, key = find(kind, name, key), key or kind.section
     try:
-        return adapter(found).validate_python(dict(parameters))
+        made = adapter(found).validate_python(dict(parameters))
+        refuse_truths(parameters, made)
     except ValidationError as error:
         known = [field.name for field in parameters_of(found)]
-        raise SettingsError(
-            "\n".join(sentences(error, dict(parameters), key or kind.section, lambda _: known))
-        ) from None
+        raise SettingsError("\n".join(sentences(error, dict(parameters), key, lambda _: known))) from None
+    return made
 
 
 def adapter(component: type[Component]) -> TypeAdapter[Component]:

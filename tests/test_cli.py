@@ -54,6 +54,41 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return line.removeprefix("fedpipe: ")
 
 
+def test_a_truth_value_is_no_number_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    params = studies.settings(federation={"learning_rate": 1.0}, partition={"alpha": 1.0})
+    studies.write(params, Path())
+    one = printed("plan", "--dry-run")
+    text = Path("params.yaml").read_text()
+    Path("params.yaml").write_text(text.replace("learning_rate: 1.0", "learning_rate: true"))
+    assert refused(monkeypatch, capsys, "plan") == (
+        "federation.learning_rate: true can't be used; it should be a valid number."
+    )
+    assert not Path("results").exists()
+    Path("params.yaml").write_text(text.replace("learning_rate: 1.0", "learning_rate: 1e0"))  # text, to YAML 1.1
+    assert printed("plan", "--dry-run") == one
+
+
+@pytest.mark.parametrize("command", ["run", "prun", "prunes", "pruning", "purge", "delete", "tran", "statsu"])
+def test_a_mistyped_command_never_suggests_one_that_deletes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    said = refused(monkeypatch, capsys, command)
+    assert said.startswith(f"'{command}' is no command; ")
+    assert "prune" not in said.replace(f"'{command}'", "")
+    suggested = {"tran": "did you mean 'train'?", "statsu": "did you mean 'status'?"}
+    assert suggested.get(command, "`fedpipe --help` lists them") in said
+
+
+def test_a_mistyped_option_of_prune_never_suggests_not_to_ask() -> None:
+    result = CliRunner().invoke(cli.app, ["prune", "--ye"])
+    assert result.exit_code == 2
+    assert "No such option" in result.output
+    assert "--yes" not in result.output
+    assert "--dry-run" in CliRunner().invoke(cli.app, ["plan", "--dry"]).output
+
+
 def planned() -> dict:
     return studies.prepare(studies.settings())
 

@@ -21,7 +21,8 @@ SECTIONS = ", ".join(config.Params.model_fields)
 ALGORITHMS = ", ".join(registry.names(registry.ALGORITHM))
 PROTOCOLS = (
     "'global-on-global', 'global-on-local', 'personal-on-local', 'personal-on-global', 'trained-on-local', "
-    "'trained-on-global', 'finetuned-on-local', 'finetuned-on-global', 'prototype-on-local' or 'prototype-on-global'"
+    "'trained-on-global', 'kept-on-local', 'kept-on-global', 'finetuned-on-local', 'finetuned-on-global', "
+    "'prototype-on-local' or 'prototype-on-global'"
 )
 JARGON = re.compile(r"Tuple|String|Keys|literal\[|constrained|\[key\]|\binstance\b|after validation|pydantic")
 
@@ -72,6 +73,36 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"federation__clients": "ten"},
         "federation.clients: 'ten' can't be used; it should be a valid integer.",
     ),
+    *[
+        (f"truth-for-{key}", {key: value}, f"{key}{place}: {shown} can't be used; it should be a valid {wanted}.")
+        for key, value, place, shown, wanted in (
+            ("federation.learning_rate", True, "", "true", "number"),
+            ("federation.weight_decay", False, "", "false", "number"),
+            ("federation.clients", True, "", "true", "integer"),
+            ("federation.batch_size", True, "", "true", "integer"),
+            ("evaluation.every", True, "", "true", "integer"),
+            ("study.seeds", [3, False], ".1", "false", "integer"),
+            ("transforms.mean", [True], ".0", "true", "number"),
+            ("dataset.subset", True, "", "true", "integer"),
+            ("partition.alpha", True, "", "true", "number"),
+            ("model.hidden", [True], ".0", "true", "integer"),
+            ("algorithms.fedavg.dw", {"mu": True}, ".mu", "true", "number"),
+            ("artifacts.keep_models", True, "", "true", "integer"),
+            ("execution.stack", True, "", "true", "integer"),
+            ("report.last_k", True, "", "true", "integer"),
+        )
+    ],
+    (
+        "truth-in-a-grid",
+        {"study.grid": {"federation.learning_rate": [0.1, True]}},
+        "federation.learning_rate: true can't be used; it should be a valid number. "
+        "(at the point federation.learning_rate: True of study.grid)",
+    ),
+    (
+        "truth-of-an-own-hyper-parameter",
+        {"algorithms": {"fedavg": {}, "faulty": {"algorithm": "tests.runs.test_failed_updates.Faulty", "size": True}}},
+        "algorithms.faulty.size: true can't be used; it should be a valid integer.",
+    ),
     (
         "fraction-for-integer",
         {"federation__clients": 2.5},
@@ -80,7 +111,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "truth-for-integer",
         {"federation__clients": True},
-        "federation.clients: True can't be used; it should be a valid integer.",
+        "federation.clients: true can't be used; it should be a valid integer.",
     ),
     (
         "text-for-number",

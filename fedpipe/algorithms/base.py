@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.config import Federation
+from fedpipe.config import Federation, Params
 from fedpipe.models.base import Net, Network
 from fedpipe.registry import Component
 from fedpipe.tensors import Tensors
@@ -162,6 +162,16 @@ class Uploads(Sequence[tuple[int, float, State]]):
         return total
 
 
+class Outline(NamedTuple):
+    """What is known of a network before it is trained; None: nothing."""
+
+    layers: int | None  #: parametrised ones
+    normalised: bool | None  #: whether some are normalisations
+
+
+_outlines: dict[tuple[Any, ...], Outline] = {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class DW:
     """FedDW's regulariser as a module on another method (``dw: {mu: 0.1}``)."""
@@ -295,6 +305,39 @@ class Algorithm(Component):
     def exchanged(self, state: State) -> Mapping[str, Tensor]:
         """Matrices of shape (C, C) to record, of a server's state or of an upload."""
         return {}
+
+    # -- what the plan says ------------------------------------------------------------------------------------------
+
+    def warnings(self, params: Params, key: str) -> Sequence[str]:
+        """What leaves this method idle, or another one than its name says, in a study: a sentence each.
+
+        Parameters
+        ----------
+        params
+            The study.
+        key
+            Of this entry, as ``algorithms.fedbn``, with which the sentences begin.
+        """
+        return ()
+
+    def outline(self, params: Params) -> Outline:
+        """The network that it would train in a study."""
+        facts, model = params.dataset.facts, params.model
+        named = (type(self), repr(self), type(model), repr(model), facts.shape, facts.classes)
+        if named not in _outlines:
+            try:
+                net = Net(lambda: self.adapt(model.outline(facts.shape, facts.classes)), device="meta")
+                _outlines[named] = Outline(len(net.layers()), bool(net.norm_names))
+            except Exception:  # a model of one's own that can't be built here: its jobs will say why
+                _outlines[named] = Outline(None, None)
+        return _outlines[named]
+
+    def beyond(self, params: Params, key: str, layers: int, so: str) -> Sequence[str]:
+        """The warning that the network has fewer parametrised layers than a setting counts."""
+        count = self.outline(params).layers
+        if count is None or layers <= count:
+            return ()
+        return (f"{key}: {layers} is more than the {count} parametrised layers of the network, {so}.",)
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedpipe.algorithms._slots import filled, pick, renewed
 from fedpipe.algorithms.base import Algorithm, State, Uploads
+from fedpipe.config import Params
 from fedpipe.tensors import Tensors
 
 
@@ -126,6 +127,14 @@ class CFL(Algorithm):
         """Clusters; and, of the cluster where it is largest, the mean update's norm and the longest update's."""
         mean, longest = server["norms"]
         return {"clusters": torch.tensor(len(_slots(server["cluster"]))), "mean_norm": mean, "max_norm": longest}
+
+    def warnings(self, params: Params, key: str) -> Sequence[str]:
+        """In a study that ends before the first split there is one cluster."""
+        rounds = params.federation.rounds
+        if self.after < rounds:
+            return ()
+        told = f"{key}.after: {self.after} is no less than federation.rounds ({rounds})"
+        return (f"{told}, so that no cluster is ever split and CFL is FedAvg.",)
 
 
 def _slots(cluster: Tensor) -> list[int]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedpipe.algorithms.base import Batch, Facts, Gradient, Pass, State, Train, Update
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.config import Params
 from fedpipe.tensors import Tensors
 
 WINDOW = 10  #: passes whose losses decide whether the first mixing has settled (authors' code)
@@ -43,7 +44,8 @@ class FedALA(FedAvg):
     State: the local model's top and W at the client. Traffic: the model down, the model up. Deviations: the share is a
     random one, drawn in each round (the authors' code takes a random stretch of the stored order).
     Values used: rate 1, the output layer, 80 % of the data (its own paper); in FedDW's code all of the data and always
-    one pass (``share: 1``, ``passes: 1``).
+    one pass (``share: 1``, ``passes: 1``); that code measures each client's model as it was last trained
+    (``kept-on-global``), before it is mixed again.
 
     Parameters
     ----------
@@ -139,3 +141,7 @@ class FedALA(FedAvg):
             "seen": torch.ones_like(client["seen"]),
             "settled": client["settled"],
         }
+
+    def warnings(self, params: Params, key: str) -> Sequence[str]:
+        """Layers that do not exist."""
+        return self.beyond(params, f"{key}.layers", self.layers, "so that all are mixed")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedpipe.algorithms.base import Facts, State, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.config import Params
 from fedpipe.tensors import Tensors
 
 
@@ -71,3 +72,10 @@ class FedBN(FedAvg):
             return None
         model: Tensors = server["model"] | server.get("norm", {})
         return model.only(self.net.names + self.net.buffer_names)
+
+    def warnings(self, params: Params, key: str) -> Sequence[str]:
+        """Without normalisation layers there is nothing to keep."""
+        if self.outline(params).normalised is not False:
+            return ()
+        more = "; model.batch_norm true adds some" if hasattr(params.model, "batch_norm") else ""
+        return (f"{key}: the network of model.name has no normalisation layers, so that FedBN is FedAvg{more}.",)

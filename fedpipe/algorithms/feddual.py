@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedpipe.algorithms.base import Batch, Facts, Gradient, Measure, Pass, State, Train, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.config import Params
 from fedpipe.tensors import Tensors
 
 CODE: dict[str, Any] = {"vector": "gradient", "iterations": 1000, "layers": 1}
@@ -178,6 +179,11 @@ class FedDUAL(FedAvg):
     def observe(self, server: State) -> Mapping[str, Tensor]:
         """The effective number of clients behind each tensor of the last layers."""
         return {f"effective_clients.{name}": value for name, value in server["effective"].items()}
+
+    def warnings(self, params: Params, key: str) -> Sequence[str]:
+        """Layers that do not exist."""
+        layers = self.layers if self.dynamic_aggregation else 0
+        return self.beyond(params, f"{key}.layers", layers, "so that the barycentre combines all of them")
 
 
 def weight_divergence(local: Tensors, anchor: Tensors) -> Tensor:

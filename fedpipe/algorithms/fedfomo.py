@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedpipe.algorithms._slots import filled, pick, points, renewed
 from fedpipe.algorithms.base import Algorithm, Batch, Facts, Measure, Pass, State, Train, Update, Uploads
+from fedpipe.config import Params
 from fedpipe.tensors import Tensors
 
 EPSILON = 1e-5  #: added to distances, one of which may be 0 (PFLlib)
@@ -148,6 +149,13 @@ class FedFomo(Algorithm):
 
     def deploy(self, server: State) -> None:
         """There are personal models only."""
+
+    def warnings(self, params: Params, key: str) -> Sequence[str]:
+        """Without validation data, models that fit the training data rank first."""
+        if params.dataset.validation_share or params.partition.validates:
+            return ()
+        told = f"{key}: dataset.validation_share is 0, so that clients weigh models on the data that they train on"
+        return (f"{told}; 0.2 is usual.",)
 
 
 def _first(slots: Tensors | Tensor, count: int) -> Tensors | Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from pydantic import Field
 
 from fedpipe.algorithms._shared_body import SharedBody
 from fedpipe.algorithms.base import State
+from fedpipe.config import Params
 from fedpipe.tensors import Tensors
 
 
@@ -25,7 +27,8 @@ class FedPer(SharedBody):
 
     State: the personal layers at the client. Traffic: the base down, the base up; there is no global model, unless no
     layer is personal (which is FedAvg; if all are, it is local training). A client that was not in a round takes the
-    new base under its old top before it is evaluated. Values used: one personal layer (FedDW, PFPS-LWC).
+    new base under its old top before it is evaluated; FedDW's code measures the model that it trained last instead
+    (``kept-on-global``). Values used: one personal layer (FedDW, PFPS-LWC).
 
     Parameters
     ----------
@@ -43,3 +46,7 @@ class FedPer(SharedBody):
     def deploy(self, server: State) -> Tensors | None:
         """The global model, where nothing is personal."""
         return None if self.layers else server["body"]
+
+    def warnings(self, params: Params, key: str) -> Sequence[str]:
+        """Layers that do not exist."""
+        return self.beyond(params, f"{key}.layers", self.layers, "so that all are personal and clients train alone")

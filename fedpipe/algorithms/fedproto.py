@@ -48,7 +48,8 @@ class FedProto(Algorithm):
 
     State: the model at the client, prototypes at the server. Traffic: C x d and C flags of classes that have a
     prototype down; C x d and C counts up; there is no global model. The paper classifies by the nearest global
-    prototype (protocols ``prototype-on-...``), FedDW's study by the client's own head.
+    prototype (protocols ``prototype-on-...``), FedDW's study by the client's own head, in each client's model as it
+    was last trained (``kept-on-global``, which here is ``personal-on-global``).
     Values of lambda used: 1 (MNIST), 0.1 (CIFAR-10), 1 (FedDW's code), 0.1 (FedNH's).
 
     Parameters

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
 from fedpipe.algorithms.scaffold import Scaffold
+from fedpipe.config import Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,3 +46,7 @@ class FedPVR(Scaffold):
     def corrected(self) -> tuple[str, ...]:
         """Names of V's parameters."""
         return self.net.last(self.layers, buffers=False)
+
+    def warnings(self, params: Params, key: str) -> Sequence[str]:
+        """Layers that do not exist."""
+        return self.beyond(params, f"{key}.layers", self.layers, "so that all are corrected, which is SCAFFOLD")

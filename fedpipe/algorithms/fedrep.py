@@ -31,8 +31,9 @@ class FedRep(SharedBody):
     State: the head at the client. Traffic: the representation down, the representation up; there is no global model.
     Fine-tuning trains the head alone, as all clients do at the end of the authors' code (there: 10 epochs), which also
     gives a head to those who never took part. Deviations: the paper takes uniform means; here the study's weighting
-    holds (the authors' code has both). Values used: 10 and 1 epochs (CIFAR-10) or 5 (CIFAR-100) in its own paper, 1 and
-    4 in FedDW's code.
+    holds (the authors' code has both). FedDW's code measures each client's model as it was last trained
+    (``kept-on-global``). Values used: 10 and 1 epochs (CIFAR-10) or 5 (CIFAR-100) in its own paper, 1 and 4 in FedDW's
+    code.
 
     Parameters
     ----------

@@ -19,6 +19,7 @@ class Local(Algorithm):
 
     State: the model at the client. Traffic: none; there is no global model. Some codes (NIID-Bench) train once for E
     epochs: here it is E epochs a round, as in FedDW's code, so that all methods of a study take as many steps.
+    A client's personal model is the one that it trained last: ``kept-on-global``, FedDW's protocol, says the same.
     """
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:

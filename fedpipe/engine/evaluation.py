@@ -2,6 +2,10 @@
 
 A row of the metrics is one model on one test set in one round: client -1 is a model of the server on the global test
 set. Beside the protocols that are asked for, a method may have further models of the server measured.
+
+A client's model as it was last trained is measured once, right after that training, whether or not that round is
+measured otherwise: what a round records of it (``kept.parquet``) holds until the client trains again. So nobody stores
+that model, and nothing of it travels.
 """
 
 from __future__ import annotations
@@ -49,6 +53,12 @@ def tests(settings: Evaluation, model: str) -> list[Test]:
     return [test for test in listed if f"{model}-on-{test}" in settings.protocols]
 
 
+def due(settings: Evaluation, measured: bool) -> dict[str, list[Test]]:
+    """By model, the test sets on which a round's participants are measured right after training."""
+    wanted = {"trained": tests(settings, "trained") if measured else [], "kept": tests(settings, "kept")}
+    return {model: on for model, on in wanted.items() if on}
+
+
 def table(round: int, model: str, scores: Mapping[int, Mapping[Test, Score]]) -> pa.Table:
     """Rows of the metrics: ``scores`` by client."""
     rows = [
@@ -64,6 +74,35 @@ def table(round: int, model: str, scores: Mapping[int, Mapping[Test, Score]]) ->
         for test, score in by_test.items()
     ]
     return pa.Table.from_pylist(rows, METRICS)
+
+
+def kept(
+    settings: Evaluation,
+    round: int,
+    last: Sequence[int],
+    recorded: Callable[[int], pa.Table],
+    begin: Callable[[Sequence[int], Sequence[Test]], Mapping[int, Mapping[Test, Score]]],
+) -> pa.Table:
+    """Rows of the kept protocols: every client's model as it was last trained.
+
+    Parameters
+    ----------
+    settings
+        What is asked for.
+    round
+        The round that is measured.
+    last
+        The round that trained each client last; -1: none did.
+    recorded
+        What a round recorded of its participants right after training.
+    begin
+        Measures the models with which these clients, whom no round has trained, begin the first one.
+    """
+    untrained = [client for client, trained in enumerate(last) if trained < 0]
+    found = {number: recorded(number).to_pylist() for number in sorted(set(last)) if number >= 0}
+    found[-1] = table(round, "kept", begin(untrained, tests(settings, "kept"))).to_pylist() if untrained else []
+    rows = [row for client, number in enumerate(last) for row in found[number] if row["client"] == client]
+    return pa.Table.from_pylist([row | {"round": round} for row in rows], METRICS)
 
 
 def matrices(
@@ -94,7 +133,7 @@ def measure(
     kept: Callable[[int], State],
     round: int,
 ) -> Measured:
-    """All protocols but the trained ones, on the server's state after a round and on what the clients keep."""
+    """All protocols but the trained and kept ones, on the server's state after a round and on what the clients keep."""
     found = []
     for model, stage in STAGES.items():
         wanted = tests(settings, model)

@@ -17,8 +17,8 @@ from fedpipe.engine.optimisers import optimiser
 from fedpipe.tensors import Tensors
 
 #: train: everything up to the upload; receive: what is due before training; finetune: that, and a few epochs on top;
-#: prototype: as receive, but classes are read off the nearest prototype.
-Stage = Literal["train", "receive", "finetune", "prototype"]
+#: prototype: as receive, but classes are read off the nearest prototype; begin: nothing at all.
+Stage = Literal["train", "receive", "finetune", "prototype", "begin"]
 Test = Literal["local", "global"]
 
 BUFFERS = "buffers"  #: part of a client's state: the running statistics that it keeps to itself
@@ -83,7 +83,7 @@ class Executor(Protocol):
 
 def passes(algorithm: Algorithm, stage: Stage, finetune_epochs: int) -> list[Pass]:
     """The passes of a stage, in order."""
-    listed = list(algorithm.prepare())
+    listed = list(algorithm.prepare()) if stage != "begin" else []
     if stage == "train":
         listed += algorithm.work()
     elif stage == "finetune":

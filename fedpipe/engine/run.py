@@ -12,7 +12,7 @@ import functools
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +33,7 @@ from fedpipe.engine import evaluation, redo
 from fedpipe.engine.block import Block
 from fedpipe.engine.checkpoint import Checkpoint
 from fedpipe.engine.clients import Clients
-from fedpipe.engine.executor import Executor, canonical, finite, first
+from fedpipe.engine.executor import Executor, Score, Test, canonical, finite, first
 from fedpipe.engine.loop import Loop
 from fedpipe.engine.pruning import prune
 from fedpipe.engine.stack import Stack
@@ -88,6 +88,7 @@ class Run:
         with torch.no_grad():
             self._first = canonical(first(self.algorithm, self.algorithm.init(self.fresh), self.fresh))
         self.checkpoint = Checkpoint(files, self._first)
+        self._begun: dict[int, Mapping[Test, Score]] = {}
         self._is_copy = False
 
     def at(self, files: RunFiles) -> Run:
@@ -135,7 +136,8 @@ class Run:
         begin = time.perf_counter()
         send = functools.partial(self.algorithm.send, self.server(number - 1))
         kept = functools.partial(self.kept, number=number - 1)
-        tests = evaluation.tests(self.evaluation, "trained") if self._measured(number) else []
+        due = evaluation.due(self.evaluation, self._measured(number)).values()
+        tests: list[Test] = sorted({test for each in due for test in each})
         block = Block(self.made_by())
         for outcome in self.executor.run("train", number, ids, kept, send, tests):
             block.add(outcome)
@@ -170,10 +172,11 @@ class Run:
         }
         hashes = {files.participants.name: artifacts.write_parquet(files.participants, pa.table(traffic))}
         scores = [each for block in blocks for each in block.scores]
-        if scores[0]:
-            measured = {client: each for client, each, fine in zip(ids, scores, whole, strict=True) if fine}
-            table = evaluation.table(number, "trained", measured)
-            hashes[files.trained.name] = artifacts.write_parquet(files.trained, table)
+        for model, tests in evaluation.due(self.evaluation, self._measured(number)).items():
+            fine = [(client, each) for client, each, fine in zip(ids, scores, whole, strict=True) if fine]
+            measured = {client: {test: each[test] for test in tests} for client, each in fine}
+            path = {"trained": files.trained, "kept": files.kept}[model]
+            hashes[path.name] = artifacts.write_parquet(path, evaluation.table(number, model, measured))
         matrices = {-1: self.algorithm.exchanged(server)} | {i: self.algorithm.exchanged(up) for i, _, up in uploads}
         if matrices[-1]:
             table = evaluation.matrices(number, "exchanged", matrices)
@@ -201,12 +204,30 @@ class Run:
                 functools.partial(self.kept, number=number),
                 number,
             )
-            hashes[files.metrics.name] = artifacts.write_parquet(files.metrics, found.metrics)
+            metrics = found.metrics
+            if evaluation.tests(self.evaluation, "kept"):
+                last = self.checkpoint.sealed(number)["last"]
+                rows = evaluation.kept(self.evaluation, number, last, self._recorded, self._begin)
+                metrics = pa.concat_tables([metrics, rows])
+            hashes[files.metrics.name] = artifacts.write_parquet(files.metrics, metrics)
             if found.matrices is not None:
                 hashes[files.matrices.name] = artifacts.write_parquet(files.matrices, found.matrices)
         times = artifacts.read_json(files.times) | {"evaluate": time.perf_counter() - begin}
         artifacts.write_json(files.times, times)
         self.checkpoint.finish(number, hashes)
+
+    def _recorded(self, number: int) -> pa.Table:
+        """What a round recorded of its participants for the kept protocols."""
+        path = self.files.round(number).kept
+        return artifacts.read_parquet(path, self.checkpoint.sealed(number)["sha256"][path.name])
+
+    def _begin(self, ids: Sequence[int], tests: Sequence[Test]) -> dict[int, Mapping[Test, Score]]:
+        """Scores of the models with which clients begin round 1, each measured once in this process."""
+        send, kept = functools.partial(self.algorithm.send, self.server(0)), functools.partial(self.kept, number=0)
+        new = [client for client in ids if client not in self._begun]
+        outcomes = self.executor.run("begin", 1, new, kept, send, tests)
+        self._begun |= {outcome.client: outcome.scores for outcome in outcomes}
+        return {client: self._begun[client] for client in ids}
 
     def round(self, number: int) -> None:
         """All of a round in this process."""

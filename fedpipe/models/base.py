@@ -50,6 +50,10 @@ class Model(Component):
         """A network with PyTorch's default initialisation, for inputs of this shape and C classes."""
         raise NotImplementedError
 
+    def outline(self, shape: tuple[int, ...], classes: int) -> Network:
+        """The same network for its layers alone: none of its weights are fetched, and it may lie on the meta device."""
+        return self.build(shape, classes)
+
 
 class Net:
     """A network as a pure function of its parameters, which is how algorithms see it.

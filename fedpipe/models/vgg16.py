@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +121,11 @@ class VGG16(Model):
         base.requires_grad_(not self.frozen)
         body = nn.Sequential(base, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 64), nn.ReLU())
         return Network(body, nn.Linear(64, classes))
+
+    def outline(self, shape: tuple[int, ...], classes: int) -> Network:
+        """See :class:`~fedpipe.models.base.Model`."""
+        with torch.device("meta"):
+            return dataclasses.replace(self, weights=None).build(shape, classes)
 
 
 @functools.cache

@@ -94,7 +94,9 @@ def markdown(plan: Plan, table: pd.DataFrame, times: pd.DataFrame) -> str:
     wide["training (s)"] = [f"{seconds:.1f}" for seconds in times["train"]]  # the same rows in the same order
     sides = ["left" if name < len(_row(plan)) else "right" for name in range(wide.shape[1])]
     body = wide.to_markdown(index=False, disable_numparse=True, colalign=sides)
-    parts = [caption(plan), body, *_failures(plan), _heterogeneity(plan), _made_by(plan), *changes.elsewhere(plan)]
+    warnings = [f"Warning: {warning}" for warning in plan["warnings"]]
+    parts = [caption(plan), body, *_failures(plan), *warnings, _heterogeneity(plan), _made_by(plan)]
+    parts += changes.elsewhere(plan)
     return "\n\n".join(parts) + "\n"
 
 

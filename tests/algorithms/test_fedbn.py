@@ -1,3 +1,4 @@
+import functools
 import itertools
 
 import pytest
@@ -8,6 +9,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedbn import FedBN
 from fedpipe.engine.executor import size_in_bytes
 from fedpipe.models.base import Network
+from fedpipe.models.cnn5 import CNN5
 
 
 class Shortcut(nn.Module):
@@ -94,3 +96,19 @@ def test_a_single_sample_trains(make_trial):
     assert torch.equal(norm["body.1.running_var"], torch.ones(6, dtype=torch.float64))
     assert norm.flat().isfinite().all()
     assert trial.server["model"].flat().isfinite().all()
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+def test_cnn5_gives_it_something_to_keep(make_trial, make_clients, assert_same, batch_norm):
+    family, clients = CNN5(channels=(2, 3), hidden=(6, 5), batch_norm=batch_norm), make_clients((1, 16, 16))
+    build = functools.partial(family.build, (1, 16, 16), 4)
+    fedbn, fedavg = (make_trial(each, build, clients).run(2) for each in (FedBN(), FedAvg()))
+    last = fedbn.participants(2)[0]
+    models = [trial.begin(last)["model"] for trial in (fedbn, fedavg)]
+    if batch_norm:
+        norm = fedbn.net.norm_names
+        assert len(norm) == 4 * 4
+        assert_same(models[0].only(norm), fedbn.kept[last]["norm"])
+        assert not any(torch.equal(models[0][name], models[1][name]) for name in norm)
+    else:
+        assert_same(*models)

@@ -30,6 +30,7 @@ NAMES = registry.names(registry.MODEL)
 NORMALISED = ("feddw_resnet18", "mobilenet", "resnet18", "shufflenet")
 CHAINS = ("cnn", "cnn4", "cnn5", "feddw_cnn", "lenet", "mlp")  #: each layer takes what the one before made
 COPIES = 2
+MNIST, CIFAR, TINY, IMDB, NEWS = (1, 28, 28), (3, 32, 32), (3, 64, 64), (200,), (200,)
 
 
 def family(name: str, **parameters: Any) -> Model:
@@ -88,13 +89,19 @@ def test_parameters_of_cnn() -> None:
     assert size("cnn", (1, 8, 8), 10, bias=False) == 13_706 - 10
 
 
+def test_parameters_of_cnn5() -> None:
+    assert size("cnn5", CIFAR, 10, batch_norm=True) == 62_006 + 2 * (6 + 16 + 120 + 84)
+    plain, normalised = (family("cnn5", batch_norm=each).build(CIFAR, 10) for each in (False, True))
+    layers = [each for each in normalised.body if not isinstance(each, (nn.BatchNorm1d, nn.BatchNorm2d))]
+    assert [type(each) for each in plain.body] == [type(each) for each in layers]
+    before = [type(normalised.body[index - 1]) for index, each in enumerate(normalised.body) if each not in layers]
+    assert before == [nn.Conv2d, nn.Conv2d, nn.Linear, nn.Linear]
+
+
 def test_parameters_of_mlp() -> None:
     assert size("mlp", (1, 8, 8), 10) == (64 * 64 + 64) + (64 * 10 + 10) == 4_810
     count = sum(each.numel() for each in family("mlp", hidden=[5, 3]).build((2, 4), 6).parameters())
     assert count == (8 * 5 + 5) + (5 * 3 + 3) + (3 * 6 + 6)
-
-
-MNIST, CIFAR, TINY, IMDB, NEWS = (1, 28, 28), (3, 32, 32), (3, 64, 64), (200,), (200,)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fedpipe.models.base import Model, Net
 SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "cnn": ((1, 8, 8), {"batch_norm": True}),
     "cnn4": ((1, 16, 16), {}),
-    "cnn5": ((3, 16, 16), {}),
+    "cnn5": ((3, 16, 16), {"batch_norm": True}),
     "fasttext": ((7,), {"vocabulary": 50}),
     "feddw_cnn": ((1, 20, 20), {"dropout": 0.5}),
     "feddw_resnet18": ((3, 8, 8), {}),

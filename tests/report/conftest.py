@@ -44,6 +44,7 @@ class Tree:
                 }
             },
             "runs": [],
+            "warnings": [],
             "report": {"round": "last", "last_k": 2, "average": "sample"},
         }
         partition = artifacts.assignment_file("0a").with_name("heterogeneity.parquet")

@@ -21,6 +21,20 @@ with suppress(FileExistsError):
     os.symlink("../results/.provenance", ".snakemake/metadata")
 
 
+def refuse_settings():
+    """Refuse what `--config` and `--configfile` can't set, so that nobody believes that it was heard."""
+    unknown = [key for key in config if key != "params"]
+    if unknown:
+        keys = ", ".join(f"'{key}'" for key in unknown)
+        sys.stderr.write(
+            f"fedpipe: {keys} in --config or --configfile would change nothing; settings belong in params.yaml, or in "
+            "another study's file, named by --config params=studies/NAME.yaml.\n"
+        )
+        sys.exit(2)
+
+
+refuse_settings()
+
 # Another study beside the main one: snakemake all --config params=studies/NAME.yaml. Its plan, tables and figures lie in
 # results/studies/NAME; runs, partitions and data lie under their keys, so that studies share them.
 STUDY = str(Path(config.get("params", PARAMS)))
@@ -56,8 +70,8 @@ def load_plan():
             capture_output=True,
             text=True,
         )
+        sys.stderr.write(done.stderr)
         if done.returncode:
-            sys.stderr.write(done.stderr)
             sys.exit(2)
         sys.stderr.write(done.stderr)
     return json.loads(FILES.plan.read_text())

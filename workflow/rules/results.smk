@@ -30,6 +30,7 @@ rule table:
         study=STUDY,
         report=PLAN["report"],
         shared=PLAN["shared"],  # the table tells which runs are of other code
+        warnings=PLAN["warnings"],
     shell:
         "fedpipe table --params {params.study} > {log} 2>&1"
 

@@ -43,6 +43,11 @@ class Scheme(Component):
 
     seed: int | None = None
 
+    @property
+    def validates(self) -> bool:
+        """Whether it says by itself which samples are for validation."""
+        return False
+
     def check(self, clients: int, classes: int, samples: int) -> None:
         """Refuse what can't be done, before any job starts; schemes add their own conditions to this one.
 

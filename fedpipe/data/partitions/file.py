@@ -46,6 +46,12 @@ class File(Scheme):
     path: str
     sha256: str = ""
 
+    @property
+    def validates(self) -> bool:
+        """Whether some samples of the table are for validation."""
+        split = self._read().split
+        return split is not None and bool((split == "validation").any())
+
     def check(self, clients: int, classes: int, samples: int) -> None:
         """The file has to be the one that is meant, and give every client a training sample."""
         dealt = self._read()
