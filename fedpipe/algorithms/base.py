@@ -184,6 +184,8 @@ class Algorithm(Component):
 
     prototypes: ClassVar[bool] = False  #: whether `nearest` is defined
 
+    several: ClassVar[bool] = False  #: whether it begins with several initial models, which no file of weights holds
+
     net: ClassVar[Net]  # set by `bind`, for one thread
     federation: ClassVar[Federation]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,8 @@ class IFCA(Algorithm):
     clusters
         Number of models, k.
     """
+
+    several: ClassVar[bool] = True
 
     clusters: Annotated[int, Field(ge=1)] = 2
 

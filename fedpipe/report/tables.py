@@ -118,9 +118,11 @@ def setup(partition: dict[str, Any]) -> str:
     fields = {name: field.default for name, field in Data.model_fields.items()}
     told = {"name", "subset", "split", "version", "sha256"}
     others = [f"{name}={value}" for name, value in dataset.items() if name not in told and value != fields.get(name)]
-    parameters = ", ".join(f"{name}={value}" for name, value in scheme.items() if name not in {"scheme", "version"})
+    given = {name: f"{value[:12]}…" if name == "sha256" else value for name, value in scheme.items()}
+    parameters = ", ".join(f"{name}={value}" for name, value in given.items() if name not in {"scheme", "version"})
     dealt = f"{scheme['scheme']} ({parameters})" if parameters else scheme["scheme"]
-    data = ", ".join([*samples, f"{dataset['split']} split", *others])
+    split = f"{dataset['split']} split" if "split" in dataset else "split as the file says"
+    data = ", ".join([*samples, split, *others])
     return f"{dataset['name']} ({data}), {partition['clients']} clients, partition {dealt}"
 
 

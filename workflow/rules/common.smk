@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedpipe.artifacts import PARAMS, StudyFiles
+from fedpipe.pins import STAMP, stamp
 
 # A literal DAG of single rounds is deep.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
@@ -30,9 +31,11 @@ FILES = StudyFiles.of(Path(STUDY))
 def stale():
     """Whether the plan is of another study or other files than lie here, can't be read, or what it wrote is gone."""
 
-    def changed(path, sha256):
+    def changed(path, mark):
+        if mark.startswith(STAMP):  # data may be large: whether it is another indeed, the plan finds out
+            return stamp(Path(path)) != mark
         try:
-            return hashlib.sha256(Path(path).read_bytes()).hexdigest() != sha256
+            return hashlib.sha256(Path(path).read_bytes()).hexdigest() != mark
         except FileNotFoundError:
             return True
 
@@ -40,7 +43,7 @@ def stale():
         plan = json.loads(FILES.plan.read_text())
         return (
             plan["params"] != STUDY
-            or any(changed(path, sha256) for path, sha256 in plan["sources"].items())
+            or any(changed(path, mark) for path, mark in plan["sources"].items())
             or not all(Path(path).is_file() for path in plan["files"])
         )
     except (ValueError, LookupError, TypeError):
