@@ -120,11 +120,10 @@ def assign(
 def checksum(table: pa.Table) -> str:
     """SHA-256 of an assignment's canonical bytes, the same for every version of the file format.
 
-    For each column a line with name, dtype and length is hashed, then the values, little-endian; splits by their
-    first letter.
+    For each column a line with name, dtype and length is hashed, then the values, little-endian.
     """
     digest = hashlib.sha256()
-    for name, dtype in (("sample", "<i8"), ("client", "<i4"), ("label", "<i8"), ("split", "S1")):
+    for name, dtype in (("sample", "<i8"), ("client", "<i4"), ("label", "<i8"), ("split", "S10")):
         column = np.asarray(table[name].to_numpy(zero_copy_only=False), dtype=dtype)
         digest.update(f"{name} {column.dtype.str} {column.shape}\n".encode())
         digest.update(column.tobytes())

@@ -126,6 +126,12 @@ def setup(partition: dict[str, Any]) -> str:
     return f"{dataset['name']} ({data}), {partition['clients']} clients, partition {dealt}"
 
 
+def dealing(partition: dict[str, Any]) -> str:
+    """The same with the seed that it was dealt with, if with any."""
+    seed = f"seed {partition['seed']}" if "seed" in partition else "all seeds"
+    return f"{setup(partition)}, {seed}"
+
+
 def size(count: float) -> str:
     """A number of bytes in three digits, in powers of 1000.
 
