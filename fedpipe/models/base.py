@@ -90,12 +90,12 @@ class Model(Component):
             The file of the weights is missing, is not the one that ``sha256`` says, or is of another network.
         """
         network = self.build(shape, classes)
-        if self.weights is not None:
-            self.begin(network, tensors_of(self.weights_file()))
+        if self.whole:
+            self._begin(network, tensors_of(self.weights_file()))
         return network
 
-    def begin(self, network: Network, tensors: Mapping[str, Tensor]) -> None:
-        """Put the tensors of a file into a network."""
+    def _begin(self, network: Network, tensors: Mapping[str, Tensor]) -> None:
+        """Put the tensors of a file into a network, all of it."""
         held = {name: value for name, value in network.state_dict().items() if not name.endswith(COUNTER)}
         found = {name: value for name, value in tensors.items() if not name.endswith(COUNTER)}
         those = f"the {len(held)} of the network, from '{next(iter(held))}' to '{next(reversed(held))}'"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 from torchvision.models import VGG16_Weights
 from torchvision.models.vgg import cfgs, make_layers
 
@@ -115,7 +114,13 @@ class VGG16(Model):
             )
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """See :class:`~fedpipe.models.base.Model`."""
+        """See :class:`~fedpipe.models.base.Model`: with the weights of the convolutional base, where a file has those.
+
+        Raises
+        ------
+        SettingsError
+            The file of the weights is missing, is not the one that ``sha256`` says, or is of another network.
+        """
         base = make_layers(cfgs["D"])
         out_of_place(base)
         if self.weights is None:
@@ -124,16 +129,15 @@ class VGG16(Model):
                     nn.init.kaiming_normal_(value, mode="fan_out", nonlinearity="relu")
                 else:
                     nn.init.zeros_(value)
+        elif not self.whole:
+            self._begin_base(base)
         base.requires_grad_(not self.frozen)
         body = nn.Sequential(base, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 64), nn.ReLU())
         return Network(body, nn.Linear(64, classes))
 
-    def begin(self, network: Network, tensors: Mapping[str, Tensor]) -> None:
-        """See :class:`~fedpipe.models.base.Model`; torchvision's tensors are those of the convolutional base."""
-        if not any(name.startswith(BASE) for name in tensors):
-            return super().begin(network, tensors)
+    def _begin_base(self, base: nn.Module) -> None:
+        tensors = tensors_of(self.weights_file())
         found = {name.removeprefix(BASE): value for name, value in tensors.items() if name.startswith(BASE)}
-        base = network.body.get_submodule("0")
         wanted = {name: value.shape for name, value in base.state_dict().items()}
         if {name: value.shape for name, value in found.items()} != wanted:
             raise SettingsError(

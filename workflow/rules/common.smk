@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedpipe.artifacts import PARAMS, StudyFiles
-from fedpipe.pins import STAMP, stamp
 
 # A literal DAG of single rounds is deep.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
@@ -30,9 +29,12 @@ FILES = StudyFiles.of(Path(STUDY))
 
 def stale():
     """Whether the plan is of another study or other files than lie here, can't be read, or what it wrote is gone."""
+    from fedpipe.pins import STAMP, stamp
 
     def changed(path, mark):
-        if mark.startswith(STAMP):  # data may be large: whether it is another indeed, the plan finds out
+        if mark.startswith(
+            STAMP
+        ):  # it may be large: the plan finds out whether it is another
             return stamp(Path(path)) != mark
         try:
             return hashlib.sha256(Path(path).read_bytes()).hexdigest() != mark
