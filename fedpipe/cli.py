@@ -87,7 +87,7 @@ def download(
     name: Annotated[str | None, typer.Argument(help="A data set; by default the study's own.")] = None,
     params: Study = PARAMS,
 ) -> None:
-    """Obtain a data set, check it, store it as tensors; fill dataset.sha256 in where it is needed and missing."""
+    """Obtain a data set, check it, store it as tensors; declare the SHA-256 of each file that the study names."""
     from fedpipe.data import declare, store
 
     if name is not None and store.settings_file(name).is_file():

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import json
 import os
+import shlex
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -22,18 +23,20 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
 
-from fedpipe import registry
+from fedpipe import artifacts, registry
 from fedpipe.data import store
-from fedpipe.data.datasets.base import Dataset, Facts, Own, Published
+from fedpipe.data.datasets.base import Dataset, Facts, Published
 from fedpipe.data.fetch import ENVIRONMENT, Fetcher
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.mistakes import Location, nearest, refuse_truths, sentences
+from fedpipe.pins import Pin
 from fedpipe.registry import Component, Kind
 
 Protocol = Literal[
@@ -50,6 +53,9 @@ Protocol = Literal[
     "prototype-on-local",
     "prototype-on-global",
 ]
+SPLITTING = ("split", "test_share", "stratified", "validation_share")  #: keys of `dataset` that say how to split it
+DOWNLOAD = "fedpipe download"  #: what obtains a study's data
+SELECTORS = {registry.PARTITION: ("scheme", "dirichlet"), registry.MODEL: ("name", "cnn")}  #: and their defaults
 OWN = {"type": "string", "pattern": r"\."}  #: a dotted path, in the JSON Schema
 Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
@@ -87,11 +93,17 @@ def _parse(kind: Kind, selector: str, default: str, value: Any) -> Component:
     return registry.build(kind, name, parameters, kind.section)
 
 
+def component(kind: Kind, settings: Any) -> Component:
+    """The component that the section `partition` or `model` alone describes, its parameters checked."""
+    return _parse(kind, *SELECTORS[kind], settings)
+
+
 def _dump(kind: Kind, selector: str, value: Component) -> dict[str, Any]:
     return {selector: registry.name_of(kind, type(value)), **dataclasses.asdict(value)}
 
 
-def _section(kind: Kind, selector: str, default: str) -> tuple[Any, ...]:
+def _section(kind: Kind) -> tuple[Any, ...]:
+    selector, default = SELECTORS[kind]
     return (
         BeforeValidator(partial(_parse, kind, selector, default)),
         PlainSerializer(partial(_dump, kind, selector)),
@@ -101,8 +113,8 @@ def _section(kind: Kind, selector: str, default: str) -> tuple[Any, ...]:
 
 
 #: Sections whose selector names a component and whose other keys are that component's parameters.
-PartitionSection = Annotated[Any, *_section(registry.PARTITION, "scheme", "dirichlet")]
-ModelSection = Annotated[Any, *_section(registry.MODEL, "name", "cnn")]
+PartitionSection = Annotated[Any, *_section(registry.PARTITION)]
+ModelSection = Annotated[Any, *_section(registry.MODEL)]
 
 
 class Data(Section):
@@ -124,7 +136,8 @@ class Data(Section):
     split: Literal["official", "pooled"] = Field(
         "official",
         description="official: the data set's own test set, dealt to clients in their own class proportions; "
-        "pooled: training and test samples together, then split within each client.",
+        "pooled: training and test samples together, then split within each client. Neither, where the partition is a "
+        "file that says what each sample is for.",
     )
     test_share: float = Field(0.25, gt=0, lt=1, description="Share of each client's samples kept for testing (pooled).")
     stratified: bool = Field(
@@ -192,29 +205,29 @@ class Data(Section):
 
         Raises
         ------
-        SettingsError
-            They stand in a file that nobody has looked into; the sentence says what to run.
+        ArtifactError
+            They stand in a file that is not stored.
         """
-        source = self.source
-        if isinstance(source, Own) and not source.sha256:
-            raise SettingsError("dataset.sha256: missing; run `fedpipe download`, which fills it in.")
-        known = source.facts
-        if known is None:
+        known = self.source.facts
+        return store.facts(self.file) if known is None else known
+
+    def lacking(self, download: str) -> str | None:
+        """One sentence if its facts are not known yet, with the command that mends that; None if they are."""
+        source, here = self.source, self.fetcher
+        if source.facts is None:
             try:
-                return store.facts(self.file)
+                store.facts(self.file)
             except ArtifactError:
-                raise SettingsError(
-                    f"dataset.sha256: the file with SHA-256 {getattr(source, 'sha256', None)} is not stored; "
-                    f"run `fedpipe download`."
-                ) from None
-        if isinstance(source, Published) and self.fetcher.is_local and not self.file.is_file():
-            here = self.fetcher
-            if here.holds(source.stand_in) and not all(here.holds(file.name) for file in source.files):
-                raise SettingsError(
-                    f"dataset.sha256: missing; the mirror has no original of '{self.name}' but a {source.stand_in}, "
-                    f"which is taken by its SHA-256: run `fedpipe download`, which fills it in."
-                )
-        return known
+                sha256 = getattr(source, "sha256", None)
+                return f"dataset.sha256: the file with SHA-256 {sha256} is not stored; run `{download}`."
+        if not isinstance(source, Published) or source.sha256 or not here.is_local or self.file.is_file():
+            return None
+        if here.holds(source.stand_in) and not all(here.holds(file.name) for file in source.files):
+            return (
+                f"dataset.sha256: missing; the mirror has no original of '{self.name}' but a {source.stand_in}, "
+                f"which is taken by its SHA-256: run `{download}`, which fills it in."
+            )
+        return None
 
 
 class Transforms(Section):
@@ -400,8 +413,22 @@ class Params(Section):
             raise SettingsError("\n".join(mistakes))
         return algorithms
 
+    @property
+    def pins(self) -> dict[str, Pin]:
+        """The user's own files that the study names, by the section that does."""
+        components = {"dataset": self.dataset.source, "partition": self.partition, "model": self.model}
+        return {section: each.pin for section, each in components.items() if each.pin}
+
+    def _there(self, download: str | None) -> None:
+        """Everything that is not declared, stored, or what it was declared as, is said at once."""
+        found = {section: pin.mistake(section, download) for section, pin in self.pins.items()}
+        if found.get("dataset") is None:
+            found["dataset"] = self.dataset.lacking(download or DOWNLOAD)
+        if told := [sentence for sentence in found.values() if sentence]:
+            raise SettingsError("\n".join(told))
+
     @model_validator(mode="after")
-    def _consistent(self) -> Params:
+    def _consistent(self, info: ValidationInfo) -> Params:
         for label in self.study.algorithms:
             if label not in self.algorithms:
                 raise SettingsError(_no_entry(label, list(self.algorithms)))
@@ -418,12 +445,22 @@ class Params(Section):
                         f"federation.{key}: {value} can't be used with {label}, which takes plain gradient steps; "
                         f"it should be {right}."
                     )
+        self._there((info.context or {}).get("download"))
+        for label in self.study.algorithms if self.model.whole else ():
+            if cast(Any, self.algorithm(label)).several:
+                raise several(label)
         facts = self.dataset.facts
+        if self.dataset.subset and self.partition.by_index:
+            raise SettingsError(
+                f"dataset.subset: {self.dataset.subset} can't be used with a partition from a file, whose samples are "
+                f"those of the whole data set; remove it."
+            )
         if (self.dataset.subset or 0) > facts.size:
             raise SettingsError(
                 f"dataset.subset: {self.dataset.subset} is more than there are; it should be at most {facts.size}."
             )
-        self.partition.check(self.federation.clients, facts.classes, self.dataset.dealt)
+        dealt = facts.size if self.partition.splits else self.dataset.dealt
+        self.partition.check(self.federation.clients, facts.classes, dealt)
         if self.partition.overlaps and self.dataset.split == "pooled":
             raise SettingsError(
                 "dataset.split: 'pooled' can't be used with a partition in which clients share samples, since one "
@@ -431,6 +468,7 @@ class Params(Section):
             )
         self.transforms.check(facts.shape)
         self.model.check(facts.shape, facts.classes)
+        self.model.check_weights(facts.shape, facts.classes)
         words = getattr(self.model, "vocabulary", None)
         if words is not None and facts.vocabulary is not None and words < facts.vocabulary:
             raise SettingsError(
@@ -464,8 +502,28 @@ def _no_entry(label: str, entries: list[str]) -> str:
     return f"study.algorithms: unknown algorithm '{label}'; {nearest(label, known)}"
 
 
-def parse(settings: Any) -> Params:
+def several(algorithm: str) -> SettingsError:
+    """What to say of an algorithm that begins with several models where a file gives but one."""
+    return SettingsError(
+        f"model.weights: a file holds one initial model, and {algorithm} begins with several; it should be null, or "
+        f"study.algorithms do without {algorithm}."
+    )
+
+
+def download(path: Path) -> str:
+    """The command that obtains a study's data, and declares the files that it names."""
+    return DOWNLOAD if path == artifacts.PARAMS else f"{DOWNLOAD} --params {shlex.quote(str(path))}"
+
+
+def parse(settings: Any, download: str | None = DOWNLOAD) -> Params:
     """Settings as they stand in the YAML file, checked and with their defaults filled in.
+
+    Parameters
+    ----------
+    settings
+        All of them, in sections.
+    download
+        The command that declares files in the study's file; None where it can't, as at a point of a grid.
 
     Raises
     ------
@@ -475,7 +533,7 @@ def parse(settings: Any) -> Params:
     if not isinstance(settings, dict):
         raise SettingsError("params.yaml: it should be a mapping of sections, as `federation: {clients: 10}`.")
     try:
-        return Params.model_validate(settings)
+        return Params.model_validate(settings, context={"download": download})
     except ValidationError as error:
         raise SettingsError("\n".join(sentences(error, settings, "", _keys))) from None
 
@@ -572,8 +630,8 @@ def json_schema() -> dict[str, Any]:
         return {"anyOf": [*choices, own | {"description": "A class of one's own, as my_module.MyClass."}]}
 
     properties = schema["properties"]
-    properties["partition"] = options(registry.PARTITION, "scheme", "dirichlet")
-    properties["model"] = options(registry.MODEL, "name", "cnn")
+    properties["partition"] = options(registry.PARTITION, *SELECTORS[registry.PARTITION])
+    properties["model"] = options(registry.MODEL, *SELECTORS[registry.MODEL])
     properties["algorithms"] = {
         "type": "object",
         "properties": {

@@ -12,15 +12,15 @@ import hashlib
 import itertools
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fedpipe import artifacts, code, config, registry
+from fedpipe import artifacts, code, config, pins, registry
 from fedpipe.artifacts import PARAMS, RunFiles, StudyFiles
-from fedpipe.config import Data, Evaluation, Federation, Params, Transforms
+from fedpipe.config import SPLITTING, Data, Evaluation, Federation, Params, Transforms
 from fedpipe.data import store
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.registry import Component
@@ -40,6 +40,7 @@ class Settings:
     federation: dict[str, Any]
     evaluation: dict[str, Any]
     seed: int
+    origin: dict[str, Any] = field(default_factory=dict)  #: where files lie of which the key holds the SHA-256
 
     @classmethod
     def of(cls, params: Params, label: str, seed: int) -> Settings:
@@ -50,7 +51,9 @@ class Settings:
         )
         if section.subset is None:
             del dataset["subset"]
-        if section.split == "official":
+        if params.partition.splits:
+            dataset = {name: value for name, value in dataset.items() if name not in SPLITTING}
+        elif section.split == "official":
             del dataset["test_share"]
             if not section.validation_share:
                 del dataset["stratified"]
@@ -67,6 +70,7 @@ class Settings:
             federation=params.federation.model_dump(mode="json", exclude={"rounds"}),
             evaluation=evaluation,
             seed=seed,
+            origin={"model": params.model.origin} if params.model.origin else {},
         )
 
     @classmethod
@@ -92,22 +96,23 @@ class Settings:
     def dump(self) -> str:
         """The text of ``run.yaml``."""
         head = "# All that this run's bits depend on; its key, the folder's name, is a hash of it.\n"
-        return head + yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
+        held = {name: value for name, value in dataclasses.asdict(self).items() if name != "origin" or value}
+        return head + yaml.safe_dump(held, sort_keys=False)
 
     @property
     def key(self) -> str:
         """The run's key."""
-        return digest(dataclasses.asdict(self))
+        return digest({name: value for name, value in dataclasses.asdict(self).items() if name != "origin"})
 
     @property
     def partition_settings(self) -> dict[str, Any]:
-        """All that the run's partition depends on."""
+        """All that the run's partition depends on; no seed, where the partition itself says how samples are split."""
         fixed = self.partition.get("seed")
         return {
             "dataset": self.dataset,
             "partition": {name: value for name, value in self.partition.items() if name != "seed"},
             "clients": self.federation["clients"],
-            "seed": self.seed if fixed is None else fixed,
+            **({"seed": self.seed if fixed is None else fixed} if "split" in self.dataset else {}),
         }
 
     def build_algorithm(self) -> Component:
@@ -122,7 +127,7 @@ class Settings:
 
     def build_model(self) -> Component:
         """The model family with its parameters."""
-        return self._built(registry.MODEL, self.model)
+        return self._built(registry.MODEL, self.model | self.origin.get("model", {}))
 
     def _built(self, kind: registry.Kind, described: dict[str, Any]) -> Component:
         component = built(kind, "name", described)
@@ -162,14 +167,16 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
     """
     sys.path.insert(0, str(Path.cwd()))  # own algorithms lie beside params.yaml
     raw = config.read(path)
-    study = config.parse(raw)
+    study = config.parse(raw, config.download(path))
     runs: dict[tuple[str, str], dict[str, Any]] = {}
     partitions: dict[str, Any] = {}
     files: dict[str, str] = {}
     components: list[Component] = []
     warnings: list[str] = []
+    stamps: dict[str, str] = {}
     for point in _points(study):
         params = _at(raw, point) if point else study
+        stamps |= {str(pin.path): pins.stamp(pin.path) for pin in params.pins.values()}
         components += [params.partition, params.model, params.dataset.source]
         for label in study.study.algorithms:
             algorithm: Any = params.algorithm(label)
@@ -180,7 +187,8 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
             partition = digest(run.partition_settings)
             partitions[partition] = run.partition_settings
             dealt = artifacts.assignment_file(partition).with_name("partition.yaml")
-            files[str(dealt)] = yaml.safe_dump(run.partition_settings, sort_keys=False)
+            origin = {"origin": params.partition.origin} if params.partition.origin else {}
+            files[str(dealt)] = yaml.safe_dump(run.partition_settings | origin, sort_keys=False)
             place = RunFiles.of(label, run.key)
             files[str(place.settings)] = run.dump()
             data = params.dataset.file.stem
@@ -200,7 +208,7 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
             )
     return {
         "shared": code.shared(),
-        "sources": _sources(path, components),
+        "sources": _sources(path, components) | stamps,
         "params": str(path),
         "algorithms": list(study.study.algorithms),
         "seeds": list(study.study.seeds),
@@ -237,7 +245,7 @@ def write(plan: dict[str, Any]) -> None:
 def _described(kind: registry.Kind, selector: str, component: Component) -> dict[str, Any]:
     """A component's name, code and parameters, as JSON would give them back: lists for tuples."""
     head = {selector: registry.name_of(kind, type(component)), "code": code.of(*component.made_of()).text}
-    described: dict[str, Any] = json.loads(json.dumps(head | dataclasses.asdict(component)))
+    described: dict[str, Any] = json.loads(json.dumps(head | component.keyed()))
     return described
 
 
@@ -262,7 +270,7 @@ def _points(study: Params) -> list[dict[str, Any]]:
 
 def _at(raw: dict[str, Any], point: dict[str, Any]) -> Params:
     try:
-        return config.parse(config.override(raw, point))
+        return config.parse(config.override(raw, point), None)
     except SettingsError as error:
         where = ", ".join(f"{name}: {value}" for name, value in point.items())
         lines = (f"{line} (at the point {where} of study.grid)" for line in str(error).splitlines())

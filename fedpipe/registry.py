@@ -21,6 +21,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from fedpipe.errors import SettingsError
 from fedpipe.mistakes import nearest, refuse_truths, sentences
+from fedpipe.pins import Pin
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,23 @@ class Component:
     def made_of(self) -> tuple[Any, ...]:
         """The classes and functions whose code is part of the keys of all runs that use it."""
         return (type(self),)
+
+    @property
+    def pin(self) -> Pin | None:
+        """The file of the user's own that it is made of."""
+        return None
+
+    def keyed(self) -> dict[str, Any]:
+        """Its parameters as keys hold them: where a file lies is none of them."""
+        parameters = dataclasses.asdict(self)
+        if self.pin:
+            del parameters[self.pin.field]
+        return parameters
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """Where its file lies, beside a key that does not hold that."""
+        return {self.pin.field: str(self.pin.path)} if self.pin else {}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -492,6 +492,8 @@ def test_defaults_are_filled_in() -> None:
         "hidden": 64,
         "batch_norm": False,
         "bias": True,
+        "weights": None,
+        "sha256": None,
     }
     assert params.study.algorithms == ("fedavg",)
     assert params.study.seeds == (0,)

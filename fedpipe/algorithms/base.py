@@ -196,6 +196,8 @@ class Algorithm(Component):
     prototypes: ClassVar[bool] = False  #: whether `nearest` is defined
     ignores: ClassVar[tuple[str, ...]] = ()  #: keys of the federation that its steps have no use for, hence refused
 
+    several: ClassVar[bool] = False  #: whether it begins with several initial models, which no file of weights holds
+
     net: ClassVar[Net]  # set by `bind`, for one thread
     federation: ClassVar[Federation]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,8 @@ class IFCA(Algorithm):
               \theta_j \leftarrow \sum_{i \in S: \hat\jmath_i = j} w_i \theta_i / \sum_{i \in S: \hat\jmath_i = j} w_i .
 
     The choice is made on the client's training data, in evaluation too (the authors' code looks at test labels). Ties
-    go to the lowest index; a model that nobody chose stays. The k initial models differ.
+    go to the lowest index; a model that nobody chose stays. The k initial models differ, so that ``model.weights``,
+    which holds one, is refused.
 
     State: k models at the server. Traffic: k models down; a model and its index up; there is no single global model.
     Deviations: the authors' code takes uniform means; here the study's weighting holds.
@@ -38,6 +39,8 @@ class IFCA(Algorithm):
     clusters
         Number of models, k.
     """
+
+    several: ClassVar[bool] = True
 
     clusters: Annotated[int, Field(ge=1)] = 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ def assign(
     share of its own for testing, rounded down: a client with one sample trains on it. A validation part is kept from
     the client's training samples in the same way.
 
-    A scheme that says itself what each sample is for (``file``) is taken at its word.
+    A scheme that says itself what each sample is for (a ``file`` with a column split) is taken at its word: neither
+    rule, no share and no seed has any effect.
 
     Parameters
     ----------
@@ -83,14 +85,15 @@ def assign(
     import pyarrow as pa
 
     seed = seed if scheme.seed is None else scheme.seed
-    if split == "official" and not test.any():
+    official = split == "official" and not scheme.splits
+    if official and not test.any():
         raise SettingsError("dataset.split: 'official' needs a test set, and the data set has none; use 'pooled'.")
-    samples = np.flatnonzero(~test) if split == "official" else np.arange(len(labels))
+    samples = np.flatnonzero(~test) if official else np.arange(len(labels))
     sample, client, use = _deal(scheme, labels, samples, clients, seed)
     if use is None:
         use = np.full(len(sample), "train", dtype="<U10")
         groups = labels[sample] if stratified else np.zeros_like(sample)
-        if split == "official":
+        if official:
             tested = np.flatnonzero(test)
             follower = _follow(labels[tested], labels[sample], client, clients, seed)
         else:
@@ -112,6 +115,19 @@ def assign(
             "split": pa.array(use[order], pa.string()),
         }
     )
+
+
+def checksum(table: pa.Table) -> str:
+    """SHA-256 of an assignment's canonical bytes, the same for every version of the file format.
+
+    For each column a line with name, dtype and length is hashed, then the values, little-endian.
+    """
+    digest = hashlib.sha256()
+    for name, dtype in (("sample", "<i8"), ("client", "<i4"), ("label", "<i8"), ("split", "S10")):
+        column = np.asarray(table[name].to_numpy(zero_copy_only=False), dtype=dtype)
+        digest.update(f"{name} {column.dtype.str} {column.shape}\n".encode())
+        digest.update(column.tobytes())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

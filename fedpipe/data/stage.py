@@ -22,12 +22,9 @@ if TYPE_CHECKING:
 
 def partition(key: str) -> Path:
     """Deal the samples as ``partition.yaml`` says; writes the assignment and what it tells of heterogeneity."""
-    path = artifacts.assignment_file(key)
-    place = path.with_name("partition.yaml")
-    if not place.is_file():
-        raise ArtifactError(f"{place} is missing; '{key}' should be a partition of results/plan.json.")
-    settings: dict[str, Any] = yaml.safe_load(place.read_text())
-    samples = store.load(store.place(settings["dataset"]))
+    path, settings = artifacts.assignment_file(key), read(key)
+    data = store.place(settings["dataset"])
+    samples = store.load(data, artifacts.manifest(data))
     table = _assigned(settings, samples.y.numpy(), samples.test.numpy())
     counts = Assignment.of(table).class_counts
     tables = {artifacts.heterogeneity_file(key): heterogeneity.summary(counts), path: table}
@@ -36,13 +33,38 @@ def partition(key: str) -> Path:
     return path
 
 
+def read(key: str) -> dict[str, Any]:
+    """All that a partition depends on, as its ``partition.yaml`` says, and where its scheme's own file lies.
+
+    Raises
+    ------
+    ArtifactError
+        The file is missing, or is not the one that its folder's name is the key of.
+    """
+    place = artifacts.assignment_file(key).with_name("partition.yaml")
+    try:
+        settings: dict[str, Any] = yaml.safe_load(place.read_text())
+        found = plan.digest({name: value for name, value in settings.items() if name != "origin"})
+    except FileNotFoundError:
+        raise ArtifactError(f"{place} is missing; '{key}' should be a partition of results/plan.json.") from None
+    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{place} is damaged ({' '.join(str(error).split())}); `fedpipe plan` mends it.") from None
+    if found != key:
+        raise ArtifactError(
+            f"{place} was edited: its key would be {found}; `fedpipe plan` mends it, and params.yaml is what to change."
+        )
+    return settings
+
+
 def preview(params: Path) -> Iterator[tuple[str, dict[str, Any], Integers]]:
     """Key, settings and training samples by client and class, shape (N, C), of a study's partitions; writes nothing.
 
     The data set need not be stored: if it is not, it is read from where `fedpipe download` takes it.
     """
-    section = config.parse(config.read(params)).dataset
-    for key, settings in plan.make(params)["partitions"].items():
+    made = plan.make(params)
+    section = config.parse(config.read(params), config.download(params)).dataset
+    for key in made["partitions"]:
+        settings = yaml.safe_load(made["files"][str(artifacts.assignment_file(key).with_name("partition.yaml"))])
         path = store.place(settings["dataset"])
         if path.is_file() or path != section.file:
             samples = store.load(path)
@@ -59,15 +81,15 @@ def _assigned(settings: dict[str, Any], labels: Integers, test: npt.NDArray[np.b
     dataset = settings["dataset"]
     chosen = subset(labels, test, dataset["subset"]) if "subset" in dataset else np.arange(len(labels))
     table = assign(
-        cast(Scheme, plan.built(registry.PARTITION, "scheme", settings["partition"])),
+        cast(Scheme, plan.built(registry.PARTITION, "scheme", settings["partition"] | settings.get("origin", {}))),
         labels[chosen],
         test[chosen],
         settings["clients"],
-        dataset["split"],
+        dataset.get("split", "official"),
         dataset.get("test_share", 0.25),
-        settings["seed"],
+        settings.get("seed", 0),
         dataset.get("stratified", False),
-        dataset["validation_share"],
+        dataset.get("validation_share", 0),
     )
     samples = pa.array(chosen[table["sample"].to_numpy()])
     return table.set_column(table.column_names.index("sample"), "sample", samples)

@@ -15,7 +15,7 @@ import yaml
 from fedpipe import artifacts, registry
 from fedpipe.data.datasets.base import Dataset, Facts, Samples
 from fedpipe.data.fetch import Fetcher
-from fedpipe.errors import ArtifactError
+from fedpipe.errors import ArtifactError, SettingsError
 
 if TYPE_CHECKING:
     import torch  # imported inside functions otherwise: it takes seconds, and not every stage needs it
@@ -29,7 +29,7 @@ class Tensors(NamedTuple):
     test: torch.Tensor  #: whether a sample belongs to the official test set, bool, shape (n,)
 
 
-def checksum(samples: Samples) -> str:
+def checksum(samples: Samples | Tensors) -> str:
     """SHA-256 of the canonical bytes of a data set: the same on every machine, and for every file format.
 
     For each of x, y and test in turn, a line with name, dtype and shape is hashed, then the values in C order and
@@ -91,14 +91,24 @@ def download(name: str) -> Path:
     Raises
     ------
     ArtifactError
-        No plan has it; or see :func:`obtain`.
+        No plan has it, or what the plan said of it was edited; or see :func:`obtain`.
     """
     from fedpipe import config
 
     settings = settings_file(name)
     if not settings.is_file():
         raise ArtifactError(f"{settings} is missing; '{name}' should be a data set of a plan.")
-    section = config.dataset(yaml.safe_load(settings.read_text()))
+    try:
+        section = config.dataset(yaml.safe_load(settings.read_text()))
+        found = section.file.stem
+    except (yaml.YAMLError, SettingsError) as error:
+        raise ArtifactError(
+            f"{settings} is damaged ({' '.join(str(error).split())}); `fedpipe plan` mends it."
+        ) from None
+    if found != name:
+        raise ArtifactError(
+            f"{settings} was edited: it speaks of {found}; `fedpipe plan` mends it, and params.yaml is what to change."
+        )
     return obtain(section.source, section.fetcher)
 
 
@@ -161,8 +171,10 @@ def load(path: Path, sha256: str | None = None) -> Tensors:
     return Tensors(**tree)
 
 
-def _canonical(samples: Samples) -> dict[str, npt.NDArray[Any]]:
+def _canonical(samples: Samples | Tensors) -> dict[str, npt.NDArray[Any]]:
     """The arrays in the dtypes in which they are hashed and stored."""
+    if isinstance(samples, Tensors):
+        samples = Samples(*(tensor.numpy() for tensor in samples))
     kind = samples.x.dtype
     dtypes = {
         "x": np.dtype("<f4") if np.issubdtype(kind, np.floating) else kind.newbyteorder("<"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,8 @@ class Clients:
         Indices of each client's validation samples, where there are any.
     transforms
         What is done to gathered inputs.
+    trained_on
+        SHA-256 of the contents of the data set and of the partition, where they were read.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Clients:
         device: torch.device | str = "cpu",
         validation: Sequence[Integers] = (),
         transforms: Transforms = Transforms(),  # noqa: B008  # frozen
+        trained_on: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.device, self.dtype, self.seed, self.classes = torch.device(device), dtype, seed, classes
         self.x, self.y = x.to(self.device), y.to(self.device)
@@ -62,7 +66,7 @@ class Clients:
         self.train, self.test, self.global_test = list(train), list(test), global_test
         parts = zip(validation or self.train, self.train, strict=True)
         self.validation = [own if len(own) else train for own, train in parts]  # who has no such part uses the whole
-        self.transforms = transforms
+        self.transforms, self.trained_on = transforms, trained_on
         counts = np.stack([np.bincount(y[indices].cpu().numpy(), minlength=classes) for indices in self.train])
         self.class_counts = torch.as_tensor(counts, dtype=dtype, device=self.device)
         self.sizes = np.array([len(indices) for indices in self.train])

@@ -26,9 +26,9 @@ from fedpipe import artifacts, code, streams
 from fedpipe.algorithms._dw import complete
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.artifacts import RunFiles
-from fedpipe.config import Execution
+from fedpipe.config import Execution, several
 from fedpipe.data import store
-from fedpipe.data.assignment import Assignment
+from fedpipe.data.assignment import Assignment, checksum
 from fedpipe.engine import evaluation, redo
 from fedpipe.engine.block import Block
 from fedpipe.engine.checkpoint import Checkpoint
@@ -81,7 +81,8 @@ class Run:
         family = cast(Model, settings.build_model())
         bare = complete(cast(Algorithm, settings.build_algorithm()))
         shape = tuple(self.clients.x.shape[1:])
-        build = functools.partial(family.build, shape, self.clients.classes)
+        build = functools.partial(family.network, shape, self.clients.classes)
+        self._one_model = family.whole
         net = Net(lambda: bare.adapt(build()), dtype, self._device, self.federation.buffers)
         self.algorithm = bare.bind(net, self.federation)
         self.executor = self._executor(execution.stack if family.stackable else 1, threads)
@@ -105,7 +106,15 @@ class Run:
         return Loop(self.algorithm, self.clients, threads, epochs)
 
     def fresh(self, index: int) -> Tensors:
-        """The run's ``index``-th initial model."""
+        """The run's ``index``-th initial model.
+
+        Raises
+        ------
+        SettingsError
+            There is but one, since `model.weights` names a file.
+        """
+        if index and self._one_model:
+            raise SettingsError(several(self.settings.algorithm["name"]))
         return self.algorithm.net.fresh(streams.entropy(self.settings.seed, f"init/{index}"))
 
     def participants(self, number: int) -> list[int]:
@@ -127,12 +136,13 @@ class Run:
         with torch.no_grad():
             server = canonical(self.algorithm.init(self.fresh))
         nobody = [-1] * self.federation.clients
-        self.checkpoint.seal(0, server, [], [], {}, last=nobody, observed={}, made_by=[self.made_by()])
+        facts = {"observed": {}, "made_by": [self.made_by()], "trained_on": dict(self.clients.trained_on)}
+        self.checkpoint.seal(0, server, [], [], {}, last=nobody, **facts)
         self.checkpoint.finish(0, {})
 
     def train(self, number: int, ids: Sequence[int]) -> Block:
         """Local training of some participants."""
-        self._check(number)
+        self._may_go_on(number)
         begin = time.perf_counter()
         send = functools.partial(self.algorithm.send, self.server(number - 1))
         kept = functools.partial(self.kept, number=number - 1)
@@ -146,7 +156,7 @@ class Run:
 
     def aggregate(self, number: int, blocks: Sequence[Block]) -> None:
         """The server's next state, and what the participants keep."""
-        self._check(number)
+        self._may_go_on(number)
         begin, files = time.perf_counter(), self.files.round(number)
         ids = [client for block in blocks for client in block.ids]
         if ids != self.participants(number):
@@ -186,13 +196,15 @@ class Run:
         if all(made["shared"] != code.shared() for made in made_by):  # its blocks are of other code than the server
             made_by.append(self.made_by())
         kept = [state for state, fine in zip(kept, whole, strict=True) if fine]
-        self.checkpoint.seal(number, server, list(uploads.ids), kept, hashes, observed=observed, made_by=made_by)
+        facts = {"observed": observed, "made_by": made_by, "trained_on": dict(self.clients.trained_on)}
+        self.checkpoint.seal(number, server, list(uploads.ids), kept, hashes, **facts)
         times = {"train": sum(block.seconds for block in blocks), "aggregate": time.perf_counter() - begin}
         artifacts.write_json(files.times, times)
 
     def evaluate(self, number: int) -> None:
         """Accuracies and matrices of a round; then the round is complete."""
-        self._check(number)
+        self._may_go_on(number)
+        self._same_data(number)
         begin, files, hashes = time.perf_counter(), self.files.round(number), {}
         if self._measured(number):
             found = evaluation.measure(
@@ -241,6 +253,7 @@ class Run:
         if done < 0:
             self.initialise()
             done = 0
+        self._same_data(done)
         yield done
         for number in range(done + 1, stop + 1):
             self.round(number)
@@ -259,10 +272,27 @@ class Run:
             words += f", GPU {granted}" + (" was granted but PyTorch sees none" if self._device.type == "cpu" else "")
         return words
 
-    def _check(self, number: int) -> None:
-        """Before a round: that the shared code which lies here makes the round before it as it was made."""
+    def _may_go_on(self, number: int) -> None:
+        """Before a round: the data are those of the round before it, and the shared code does that round the same."""
         if not self._is_copy:
+            self._same_data(number - 1)
             redo.check(self, number - 1)
+
+    def _same_data(self, number: int) -> None:
+        """Refuse to go on after a round where it, or round 0, was made with other data than lies here."""
+        here = self.clients.trained_on
+        for earlier in (0, number):
+            if not artifacts.exists(self.files.round(earlier).state):
+                continue
+            recorded = self.checkpoint.sealed(earlier).get("trained_on", {})
+            for name in here:
+                if recorded.get(name) != here[name]:
+                    raise ArtifactError(
+                        f"{self.files.path}: round {earlier} was made with another {name} (SHA-256 of its content: "
+                        f"{recorded.get(name, 'not recorded')}) than lies in {places(self.settings)[name]} "
+                        f"({here[name]}); bring that one back, as `dvc checkout` does where DVC has recorded it, or "
+                        f"delete {self.files.path} and run `snakemake all` to make the run anew."
+                    )
 
     def _measured(self, number: int) -> bool:
         return number % self.evaluation.every == 0
@@ -281,12 +311,18 @@ class Run:
         }
 
 
+def places(settings: Settings) -> dict[str, Path]:
+    """Where a run's data set and its partition lie."""
+    dealt = artifacts.assignment_file(digest(settings.partition_settings))
+    return {"data set": store.place(settings.dataset), "partition": dealt}
+
+
 def open_clients(settings: Settings, dtype: torch.dtype, device: torch.device) -> Clients:
     """A run's data set and partition, on the device."""
-    data = store.place(settings.dataset)
-    dealt = artifacts.assignment_file(digest(settings.partition_settings))
+    data, dealt = places(settings).values()
     samples = store.load(data, artifacts.manifest(data))
-    assignment = Assignment.read(dealt, artifacts.manifest(dealt))
+    table = artifacts.read_parquet(dealt, artifacts.manifest(dealt))
+    assignment = Assignment.of(table)
     parts = assignment.train, assignment.test, assignment.global_test
     return Clients(
         samples.x,
@@ -298,6 +334,7 @@ def open_clients(settings: Settings, dtype: torch.dtype, device: torch.device) -
         device,
         validation=assignment.validation,
         transforms=settings.build_transforms(),
+        trained_on={"data set": store.checksum(samples), "partition": checksum(table)},
     )
 
 

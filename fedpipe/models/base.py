@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedpipe import pins
+from fedpipe.errors import SettingsError
 from fedpipe.layers import NORMALISATIONS, BatchNorm, Dropout, Mode, functional
+from fedpipe.pins import Pin, Sha256
 from fedpipe.registry import Component
 from fedpipe.tensors import Tensors
+
+COUNTER = "num_batches_tracked"  #: of BatchNorm, which nothing reads
 
 
 class Network(nn.Module):
@@ -33,7 +41,20 @@ class Network(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Component):
-    """A family of networks; its fields are widths and the like."""
+    """A family of networks; its fields are widths and the like.
+
+    Parameters
+    ----------
+    weights
+        A file with the tensors that every run begins with, all seeds alike, in place of random ones: what
+        ``torch.save`` makes of the network's ``state_dict()``, named ``body.*`` and ``head.*`` (a path from the
+        project's root). An algorithm that puts a head of its own in place of the model's draws that one as ever.
+    sha256
+        SHA-256 of that file, which makes it part of the run's key; `fedpipe download` fills it in.
+    """
+
+    weights: Annotated[str, Field(min_length=1)] | None = None
+    sha256: Sha256 | None = None
 
     stackable: ClassVar[bool] = True  #: whether its clients can train in one call (an LSTM's can't: no batching rule)
 
@@ -53,6 +74,111 @@ class Model(Component):
     def outline(self, shape: tuple[int, ...], classes: int) -> Network:
         """The same network for its layers alone: none of its weights are fetched, and it may lie on the meta device."""
         return self.build(shape, classes)
+
+    @property
+    def pin(self) -> Pin | None:
+        """See :class:`~fedpipe.registry.Component`."""
+        return None if self.weights is None else Pin("weights", Path(self.weights), self.sha256)
+
+    @property
+    def whole(self) -> bool:
+        """Whether a file gives all tensors of the network, so that there is one initial model and no other."""
+        return self.weights is not None
+
+    def network(self, shape: tuple[int, ...], classes: int) -> Network:
+        """The network that a run begins with: with the tensors of ``weights``, or those of :meth:`build`.
+
+        Raises
+        ------
+        SettingsError
+            The file of the weights is missing, is not the one that ``sha256`` says, or is of another network.
+        """
+        network = self.build(shape, classes)
+        if self.whole:
+            self._begin(network, tensors_of(self.weights_file()))
+        return network
+
+    def _begin(self, network: Network, tensors: Mapping[str, Tensor]) -> None:
+        """Put the tensors of a file into a network, all of it."""
+        held = {name: value for name, value in network.state_dict().items() if not name.endswith(COUNTER)}
+        found = {name: value for name, value in tensors.items() if not name.endswith(COUNTER)}
+        those = f"the {len(held)} of the network, from '{next(iter(held))}' to '{next(reversed(held))}'"
+        for name, value in held.items():
+            if name not in found:
+                raise SettingsError(f"model.weights: {self.weights} has no tensor '{name}'; it should have {those}.")
+            if found[name].shape != value.shape or not found[name].is_floating_point():
+                raise SettingsError(
+                    f"model.weights: '{name}' of {self.weights} is {_told(found[name])}; it should be {_told(value)}."
+                )
+            if not found[name].isfinite().all():
+                raise SettingsError(
+                    f"model.weights: '{name}' of {self.weights} holds NaN or infinity; no tensor should."
+                )
+        if extra := [name for name in found if name not in held]:
+            raise SettingsError(
+                f"model.weights: {self.weights} has a tensor '{extra[0]}', which the network has not; it should have "
+                f"{those}."
+            )
+        if any(value.dtype == torch.float64 for value in found.values()):
+            network.double()  # rounded where federation.dtype says so, and not before
+        network.load_state_dict(found, strict=False)
+
+    def check_weights(self, shape: tuple[int, ...], classes: int) -> None:
+        """Refuse weights of another network, before any job starts.
+
+        A file that is not there is no error yet: a study that has run is read where its weights are not.
+
+        Raises
+        ------
+        SettingsError
+            One sentence that begins with the key of params.yaml.
+        """
+        if self.sha256 is not None and self.weights is None:
+            raise SettingsError("model.sha256: there is no model.weights that it is of; name that file, or remove it.")
+        if self.pin is not None and self.pin.path.is_file():
+            with torch.random.fork_rng(devices=[]):
+                self.network(shape, classes)
+
+    def weights_file(self) -> Path:
+        """Where the file of the weights lies, which is the one that ``sha256`` says.
+
+        Raises
+        ------
+        SettingsError
+            It is missing, or another one.
+        """
+        assert self.pin is not None
+        if not self.pin.path.is_file():
+            raise SettingsError(
+                f"model.weights: {self.pin.path} is missing; it should be the file with SHA-256 {self.sha256}."
+            )
+        if wrong := self.pin.mistake("model", None):
+            raise SettingsError(wrong)
+        return self.pin.path
+
+
+def tensors_of(path: Path) -> dict[str, Tensor]:
+    """The tensors in a file, by name, read once as long as it does not change; nothing else is ever unpickled."""
+    return _read(path, pins.stamp(path))
+
+
+@functools.lru_cache(maxsize=1)
+def _read(path: Path, stamp: str) -> dict[str, Tensor]:
+    try:
+        tensors = dict(torch.load(path, weights_only=True, map_location="cpu"))
+        odd = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
+        reason = f"'{odd[0]}' is no tensor" if odd else ""
+    except Exception as error:  # the file is the user's own: anything may be in it
+        reason = str(error).split("\n", 1)[0]
+    if reason:
+        raise SettingsError(
+            f"model.weights: {path} can't be read ({reason}); it should be a state dict, tensors by name."
+        )
+    return tensors
+
+
+def _told(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
 
 
 class Net:
@@ -117,8 +243,8 @@ class Net:
     def _made(self) -> tuple[Network, Mode]:
         mode, network = Mode(), self._build()
         for module in network.modules():
-            if "num_batches_tracked" in module._buffers:
-                del module._buffers["num_batches_tracked"]  # a counter that nothing reads, and no mean makes sense of
+            if COUNTER in module._buffers:
+                del module._buffers[COUNTER]  # a counter that nothing reads, and no mean makes sense of
         functional(network, mode, track=self._buffers != "drop")
         return network, mode
 

@@ -83,7 +83,7 @@ def partitions(plan: Plan) -> pd.DataFrame:
     """
     rows = []
     for key, settings in plan["partitions"].items():
-        name = f"{tables.setup(settings)}, seed {settings['seed']}"
+        name = tables.dealing(settings)
         path = artifacts.assignment_file(key)
         counts = Assignment.read(path, artifacts.manifest(path)).class_counts
         for client, classes in enumerate(counts):

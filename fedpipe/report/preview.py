@@ -28,7 +28,7 @@ def text(key: str, settings: dict[str, Any], counts: Integers) -> str:
     counts
         Training samples of each client and class, shape (N, C).
     """
-    head = f"{tables.setup(settings)}, seed {settings['seed']}: {key}"
+    head = f"{tables.dealing(settings)}: {key}"
     lines = _numbers(counts) if counts.shape[1] <= WIDE else _shades(counts)
     return "\n".join([head, "", *lines, "", str(Overall.of(counts)), ""])
 

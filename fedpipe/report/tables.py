@@ -120,10 +120,18 @@ def setup(partition: dict[str, Any]) -> str:
     fields = {name: field.default for name, field in Data.model_fields.items()}
     told = {"name", "subset", "split", "code", "sha256"}
     others = [f"{name}={value}" for name, value in dataset.items() if name not in told and value != fields.get(name)]
-    parameters = ", ".join(f"{name}={value}" for name, value in scheme.items() if name not in {"scheme", "code"})
+    given = {name: f"{value[:12]}…" if name == "sha256" else value for name, value in scheme.items()}
+    parameters = ", ".join(f"{name}={value}" for name, value in given.items() if name not in {"scheme", "code"})
     dealt = f"{scheme['scheme']} ({parameters})" if parameters else scheme["scheme"]
-    data = ", ".join([*samples, f"{dataset['split']} split", *others])
+    split = f"{dataset['split']} split" if "split" in dataset else "split as the file says"
+    data = ", ".join([*samples, split, *others])
     return f"{dataset['name']} ({data}), {partition['clients']} clients, partition {dealt}"
+
+
+def dealing(partition: dict[str, Any]) -> str:
+    """The same with the seed that it was dealt with, if with any."""
+    seed = f"seed {partition['seed']}" if "seed" in partition else "all seeds"
+    return f"{setup(partition)}, {seed}"
 
 
 def size(count: float) -> str:

@@ -483,7 +483,7 @@ def test_the_stored_bytes_do_not_depend_on_names() -> None:
         ({"name": "npz"}, "dataset.path: missing; it must be given."),
         (
             {"name": "npz", "path": "own.npz"},
-            "dataset.sha256: missing; run `fedpipe download`, which fills it in.",
+            "dataset.path: own.npz is missing; it should lie there.",
         ),
         (
             {"name": "npz", "path": "own.npz", "sha256": "0" * 64},
@@ -512,8 +512,8 @@ def test_a_file_that_changed_after_it_was_declared_is_refused() -> None:
     with pytest.raises(ArtifactError) as error:
         source.load(Fetcher())
     assert str(error.value) == (
-        f"dataset.sha256: own.npz is another file than declared, with SHA-256 {found}; if it is meant, remove "
-        f"dataset.sha256 and run `fedpipe download`."
+        f"dataset.sha256: own.npz is another file than declared, with SHA-256 {found}; the declared one, {sha256}, "
+        f"should lie there, or the study declare that."
     )
     Path("own.npz").unlink()
     with pytest.raises(ArtifactError, match=r"^dataset\.path: own\.npz is missing; it should be a file\.$"):
@@ -569,7 +569,7 @@ def test_what_can_not_be_filled_in_is_said() -> None:
     before = "dataset:\n  ? name\n  : npz\n  ? path\n  : own.npz\n"
     Path("params.yaml").write_text(before)
     said = declare.download(None, Path("params.yaml"))
-    assert said.endswith(f" Declare it in params.yaml, under dataset, where name is npz:\n  sha256: {sha256}")
+    assert said.endswith(f"\nDeclare it in params.yaml, under dataset, where name is npz:\n  sha256: {sha256}")
     assert Path("params.yaml").read_text() == before
 
 

@@ -73,10 +73,7 @@ def test_a_file_that_is_not_declared_is_an_error_before_any_job() -> None:
     params = studies.settings(federation={"clients": 2}) | {"partition": {"scheme": "file", "path": "own.csv"}}
     with pytest.raises(SettingsError) as error:
         config.parse(params)
-    assert str(error.value) == (
-        "partition.sha256: missing for own.csv; if this is the file that you mean, write "
-        f"{artifacts.sha256_of(Path('own.csv'))}."
-    )
+    assert str(error.value) == ("partition.sha256: missing for own.csv; run `fedpipe download`, which fills it in.")
 
 
 def test_overlapping_clients_of_a_pool_are_an_error_before_any_job() -> None:

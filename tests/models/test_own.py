@@ -130,7 +130,7 @@ def test_a_change_of_its_source_changes_its_digest(name: str, own: Path) -> None
 
 def test_what_it_is_can_be_asked() -> None:
     assert registry.summary(type(found("make"))) == "Two layers."
-    assert registry.parameters_of(type(found("make"))) == ()
+    assert [field.name for field in registry.parameters_of(type(found("make")))] == ["weights", "sha256"]
     assert registry.is_a(registry.MODEL, "own_models.make")
     assert not registry.is_a(registry.ALGORITHM, "own_models.make")
 

@@ -51,12 +51,13 @@ def family(file: Path, **parameters: Any) -> VGG16:
     found = registry.build(registry.MODEL, "vgg16", given)
     assert isinstance(found, VGG16)
     found.check(SHAPE, 10)
+    found.check_weights(SHAPE, 10)
     return found
 
 
 @pytest.mark.parametrize(("classes", "count"), [(10, 33_482), (100, 39_332)])
 def test_a_frozen_base_leaves_as_many_trained_parameters_as_in_feddual(file: Path, classes: int, count: int) -> None:
-    network = family(file).build(SHAPE, classes)
+    network = family(file).network(SHAPE, classes)
     assert sum(each.numel() for each in network.parameters() if each.requires_grad) == count
     assert sum(each.numel() for each in network.body[0].parameters() if not each.requires_grad) == 14_714_688
 
@@ -64,7 +65,7 @@ def test_a_frozen_base_leaves_as_many_trained_parameters_as_in_feddual(file: Pat
 def test_frozen_weights_are_those_of_the_file_and_not_part_of_a_fresh_model(
     file: Path, weights: dict[str, Tensor]
 ) -> None:
-    net = Net(lambda: family(file).build(SHAPE, 10))
+    net = Net(lambda: family(file).network(SHAPE, 10))
     assert net.names == ("body.3.weight", "body.3.bias", "head.weight", "head.bias")
     one, other = net.fresh(1), net.fresh(2)
     assert tuple(one) == net.names
@@ -76,7 +77,7 @@ def test_frozen_weights_are_those_of_the_file_and_not_part_of_a_fresh_model(
 
 
 def test_the_features_are_those_of_the_files_base(file: Path, weights: dict[str, Tensor]) -> None:
-    net = Net(lambda: family(file).build(SHAPE, 10))
+    net = Net(lambda: family(file).network(SHAPE, 10))
     model, x = net.fresh(1), torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(1))
     base = make_layers(cfgs["D"])
     base.load_state_dict({name[9:]: value for name, value in weights.items() if name.startswith("features.")})
@@ -88,7 +89,7 @@ def test_the_features_are_those_of_the_files_base(file: Path, weights: dict[str,
 
 
 def test_all_layers_train_from_the_files_weights(file: Path, weights: dict[str, Tensor]) -> None:
-    net = Net(lambda: family(file, frozen=False).build(SHAPE, 10))
+    net = Net(lambda: family(file, frozen=False).network(SHAPE, 10))
     model = net.fresh(1)
     base = {name: value for name, value in weights.items() if name.startswith("features.")}
     assert len(model) == len(base) + 4
@@ -103,34 +104,38 @@ def test_all_layers_train_from_the_files_weights(file: Path, weights: dict[str, 
 
 def test_a_file_in_the_format_of_old_releases_is_read(weights: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save(weights, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
-    base = family(tmp_path / "old.pth").build(SHAPE, 10).body[0]
+    base = family(tmp_path / "old.pth").network(SHAPE, 10).body[0]
     assert torch.equal(base[0].weight, weights["features.0.weight"])
 
 
 def test_weights_that_are_not_those_of_the_settings_are_refused(file: Path) -> None:
     found = sha256(file)
-    with pytest.raises(SettingsError, match=rf"^model\.sha256: {OTHER} is not that of {file}, which is {found}; "):
+    with pytest.raises(
+        SettingsError, match=rf"^model\.sha256: {OTHER} is declared, but {file} is .* SHA-256 {found}; "
+    ):
         family(file, sha256=OTHER)
-    with pytest.raises(SettingsError, match=rf"^model\.sha256: {IMAGENET_SHA256} is not that of"):
-        VGG16(weights=str(file)).build(SHAPE, 10)
+    with pytest.raises(SettingsError, match=rf"^model\.sha256: missing for {file}; it should be {found}\."):
+        VGG16(weights=str(file)).network(SHAPE, 10)
 
 
 def test_a_file_that_changed_is_checked_again(weights: dict[str, Tensor], tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     torch.save(weights, path)
     made = family(path)
-    made.build(SHAPE, 10)
+    made.network(SHAPE, 10)
     with path.open("r+b") as stream:
         stream.seek(-1000, 2)
         stream.write(b"tampered")
     with pytest.raises(SettingsError, match=r"^model\.sha256: "):
-        made.build(SHAPE, 10)
+        made.network(SHAPE, 10)
 
 
 def test_a_study_is_read_where_its_weights_are_not_but_trains_only_with_them(tmp_path: Path) -> None:
     made = family(tmp_path / "absent.pth")
-    with pytest.raises(SettingsError, match=r"^model\.weights: .*absent\.pth is missing; it should be a file that"):
-        made.build(SHAPE, 10)
+    with pytest.raises(
+        SettingsError, match=r"^model\.weights: .*absent\.pth is missing; it should be the file with SHA"
+    ):
+        made.network(SHAPE, 10)
 
 
 class Mischief:
@@ -142,21 +147,55 @@ def test_code_in_a_file_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     torch.save({"features.0.weight": Mischief()}, "weights.pth")
     with pytest.raises(SettingsError, match=r"^model\.weights: weights\.pth can't be read \(.*; it should be a state"):
-        family(Path("weights.pth")).build(SHAPE, 10)
+        family(Path("weights.pth")).network(SHAPE, 10)
     assert not Path("mischief").exists()
 
 
-@pytest.mark.parametrize("holds", [{}, {"features.0.weight": torch.zeros(1)}, {"body.weight": torch.zeros(1)}])
-def test_a_file_of_another_network_is_refused(holds: dict[str, Tensor], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("holds", "sentence"),
+    [
+        ({}, r"has no tensor 'body\.0\.0\.weight'; it should have the 30 of the network, from "),
+        ({"features.0.weight": torch.zeros(1)}, "holds another network; it should hold torchvision's VGG16"),
+        (
+            {"body.weight": torch.zeros(1)},
+            r"has no tensor 'body\.0\.0\.weight'; it should have the 30 of the network, ",
+        ),
+    ],
+)
+def test_a_file_of_another_network_is_refused(holds: dict[str, Tensor], sentence: str, tmp_path: Path) -> None:
     torch.save(holds, tmp_path / "other.pth")
-    with pytest.raises(SettingsError, match=r"^model\.weights: .*other\.pth holds another network; it should hold"):
-        family(tmp_path / "other.pth").build(SHAPE, 10)
+    with pytest.raises(SettingsError, match=rf"^model\.weights: .*other\.pth {sentence}"):
+        family(tmp_path / "other.pth")
+
+
+def test_a_file_of_all_tensors_is_taken_for_all_and_can_be_frozen(file: Path, tmp_path: Path) -> None:
+    made = family(file)
+    assert not made.whole
+    network = made.network(SHAPE, 10)
+    torch.save(network.state_dict(), tmp_path / "all.pth")
+    again = family(tmp_path / "all.pth")
+    assert again.whole
+    assert all(
+        torch.equal(value, network.state_dict()[name]) for name, value in again.network(SHAPE, 10).state_dict().items()
+    )
+    assert sum(each.numel() for each in again.network(SHAPE, 10).parameters() if each.requires_grad) == 33_482
+
+
+def test_the_key_tells_imagenet_no_weights_and_files_apart(file: Path) -> None:
+    keyed = [VGG16().keyed(), VGG16(weights=None, frozen=False).keyed(), family(file).keyed()]
+    assert keyed == [
+        {"weights": "imagenet", "sha256": IMAGENET_SHA256, "frozen": True},
+        {"weights": None, "sha256": None, "frozen": False},
+        {"sha256": sha256(file), "frozen": True},
+    ]
+    assert family(file).origin == {"weights": str(file)}
+    assert not VGG16().origin
 
 
 def test_a_file_that_holds_no_tensors_by_name_is_refused(tmp_path: Path) -> None:
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
     with pytest.raises(SettingsError, match=r"^model\.weights: .*list\.pth can't be read"):
-        family(tmp_path / "list.pth").build(SHAPE, 10)
+        family(tmp_path / "list.pth").network(SHAPE, 10)
 
 
 def test_random_weights_can_not_be_frozen() -> None:
@@ -176,7 +215,7 @@ def server(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
         thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
         thread.start()
-        monkeypatch.setattr(vgg16, "IMAGENET", f"http://127.0.0.1:{serving.server_port}/{file.name}")
+        monkeypatch.setattr(vgg16, "ADDRESS", f"http://127.0.0.1:{serving.server_port}/{file.name}")
         monkeypatch.setenv("TORCH_HOME", str(tmp_path))
         monkeypatch.setattr(torch.hub, "_hub_dir", None)
         yield VGG16(sha256=sha256(file))
@@ -185,28 +224,28 @@ def server(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def test_the_address_of_torchvisions_weights_holds_the_first_digits_of_their_hash() -> None:
-    assert vgg16.IMAGENET.endswith(f"/vgg16-{IMAGENET_SHA256[:8]}.pth")
+    assert vgg16.ADDRESS.endswith(f"/vgg16-{IMAGENET_SHA256[:8]}.pth")
 
 
 def test_torchvisions_weights_are_downloaded_once(server: VGG16, tmp_path: Path, weights: dict[str, Tensor]) -> None:
-    assert server.file == tmp_path / "hub" / "checkpoints" / "vgg16-own.pth"
+    assert server.imagenet == tmp_path / "hub" / "checkpoints" / "vgg16-own.pth"
     server.check(SHAPE, 10)
-    assert not server.file.exists()
-    base = server.build(SHAPE, 10).body[0]
+    assert not server.imagenet.exists()
+    base = server.network(SHAPE, 10).body[0]
     assert torch.equal(base[0].weight, weights["features.0.weight"])
-    before = server.file.stat().st_mtime_ns
-    server.fetch()
-    assert server.file.stat().st_mtime_ns == before
+    before = server.imagenet.stat().st_mtime_ns
+    server.weights_file()
+    assert server.imagenet.stat().st_mtime_ns == before
 
 
 def test_a_download_of_another_file_is_refused_and_not_kept(server: VGG16) -> None:
     wrong = VGG16()
     with pytest.raises(SettingsError, match=r"^model\.weights: imagenet can't be downloaded from http.*; put "):
-        wrong.fetch()
-    assert not list(server.file.parent.iterdir())
+        wrong.weights_file()
+    assert not list(server.imagenet.parent.iterdir())
 
 
 def test_without_a_network_the_file_to_bring_is_named(server: VGG16, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vgg16, "IMAGENET", vgg16.IMAGENET.replace("own", "absent"))
-    with pytest.raises(SettingsError, match=rf"404.*; put that file at {server.file.parent}/vgg16-absent\.pth, "):
-        server.fetch()
+    monkeypatch.setattr(vgg16, "ADDRESS", vgg16.ADDRESS.replace("own", "absent"))
+    with pytest.raises(SettingsError, match=rf"404.*; put that file at {server.imagenet.parent}/vgg16-absent\.pth, "):
+        server.weights_file()

@@ -43,10 +43,15 @@ FILES = StudyFiles.of(Path(STUDY))
 
 def stale():
     """Whether the plan is of another study or other files than lie here, can't be read, or what it wrote is gone."""
+    from fedpipe.pins import STAMP, stamp
 
-    def changed(path, sha256):
+    def changed(path, mark):
+        if mark.startswith(
+            STAMP
+        ):  # it may be large: the plan finds out whether it is another
+            return stamp(Path(path)) != mark
         try:
-            return hashlib.sha256(Path(path).read_bytes()).hexdigest() != sha256
+            return hashlib.sha256(Path(path).read_bytes()).hexdigest() != mark
         except FileNotFoundError:
             return True
 
@@ -55,7 +60,7 @@ def stale():
         sources = json.loads(FILES.sources.read_text())
         return (
             plan["params"] != STUDY
-            or any(changed(path, sha256) for path, sha256 in sources.items())
+            or any(changed(path, mark) for path, mark in sources.items())
             or not all(Path(path).is_file() for path in plan["files"])
         )
     except (OSError, ValueError, LookupError, TypeError):

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedpipe import artifacts, code, registry
+from fedpipe import artifacts, code, pins, registry
 from fedpipe.data.fetch import Fetcher, File
 from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.pins import Pin, Sha256
 from fedpipe.registry import Component
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Vocabulary = Annotated[int, Field(ge=5)]
 Length = Annotated[int, Field(ge=1)]
 
@@ -218,6 +218,11 @@ class Own(Declared):
 
     path: str
 
+    @property
+    def pin(self) -> Pin:
+        """See :class:`~fedpipe.registry.Component`."""
+        return Pin("path", Path(self.path), self.sha256)
+
     def undeclared(self, fetch: Fetcher) -> str | None:
         """See :class:`Declared`."""
         return None if self.sha256 else self._hash()
@@ -226,8 +231,8 @@ class Own(Declared):
         """See :class:`Dataset`."""
         if (found := self._hash()) != self.sha256:
             raise ArtifactError(
-                f"dataset.sha256: {self.path} is another file than declared, with SHA-256 {found}; if it is meant, "
-                f"remove dataset.sha256 and run `fedpipe download`."
+                f"dataset.sha256: {self.path} is another file than declared, with SHA-256 {found}; the declared one, "
+                f"{self.sha256}, should lie there, or the study declare that."
             )
         return self._read(Path(self.path))
 
@@ -242,7 +247,7 @@ class Own(Declared):
         path = Path(self.path)
         if not path.is_file():
             raise ArtifactError(f"dataset.path: {self.path} is missing; it should be a file.")
-        return artifacts.sha256_of(path)
+        return pins.content(path)
 
     def _read(self, path: Path) -> Samples:
         raise NotImplementedError

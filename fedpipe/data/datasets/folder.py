@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpipe import artifacts
+from fedpipe import pins
 from fedpipe.data.datasets.base import Own, Samples
 from fedpipe.errors import ArtifactError
 
@@ -29,10 +28,7 @@ class Folder(Own):
         root = Path(self.path)
         if not root.is_dir():
             raise ArtifactError(f"dataset.path: {self.path} is missing; it should be a folder.")
-        digest = hashlib.sha256()
-        for name in sorted(file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file()):
-            digest.update(f"{artifacts.sha256_of(root / name)}  {name}\n".encode())
-        return digest.hexdigest()
+        return pins.content(root)
 
     def _read(self, path: Path) -> Samples:
         from fedpipe.data.formats import read_folder

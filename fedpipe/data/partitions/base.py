@@ -40,12 +40,18 @@ class Scheme(Component):
     """
 
     overlaps: ClassVar[bool] = False  #: whether samples have several clients, which the pooled split can't do with
+    by_index: ClassVar[bool] = False  #: whether it names samples of the data set as it is stored, whole
 
     seed: int | None = None
 
     @property
     def validates(self) -> bool:
         """Whether it says by itself which samples are for validation."""
+        return False
+
+    @property
+    def splits(self) -> bool:
+        """Whether it says itself what each sample is for, so that nothing is split, and nothing is drawn."""
         return False
 
     def check(self, clients: int, classes: int, samples: int) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from fedpipe import pins
 from fedpipe.data.partitions.base import Integers, Pairs, Scheme
 from fedpipe.errors import SettingsError
+from fedpipe.pins import Pin, Sha256
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,26 +28,44 @@ class File(Scheme):
     """Each client owns the samples that a table of one's own gives it.
 
     The table has a row for each pair of a sample and its client, with columns ``sample`` (index into the data set as
-    it is stored, from 0) and ``client`` (0 to N-1). With ``dataset.split: official`` a sample may stand with several
-    clients; with either split it may stand nowhere.
+    it is stored, from 0, so that there is no ``dataset.subset``) and ``client`` (0 to N-1). A sample may stand nowhere.
 
-    Without a column ``split`` the table deals what any scheme deals: training samples if ``dataset.split`` is
-    official, all samples if it is pooled. With it ("train", "validation" or "test") the table says what each sample
-    is for, as the ``assignment.parquet`` of any partition does, and ``dataset.split`` and its shares do nothing; a
-    test sample of client -1 is in the global test set alone.
+    With a column ``split`` ("train", "validation" or "test") the table says what each sample is for, as the
+    ``assignment.parquet`` of any partition does. Then ``dataset.split``, its shares and all seeds have no say in the
+    partition, which is one for all seeds; the data set needs no official test set. A sample may stand with several
+    clients, unless some train on it and others test on it; a test sample of client -1 is in the global test set alone.
 
-    The file's SHA-256 is part of the run's key: another file is another run.
+    Without it the table deals what any scheme deals: training samples if ``dataset.split`` is official, all samples
+    if it is pooled; where it is official a sample may stand with several clients.
+
+    The file's SHA-256 is part of the run's key, and its path is not: another file is another run.
 
     Parameters
     ----------
     path
         A Parquet file (``.parquet``) or else a CSV file with a header, from the folder of params.yaml.
     sha256
-        SHA-256 of the file's bytes; where it is missing or wrong, the error says what to write.
+        SHA-256 of the file's bytes; `fedpipe download` fills it in.
     """
 
+    by_index: ClassVar[bool] = True
+
     path: str
-    sha256: str = ""
+    sha256: Sha256 | None = None
+
+    @property
+    def pin(self) -> Pin:
+        """See :class:`~fedpipe.registry.Component`."""
+        return Pin("path", Path(self.path), self.sha256)
+
+    @property
+    def splits(self) -> bool:
+        """See :class:`~fedpipe.data.partitions.base.Scheme`."""
+        return self._read().split is not None
+
+    def keyed(self) -> dict[str, Any]:
+        """See :class:`~fedpipe.registry.Component`: no seed, where nothing is drawn."""
+        return {name: value for name, value in super().keyed().items() if name != "seed" or not self.splits}
 
     @property
     def validates(self) -> bool:
@@ -55,6 +76,11 @@ class File(Scheme):
     def check(self, clients: int, classes: int, samples: int) -> None:
         """The file has to be the one that is meant, and give every client a training sample."""
         dealt = self._read()
+        if self.splits and dealt.sample.max(initial=0) >= samples:
+            raise SettingsError(
+                f"partition.path: sample {dealt.sample.max()} of {self.path} can't be dealt; it should be one of the "
+                f"data set's {samples} samples."
+            )
         train = np.ones(len(dealt.client), dtype=np.bool_) if dealt.split is None else dealt.split == "train"
         if len(dealt.client) and dealt.client.max() >= clients:
             raise SettingsError(
@@ -67,6 +93,8 @@ class File(Scheme):
                 f"partition.path: {self.path} gives client {lacking[0]} no training sample; it should give each of "
                 f"federation.clients ({clients}) at least one."
             )
+        if dealt.split is not None and not (dealt.split == "test").any():
+            raise SettingsError(f"partition.path: {self.path} has no test sample; it should have at least one.")
 
     def deal(self, labels: Integers, samples: Integers, clients: int, rng: np.random.Generator) -> Pairs:
         """See :class:`~fedpipe.data.partitions.base.Scheme`.
@@ -87,6 +115,16 @@ class File(Scheme):
         return dealt
 
     def _read(self) -> Pairs:
+        return _pairs(self, pins.stamp(Path(self.path)))
+
+    def read(self) -> Pairs:
+        """The table's columns, each row a pair that can be.
+
+        Raises
+        ------
+        SettingsError
+            The file is not the one that is meant, or holds no such table.
+        """
         try:
             content = Path(self.path).read_bytes()
         except OSError as error:
@@ -98,7 +136,6 @@ class File(Scheme):
         return self._checked(_parsed(content, self.path))
 
     def _checked(self, table: pa.Table) -> Pairs:
-        """The table's columns, each row a pair that can be."""
         sample, client = (self._integers(table, name) for name in ("sample", "client"))
         split = table["split"].to_numpy(zero_copy_only=False).astype(str) if "split" in table.column_names else None
         if split is not None and not np.isin(split, SPLITS).all():
@@ -111,6 +148,13 @@ class File(Scheme):
         if len(np.unique(pairs, axis=1).T) < len(sample):
             raise SettingsError(
                 f"partition.path: {self.path} has a sample twice with one client; it should stand once."
+            )
+        if len(sample) and sample.min() < 0:
+            raise SettingsError(f"partition.path: sample {sample.min()} of {self.path} should be at least 0.")
+        if split is not None and len(both := np.intersect1d(sample[split == "test"], sample[split != "test"])):
+            raise SettingsError(
+                f"partition.path: {self.path} gives sample {both[0]} to be tested on and to be trained on or validated "
+                f"on; it should be one of them."
             )
         return Pairs(sample, client, split)
 
@@ -125,6 +169,12 @@ class File(Scheme):
         if table[name].null_count or not pa.types.is_integer(table[name].type):
             raise SettingsError(f"partition.path: column '{name}' of {self.path} should hold whole numbers only.")
         return np.asarray(table[name].to_numpy(), dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=8)
+def _pairs(scheme: File, stamp: str) -> Pairs:
+    """What a scheme's file holds, read once as long as it does not change."""
+    return scheme.read()
 
 
 def _parsed(content: bytes, path: str) -> pa.Table:

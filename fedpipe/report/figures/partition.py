@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
@@ -15,7 +14,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from fedpipe import artifacts
-from fedpipe.data import heterogeneity
+from fedpipe.data import heterogeneity, stage
 from fedpipe.data.assignment import Assignment
 from fedpipe.data.partitions.base import Integers
 from fedpipe.report.figures import style
@@ -25,7 +24,7 @@ def draw(key: str, stem: Path) -> None:
     """Draw the partition with this key."""
     path = artifacts.assignment_file(key)
     counts = Assignment.read(path, artifacts.manifest(path)).class_counts
-    style.save(figure(counts, yaml.safe_load(path.with_name("partition.yaml").read_text())), stem)
+    style.save(figure(counts, stage.read(key)), stem)
 
 
 @style.figure
@@ -75,6 +74,8 @@ def _roomy(counts: Integers) -> bool:
 def _title(settings: dict[str, Any]) -> str:
     dataset, partition = settings["dataset"], settings["partition"]
     samples = f" ({dataset['subset']} samples)" if "subset" in dataset else ""
-    told = [f"{name} = {value}" for name, value in partition.items() if name not in {"scheme", "code"}]
-    title = ", ".join([f"{dataset['name']}{samples}: {partition['scheme']}", *told, f"seed {settings['seed']}"])
+    told = [f"{name} = {value}" for name, value in partition.items() if name not in {"scheme", "code", "sha256"}]
+    told += [f"{partition['sha256'][:12]}…"] if "sha256" in partition else []
+    told += [f"seed {settings['seed']}"] if "seed" in settings else ["split as the file says"]
+    title = ", ".join([f"{dataset['name']}{samples}: {partition['scheme']}", *told])
     return textwrap.fill(title, 90)

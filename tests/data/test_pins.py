@@ -1,0 +1,307 @@
+"""Files of the user's own: declared by `fedpipe download`, and refused where they are not what was declared."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from fedpipe import artifacts, cli, config, pins
+from fedpipe import plan as planning
+from fedpipe.artifacts import RunFiles
+from fedpipe.data.assignment import Assignment
+from fedpipe.errors import SettingsError
+from fedpipe.plan import Settings
+from fedpipe.report import tables
+from tests import studies
+
+RANDOM = np.random.default_rng(0)
+X, Y = RANDOM.integers(0, 256, (90, 8, 8), dtype=np.uint8), np.arange(90) % 3
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def own_files(seed: int = 0) -> None:
+    """Arrays without a test set, a partition of three clients that says what samples are for, and weights."""
+    np.savez("own.npz", x=X, y=Y)
+    order = np.random.default_rng(seed).permutation(90)
+    split = np.array(["train"] * 50 + ["validation"] * 10 + ["test"] * 30)
+    rows = "".join(f"{sample},{row % 3},{split[row]}\n" for row, sample in enumerate(order))
+    Path("own.csv").write_text(f"sample,client,split\n{rows}")
+    model: Any = config.component(config.registry.MODEL, {"name": "mlp", "hidden": [16]})
+    torch.manual_seed(0)
+    torch.save(model.build((1, 8, 8), 3).state_dict(), "start.pt")
+
+
+def study(**sections: Any) -> dict[str, Any]:
+    """A study of these files, none of them declared."""
+    settings = studies.settings(dataset={"name": "npz", "path": "own.npz"}, model={"weights": "start.pt"}, **sections)
+    return settings | {"partition": {"scheme": "file", "path": "own.csv"}} | {"federation": {"clients": 3, "rounds": 2}}
+
+
+def declared(**sections: Any) -> dict[str, Any]:
+    """The same study, with everything declared and stored."""
+    own_files()
+    studies.write(study(**sections), Path())
+    typed("download")
+    return config.read(Path("params.yaml"))
+
+
+def typed(*arguments: str) -> str:
+    return CliRunner().invoke(cli.app, list(arguments), catch_exceptions=False).output
+
+
+# -- declaring ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "command"),
+    [
+        ("params.yaml", "fedpipe download"),
+        ("studies/own.yaml", "fedpipe download --params studies/own.yaml"),
+        ("studies/my own.yaml", "fedpipe download --params 'studies/my own.yaml'"),
+    ],
+)
+def test_all_that_is_missing_is_said_at_once_and_filled_in_at_once(place: str, command: str) -> None:
+    own_files()
+    Path("studies").mkdir()
+    path = Path(place)
+    path.write_text(
+        "# Mine.\n"
+        "dataset:\n  name: npz  # arrays\n  path: own.npz\n"
+        "partition: {scheme: file, path: own.csv}  # theirs\n"
+        "model:\n  name: mlp\n  hidden: [16]\n  weights: start.pt\n\n"
+        "federation: {clients: 3, rounds: 2}\n"
+    )
+    before = path.read_text()
+    with pytest.raises(SettingsError) as error:
+        typed("plan", "--params", place)
+    assert str(error.value).splitlines() == [
+        f"{section}.sha256: missing for {name}; run `{command}`, which fills it in."
+        for section, name in (("dataset", "own.npz"), ("partition", "own.csv"), ("model", "start.pt"))
+    ]
+    said = typed("download", "--params", place)
+    filled = path.read_text()
+    for section, name in (("dataset", "own.npz"), ("partition", "own.csv"), ("model", "start.pt")):
+        sha256 = artifacts.sha256_of(Path(name))
+        assert yaml.safe_load(filled)[section]["sha256"] == sha256
+        assert f"{place} declares it now: {section}.sha256 is {sha256}." in said
+        filled = filled.replace(f"  sha256: {sha256}\n", "").replace(f" sha256: {sha256},", "")
+    assert filled == before
+    typed("plan", "--params", place)
+    written = path.read_text()
+    typed("download", "--params", place)
+    assert path.read_text() == written
+
+
+def test_a_file_that_is_missing_is_named_by_its_key() -> None:
+    own_files()
+    Path("own.csv").unlink()
+    studies.write(study(), Path())
+    with pytest.raises(SettingsError, match=r"(?m)^partition\.path: own\.csv is missing; it should lie there\.$"):
+        typed("plan")
+    with pytest.raises(SettingsError, match=r"^partition\.path: own\.csv is missing; it should be a file\.$"):
+        typed("download")
+
+
+def test_at_a_point_of_a_grid_the_sum_itself_is_told() -> None:
+    """`fedpipe download` can't write into a grid."""
+    settings = declared()
+    shutil.copy("own.csv", "other.csv")
+    grid = {"partition": [settings["partition"], {"scheme": "file", "path": "other.csv"}]}
+    studies.write(settings | {"study": {"algorithms": ["fedavg"], "seeds": [0], "grid": grid}}, Path())
+    with pytest.raises(SettingsError) as error:
+        typed("plan")
+    sha256 = artifacts.sha256_of(Path("other.csv"))
+    assert f"partition.sha256: missing for other.csv; it should be {sha256}. (at the point" in str(error.value)
+
+
+def test_data_that_is_not_stored_names_the_study() -> None:
+    settings = declared()
+    shutil.rmtree("results")
+    Path("studies").mkdir()
+    Path("studies/own.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.raises(SettingsError, match=r"is not stored; run `fedpipe download --params studies/own\.yaml`\.$"):
+        typed("plan", "--params", "studies/own.yaml")
+    with pytest.raises(SettingsError, match=r"is not stored; run `fedpipe download --params studies/own\.yaml`\.$"):
+        typed("partition", "--preview", "--params", "studies/own.yaml")
+
+
+# -- what changed after it was declared --------------------------------------------------------------------------------
+
+
+def change(name: str) -> None:
+    """Another file of the same size and time of writing."""
+    path = Path(name)
+    before, content = path.stat(), bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize(("section", "name"), [("dataset", "own.npz"), ("partition", "own.csv"), ("model", "start.pt")])
+def test_a_file_that_changed_is_refused_with_both_sums(section: str, name: str) -> None:
+    settings = declared()
+    typed("plan")
+    change(name)
+    with pytest.raises(SettingsError) as error:
+        typed("plan")
+    assert str(error.value) == (
+        f"{section}.sha256: {settings[section]['sha256']} is declared, but {name} is another file, with SHA-256 "
+        f"{artifacts.sha256_of(Path(name))}; put the declared one there, or, if this one is meant, remove "
+        f"{section}.sha256 and run `fedpipe download`."
+    )
+
+
+def test_a_file_that_is_gone_or_was_only_touched_is_none_that_changed() -> None:
+    declared()
+    Path("own.npz").touch()
+    Path("start.pt").touch()
+    typed("plan")
+    Path("own.npz").unlink()
+    Path("start.pt").unlink()
+    typed("plan")
+
+
+def test_a_folder_that_changed_is_refused() -> None:
+    from PIL import Image
+
+    for part in ("train", "test"):
+        for row in range(12):
+            place = Path(f"pictures/{part}/{'ab'[row % 2]}/{row}.png")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(X[row]).save(place)
+    settings = studies.settings(dataset={"name": "folder", "path": "pictures"}, federation={"clients": 2})
+    studies.write(settings, Path())
+    typed("download")
+    typed("plan")
+    Image.fromarray(X[20]).save("pictures/train/a/0.png")
+    with pytest.raises(
+        SettingsError, match=r"^dataset\.sha256: .* is declared, but pictures is another file, with SHA"
+    ):
+        typed("plan")
+
+
+def test_a_file_is_hashed_once_as_long_as_it_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("large").write_bytes(b"1")
+    hashed: list[Path] = []
+    real = artifacts.sha256_of
+    monkeypatch.setattr(artifacts, "sha256_of", lambda path: hashed.append(path) or real(path))
+    first = [pins.content(Path("large")) for _ in range(3)]
+    assert len(set(first)) == len(hashed) == 1
+    change("large")
+    assert pins.content(Path("large")) != first[0]
+    assert pins.stamp(Path("nowhere")) == pins.stamp(Path("elsewhere"))
+
+
+# -- a partition that says what samples are for ------------------------------------------------------------------------
+
+
+def of(settings: dict[str, Any], seed: int = 0) -> Settings:
+    return Settings.of(config.parse(settings), "fedavg", seed)
+
+
+def test_how_the_data_set_would_be_split_has_no_say_where_the_file_says_it() -> None:
+    settings = declared()
+    plain = of(settings)
+    assert not {"split", "test_share", "stratified", "validation_share"} & set(plain.dataset)
+    for more in (
+        {"split": "official"},  # and there is no official test set
+        {"split": "pooled", "test_share": 0.4, "validation_share": 0.2, "stratified": True},
+    ):
+        assert of(settings | {"dataset": settings["dataset"] | more}).key == plain.key
+    assert of(settings | {"partition": settings["partition"] | {"seed": 3}}).key == plain.key
+
+
+def test_it_is_one_partition_for_all_seeds_and_wherever_the_file_lies() -> None:
+    settings = declared(study={"seeds": [0, 1, 2]})
+    made = studies.prepare(settings)
+    assert len({run["key"] for run in made["runs"]}) == 3
+    (key,) = made["partitions"]
+    assert "path" not in made["partitions"][key]["partition"]
+    Path("moved").mkdir()
+    shutil.move("own.csv", "moved/theirs.csv")
+    moved = studies.prepare(settings | {"partition": settings["partition"] | {"path": "moved/theirs.csv"}})
+    assert [run["key"] for run in moved["runs"]] == [run["key"] for run in made["runs"]]
+    place = artifacts.assignment_file(key).with_name("partition.yaml")
+    assert yaml.safe_load(place.read_text())["origin"] == {"path": "moved/theirs.csv"}
+
+
+def test_it_is_dealt_as_the_file_says_and_told_so() -> None:
+    made = studies.prepare(declared())
+    ((key, settings),) = made["partitions"].items()
+    table = artifacts.read_parquet(artifacts.assignment_file(key))
+    mine = sorted(zip(*(table[name].to_pylist() for name in ("sample", "client", "split")), strict=True))
+    rows = [line.split(",") for line in Path("own.csv").read_text().splitlines()[1:]]
+    assert mine == sorted((int(sample), int(client), split) for sample, client, split in rows)
+    sha256 = artifacts.sha256_of(Path("own.csv"))
+    told = f"npz (split as the file says), 3 clients, partition file (sha256={sha256[:12]}…)"
+    assert tables.setup(settings) == told
+    assert typed("partition", "--preview").startswith(f"{told}, all seeds: {key}\n")
+    typed("figure", "partition", key)
+    (run,) = made["runs"]
+    typed("segment", run["path"], "--stop", "2")
+    assert RunFiles(Path(run["path"])).complete() == [0, 1, 2]
+    assert [len(own) for own in Assignment.of(table).validation] == [3, 3, 4]
+
+
+def test_without_that_column_the_split_and_the_seed_have_their_say() -> None:
+    settings = declared() | {"partition": {"scheme": "file", "path": "plain.csv"}}
+    Path("plain.csv").write_text("sample,client\n" + "".join(f"{row},{row % 3}\n" for row in range(90)))
+    settings["partition"]["sha256"] = artifacts.sha256_of(Path("plain.csv"))
+    with pytest.raises(SettingsError, match=r"^dataset\.split: 'official' needs a test set"):
+        config.parse(settings)
+    settings["dataset"]["split"] = "pooled"
+    runs = [of(settings, seed) for seed in (0, 1)]
+    assert len({planning.digest(run.partition_settings) for run in runs}) == 2
+    assert of(settings | {"dataset": settings["dataset"] | {"test_share": 0.4}}).key != runs[0].key
+
+
+def test_a_subset_of_what_a_file_names_is_refused() -> None:
+    settings = declared()
+    for sections in ({}, {"partition": {"scheme": "file", "path": "plain.csv"}}):
+        Path("plain.csv").write_text("sample,client\n0,0\n1,1\n2,2\n")
+        changed = settings | sections
+        changed["partition"] = changed["partition"] | {
+            "sha256": artifacts.sha256_of(Path(changed["partition"]["path"]))
+        }
+        changed["dataset"] = settings["dataset"] | {"subset": 60, "split": "pooled"}
+        with pytest.raises(
+            SettingsError, match=r"^dataset\.subset: 60 can't be used with a partition from a file, whose"
+        ):
+            config.parse(changed)
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ("90,0,train", "sample 90 of own.csv can't be dealt; it should be one of the data set's 90 samples."),
+        ("-1,0,train", "sample -1 of own.csv should be at least 0."),
+        (
+            "3,0,train\n3,1,test",
+            "own.csv gives sample 3 to be tested on and to be trained on or validated on; it should be one of them.",
+        ),
+        (
+            "3,0,validation\n3,-1,test",
+            "own.csv gives sample 3 to be tested on and to be trained on or validated on; it",
+        ),
+        ("", "own.csv has no test sample; it should have at least one."),
+    ],
+)
+def test_a_file_that_would_make_wrong_numbers_is_refused_before_any_job(rows: str, told: str) -> None:
+    settings = declared()
+    Path("own.csv").write_text(f"sample,client,split\n0,0,train\n1,1,train\n2,2,train\n{rows}\n")
+    settings["partition"]["sha256"] = artifacts.sha256_of(Path("own.csv"))
+    with pytest.raises(SettingsError) as error:
+        config.parse(settings)
+    assert str(error.value).startswith(f"partition.path: {told}")

@@ -1,0 +1,87 @@
+"""docs/pfllib.md, block by block, with a folder as PFLlib writes it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+
+from fedpipe import artifacts
+from fedpipe.artifacts import RunFiles
+from tests.pipeline.conftest import Project
+
+CLIENTS, CLASSES = 4, 10
+PFLLIB = {"conv1.0": (32, 1, 5, 5), "conv2.0": (64, 32, 5, 5), "fc1.0": (512, 1024), "fc": (10, 512)}  # its FedAvgCNN
+
+
+def written(folder: Path) -> dict[tuple[str, int], Any]:
+    """Each client's arrays by part, in a folder as PFLlib writes it."""
+    random, found = np.random.default_rng(0), {}
+    for part, sizes in (("train", (12, 30, 21, 9)), ("test", (4, 10, 7, 3))):
+        (folder / part).mkdir(parents=True)
+        for client, size in enumerate(sizes):
+            data = {
+                "x": random.normal(size=(size, 1, 28, 28)).astype(np.float32),
+                "y": random.permutation((np.arange(size) + client) % CLASSES),
+            }
+            with (folder / part / f"{client}.npz").open("wb") as file:
+                np.savez_compressed(file, data=np.array(data))
+            found[part, client] = data
+    return found
+
+
+def start(path: Path) -> dict[str, torch.Tensor]:
+    """A state dict with the names of its CNN."""
+    random = torch.Generator().manual_seed(0)
+    made = {}
+    for layer, shape in PFLLIB.items():
+        made[f"{layer}.weight"] = torch.randn(shape, generator=random) / 50
+        made[f"{layer}.bias"] = torch.randn(shape[0], generator=random) / 50
+    path.parent.mkdir(parents=True)
+    torch.save(made, path)
+    return made
+
+
+@pytest.mark.slow
+def test_the_page_block_by_block(project: Project) -> None:
+    theirs = written(project.folder / "../PFLlib/dataset/MNIST")
+    weights = start(project.folder / "../PFLlib/system/start.pt")
+    params, page = project.folder / "params.yaml", (project.folder / "docs/pfllib.md").read_text()
+    params.write_text("study: {algorithms: [fedavg], seeds: [0, 1]}\n")
+    for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.M | re.S):
+        if language == "python":
+            (project.folder / block.split("\n", 1)[0].removeprefix("# ")).write_text(block)
+        elif language == "yaml":
+            params.write_text(params.read_text() + block.replace("clients: 20", f"clients: {CLIENTS}"))
+        else:
+            printed = [project.run(*command.split()) for command in block.splitlines()]
+            if "--preview" in block:
+                assert f"split as the file says), {CLIENTS} clients" in printed[-1]
+                assert ", all seeds: " in printed[-1]
+                assert not re.search("pooled|official|share", printed[-1])
+    (dealt,) = (project.folder / "results/partitions").glob("*/assignment.parquet")
+    table = pq.read_table(dealt).to_pandas()
+    (data,) = (project.folder / "results/data").glob("npz-*.pt")
+    samples = artifacts.read_pt(data)
+    assert len(table) == len(samples["y"]) == sum(len(each["y"]) for each in theirs.values())
+    for (part, client), each in theirs.items():
+        mine = table[(table["split"] == part) & (table["client"] == client)]["sample"].to_numpy()
+        assert np.array_equal(samples["x"].numpy()[mine], each["x"]), "sample by sample"
+        assert np.array_equal(samples["y"].numpy()[mine], each["y"])
+    runs = [RunFiles(path) for path in (project.folder / "results/runs/fedavg").iterdir()]
+    assert len(runs) == 2
+    for run in runs:
+        begun = artifacts.read_pt(run.round(0).server)["model"]
+        assert all(torch.equal(*pair) for pair in zip(begun.values(), weights.values(), strict=True)), "of all seeds"
+        held = yaml.safe_load(run.settings.read_text())
+        assert not {"split", "test_share", "stratified", "validation_share"} & set(held["dataset"])
+        assert held["origin"] == {"model": {"weights": "data/start.pt"}}
+    told = (project.folder / "results/tables/results.md").read_text()
+    assert "split as the file says" in told
+    assert project.metrics()["fedavg"].keys() == {"global-on-global", "personal-on-local"}
