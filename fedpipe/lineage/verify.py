@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import torch
 
 from fedpipe import artifacts, packs
@@ -41,8 +42,10 @@ def rehash(files: RunFiles) -> Verdict:
         count += 1
         if not artifacts.intact(path, artifacts.manifest(path, delete.with_suffix(".json").name)):
             wrong[str(path)] = delete
+    if not packs.sound(archive := packs.of(files.history)):
+        wrong[str(archive)] = files.path
     rounds = files.complete()
-    for number in rounds:
+    for number in rounds if not wrong else ():
         folder = files.round(number)
         for name, sha256 in artifacts.read_json(folder.marker)["sha256"].items():
             path = folder.path / name
@@ -53,7 +56,8 @@ def rehash(files: RunFiles) -> Verdict:
             if not artifacts.intact(path, sha256):
                 wrong[artifacts.place(path)] = files.path
     if not wrong:
-        wrong |= dict.fromkeys(_joined(files), files.path)
+        wrong |= _segments(files)
+        wrong |= _joined(files)
     if wrong:
         places = ", ".join(map(str, dict.fromkeys(wrong.values())))
         return Verdict(f"{files.path}: not as recorded: {', '.join(wrong)}; delete {places}, then {RESTORE}", False)
@@ -92,17 +96,40 @@ def verify(paths: list[Path], again: int, rng: random.Random) -> Iterator[Verdic
         yield rerun(RunFiles(path), rng)
 
 
-def _joined(files: RunFiles) -> list[str]:
-    """The joined tables that differ from what the rounds give; none where they were not joined yet."""
-    if not files.metrics.is_file():
-        return [str(files.metrics)]
-    rounds = artifacts.read_parquet(files.rounds).num_rows
-    with tempfile.TemporaryDirectory(prefix="fedpipe-verify-") as folder:
-        copy = _until(files, rounds + 1, Path(folder) / files.path.name)
-        collecting.collect(copy, rounds, "all")
-        pairs = [(files.metrics, copy.metrics), (files.matrices, copy.matrices), (files.rounds, copy.rounds)]
-        pairs += [(files.joined, copy.joined)]
-        return [str(ours) for ours, theirs in pairs if not artifacts.intact(ours, artifacts.sha256_of(theirs))]
+def _segments(files: RunFiles) -> dict[str, Path]:
+    """Manifests of segments that do not name the rounds that are there, which are to be deleted."""
+    wrong = {}
+    for path in files.segments():
+        markers = {str(number): files.round(number).marker for number in range(int(path.stem) + 1)}
+        rounds = {number: artifacts.sha256_of(marker) for number, marker in markers.items() if artifacts.exists(marker)}
+        if artifacts.read_json(path) != {"rounds": rounds}:
+            wrong[str(path)] = path
+    return wrong
+
+
+def _joined(files: RunFiles) -> dict[str, Path]:
+    """Joined files that are not what the rounds give, with their folders, which are to be deleted."""
+    wrong = {}
+    for joined in files.all_joined():
+        made = collecting.join(files, joined.length)
+        for path, table in (
+            (joined.metrics, made.metrics),
+            (joined.matrices, made.matrices),
+            (joined.rounds, made.rounds),
+        ):
+            if not artifacts.intact(path, joined.sha256(path)) or not _same(artifacts.read_parquet(path), table):
+                wrong[str(path)] = joined.path
+        if (
+            not artifacts.intact(joined.times, joined.sha256(joined.times))
+            or artifacts.read_json(joined.times) != made.times
+        ):
+            wrong[str(joined.times)] = joined.path
+    return wrong
+
+
+def _same(one: pa.Table, other: pa.Table) -> bool:
+    """Whether two tables say the same, where a NaN is one as well; other versions of Arrow may have written them."""
+    return artifacts.parquet_bytes(one) == artifacts.parquet_bytes(other)
 
 
 def _until(files: RunFiles, number: int, folder: Path) -> RunFiles:

@@ -1,10 +1,12 @@
 rule table:
     input:
-        collected("metrics.parquet"),
-        collected("matrices.parquet"),
-        collected("rounds.parquet"),
-        collected("joined.json"),
-        collected("times.json"),
+        collected(
+            "metrics.parquet",
+            "matrices.parquet",
+            "rounds.parquet",
+            "joined.json",
+            "times.json",
+        ),
         expand(
             "results/partitions/{key}/{name}.parquet",
             key=PLAN["partitions"],
