@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import os
 import sys
@@ -237,11 +238,9 @@ class StudyFiles:
         parts = (*params.parts[1:-1], name)
         if params.parts[:1] != STUDIES.parts or name == params.name or not all(part.strip(".") for part in parts):
             raise SettingsError(f"{params}: a study is params.yaml, or lies below the folder studies as NAME.yaml.")
-        for above, part in zip(parts, parts[1:], strict=False):
+        for above, part in itertools.pairwise(parts):
             if part.lower() in PARTS:
-                raise SettingsError(
-                    f"{params}: files of a study '{above}' would lie in '{above}/{part}'; rename '{part}'."
-                )
+                raise SettingsError(f"{params}: '{above}/{part}' is for files of a study '{above}'; rename '{part}'.")
         if braces := set("{}") & set(str(params)):
             raise SettingsError(f"{params}: Snakemake takes '{min(braces)}' in a name for a wildcard; rename it.")
         return cls(RESULTS / "studies" / Path(*parts))

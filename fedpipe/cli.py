@@ -44,11 +44,8 @@ def plan(
     made = planning.make(params)
     if dry_run:
         for run in made["runs"]:
-            cells = (
-                each for each in made["cells"] if (each["algorithm"], each["key"]) == (run["algorithm"], run["key"])
-            )
-            points = (", ".join(f"{name}={value}" for name, value in cell["grid"].items()) for cell in cells)
-            told = "; ".join(filter(None, points))
+            points = [each["grid"] for each in made["cells"] if planning.serves(run, each)]
+            told = "; ".join(", ".join(f"{name}={value}" for name, value in point.items()) for point in points)
             typer.echo(f"{run['algorithm']:<16} seed {run['seed']}  {f'{told}  ' if told else ''}{run['key']}")
     else:
         planning.write(made)
@@ -174,7 +171,7 @@ def table(params: Study = PARAMS) -> None:
     """Write the result table, metrics.json, the plots' numbers, and the keys of each algorithm's runs."""
     from fedpipe.report import stage
 
-    stage.write(_plan(params))
+    stage.write(stage.contents(_plan(params)))
 
 
 @app.command()
@@ -250,7 +247,7 @@ def verify(
     rerun: Annotated[int, typer.Option(min=0, help="Runs of which a round, drawn at random, is run again.")] = 1,
     params: Study = PARAMS,
 ) -> None:
-    """Hash all files of runs, make the study's tables and numbers again, run a round again: does all agree?"""
+    """Hash all files of runs, make the study's tables again, run a round again, and say whether all agree."""
     import itertools
     import random
 

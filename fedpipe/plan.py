@@ -217,6 +217,11 @@ def write(plan: dict[str, Any]) -> None:
     artifacts.write_json(place, plan | {"files": sorted(plan["files"])})
 
 
+def serves(run: dict[str, Any], cell: dict[str, Any]) -> bool:
+    """Whether a cell's number is of this run."""
+    return bool(run["algorithm"] == cell["algorithm"] and run["key"] == cell["key"])
+
+
 def _described(kind: registry.Kind, selector: str, component: Component) -> dict[str, Any]:
     """A component's name, version and parameters, as JSON would give them back: lists for tuples."""
     found = type(component)

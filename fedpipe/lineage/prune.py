@@ -1,8 +1,8 @@
 """What nothing needs any more: runs, partitions and data sets that no study and no commit names.
 
-A key is needed by the studies that lie here (params.yaml, ``studies/**/*.yaml``) and by every commit of any branch, tag or
-experiment whose ``results/keys`` name it. Only what lies in DVC's cache is removed, so that nothing is lost by it; what
-the cache itself no longer needs, `dvc gc` removes.
+A key is needed by the studies that lie here (params.yaml, ``studies/**/*.yaml``) and by every commit of any branch, tag
+or experiment whose ``results/keys`` name it. Only what lies in DVC's cache is removed, so that nothing is lost by it;
+what the cache itself no longer needs, `dvc gc` removes.
 """
 
 from __future__ import annotations
@@ -114,8 +114,7 @@ def remove(found: Iterable[Unneeded]) -> None:
 def _studies() -> tuple[set[Path], set[Path], set[Path]]:
     """Runs, partitions and data sets that the studies of this folder need."""
     runs, partitions, data = set(), set(), set()
-    # Unlike Path.glob, it follows links to folders.
-    others = glob.glob(f"{STUDIES}/**/*.yaml", recursive=True, include_hidden=True)
+    others = glob.glob(f"{STUDIES}/**/*.yaml", recursive=True, include_hidden=True)  # noqa: PTH207  # follows links
     for path in [PARAMS, *map(Path, sorted(others))]:
         try:
             made = plan.make(path)

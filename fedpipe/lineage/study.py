@@ -19,9 +19,8 @@ def verify(plan: Plan) -> Verdict:
     changed = [path for path, sha256 in plan["sources"].items() if not artifacts.intact(Path(path), sha256)]
     try:
         if not changed and not _is(plan, planning.make(Path(plan["params"]))):
-            return Verdict(
-                f"{place.plan}: not what {plan['params']} gives; delete it and run `{stage.command(plan)}`", False
-            )
+            said = f"{place.plan}: not what {plan['params']} gives; delete it and run `{stage.command(plan)}`"
+            return Verdict(said, False)
         for cell in results.cells(plan):
             results.files(cell).check()
         made = stage.contents(plan)

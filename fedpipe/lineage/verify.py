@@ -109,21 +109,16 @@ def _segments(files: RunFiles) -> dict[str, Path]:
 
 def _joined(files: RunFiles) -> dict[str, Path]:
     """Joined files that are not what the rounds give, with their folders, which are to be deleted."""
-    wrong = {}
+    wrong: dict[str, Path] = {}
     for joined in files.all_joined():
-        made = collecting.join(files, joined.length)
-        for path, table in (
-            (joined.metrics, made.metrics),
-            (joined.matrices, made.matrices),
-            (joined.rounds, made.rounds),
-        ):
-            if not artifacts.intact(path, joined.sha256(path)) or not _same(artifacts.read_parquet(path), table):
-                wrong[str(path)] = joined.path
-        if (
-            not artifacts.intact(joined.times, joined.sha256(joined.times))
-            or artifacts.read_json(joined.times) != made.times
-        ):
-            wrong[str(joined.times)] = joined.path
+        made, times = collecting.join(files, joined.length), joined.times
+        tables = {joined.metrics: made.metrics, joined.matrices: made.matrices, joined.rounds: made.rounds}
+        same = {
+            path: artifacts.intact(path, joined.sha256(path)) and _same(artifacts.read_parquet(path), table)
+            for path, table in tables.items()
+        }
+        same[times] = artifacts.intact(times, joined.sha256(times)) and artifacts.read_json(times) == made.times
+        wrong |= {str(path): joined.path for path, holds in same.items() if not holds}
     return wrong
 
 

@@ -1,7 +1,7 @@
 """The report stage: from the files of all runs to tables and figures, as the command line calls it.
 
-All numbers that people or DVC read are a pure function of the plan and of its runs' files (:func:`contents`), so that it
-can be told whether a file is what the runs give.
+All numbers that people or DVC read are a pure function of the plan and of its runs' files (:func:`contents`), so that
+it can be told whether a file is what the runs give.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def plots(plan: Plan) -> Contents:
 
 
 def keys(plan: Plan) -> Contents:
-    """The keys of each algorithm's runs with their numbers of rounds: what a commit needs of the runs that all share."""
+    """The keys of each algorithm's runs with their numbers of rounds: what a commit needs of what studies share."""
     found = {}
     for label in plan["algorithms"]:
         rounds = {run["key"]: run["rounds"] for run in plan["runs"] if run["algorithm"] == label}
@@ -95,10 +95,8 @@ def show(plan: Plan) -> str:
         There is no table yet, or it is not what the runs give.
     """
     folder, table = _files(plan).figures, _files(plan).tables / "results.md"
-    done = len(_complete(plan))
-    if done < len(plan["cells"]):
-        runs = f"{done} of {len(plan['cells'])} runs are complete"
-        raise ArtifactError(f"{table} is not made of this study yet, since {runs}; run `{command(plan)}` to go on.")
+    if len(_complete(plan)) < len(plan["cells"]):
+        raise ArtifactError(f"{table} is missing, or an earlier one, since runs are; run `{command(plan)}` to go on.")
     if not table.is_file():
         raise ArtifactError(f"{table} is missing; run `{command(plan)}` to make it.")
     check(plan, table)
@@ -139,9 +137,7 @@ def partial(plan: Plan) -> str:
         "cells": complete,
         "runs": [run for run in plan["runs"] if (run["algorithm"], run["key"]) in there],
     }
-    head = (
-        f"PARTIAL, written nowhere: {len(complete)} of {len(plan['cells'])} runs are complete. {status.summary(runs)}"
-    )
+    head = f"PARTIAL, and written nowhere: {status.summary(runs)}"
     table = tables.markdown(shown, tables.table(shown), tables.times(shown))
     return "\n".join([head, "", table, *said])
 

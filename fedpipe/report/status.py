@@ -22,6 +22,7 @@ from rich.text import Text
 from fedpipe import artifacts
 from fedpipe.artifacts import RunFiles, StudyFiles
 from fedpipe.errors import ArtifactError
+from fedpipe.plan import serves
 from fedpipe.report import results
 from fedpipe.report.results import Plan
 from fedpipe.report.tables import DASH
@@ -228,7 +229,7 @@ def _of(plan: Plan, run: dict[str, Any], unfinished: list[Job], since: float | N
 
 def _name(plan: Plan, run: dict[str, Any]) -> str:
     """A run in words, with all grid points that it serves."""
-    cells = [cell for cell in plan["cells"] if (cell["algorithm"], cell["key"]) == (run["algorithm"], run["key"])]
+    cells = [cell for cell in plan["cells"] if serves(run, cell)]
     points = "; ".join(filter(None, (results.label(results.point(plan, cell)) for cell in cells)))
     return " ".join(filter(None, (run["algorithm"], points, f"seed {run['seed']}")))
 

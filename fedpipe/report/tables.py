@@ -156,7 +156,7 @@ def _rows(plan: Plan) -> pd.DataFrame:
     return pd.DataFrame(rows).drop_duplicates(ignore_index=True)
 
 
-def _seeds(plan: Plan) -> dict[tuple[str, ...], dict[str, str]]:
+def _seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, str]]:
     """Where not all cells are there, a column by row that tells of how many seeds it is."""
     rows = [(cell["algorithm"], *results.point(plan, cell).values()) for cell in plan["cells"]]
     wanted = len(plan["seeds"])
