@@ -254,10 +254,14 @@ def verify(
     from fedpipe.lineage import study
     from fedpipe.lineage import verify as lineage
 
-    made = None if runs else _plan(params)
-    paths = runs or [Path(run["path"]) for run in made["runs"]] if made else []
+    if runs:
+        verdicts = lineage.verify(runs, rerun, random.Random())
+    else:
+        made = _plan(params)
+        paths = [Path(run["path"]) for run in made["runs"]]
+        verdicts = itertools.chain([study.verify(made)], lineage.verify(paths, rerun, random.Random()))
     holds = True
-    for verdict in itertools.chain([study.verify(made)] if made else [], lineage.verify(paths, rerun, random.Random())):
+    for verdict in verdicts:
         typer.echo(verdict.said)
         holds &= verdict.holds
     if not holds:

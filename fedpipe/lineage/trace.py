@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedpipe import artifacts
-from fedpipe.artifacts import RESTORE, JoinedFiles, RunFiles
+from fedpipe.artifacts import RESTORE, JoinedFiles, RunFiles, StudyFiles
 from fedpipe.data import store
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.mistakes import nearest
@@ -44,6 +44,9 @@ def trace(table: Path, cell: str) -> dict[str, Any]:
     if table.parent.name != "tables":
         raise SettingsError(f"'{table}' is no study's table; it should be as results/tables/results.md.")
     plan: Plan = artifacts.read_json(table.parent.parent / "plan.json")
+    if table.parent.resolve() != StudyFiles.of(Path(plan["params"])).tables.resolve():
+        raise SettingsError(f"'{table}' is no table of this folder's studies; go to the folder that it is of.")
+    stage.check(plan, "results.md", "results.csv")
     report = plan["report"]
     found = _cells(plan, table)
     if cell not in found:
@@ -56,7 +59,6 @@ def trace(table: Path, cell: str) -> dict[str, Any]:
     seeds = results.reported(frame, report["round"], report["last_k"])
     if not len(seeds):
         raise SettingsError(f"'{cell}' is a dash in {table}: the method has no such model.")
-    stage.check(plan, table, table.with_suffix(".csv"))
     accuracy = dict(zip(seeds["key"], seeds["accuracy"], strict=True))
     return {
         "cell": cell,

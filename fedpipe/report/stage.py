@@ -95,30 +95,31 @@ def show(plan: Plan) -> str:
         There is no table yet, or it is not what the runs give.
     """
     folder, table = _files(plan).figures, _files(plan).tables / "results.md"
-    if len(_complete(plan)) < len(plan["cells"]):
-        raise ArtifactError(f"{table} is missing, or an earlier one, since runs are; run `{command(plan)}` to go on.")
-    if not table.is_file():
-        raise ArtifactError(f"{table} is missing; run `{command(plan)}` to make it.")
-    check(plan, table)
+    if table.is_file() and len(_complete(plan)) < len(plan["cells"]):
+        raise ArtifactError(f"{table} is of an earlier plan; run `{command(plan)}` to make the runs of this one.")
+    check(plan, table.name)
     names = ["curves", "matrices", *(f"partition-{key}" for key in plan["partitions"])]
     figures: list[Path] = [path for name in names if (path := folder / f"{name}.svg").is_file()]
     listed = "".join(f"\n  {path}" for path in figures)
     return table.read_text() + (f"\nFigures (PNG beside SVG):{listed}" if figures else "")
 
 
-def check(plan: Plan, *files: Path) -> None:
-    """Compare tables of a study with what its runs give.
+def check(plan: Plan, *names: str) -> None:
+    """Compare tables of a study, as ``results.md``, with what its runs give.
 
     Raises
     ------
     ArtifactError
-        One says something else.
+        One is missing, or says something else.
     """
-    if wrong := [path for path in differing(tables(plan)) if path in files]:
-        named = " and ".join(map(str, wrong))
-        raise ArtifactError(
-            f"{named}: not what the runs of {plan['params']} give; delete {_it(wrong)} and run `{command(plan)}`."
-        )
+    for path in (_files(plan).tables / name for name in names):
+        if not path.is_file():
+            raise ArtifactError(f"{path} is missing; run `{command(plan)}` to make it.")
+    for path in differing(tables(plan)):
+        if path.name in names:
+            raise ArtifactError(
+                f"{path} is not what the runs of {plan['params']} give; delete it and run `{command(plan)}`."
+            )
 
 
 def partial(plan: Plan) -> str:
@@ -149,10 +150,6 @@ def command(plan: Plan) -> str:
 
 def _complete(plan: Plan) -> list[results.Cell]:
     return [cell for cell in plan["cells"] if results.files(cell).marker.is_file()]
-
-
-def _it(paths: list[Path]) -> str:
-    return "it" if len(paths) == 1 else "them"
 
 
 def _files(plan: Plan) -> StudyFiles:

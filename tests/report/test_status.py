@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from fedpipe import artifacts
+from fedpipe.artifacts import RunFiles
 from fedpipe.engine import collecting
 from fedpipe.report import status
 from fedpipe.report.status import Progress
@@ -41,7 +42,7 @@ def made() -> dict:
 
 def shown(made: dict, height: int | None = None) -> str:
     screen = Console(file=io.StringIO(), width=200)
-    screen.print(status.render(*status.progress(made), height))
+    screen.print(status.render(*status.progress(made), made["protocols"][0], height))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
 
@@ -75,7 +76,7 @@ def states(made: dict) -> dict[str, str]:
 
 def test_rounds_accuracy_rate_and_time_left(made: dict) -> None:
     done, begun, waiting = status.progress(made)[0]
-    table = artifacts.read_parquet(Path(made["runs"][0]["path"], "metrics.parquet")).to_pandas()
+    table = artifacts.read_joined(RunFiles(Path(made["runs"][0]["path"])).joined(3).metrics).to_pandas()
     last = table[(table["round"] == 3) & (table["protocol"] == made["protocols"][0])]
     assert done == Progress("fedavg seed 0", "done", 3, 3, last["correct"].sum() / last["total"].sum(), 2.0)
     assert (begun.state, begun.rounds, begun.seconds, begun.left) == ("stopped", 2, 2.0, 2.0)
