@@ -365,7 +365,7 @@ def test_no_two_studies_have_one_place() -> None:
     ],
 )
 def test_a_study_elsewhere_has_no_place(params: str) -> None:
-    with pytest.raises(SettingsError, match="a study is params.yaml, or lies below the folder studies as NAME.yaml"):
+    with pytest.raises(SettingsError, match=r"a study is params\.yaml, or lies below the folder studies"):
         artifacts.StudyFiles.of(Path(params))
 
 
