@@ -129,8 +129,8 @@ def test_other_rounds_than_the_plans_are_refused_wherever_they_lie(
     missing = f"fedpipe: {files.joined(2).marker} is missing; run `snakemake all` to make it again.\n"
     assert said(monkeypatch, capsys, "record", run["algorithm"])[1] == missing
     for each in made["runs"]:
-        joined = RunFiles(Path(each["path"])).joined
-        joined(3).path.rename(joined(2).path)
+        other = RunFiles(Path(each["path"]))
+        other.joined(3).path.rename(other.joined(2).path)
     wrong = (
         f"{files.joined(2).marker} is of 3 rounds and should be of 2; delete {files.joined(2).path} and run again.\n"
     )

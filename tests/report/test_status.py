@@ -181,3 +181,17 @@ def test_it_ends_when_all_is_done_and_imports_no_torch(made: dict) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert "1 run (1 done), 3 of 3 rounds\n" in done.stdout
     assert "AssertionError" not in done.stderr
+
+
+def test_one_named_protocol_for_all_runs_and_a_dash_for_methods_without_it() -> None:
+    """Else a personal accuracy stands beside a global one, and turns their order around."""
+    made = studies.prepare(studies.settings(("fedavg", "local", "fedprox"), 1))
+    for run in studies.open_runs(made)[:2]:
+        list(run.segment(1))
+    head, *rows = [line.split() for line in shown(made).splitlines()[2:]]
+    assert head == ["run", "rounds", "global-on-global", "s/round", "left", "state"]
+    table = artifacts.read_parquet(RunFiles(Path(made["runs"][0]["path"])).round(1).metrics).to_pandas()
+    mine = table[table["protocol"] == "global-on-global"]
+    accuracy = f"{100 * mine['correct'].sum() / mine['total'].sum():.2f}"
+    assert {row[0]: accuracy in row for row in rows} == {"fedavg": True, "local": False, "fedprox": False}
+    assert {row[0]: "–" in row for row in rows} == {"fedavg": False, "local": True, "fedprox": False}

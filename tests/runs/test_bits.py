@@ -66,7 +66,8 @@ def test_two_runs_segments_and_single_rounds_leave_the_same_bits(label: str) -> 
     run = studies.open_runs(made)[0]
     one_segment(run)
     once = finish(run)
-    assert {"metrics.parquet", "matrices.parquet", "rounds.parquet", "rounds/0004/server.pt"} <= once.keys()
+    joined = {f"joined/0004/{name}.parquet" for name in ("metrics", "matrices", "rounds")}
+    assert joined | {"rounds/0004/server.pt"} <= once.keys()
 
     away(run)
     one_segment(studies.open_runs(made, threads=2)[0])
