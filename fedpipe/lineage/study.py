@@ -30,7 +30,8 @@ def verify(plan: Plan) -> Verdict:
         listed = ", ".join(map(str, wrong))
         advice = f"delete what is there of them and run `{stage.command(plan)}`"
         return Verdict(f"{place.path}: not what the runs of {plan['params']} give: {listed}; {advice}", False)
-    since = f"; {', '.join(changed)} changed since they were made" if changed else ""
+    more = f" and {len(changed) - 1} more files" if len(changed) > 1 else ""
+    since = f"; {changed[0]}{more} changed since they were made" if changed else ""
     return Verdict(f"{place.path}: {len(made)} files are what the runs of {plan['params']} give{since}", True)
 
 

@@ -83,7 +83,7 @@ def run_of(files: RunFiles, joined: JoinedFiles, rounds: list[int]) -> dict[str,
         "settings": {name: getattr(settings, name) for name in settings.__dataclass_fields__},
         "artifacts": {str(path): artifacts.sha256_of(path) for path in (files.settings, joined.metrics)}
         | {path: sha256 for number in rounds for path, sha256 in _round(files, number).items()},
-        "made by": artifacts.read_json(joined.times)["made_by"],
+        "made by": artifacts.read_json(joined.times, joined.sha256(joined.times))["made_by"],
         "partition": {str(dealt): _checked(dealt)},
         "data": {str(data): _checked(data), "samples": settings.dataset["sha256"]},
         "first recorded in": recorded(files),

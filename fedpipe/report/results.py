@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -135,11 +136,11 @@ def left_out(plan: Plan) -> pd.DataFrame:
 
 
 def times(plan: Plan) -> pd.DataFrame:
-    """Seconds of training, aggregation and evaluation: the sum over rounds, one row a cell."""
+    """Seconds of training, aggregation and evaluation: the sum over rounds, one row a cell; NaN where one is lost."""
     frames = []
     for cell in cells(plan):
         rounds = _times(cell)["rounds"]
-        sums = {name: [sum(float(each[name]) for each in rounds)] for name in SECONDS}
+        sums = {name: [sum(float(each.get(name, math.nan)) for each in rounds)] for name in SECONDS}
         frames.append(_labelled(plan, cell, pd.DataFrame(sums)))
     return pd.concat(frames, ignore_index=True)
 

@@ -31,10 +31,8 @@ def finish(run: Run, rounds: int = ROUNDS) -> dict[str, str]:
 
 def away(run: Run) -> None:
     """Delete all results of a run, but not its settings."""
-    for folder in ("rounds", "segments"):
+    for folder in ("rounds", "segments", "joined"):
         shutil.rmtree(run.files.path / folder, ignore_errors=True)
-    for path in run.files.path.glob("*.parquet"):
-        path.unlink()
 
 
 def one_segment(run: Run) -> None:

@@ -68,6 +68,13 @@ def load_plan():
 
 PLAN = load_plan()
 RUNS = {run["path"]: run for run in PLAN["runs"]}
+
+# What tables and figures say besides numbers of runs: they are made again where it has changed, as by another grid point
+# of the same runs.
+UNSAID = {"sources", "files", "execution", "artifacts"}
+SHOWN = hashlib.sha256(
+    json.dumps({name: PLAN[name] for name in sorted(PLAN.keys() - UNSAID)}).encode()
+).hexdigest()
 BLOCK = PLAN["execution"]["clients_per_job"]
 
 

@@ -30,7 +30,7 @@ rule table:
         "../envs/fedpipe.yaml"
     params:
         study=STUDY,
-        report=PLAN["report"],
+        shown=SHOWN,
     shell:
         "fedpipe table --params {params.study} > {log} 2>&1"
 
@@ -51,7 +51,7 @@ rule curves:
         "../envs/fedpipe.yaml"
     params:
         study=STUDY,
-        report=PLAN["report"],
+        shown=SHOWN,
     shell:
         "fedpipe figure curves --params {params.study} > {log} 2>&1"
 
@@ -72,6 +72,7 @@ rule matrices:
         "../envs/fedpipe.yaml"
     params:
         study=STUDY,
+        shown=SHOWN,
     shell:
         "fedpipe figure matrices --params {params.study} > {log} 2>&1"
 
