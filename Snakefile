@@ -34,7 +34,7 @@ rule all:
 
 rule runs:
     input:
-        [f"{run['path']}/metrics.parquet" for run in PLAN["runs"]],
+        collected("joined.json"),
 
 
 rule partitions:

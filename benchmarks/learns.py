@@ -72,7 +72,7 @@ def measure(settings: dict[str, Any], workers: int) -> dict[str, Any]:
     for key in made["partitions"]:
         stage.partition(key)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for done in [pool.submit(work, run["path"], made["rounds"]) for run in made["runs"]]:
+        for done in [pool.submit(work, run["path"], run["rounds"]) for run in made["runs"]]:
             done.result()
     return made
 

@@ -42,7 +42,9 @@ def write_run(folder: Path, rounds: int, size: int) -> None:
         place = folder / "rounds" / f"{number:04d}"
         place.mkdir(parents=True)
         (place / "server.pt").write_bytes(os.urandom(size))
-    for name, count in ({"rounds.zip": PACKED * rounds} | JOINED).items():
+    joined = {f"joined/{rounds:04d}/{name}": count for name, count in JOINED.items()}
+    (folder / f"joined/{rounds:04d}").mkdir(parents=True)
+    for name, count in ({"rounds.zip": PACKED * rounds} | joined).items():
         (folder / name).write_bytes(os.urandom(count))
 
 

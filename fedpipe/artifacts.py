@@ -9,26 +9,30 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedpipe import packs
-from fedpipe.errors import ArtifactError
+from fedpipe.errors import ArtifactError, SettingsError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 RESULTS = Path("results")
 PARAMS = Path("params.yaml")  #: the main study
+STUDIES = Path("studies")  #: where other studies lie
+LOCK = Path(".snakemake/packs.lock")  #: held while a pack is written; neither git nor DVC looks there
 RESTORE = "`dvc checkout` brings back what DVC has recorded, and `snakemake all` makes the rest again"
+ATTEMPTS = 5  #: to write a file whose folder other processes sweep
 PACKED = (".json", ".parquet")  #: what a pack takes; tensors are mapped from files of their own
 _T = TypeVar("_T")
 
@@ -104,20 +108,14 @@ class RoundFiles:
 
 
 @dataclass(frozen=True)
-class RunFiles:
-    """The files of one run, below ``results/runs/<algorithm>/<key>``."""
+class JoinedFiles:
+    """A run's first so many rounds as one file of each kind: what a table of that many rounds is made of.
+
+    They lie in a folder whose name is the number of rounds, so that studies of other lengths have their own.
+    ``joined.json`` is written last; it holds that number, and the SHA-256 of all others.
+    """
 
     path: Path
-
-    @classmethod
-    def of(cls, label: str, key: str) -> RunFiles:
-        """The place of the run with this key."""
-        return cls(RESULTS / "runs" / label / key)
-
-    @property
-    def settings(self) -> Path:
-        """All settings in full, from which the key is computed."""
-        return self.path / "run.yaml"
 
     @property
     def metrics(self) -> Path:
@@ -136,13 +134,61 @@ class RunFiles:
 
     @property
     def times(self) -> Path:
-        """Seconds of each round, and the machine they were measured on."""
+        """Seconds of each round, and what made them."""
         return self.path / "times.json"
 
     @property
-    def joined(self) -> Path:
-        """SHA-256 of the tables that join all rounds."""
+    def marker(self) -> Path:
+        """Marker: the files are whole."""
         return self.path / "joined.json"
+
+    @property
+    def length(self) -> int:
+        """The number of rounds."""
+        return int(self.path.name)
+
+    def sha256(self, path: Path) -> str:
+        """The SHA-256 of one of the files, as recorded.
+
+        Raises
+        ------
+        ArtifactError
+            The record is missing or damaged, or of another number of rounds.
+        """
+        recorded = manifest(path, self.marker.name)
+        if (found := read_json(self.marker).get("rounds")) != self.length:
+            raise ArtifactError(
+                f"{self.marker} is of {found} rounds and should be of {self.length}; delete {self.path} and run again."
+            )
+        return recorded
+
+    def check(self) -> None:
+        """Hash all files.
+
+        Raises
+        ------
+        ArtifactError
+            One is missing, damaged, or of another number of rounds.
+        """
+        for path in (self.metrics, self.matrices, self.rounds, self.times):
+            _read(path, self.sha256(path))
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of one run, below ``results/runs/<algorithm>/<key>``."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, label: str, key: str) -> RunFiles:
+        """The place of the run with this key."""
+        return cls(RESULTS / "runs" / label / key)
+
+    @property
+    def settings(self) -> Path:
+        """All settings in full, from which the key is computed."""
+        return self.path / "run.yaml"
 
     @property
     def history(self) -> Path:
@@ -166,6 +212,18 @@ class RunFiles:
         """What came of redoing a round, before the run went on after it by other shared code than had made it."""
         return self.path / "continued" / f"{number:04d}-{shared}.json"
 
+    def segments(self) -> list[Path]:
+        """Manifests of all segments, ascending."""
+        return sorted(self.path.glob("segments/*.json"))
+
+    def joined(self, rounds: int) -> JoinedFiles:
+        """The files that join the rounds 1 to ``rounds``."""
+        return JoinedFiles(self.path / "joined" / f"{rounds:04d}")
+
+    def all_joined(self) -> list[JoinedFiles]:
+        """What was joined for studies of any length, ascending."""
+        return [JoinedFiles(path.parent) for path in sorted(self.path.glob("joined/[0-9]*/joined.json"))]
+
 
 @dataclass(frozen=True)
 class StudyFiles:
@@ -175,8 +233,26 @@ class StudyFiles:
 
     @classmethod
     def of(cls, params: Path) -> StudyFiles:
-        """The place of what this file describes: ``results`` for params.yaml, or ``results/studies/<its name>``."""
-        return cls(RESULTS if params == PARAMS else RESULTS / "studies" / params.stem)
+        """The place of a study: ``results`` for params.yaml, and for others ``results/studies/...`` as in ``studies``.
+
+        Raises
+        ------
+        SettingsError
+            A study there would share its place with another's, or `fedpipe prune` would not find it.
+        """
+        params = study(params)
+        if params == PARAMS:
+            return cls(RESULTS)
+        name = params.name.removesuffix(".yaml")
+        parts = (*params.parts[1:-1], name)
+        if params.parts[:1] != STUDIES.parts or name == params.name or not all(part.strip(".") for part in parts):
+            raise SettingsError(f"{params}: a study is params.yaml, or lies below the folder studies as NAME.yaml.")
+        for above, part in itertools.pairwise(parts):
+            if part.lower() in PARTS:
+                raise SettingsError(f"{params}: '{above}/{part}' is for files of a study '{above}'; rename '{part}'.")
+        if braces := set("{}") & set(str(params)):
+            raise SettingsError(f"{params}: Snakemake takes '{min(braces)}' in a name for a wildcard; rename it.")
+        return cls(RESULTS / "studies" / Path(*parts))
 
     @property
     def plan(self) -> Path:
@@ -209,8 +285,18 @@ class StudyFiles:
         return self.path / "figures"
 
     def keys(self, label: str) -> Path:
-        """Keys of all runs of an algorithm."""
+        """Keys of all runs of an algorithm, each with its number of rounds."""
         return self.path / "keys" / f"{label}.json"
+
+
+#: What lies in a study's folder; no study below it may have such a name.
+PARTS = ("plan.json", "metrics.json", "tables", "plots", "figures", "keys", "logs")
+
+
+def study(params: Path) -> Path:
+    """The one name of a study's file: relative to this folder, if it lies in it and ``..`` leads nowhere else."""
+    here = Path.cwd()
+    return params.relative_to(here) if ".." not in params.parts and params.is_relative_to(here) else params
 
 
 def dataset_file(name: str) -> Path:
@@ -237,10 +323,13 @@ def write_bytes(path: Path, data: bytes | memoryview) -> str:
         The disk is full, the folder read-only; what was there before is there still.
     """
     try:
-        try:
-            _replace(path, data)
-        except FileNotFoundError:  # another process that begins with this run has just swept, or packed
-            _replace(path, data)
+        for attempt in range(ATTEMPTS):
+            try:
+                _replace(path, data)
+                break
+            except FileNotFoundError:  # another process at work on this run has just swept, or packed
+                if attempt == ATTEMPTS - 1:
+                    raise
     except OSError as error:
         raise ArtifactError(f"{path} can't be written ({error.strerror}); mend that and run again.") from error
     return hashlib.sha256(data).hexdigest()
@@ -276,33 +365,47 @@ def write_pt(path: Path, tree: Mapping[str, Any]) -> str:
     return write_bytes(path, buffer.getbuffer())
 
 
-def write_json(path: Path, value: Any) -> str:
-    """Write JSON atomically, keys sorted, so that equal values give equal bytes."""
-    return write_bytes(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+def json_bytes(value: Any) -> bytes:
+    """JSON with its keys sorted, so that equal values give equal bytes."""
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
-def write_parquet(path: Path, table: pa.Table) -> str:
-    """Write a table atomically."""
+def parquet_bytes(table: pa.Table) -> bytes:
+    """A table as Parquet."""
     import pyarrow.parquet as pq
 
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
-    return write_bytes(path, buffer.getvalue())
+    return buffer.getvalue()
+
+
+def write_json(path: Path, value: Any) -> str:
+    """Write JSON atomically."""
+    return write_bytes(path, json_bytes(value))
+
+
+def write_parquet(path: Path, table: pa.Table) -> str:
+    """Write a table atomically."""
+    return write_bytes(path, parquet_bytes(table))
 
 
 def pack(folder: Path) -> None:
     """Join the tables and manifests of a folder's folders into its pack, and delete them; tensors stay.
 
-    They take the place of members with their names. Killed at any moment, each is there once or twice.
+    They take the place of members with their names. Killed at any moment, each is there once or twice; so it is while
+    others write, read and pack the same folder.
     """
-    loose = [path for path in sorted(folder.glob("*/*")) if path.suffix in PACKED]
-    if loose:
-        files = packs.contents(packs.of(folder)) | {packs.holding(path)[1]: _bytes(path) for path in loose}
-        write_bytes(packs.of(folder), packs.join(files))
-    for path in loose:
-        path.unlink(missing_ok=True)
-        with suppress(OSError):  # tensors lie there
-            path.parent.rmdir()
+    with _alone():
+        loose = {path: _bytes(path) for path in sorted(folder.glob("*/*")) if path.suffix in PACKED}
+        if loose:
+            members = {packs.holding(path)[1]: data for path, data in loose.items()}
+            write_bytes(packs.of(folder), packs.join(packs.contents(packs.of(folder)) | members))
+        for path, data in loose.items():
+            with suppress(FileNotFoundError):
+                if path.read_bytes() == data:  # not written anew meanwhile
+                    path.unlink()
+            with suppress(OSError):  # tensors lie there
+                path.parent.rmdir()
 
 
 def unpack(folder: Path) -> None:
@@ -310,13 +413,31 @@ def unpack(folder: Path) -> None:
     archive = packs.of(folder)
     if not archive.exists():
         return
-    made = archive.stat().st_mtime_ns
-    for name, data in packs.contents(archive).items():
-        path = folder / name
-        if not path.exists():
-            write_bytes(path, data)
-            os.utime(path, ns=(made, made))
-    archive.unlink()
+    with _alone(), suppress(FileNotFoundError):  # another has just unpacked it
+        made = archive.stat().st_mtime_ns
+        for name, data in packs.contents(archive).items():
+            path = folder / name
+            if not path.exists():
+                write_bytes(path, data)
+                os.utime(path, ns=(made, made))
+        archive.unlink()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """While no other process of this clone, on any node, writes a pack: two that read the same one would lose files."""
+    from filelock import FileLock
+
+    lock = FileLock(LOCK)
+    try:
+        LOCK.parent.mkdir(exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise ArtifactError(f"{LOCK} can't be locked ({error.strerror}); mend that and run again.") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
@@ -353,8 +474,8 @@ def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
 
 
 def read_joined(path: Path) -> pa.Table:
-    """A table that joins all rounds of a run, checked against ``joined.json`` beside it."""
-    return read_parquet(path, manifest(path, RunFiles(path.parent).joined.name))
+    """A table that joins rounds of a run, checked against ``joined.json`` beside it."""
+    return read_parquet(path, JoinedFiles(path.parent).sha256(path))
 
 
 def sweep(folder: Path) -> None:
@@ -410,10 +531,12 @@ def intact(path: Path, sha256: str) -> bool:
 
 
 def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return packs.read(path)
+    for _ in range(2):  # whoever looks in between may see it packed, or unpacked again
+        with suppress(FileNotFoundError):
+            return path.read_bytes()
+        with suppress(FileNotFoundError):
+            return packs.read(path)
+    raise FileNotFoundError(path)
 
 
 def _read(path: Path, sha256: str | None) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from fedpipe import artifacts, code
+from fedpipe import artifacts
 from fedpipe.artifacts import RunFiles
 
 SECTIONS = {"dataset": "data set", "partition": "partition scheme", "model": "model", "algorithm": "algorithm"}
@@ -48,8 +48,8 @@ def renewed(plan: dict[str, Any]) -> Iterator[str]:
 
 
 def elsewhere(plan: dict[str, Any]) -> Iterator[str]:
-    """How many runs come from shared code other than what lies here."""
-    count = sum(made_elsewhere(RunFiles(Path(run["path"]))) for run in plan["runs"])
+    """How many runs come from shared code other than what lay here when the plan was made."""
+    count = sum(made_elsewhere(RunFiles(Path(run["path"])), plan["shared"]) for run in plan["runs"])
     if count:
         yield (
             f"{count} of {len(plan['runs'])} run{'s' if len(plan['runs']) > 1 else ''} "
@@ -58,13 +58,13 @@ def elsewhere(plan: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def made_elsewhere(files: RunFiles) -> bool:
-    """Whether the last complete round of a run was made by other shared code than lies here."""
+def made_elsewhere(files: RunFiles, shared: str) -> bool:
+    """Whether the last complete round of a run was made by other shared code than this."""
     rounds = files.complete()
     if not rounds:
         return False
     made_by = artifacts.read_json(files.round(rounds[-1]).state)["made_by"]
-    return any(made.get("shared") != code.shared() for made in made_by)
+    return any(made.get("shared") != shared for made in made_by)
 
 
 def _made(folders: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -76,8 +76,9 @@ def plan(
         typer.echo(f"fedpipe: warning: {warning}", err=True)
     if dry_run:
         for run in made["runs"]:
-            point = "".join(f"  {name}={value}" for name, value in run["grid"].items())
-            typer.echo(f"{run['algorithm']:<16} seed {run['seed']}  {run['key']}{point}")
+            points = [each["grid"] for each in made["cells"] if planning.serves(run, each)]
+            told = "; ".join(", ".join(f"{name}={value}" for name, value in point.items()) for point in points)
+            typer.echo(f"{run['algorithm']:<16} seed {run['seed']}  {f'{told}  ' if told else ''}{run['key']}")
     else:
         planning.write(made)
 
@@ -202,13 +203,7 @@ def table(params: Study = PARAMS) -> None:
     """Write the result table, metrics.json, the plots' numbers, and the keys of each algorithm's runs."""
     from fedpipe.report import stage
 
-    made = _plan(params)
-    stage.write_tables(made)
-    stage.write_plots(made)
-    for label in made["algorithms"]:
-        keys = sorted(run["key"] for run in made["runs"] if run["algorithm"] == label)
-        recorded = {"keys": keys, "rounds": made["rounds"]}
-        artifacts.write_json(StudyFiles.of(params).keys(label), recorded)
+    stage.write(stage.contents(_plan(params)))
 
 
 @app.command()
@@ -232,10 +227,13 @@ def figure(
 
 @app.command()
 def show(params: Study = PARAMS) -> None:
-    """Print the result table and where the figures lie."""
+    """Print the result table and where the figures lie; of a study with failed runs, what is complete, and why."""
     from fedpipe.report import stage
 
-    typer.echo(stage.show(_plan(params)))
+    made = _plan(params)
+    if partial := stage.partial(made):
+        typer.echo(partial)
+    typer.echo(stage.show(made))
 
 
 @app.command()
@@ -253,15 +251,13 @@ def status(
 def record(
     algorithm: Annotated[str, typer.Argument(help="An entry of study.algorithms.")], params: Study = PARAMS
 ) -> None:
-    """Check that all runs of an algorithm are complete, for DVC to record."""
+    """Check that all runs of an algorithm are complete, in the plan's rounds, for DVC to record."""
     made = _plan(params)
     if algorithm not in made["algorithms"]:
         raise SettingsError(f"'{algorithm}' is not in the study; {nearest(algorithm, made['algorithms'])}")
     for run in made["runs"]:
-        files = RunFiles(Path(run["path"]))
-        for path in (files.metrics, files.matrices, files.rounds, files.joined, files.times):
-            if run["algorithm"] == algorithm and not path.is_file():
-                raise ArtifactError(f"{path} is missing; run `snakemake all` to make it.")
+        if run["algorithm"] == algorithm:
+            RunFiles(Path(run["path"])).joined(run["rounds"]).check()
 
 
 @app.command()
@@ -283,14 +279,21 @@ def verify(
     rerun: Annotated[int, typer.Option(min=0, help="Runs of which a round, drawn at random, is run again.")] = 1,
     params: Study = PARAMS,
 ) -> None:
-    """Hash all files of runs against their manifests, run a round again, and say whether the bits agree."""
+    """Hash all files of runs, make the study's tables again, run a round again, and say whether all agree."""
+    import itertools
     import random
 
+    from fedpipe.lineage import study
     from fedpipe.lineage import verify as lineage
 
-    paths = runs or [Path(run["path"]) for run in _plan(params)["runs"]]
+    if runs:
+        verdicts = lineage.verify(runs, rerun, random.Random())
+    else:
+        made = _plan(params)
+        paths = [Path(run["path"]) for run in made["runs"]]
+        verdicts = itertools.chain([study.verify(made)], lineage.verify(paths, rerun, random.Random()))
     holds = True
-    for verdict in lineage.verify(paths, rerun, random.Random()):
+    for verdict in verdicts:
         typer.echo(verdict.said)
         holds &= verdict.holds
     if not holds:
@@ -410,7 +413,7 @@ def _plan(params: Path) -> dict[str, Any]:
         study = "" if params == PARAMS else f" --config params={params}"
         raise ArtifactError(f"{place} is missing; run `snakemake all{study}` first.")
     found: dict[str, Any] = artifacts.read_json(place)
-    if "runs" not in found:
+    if "cells" not in found:
         raise ArtifactError(f"{place} is no plan; delete it and run again.")
     return found
 

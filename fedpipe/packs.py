@@ -44,6 +44,14 @@ def names(archive: Path) -> list[str]:
     return []
 
 
+def sound(archive: Path) -> bool:
+    """Whether all members of a pack are whole, if there is one."""
+    try:
+        return not archive.exists() or _opened(archive).testzip() is None
+    except DAMAGED:
+        return False
+
+
 def read(path: Path) -> bytes:
     """The bytes of a file that lies in its folder's pack.
 

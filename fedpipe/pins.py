@@ -60,6 +60,11 @@ def stamp(path: Path) -> str:
     return f"{STAMP}{held.hexdigest()[:16]}"
 
 
+def changed(path: Path, mark: str) -> bool:
+    """Whether a file is another, or gone, since it was marked: with its stamp where it may be large, or its SHA-256."""
+    return stamp(path) != mark if mark.startswith(STAMP) else not artifacts.intact(path, mark)
+
+
 @functools.cache
 def _content(path: Path, stamp: str) -> str:
     if not path.is_dir():

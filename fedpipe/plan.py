@@ -169,6 +169,7 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
     raw = config.read(path)
     study = config.parse(raw, config.download(path))
     runs: dict[tuple[str, str], dict[str, Any]] = {}
+    cells: dict[str, dict[str, Any]] = {}
     partitions: dict[str, Any] = {}
     files: dict[str, str] = {}
     components: list[Component] = []
@@ -193,31 +194,31 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
             files[str(place.settings)] = run.dump()
             data = params.dataset.file.stem
             files[str(store.settings_file(data))] = yaml.safe_dump(params.dataset.origin, sort_keys=False)
-            runs.setdefault(
-                (label, run.key),
-                {
-                    "algorithm": label,
-                    "seed": seed,
-                    "grid": {name: value for name, value in point.items() if _concerns(name, label)},
-                    "key": run.key,
-                    "path": str(place.path),
-                    "partition": partition,
-                    "dataset": data,
-                    "participants": params.federation.participants,
-                },
-            )
+            mine = {name: value for name, value in point.items() if _concerns(name, label)}
+            cell = {"algorithm": label, "seed": seed, "grid": mine, "key": run.key, "rounds": params.federation.rounds}
+            cells[digest([label, seed, mine])] = cell
+            runs[label, run.key] = {
+                "algorithm": label,
+                "seed": seed,
+                "key": run.key,
+                "rounds": params.federation.rounds,
+                "path": str(place.path),
+                "partition": partition,
+                "dataset": data,
+                "participants": params.federation.participants,
+            }
     return {
         "shared": code.shared(),
         "sources": _sources(path, components) | stamps,
-        "params": str(path),
+        "params": str(artifacts.study(path)),
         "algorithms": list(study.study.algorithms),
         "seeds": list(study.study.seeds),
         "grid": {name: list(values) for name, values in study.study.grid.items()},
-        "rounds": study.federation.rounds,
         "protocols": list(study.evaluation.protocols),
         "partitions": partitions,
         "warnings": list(dict.fromkeys(warnings)),
-        "runs": list(runs.values()),
+        "runs": list(runs.values()),  # each once, however many cells it serves
+        "cells": list(cells.values()),  # what tables and figures show: a number of rounds of a run
         "files": files,
         "execution": study.execution.model_dump(mode="json"),
         "artifacts": study.artifacts.model_dump(mode="json"),
@@ -226,20 +227,29 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
 
 
 def write(plan: dict[str, Any]) -> None:
-    """Write a study's plan, and what each job reads, where it is not there yet: ``run.yaml``, ``partition.yaml``.
-
-    The files that it was made of are no part of the plan: an edit that changes no key changes nothing that DVC records.
-    """
+    """Write a study's plan, and what each job reads, where it is not there yet: ``run.yaml``, ``partition.yaml``."""
     for name, text in plan["files"].items():
         if not Path(name).is_file() or Path(name).read_text() != text:
             artifacts.write_bytes(Path(name), text.encode())
     if plan["execution"]["clients_per_job"]:  # rules of single rounds watch the files that a segment's end has packed
         for run in plan["runs"]:
             artifacts.unpack(RunFiles(Path(run["path"])).history)
-    place, sources = StudyFiles.of(Path(plan["params"])), plan["sources"]
-    lasting = {name: value for name, value in plan.items() if name != "sources"} | {"files": sorted(plan["files"])}
-    artifacts.write_json(place.plan, lasting)
-    artifacts.write_json(place.sources, sources)
+    place = StudyFiles.of(Path(plan["params"]))
+    artifacts.write_json(place.plan, lasting(plan))
+    artifacts.write_json(place.sources, plan["sources"])
+
+
+def lasting(plan: dict[str, Any]) -> dict[str, Any]:
+    """What ``plan.json`` holds of a plan.
+
+    The files that it was made of are no part of that: an edit that changes no key changes nothing that DVC records.
+    """
+    return {name: value for name, value in plan.items() if name != "sources"} | {"files": sorted(plan["files"])}
+
+
+def serves(run: dict[str, Any], cell: dict[str, Any]) -> bool:
+    """Whether a cell's number is of this run."""
+    return bool(run["algorithm"] == cell["algorithm"] and run["key"] == cell["key"])
 
 
 def _described(kind: registry.Kind, selector: str, component: Component) -> dict[str, Any]:

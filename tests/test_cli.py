@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -261,8 +262,18 @@ def test_plan_writes_the_plan_and_a_dry_run_shows_it() -> None:
     assert not Path("results").exists()
     printed("plan")
     made = json.loads(Path("results/plan.json").read_text())
-    assert [run["key"] for run in made["runs"]] == [line.split()[3] for line in lines]
+    assert [run["key"] for run in made["runs"]] == [line.split()[-1] for line in lines]
     assert all(Path(name).is_file() for name in made["files"])
+
+
+def test_a_dry_run_prints_a_line_a_run_that_ends_with_its_key() -> None:
+    settings = studies.settings(("fedavg", "fedprox"))
+    settings["study"]["grid"] = {"dataset.test_share": [0.2, 0.3], "algorithms.fedprox.mu": [0.1, 1.0]}
+    studies.write(settings, Path())
+    one, *others = printed("plan", "--dry-run").splitlines()
+    assert re.fullmatch(r"fedavg +seed 0  dataset\.test_share=0\.2; dataset\.test_share=0\.3  [0-9a-f]{12}", one)
+    assert len(others) == 2
+    assert all(re.search(r"^fedprox .* [0-9a-f]{12}$", line) for line in others)
 
 
 def test_plan_takes_another_study() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from fedpipe import artifacts, packs
 from fedpipe.artifacts import RunFiles
 from fedpipe.errors import ArtifactError
+from tests import studies
 
 
 @pytest.fixture
@@ -139,3 +142,51 @@ def test_a_record_that_does_not_name_the_file_is_named(tmp_path: Path) -> None:
         artifacts.write_json(tmp_path / "joined.json", record)
         with pytest.raises(ArtifactError, match=r"joined\.json does not tell the SHA-256 of metrics\.parquet"):
             artifacts.manifest(tmp_path / "metrics.parquet", "joined.json")
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from fedpipe import artifacts
+from fedpipe.artifacts import RunFiles
+
+run, first = RunFiles(Path("run")), int(sys.argv[1])
+for number in range(first, 60, 2):
+    artifacts.write_json(run.round(number).times, {"train": 0})
+    artifacts.write_json(run.round(number).marker, {"round": number})
+    artifacts.write_json(run.round(number).times, {"train": number})
+    artifacts.pack(run.history)
+    assert artifacts.read_json(run.round(number).times) == {"train": number}
+"""
+
+
+def test_segments_of_two_studies_pack_one_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes, as of studies of two lengths: what one packs, the other does not lose."""
+    monkeypatch.chdir(tmp_path)
+    commands = [[sys.executable, "-c", WRITER, str(first)] for first in (0, 1)]
+    working = [subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(studies.ROOT)}) for command in commands]
+    assert [each.wait() for each in working] == [0, 0]
+    run = RunFiles(Path("run"))
+    assert run.complete() == list(range(60))
+    assert [artifacts.read_json(run.round(number).times) for number in range(60)] == [{"train": n} for n in range(60)]
+    artifacts.pack(run.history)
+    assert not list(run.history.glob("*/*.json"))
+    assert len(packs.names(packs.of(run.history))) == 120
+
+
+def test_a_file_written_anew_while_it_is_packed_stays(run: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real = run.round(1).times, packs.join
+
+    def join(files: Any) -> bytes:
+        if path.exists():
+            path.write_bytes(artifacts.json_bytes({"train": 7}))
+        return real(files)
+
+    monkeypatch.setattr(packs, "join", join)
+    artifacts.pack(run.history)
+    assert path.exists()
+    assert artifacts.read_json(path) == {"train": 7}
+    monkeypatch.undo()
+    artifacts.pack(run.history)
+    assert artifacts.read_json(path) == {"train": 7}
+    assert not path.exists()

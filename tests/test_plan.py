@@ -209,7 +209,7 @@ def test_algorithms_times_seeds_times_grid() -> None:
     settings = study(("fedavg", "fedprox"), study__seeds=[0, 1, 2])
     settings["study"]["grid"] = {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.1, 0.2]}
     made = make(settings)
-    runs = {(run["algorithm"], run["seed"], *run["grid"].values()) for run in made["runs"]}
+    runs = {(cell["algorithm"], cell["seed"], *cell["grid"].values()) for cell in made["cells"]}
     assert len(made["runs"]) == len(runs) == 2 * 3 * 2 * 2
     assert len({run["path"] for run in made["runs"]}) == len(runs)
     assert len(made["partitions"]) == 3 * 2
@@ -220,9 +220,9 @@ def test_a_grid_of_one_algorithm_does_not_multiply_others() -> None:
     settings = study(("fedavg", "fedprox"), study__seeds=[0, 1])
     settings["study"]["grid"] = {"algorithms.fedprox.mu": [0.1, 1.0, 10.0]}
     made = make(settings)
-    grids = [run["grid"] for run in made["runs"] if run["algorithm"] == "fedavg"]
+    grids = [cell["grid"] for cell in made["cells"] if cell["algorithm"] == "fedavg"]
     assert grids == [{}, {}]
-    mus = [run["grid"]["algorithms.fedprox.mu"] for run in made["runs"] if run["algorithm"] == "fedprox"]
+    mus = [cell["grid"]["algorithms.fedprox.mu"] for cell in made["cells"] if cell["algorithm"] == "fedprox"]
     assert sorted(mus) == [0.1, 0.1, 1.0, 1.0, 10.0, 10.0]
 
 
@@ -237,8 +237,23 @@ def test_a_grid_of_whole_entries_tells_its_runs_apart() -> None:
     """Else the table takes different hyper-parameters for seeds of one setting."""
     settings = study(("fedprox",))
     settings["study"]["grid"] = {"algorithms.fedprox": [{"mu": 0.1}, {"mu": 1.0}]}
-    points = [str(run["grid"]) for run in make(settings)["runs"]]
+    points = [str(cell["grid"]) for cell in make(settings)["cells"]]
     assert len(points) == len(set(points)) == 2
+
+
+def test_points_of_one_key_are_one_run_and_each_a_cell() -> None:
+    """With the official split, nothing depends on the share of a pooled one."""
+    settings = study(("fedavg", "fedprox"))
+    settings["study"]["grid"] = {"dataset.test_share": [0.2, 0.3], "algorithms.fedprox.mu": [0.1, 1.0]}
+    made = make(settings)
+    assert [run["algorithm"] for run in made["runs"]] == ["fedavg", "fedprox", "fedprox"]
+    assert len({run["path"] for run in made["runs"]}) == 3
+    shares = [cell["grid"]["dataset.test_share"] for cell in made["cells"] if cell["algorithm"] == "fedavg"]
+    assert shares == [0.2, 0.3]
+    assert len(made["cells"]) == 2 + 4
+    assert {(cell["algorithm"], cell["key"]) for cell in made["cells"]} == {
+        (run["algorithm"], run["key"]) for run in made["runs"]
+    }
 
 
 def test_two_entries_of_one_algorithm_are_two_runs() -> None:
@@ -315,6 +330,63 @@ def test_what_is_there_is_not_written_again() -> None:
     assert [file.stat().st_mtime for file in files] == [1] * 5
     planning.write(make(settings | {"federation": settings["federation"] | {"rounds": 8}}))
     assert [file.stat().st_mtime for file in files] == [1] * 5
+
+
+PLACES = {
+    "params.yaml": "results",
+    "./params.yaml": "results",
+    "studies/table1.yaml": "results/studies/table1",
+    "studies/a/table1.yaml": "results/studies/a/table1",
+    "studies/b/table1.yaml": "results/studies/b/table1",
+    "studies/a.b.yaml": "results/studies/a.b",
+    "studies/tables.yaml": "results/studies/tables",
+    "studies/params.yaml": "results/studies/params",
+}
+
+
+def test_no_two_studies_have_one_place() -> None:
+    found = {params: str(artifacts.StudyFiles.of(Path(params)).path) for params in PLACES}
+    assert found == PLACES
+    assert {str(artifacts.StudyFiles.of(Path.cwd() / params).path) for params in PLACES} == set(PLACES.values())
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        "../x.yaml",
+        "/elsewhere/x.yaml",
+        "x.yaml",
+        "other/params.yaml",
+        "studies/../x.yaml",
+        "studies/a/../../params.yaml",
+        "studies/x.yml",
+        "studies/x",
+        "studies",
+        "studies/...yaml",
+        "studies/..yaml",
+        "studies/.yaml",
+    ],
+)
+def test_a_study_elsewhere_has_no_place(params: str) -> None:
+    with pytest.raises(SettingsError, match=r"a study is params\.yaml, or lies below the folder studies"):
+        artifacts.StudyFiles.of(Path(params))
+
+
+@pytest.mark.parametrize("name", ["tables", "Figures", "plots", "keys", "logs", "plan.json", "metrics.json"])
+def test_a_study_below_another_is_never_in_its_files(name: str) -> None:
+    """studies/a.yaml has its tables in results/studies/a/tables."""
+    for params in (f"studies/a/{name}.yaml", f"studies/a/{name}/x.yaml"):
+        with pytest.raises(SettingsError, match=rf"'a/{name}' is for files of a study 'a'; rename '{name}'"):
+            artifacts.StudyFiles.of(Path(params))
+
+
+def test_a_study_without_a_place_writes_nothing() -> None:
+    studies.write(study(), Path())
+    Path("params.yaml").rename("x.yaml")
+    made = planning.make(Path("x.yaml"))  # for a dry run
+    with pytest.raises(SettingsError, match=r"^x\.yaml: a study is params\.yaml"):
+        planning.write(made)
+    assert [path.name for path in Path().iterdir()] == ["x.yaml"]
 
 
 def test_make_writes_nothing() -> None:

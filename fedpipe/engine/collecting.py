@@ -15,7 +15,7 @@ from fedpipe.errors import ArtifactError
 
 
 class Joined(NamedTuple):
-    """All rounds of a run."""
+    """The first rounds of a run."""
 
     metrics: pa.Table
     matrices: pa.Table
@@ -33,19 +33,24 @@ def collect(files: RunFiles, rounds: int, keep_models: str | int) -> None:
     """
     artifacts.sweep(files.path)
     try:
-        joined = _join(files, range(1, rounds + 1))
+        joined = join(files, rounds)
     except ArtifactError as error:
-        segments = files.path / "segments"
-        if segments.exists():
-            advice = f"`rm -r {segments}` and run again: rounds that are whole are not done again"
+        if files.segments():
+            advice = f"`rm -r {files.path / 'segments'}` and run again: rounds that are whole are not done again"
         else:  # made by the DAG of single rounds
             advice = f"`rm -r` the folder of that round in {files.history} and run again"
         raise ArtifactError(f"{str(error).partition(';')[0]}; type {advice}.") from error
-    tables = {files.metrics: joined.metrics, files.matrices: joined.matrices, files.rounds: joined.rounds}
+    written = files.joined(rounds)
+    tables = {written.metrics: joined.metrics, written.matrices: joined.matrices, written.rounds: joined.rounds}
     hashes = {path.name: artifacts.write_parquet(path, table) for path, table in tables.items()}
-    artifacts.write_json(files.joined, hashes)
-    artifacts.write_json(files.times, joined.times)
+    hashes[written.times.name] = artifacts.write_json(written.times, joined.times)
+    artifacts.write_json(written.marker, {"rounds": rounds, **hashes})
     prune(files, rounds, keep_models)
+
+
+def join(files: RunFiles, rounds: int) -> Joined:
+    """The rounds 1 to ``rounds`` as one table of each kind; nothing is written."""
+    return _join(files, range(1, rounds + 1))
 
 
 def _join(files: RunFiles, numbers: range) -> Joined:

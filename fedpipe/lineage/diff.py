@@ -7,7 +7,7 @@ from typing import Any
 
 from fedpipe import artifacts
 from fedpipe.artifacts import RESULTS, RunFiles
-from fedpipe.errors import SettingsError
+from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.plan import Settings
 from fedpipe.report import results
 from fedpipe.report.tables import DASH
@@ -66,9 +66,12 @@ def _states(one: RunFiles, other: RunFiles) -> str:
 
 
 def _accuracies(one: RunFiles, other: RunFiles) -> list[str]:
+    """What the rounds say that were joined for the longest study of each run."""
     frames = []
     for files in (one, other):
-        frame = results.accuracies(artifacts.read_joined(files.metrics).to_pandas())
+        if not (joined := files.all_joined()):
+            raise ArtifactError(f"{files.path}: no study's rounds of it are complete; run `snakemake all` first.")
+        frame = results.accuracies(artifacts.read_joined(joined[-1].metrics).to_pandas())
         frames.append(frame[frame["average"] == "sample"].set_index(["protocol", "round"])["accuracy"])
     lines = []
     for protocol in dict.fromkeys(name for frame in frames for name in frame.index.get_level_values("protocol")):

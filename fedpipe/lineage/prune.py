@@ -1,14 +1,15 @@
 """What nothing needs any more: runs, partitions and data sets that no study and no commit names.
 
-A key is needed by the studies that lie here (params.yaml, ``studies/*.yaml``) and by every commit of any branch, tag or
-experiment whose ``results/keys`` name it. Only what lies in DVC's cache is removed, so that nothing is lost by it; what
-the cache itself no longer needs, `dvc gc` removes.
+A key is needed by the studies that lie here (params.yaml, ``studies/**/*.yaml``) and by every commit of any branch, tag
+or experiment whose ``results/keys`` name it. Only what lies in DVC's cache is removed, so that nothing is lost by it;
+what the cache itself no longer needs, `dvc gc` removes.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import glob
 import hashlib
 import json
 import re
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpipe import artifacts, plan
-from fedpipe.artifacts import PARAMS, RESULTS, RunFiles
+from fedpipe.artifacts import PARAMS, RESULTS, STUDIES, RunFiles
 from fedpipe.data import store
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.plan import Settings, digest
@@ -113,7 +114,8 @@ def remove(found: Iterable[Unneeded]) -> None:
 def _studies() -> tuple[set[Path], set[Path], set[Path]]:
     """Runs, partitions and data sets that the studies of this folder need."""
     runs, partitions, data = set(), set(), set()
-    for path in [PARAMS, *sorted(Path("studies").glob("*.yaml"))]:
+    others = glob.glob(f"{STUDIES}/**/*.yaml", recursive=True, include_hidden=True)  # noqa: PTH207  # follows links
+    for path in [PARAMS, *map(Path, sorted(others))]:
         try:
             made = plan.make(path)
         except SettingsError as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fedpipe import artifacts
+import pyarrow as pa
+
+from fedpipe import artifacts, code, packs
 from fedpipe.artifacts import RESTORE, RunFiles
 from fedpipe.changes import made_elsewhere
 from fedpipe.config import Execution
@@ -40,8 +41,10 @@ def rehash(files: RunFiles) -> Verdict:
         count += 1
         if not artifacts.intact(path, artifacts.manifest(path, delete.with_suffix(".json").name)):
             wrong[str(path)] = delete
+    if not packs.sound(archive := packs.of(files.history)):
+        wrong[str(archive)] = files.path
     rounds = files.complete()
-    for number in rounds:
+    for number in rounds if not wrong else ():
         folder = files.round(number)
         for name, sha256 in artifacts.read_json(folder.marker)["sha256"].items():
             path = folder.path / name
@@ -52,7 +55,8 @@ def rehash(files: RunFiles) -> Verdict:
             if not artifacts.intact(path, sha256):
                 wrong[artifacts.place(path)] = files.path
     if not wrong:
-        wrong |= dict.fromkeys(_joined(files), files.path)
+        wrong |= _segments(files)
+        wrong |= _joined(files)
     if wrong:
         places = ", ".join(map(str, dict.fromkeys(wrong.values())))
         return Verdict(f"{files.path}: not as recorded: {', '.join(wrong)}; delete {places}, then {RESTORE}", False)
@@ -95,7 +99,7 @@ def verify(paths: list[Path], again: int, rng: random.Random) -> Iterator[Verdic
         if verdict.holds:
             whole.append(path)
         yield verdict
-    elsewhere = [path for path in whole if made_elsewhere(RunFiles(path))]
+    elsewhere = [path for path in whole if made_elsewhere(RunFiles(path), code.shared())]
     others = [path for path in whole if path not in elsewhere]
     for path in [*(elsewhere if again else []), *rng.sample(others, min(again, len(others)))]:
         try:
@@ -104,17 +108,35 @@ def verify(paths: list[Path], again: int, rng: random.Random) -> Iterator[Verdic
             yield Verdict(f"{path}: {error}", False)
 
 
-def _joined(files: RunFiles) -> list[str]:
-    """The joined tables that differ from what the rounds give; none where they were not joined yet."""
-    if not files.metrics.is_file():
-        return [str(files.metrics)]
-    rounds = artifacts.read_parquet(files.rounds).num_rows
-    with tempfile.TemporaryDirectory(prefix="fedpipe-verify-") as folder:
-        copy = redo.before(files, rounds + 1, Path(folder) / files.path.name)
-        collecting.collect(copy, rounds, "all")
-        pairs = [(files.metrics, copy.metrics), (files.matrices, copy.matrices), (files.rounds, copy.rounds)]
-        pairs += [(files.joined, copy.joined)]
-        return [str(ours) for ours, theirs in pairs if not artifacts.intact(ours, artifacts.sha256_of(theirs))]
+def _segments(files: RunFiles) -> dict[str, Path]:
+    """Manifests of segments that do not name the rounds that are there, which are to be deleted."""
+    wrong = {}
+    for path in files.segments():
+        markers = {str(number): files.round(number).marker for number in range(int(path.stem) + 1)}
+        rounds = {number: artifacts.sha256_of(marker) for number, marker in markers.items() if artifacts.exists(marker)}
+        if artifacts.read_json(path) != {"rounds": rounds}:
+            wrong[str(path)] = path
+    return wrong
+
+
+def _joined(files: RunFiles) -> dict[str, Path]:
+    """Joined files that are not what the rounds give, with their folders, which are to be deleted."""
+    wrong: dict[str, Path] = {}
+    for joined in files.all_joined():
+        made, times = collecting.join(files, joined.length), joined.times
+        tables = {joined.metrics: made.metrics, joined.matrices: made.matrices, joined.rounds: made.rounds}
+        same = {
+            path: artifacts.intact(path, joined.sha256(path)) and _same(artifacts.read_parquet(path), table)
+            for path, table in tables.items()
+        }
+        same[times] = artifacts.intact(times, joined.sha256(times)) and artifacts.read_json(times) == made.times
+        wrong |= {str(path): joined.path for path, holds in same.items() if not holds}
+    return wrong
+
+
+def _same(one: pa.Table, other: pa.Table) -> bool:
+    """Whether two tables say the same, where a NaN is one as well; other versions of Arrow may have written them."""
+    return artifacts.parquet_bytes(one) == artifacts.parquet_bytes(other)
 
 
 def _as_before(executor: str) -> Execution:

@@ -43,11 +43,11 @@ def clients(plan: Plan) -> pd.DataFrame:
         without test samples, and models that are no client's, are left out.
     """
     frames = []
-    for run in results.runs(plan):
-        frame = artifacts.read_joined(results.files(run).metrics).to_pandas()
+    for cell in results.cells(plan):
+        frame = artifacts.read_joined(results.files(cell).metrics).to_pandas()
         frame = frame[(frame["client"] >= 0) & (frame["total"] > 0)]
         frame = frame[frame["round"] == frame.groupby("protocol")["round"].transform("max")]
-        names = {"line": line(run["algorithm"], results.point(plan, run)), "seed": run["seed"]}
+        names = {"line": line(cell["algorithm"], results.point(plan, cell)), "seed": cell["seed"]}
         found = frame.assign(**names, samples=frame["total"], accuracy=100 * frame["correct"] / frame["total"])
         frames.append(found[["line", "seed", "protocol", "client", "samples", "accuracy"]])
     made: pd.DataFrame = pd.concat(frames, ignore_index=True)

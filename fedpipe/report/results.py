@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -10,10 +11,11 @@ from typing import Any, Literal, get_args
 import pandas as pd
 
 from fedpipe import artifacts
-from fedpipe.artifacts import RunFiles
+from fedpipe.artifacts import JoinedFiles, RunFiles
 from fedpipe.config import Protocol
 
 Plan = dict[str, Any]  #: as results/plan.json holds it
+Cell = dict[str, Any]  #: one of its cells
 Round = Literal["last", "best", "mean-last"]
 
 AVERAGES = ("sample", "client", "worst")  #: over test samples; over clients; over the worst tenth of the clients
@@ -21,14 +23,18 @@ ROUNDS: tuple[Round, ...] = ("last", "best", "mean-last")
 SECONDS = ("train", "aggregate", "evaluate")
 
 
-def runs(plan: Plan) -> list[dict[str, Any]]:
-    """The plan's runs by algorithm, then by grid point and seed, each in the order of params.yaml."""
-    return sorted(plan["runs"], key=lambda run: plan["algorithms"].index(run["algorithm"]))
+def cells(plan: Plan) -> list[Cell]:
+    """Runs as the table shows them, by algorithm, then by grid point and seed, each in the order of params.yaml.
+
+    Each has ``algorithm``, ``seed``, ``grid`` (its point, where it concerns the algorithm), the run's ``key`` and the
+    number of ``rounds``. One run may serve several cells: of points that make no difference to it.
+    """
+    return sorted(plan["cells"], key=lambda cell: plan["algorithms"].index(cell["algorithm"]))
 
 
-def point(plan: Plan, run: dict[str, Any]) -> dict[str, str]:
-    """A run's grid point as text, one entry a name of the grid: empty where it does not concern the algorithm."""
-    return {name: _text(run["grid"][name]) if name in run["grid"] else "" for name in plan["grid"]}
+def point(plan: Plan, cell: Cell) -> dict[str, str]:
+    """A cell's grid point as text, one entry a name of the grid: empty where it does not concern the algorithm."""
+    return {name: _text(cell["grid"][name]) if name in cell["grid"] else "" for name in plan["grid"]}
 
 
 def short(names: Iterable[str]) -> list[str]:
@@ -44,12 +50,12 @@ def label(point: Mapping[str, str]) -> str:
 
 
 def load(plan: Plan) -> pd.DataFrame:
-    """Accuracies of all runs.
+    """Accuracies of all cells.
 
     Returns
     -------
     pandas.DataFrame
-        One row a run, protocol, round and average: ``algorithm``, a column a name of the grid (text), ``seed``,
+        One row a cell, protocol, round and average: ``algorithm``, a column a name of the grid (text), ``seed``,
         ``key``, ``protocol``, ``round``, ``average`` and ``accuracy`` in [0, 1]. Average ``sample`` is over all test
         samples; ``client`` is the mean of the clients' accuracies, ``worst`` that of the lowest tenth of them (at
         least one client); clients without test samples are left out. Rounds ascend within a run.
@@ -59,7 +65,7 @@ def load(plan: Plan) -> pd.DataFrame:
     ArtifactError
         A run is not complete.
     """
-    frames = [_labelled(plan, run, accuracies(_read(files(run).metrics))) for run in runs(plan)]
+    frames = [_labelled(plan, cell, accuracies(_read(files(cell).metrics))) for cell in cells(plan)]
     return pd.concat(frames, ignore_index=True)
 
 
@@ -104,15 +110,15 @@ def over_seeds(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def traffic(plan: Plan) -> pd.DataFrame:
-    """Bytes that a participant receives and sends in a round: the mean over rounds, one row a run."""
+    """Bytes that a participant receives and sends in a round: the mean over rounds, one row a cell."""
     names = ["bytes_down", "bytes_up"]
-    means = [_read(files(run).rounds)[names].mean().to_frame().T for run in runs(plan)]
-    frames = [_labelled(plan, run, mean) for run, mean in zip(runs(plan), means, strict=True)]
+    means = [_read(files(cell).rounds)[names].mean().to_frame().T for cell in cells(plan)]
+    frames = [_labelled(plan, cell, mean) for cell, mean in zip(cells(plan), means, strict=True)]
     return pd.concat(frames, ignore_index=True)
 
 
 def left_out(plan: Plan) -> pd.DataFrame:
-    """Updates that were not finite, one row a run.
+    """Updates that were not finite, one row a cell.
 
     Returns
     -------
@@ -121,34 +127,39 @@ def left_out(plan: Plan) -> pd.DataFrame:
         participant's update was left, 0 if there was none.
     """
     frames = []
-    for run in runs(plan):
-        rounds = _read(files(run).rounds)
+    for cell in cells(plan):
+        rounds = _read(files(cell).rounds)
         alone = rounds[rounds["left_out"] == rounds["participants"]]["round"]
         found = {"left_out": [int(rounds["left_out"].sum())], "diverged": [int(alone.min()) if len(alone) else 0]}
-        frames.append(_labelled(plan, run, pd.DataFrame(found)))
+        frames.append(_labelled(plan, cell, pd.DataFrame(found)))
     return pd.concat(frames, ignore_index=True)
 
 
 def times(plan: Plan) -> pd.DataFrame:
-    """Seconds of training, aggregation and evaluation: the sum over rounds, one row a run."""
+    """Seconds of training, aggregation and evaluation: the sum over rounds, one row a cell; NaN where one is lost."""
     frames = []
-    for run in runs(plan):
-        rounds = artifacts.read_json(files(run).times)["rounds"]
-        sums = {name: [sum(float(each[name]) for each in rounds)] for name in SECONDS}
-        frames.append(_labelled(plan, run, pd.DataFrame(sums)))
+    for cell in cells(plan):
+        rounds = _times(cell)["rounds"]
+        sums = {name: [sum(float(each.get(name, math.nan)) for each in rounds)] for name in SECONDS}
+        frames.append(_labelled(plan, cell, pd.DataFrame(sums)))
     return pd.concat(frames, ignore_index=True)
 
 
 def provenance(plan: Plan) -> list[dict[str, str]]:
     """What the runs were made by (executor, device, versions), each once; `fedpipe trace` tells the code's hash too."""
-    made_by = [each for run in runs(plan) for each in artifacts.read_json(files(run).times)["made_by"]]
+    made_by = [each for cell in cells(plan) for each in _times(cell)["made_by"]]
     made = [{name: value for name, value in each.items() if name != "code"} for each in made_by]
     return [each for index, each in enumerate(made) if each not in made[:index]]
 
 
-def files(run: dict[str, Any]) -> RunFiles:
-    """Where the files of a run of the plan lie."""
-    return RunFiles(Path(run["path"]))
+def run(cell: Cell) -> RunFiles:
+    """The run that a cell is of."""
+    return RunFiles.of(cell["algorithm"], cell["key"])
+
+
+def files(cell: Cell) -> JoinedFiles:
+    """What a cell is made of: its rounds, joined."""
+    return run(cell).joined(cell["rounds"])
 
 
 def accuracies(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -164,9 +175,9 @@ def accuracies(metrics: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(averages, names=["average"]).rename("accuracy").reset_index()
 
 
-def _labelled(plan: Plan, run: dict[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with columns before it that tell the run."""
-    columns = {"algorithm": run["algorithm"], **point(plan, run), "seed": run["seed"], "key": run["key"]}
+def _labelled(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with columns before it that tell the cell."""
+    columns = {"algorithm": cell["algorithm"], **point(plan, cell), "seed": cell["seed"], "key": cell["key"]}
     for place, (name, value) in enumerate(columns.items()):
         frame.insert(place, name, value)
     return frame
@@ -175,6 +186,12 @@ def _labelled(plan: Plan, run: dict[str, Any], frame: pd.DataFrame) -> pd.DataFr
 def _read(path: Path) -> pd.DataFrame:
     frame: pd.DataFrame = artifacts.read_joined(path).to_pandas()
     return frame
+
+
+def _times(cell: Cell) -> dict[str, Any]:
+    place = files(cell)
+    found: dict[str, Any] = artifacts.read_json(place.times, place.sha256(place.times))
+    return found
 
 
 def _text(value: Any) -> str:

@@ -1,37 +1,68 @@
-"""The report stage: from the files of all runs to tables and figures, as the command line calls it."""
+"""The report stage: from the files of all runs to tables and figures, as the command line calls it.
+
+All numbers that people or DVC read are a pure function of the plan and of its runs' files (:func:`contents`), so that
+it can be told whether a file is what the runs give.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedpipe import artifacts
 from fedpipe.artifacts import PARAMS, StudyFiles
 from fedpipe.errors import ArtifactError
+from fedpipe.report import results
 from fedpipe.report.results import Plan
 
+Contents = dict[Path, bytes]  #: files with what shall stand in them
 
-def write_tables(plan: Plan) -> None:
-    """Write ``results.csv``, ``results.md``, ``times.csv``, ``metrics.json`` and ``curves.csv``."""
+
+def contents(plan: Plan) -> Contents:
+    """All files of numbers that the runs give: tables, metrics.json, plots' numbers and keys."""
+    return tables(plan) | plots(plan) | keys(plan)
+
+
+def tables(plan: Plan) -> Contents:
+    """``results.csv``, ``results.md``, ``times.csv``, ``metrics.json`` and ``curves.csv``."""
     from fedpipe.report import plots, tables
 
     files, table, times = _files(plan), tables.table(plan), tables.times(plan)
-    artifacts.write_bytes(files.tables / "results.csv", tables.csv(table))
-    artifacts.write_bytes(files.tables / "results.md", tables.markdown(plan, table, times).encode())
-    artifacts.write_bytes(files.tables / "times.csv", tables.csv(times))
-    artifacts.write_json(files.metrics, tables.metrics(plan, table))
-    artifacts.write_bytes(files.plots / "curves.csv", tables.csv(plots.learning(plan)))
+    return {
+        files.tables / "results.csv": tables.csv(table),
+        files.tables / "results.md": tables.markdown(plan, table, times).encode(),
+        files.tables / "times.csv": tables.csv(times),
+        files.metrics: artifacts.json_bytes(tables.metrics(plan, table)),
+        files.plots / "curves.csv": tables.csv(plots.learning(plan)),
+    }
 
 
-def write_plots(plan: Plan) -> None:
-    """Write the numbers of DVC's plots that are too large for git: clients, matrices, partitions."""
+def plots(plan: Plan) -> Contents:
+    """The numbers of DVC's plots that are too large for git: clients, matrices, partitions."""
     from fedpipe.report import plots, tables
 
-    for name, frame in (
-        ("clients", plots.clients(plan)),
-        ("matrices", plots.cells(plan)),
-        ("partition", plots.partitions(plan)),
-    ):
-        artifacts.write_bytes(_files(plan).plots / f"{name}.csv", tables.csv(frame))
+    frames = {"clients": plots.clients(plan), "matrices": plots.cells(plan), "partition": plots.partitions(plan)}
+    return {_files(plan).plots / f"{name}.csv": tables.csv(frame) for name, frame in frames.items()}
+
+
+def keys(plan: Plan) -> Contents:
+    """The keys of each algorithm's runs with their numbers of rounds: what a commit needs of what studies share."""
+    found = {}
+    for label in plan["algorithms"]:
+        rounds = {run["key"]: run["rounds"] for run in plan["runs"] if run["algorithm"] == label}
+        found[_files(plan).keys(label)] = artifacts.json_bytes({"keys": rounds})
+    return found
+
+
+def write(made: Mapping[Path, bytes]) -> None:
+    """Write files as :func:`contents` gives them."""
+    for path, data in made.items():
+        artifacts.write_bytes(path, data)
+
+
+def differing(made: Mapping[Path, bytes]) -> list[Path]:
+    """The files that are not as :func:`contents` gives them, or not there."""
+    return [path for path, data in made.items() if not path.is_file() or path.read_bytes() != data]
 
 
 def write_figure_curves(plan: Plan) -> None:
@@ -61,16 +92,64 @@ def show(plan: Plan) -> str:
     Raises
     ------
     ArtifactError
-        There is no table yet.
+        There is no table yet, or it is not what the runs give.
     """
     folder, table = _files(plan).figures, _files(plan).tables / "results.md"
-    if not table.is_file():
-        named = "" if Path(plan["params"]) == PARAMS else f" --config params={plan['params']}"
-        raise ArtifactError(f"{table} is missing; run `snakemake all{named}` to make it.")
+    if table.is_file() and len(_complete(plan)) < len(plan["cells"]):
+        raise ArtifactError(f"{table} is of an earlier plan; run `{command(plan)}` to make the runs of this one.")
+    check(plan, table.name)
     names = ["curves", "matrices", *(f"partition-{key}" for key in plan["partitions"])]
     figures: list[Path] = [path for name in names if (path := folder / f"{name}.svg").is_file()]
     listed = "".join(f"\n  {path}" for path in figures)
     return table.read_text() + (f"\nFigures (PNG beside SVG):{listed}" if figures else "")
+
+
+def check(plan: Plan, *names: str) -> None:
+    """Compare tables of a study, as ``results.md``, with what its runs give.
+
+    Raises
+    ------
+    ArtifactError
+        One is missing, or says something else.
+    """
+    for path in (_files(plan).tables / name for name in names):
+        if not path.is_file():
+            raise ArtifactError(f"{path} is missing; run `{command(plan)}` to make it.")
+    for path in differing(tables(plan)):
+        if path.name in names:
+            raise ArtifactError(
+                f"{path} is not what the runs of {plan['params']} give; delete it and run `{command(plan)}`."
+            )
+
+
+def partial(plan: Plan) -> str:
+    """While runs are missing: the table of those that are complete, marked so, and why others failed; or nothing."""
+    from fedpipe.report import status, tables
+
+    complete = _complete(plan)
+    if len(complete) == len(plan["cells"]):
+        return ""
+    runs, failures = status.progress(plan)
+    said = [failure.told() for failure in failures]
+    if not complete:
+        return "\n".join(said)
+    there = {(cell["algorithm"], cell["key"]) for cell in complete}
+    shown = plan | {
+        "cells": complete,
+        "runs": [run for run in plan["runs"] if (run["algorithm"], run["key"]) in there],
+    }
+    head = f"PARTIAL, and written nowhere: {status.summary(runs)}"
+    table = tables.markdown(shown, tables.table(shown), tables.times(shown))
+    return "\n".join([head, "", table, *said])
+
+
+def command(plan: Plan) -> str:
+    """What makes the study's table."""
+    return "snakemake all" + ("" if Path(plan["params"]) == PARAMS else f" --config params={plan['params']}")
+
+
+def _complete(plan: Plan) -> list[results.Cell]:
+    return [cell for cell in plan["cells"] if results.files(cell).marker.is_file()]
 
 
 def _files(plan: Plan) -> StudyFiles:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -21,8 +22,10 @@ from rich.text import Text
 from fedpipe import artifacts
 from fedpipe.artifacts import RunFiles, StudyFiles
 from fedpipe.errors import ArtifactError
+from fedpipe.plan import serves
 from fedpipe.report import results
 from fedpipe.report.results import Plan
+from fedpipe.report.tables import DASH
 
 #: In the order in which they are shown.
 State = Literal["failed", "running", "queued", "stopped", "waiting", "done"]
@@ -50,7 +53,8 @@ class Progress:
     rounds, total
         Rounds complete, and rounds of the study.
     accuracy
-        In [0, 1] over all test samples, of the last round measured and the study's first protocol that it has.
+        In [0, 1] over all test samples, of the last round measured and the study's first protocol, which is one for
+        all runs; NaN where the method has no such model, None before anything is measured.
     seconds
         Of a round, mean over the last few.
     """
@@ -74,6 +78,8 @@ class Failure:
 
     Parameters
     ----------
+    run
+        The run that it is of, in words; empty where it is of several.
     rule
         Its rule.
     log
@@ -82,9 +88,14 @@ class Failure:
         The last lines of the log, or of Slurm's own where the job left none.
     """
 
+    run: str
     rule: str
     log: Path
     lines: list[str]
+
+    def told(self) -> str:
+        """The failure in a line, with the last one of its log."""
+        return f"{f'{self.run}: ' if self.run else ''}{self.rule} failed: {self.lines[-1].strip()} ({self.log})"
 
 
 @dataclass(frozen=True)
@@ -106,30 +117,33 @@ class Job:
 def progress(plan: Plan) -> tuple[list[Progress], list[Failure]]:
     """All runs of a study, in the plan's order, and the jobs that failed."""
     jobs = {job.logs[0]: job for job in _said()}
-    unfinished = [job for job in jobs.values() if not all(path.exists() for path in job.outputs)]
+    planned = sorted(plan["runs"], key=lambda run: plan["algorithms"].index(run["algorithm"]))
+    made = {path: RunFiles(path).joined(run["rounds"]).marker for run in planned for path in [Path(run["path"])]}
+    unfinished = [job for job in jobs.values() if not all(made.get(path, path).exists() for path in job.outputs)]
     locks = _moments((SNAKEMAKE / "locks").glob("*"))
-    runs = [_of(plan, run, unfinished, min(locks, default=None)) for run in results.runs(plan)]
+    runs = [_of(plan, run, unfinished, min(locks, default=None)) for run in planned]
     study = StudyFiles.of(Path(plan["params"]))
     ours = {study.tables, study.figures, *(artifacts.assignment_file(key).parent for key in plan["partitions"])}
-    ours |= {each for run in plan["runs"] for each in (Path(run["path"]), artifacts.dataset_file(run["dataset"]))}
+    ours |= {each for run in planned for each in (Path(run["path"]), artifacts.dataset_file(run["dataset"]))}
     failed = [job for job in unfinished if job.failed and any(ours & {path, *path.parents} for path in job.outputs)]
-    return runs, [Failure(job.rule, job.logs[0], _tail(job.logs)) for job in failed]
+    names = dict(zip(made, (run.name for run in runs), strict=True))
+    return runs, [Failure(_named(names, job), job.rule, job.logs[0], _tail(job.logs)) for job in failed]
 
 
-def render(runs: list[Progress], failures: list[Failure], height: int | None = None) -> RenderableType:
+def render(runs: list[Progress], failures: list[Failure], protocol: str, height: int | None = None) -> RenderableType:
     """The study's progress for a terminal; with a height, of as many runs as fit, those at work first."""
     shown = sorted(runs, key=lambda run: STATES.index(run.state))
     below = [line for failure in failures for line in _told(failure)]
     room = len(shown) if height is None else max(height - len(below) - 6, 1)
     right = functools.partial(Column, justify="right")
-    columns = ("run", "", right("rounds"), right("accuracy"), right("s/round"), right("left"), "state")
+    columns = ("run", "", right("rounds"), right(protocol), right("s/round"), right("left"), "state")
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for run in shown[:room]:
         table.add_row(
             run.name,
             ProgressBar(run.total, run.rounds, width=20),
             f"{run.rounds}/{run.total}",
-            "" if run.accuracy is None else f"{100 * run.accuracy:.2f} %",
+            "" if run.accuracy is None else DASH if math.isnan(run.accuracy) else f"{100 * run.accuracy:.2f} %",
             "" if run.seconds is None else f"{run.seconds:.2f}",
             "" if run.left is None or run.state == "done" else duration(run.left),
             Text(run.state, STYLES[run.state]),
@@ -142,12 +156,12 @@ def show(plan: Plan, watch: bool = False) -> None:
     """Print the study's progress; or draw it again and again, until all runs are done or Ctrl+C."""
     console = Console()
     if not watch:
-        console.print(render(*progress(plan)))
+        console.print(render(*progress(plan), plan["protocols"][0]))
         return
     with Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
             runs, failures = progress(plan)
-            live.update(render(runs, failures, console.height), refresh=True)
+            live.update(render(runs, failures, plan["protocols"][0], console.height), refresh=True)
             if all(run.state == "done" for run in runs):
                 return
             time.sleep(INTERVAL)
@@ -197,13 +211,11 @@ def duration(seconds: float) -> str:
 
 def _of(plan: Plan, run: dict[str, Any], unfinished: list[Job], since: float | None) -> Progress:
     """A run's progress; Snakemake is at work ``since`` then, if at all."""
-    files, total = RunFiles(Path(run["path"])), plan["rounds"]
+    files, total = RunFiles(Path(run["path"])), run["rounds"]
     done = _complete(files, total)
-    words = results.label(results.point(plan, run))
-    name = " ".join([run["algorithm"], *([words] if words else []), f"seed {run['seed']}"])
-    jobs = [job for job in unfinished if any(files.path in path.parents for path in job.outputs)]
+    jobs = [job for job in unfinished if any(files.path in {path, *path.parents} for path in job.outputs)]
     state: State
-    if files.metrics.exists() and done == total:
+    if files.joined(total).marker.exists() and done == total:
         state = "done"
     elif any(job.failed for job in jobs):
         state = "failed"
@@ -211,7 +223,21 @@ def _of(plan: Plan, run: dict[str, Any], unfinished: list[Job], since: float | N
         state = "running" if not jobs or any(job.begun for job in jobs) else "queued"
     else:
         state = "stopped" if done or jobs else "waiting"
-    return Progress(name, state, done, total, _accuracy(plan, files, done), _seconds(files, done))
+    accuracy = _accuracy(plan["protocols"][0], files, done)
+    return Progress(_name(plan, run), state, done, total, accuracy, _seconds(files, done))
+
+
+def _name(plan: Plan, run: dict[str, Any]) -> str:
+    """A run in words, with all grid points that it serves."""
+    cells = [cell for cell in plan["cells"] if serves(run, cell)]
+    points = "; ".join(filter(None, (results.label(results.point(plan, cell)) for cell in cells)))
+    return " ".join(filter(None, (run["algorithm"], points, f"seed {run['seed']}")))
+
+
+def _named(names: dict[Path, str], job: Job) -> str:
+    """The run that a job is of, in words."""
+    places = {place for path in job.outputs for place in (path, *path.parents)}
+    return next((name for path, name in names.items() if path in places), "")
 
 
 def _written(files: RunFiles, since: float) -> bool:
@@ -227,17 +253,14 @@ def _complete(files: RunFiles, total: int) -> int:
     return done
 
 
-def _accuracy(plan: Plan, files: RunFiles, done: int) -> float | None:
+def _accuracy(protocol: str, files: RunFiles, done: int) -> float | None:
     for number in range(done, 0, -1):
         path = files.round(number).metrics
         if not artifacts.exists(path):  # not a round that is measured
             continue
-        rows = artifacts.read_parquet(path).to_pylist()
-        for protocol in plan["protocols"]:
-            mine = [row for row in rows if row["protocol"] == protocol]
-            if mine and (samples := sum(row["total"] for row in mine)):
-                return float(sum(row["correct"] for row in mine) / samples)
-        return None
+        mine = [row for row in artifacts.read_parquet(path).to_pylist() if row["protocol"] == protocol]
+        samples = sum(row["total"] for row in mine)
+        return float(sum(row["correct"] for row in mine) / samples) if samples else math.nan
     return None
 
 
@@ -267,7 +290,7 @@ def _exceptions(log: Path, size: int) -> list[Job]:
     """
     found = re.findall(FAILED, log.read_text(errors="replace"), re.M)
     when = log.stat().st_mtime
-    return [Job(rule, True, [RunFiles(Path(run)).metrics], [Path(job)], when) for rule, run, job in found]
+    return [Job(rule, True, [Path(run)], [Path(job)], when) for rule, run, job in found]
 
 
 @functools.cache

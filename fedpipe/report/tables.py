@@ -77,7 +77,7 @@ def metrics(plan: Plan, table: pd.DataFrame) -> dict[str, Any]:
 
 def markdown(plan: Plan, table: pd.DataFrame, times: pd.DataFrame) -> str:
     """The table for people: what it shows, a row an algorithm and grid point, and what it was made by."""
-    shown = _reported(plan, table)
+    shown, seeds = _reported(plan, table), _seeds(plan)
     rows = []
     for key, cells in shown.groupby(_row(plan), sort=False):
         algorithm, *point = key
@@ -85,6 +85,7 @@ def markdown(plan: Plan, table: pd.DataFrame, times: pd.DataFrame) -> str:
             {
                 "algorithm": algorithm,
                 **dict(zip(results.short(plan["grid"]), (value or DASH for value in point), strict=True)),
+                **seeds.get(key, {}),
                 **{cell["protocol"]: _accuracy(cell) for cell in cells.to_dict("records")},
                 "bytes down": size(cells["bytes_down"].iloc[0]),
                 "bytes up": size(cells["bytes_up"].iloc[0]),
@@ -106,8 +107,9 @@ def caption(plan: Plan) -> str:
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     reported = REPORTED[report["round"]].format(last_k=report["last_k"])
     setups = dict.fromkeys(map(setup, _partitions(plan).values()))
+    lengths = " or ".join(str(rounds) for rounds in sorted({cell["rounds"] for cell in plan["cells"]}))
     return (
-        f"Test accuracy (%) {reported} ({plan['rounds']} rounds), {AVERAGED[report['average']]}; {spread}. "
+        f"Test accuracy (%) {reported} ({lengths} rounds), {AVERAGED[report['average']]}; {spread}. "
         f"Bytes are those of one participant in one round; training takes the seconds of a whole run. "
         f"A dash: the method has no such model. Data: {'; '.join(setups)}."
     )
@@ -159,9 +161,18 @@ def _row(plan: Plan) -> list[str]:
 
 
 def _rows(plan: Plan) -> pd.DataFrame:
-    """Algorithms and grid points, each once, in the order of the runs."""
-    rows = [{"algorithm": run["algorithm"], **results.point(plan, run)} for run in results.runs(plan)]
+    """Algorithms and grid points, each once, in the order of the cells."""
+    rows = [{"algorithm": cell["algorithm"], **results.point(plan, cell)} for cell in results.cells(plan)]
     return pd.DataFrame(rows).drop_duplicates(ignore_index=True)
+
+
+def _seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, str]]:
+    """Where not all cells are there, a column by row that tells of how many seeds it is."""
+    rows = [(cell["algorithm"], *results.point(plan, cell).values()) for cell in plan["cells"]]
+    wanted = len(plan["seeds"])
+    if all(rows.count(row) == wanted for row in rows):
+        return {}
+    return {row: {"seeds": f"{rows.count(row)} of {wanted}"} for row in rows}
 
 
 def _partitions(plan: Plan) -> dict[str, Any]:

@@ -36,9 +36,9 @@ def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.syspath_prepend(Path(__file__).parent)
         (folder / "hurry").touch()
         made = studies.prepare(params)
-        for run in studies.open_runs(made):
-            list(run.segment(made["rounds"]))
-            collecting.collect(run.files, made["rounds"], "all")
+        for planned, run in zip(made["runs"], studies.open_runs(made), strict=True):
+            list(run.segment(planned["rounds"]))
+            collecting.collect(run.files, planned["rounds"], "all")
         return studies.bits(folder / "results/runs")
 
     return compute

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from fedpipe.artifacts import PARAMS, StudyFiles, write_json
 from fedpipe.engine import collecting
 from fedpipe.report import stage
 from tests import studies
@@ -20,13 +19,10 @@ ROUNDS = 3
 def finish(params: dict[str, Any]) -> dict[str, Any]:
     """Run a study in the current folder, from its plan to its table."""
     made = studies.prepare(params)
-    for run in studies.open_runs(made):
-        list(run.segment(made["rounds"]))
-        collecting.collect(run.files, made["rounds"], made["artifacts"]["keep_models"])
-    stage.write_tables(made)
-    for label in made["algorithms"]:
-        keys = sorted(run["key"] for run in made["runs"] if run["algorithm"] == label)
-        write_json(StudyFiles.of(PARAMS).keys(label), {"keys": keys, "rounds": made["rounds"]})
+    for planned, run in zip(made["runs"], studies.open_runs(made), strict=True):
+        list(run.segment(planned["rounds"]))
+        collecting.collect(run.files, planned["rounds"], made["artifacts"]["keep_models"])
+    stage.write(stage.contents(made))
     return made
 
 

@@ -9,6 +9,7 @@ import pytest
 from fedpipe import artifacts
 from fedpipe.errors import SettingsError
 from fedpipe.lineage.diff import diff, find
+from tests.lineage.conftest import ROUNDS
 
 
 def keys(label: str) -> list[str]:
@@ -25,7 +26,7 @@ def test_settings_that_differ_and_where_numbers_part(study: Path) -> None:
     assert told["algorithm.name"] == ["fedavg", "scaffold"]
     assert all(name.startswith("algorithm.") for name in told), "nothing else differs"
     assert "server's state: differs from round 0 on" in lines, "SCAFFOLD's server has a control variate too"
-    frames = [artifacts.read_parquet(each.metrics).to_pandas() for each in (one, other)]
+    frames = [artifacts.read_joined(each.joined(ROUNDS).metrics).to_pandas() for each in (one, other)]
     shares = [
         frame[frame["protocol"] == "global-on-global"].set_index("round").eval("100 * correct / total")
         for frame in frames

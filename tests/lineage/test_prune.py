@@ -121,12 +121,12 @@ def test_what_is_not_in_the_cache_is_never_removed(run: Run) -> None:
 def test_another_study_keeps_its_runs(run: Run) -> None:
     params = Path("params.yaml").read_text()
     again(9.0)
-    Path("studies").mkdir()
-    Path("params.yaml").rename("studies/other.yaml")
+    Path("studies/deep").mkdir(parents=True)
+    Path("params.yaml").rename("studies/deep/other.yaml")
     Path("params.yaml").write_text(params)
     assert prune.unneeded() == []
-    Path("studies/other.yaml").write_text("federation: {rounds: 0}\n")
-    with pytest.raises(SettingsError, match=r"^studies/other.yaml: what this study needs can't be known\."):
+    Path("studies/deep/other.yaml").write_text("federation: {rounds: 0}\n")
+    with pytest.raises(SettingsError, match=r"^studies/deep/other.yaml: what this study needs can't be known\."):
         prune.unneeded()
 
 

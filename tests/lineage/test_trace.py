@@ -10,6 +10,7 @@ import yaml
 from fedpipe import artifacts, code, plan
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.lineage.trace import trace
+from fedpipe.report import stage
 from tests import studies
 from tests.lineage.conftest import finish
 
@@ -28,7 +29,7 @@ def test_every_artifact_on_the_way_with_its_hash(study: Path) -> None:
         settings = plan.Settings.read(Path(run["run"]) / "run.yaml")
         assert run["settings"] == {name: getattr(settings, name) for name in settings.__dataclass_fields__}
         names = {Path(path).relative_to(run["run"]).as_posix() for path in run["artifacts"]}
-        assert {"run.yaml", "metrics.parquet", "rounds/0003/server.pt", "rounds/0003/clients.pt"} < names
+        assert {"run.yaml", "joined/0003/metrics.parquet", "rounds/0003/server.pt", "rounds/0003/clients.pt"} < names
         assert f"{run['run']}/rounds.zip/0003/metrics.parquet" in run["artifacts"]
         for path, sha256 in run["artifacts"].items() | (run["data"].items() - {("samples", run["data"]["samples"])}):
             assert artifacts.sha256_of(Path(path.replace("rounds.zip", "rounds"))) == sha256
@@ -46,10 +47,11 @@ def test_the_best_round_is_the_one_traced(study: Path) -> None:
     made = artifacts.read_json(Path("results/plan.json"))
     made["report"]["round"] = "best"
     artifacts.write_json(Path("results/plan.json"), made)
+    stage.write(stage.tables(made))
     found = trace(TABLE, "fedavg.global-on-global")
     assert found["reported"].startswith("in each run's best round")
     for run in found["runs"]:
-        table = artifacts.read_parquet(Path(run["run"]) / "metrics.parquet").to_pandas()
+        table = artifacts.read_parquet(Path(run["run"]) / "joined/0003/metrics.parquet").to_pandas()
         table = table[table["protocol"] == "global-on-global"].set_index("round")["correct"]
         rounds = {Path(path).parent.name for path in run["artifacts"] if "rounds" in path}
         assert rounds == {f"{table.idxmax():04d}"}
@@ -81,7 +83,7 @@ def test_mistakes_are_one_sentence(study: Path) -> None:
     line = next(each for each in text.splitlines() if each.startswith("fedavg,global-on-global,sample,last"))
     number = line.split(",")[4]
     csv.write_text(text.replace(line, line.replace(number, str(float(number) + 1), 1)))
-    with pytest.raises(ArtifactError, match=r"it is of other settings; run `snakemake all`"):
+    with pytest.raises(ArtifactError, match=r"^results/tables/results\.csv is not what the runs of params\.yaml give;"):
         trace(TABLE, "fedavg.global-on-global")
 
 

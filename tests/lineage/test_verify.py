@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from fedpipe import artifacts
 from fedpipe.artifacts import RunFiles
 from fedpipe.cli import app
+from fedpipe.engine import collecting
 from fedpipe.engine.pruning import prune
 from fedpipe.lineage import verify
 from fedpipe.plan import Settings, digest
@@ -30,7 +32,9 @@ def test_a_sound_study_holds(study: Path) -> None:
     assert all("run again: all bits agree" in verdict.said for verdict in verdicts[4:])
 
 
-@pytest.mark.parametrize("name", ["rounds/0002/server.pt", "rounds/0001/metrics.parquet", "metrics.parquet"])
+@pytest.mark.parametrize(
+    "name", ["rounds/0002/server.pt", "rounds/0001/metrics.parquet", "joined/0003/metrics.parquet"]
+)
 def test_a_damaged_file_is_named(study: Path, name: str) -> None:
     path = runs("fedavg")[0] / name
     artifacts.unpack(runs("fedavg")[0] / "rounds")
@@ -56,12 +60,41 @@ def test_absent_states_are_counted(study: Path) -> None:
 
 
 def test_joined_tables_are_those_of_the_rounds(study: Path) -> None:
-    path = runs("fedavg")[0] / "metrics.parquet"
-    table = artifacts.read_parquet(path)
-    artifacts.write_parquet(path, table.set_column(3, "correct", [np.asarray(table["correct"]) + 1]))
-    verdict = verify.rehash(RunFiles(path.parent))
+    files = RunFiles(runs("fedavg")[0])
+    joined = files.joined(3)
+    table, times = artifacts.read_parquet(joined.metrics), artifacts.read_json(joined.times)
+    changed = table.set_column(3, "correct", [np.asarray(table["correct"]) + 1])
+    times["rounds"][0]["train"] += 1
+    hashes = {
+        joined.metrics.name: artifacts.write_parquet(joined.metrics, changed),
+        joined.times.name: artifacts.write_json(joined.times, times),
+    }
+    told = f"not as recorded: {joined.metrics}, {joined.times}; delete {joined.path}, then"
+    assert told in verify.rehash(files).said
+    artifacts.write_json(joined.marker, artifacts.read_json(joined.marker) | hashes)
+    verdict = verify.rehash(files)
     assert not verdict.holds
-    assert f"not as recorded: {path};" in verdict.said
+    assert told in verdict.said, "with a record that agrees, too"
+
+
+def test_a_segment_names_the_rounds_that_are_there(study: Path) -> None:
+    files = RunFiles(runs("fedavg")[0])
+    recorded = artifacts.read_json(files.segment(3))
+    artifacts.write_json(files.segment(3), {"rounds": recorded["rounds"] | {"2": "0" * 64}})
+    told = f"not as recorded: {files.segment(3)}; delete {files.segment(3)}, then"
+    assert told in verify.rehash(files).said
+    artifacts.write_json(files.segment(3), {"rounds": {"0": recorded["rounds"]["0"]}})
+    assert told in verify.rehash(files).said
+
+
+@pytest.mark.parametrize("harm", [lambda data: data[:200], lambda data: data[:60] + b"\1" + data[61:]])
+def test_a_damaged_pack_is_named_by_its_own_path(study: Path, harm: Callable[[bytes], bytes]) -> None:
+    path = runs("fedavg")[0]
+    archive = path / "rounds.zip"
+    archive.write_bytes(harm(archive.read_bytes()))
+    verdict = verify.rehash(RunFiles(path))
+    assert not verdict.holds
+    assert f"{path}: not as recorded: {archive}; delete {path}, then" in verdict.said
 
 
 def test_a_round_of_other_bits_is_told_apart(study: Path) -> None:
@@ -80,6 +113,9 @@ def test_a_round_of_other_bits_is_told_apart(study: Path) -> None:
             else:
                 manifest["sha256"]["state.json"] = artifacts.sha256_of(folder.state)
             artifacts.write_json(path, manifest)
+    markers = {str(number): artifacts.sha256_of(files.round(number).marker) for number in range(4)}
+    artifacts.write_json(files.segment(3), {"rounds": markers})
+    collecting.collect(files, 3, "all")
     assert verify.rehash(files).holds
     verdict = verify.rerun(files, random.Random(1))
     assert not verdict.holds
@@ -90,6 +126,7 @@ def test_a_round_of_other_bits_is_told_apart(study: Path) -> None:
 
 def test_states_that_were_pruned_may_be_absent(study: Path) -> None:
     files = RunFiles(runs("scaffold")[0])
+    Path("results/plan.json").unlink()  # it says that all are kept
     prune(files, 3, "last")
     assert not files.round(1).server.exists()
     assert verify.rehash(files).holds

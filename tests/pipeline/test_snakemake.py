@@ -205,12 +205,25 @@ def test_a_grid_has_a_level_of_its_own(project: Project) -> None:
     assert metrics["fedavg"]["alpha=0.1"] != metrics["fedavg"]["alpha=10.0"]
 
 
+def test_points_that_make_no_difference_are_rows_of_one_run(project: Project) -> None:
+    """With the official split, nothing depends on the share of a pooled one."""
+    studies.write(studies.settings(rounds=1), project.folder)
+    project.snakemake("results/metrics.json")
+    (alone,) = project.metrics().values()
+    project.edit(study={"grid": {"dataset.test_share": [0.2, 0.3]}})
+    assert jobs(project.snakemake("results/metrics.json")) == {"table": 1}, "no file that it is made of has changed"
+    assert project.metrics() == {"fedavg": {"test_share=0.2": alone, "test_share=0.3": alone}}
+    rows = [line for line in project.run("fedpipe", "show").splitlines() if line.startswith("| fedavg")]
+    assert [row.split("|")[2].strip() for row in rows] == ["0.2", "0.3"]
+    assert "1 run (1 done)" in project.run("fedpipe", "status")
+
+
 def test_executor_and_kept_models_reach_the_jobs(project: Project) -> None:
     sections = {"execution": {"stack": 4}, "artifacts": {"keep_models": "last"}}
     studies.write(studies.settings(("scaffold",), 3, **sections), project.folder)
     project.snakemake("runs")
     (run,) = (project.folder / "results/runs/scaffold").iterdir()
-    (made_by,) = json.loads((run / "times.json").read_text())["made_by"]
+    (made_by,) = json.loads((run / "joined/0003/times.json").read_text())["made_by"]
     assert made_by["executor"] == "stack of 4"
     assert sorted(path.parent.name for path in run.glob("rounds/*/server.pt")) == ["0000", "0003"]
     project.edit(execution={"stack": 2})

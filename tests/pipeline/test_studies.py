@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests import studies
-from tests.pipeline.conftest import Project, jobs
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
 
 NOTHING = "Nothing to be done"
 OTHER = ("--config", "params=studies/other.yaml")
@@ -48,6 +50,64 @@ def test_another_study_shares_runs_and_leaves_the_main_one_as_it_is(project: Pro
     assert "| fedprox" not in project.run("fedpipe", "show")
 
 
+SHORT = ("--config", "params=studies/deep/short.yaml")
+
+
+def test_studies_of_other_lengths_share_rounds_never_results(project: Project) -> None:
+    (project.folder / "studies/deep").mkdir()
+    studies.write(studies.settings(("fedavg", "scaffold"), 2, artifacts={"keep_models": "last"}), project.folder)
+    (project.folder / "params.yaml").rename(project.folder / "studies/deep/short.yaml")
+    studies.write(studies.settings(("fedavg", "scaffold"), 4), project.folder)
+    project.snakemake()
+    long, states = numbers(project, "results"), set(project.folder.glob("results/runs/*/*/rounds/*/*.pt"))
+    ran = jobs(project.snakemake("all", *SHORT))
+    assert (ran["segment"], ran["collect"], ran["table"]) == (2, 2, 1)
+    (log,) = (project.folder / "results/logs/segment").glob("fedavg-*-0002.log")
+    assert "2 of 2 rounds are complete" in log.read_text(), "they are those of the longer study"
+    assert numbers(project, "results") == long
+    assert set(project.folder.glob("results/runs/*/*/rounds/*/*.pt")) == states, "the longer study keeps them"
+    short, bits = numbers(project, "results/studies/deep/short"), project.bits()
+    assert accuracies(project, "results/studies/deep/short", 2) == accuracies(project, "results", 2)
+    assert accuracies(project, "results", 4) != accuracies(project, "results", 2)
+
+    # at once; what both read is there
+    project.run("rm", "-r", "results/runs", "results/tables", "results/metrics.json", "results/studies")
+    commands = [["snakemake", "all", *options, *LOCAL] for options in ((), SHORT)]
+    working = [subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT) for command in commands]
+    assert [each.wait() for each in working] == [0, 0]
+    assert numbers(project, "results") == long
+    assert numbers(project, "results/studies/deep/short") == short
+    assert project.bits() == bits
+    for rounds, params in ((4, "params.yaml"), (2, "studies/deep/short.yaml")):
+        assert f"({rounds} rounds)" in project.run("fedpipe", "show", "--params", params)
+        project.run("fedpipe", "verify", "--rerun", "0", "--params", params)
+        project.run("fedpipe", "record", "fedavg", "--params", params)
+    assert NOTHING in project.snakemake("-n", "all")
+    assert NOTHING in project.snakemake("-n", "all", *SHORT)
+
+
+def numbers(project: Project, place: str) -> dict[str, bytes]:
+    """What a study tells, but for seconds."""
+    names = ("tables/results.csv", "metrics.json", *(f"plots/{name}.csv" for name in ("curves", "clients", "matrices")))
+    return {name: (project.folder / place / name).read_bytes() for name in names}
+
+
+def accuracies(project: Project, place: str, number: int) -> list[str]:
+    """A round's lines of a study's curves."""
+    rows = csv.DictReader((project.folder / place / "plots/curves.csv").open())
+    return [row["mean"] for row in rows if row["round"] == str(number)]
+
+
+def test_a_study_that_has_no_place_of_its_own_is_one_sentence(project: Project) -> None:
+    (project.folder / "studies/a").mkdir()
+    (project.folder / "params.yaml").rename(project.folder / "studies/a/tables.yaml")
+    for command in (["fedpipe", "plan", "--params", "studies/a/tables.yaml"], ["snakemake", "-n", "all", "--config"]):
+        given = [*command, "params=studies/a/tables.yaml"] if command[0] == "snakemake" else command
+        said = project.run(*given, check=False)
+        assert said == "fedpipe: studies/a/tables.yaml: 'a/tables' is for files of a study 'a'; rename 'tables'.\n"
+    assert not (project.folder / "results/studies").exists()
+
+
 def test_a_mistake_in_another_study_is_one_sentence(project: Project) -> None:
     (project.folder / "studies/other.yaml").write_text("federation: {rounds: 0}\n")
     printed = project.snakemake("all", *OTHER, check=False)
@@ -80,6 +140,32 @@ def test_what_a_failed_job_said_is_told(project: Project) -> None:
     assert "RuntimeError: a fault of the test" in said
     assert "2 runs (1 done, 1 failed)" in said, "a run that does not depend on it goes on"
 
+    def written() -> list[Path]:
+        return sorted(path for path in project.folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+    before = written()
+    shown = project.run("fedpipe", "show", check=False)
+    (row,) = (line for line in shown.splitlines() if line.startswith("| fedavg"))
+    assert "PARTIAL, and written nowhere: 2 runs (1 done, 1 failed)" in shown
+    assert "| faulty" not in shown
+    (log,) = (project.folder / "results/logs/segment").glob("faulty-*.log")
+    told = f"faulty seed 0: segment failed: RuntimeError: a fault of the test ({log.relative_to(project.folder)})\n"
+    assert shown.count(told) == 1
+    assert shown.endswith("fedpipe: results/tables/results.md is missing; run `snakemake all` to make it.\n")
+    assert written() == before
+
+    # the same as without the algorithm that failed
+    project.edit(study={"algorithms": ["fedavg"]})
+    project.snakemake()
+    assert row in project.run("fedpipe", "show").splitlines()
+
+    # an earlier table is not shown for a study that it is not of
+    project.edit(study={"algorithms": ["fedavg", "faulty"]})
+    project.snakemake("all", check=False)
+    shown = project.run("fedpipe", "show", check=False)
+    assert "PARTIAL" in shown
+    assert "results/tables/results.md is of an earlier plan; run `snakemake all` to make the runs of this one." in shown
+
 
 @pytest.mark.slow
 def test_what_was_deleted_is_made_again(project: Project) -> None:
@@ -88,7 +174,7 @@ def test_what_was_deleted_is_made_again(project: Project) -> None:
     once = project.bits()
     made = {str(path.relative_to(project.folder)) for path in project.folder.glob("results/*/*.*")}
     (run,) = project.folder.glob("results/runs/scaffold/*")
-    project.run("rm", "-r", "results/keys", "results/plots/curves.csv", "results/tables", f"{run}/metrics.parquet")
+    project.run("rm", "-r", "results/keys", "results/plots/curves.csv", "results/tables", f"{run}/joined")
     ran = jobs(project.snakemake())
     assert (ran["segment"], ran["collect"], ran["table"]) == (0, 1, 1)
     project.run("rm", "-r", "results/data", "results/partitions", "results/figures")

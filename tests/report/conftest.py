@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 
 from fedpipe import artifacts
-from fedpipe.artifacts import RunFiles
+from fedpipe.artifacts import JoinedFiles, RunFiles
 from fedpipe.data import heterogeneity
 
 Counts = Sequence[tuple[int, int]]  #: (correct, total) of each client; one alone is the server's
 
+ROUNDS = 3
 MADE_BY = {"executor": "loop", "device": "x86_64", "fedpipe": "0.1.0", "torch": "2.11.0"}
 
 
@@ -33,7 +34,6 @@ class Tree:
             "algorithms": list(algorithms),
             "seeds": list(seeds),
             "grid": {name: list(values) for name, values in grid.items()},
-            "rounds": 3,
             "protocols": ["global-on-global", "personal-on-local"],
             "partitions": {
                 "0a": {
@@ -45,15 +45,18 @@ class Tree:
             },
             "runs": [],
             "warnings": [],
+            "cells": [],
             "report": {"round": "last", "last_k": 2, "average": "sample"},
         }
         partition = artifacts.assignment_file("0a").with_name("heterogeneity.parquet")
         self.write_table(partition, heterogeneity.summary(np.array([[4, 0], [3, 3]])), "assignment.json")
         for point, name, seed in itertools.product(points, algorithms, seeds):
             concerns = {key: v for key, v in point.items() if not key.startswith("algorithms.") or f".{name}." in key}
-            run = {"algorithm": name, "seed": seed, "grid": concerns, "key": f"{len(self.plan['runs']):012x}"}
-            if any(run["grid"] == old["grid"] and (name, seed) == (old["algorithm"], old["seed"]) for old in self.runs):
+            run = {"algorithm": name, "seed": seed, "key": f"{len(self.plan['runs']):012x}", "rounds": ROUNDS}
+            cell = run | {"grid": concerns}
+            if any(cell | {"key": each["key"]} == each for each in self.plan["cells"]):
                 continue
+            self.plan["cells"].append(cell)
             self.plan["runs"].append(run | {"path": f"results/runs/{name}/{run['key']}", "partition": "0a"})
 
     @property
@@ -64,7 +67,7 @@ class Tree:
         self, run: int, rounds: Sequence[Mapping[str, Counts]], traffic: int = 100, seconds: float = 1.0, **made_by: str
     ) -> None:
         """Write the files of a run: by round, what each protocol found."""
-        files = RunFiles(Path(self.runs[run]["path"]))
+        files = self.joined(run)
         rows: list[dict[str, Any]] = [
             {
                 "round": number,
@@ -84,13 +87,25 @@ class Tree:
         each = [{"round": n, **sent, "bytes_down": traffic * n} for n in range(1, len(rounds) + 1)]
         self.write_table(files.rounds, pa.Table.from_pylist(each))
         times = [{"round": n + 1, "train": seconds, "aggregate": 0.5, "evaluate": 0.25} for n in range(len(rounds))]
-        artifacts.write_json(files.times, {"rounds": times, "made_by": [MADE_BY | made_by]})
+        self.write_json(files.times, {"rounds": times, "made_by": [MADE_BY | made_by]})
+
+    def joined(self, run: int) -> JoinedFiles:
+        """Where the joined files of a run lie."""
+        return RunFiles(Path(self.runs[run]["path"])).joined(ROUNDS)
+
+    @staticmethod
+    def write_json(path: Path, value: Any) -> None:
+        """Write JSON, and its hash among those of ``joined.json`` beside it."""
+        record = path.with_name("joined.json")
+        artifacts.write_json(record, artifacts.read_json(record) | {path.name: artifacts.write_json(path, value)})
 
     @staticmethod
     def write_table(path: Path, table: pa.Table, manifest: str = "joined.json") -> None:
         """Write a table, and its hash among those that a manifest beside it holds."""
         record = path.with_name(manifest)
-        hashes = artifacts.read_json(record) if record.exists() else {}
+        hashes = (
+            artifacts.read_json(record) if record.exists() else {"rounds": ROUNDS} if manifest == "joined.json" else {}
+        )
         artifacts.write_json(record, hashes | {path.name: artifacts.write_parquet(path, table)})
 
     def write_matrices(self, run: int, measured: Mapping[str, float] | None) -> None:
@@ -101,7 +116,7 @@ class Tree:
             for n, (name, value), c in itertools.product((1, 2, 3), (values or {}).items(), (0, 1))
         ]
         table = pa.Table.from_pylist(rows) if measured is not None else pa.table({})
-        self.write_table(RunFiles(Path(self.runs[run]["path"])).matrices, table)
+        self.write_table(self.joined(run).matrices, table)
 
 
 def rounds(server: Sequence[int], clients: Sequence[Counts]) -> list[dict[str, Counts]]:

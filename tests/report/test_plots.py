@@ -51,7 +51,7 @@ def test_partitions_tell_samples_of_clients_and_classes(two: Any) -> None:
     dealt = {"sample": [0, 1, 2, 3, 4], "client": [0, 0, 1, 1, 1], "label": [0, 0, 0, 1, 1]}
     split = ["train", "train", "train", "train", "test"]
     two.write_table(artifacts.assignment_file("0a"), pa.table(dealt | {"split": split}), "assignment.json")
-    stage.write_plots(two.plan)
+    stage.write(stage.plots(two.plan))
     assert Path("results/plots/partition.csv").read_text().splitlines() == [
         "partition,client,class,samples",
         '"digits (official split), 2 clients, partition dirichlet (alpha=0.3), seed 0",0,0,2',

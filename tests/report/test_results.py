@@ -59,7 +59,7 @@ def test_bytes_and_seconds(two):
 
 def test_a_run_that_is_not_complete_is_named(make: Callable):
     tree = make(["fedavg"], seeds=[0])
-    with pytest.raises(ArtifactError, match=r"fedavg/000000000000/joined.json is missing"):
+    with pytest.raises(ArtifactError, match=r"fedavg/000000000000/joined/0003/joined.json is missing"):
         results.load(tree.plan)
 
 

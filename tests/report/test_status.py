@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from fedpipe import artifacts
+from fedpipe.artifacts import RunFiles
 from fedpipe.engine import collecting
 from fedpipe.report import status
 from fedpipe.report.status import Progress
@@ -41,7 +42,7 @@ def made() -> dict:
 
 def shown(made: dict, height: int | None = None) -> str:
     screen = Console(file=io.StringIO(), width=200)
-    screen.print(status.render(*status.progress(made), height))
+    screen.print(status.render(*status.progress(made), made["protocols"][0], height))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
 
@@ -75,7 +76,7 @@ def states(made: dict) -> dict[str, str]:
 
 def test_rounds_accuracy_rate_and_time_left(made: dict) -> None:
     done, begun, waiting = status.progress(made)[0]
-    table = artifacts.read_parquet(Path(made["runs"][0]["path"], "metrics.parquet")).to_pandas()
+    table = artifacts.read_joined(RunFiles(Path(made["runs"][0]["path"])).joined(3).metrics).to_pandas()
     last = table[(table["round"] == 3) & (table["protocol"] == made["protocols"][0])]
     assert done == Progress("fedavg seed 0", "done", 3, 3, last["correct"].sum() / last["total"].sum(), 2.0)
     assert (begun.state, begun.rounds, begun.seconds, begun.left) == ("stopped", 2, 2.0, 2.0)
@@ -180,3 +181,17 @@ def test_it_ends_when_all_is_done_and_imports_no_torch(made: dict) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert "1 run (1 done), 3 of 3 rounds\n" in done.stdout
     assert "AssertionError" not in done.stderr
+
+
+def test_one_named_protocol_for_all_runs_and_a_dash_for_methods_without_it() -> None:
+    """Else a personal accuracy stands beside a global one, and turns their order around."""
+    made = studies.prepare(studies.settings(("fedavg", "local", "fedprox"), 1))
+    for run in studies.open_runs(made)[:2]:
+        list(run.segment(1))
+    head, *rows = [line.split() for line in shown(made).splitlines()[2:]]
+    assert head == ["run", "rounds", "global-on-global", "s/round", "left", "state"]
+    table = artifacts.read_parquet(RunFiles(Path(made["runs"][0]["path"])).round(1).metrics).to_pandas()
+    mine = table[table["protocol"] == "global-on-global"]
+    accuracy = f"{100 * mine['correct'].sum() / mine['total'].sum():.2f}"
+    assert {row[0]: accuracy in row for row in rows} == {"fedavg": True, "local": False, "fedprox": False}
+    assert {row[0]: "–" in row for row in rows} == {"fedavg": False, "local": True, "fedprox": False}

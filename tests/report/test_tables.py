@@ -207,28 +207,28 @@ def test_sizes(count, text):
 
 def test_files_are_written_with_the_same_bytes_each_time(two):
     names = ["tables/results.csv", "tables/results.md", "tables/times.csv", "metrics.json", "plots/curves.csv"]
-    stage.write_tables(two.plan)
+    stage.write(stage.tables(two.plan))
     first = {name: (Path("results") / name).read_bytes() for name in names}
-    stage.write_tables(two.plan)
+    stage.write(stage.tables(two.plan))
     assert {name: (Path("results") / name).read_bytes() for name in names} == first
     assert json.loads(first["metrics.json"])["fedavg"]["global-on-global"] == 0.7
     assert first["tables/times.csv"] == b"algorithm,train,aggregate,evaluate\nfedavg,6.0,1.5,0.75\nlocal,3.0,1.5,0.75\n"
 
 
 def test_times_change_neither_results_nor_metrics(two):
-    stage.write_tables(two.plan)
+    stage.write(stage.tables(two.plan))
     before = [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")]
-    for run in two.runs:
-        path = Path(run["path"]) / "times.json"
-        path.write_text(path.read_text().replace('"train": ', '"train": 1'))
-    stage.write_tables(two.plan)
+    for run in range(len(two.runs)):
+        path = two.joined(run).times
+        two.write_json(path, json.loads(path.read_text().replace('"train": ', '"train": 1')))
+    stage.write(stage.tables(two.plan))
     assert [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")] == before
 
 
 def test_show(two):
     with pytest.raises(ArtifactError, match=r"results/tables/results.md is missing"):
         stage.show(two.plan)
-    stage.write_tables(two.plan)
+    stage.write(stage.tables(two.plan))
     stage.write_figure_curves(two.plan)
     text = stage.show(two.plan)
     assert "70.00 ± 14.14" in text

@@ -31,10 +31,8 @@ def finish(run: Run, rounds: int = ROUNDS) -> dict[str, str]:
 
 def away(run: Run) -> None:
     """Delete all results of a run, but not its settings."""
-    for folder in ("rounds", "segments"):
+    for folder in ("rounds", "segments", "joined"):
         shutil.rmtree(run.files.path / folder, ignore_errors=True)
-    for path in run.files.path.glob("*.parquet"):
-        path.unlink()
 
 
 def one_segment(run: Run) -> None:
@@ -66,7 +64,8 @@ def test_two_runs_segments_and_single_rounds_leave_the_same_bits(label: str) -> 
     run = studies.open_runs(made)[0]
     one_segment(run)
     once = finish(run)
-    assert {"metrics.parquet", "matrices.parquet", "rounds.parquet", "rounds/0004/server.pt"} <= once.keys()
+    joined = {f"joined/0004/{name}.parquet" for name in ("metrics", "matrices", "rounds")}
+    assert joined | {"rounds/0004/server.pt"} <= once.keys()
 
     away(run)
     one_segment(studies.open_runs(made, threads=2)[0])

@@ -8,7 +8,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from fedpipe.artifacts import PARAMS, StudyFiles
+from fedpipe.artifacts import PARAMS, StudyFiles, study
+from fedpipe.errors import UserError
 
 # A literal DAG of single rounds is deep.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
@@ -37,30 +38,24 @@ refuse_settings()
 
 # Another study beside the main one: snakemake all --config params=studies/NAME.yaml. Its plan, tables and figures lie in
 # results/studies/NAME; runs, partitions and data lie under their keys, so that studies share them.
-STUDY = str(Path(config.get("params", PARAMS)))
-FILES = StudyFiles.of(Path(STUDY))
+STUDY = str(study(Path(str(config.get("params", PARAMS)))))
+try:
+    FILES = StudyFiles.of(Path(STUDY))
+except UserError as error:
+    sys.stderr.write(f"fedpipe: {error}\n")
+    sys.exit(2)
 
 
 def stale():
     """Whether the plan is of another study or other files than lie here, can't be read, or what it wrote is gone."""
-    from fedpipe.pins import STAMP, stamp
-
-    def changed(path, mark):
-        if mark.startswith(
-            STAMP
-        ):  # it may be large: the plan finds out whether it is another
-            return stamp(Path(path)) != mark
-        try:
-            return hashlib.sha256(Path(path).read_bytes()).hexdigest() != mark
-        except FileNotFoundError:
-            return True
+    from fedpipe.pins import changed
 
     try:
         plan = json.loads(FILES.plan.read_text())
         sources = json.loads(FILES.sources.read_text())
         return (
             plan["params"] != STUDY
-            or any(changed(path, mark) for path, mark in sources.items())
+            or any(changed(Path(path), mark) for path, mark in sources.items())
             or not all(Path(path).is_file() for path in plan["files"])
         )
     except (OSError, ValueError, LookupError, TypeError):
@@ -84,19 +79,45 @@ def load_plan():
 
 PLAN = load_plan()
 RUNS = {run["path"]: run for run in PLAN["runs"]}
-ROUNDS = PLAN["rounds"]
+
+# What tables and figures say besides numbers of runs: they are made again where it has changed, as by another grid point
+# of the same runs.
+UNSAID = {"shared", "files", "execution", "artifacts"}
+SHOWN = hashlib.sha256(
+    json.dumps({name: PLAN[name] for name in sorted(PLAN.keys() - UNSAID)}).encode()
+).hexdigest()
 BLOCK = PLAN["execution"]["clients_per_job"]
-SEGMENT = PLAN["execution"]["rounds_per_job"] or ROUNDS
-STOPS = [
-    *range(SEGMENT, ROUNDS, SEGMENT),
-    ROUNDS,
-]  # last rounds of the segments, ascending
-STARTS = dict(zip(STOPS, [0, *STOPS]))
+
+
+def stops(run):
+    """The last rounds of a run's segments, ascending."""
+    length = PLAN["execution"]["rounds_per_job"] or run["rounds"]
+    return [*range(length, run["rounds"], length), run["rounds"]]
+
+
+def collected(*names):
+    """What the table is made of: files that join the rounds of all runs."""
+    return [
+        f"{run['path']}/joined/{run['rounds']:04d}/{name}"
+        for name in names
+        for run in PLAN["runs"]
+    ]
 
 
 def tell_of_lock():
     """What to type where Snakemake is about to say that the folder is locked."""
-    ours = ("results/data/", "results/partitions/", f"{FILES.tables}/", *RUNS)
+    ours = (
+        *(f"results/data/{run['dataset']}." for run in PLAN["runs"]),
+        *(f"results/partitions/{key}/" for key in PLAN["partitions"]),
+        *(f"{run['path']}/rounds/" for run in PLAN["runs"] if BLOCK),
+        *(
+            f"{run['path']}/segments/{stop:04d}.json"
+            for run in PLAN["runs"]
+            for stop in stops(run)
+        ),
+        *collected(""),
+        f"{FILES.tables}/",
+    )
     locked = []
     for lock in Path(".snakemake/locks").glob("*.output.lock"):
         with suppress(FileNotFoundError):  # its snakemake ends at this moment
@@ -159,7 +180,8 @@ def run_inputs(wildcards):
 
 
 def segment_inputs(wildcards):
-    run, start = run_of(wildcards), STARTS[int(wildcards.stop)]
+    run, stop = run_of(wildcards), int(wildcards.stop)
+    start = max((each for each in stops(run) if each < stop), default=0)
     previous = {"previous": f"{run['path']}/segments/{start:04d}.json"} if start else {}
     return run_inputs(wildcards) | previous
 
@@ -188,17 +210,12 @@ def train_inputs(wildcards):
 
 
 def rounds_done(wildcards):
-    """Manifests of all of a run's rounds, ascending, so that the DAG is never built depth first."""
-    path = run_of(wildcards)["path"]
+    """Manifests of a run's rounds to join, ascending, so that the DAG is never built depth first."""
+    run, rounds = run_of(wildcards), int(wildcards.stop)
     if BLOCK:
-        return [
-            f"{path}/rounds/{number:04d}/round.json" for number in range(1, ROUNDS + 1)
-        ]
-    return [f"{path}/segments/{stop:04d}.json" for stop in STOPS]
-
-
-def collected(name):
-    return [f"{run['path']}/{name}" for run in PLAN["runs"]]
+        numbers = range(1, rounds + 1)
+        return [f"{run['path']}/rounds/{number:04d}/round.json" for number in numbers]
+    return [f"{run['path']}/segments/{stop:04d}.json" for stop in stops(run)]
 
 
 def summaries():
@@ -227,7 +244,7 @@ def all_results():
     return [
         *sorted({f"results/data/{run['dataset']}.pt" for run in PLAN["runs"]}),
         *(f"results/partitions/{key}/assignment.parquet" for key in PLAN["partitions"]),
-        *collected("metrics.parquet"),
+        *collected("joined.json"),
         *summaries(),
         *(
             f"{FILES.figures}/{name}.{kind}"

@@ -82,20 +82,21 @@ else:
             "--threads {threads} > {log} 2>&1"
 
 
+# The number of rounds is part of the place, so that studies of other lengths share a run's rounds, never its results.
 rule collect:
     input:
         rounds_done,
     output:
-        "results/runs/{algorithm}/{key}/metrics.parquet",
-        "results/runs/{algorithm}/{key}/matrices.parquet",
-        "results/runs/{algorithm}/{key}/rounds.parquet",
-        "results/runs/{algorithm}/{key}/joined.json",
-        "results/runs/{algorithm}/{key}/times.json",
+        "results/runs/{algorithm}/{key}/joined/{stop}/metrics.parquet",
+        "results/runs/{algorithm}/{key}/joined/{stop}/matrices.parquet",
+        "results/runs/{algorithm}/{key}/joined/{stop}/rounds.parquet",
+        "results/runs/{algorithm}/{key}/joined/{stop}/joined.json",
+        "results/runs/{algorithm}/{key}/joined/{stop}/times.json",
     log:
-        "results/logs/collect/{algorithm}-{key}.log",
+        "results/logs/collect/{algorithm}-{key}-{stop}.log",
     conda:
         "../envs/fedpipe.yaml"
     params:
-        rounds=ROUNDS,
+        rounds=lambda wildcards: int(wildcards.stop),
     shell:
         "fedpipe collect results/runs/{wildcards.algorithm}/{wildcards.key} --rounds {params.rounds} > {log} 2>&1"

@@ -1,10 +1,12 @@
 rule table:
     input:
-        collected("metrics.parquet"),
-        collected("matrices.parquet"),
-        collected("rounds.parquet"),
-        collected("joined.json"),
-        collected("times.json"),
+        collected(
+            "metrics.parquet",
+            "matrices.parquet",
+            "rounds.parquet",
+            "joined.json",
+            "times.json",
+        ),
         expand(
             "results/partitions/{key}/{name}.parquet",
             key=PLAN["partitions"],
@@ -28,9 +30,8 @@ rule table:
         "../envs/fedpipe.yaml"
     params:
         study=STUDY,
-        report=PLAN["report"],
+        shown=SHOWN,
         shared=PLAN["shared"],  # the table tells which runs are of other code
-        warnings=PLAN["warnings"],
     shell:
         "fedpipe table --params {params.study} > {log} 2>&1"
 
@@ -51,7 +52,7 @@ rule curves:
         "../envs/fedpipe.yaml"
     params:
         study=STUDY,
-        report=PLAN["report"],
+        shown=SHOWN,
     shell:
         "fedpipe figure curves --params {params.study} > {log} 2>&1"
 
@@ -72,6 +73,7 @@ rule matrices:
         "../envs/fedpipe.yaml"
     params:
         study=STUDY,
+        shown=SHOWN,
     shell:
         "fedpipe figure matrices --params {params.study} > {log} 2>&1"
 

@@ -12,7 +12,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from fedpipe import artifacts
-from fedpipe.artifacts import RunFiles
+from fedpipe.artifacts import JoinedFiles
 from fedpipe.report import results
 from fedpipe.report.figures import style
 from fedpipe.report.results import Plan
@@ -32,7 +32,7 @@ def draw(plan: Plan, stem: Path) -> None:
 
     Those of the first seed and grid point, in the last round, measured on the global test set for both.
     """
-    title = f"Global models after round {plan['rounds']}, seed {plan['seeds'][0]}"
+    title = f"Global models after round {max(cell['rounds'] for cell in plan['cells'])}, seed {plan['seeds'][0]}"
     style.save(figure(chosen(plan), title), stem)
 
 
@@ -74,15 +74,15 @@ def chosen(plan: Plan) -> dict[str, dict[str, Floats]]:
     names = [*(each for each in PREFERRED if each in plan["algorithms"]), *plan["algorithms"]]
     found: dict[str, dict[str, Floats]] = {}
     for name in dict.fromkeys(names):
-        run = next(run for run in plan["runs"] if run["algorithm"] == name)
-        point = results.label(results.point(plan, run))
-        measured = _measured(results.files(run))
+        cell = next(cell for cell in plan["cells"] if cell["algorithm"] == name)
+        point = results.label(results.point(plan, cell))
+        measured = _measured(results.files(cell))
         if measured and len(found) < 2:
             found[f"{name} ({point})" if point else name] = measured
     return found
 
 
-def _measured(files: RunFiles) -> dict[str, Floats]:
+def _measured(files: JoinedFiles) -> dict[str, Floats]:
     """SL and CR of the last round's global model; nothing for a method without one."""
     table = artifacts.read_joined(files.matrices)
     if "source" not in table.column_names:

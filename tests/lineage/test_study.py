@@ -1,0 +1,139 @@
+"""What people read of a study, compared with what its runs give."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedpipe import artifacts, cli
+from fedpipe.artifacts import RunFiles
+from fedpipe.lineage import study as lineage
+
+SHOWN = "results/tables/results.md"
+FILES = (
+    SHOWN,
+    "results/tables/results.csv",
+    "results/tables/times.csv",
+    "results/metrics.json",
+    "results/plots/curves.csv",
+    "results/plots/clients.csv",
+    "results/plots/matrices.csv",
+    "results/plots/partition.csv",
+    "results/keys/fedavg.json",
+)
+
+
+def plan() -> dict:
+    found: dict = artifacts.read_json(Path("results/plan.json"))
+    return found
+
+
+def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
+    """What a command that refuses prints, and its sentence."""
+    monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    found = capsys.readouterr()
+    return found.out, found.err
+
+
+def retyped(path: Path) -> None:
+    """Its last digit is another one."""
+    text = path.read_text()
+    place = max(text.rfind(digit) for digit in "0123456789")
+    path.write_text(text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :])
+
+
+def test_a_sound_study_holds(study: Path) -> None:
+    verdict = lineage.verify(plan())
+    assert verdict == (f"results: {len(FILES) + 1} files are what the runs of params.yaml give", True)
+    done = CliRunner().invoke(cli.app, ["verify", "--rerun", "0"])
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[0] == verdict.said
+
+
+@pytest.mark.parametrize("harm", [retyped, Path.unlink], ids=["retyped", "deleted"])
+def test_verify_names_every_file_that_the_runs_do_not_give(study: Path, harm: Callable[[Path], None]) -> None:
+    made = plan()
+    for name in FILES:
+        whole = Path(name).read_bytes()
+        harm(Path(name))
+        told = (
+            f"results: not what the runs of params.yaml give: {name}; delete what is there of them and run `snakemake"
+        )
+        assert lineage.verify(made).said.startswith(told)
+        if name != FILES[-1]:
+            Path(name).write_bytes(whole)
+    done = CliRunner().invoke(cli.app, ["verify", "--rerun", "0"])
+    assert done.exit_code == 1
+    assert FILES[-1] in done.stdout.splitlines()[0]
+    assert done.stdout.count("are as recorded") == 4
+
+
+def test_a_number_typed_into_the_table_is_told(
+    study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = Path(SHOWN)
+    text = table.read_text()
+    number = next(line for line in text.splitlines() if line.startswith("| fedavg")).split("|")[2].split()[0]
+    table.write_text(text.replace(number, "90.28"))
+    sentence = f"fedpipe: {SHOWN} is not what the runs of params.yaml give; delete it and run `snakemake all`.\n"
+    assert said(monkeypatch, capsys, "show") == ("", sentence)
+    assert said(monkeypatch, capsys, "trace", SHOWN, "fedavg.global-on-global") == ("", sentence)
+    assert said(monkeypatch, capsys, "trace", str(table.absolute()), "fedavg.global-on-global") == ("", sentence)
+    table.write_text(text)
+    assert CliRunner().invoke(cli.app, ["show"]).stdout.startswith(text)
+
+
+def test_a_table_of_another_folder_is_not_traced(
+    study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("copy").mkdir()
+    for name in (SHOWN, "results/tables/results.csv", "results/plan.json"):
+        artifacts.write_bytes(Path("copy", name), Path(name).read_bytes())
+    out, sentence = said(monkeypatch, capsys, "trace", f"copy/{SHOWN}", "fedavg.global-on-global")
+    assert out == ""
+    assert sentence.startswith(f"fedpipe: 'copy/{SHOWN}' is no table of this folder's studies")
+
+
+def test_a_plan_that_its_settings_do_not_give_is_told(study: Path) -> None:
+    """Else a table whose rows were swapped is what its plan gives."""
+    sound, made = plan(), plan()
+    for cell in made["cells"]:
+        cell["seed"] = 1 - cell["seed"]
+    artifacts.write_json(Path("results/plan.json"), made)
+    assert lineage.verify(made) == (
+        "results/plan.json: not what params.yaml gives; delete it and run `snakemake all`",
+        False,
+    )
+    params = Path("params.yaml")
+    params.write_text(params.read_text() + "# edited\n")
+    assert lineage.verify(sound).said.endswith("; params.yaml changed since they were made")
+
+
+def test_other_rounds_than_the_plans_are_refused_wherever_they_lie(
+    study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The joined tables of three rounds, taken for those of two."""
+    made = plan()
+    for each in (*made["runs"], *made["cells"]):
+        each["rounds"] = 2
+    artifacts.write_json(Path("results/plan.json"), made)
+    run = made["runs"][0]
+    files = RunFiles(Path(run["path"]))
+    missing = f"fedpipe: {files.joined(2).marker} is missing; run `snakemake all` to make it again.\n"
+    assert said(monkeypatch, capsys, "record", run["algorithm"])[1] == missing
+    for each in made["runs"]:
+        other = RunFiles(Path(each["path"]))
+        other.joined(3).path.rename(other.joined(2).path)
+    wrong = (
+        f"{files.joined(2).marker} is of 3 rounds and should be of 2; delete {files.joined(2).path} and run again.\n"
+    )
+    for command in (["record", run["algorithm"]], ["table"], ["figure", "curves"], ["show"]):
+        assert said(monkeypatch, capsys, *command)[1] == f"fedpipe: {wrong}"
+    assert CliRunner().invoke(cli.app, ["verify", "--rerun", "0"]).exit_code == 1
