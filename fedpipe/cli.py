@@ -377,10 +377,7 @@ def _plan(params: Path) -> dict[str, Any]:
             raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
         study = "" if params == PARAMS else f" --config params={params}"
         raise ArtifactError(f"{place} is missing; run `snakemake all{study}` first.")
-    found: dict[str, Any] = artifacts.read_json(place)
-    if "runs" not in found:
-        raise ArtifactError(f"{place} is no plan; delete it and run again.")
-    return found
+    return artifacts.read_plan(place)
 
 
 def _open(path: Path, threads: int = 1, device: str = "auto", stack: str = "auto", keep_models: str = "all") -> Any:

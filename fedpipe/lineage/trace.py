@@ -43,7 +43,7 @@ def trace(table: Path, cell: str) -> dict[str, Any]:
     """
     if table.parent.name != "tables":
         raise SettingsError(f"'{table}' is no study's table; it should be as results/tables/results.md.")
-    plan: Plan = artifacts.read_json(table.parent.parent / "plan.json")
+    plan: Plan = artifacts.read_plan(table.parent.parent / "plan.json")
     report = plan["report"]
     found = _cells(plan, table)
     if cell not in found:
