@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import shlex
 import sys
 import tempfile
 import zipfile
@@ -201,6 +202,11 @@ class StudyFiles:
     def keys(self, label: str) -> Path:
         """Keys of all runs of an algorithm."""
         return self.path / "keys" / f"{label}.json"
+
+
+def making(params: Path) -> str:
+    """The command that makes a study, as it is typed."""
+    return "snakemake all" + ("" if params == PARAMS else f" --config {shlex.quote(f'params={params}')}")
 
 
 def dataset_file(name: str) -> Path:

@@ -375,8 +375,7 @@ def _plan(params: Path) -> dict[str, Any]:
     if not place.is_file():
         if not params.is_file():
             raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
-        study = "" if params == PARAMS else f" --config params={params}"
-        raise ArtifactError(f"{place} is missing; run `snakemake all{study}` first.")
+        raise ArtifactError(f"{place} is missing; run `{artifacts.making(params)}` first.")
     return artifacts.read_plan(place)
 
 

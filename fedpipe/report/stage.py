@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedpipe import artifacts
-from fedpipe.artifacts import PARAMS, StudyFiles
+from fedpipe.artifacts import StudyFiles
 from fedpipe.errors import ArtifactError
 from fedpipe.report.results import Plan
 
@@ -65,8 +65,7 @@ def show(plan: Plan) -> str:
     """
     folder, table = _files(plan).figures, _files(plan).tables / "results.md"
     if not table.is_file():
-        named = "" if Path(plan["params"]) == PARAMS else f" --config params={plan['params']}"
-        raise ArtifactError(f"{table} is missing; run `snakemake all{named}` to make it.")
+        raise ArtifactError(f"{table} is missing; run `{artifacts.making(Path(plan['params']))}` to make it.")
     names = ["curves", "matrices", *(f"partition-{key}" for key in plan["partitions"])]
     figures: list[Path] = [path for name in names if (path := folder / f"{name}.svg").is_file()]
     listed = "".join(f"\n  {path}" for path in figures)

@@ -1,6 +1,5 @@
 # The plan, and every helper function of the rules.
 import hashlib
-import json
 import os
 import shlex
 import subprocess
@@ -8,7 +7,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from fedpipe.artifacts import PARAMS, StudyFiles
+from fedpipe.artifacts import PARAMS, StudyFiles, read_plan
+from fedpipe.errors import UserError
 
 # A literal DAG of single rounds is deep.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
@@ -23,7 +23,7 @@ with suppress(FileExistsError):
 
 # Another study beside the main one: snakemake all --config params=studies/NAME.yaml. Its plan, tables and figures lie in
 # results/studies/NAME; runs, partitions and data lie under their keys, so that studies share them.
-STUDY = str(Path(config.get("params", PARAMS)))
+STUDY = str(Path(str(config.get("params", PARAMS))))
 FILES = StudyFiles.of(Path(STUDY))
 
 
@@ -37,13 +37,13 @@ def stale():
             return True
 
     try:
-        plan = json.loads(FILES.plan.read_text())
+        plan = read_plan(FILES.plan)
         return (
             plan["params"] != STUDY
             or any(changed(path, sha256) for path, sha256 in plan["sources"].items())
             or not all(Path(path).is_file() for path in plan["files"])
         )
-    except (ValueError, LookupError, TypeError):
+    except (UserError, ValueError, LookupError, TypeError):
         return True
 
 
@@ -58,7 +58,7 @@ def load_plan():
         if done.returncode:
             sys.stderr.write(done.stderr)
             sys.exit(2)
-    return json.loads(FILES.plan.read_text())
+    return read_plan(FILES.plan)
 
 
 PLAN = load_plan()
@@ -79,7 +79,7 @@ def tell_of_lock():
     locked = []
     for lock in Path(".snakemake/locks").glob("*.output.lock"):
         with suppress(FileNotFoundError):  # its snakemake ends at this moment
-            locked += lock.read_text().split()
+            locked += lock.read_text().splitlines()
     if any(line.startswith(ours) for line in locked):
         print(
             "fedpipe: another snakemake makes files of this study; or it was killed, then type\n"
@@ -95,12 +95,25 @@ if workflow.is_main_process and "--unlock" not in sys.argv:
 # Jobs call `fedpipe` of the environment that snakemake runs in, whether or not it is activated, with the code that lies
 # here: an experiment of DVC in a folder of its own runs its own. How they execute is told in their environment: it is
 # not part of what a run is, so that its change runs nothing again.
-shell.prefix(
-    f"export PATH='{Path(sys.executable).parent}':\"$PATH\"; "
-    'export PYTHONPATH="$PWD${{{{PYTHONPATH:+:$PYTHONPATH}}}}"; '
-    "export FEDPIPE_DEVICE={device} FEDPIPE_STACK={stack} ".format(**PLAN["execution"])
-    + "FEDPIPE_KEEP_MODELS={keep_models}; ".format(**PLAN["artifacts"])
+ENVIRONMENT = {
+    "FEDPIPE_DEVICE": PLAN["execution"]["device"],
+    "FEDPIPE_STACK": PLAN["execution"]["stack"],
+    "FEDPIPE_KEEP_MODELS": PLAN["artifacts"]["keep_models"],
+}
+PREFIX = (
+    f"export PATH={shlex.quote(str(Path(sys.executable).parent))}"
+    ':"$PATH" PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" '
+    + " ".join(
+        f"{name}={shlex.quote(str(value))}" for name, value in ENVIRONMENT.items()
+    )
+    + ";"
 )
+shell.prefix("{PREFIX}")  # as it is: the clone's path may hold braces
+
+
+# Snakemake takes the path of an environment for a pattern, and the clone's own may hold braces.
+CONDA = f"{workflow.basedir}/workflow/envs/fedpipe.yaml"
+CONDA = CONDA.replace("{", "{{").replace("}", "}}")
 
 
 wildcard_constraints:

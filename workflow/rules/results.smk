@@ -25,12 +25,12 @@ rule table:
     log:
         f"{FILES.path}/logs/table.log",
     conda:
-        "../envs/fedpipe.yaml"
+        CONDA
     params:
         study=STUDY,
         report=PLAN["report"],
     shell:
-        "fedpipe table --params {params.study} > {log} 2>&1"
+        "fedpipe table --params {params.study:q} > {log:q} 2>&1"
 
 
 rule curves:
@@ -46,12 +46,12 @@ rule curves:
     log:
         f"{FILES.path}/logs/curves.log",
     conda:
-        "../envs/fedpipe.yaml"
+        CONDA
     params:
         study=STUDY,
         report=PLAN["report"],
     shell:
-        "fedpipe figure curves --params {params.study} > {log} 2>&1"
+        "fedpipe figure curves --params {params.study:q} > {log:q} 2>&1"
 
 
 rule matrices:
@@ -67,11 +67,11 @@ rule matrices:
     log:
         f"{FILES.path}/logs/matrices.log",
     conda:
-        "../envs/fedpipe.yaml"
+        CONDA
     params:
         study=STUDY,
     shell:
-        "fedpipe figure matrices --params {params.study} > {log} 2>&1"
+        "fedpipe figure matrices --params {params.study:q} > {log:q} 2>&1"
 
 
 rule partition_figure:
@@ -87,8 +87,8 @@ rule partition_figure:
     log:
         f"{FILES.path}/logs/partition-figure/{{key}}.log",
     conda:
-        "../envs/fedpipe.yaml"
+        CONDA
     params:
         study=STUDY,
     shell:
-        "fedpipe figure partition {wildcards.key} --params {params.study} > {log} 2>&1"
+        "fedpipe figure partition {wildcards.key} --params {params.study:q} > {log:q} 2>&1"
