@@ -102,10 +102,21 @@ def segment(
     from fedpipe.engine import interrupts
     from fedpipe.report import progress
 
-    with interrupts.deferred() as asked_to_stop:
+    done: list[int] = []
+
+    def told() -> str:
+        if done:
+            return f"{path}: SIGTERM; it ends after round {done[-1] + 1}"
+        return (
+            f"{path}: SIGTERM before a round was done; if this was the end of the job's time, that is shorter than a "
+            "round: give the job more, or cut rounds into jobs (execution: {rounds_per_job: 1, clients_per_job: 1})"
+        )
+
+    with interrupts.deferred(told) as asked_to_stop:
         run = _open(path, threads, device, stack, keep_models)
         typer.echo(f"{path}: {run.place()}")
         for number in progress.told(path, stop, run.segment(stop)):
+            done.append(number)
             if number < stop and asked_to_stop():
                 typer.echo(f"{path}: stopped by SIGTERM after round {number}; the same command goes on from there")
                 raise typer.Exit(interrupts.STOPPED)

@@ -27,6 +27,7 @@ def other(name: str) -> tuple[str, str]:
 def test_a_clone_with_an_odd_path_and_a_study_with_a_space(tmp_path: Path) -> None:
     """From plan to figures, with an environment that lies in the clone."""
     project = Project(studies.copy_project(tmp_path / ODD))
+    (project.folder / ".venv").unlink(missing_ok=True)
     (project.folder / ".venv").symlink_to(sys.prefix)
     studies.write(studies.settings(rounds=1), project.folder)
     (project.folder / "params.yaml").rename(project.folder / SPACED)

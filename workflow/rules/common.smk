@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from fedpipe import slurm
 from fedpipe.artifacts import PARAMS, StudyFiles, read_plan
 from fedpipe.errors import UserError
 
@@ -19,6 +20,11 @@ Path("results/.provenance").mkdir(parents=True, exist_ok=True)
 Path(".snakemake/incomplete").mkdir(parents=True, exist_ok=True)
 with suppress(FileExistsError):
     os.symlink("../results/.provenance", ".snakemake/metadata")
+
+
+# Only where jobs are submitted: what becomes of them on Slurm.
+if workflow.is_main_process:
+    slurm.mend()
 
 
 # Another study beside the main one: snakemake all --config params=studies/NAME.yaml. Its plan, tables and figures lie in
