@@ -125,8 +125,12 @@ class Cluster:
         daemon.kill()  # first: it would tell the controller of steps that died, which a node without power does not
         daemon.wait()
         for job in jobs:
-            for pid in self.processes(int(job)):
-                _kill(pid)
+            self.kill(int(job))
+
+    def kill(self, job: int) -> None:
+        """All processes of a job are gone at once."""
+        for pid in self.processes(job):
+            _kill(pid)
 
     def processes(self, job: int) -> list[int]:
         """All processes of a job: its step daemons, then what they started."""
