@@ -12,6 +12,8 @@ import io
 import itertools
 import json
 import os
+import re
+import shlex
 import sys
 import tempfile
 import zipfile
@@ -33,7 +35,7 @@ STUDIES = Path("studies")  #: where other studies lie
 LOCK = Path(".snakemake/packs.lock")  #: held while a pack is written; neither git nor DVC looks there
 RESTORE = "`dvc checkout` brings back what DVC has recorded, and `snakemake all` makes the rest again"
 ATTEMPTS = 5  #: to write a file whose folder other processes sweep
-PACKED = (".json", ".parquet")  #: what a pack takes; tensors are mapped from files of their own
+TENSORS = ("server.pt", "clients.pt")  #: a round's files that no pack takes: they are mapped from files of their own
 _T = TypeVar("_T")
 
 
@@ -201,7 +203,10 @@ class RunFiles:
 
     def complete(self) -> list[int]:
         """The rounds that are complete, ascending; 0 is one of them."""
-        markers = [*packs.names(packs.of(self.history)), *map(str, self.history.glob("*/round.json"))]
+        markers = [
+            *packs.names(packs.of(self.history)),
+            *map(str, self.history.glob("[0-9][0-9][0-9][0-9]/round.json")),
+        ]
         return sorted({int(Path(name).parent.name) for name in markers if name.endswith("/round.json")})
 
     def segment(self, stop: int) -> Path:
@@ -299,6 +304,11 @@ def study(params: Path) -> Path:
     return params.relative_to(here) if ".." not in params.parts and params.is_relative_to(here) else params
 
 
+def making(params: Path) -> str:
+    """The command that makes a study, as it is typed."""
+    return "snakemake all" + ("" if params == PARAMS else f" --config {shlex.quote(f'params={params}')}")
+
+
 def dataset_file(name: str) -> Path:
     """Where a data set's tensors lie."""
     return RESULTS / "data" / f"{name}.pt"
@@ -394,12 +404,17 @@ def pack(folder: Path) -> None:
 
     They take the place of members with their names. Killed at any moment, each is there once or twice; so it is while
     others write, read and pack the same folder.
+
+    Raises
+    ------
+    PackError
+        A member is damaged whose place none takes; nothing is written, and nothing deleted.
     """
     with _alone():
-        loose = {path: _bytes(path) for path in sorted(folder.glob("*/*")) if path.suffix in PACKED}
+        loose = {path: _bytes(path) for path in sorted(folder.glob("*/*")) if packs.takes(path)}
         if loose:
             members = {packs.holding(path)[1]: data for path, data in loose.items()}
-            write_bytes(packs.of(folder), packs.join(packs.contents(packs.of(folder)) | members))
+            write_bytes(packs.of(folder), packs.join(packs.contents(packs.of(folder), members) | members))
         for path, data in loose.items():
             with suppress(FileNotFoundError):
                 if path.read_bytes() == data:  # not written anew meanwhile
@@ -409,7 +424,13 @@ def pack(folder: Path) -> None:
 
 
 def unpack(folder: Path) -> None:
-    """Make files of a pack's members again, as old as the pack was."""
+    """Make files of a pack's members again, as old as the pack was; nothing where the pack is damaged.
+
+    Raises
+    ------
+    PackError
+        The pack is not what we wrote.
+    """
     archive = packs.of(folder)
     if not archive.exists():
         return
@@ -464,6 +485,32 @@ def read_json(path: Path, sha256: str | None = None) -> Any:
     return _decode(path, lambda: json.loads(data))
 
 
+def read_plan(place: Path) -> dict[str, Any]:
+    """A study's plan, all of whose names are such as a plan gives: none leads out of the folder.
+
+    Raises
+    ------
+    ArtifactError
+        It is missing, damaged, or of another study.
+    """
+    found: dict[str, Any] = read_json(place)
+    try:
+        names = [
+            (r"results/runs/[a-z][a-z0-9_]*/[0-9a-f]{12}", [run["path"] for run in found["runs"]]),
+            (r"[A-Za-z0-9_.]+-[0-9a-f]{12}", [run["dataset"] for run in found["runs"]]),
+            (r"[0-9a-f]{12}", [run["partition"] for run in found["runs"]] + list(found["partitions"])),
+            (r"[a-z][a-z0-9_]*", [*found["algorithms"], *(cell["algorithm"] for cell in found["cells"])]),
+            (r"[0-9a-f]{12}", [cell["key"] for cell in found["cells"]]),
+        ]
+        ours = all(re.fullmatch(pattern, name) for pattern, each in names for name in each)
+        ours &= StudyFiles.of(Path(found["params"])).plan.resolve() == place.resolve()
+    except (LookupError, TypeError):
+        ours = False
+    if not ours:
+        raise ArtifactError(f"{place} is no plan of a study that belongs there; delete it and run again.")
+    return found
+
+
 def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
     """The table in a Parquet file, checked."""
     import pyarrow as pa
@@ -493,8 +540,31 @@ def exists(path: Path) -> bool:
 def place(path: Path) -> str:
     """Where a file really lies, in words: at its path, or as a member of its pack."""
     archive, name = packs.holding(path)
-    packed = path.suffix in PACKED and not path.exists() and archive.exists()
-    return f"{archive}/{name}" if packed else str(path)
+    return f"{archive}/{name}" if _packed(path) else str(path)
+
+
+def holder(path: Path) -> Path:
+    """The file that really holds it: itself, or its pack."""
+    return packs.holding(path)[0] if _packed(path) else path
+
+
+def hashes(files: RoundFiles, record: Path) -> dict[str, str]:
+    """The SHA-256 of a round's files by name, as ``state.json`` or ``round.json`` recorded them.
+
+    Raises
+    ------
+    ArtifactError
+        The record is missing or damaged, or speaks of anything else than files of its round.
+    """
+    found = read_json(record)
+    recorded = found.get("sha256") if isinstance(found, dict) else None
+    if not isinstance(recorded, dict):
+        raise _unreadable(record, "it does not tell the SHA-256 of its round's files")
+    for name, sha256 in recorded.items():
+        known = name in TENSORS or ("/" not in name and packs.takes(files.path / name))
+        if not known or not isinstance(sha256, str):
+            raise _unreadable(record, f"it speaks of {name!r}, which is no file of its round")
+    return recorded
 
 
 def sha256_of(path: Path) -> str:
@@ -503,7 +573,11 @@ def sha256_of(path: Path) -> str:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except FileNotFoundError:
+        pass
+    try:
         return hashlib.sha256(packs.read(path)).hexdigest()
+    except zipfile.BadZipFile as error:
+        raise _unreadable(path, error) from error
 
 
 def manifest(path: Path, record: str | None = None) -> str:
@@ -523,10 +597,18 @@ def manifest(path: Path, record: str | None = None) -> str:
 
 
 def intact(path: Path, sha256: str) -> bool:
-    """Whether the file is there with these bytes."""
+    """Whether the file is there with these bytes.
+
+    Raises
+    ------
+    PackError
+        It would lie in a pack that is damaged as a whole.
+    """
     try:
         return sha256_of(path) == sha256
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, zipfile.BadZipFile):
+    except packs.PackError:
+        raise
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ArtifactError):
         return False
 
 
@@ -546,7 +628,7 @@ def _read(path: Path, sha256: str | None) -> bytes:
     except FileNotFoundError:
         raise _missing(path) from None
     except (OSError, zipfile.BadZipFile) as error:
-        raise ArtifactError(f"{place(path)} can't be read ({error}); delete it and run again.") from error
+        raise _unreadable(path, error) from error
     if sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != sha256:
         raise _damaged(path, found, sha256)
     return data
@@ -557,9 +639,26 @@ def _missing(path: Path) -> ArtifactError:
 
 
 def _damaged(path: Path, found: str, sha256: str) -> ArtifactError:
-    return ArtifactError(
-        f"{place(path)} is damaged: its SHA-256 is {found[:12]}… and should be {sha256[:12]}…; delete it and run again."
-    )
+    which = f"{packs.holding(path)[1]} in it" if _packed(path) else "it"
+    said = f"the SHA-256 of {which} is {found[:12]}… and should be {sha256[:12]}…"
+    return ArtifactError(f"{holder(path)} is damaged: {said}; {_mend(path)}.")
+
+
+def _unreadable(path: Path, reason: object) -> ArtifactError:
+    which = f"{packs.holding(path)[1]}: " if _packed(path) else ""
+    return ArtifactError(f"{holder(path)} can't be read ({which}{reason}); {_mend(path)}.")
+
+
+def _packed(path: Path) -> bool:
+    return packs.takes(path) and not path.exists() and packs.holding(path)[0].exists()
+
+
+def _mend(path: Path) -> str:
+    """What to do about a file that is damaged."""
+    if not _packed(path):
+        return "delete it and run again"
+    run = RunFiles(path.parent.parent.parent)
+    return f"delete {run.path / 'segments'} and run again: rounds that are whole are not done again"
 
 
 def _decode(path: Path, read: Callable[[], _T]) -> _T:
@@ -567,7 +666,7 @@ def _decode(path: Path, read: Callable[[], _T]) -> _T:
         return read()
     except Exception as error:  # each reader has its own kinds; all mean that these bytes are not what we wrote
         reason = str(error).split("\n", 1)[0]
-        raise ArtifactError(f"{place(path)} can't be read ({reason}); delete it and run again.") from error
+        raise _unreadable(path, reason) from error
 
 
 def _umask() -> int:

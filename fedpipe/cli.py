@@ -135,10 +135,21 @@ def segment(
     from fedpipe.engine import interrupts
     from fedpipe.report import progress
 
-    with interrupts.deferred() as asked_to_stop:
+    done: list[int] = []
+
+    def told() -> str:
+        if done:
+            return f"{path}: SIGTERM; it ends after round {done[-1] + 1}"
+        return (
+            f"{path}: SIGTERM before a round was done; if this was the end of the job's time, that is shorter than a "
+            "round: give the job more, or cut rounds into jobs (execution: {rounds_per_job: 1, clients_per_job: 1})"
+        )
+
+    with interrupts.deferred(told) as asked_to_stop:
         run = _open(path, threads, device, stack, keep_models)
         typer.echo(f"{path}: {run.place()}")
         for number in progress.told(path, stop, run.segment(stop)):
+            done.append(number)
             if number < stop and asked_to_stop():
                 typer.echo(f"{path}: stopped by SIGTERM after round {number}; the same command goes on from there")
                 raise typer.Exit(interrupts.STOPPED)
@@ -410,12 +421,8 @@ def _plan(params: Path) -> dict[str, Any]:
     if not place.is_file():
         if not params.is_file():
             raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
-        study = "" if params == PARAMS else f" --config params={params}"
-        raise ArtifactError(f"{place} is missing; run `snakemake all{study}` first.")
-    found: dict[str, Any] = artifacts.read_json(place)
-    if "cells" not in found:
-        raise ArtifactError(f"{place} is no plan; delete it and run again.")
-    return found
+        raise ArtifactError(f"{place} is missing; run `{artifacts.making(params)}` first.")
+    return artifacts.read_plan(place)
 
 
 def _open(path: Path, threads: int = 1, device: str = "auto", stack: str = "auto", keep_models: str = "all") -> Any:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,8 +18,9 @@ import pyarrow as pa
 import pytest
 
 from fedpipe import artifacts, packs
-from fedpipe.artifacts import RunFiles
+from fedpipe.artifacts import RoundFiles, RunFiles
 from fedpipe.errors import ArtifactError
+from fedpipe.packs import PackError
 from tests import studies
 
 
@@ -54,7 +59,7 @@ def test_packed_files_are_read_where_they_were(run: RunFiles) -> None:
     assert artifacts.place(run.round(0).server) == str(run.round(0).server)
     with pytest.raises(ArtifactError, match=r"rounds/0002/round\.json is missing"):
         artifacts.read_json(run.round(2).marker)
-    with pytest.raises(ArtifactError, match=r"rounds\.zip/0001/round\.json is damaged: .* should be 000"):
+    with pytest.raises(ArtifactError, match=r"rounds\.zip is damaged: the SHA-256 of 0001/round\.json in it "):
         artifacts.read_json(run.round(1).marker, "0" * 64)
 
 
@@ -116,25 +121,138 @@ def test_a_write_survives_another_process_that_begins_with_the_run(
     assert not list(run.path.rglob("*.tmp"))
 
 
-def test_a_damaged_pack_is_named_and_its_whole_members_stay(run: RunFiles) -> None:
+def test_a_damaged_member_is_named_and_made_again(run: RunFiles) -> None:
     artifacts.pack(run.history)
     archive, member = packs.of(run.history), packs.read(run.round(1).metrics)
     data = bytearray(archive.read_bytes())
     data[data.index(member) + 10] ^= 1
     archive.write_bytes(data)
-    with pytest.raises(ArtifactError, match=r"rounds\.zip/0001/metrics\.parquet can't be read \(Bad CRC-32"):
+    with pytest.raises(ArtifactError, match=r"rounds\.zip can't be read \(0001/metrics\.parquet: Bad CRC-32"):
         artifacts.read_parquet(run.round(1).metrics)
     assert not artifacts.intact(run.round(1).metrics, "0")
     assert artifacts.read_parquet(run.round(0).metrics).to_pydict() == {"round": [0]}
     artifacts.write_json(run.round(2).marker, {"round": 2})
+    for step in (artifacts.pack, artifacts.unpack):
+        with pytest.raises(
+            PackError, match=r"rounds\.zip is damaged \(Bad CRC-32 for file '0001/metrics\.parquet'\); "
+        ):
+            step(run.history)
+        assert archive.read_bytes() == data
+        assert run.round(2).marker.exists(), "what would have been packed is there still"
+    artifacts.write_parquet(run.round(1).metrics, pa.table({"round": [1]}))
     artifacts.pack(run.history)
-    assert not artifacts.exists(run.round(1).metrics)
+    assert artifacts.read_parquet(run.round(1).metrics).to_pydict() == {"round": [1]}
     assert run.complete() == [0, 1, 2]
 
-    archive.write_bytes(archive.read_bytes()[:-30])
-    assert run.complete() == []
-    with pytest.raises(ArtifactError, match=r"rounds\.zip/0001/round\.json can't be read \(File is not a zip file"):
-        artifacts.read_json(run.round(1).marker)
+
+WORD = b"word" * 100
+
+
+def zipped(*members: tuple[str, bytes], compress: int = zipfile.ZIP_STORED, attributes: int = 0o600 << 16) -> bytes:
+    """An archive with whatever names."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive, warnings.catch_warnings(action="ignore"):
+        for name, data in members:
+            member = zipfile.ZipInfo(name, packs.MOMENT)
+            member.external_attr, member.compress_type = attributes, compress
+            archive.writestr(member, data)
+    return buffer.getvalue()
+
+
+def overlapping() -> bytes:
+    """Every name of the directory speaks of the same bytes: read all, and a file is many times its size."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("0001/round.json", packs.MOMENT), WORD * 100)
+        (member,) = archive.filelist
+        for number in range(2, 1000):
+            other = copy.copy(member)
+            other.filename = other.orig_filename = f"{number:04d}/round.json"
+            archive.filelist.append(other)
+    return buffer.getvalue()
+
+
+HOSTILE = {
+    "upwards": lambda: zipped(("../../PWNED", WORD)),
+    "upwards from a round": lambda: zipped(("0001/../../../round.json", WORD)),
+    "absolute": lambda: zipped((f"{tempfile.gettempdir()}/PWNED/round.json", WORD)),
+    "backslashes": lambda: zipped(("..\\..\\PWNED", WORD)),
+    "another name": lambda: zipped(("0001/PWNED.json", WORD)),
+    "a tensor file": lambda: zipped(("0001/server.pt", WORD)),
+    "another case": lambda: zipped(("0001/ROUND.JSON", WORD)),
+    "other digits": lambda: zipped(("٠٠٠١/round.json", WORD)),
+    "a new line": lambda: zipped(("0001/round.json\n", WORD)),
+    "a zero byte": lambda: zipped(("0001/round.json", WORD)).replace(b"0001/round.json", b"0001/round.\0son"),
+    "a folder": lambda: zipped(("0001/", b"")),
+    "twice": lambda: zipped(("0001/round.json", b"{}"), ("0001/round.json", WORD)),
+    "compressed": lambda: zipped(("0001/round.json", bytes(10**6)), compress=zipfile.ZIP_DEFLATED),
+    "compressed otherwise": lambda: zipped(("0001/round.json", bytes(10**6)), compress=zipfile.ZIP_LZMA),
+    "the same bytes many times": overlapping,
+    "encrypted": lambda: zipped(("0001/round.json", WORD)).replace(
+        b"PK\1\2\x14\3\x14\0\0\0", b"PK\1\2\x14\3\x14\0\1\0"
+    ),
+    "cut": lambda: zipped(("0001/round.json", WORD))[:-30],
+    "empty": lambda: b"",
+    "no archive": lambda: WORD,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_pack_that_is_not_what_we_write_is_refused(run: RunFiles, kind: str, tmp_path: Path) -> None:
+    """Whatever one does with it, and nothing is written."""
+    packs.of(run.history).write_bytes(HOSTILE[kind]())
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for step in (
+        lambda: artifacts.unpack(run.history),
+        lambda: artifacts.pack(run.history),
+        lambda: artifacts.read_json(run.round(5).marker),
+        lambda: artifacts.exists(run.round(5).marker),
+        lambda: artifacts.intact(run.round(5).marker, "0"),
+        run.complete,
+    ):
+        with pytest.raises(PackError, match=r"run/rounds\.zip is damaged \(.+\); delete it and .*run/segments, then "):
+            step()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert not Path(tempfile.gettempdir(), "PWNED").exists()
+
+
+def test_a_link_in_a_pack_becomes_a_file(run: RunFiles) -> None:
+    packs.of(run.history).write_bytes(zipped(("0005/round.json", b"/etc/passwd"), attributes=0o120777 << 16))
+    artifacts.unpack(run.history)
+    assert not run.round(5).marker.is_symlink()
+    assert run.round(5).marker.read_bytes() == b"/etc/passwd"
+
+
+def test_a_pack_that_is_a_folder_is_named(run: RunFiles) -> None:
+    packs.of(run.history).mkdir()
+    with pytest.raises(PackError, match=r"rounds\.zip is damaged \(.*Is a directory"):
+        run.complete()
+
+
+def test_a_pack_takes_every_file_of_a_round_but_tensors(run: RunFiles) -> None:
+    files = {each for each in vars(RoundFiles) if isinstance(getattr(RoundFiles, each), property)}
+    places = [getattr(run.round(3), each) for each in files]
+    assert {path.name for path in places if not packs.takes(path)} == set(artifacts.TENSORS)
+    note = run.round(1).path / "note.json"
+    note.write_text("{}")
+    artifacts.pack(run.history)
+    assert note.read_text() == "{}", "what one put there oneself stays"
+    assert run.complete() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../secret.json", "/etc/passwd", "other.pt", "0001/round.json", "../../x/0001/round.json", ""]
+)
+def test_a_record_speaks_of_files_of_its_round_alone(run: RunFiles, name: str) -> None:
+    files = run.round(1)
+    artifacts.write_json(files.marker, {"sha256": {"server.pt": "0", name: "0"}})
+    said = rf"0001/round\.json can't be read \(it speaks of '{re.escape(name)}', which is no file of its round\); "
+    with pytest.raises(ArtifactError, match=said):
+        artifacts.hashes(files, files.marker)
+    for wrong in ([], {}, {"sha256": []}, {"sha256": {"server.pt": 1}}):
+        artifacts.write_json(files.marker, wrong)
+        with pytest.raises(ArtifactError, match=r"0001/round\.json can't be read \(it "):
+            artifacts.hashes(files, files.marker)
 
 
 def test_a_record_that_does_not_name_the_file_is_named(tmp_path: Path) -> None:

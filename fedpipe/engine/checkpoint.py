@@ -13,6 +13,7 @@ from fedpipe.engine.block import named
 from fedpipe.engine.executor import stack, unstack
 from fedpipe.engine.pruning import kept
 from fedpipe.errors import ArtifactError
+from fedpipe.packs import PackError
 
 
 class Checkpoint:
@@ -117,8 +118,10 @@ class Checkpoint:
         """Whether a round is complete, and intact but for its states, which are checked where they are read."""
         files = self.files.round(number)
         try:
-            hashes = artifacts.read_json(files.marker)["sha256"]
-        except (ArtifactError, KeyError, TypeError):
+            hashes = artifacts.hashes(files, files.marker)
+        except PackError:  # nobody knows which rounds there were
+            raise
+        except ArtifactError:
             return False
         states = {files.server.name, files.clients.name}
         return all(name in states or artifacts.intact(files.path / name, hashes[name]) for name in hashes)

@@ -12,6 +12,7 @@ from fedpipe import artifacts
 from fedpipe.artifacts import RoundFiles, RunFiles
 from fedpipe.engine.pruning import prune
 from fedpipe.errors import ArtifactError
+from fedpipe.packs import PackError
 
 
 class Joined(NamedTuple):
@@ -34,6 +35,8 @@ def collect(files: RunFiles, rounds: int, keep_models: str | int) -> None:
     artifacts.sweep(files.path)
     try:
         joined = join(files, rounds)
+    except PackError:
+        raise
     except ArtifactError as error:
         if files.segments():
             advice = f"`rm -r {files.path / 'segments'}` and run again: rounds that are whole are not done again"
@@ -79,6 +82,6 @@ def _tables(files: RunFiles, numbers: range, names: Callable[[RoundFiles], list[
     tables = []
     for number in numbers:
         each = files.round(number)
-        hashes = artifacts.read_json(each.marker)["sha256"]
+        hashes = artifacts.hashes(each, each.marker)
         tables += [artifacts.read_parquet(path, hashes[path.name]) for path in names(each) if path.name in hashes]
     return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})

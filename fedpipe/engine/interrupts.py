@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,11 +12,16 @@ STOPPED = 128 + signal.SIGTERM  #: exit status of a command that SIGTERM ended
 
 
 @contextmanager
-def deferred() -> Iterator[Callable[[], bool]]:
-    """Within, SIGTERM interrupts nothing; the value tells whether it came, to be asked where one may stop."""
+def deferred(say: Callable[[], str]) -> Iterator[Callable[[], bool]]:
+    """Within, SIGTERM interrupts nothing; the value tells whether it came, to be asked where one may stop.
+
+    What there is to ``say`` of it is printed at once, since SIGKILL may come before one can stop.
+    """
     came: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
+        if not came:
+            os.write(1, f"{say()}\n".encode())  # not print: it may have interrupted one
         came.append(number)
 
     before = signal.signal(signal.SIGTERM, note)

@@ -43,7 +43,7 @@ def trace(table: Path, cell: str) -> dict[str, Any]:
     """
     if table.parent.name != "tables":
         raise SettingsError(f"'{table}' is no study's table; it should be as results/tables/results.md.")
-    plan: Plan = artifacts.read_json(table.parent.parent / "plan.json")
+    plan: Plan = artifacts.read_plan(table.parent.parent / "plan.json")
     if table.parent.resolve() != StudyFiles.of(Path(plan["params"])).tables.resolve():
         raise SettingsError(f"'{table}' is no table of this folder's studies; go to the folder that it is of.")
     stage.check(plan, "results.md", "results.csv")
@@ -132,7 +132,8 @@ def _rounds(frame: pd.DataFrame, report: dict[str, Any]) -> list[int]:
 
 def _round(files: RunFiles, number: int) -> dict[str, str]:
     """A round's files with their recorded SHA-256, checked; of a state that was pruned, only that."""
-    folder, hashes = files.round(number), artifacts.read_json(files.round(number).marker)["sha256"]
+    folder = files.round(number)
+    hashes = artifacts.hashes(folder, folder.marker)
     found = {artifacts.place(folder.marker): artifacts.sha256_of(folder.marker)}
     for name, sha256 in sorted(hashes.items()):
         path = folder.path / name
@@ -148,7 +149,6 @@ def _checked(path: Path, sha256: str | None = None, whole: Path | None = None) -
     if not artifacts.exists(path):
         raise ArtifactError(f"{path} is missing; {f'delete {whole}, then ' if whole else ''}{RESTORE}.")
     if not artifacts.intact(path, sha256):
-        place = artifacts.place(path)
         delete = f"delete {whole or path}, then {RESTORE}"
-        raise ArtifactError(f"{place} is damaged: its SHA-256 is not {sha256[:12]}…; {delete}.")
+        raise ArtifactError(f"{artifacts.holder(path)} is damaged: its SHA-256 is not {sha256[:12]}…; {delete}.")
     return sha256

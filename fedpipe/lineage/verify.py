@@ -46,14 +46,14 @@ def rehash(files: RunFiles) -> Verdict:
     rounds = files.complete()
     for number in rounds if not wrong else ():
         folder = files.round(number)
-        for name, sha256 in artifacts.read_json(folder.marker)["sha256"].items():
+        for name, sha256 in artifacts.hashes(folder, folder.marker).items():
             path = folder.path / name
             if path in (folder.server, folder.clients) and not path.exists():
                 absent += 1
                 continue
             count += 1
             if not artifacts.intact(path, sha256):
-                wrong[artifacts.place(path)] = files.path
+                wrong[str(artifacts.holder(path))] = files.path
     if not wrong:
         wrong |= _segments(files)
         wrong |= _joined(files)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedpipe import artifacts
-from fedpipe.artifacts import PARAMS, StudyFiles
+from fedpipe.artifacts import StudyFiles
 from fedpipe.errors import ArtifactError
 from fedpipe.report import results
 from fedpipe.report.results import Plan
@@ -145,7 +145,7 @@ def partial(plan: Plan) -> str:
 
 def command(plan: Plan) -> str:
     """What makes the study's table."""
-    return "snakemake all" + ("" if Path(plan["params"]) == PARAMS else f" --config params={plan['params']}")
+    return artifacts.making(Path(plan["params"]))
 
 
 def _complete(plan: Plan) -> list[results.Cell]:

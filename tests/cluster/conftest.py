@@ -185,9 +185,9 @@ def clone(tmp_path: Path, cluster: slurm.Cluster) -> Iterator[Clone]:
 
 def own_study(*labels: str) -> dict[str, Any]:
     """A study of own.py: algorithms with these names, each a run; ``failing`` fails once."""
+    kinds = {"failing": "own.Once", "endless": "own.Endless", "hungry": "own.Hungry"}
     params = studies.settings(labels, ROUNDS)
     params["algorithms"] = {
-        label: {"algorithm": "own.Once" if label == "failing" else "own.Slow", "copy": number}
-        for number, label in enumerate(labels)
+        label: {"algorithm": kinds.get(label, "own.Slow"), "copy": number} for number, label in enumerate(labels)
     }
     return params

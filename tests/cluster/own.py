@@ -4,6 +4,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from fedpipe.algorithms.fedavg import FedAvg
 
 ROUND_SECONDS = 2
@@ -20,6 +22,29 @@ class Slow(FedAvg):
         while time.monotonic() < over and not Path("hurry").exists():
             time.sleep(0.1)
         return super().combine(server, uploads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endless(FedAvg):
+    """A round that takes longer than any job may."""
+
+    copy: int = 0
+
+    def combine(self, server, uploads):
+        while not Path("hurry").exists():
+            time.sleep(0.1)
+        return super().combine(server, uploads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hungry(Slow):
+    """Wants 1.5 GB more than others, for as long as its rounds last."""
+
+    def combine(self, server, uploads):
+        eaten = np.ones(200_000_000)
+        combined = super().combine(server, uploads)
+        del eaten
+        return combined
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -24,6 +25,7 @@ BINARIES = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "s
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 NODES = ("cpu1", "cpu2", "gpu1")
 GPUS = ("/dev/null", "/dev/zero")  # any character devices will do; regular files are refused
+MIN_JOB_AGE = 3600  #: seconds for which Slurm remembers a job that is done: tests look at them
 KILL_WAIT = 20  #: seconds from SIGTERM to SIGKILL
 
 
@@ -63,8 +65,7 @@ class Cluster:
         more = [f"--seed-file={self.folder}/munge.seed", f"--socket={self.folder}/munge.socket"]
         self._daemon("munged", "munged", "--foreground", "--force", *options, *more)
         self._until("munged", lambda: self._works("munge", "-n", "-S", f"{self.folder}/munge.socket"))
-        self._daemon("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
-        self._until("slurmctld", lambda: self._works("scontrol", "ping"))
+        self.start_controller()
         for node in NODES:
             self.start_node(node)
 
@@ -83,8 +84,25 @@ class Cluster:
         self._daemon(node, "slurmd", "-D", "-N", node, "-f", str(self.conf))
         self._until(node, lambda: {"UNKNOWN", "DOWN", "NOT_RESPONDING"}.isdisjoint(self.state(node)))
 
+    def kill_controller(self) -> None:
+        """slurmctld is gone at once; jobs go on."""
+        daemon = self._daemons.pop("slurmctld")
+        daemon.kill()
+        daemon.wait()
+
+    def start_controller(self, memory: int = MIN_JOB_AGE) -> None:
+        """Start slurmctld, which remembers a finished job for so many seconds; returns when it answers."""
+        self.conf.write_text(re.sub(r"MinJobAge=\d+", f"MinJobAge={memory}", self.conf.read_text()))
+        self._daemon("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
+        self._until("slurmctld", lambda: self._works("scontrol", "show", "config"))
+
     def restore(self) -> None:
-        """Cancel all jobs, and start every node that died, for whoever comes next."""
+        """Cancel all jobs, and start every daemon that died, for whoever comes next."""
+        if f"MinJobAge={MIN_JOB_AGE}\n" not in self.conf.read_text():
+            self.kill_controller()
+        if "slurmctld" not in self._daemons:
+            self.start_controller()
+        self.run("scontrol", "update", "PartitionName=gpu", "MaxTime=INFINITE")
         for job in self.jobs("PD,R"):
             self.run("scancel", str(job))
         for node in NODES:
@@ -107,8 +125,12 @@ class Cluster:
         daemon.kill()  # first: it would tell the controller of steps that died, which a node without power does not
         daemon.wait()
         for job in jobs:
-            for pid in self.processes(int(job)):
-                _kill(pid)
+            self.kill(int(job))
+
+    def kill(self, job: int) -> None:
+        """All processes of a job are gone at once."""
+        for pid in self.processes(job):
+            _kill(pid)
 
     def processes(self, job: int) -> list[int]:
         """All processes of a job: its step daemons, then what they started."""
@@ -188,7 +210,9 @@ class Cluster:
             "SlurmdPidFile": folder / "slurmd.%n.pid",
             "ProctrackType": "proctrack/linuxproc",
             "TaskPlugin": "task/none",
-            "JobAcctGatherType": "jobacct_gather/none",
+            "JobAcctGatherType": "jobacct_gather/linux",
+            "JobAcctGatherFrequency": "task=3",
+            "JobAcctGatherParams": "OverMemoryKill",  # as cgroups would, which a container lacks
             "AccountingStorageType": "accounting_storage/none",
             "PropagateResourceLimits": "NONE",
             "SelectType": "select/cons_tres",
@@ -201,7 +225,7 @@ class Cluster:
             "GresTypes": "gpu",
             "ReturnToService": 2,
             "SlurmdParameters": "config_overrides",  # believe the CPUs and memory written below
-            "MinJobAge": 3600,  # tests look at jobs that are done
+            "MinJobAge": MIN_JOB_AGE,
             "SlurmctldTimeout": 30,
             "SlurmdTimeout": 20,  # no less: a machine that is busy must not look like a node that died
             "MessageTimeout": 60,

@@ -99,7 +99,7 @@ def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> Non
     second = attempt(2, first.values())
     assert all(STOPPED in log.read() for log in logs), "both were preempted"
     for label, job in second.items():
-        assert memory(clone.cluster.details(job)) > memory(asked[label]), "more on each attempt"
+        assert memory(clone.cluster.details(job)) == memory(asked[label]), "it did not run out of memory"
 
     done, log = done | clone.rounds(), clone.open_log("failing")
     (clone.folder / "fail-once").touch()
@@ -139,6 +139,65 @@ def test_a_job_over_its_time_limit_goes_on_in_the_next(clone: Clone, reference) 
     clone.end(running)
     assert clone.bits_of_runs() == reference(params)
     assert done.items() <= clone.rounds().items()
+
+
+def test_an_outage_longer_than_slurms_memory(clone: Clone, reference) -> None:
+    """While slurmctld is down one job ends and another dies; both are forgotten before Snakemake has asked twice."""
+    params = own_study("ending", "dying")
+    clone.study(params)
+    running = clone.begin(*RUNS)
+    clone.until(lambda: len(clone.at_work()) == 2, "both did a round")
+    jobs = {label: job for job, label in clone.at_work().items()}
+    trainers = {label: clone.trainer(job) for label, job in jobs.items()}
+    clone.cluster.kill_controller()
+    clone.cluster.kill(jobs["dying"])
+    done = clone.rounds()
+    clone.hurry()
+    clone.until(lambda: not Path(f"/proc/{trainers['ending']}").exists(), "the job ended")
+    clone.cluster.start_controller(memory=2)
+    said = clone.end(running)
+    assert said.count("Slurm knows nothing of this job any more, and it left no results: it has to be done again") == 1
+    assert submissions(said) == 5, "two segments, one of them twice, and two to join the rounds"
+    assert done.items() <= clone.rounds().items()
+    assert clone.bits_of_runs() == reference(params)
+    assert "Nothing to be done" in clone.on_slurm("snakemake", "--profile", "slurm", "runs")
+
+
+def test_memory_grows_after_running_out_of_it(clone: Clone) -> None:
+    """Up to what the largest node has, never beyond."""
+    clone.study(own_study("hungry"))
+    clone.set_profile(training={"mem_mb": 1500}, retries=1)
+    running = clone.begin(*RUNS)
+    clone.until(clone.at_work, "it did a round with more memory")
+    clone.hurry()
+    said = clone.end(running)
+    first, second = (int(job) for job in re.findall(r"rule_segment/hungry_\S+/(\d+)\.log\)", said))
+    assert [memory(clone.cluster.details(job)) for job in (first, second)] == [1500, 3000]
+    assert "ran out of memory; now it asks for 3000 MB" in said
+
+
+def test_a_time_limit_shorter_than_a_round_is_told(clone: Clone) -> None:
+    """By the partition, which would never start the job; by the job that is not queued again."""
+    clone.study(own_study("endless"))
+    clone.set_profile(retries=5)
+    clone.cluster.run("scontrol", "update", "PartitionName=gpu", "MaxTime=100")
+    said = clone.on_slurm(*RUNS, check=False)
+    assert "It asks for more time than its partition allows" in said
+    assert not clone.cluster.jobs("PD,R")
+    assert submissions(said) == 1
+
+    clone.cluster.run("scontrol", "update", "PartitionName=gpu", "MaxTime=INFINITE")
+    running = clone.begin(*RUNS)
+    clone.until(lambda: any(map(clone.trainer, clone.segments())), "it trains")
+    (job,) = clone.segments()
+    log = clone.open_log("endless")
+    clone.cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=1")
+    said = clone.end(running, check=False)
+    assert running.returncode
+    assert "SIGTERM before a round was done" in log.read()
+    assert "Its time ended before a round was done" in said
+    assert "`runtime` in the profile" in said
+    assert submissions(said) == 1
 
 
 def test_snakemake_interrupted_and_killed(clone: Clone, reference) -> None:
@@ -194,6 +253,10 @@ def test_two_studies_at_once_share_what_is_there(clone: Clone, reference) -> Non
     params["algorithms"] |= other["algorithms"]
     params["study"]["algorithms"].append("two")
     assert clone.bits_of_runs() == reference(params)
+
+
+def submissions(said: str) -> int:
+    return len(re.findall(r"has been submitted with SLURM jobid", said))
 
 
 def memory(job: dict[str, str]) -> int:

@@ -152,7 +152,7 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
     }
     path = shared.get(name) or {"server": last.server, "clients": last.clients, "metrics": last.metrics}[name]
     once, rounds = path.read_bytes(), set(last.path.iterdir()) | set((run.files.path / "segments").iterdir())
-    packed = {each for each in run.files.history.glob("*/*") if each.suffix in artifacts.PACKED}
+    packed = {each for each in run.files.history.glob("*/*") if packs.takes(each)}
     harm(path)
     if name in shared:  # another rule made it, for other runs as well
         before = rest()

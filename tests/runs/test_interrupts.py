@@ -81,7 +81,7 @@ def test_a_block_that_sigterm_kills_leaves_nothing() -> None:
 
 def test_sigterm_is_deferred_and_then_as_it_was() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with interrupts.deferred() as asked_to_stop:
+    with interrupts.deferred(lambda: "told") as asked_to_stop:
         assert not asked_to_stop()
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked_to_stop()

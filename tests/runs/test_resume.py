@@ -125,7 +125,6 @@ def test_more_rounds_continue_a_shorter_run() -> None:
         ("rounds/0003/metrics.parquet", "flip", [3, 4]),
         ("rounds/0004/round.json", "truncate", [4]),
         ("rounds/0003/state.json", "delete", [3, 4]),
-        ("rounds.zip", "truncate", [1, 2, 3, 4]),
         ("rounds.zip", "delete", [1, 2, 3, 4]),
     ],
 )
@@ -163,7 +162,7 @@ def test_a_damaged_member_of_the_pack_costs_its_round_alone() -> None:
     data, member = bytearray(archive.read_bytes()), packs.read(harmed)
     data[data.index(member) + len(member) // 2] ^= 1
     archive.write_bytes(data)
-    with pytest.raises(ArtifactError, match=rf"^{archive}/0003/metrics\.parquet can't be read \(Bad CRC-32"):
+    with pytest.raises(ArtifactError, match=rf"^{archive} can't be read \(0003/metrics\.parquet: Bad CRC-32"):
         artifacts.read_parquet(harmed)
     assert run_again(str(path))[1] == [3, 4]
     assert studies.bits(path) == once

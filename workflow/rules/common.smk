@@ -1,6 +1,5 @@
 # The plan, and every helper function of the rules.
 import hashlib
-import json
 import os
 import shlex
 import subprocess
@@ -8,7 +7,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from fedpipe.artifacts import PARAMS, StudyFiles, study
+from fedpipe import slurm
+from fedpipe.artifacts import PARAMS, StudyFiles, read_plan, study
 from fedpipe.errors import UserError
 
 # A literal DAG of single rounds is deep.
@@ -20,6 +20,11 @@ Path("results/.provenance").mkdir(parents=True, exist_ok=True)
 Path(".snakemake/incomplete").mkdir(parents=True, exist_ok=True)
 with suppress(FileExistsError):
     os.symlink("../results/.provenance", ".snakemake/metadata")
+
+
+# Only where jobs are submitted: what becomes of them on Slurm.
+if workflow.is_main_process:
+    slurm.mend()
 
 
 def refuse_settings():
@@ -51,14 +56,14 @@ def stale():
     from fedpipe.pins import changed
 
     try:
-        plan = json.loads(FILES.plan.read_text())
+        plan = read_plan(FILES.plan)
         sources = json.loads(FILES.sources.read_text())
         return (
             plan["params"] != STUDY
             or any(changed(Path(path), mark) for path, mark in sources.items())
             or not all(Path(path).is_file() for path in plan["files"])
         )
-    except (OSError, ValueError, LookupError, TypeError):
+    except (UserError, OSError, ValueError, LookupError, TypeError):
         return True
 
 
@@ -73,8 +78,7 @@ def load_plan():
         sys.stderr.write(done.stderr)
         if done.returncode:
             sys.exit(2)
-        sys.stderr.write(done.stderr)
-    return json.loads(FILES.plan.read_text())
+    return read_plan(FILES.plan)
 
 
 PLAN = load_plan()
@@ -121,7 +125,7 @@ def tell_of_lock():
     locked = []
     for lock in Path(".snakemake/locks").glob("*.output.lock"):
         with suppress(FileNotFoundError):  # its snakemake ends at this moment
-            locked += lock.read_text().split()
+            locked += lock.read_text().splitlines()
     if any(line.startswith(ours) for line in locked):
         print(
             "fedpipe: another snakemake makes files of this study; or it was killed, then type\n"
@@ -137,12 +141,25 @@ if workflow.is_main_process and "--unlock" not in sys.argv:
 # Jobs call `fedpipe` of the environment that snakemake runs in, whether or not it is activated, with the code that lies
 # here: an experiment of DVC in a folder of its own runs its own. How they execute is told in their environment: it is
 # not part of what a run is, so that its change runs nothing again.
-shell.prefix(
-    f"export PATH='{Path(sys.executable).parent}':\"$PATH\"; "
-    'export PYTHONPATH="$PWD${{{{PYTHONPATH:+:$PYTHONPATH}}}}"; '
-    "export FEDPIPE_DEVICE={device} FEDPIPE_STACK={stack} ".format(**PLAN["execution"])
-    + "FEDPIPE_KEEP_MODELS={keep_models}; ".format(**PLAN["artifacts"])
+ENVIRONMENT = {
+    "FEDPIPE_DEVICE": PLAN["execution"]["device"],
+    "FEDPIPE_STACK": PLAN["execution"]["stack"],
+    "FEDPIPE_KEEP_MODELS": PLAN["artifacts"]["keep_models"],
+}
+PREFIX = (
+    f"export PATH={shlex.quote(str(Path(sys.executable).parent))}"
+    ':"$PATH" PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" '
+    + " ".join(
+        f"{name}={shlex.quote(str(value))}" for name, value in ENVIRONMENT.items()
+    )
+    + ";"
 )
+shell.prefix("{PREFIX}")  # as it is: the clone's path may hold braces
+
+
+# Snakemake takes the path of an environment for a pattern, and the clone's own may hold braces.
+CONDA = f"{workflow.basedir}/workflow/envs/fedpipe.yaml"
+CONDA = CONDA.replace("{", "{{").replace("}", "}}")
 
 
 wildcard_constraints:

@@ -7,7 +7,7 @@ rule download:
     log:
         "results/logs/download/{dataset}.log",
     conda:
-        "../envs/fedpipe.yaml"
+        CONDA
     shell:
         "fedpipe download {wildcards.dataset} > {log} 2>&1"
 
@@ -23,6 +23,6 @@ rule partition:
     log:
         "results/logs/partition/{key}.log",
     conda:
-        "../envs/fedpipe.yaml"
+        CONDA
     shell:
         "fedpipe partition {wildcards.key} > {log} 2>&1"

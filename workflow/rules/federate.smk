@@ -10,7 +10,7 @@ if BLOCK is None:
         log:
             "results/logs/segment/{algorithm}-{key}-{stop}.log",
         conda:
-            "../envs/fedpipe.yaml"
+            CONDA
         params:
             stop=lambda wildcards: int(wildcards.stop),
         shell:  # exec: so that SIGTERM ends no shell above it, and the segment stops at a round's end
@@ -27,7 +27,7 @@ else:
         log:
             "results/logs/init/{algorithm}-{key}.log",
         conda:
-            "../envs/fedpipe.yaml"
+            CONDA
         shell:
             "fedpipe init results/runs/{wildcards.algorithm}/{wildcards.key} > {log} 2>&1"
 
@@ -39,7 +39,7 @@ else:
         log:
             "results/logs/train/{algorithm}-{key}-{round}-{block}.log",
         conda:
-            "../envs/fedpipe.yaml"
+            CONDA
         params:
             round=lambda wildcards: int(wildcards.round),
             block=lambda wildcards: int(wildcards.block),
@@ -57,7 +57,7 @@ else:
         log:
             "results/logs/aggregate/{algorithm}-{key}-{round}.log",
         conda:
-            "../envs/fedpipe.yaml"
+            CONDA
         params:
             round=lambda wildcards: int(wildcards.round),
             blocks=lambda wildcards: len(blocks(wildcards)),
@@ -74,7 +74,7 @@ else:
         log:
             "results/logs/evaluate/{algorithm}-{key}-{round}.log",
         conda:
-            "../envs/fedpipe.yaml"
+            CONDA
         params:
             round=lambda wildcards: int(wildcards.round),
         shell:
@@ -95,7 +95,7 @@ rule collect:
     log:
         "results/logs/collect/{algorithm}-{key}-{stop}.log",
     conda:
-        "../envs/fedpipe.yaml"
+        CONDA
     params:
         rounds=lambda wildcards: int(wildcards.stop),
     shell:

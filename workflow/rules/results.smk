@@ -27,13 +27,13 @@ rule table:
     log:
         f"{FILES.path}/logs/table.log",
     conda:
-        "../envs/fedpipe.yaml"
+        CONDA
     params:
         study=STUDY,
         shown=SHOWN,
         shared=PLAN["shared"],  # the table tells which runs are of other code
     shell:
-        "fedpipe table --params {params.study} > {log} 2>&1"
+        "fedpipe table --params {params.study:q} > {log:q} 2>&1"
 
 
 rule curves:
@@ -49,12 +49,12 @@ rule curves:
     log:
         f"{FILES.path}/logs/curves.log",
     conda:
-        "../envs/fedpipe.yaml"
+        CONDA
     params:
         study=STUDY,
         shown=SHOWN,
     shell:
-        "fedpipe figure curves --params {params.study} > {log} 2>&1"
+        "fedpipe figure curves --params {params.study:q} > {log:q} 2>&1"
 
 
 rule matrices:
@@ -70,12 +70,12 @@ rule matrices:
     log:
         f"{FILES.path}/logs/matrices.log",
     conda:
-        "../envs/fedpipe.yaml"
+        CONDA
     params:
         study=STUDY,
         shown=SHOWN,
     shell:
-        "fedpipe figure matrices --params {params.study} > {log} 2>&1"
+        "fedpipe figure matrices --params {params.study:q} > {log:q} 2>&1"
 
 
 rule partition_figure:
@@ -91,8 +91,8 @@ rule partition_figure:
     log:
         f"{FILES.path}/logs/partition-figure/{{key}}.log",
     conda:
-        "../envs/fedpipe.yaml"
+        CONDA
     params:
         study=STUDY,
     shell:
-        "fedpipe figure partition {wildcards.key} --params {params.study} > {log} 2>&1"
+        "fedpipe figure partition {wildcards.key} --params {params.study:q} > {log:q} 2>&1"

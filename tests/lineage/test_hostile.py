@@ -1,0 +1,110 @@
+"""Results that come from elsewhere: a harmed or hostile pack or plan ends every command in one sentence."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedpipe import cli, packs
+from fedpipe.artifacts import RunFiles
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """The status with which `fedpipe` ends, and all it says."""
+    monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    try:
+        cli.main()
+        status = 0
+    except SystemExit as end:
+        status = int(end.code or 0)
+    captured = capsys.readouterr()
+    return status, captured.out + captured.err
+
+
+def cut(archive: Path) -> None:
+    archive.write_bytes(archive.read_bytes()[:-30])
+
+
+def upwards(archive: Path) -> None:
+    with zipfile.ZipFile(archive, "a") as opened:
+        opened.writestr("../../../../../PWNED/round.json", "{}")
+
+
+@pytest.mark.parametrize("harm", [cut, upwards])
+def test_every_command_names_a_hostile_pack_and_writes_nothing(
+    study: Path, harm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = json.loads(Path("results/plan.json").read_text())
+    runs = [run["path"] for run in plan["runs"]]
+    archive = packs.of(RunFiles(Path(runs[0])).history)
+    harm(archive)
+    settings = yaml.safe_load(Path("params.yaml").read_text())
+    settings["execution"] = {"rounds_per_job": 1, "clients_per_job": 5}
+    Path("blocks.yaml").write_text(yaml.safe_dump(settings))
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in study.parent.rglob("*") if path.is_file()}
+
+    before, keys = files(), [Path(run).name for run in runs]
+    for arguments in (
+        ["segment", runs[0], "--stop", "3"],
+        ["segment", runs[0], "--stop", "4"],
+        ["train", runs[0], "--round", "2", "--block", "0", "--size", "5"],
+        ["collect", runs[0], "--rounds", "3"],
+        ["plan", "--params", "blocks.yaml"],
+        ["verify", runs[0]],
+        ["trace", "results/tables/results.md", "fedavg.global-on-global"],
+        ["diff", keys[0], keys[1]],
+        ["status"],
+    ):
+        status, said = typed(monkeypatch, capsys, *arguments)
+        assert status == (1 if arguments[0] == "verify" else 2), arguments
+        (line,) = (line for line in said.splitlines() if str(archive) in line)
+        assert f"{archive} is damaged (" in line, arguments
+        assert f"; delete it and {archive.parent}/segments, then `dvc checkout` brings back" in line
+        assert "Traceback" not in said
+        assert files() == before, arguments
+    archive.unlink()
+    assert typed(monkeypatch, capsys, "segment", runs[0], "--stop", "3")[0] == 0, "as the sentence says"
+    assert typed(monkeypatch, capsys, "verify", runs[0])[0] == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plan: plan["runs"][0].update(path="results/runs/../../../secret"),
+        lambda plan: plan["runs"][0].update(path="/etc"),
+        lambda plan: plan["runs"][0].update(dataset="../../secret"),
+        lambda plan: plan["runs"][0].update(partition=".."),
+        lambda plan: plan["runs"][0].pop("path"),
+        lambda plan: plan["partitions"].update({"../../secret": {}}),
+        lambda plan: plan["algorithms"].append("../../secret"),
+        lambda plan: plan.update(runs="results"),
+        lambda plan: plan.pop("runs"),
+        lambda plan: plan.update(params="studies/other.yaml"),
+    ],
+)
+def test_a_plan_that_leads_out_of_the_folder_is_refused(
+    study: Path, change, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = Path("results/plan.json")
+    plan = json.loads(place.read_text())
+    change(plan)
+    place.write_text(json.dumps(plan))
+    for arguments in (
+        ["table"],
+        ["figure", "curves"],
+        ["show"],
+        ["status"],
+        ["record", "fedavg"],
+        ["verify"],
+        ["trace", "results/tables/results.md", "fedavg.global-on-global"],
+    ):
+        said = "fedpipe: results/plan.json is no plan of a study that belongs there; delete it and run again.\n"
+        assert typed(monkeypatch, capsys, *arguments) == (2, said), arguments
