@@ -32,9 +32,8 @@ def stale():
     from fedpipe.pins import STAMP, stamp
 
     def changed(path, mark):
-        if mark.startswith(
-            STAMP
-        ):  # it may be large: the plan finds out whether it is another
+        # A file of one's own may be large: the plan finds out whether it is another indeed.
+        if mark.startswith(STAMP):
             return stamp(Path(path)) != mark
         try:
             return hashlib.sha256(Path(path).read_bytes()).hexdigest() != mark
