@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedpipe import artifacts
 from fedpipe.artifacts import StudyFiles
-from fedpipe.errors import ArtifactError
+from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.report import results
 from fedpipe.report.results import Plan
 
@@ -76,7 +76,9 @@ def write_figure_partition(plan: Plan, key: str) -> None:
     """Draw how many training samples of each class each client has."""
     from fedpipe.report.figures import partition
 
-    partition.draw(key, _files(plan).figures / f"partition-{key}")
+    if key not in plan["partitions"]:
+        raise SettingsError(f"'{key}' can't be drawn; it should be a partition of {plan['params']}.")
+    partition.draw(key, plan["partitions"][key], _files(plan).figures / f"partition-{key}")
 
 
 def write_figure_matrices(plan: Plan) -> None:

@@ -14,24 +14,24 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from fedpipe import artifacts
-from fedpipe.data import heterogeneity, stage
+from fedpipe.data import heterogeneity
 from fedpipe.data.assignment import Assignment
 from fedpipe.data.partitions.base import Integers
 from fedpipe.report.figures import style
 
 
-def draw(key: str, stem: Path) -> None:
-    """Draw the partition with this key."""
+def draw(key: str, settings: dict[str, Any], stem: Path) -> None:
+    """Draw the partition with this key and these settings."""
     path = artifacts.assignment_file(key)
     counts = Assignment.read(path, artifacts.manifest(path)).class_counts
-    style.save(figure(counts, stage.read(key)), stem)
+    style.save(figure(counts, settings), stem)
 
 
 @style.figure
 def figure(counts: Integers, settings: dict[str, Any]) -> Figure:
     """The figure of counts (N, C): a heat map, the clients' sizes beside it, and how far clients are from each other.
 
-    ``settings`` are those of ``partition.yaml``.
+    ``settings`` are as the plan holds them.
     """
     clients = len(counts)
     height = 1.3 + min(max(0.24 * clients, 1.2), 7.5)
