@@ -26,14 +26,16 @@ from fedpipe.errors import UserError
 
 #: How Slurm says in a job's log that its memory ran out; PyTorch says the same of a GPU's.
 STARVED = re.compile(
-    r"^(slurmstepd|srun): error: .*(oom.?kill|out.of.memory|memory limit)", re.IGNORECASE | re.MULTILINE
+    r"^(slurmstepd|srun)\S*: error: .*(oom.?kill|out.of.memory|memory limit)", re.IGNORECASE | re.MULTILINE
 )
 FORGOTTEN = "Slurm knows nothing of this job any more, and it left no results: it has to be done again. "
-TOO_SHORT = "Its time ended before a round was done, and so would that of another: it is not queued again. "
-TOO_LONG = "It asks for more time than its partition allows, so that Slurm would never start it. "
+TOO_LONG = "It asks for more time than its partition allows, so that Slurm would never start it: ask for less. "
+TOO_SHORT = (
+    "Its time ended before a round was done, and so would that of another: ask for more, or cut rounds into jobs. "
+)
 ADVICE = (
-    "A job needs more time than a round takes: give it more (`runtime` in the profile), as far as its partition allows "
-    "(`sinfo -o '%P %l'`), or cut rounds into jobs (execution: {rounds_per_job: 1, clients_per_job: 1}). "
+    "A job's time is `runtime` in the profile, a partition's limit is shown by `sinfo -o '%P %l'`, and a round becomes "
+    "several jobs with `execution: {rounds_per_job: 1, clients_per_job: 1}`; until then this job is not queued again. "
 )
 
 
@@ -130,9 +132,9 @@ def _moments(job: Any) -> list[int | None]:
 
 
 def _rounds(job: Any) -> int:
-    """Complete rounds of the run that a segment works on; of other jobs none, since they do one thing."""
+    """Complete rounds of the run that a segment works on; of other jobs none, since they do one thing each."""
     with suppress(UserError, IndexError):
-        return len(RunFiles(Path(str(job.output[0])).parents[1]).complete())
+        return sum(number > 0 for number in RunFiles(Path(str(job.output[0])).parents[1]).complete())
     return 0
 
 
