@@ -255,8 +255,11 @@ class StudyFiles:
         for above, part in itertools.pairwise(parts):
             if part.lower() in PARTS:
                 raise SettingsError(f"{params}: '{above}/{part}' is for files of a study '{above}'; rename '{part}'.")
-        if braces := set("{}") & set(str(params)):
-            raise SettingsError(f"{params}: Snakemake takes '{min(braces)}' in a name for a wildcard; rename it.")
+        if odd := re.search(r"[^\w ./+()@=-]", str(params)):
+            raise SettingsError(
+                f"{str(params)!r}: {odd[0]!r} can't be part of a study's path; it should be of letters, digits, spaces "
+                "and ./_-+=@()."
+            )
         return cls(RESULTS / "studies" / Path(*parts))
 
     @property

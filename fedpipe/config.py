@@ -10,7 +10,6 @@ import copy
 import dataclasses
 import json
 import os
-import re
 import shlex
 from functools import cached_property, partial
 from pathlib import Path
@@ -576,13 +575,8 @@ def read(path: Path) -> dict[str, Any]:
     Raises
     ------
     SettingsError
-        The file is missing, is no YAML, or has a name that is no study's.
+        The file is missing or is no YAML.
     """
-    if odd := re.search(r"[^\w ./+()@=-]", str(path)):
-        raise SettingsError(
-            f"{str(path)!r}: {odd[0]!r} can't be part of a study's path; it should be of letters, digits, spaces and "
-            "./_-+=@()."
-        )
     try:
         settings = yaml.load(path.read_text(encoding="utf-8"), Loader=_Once)
     except FileNotFoundError:

@@ -228,13 +228,13 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
 
 def write(plan: dict[str, Any]) -> None:
     """Write a study's plan, and what each job reads, where it is not there yet: ``run.yaml``, ``partition.yaml``."""
+    place = StudyFiles.of(Path(plan["params"]))
     for name, text in plan["files"].items():
         if not Path(name).is_file() or Path(name).read_text() != text:
             artifacts.write_bytes(Path(name), text.encode())
     if plan["execution"]["clients_per_job"]:  # rules of single rounds watch the files that a segment's end has packed
         for run in plan["runs"]:
             artifacts.unpack(RunFiles(Path(run["path"])).history)
-    place = StudyFiles.of(Path(plan["params"]))
     artifacts.write_json(place.plan, lasting(plan))
     artifacts.write_json(place.sources, plan["sources"])
 

@@ -127,7 +127,8 @@ def test_a_warning_is_one_sentence_that_begins_with_its_key(case: str) -> None:
 
 @pytest.mark.parametrize(("split", "wanted"), [("validation", []), ("train", [FEDFOMO])])
 def test_a_partition_of_ones_own_may_bring_validation_data(split: str, wanted: list[str]) -> None:
-    rows = [f"{sample},{sample % 10},{'train' if sample < 1000 else split}" for sample in range(1300)]
+    uses = ["train"] * 1000 + [split] * 300 + ["test"] * 100
+    rows = [f"{sample},{sample % 10},{use}" for sample, use in enumerate(uses)]
     Path("mine.csv").write_text("\n".join(["sample,client,split", *rows]))
     sha256 = hashlib.sha256(Path("mine.csv").read_bytes()).hexdigest()
     partition = {"scheme": "file", "path": "mine.csv", "sha256": sha256}

@@ -204,6 +204,7 @@ class Run:
 
     def evaluate(self, number: int) -> None:
         """Accuracies and matrices of a round; then the round is complete."""
+        self.checkpoint.sealed(number)  # what is evaluated has to be there
         self._may_go_on(number)
         self._same_data(number)
         begin, files, hashes = time.perf_counter(), self.files.round(number), {}

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedpipe import artifacts
-from fedpipe.artifacts import RESTORE, JoinedFiles, RunFiles, StudyFiles
+from fedpipe.artifacts import RESTORE, RESULTS, JoinedFiles, RunFiles
 from fedpipe.data import store
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.mistakes import nearest
@@ -43,9 +43,9 @@ def trace(table: Path, cell: str) -> dict[str, Any]:
     """
     if table.parent.name != "tables":
         raise SettingsError(f"'{table}' is no study's table; it should be as results/tables/results.md.")
-    plan: Plan = artifacts.read_plan(table.parent.parent / "plan.json")
-    if table.parent.resolve() != StudyFiles.of(Path(plan["params"])).tables.resolve():
+    if RESULTS.resolve() not in table.resolve().parents:
         raise SettingsError(f"'{table}' is no table of this folder's studies; go to the folder that it is of.")
+    plan: Plan = artifacts.read_plan(table.parent.parent / "plan.json")
     stage.check(plan, "results.md", "results.csv")
     report = plan["report"]
     found = _cells(plan, table)

@@ -82,7 +82,7 @@ def partitions(plan: Plan) -> pd.DataFrame:
         ``partition`` (data set, scheme and seed), ``client``, ``class``, ``samples``; without the cells that are empty.
     """
     rows = []
-    for key, settings in plan["partitions"].items():
+    for key, settings in tables.partitions(plan).items():
         name = tables.dealing(settings)
         path = artifacts.assignment_file(key)
         counts = Assignment.read(path, artifacts.manifest(path)).class_counts

@@ -106,7 +106,7 @@ def caption(plan: Plan) -> str:
     report, seeds = plan["report"], len(plan["seeds"])
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     reported = REPORTED[report["round"]].format(last_k=report["last_k"])
-    setups = dict.fromkeys(map(setup, _partitions(plan).values()))
+    setups = dict.fromkeys(map(setup, partitions(plan).values()))
     lengths = " or ".join(str(rounds) for rounds in sorted({cell["rounds"] for cell in plan["cells"]}))
     return (
         f"Test accuracy (%) {reported} ({lengths} rounds), {AVERAGED[report['average']]}; {spread}. "
@@ -175,7 +175,7 @@ def _seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, str]]:
     return {row: {"seeds": f"{rows.count(row)} of {wanted}"} for row in rows}
 
 
-def _partitions(plan: Plan) -> dict[str, Any]:
+def partitions(plan: Plan) -> dict[str, Any]:
     """The settings of all partitions by key, in the order of the runs."""
     return {run["partition"]: plan["partitions"][run["partition"]] for run in plan["runs"]}
 
@@ -212,7 +212,7 @@ def _failures(plan: Plan) -> list[str]:
 def _heterogeneity(plan: Plan) -> str:
     """How unlike the clients are: a row a data set and partition, mean over seeds."""
     found: dict[str, list[Overall]] = {}
-    for key, settings in _partitions(plan).items():
+    for key, settings in partitions(plan).items():
         path = artifacts.heterogeneity_file(key)
         table = artifacts.read_parquet(path, artifacts.manifest(path, "assignment.json"))
         found.setdefault(setup(settings), []).append(Overall.read(table))

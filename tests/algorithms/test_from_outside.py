@@ -62,10 +62,11 @@ def results_of(settings, **execution):
     """By label, after all rounds: each round's participants, the table of rounds, and that of accuracies."""
     made, tables = studies.prepare(settings), {}
     for planned, run in zip(made["runs"], studies.open_runs(made, **execution), strict=True):
-        *_, done = run.segment(made["rounds"])
+        *_, done = run.segment(planned["rounds"])
         collect(run.files, done, "all")
         ids = [set(run.participants(number)) for number in range(1, done + 1)]
-        tables[planned["algorithm"]] = ids, pd.read_parquet(run.files.rounds), pd.read_parquet(run.files.metrics)
+        joined = run.files.joined(done)
+        tables[planned["algorithm"]] = ids, pd.read_parquet(joined.rounds), pd.read_parquet(joined.metrics)
     return tables
 
 

@@ -72,6 +72,7 @@ def test_every_command_names_a_hostile_pack_and_writes_nothing(
         assert files() == before, arguments
     archive.unlink()
     assert typed(monkeypatch, capsys, "segment", runs[0], "--stop", "3")[0] == 0, "as the sentence says"
+    assert typed(monkeypatch, capsys, "collect", runs[0], "--rounds", "3")[0] == 0
     assert typed(monkeypatch, capsys, "verify", runs[0])[0] == 0
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fedpipe import artifacts
+from fedpipe import artifacts, code
 from fedpipe.artifacts import JoinedFiles, RunFiles
 from fedpipe.data import heterogeneity
 
@@ -45,6 +45,7 @@ class Tree:
             },
             "runs": [],
             "warnings": [],
+            "shared": code.shared(),
             "cells": [],
             "report": {"round": "last", "last_k": 2, "average": "sample"},
         }

@@ -81,7 +81,7 @@ def test_a_failed_update_is_left_out_of_its_round() -> None:
 def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> None:
     made, run = prepared(size=1)
     assert artifacts.sha256_of(run.files.round(2).server) == artifacts.sha256_of(run.files.round(1).server)
-    left_out = artifacts.read_parquet(run.files.rounds)["left_out"].to_pylist()
+    left_out = artifacts.read_parquet(run.files.all_joined()[-1].rounds)["left_out"].to_pylist()
     assert left_out == [0, 5, 5]
     found = results.left_out(made)
     assert found["algorithm"].tolist() == ["faulty", "fedavg"]

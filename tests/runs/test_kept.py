@@ -44,7 +44,7 @@ def finished(made: dict[str, Any], **execution: Any) -> Run:
 
 def rows(run: Run, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:
     """By round and client, what the joined metrics say."""
-    found = artifacts.read_joined(run.files.metrics).to_pylist()
+    found = artifacts.read_joined(run.files.all_joined()[-1].metrics).to_pylist()
     rows = [row for row in found if row["protocol"] == protocol]
     return {(row["round"], row["client"]): (row["correct"], row["total"], row["loss"]) for row in rows}
 
@@ -143,7 +143,9 @@ def test_nothing_else_changes_and_nothing_more_travels_or_is_stored() -> None:
     with_it = finished(prepared(protocols=("global-on-global", "trained-on-local", *KEPT)))
     without = finished(prepared(protocols=("global-on-global", "trained-on-local")))
     here, there = studies.bits(with_it.files.path), studies.bits(without.files.path)
-    measured = {f"rounds/{number:04d}/metrics.parquet" for number in range(1, ROUNDS + 1)} | {"metrics.parquet"}
+    measured = {f"rounds/{number:04d}/metrics.parquet" for number in range(1, ROUNDS + 1)} | {
+        f"joined/{ROUNDS:04d}/metrics.parquet"
+    }
     new = {f"rounds/{number:04d}/kept.parquet" for number in range(1, ROUNDS + 1)}
     assert here.keys() - there.keys() == new
     assert {name for name, sha256 in there.items() if here[name] != sha256} == measured

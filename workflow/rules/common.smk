@@ -1,5 +1,6 @@
 # The plan, and every helper function of the rules.
 import hashlib
+import json
 import os
 import shlex
 import subprocess
@@ -7,7 +8,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from fedpipe import slurm
 from fedpipe.artifacts import PARAMS, StudyFiles, read_plan, study
 from fedpipe.errors import UserError
 
@@ -24,6 +24,8 @@ with suppress(FileExistsError):
 
 # Only where jobs are submitted: what becomes of them on Slurm.
 if workflow.is_main_process:
+    from fedpipe import slurm
+
     slurm.mend()
 
 
