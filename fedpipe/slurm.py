@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import snakemake_executor_plugin_slurm as plugin
 from snakemake_executor_plugin_slurm.job_cancellation import cancel_slurm_jobs
 from snakemake_executor_plugin_slurm.job_status_query import query_job_status
+from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
@@ -43,6 +45,11 @@ class Executor(plugin.Executor):  # type: ignore[misc]
     """The plugin's, which in addition sees what becomes of each job."""
 
     def __init__(self, workflow: Any, logger: Any) -> None:
+        path = f"{Path.cwd()}{sys.executable}"
+        if not workflow.executor_settings.pass_command_as_script and (odd := re.search(r"[$`\\]", path)):
+            raise WorkflowError(
+                f"fedpipe: {Path.cwd()}: a path with {odd[0]} gets lost on its way to Slurm's nodes; move the clone."
+            )
         self._reported: set[Any] = set()  #: jobs whose end was told in this poll
         self._missed: set[str] = set()  #: numbers that Slurm did not know in the poll before
         self._before: dict[Any, list[int | None]] = {}  #: when a job's outputs were written before it was submitted

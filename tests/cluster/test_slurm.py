@@ -200,6 +200,18 @@ def test_a_time_limit_shorter_than_a_round_is_told(clone: Clone) -> None:
     assert submissions(said) == 1
 
 
+def test_a_path_that_gets_lost_on_the_way_is_refused(clone: Clone) -> None:
+    """Before any job is submitted."""
+    clone.study(studies.settings(rounds=1))
+    clone.folder = clone.folder.rename(clone.folder.with_name("a$(touch PWN) {b}"))
+    before = clone.cluster.jobs("all")
+    said = clone.on_slurm(*ALL, check=False)
+    assert said.count("a path with $ gets lost on its way to Slurm's nodes; move the clone.") == 1
+    assert "Traceback" not in said
+    assert clone.cluster.jobs("all") == before
+    assert not list(clone.folder.parent.rglob("PWN"))
+
+
 def test_snakemake_interrupted_and_killed(clone: Clone, reference) -> None:
     """By SIGINT, which cancels its jobs; by SIGKILL, which leaves an orphan that writes on."""
     params = own_study("slow")
