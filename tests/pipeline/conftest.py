@@ -76,6 +76,11 @@ def jobs(printed: str) -> Counter[str]:
     return Counter(re.findall(r"^(?:local)?rule (\w+):", printed, flags=re.M))
 
 
+def stages(printed: str) -> list[str]:
+    """The stages that dvc ran; `plan` is always one of them, and the only one where nothing has changed."""
+    return re.findall(r"^Running stage '([\w@]+)'", printed, flags=re.M)
+
+
 def trained(printed: str) -> set[str]:
     """The algorithms whose rounds snakemake ran."""
     return set(re.findall(r"results/runs/(\w+)/\w+/(?:segments|rounds)/\w+\S*\.json\n", printed)) if printed else set()
