@@ -25,9 +25,9 @@ gallery: setup
 		{ fedpipe status --params studies/gallery.yaml; fedpipe show --params studies/gallery.yaml; exit 1; }
 	@fedpipe show --params studies/gallery.yaml
 
-# The tests of every day, real snakemake and dvc included.
+# The tests of every day, real snakemake and dvc included; who has none left takes over some of the other's.
 test: setup
-	pytest -q -n 2 -m "not slow"
+	pytest -q -n 2 --dist worksteal -m "not slow"
 
 # What is slow: kills at random moments, whole studies. A file's tests share a process, and what they start there.
 test-all: setup

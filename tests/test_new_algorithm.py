@@ -20,6 +20,7 @@ def run(folder: Path, *module: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_new_algorithm_passes_the_contract_and_can_be_planned(tmp_path: Path) -> None:
     clone = studies.copy_project(tmp_path / "clone")
     printed = run(clone, "fedpipe", "new-algorithm", "my_avg")

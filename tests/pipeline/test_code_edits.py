@@ -64,6 +64,7 @@ def ran(printed: str) -> Counter[str]:
 PULL = "self.mu / 2"  #: of FedProx's loss
 
 
+@pytest.mark.slow
 def test_keys_follow_the_code(project: Project) -> None:
     begin(project)
     first = keys(project)
@@ -168,6 +169,7 @@ def test_dvc_notices_a_module_that_an_own_one_imports(project: Project) -> None:
     assert re.findall(r"^Running stage 'train@(\w+)'", printed, flags=re.M) == ["near"]
 
 
+@pytest.mark.slow
 def test_code_that_was_edited_since_the_plan_is_refused(project: Project) -> None:
     """A queue of jobs is at work while its user goes on with the code."""
     begin(project, own=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests import studies
 from tests.pipeline.conftest import Project, jobs, stages
 
@@ -57,6 +59,7 @@ def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path
     assert jobs(clone.run("snakemake", "-n", "all"))["segment"] == 3
 
 
+@pytest.mark.slow
 def test_snakemake_first_then_repro_trains_nothing(project: Project) -> None:
     studies.write(studies.settings(rounds=2), project.folder)
     project.commit()

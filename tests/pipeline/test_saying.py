@@ -34,6 +34,7 @@ def test_settings_on_snakemakes_command_line_are_refused_by_name(project: Projec
     assert "results/studies/other" in project.snakemake("-n", "all", "--configfile", "mine.yaml")
 
 
+@pytest.mark.slow
 def test_warnings_are_shown_as_snakemake_plans_and_stand_under_the_table(project: Project) -> None:
     studies.write(studies.settings(("fedper", "cfl"), 1, evaluation={"protocols": KEPT}), project.folder)
     assert project.snakemake("all").count(WARNING) == 1

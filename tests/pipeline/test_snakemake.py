@@ -53,6 +53,7 @@ def test_slurm_profile_plans_in_a_fresh_clone(project: Project) -> None:
     assert not (project.folder / "results/runs/fedavg").joinpath("rounds").exists()
 
 
+@pytest.mark.slow
 def test_more_rounds_compute_only_the_new_ones(project: Project) -> None:
     studies.write(studies.settings(rounds=2), project.folder)
     project.snakemake("runs")
@@ -78,6 +79,7 @@ def run_both_grains(project: Project, labels: tuple[str, ...], rounds: int) -> N
     assert not list((project.folder / "results").rglob("block-*.pt")), "uploads are gone once aggregated"
 
 
+@pytest.mark.slow
 def test_single_rounds_leave_the_bits_of_a_segment(project: Project) -> None:
     run_both_grains(project, ("scaffold",), 2)
 
@@ -87,6 +89,7 @@ def test_single_rounds_leave_the_bits_of_a_segment_for_all_ten(project: Project)
     run_both_grains(project, studies.TEN, 2)
 
 
+@pytest.mark.slow
 def test_single_rounds_find_what_segments_left(project: Project) -> None:
     studies.write(studies.settings(rounds=2), project.folder)
     project.snakemake("runs")
@@ -171,6 +174,7 @@ def test_a_mistake_is_one_sentence_from_every_command(project: Project, mistake:
         assert not (project.folder / "results/data").exists(), "no job may start"
 
 
+@pytest.mark.slow
 def test_an_algorithm_of_ones_own_is_one_file(project: Project) -> None:
     """The README's example, letter by letter."""
     readme = (project.folder / "README.md").read_text()
@@ -192,6 +196,7 @@ def test_an_algorithm_of_ones_own_is_one_file(project: Project) -> None:
     assert jobs(project.snakemake("-n", "all"))["segment"] == 1, "an edit of the file is noticed"
 
 
+@pytest.mark.slow
 def test_a_grid_has_a_level_of_its_own(project: Project) -> None:
     params = studies.settings(("fedavg", "fedprox"), 3)
     params["study"]["grid"] = {"partition.alpha": [0.1, 10.0], "algorithms.fedprox.mu": [0.1, 1.0]}
