@@ -122,6 +122,7 @@ def test_an_edit_runs_what_depends_on_it(project: Project) -> None:
         assert sum(done) >= sum(rounds[-1:])
     segments = [path.name for path in (project.folder / "results/runs/fedprox").glob("*/segments/*.json")]
     assert sorted(segments) == ["0002.json", "0002.json", "0003.json"]
+    project.snakemake()
     assert project.run("fedpipe", "verify", "--rerun", "3").count("all bits agree") == 3
 
 
