@@ -144,7 +144,7 @@ def test_the_readmes_route_to_an_own_algorithm(project: Project) -> None:
     project.snakemake()
     assert project.metrics() == second, "deleted and run again: the same number"
     assert "Running stage 'train@my_avg'" in project.run("dvc", "repro")
-    replace(project, code, "* 0.5", "* 0.25")
+    replace(project, code, 'uploads.mean("model") * 0.5', 'uploads.uniform().mean("model")')
     printed = project.run("dvc", "repro")
     assert jobs(printed)["segment"] == 1
     assert project.metrics() != second
