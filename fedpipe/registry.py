@@ -109,6 +109,8 @@ def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
         fields = [each for each in vars(found).get("__annotations__", {}).values() if "ClassVar" not in str(each)]
         if fields and "__dataclass_params__" not in vars(found):
             raise SettingsError(f"{key}: '{name}' has fields; it should be a @dataclass(frozen=True, kw_only=True).")
+        if "code" in vars(found).get("__dataclass_fields__", {}):
+            raise SettingsError(f"{key}: '{name}' has a field 'code', which stands for its source in keys; rename it.")
         return found
     if name not in names(kind):
         raise SettingsError(f"{key}: unknown {kind.name} '{name}'; {nearest(name, names(kind))}")

@@ -436,3 +436,13 @@ def test_params_yaml_and_the_package_are_sources_of_the_plan() -> None:
     assert any(path.endswith("fedpipe/algorithms/fedavg.py") for path in made["sources"])
     Path("params.yaml").write_text(Path("params.yaml").read_text() + "# a comment\n")
     assert changed(made) == {"params.yaml"}
+
+
+def test_a_field_that_would_hide_the_code_in_the_key_is_refused(in_empty_folder: Path) -> None:
+    """A parameter of that name would stand in the key where the digest of the source should."""
+    text = OWN.replace('"""FedAvg by another name."""', '"""FedAvg by another name."""\n\n    code: str = "fixed"')
+    (in_empty_folder / "hiding.py").write_text(text)
+    settings = study() | {"algorithms": {"fedavg": {"algorithm": "hiding.Own"}}}
+    sentence = r"algorithms\.fedavg: 'hiding\.Own' has a field 'code', which stands for its source in keys; rename it"
+    with pytest.raises(SettingsError, match=sentence):
+        make(settings)
