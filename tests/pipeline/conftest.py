@@ -81,11 +81,6 @@ def stages(printed: str) -> list[str]:
     return re.findall(r"^Running stage '([\w@]+)'", printed, flags=re.M)
 
 
-def trained(printed: str) -> set[str]:
-    """The algorithms whose rounds snakemake ran."""
-    return set(re.findall(r"results/runs/(\w+)/\w+/(?:segments|rounds)/\w+\S*\.json\n", printed)) if printed else set()
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     made = Project(studies.copy_project(tmp_path / "project"))
