@@ -39,7 +39,7 @@ def step(algorithm, server, updates, weights=None):
     models = [own["model"].map(lambda value, at=row: value[at]) for row in range(len(updates))]
     moved = [model + torch.tensor([update], dtype=f64) for model, update in zip(models, updates.values(), strict=True)]
     sent = [{"model": model} for model in moved]
-    return algorithm.combine(server, Uploads(list(updates), weights or [1.0] * len(updates), sent))
+    return algorithm.aggregate(server, Uploads(list(updates), weights or [1.0] * len(updates), sent))
 
 
 def place(server, client):
@@ -56,7 +56,7 @@ def test_the_example_of_three_updates_splits(make_server):
     assert server["norms"].tolist() == pytest.approx([0.301846, 1], abs=1e-6)
     assert server["cluster"].tolist() == [0, 0, 2]
     assert [place(server, client) for client in range(3)] == [[0.95, 0.05], [0.95, 0.05], [-1, 0]]
-    assert {name: float(value) for name, value in algorithm.observe(server).items()}["clusters"] == 2
+    assert {name: float(value) for name, value in algorithm.metrics(server).items()}["clusters"] == 2
 
 
 @pytest.mark.parametrize("parameters", [{"eps1": 0.3}, {"eps2": 1.0}, {"gamma": 0.999}, {"after": 1}])
@@ -149,7 +149,7 @@ def test_equal_uploads_are_each_clusters_next_model(make_server):
     algorithm, server = make_server(4, eps1=10.0)
     server = step(algorithm, server, {client: at(angle) for client, angle in enumerate((0, 5, 180, 185))})
     sent = [{"model": Tensors({"head.weight": torch.tensor([[7.0, 8.0]], dtype=f64)})}] * 4
-    server = algorithm.combine(server, Uploads(range(4), [1, 2, 3, 4], sent))
+    server = algorithm.aggregate(server, Uploads(range(4), [1, 2, 3, 4], sent))
     assert [place(server, client) for client in range(4)] == [pytest.approx([7, 8], abs=1e-14)] * 4
 
 
@@ -192,4 +192,4 @@ def test_opposed_clients_part(make_opposed, assert_same, width):
         score = outcome.scores["local"]
         assert score.correct >= 0.8 * score.total
     assert trial.server["cluster"].tolist() == [0, 1, 0, 1, 0, 1]
-    assert trial.algorithm.deploy(trial.server) is None
+    assert trial.algorithm.global_model(trial.server) is None

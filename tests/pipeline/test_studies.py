@@ -126,7 +126,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class Faulty(FedAvg):
-    def combine(self, server, uploads):
+    def aggregate(self, server, uploads):
         raise RuntimeError("a fault of the test")
 """
 
