@@ -71,7 +71,7 @@ class Trial:
         with torch.no_grad():
             self.server: State = to_host(self.algorithm.init(self.fresh))
             self.initial: State = to_host(init_client(self.algorithm, self.server, self.fresh))
-        self.kept: dict[int, State] = dict.fromkeys(range(len(clients)), self.first)
+        self.kept: dict[int, State] = dict.fromkeys(range(len(clients)), self.initial)
         self.outcomes: list[Outcome] = []  #: of the last round
         self.rounds = 0
 

@@ -139,7 +139,7 @@ def test_updates_of_zero_have_no_direction(make_server):
 def test_without_a_split_it_is_fedavg(make_trial, assert_same, parameters, weighting):
     ours, plain = (make_trial(each, weighting=weighting, momentum=0.9) for each in (CFL(**parameters), FedAvg()))
     for _ in range(3):
-        assert_same(ours.begin(2)["model"], plain.begin(2)["model"], within=1e-14)
+        assert_same(ours.start(2)["model"], plain.start(2)["model"], within=1e-14)
         assert_same(ours.train()[0].upload, plain.train()[0].upload, within=1e-14)
         ours.run()
         plain.run()
@@ -188,7 +188,7 @@ def test_opposed_clients_part(make_opposed, assert_same, width):
         plain.server, plain.rounds = {"model": pick(split, members[0])}, rounds
         plain.run(3, ids=members)
         assert_same(pick(trial.server["models"], members[0]), plain.server["model"], within=1e-13)
-    for outcome in trial.run(5).train(tests=("local",), stage="receive"):
+    for outcome in trial.run(5).train(tests=("local",), phase="receive"):
         score = outcome.scores["local"]
         assert score.correct >= 0.8 * score.total
     assert trial.server["cluster"].tolist() == [0, 1, 0, 1, 0, 1]

@@ -257,7 +257,7 @@ def test_u2_one_client_is_centralized_training(make_clients, make_trial, assert_
                 torch.nn.functional.cross_entropy(module(x), y).backward()
                 rule.step()
     central = Tensors((key, value.detach()) for key, value in module.named_parameters())
-    assert_same(trial.run(3).begin(0)["model"], central, within=1e-12)
+    assert_same(trial.run(3).start(0)["model"], central, within=1e-12)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -75,7 +75,7 @@ def test_training_with_equal_class_distributions_is_fedavg(make_clients, make_tr
     class_wise = make_trial(CwFedAvg(wdr=0.0, distribution="empirical"), **settings).run(3)
     plain = make_trial(FedAvg(), **settings).run(3)
     for client in plain.participants(3):
-        assert_same(class_wise.begin(client)["model"], plain.server["model"], within=1e-12)
+        assert_same(class_wise.start(client)["model"], plain.server["model"], within=1e-12)
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -83,7 +83,7 @@ def test_without_class_wise_layers_it_is_fedavg_bit_by_bit(make_trial, assert_sa
     class_wise = make_trial(CwFedAvg(wdr=0.0, class_wise=0), width=width).run(3)
     plain = make_trial(FedAvg(), width=width).run(3)
     assert_same(class_wise.server["base"], plain.server["model"])
-    assert_same(class_wise.begin(2)["model"], plain.server["model"])
+    assert_same(class_wise.start(2)["model"], plain.server["model"])
 
 
 def test_one_class_a_client_is_fedavg_among_its_owners(assert_same):

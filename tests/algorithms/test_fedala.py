@@ -38,7 +38,7 @@ def value(state, part):
 
 
 def test_a_quarter_of_the_way(make_mixing):
-    assert value(make_mixing(FedALA(), 0.25).begin(0), "model") == 2.75
+    assert value(make_mixing(FedALA(), 0.25).start(0), "model") == 2.75
 
 
 def test_a_step_of_the_weights(make_mixing):

@@ -96,7 +96,7 @@ def test_teachers_with_and_without_the_own_part(make_trial):
     assert found[0].tolist() == pytest.approx([2, 2, 0, 0])
     apart = make_trial(FedDistillPlus(mode="paper"))
     apart.server = apart.aggregate(uploads_of(apart, tables, counts))
-    first = [apart.begin(client)["omega"][0, :2].tolist() for client in (0, 1, 2, 7)]
+    first = [apart.start(client)["omega"][0, :2].tolist() for client in (0, 1, 2, 7)]
     assert first == [pytest.approx(row) for row in ([2, 3], [3, 2], [1, 1], [2, 2])]  # the last was not there
 
 
@@ -129,7 +129,7 @@ def test_in_code_mode_the_table_is_that_of_feddws_code(make_trial, assert_same):
             trial.server = trial.aggregate(uploads_of(trial, tables, [[3, 0, 0, 0], [1, 0, 0, 0]]))
     assert_same(plus.server["omega"], dw.server["omega"])
     plus.rounds = 90
-    assert "mu" not in plus.begin(0)
+    assert "mu" not in plus.start(0)
     assert "head.bias" in plus.server["model"]
 
 

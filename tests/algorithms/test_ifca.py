@@ -128,7 +128,7 @@ def test_weights_are_those_of_the_clusters_members():
 def test_evaluation_chooses_too(make_opposed):
     """The clients' own model gets their data right; the other one would get all of it wrong."""
     trial = make_opposed(IFCA(), [1, -1]).run(10)
-    for outcome in trial.train(tests=("local",), stage="receive"):
+    for outcome in trial.train(tests=("local",), phase="receive"):
         score = outcome.scores["local"]
         assert score.correct >= 0.8 * score.total
     assert trial.algorithm.global_model(trial.server) is None
