@@ -238,7 +238,7 @@ def test_executor_and_kept_models_reach_the_jobs(project: Project) -> None:
     (run,) = (project.folder / "results/runs/scaffold").iterdir()
     (made_by,) = json.loads((run / "joined/0003/times.json").read_text())["made_by"]
     assert made_by["executor"] == "stack of 4"
-    assert sorted(path.parent.name for path in run.glob("rounds/*/server.pt")) == ["0000", "0003"]
+    assert sorted(path.parent.name for path in run.glob("rounds/*/server.pt")) == ["0000", "0002", "0003"]
     project.edit(execution={"stack": 2})
     assert NOTHING in project.snakemake("runs"), "another executor runs nothing again"
 
