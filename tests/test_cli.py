@@ -71,14 +71,14 @@ def test_a_truth_value_is_no_number_and_changes_nothing(
     assert printed("plan", "--dry-run") == one
 
 
-@pytest.mark.parametrize("command", ["run", "prun", "prunes", "pruning", "purge", "delete", "tran", "statsu"])
+@pytest.mark.parametrize("command", ["rune", "runs", "prun", "prunes", "pruning", "purge", "delete", "tran", "statsu"])
 def test_a_mistyped_command_never_suggests_one_that_deletes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     said = refused(monkeypatch, capsys, command)
-    assert said.startswith(f"'{command}' is no command; ")
+    assert said.startswith(f"'{command}' is not a command; ")
     assert "prune" not in said.replace(f"'{command}'", "")
-    suggested = {"tran": "did you mean 'train'?", "statsu": "did you mean 'status'?"}
+    suggested = {"runs": "did you mean 'run'?", "tran": "did you mean 'train'?", "statsu": "did you mean 'status'?"}
     assert suggested.get(command, "`fedpipe --help` lists them") in said
 
 
