@@ -128,8 +128,8 @@ def run(
     if further and not further[0].startswith("-"):
         raise SettingsError(
             f"'{further[0]}' can't be run alone, since `fedpipe run` makes all results of a study; "
-            f"type `snakemake {shlex.quote(further[0])} --profile {shlex.quote(profile)}` for one target of Snakemake, "
-            "or --params for another study."
+            f"type `snakemake {shlex.quote(further[0])} --profile {shlex.quote(profile)}` for one target, or --params "
+            "for another study."
         )
     if any(word.startswith(("--config", "-C")) for word in further):
         raise SettingsError("--config can't be used here; another study is named by --params, and its file says all.")
@@ -465,9 +465,7 @@ def _snakemake() -> str:
     """The snakemake of this environment, which need not be activated, as one would type it."""
     beside, found = Path(sys.executable).with_name("snakemake"), shutil.which("snakemake")
     if not (found or beside.is_file()):
-        raise SettingsError(
-            "snakemake is not here; install fedpipe with `make setup`, then `source .venv/bin/activate`."
-        )
+        raise SettingsError("snakemake is not installed here; run `make setup`, then `source .venv/bin/activate`.")
     return str(beside) if beside.is_file() and not (found and beside.samefile(found)) else "snakemake"
 
 
