@@ -118,7 +118,7 @@ def test_the_cpu_installation_leaves_out_what_pytorchs_cuda_build_alone_needs() 
         assert name in {"torch", *out} or not needed & out, f"{name} needs {sorted(needed & out)}"
     (line,) = [line for line in commands("README.md") if "--index-url" in line]
     assert re.findall(r"(\w+)==(\S+)", line) == [pair for pair in locked if pair[0] in {"torch", "torchvision"}]
-    assert "touch .venv/.installed" in commands("README.md")[-1]
+    assert "touch .venv/bin/.installed" in commands("README.md")[-1]
     assert "$(BIN)/.installed: requirements.lock" in read("Makefile")
 
 
