@@ -153,5 +153,5 @@ def test_contributing_from_top_to_bottom(clone: Project) -> None:
 
     clone.run("fedpipe", "run")
     assert set(clone.metrics()) == {"fedavg", "my_avg"}
-    for check in ("ruff check", "ruff format --check", "mypy --strict fedpipe"):
+    for check in ("ruff check", "ruff format --check"):
         clone.run(*check.split())
