@@ -29,7 +29,7 @@ from typing import IO, Any
 import pyarrow.dataset  # noqa: F401  # what a run imports late, so that not every child does
 import yaml
 
-from fedpipe import artifacts, packs
+from fedpipe import archive, artifacts
 from fedpipe import plan as planning
 from fedpipe.artifacts import PARAMS, RunFiles
 from fedpipe.data import stage, store
@@ -92,7 +92,7 @@ class Writes:
 def bits(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of the run, loose or packed, but its times."""
     loose = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    packed = {f"rounds/{name}": data for name, data in packs.contents(folder / "rounds.zip").items()}
+    packed = {f"rounds/{name}": data for name, data in archive.contents(folder / "rounds.zip").items()}
     return {
         name: hashlib.sha256(data).hexdigest()
         for name, data in sorted((packed | loose).items())
@@ -128,7 +128,7 @@ def campaign(kills: int, seed: int) -> bool:
     def away() -> None:
         for name in ("rounds", "segments"):
             shutil.rmtree(files.path / name, ignore_errors=True)
-        packs.of(files.history).unlink(missing_ok=True)
+        archive.of(files.history).unlink(missing_ok=True)
 
     assert whole(prepare)
     assert whole(counted)

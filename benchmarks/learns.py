@@ -1,10 +1,10 @@
-"""Whether every algorithm learns: its own protocol's accuracy on digits, and what personalisation gains over FedAvg.
+"""Whether every algorithm learns: its own protocol's accuracy on digits, and what personalization gains over FedAvg.
 
     python benchmarks/learns.py [--seeds N] [--algorithms NAME ...] [--json FILE]
 
 The study is studies/gallery.yaml (10 clients, 20 rounds; its hyper-parameters) with all clients in every round, at
 Dirichlet(0.3) and Dirichlet(0.1). Accuracies are over all test samples after the last round, means over seeds. What
-should hold: 80% at Dirichlet(0.3), and of a personalised method 2 points over FedAvg's local accuracy at
+should hold: 80% at Dirichlet(0.3), and of a personalized method 2 points over FedAvg's local accuracy at
 Dirichlet(0.1); where it does not, the number is marked.
 """
 

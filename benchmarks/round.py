@@ -133,13 +133,13 @@ def plain_loop(clients: Clients, threads: int) -> float:
     network = CNN4().build((1, 28, 28), CLASSES).to(clients.device)
     begin = time.perf_counter()
     for client in range(len(clients)):
-        optimiser = torch.optim.SGD(network.parameters(), lr=RATE)
+        optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
         order = clients.order(client, 1, "batches", 0)
         for first in range(0, len(order), BATCH):
             x, y = clients.gather(order[first : first + BATCH])
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(network(x), y).backward()
-            optimiser.step()
+            optimizer.step()
     if clients.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - begin

@@ -2,7 +2,7 @@
 
 Writes are atomic (a temporary name, fsync, ``os.replace``), so a file is whole or absent, and a second writer of the
 same run writes the same bytes. Reads are checked against the SHA-256 that a manifest recorded. Small files of rounds
-may lie in their folder's pack (`fedpipe.packs`); whoever reads them here need not know.
+may lie in their folder's pack (`fedpipe.archive`); whoever reads them here need not know.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedpipe import packs
+from fedpipe import archive
 from fedpipe.errors import ArtifactError, SettingsError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 RESULTS = Path("results")
 PARAMS = Path("params.yaml")  #: the main study
 STUDIES = Path("studies")  #: where other studies lie
-LOCK = Path(".snakemake/packs.lock")  #: held while a pack is written; neither git nor DVC looks there
+LOCK = Path(".snakemake/archive.lock")  #: held while a pack is written; neither git nor DVC looks there
 RESTORE = "`dvc checkout` brings back what DVC has recorded, and `snakemake all` makes the rest again"
 ATTEMPTS = 5  #: to write a file whose folder other processes sweep
 TENSORS = ("server.pt", "clients.pt")  #: a round's files that no pack takes: they are mapped from files of their own
@@ -51,7 +51,7 @@ class RoundFiles:
 
     @property
     def server(self) -> Path:
-        """Server state after the round's aggregation (round 0: as initialised)."""
+        """Server state after the round's aggregation (round 0: as initialized)."""
         return self.path / "server.pt"
 
     @property
@@ -204,7 +204,7 @@ class RunFiles:
     def complete(self) -> list[int]:
         """The rounds that are complete, ascending; 0 is one of them."""
         markers = [
-            *packs.names(packs.of(self.history)),
+            *archive.names(archive.of(self.history)),
             *map(str, self.history.glob("[0-9][0-9][0-9][0-9]/round.json")),
         ]
         return sorted({int(Path(name).parent.name) for name in markers if name.endswith("/round.json")})
@@ -410,14 +410,14 @@ def pack(folder: Path) -> None:
 
     Raises
     ------
-    PackError
+    ArchiveError
         A member is damaged whose place none takes; nothing is written, and nothing deleted.
     """
     with _alone():
-        loose = {path: _bytes(path) for path in sorted(folder.glob("*/*")) if packs.takes(path)}
+        loose = {path: _bytes(path) for path in sorted(folder.glob("*/*")) if archive.takes(path)}
         if loose:
-            members = {packs.holding(path)[1]: data for path, data in loose.items()}
-            write_bytes(packs.of(folder), packs.join(packs.contents(packs.of(folder), members) | members))
+            members = {archive.holding(path)[1]: data for path, data in loose.items()}
+            write_bytes(archive.of(folder), archive.join(archive.contents(archive.of(folder), members) | members))
         for path, data in loose.items():
             with suppress(FileNotFoundError):
                 if path.read_bytes() == data:  # not written anew meanwhile
@@ -431,20 +431,20 @@ def unpack(folder: Path) -> None:
 
     Raises
     ------
-    PackError
+    ArchiveError
         The pack is not what we wrote.
     """
-    archive = packs.of(folder)
-    if not archive.exists():
+    zipped = archive.of(folder)
+    if not zipped.exists():
         return
     with _alone(), suppress(FileNotFoundError):  # another has just unpacked it
-        made = archive.stat().st_mtime_ns
-        for name, data in packs.contents(archive).items():
+        made = zipped.stat().st_mtime_ns
+        for name, data in archive.contents(zipped).items():
             path = folder / name
             if not path.exists():
                 write_bytes(path, data)
                 os.utime(path, ns=(made, made))
-        archive.unlink()
+        zipped.unlink()
 
 
 @contextmanager
@@ -536,19 +536,19 @@ def sweep(folder: Path) -> None:
 
 def exists(path: Path) -> bool:
     """Whether a file is there, loose or packed."""
-    archive, name = packs.holding(path)
-    return path.is_file() or name in packs.names(archive)
+    zipped, name = archive.holding(path)
+    return path.is_file() or name in archive.names(zipped)
 
 
 def place(path: Path) -> str:
     """Where a file really lies, in words: at its path, or as a member of its pack."""
-    archive, name = packs.holding(path)
-    return f"{archive}/{name}" if _packed(path) else str(path)
+    zipped, name = archive.holding(path)
+    return f"{zipped}/{name}" if _packed(path) else str(path)
 
 
 def holder(path: Path) -> Path:
     """The file that really holds it: itself, or its pack."""
-    return packs.holding(path)[0] if _packed(path) else path
+    return archive.holding(path)[0] if _packed(path) else path
 
 
 def hashes(files: RoundFiles, record: Path) -> dict[str, str]:
@@ -564,7 +564,7 @@ def hashes(files: RoundFiles, record: Path) -> dict[str, str]:
     if not isinstance(recorded, dict):
         raise _unreadable(record, "it does not tell the SHA-256 of its round's files")
     for name, sha256 in recorded.items():
-        known = name in TENSORS or ("/" not in name and packs.takes(files.path / name))
+        known = name in TENSORS or ("/" not in name and archive.takes(files.path / name))
         if not known or not isinstance(sha256, str):
             raise _unreadable(record, f"it speaks of {name!r}, which is no file of its round")
     return recorded
@@ -578,7 +578,7 @@ def sha256_of(path: Path) -> str:
     except FileNotFoundError:
         pass
     try:
-        return hashlib.sha256(packs.read(path)).hexdigest()
+        return hashlib.sha256(archive.read(path)).hexdigest()
     except zipfile.BadZipFile as error:
         raise _unreadable(path, error) from error
 
@@ -604,12 +604,12 @@ def intact(path: Path, sha256: str) -> bool:
 
     Raises
     ------
-    PackError
+    ArchiveError
         It would lie in a pack that is damaged as a whole.
     """
     try:
         return sha256_of(path) == sha256
-    except packs.PackError:
+    except archive.ArchiveError:
         raise
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ArtifactError):
         return False
@@ -620,7 +620,7 @@ def _bytes(path: Path) -> bytes:
         with suppress(FileNotFoundError):
             return path.read_bytes()
         with suppress(FileNotFoundError):
-            return packs.read(path)
+            return archive.read(path)
     raise FileNotFoundError(path)
 
 
@@ -642,18 +642,18 @@ def _missing(path: Path) -> ArtifactError:
 
 
 def _damaged(path: Path, found: str, sha256: str) -> ArtifactError:
-    which = f"{packs.holding(path)[1]} in it" if _packed(path) else "it"
+    which = f"{archive.holding(path)[1]} in it" if _packed(path) else "it"
     said = f"the SHA-256 of {which} is {found[:12]}… and should be {sha256[:12]}…"
     return ArtifactError(f"{holder(path)} is damaged: {said}; {_mend(path)}.")
 
 
 def _unreadable(path: Path, reason: object) -> ArtifactError:
-    which = f"{packs.holding(path)[1]}: " if _packed(path) else ""
+    which = f"{archive.holding(path)[1]}: " if _packed(path) else ""
     return ArtifactError(f"{holder(path)} can't be read ({which}{reason}); {_mend(path)}.")
 
 
 def _packed(path: Path) -> bool:
-    return packs.takes(path) and not path.exists() and packs.holding(path)[0].exists()
+    return archive.takes(path) and not path.exists() and archive.holding(path)[0].exists()
 
 
 def _mend(path: Path) -> str:

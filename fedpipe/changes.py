@@ -53,7 +53,7 @@ def elsewhere(plan: dict[str, Any]) -> Iterator[str]:
     if count:
         yield (
             f"{count} of {len(plan['runs'])} run{'s' if len(plan['runs']) > 1 else ''} "
-            f"{'comes' if count == 1 else 'come'} from other shared code (executors, optimisers, layers, evaluation, "
+            f"{'comes' if count == 1 else 'come'} from other shared code (executors, optimizers, layers, evaluation, "
             "...) than lies here; `fedpipe verify` does a round of each again and compares."
         )
 

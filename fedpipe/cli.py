@@ -54,9 +54,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Study = Annotated[Path, typer.Option("--params", help="The study.")]
+StudyFile = Annotated[Path, typer.Option("--params", help="The study.")]
 RunPath = Annotated[Path, typer.Argument(help="A run's folder, results/runs/ALGORITHM/KEY.")]
-Round = Annotated[int, typer.Option("--round", min=1, help="The round.")]
+RoundNumber = Annotated[int, typer.Option("--round", min=1, help="The round.")]
 Threads = Annotated[int, typer.Option(min=1, help="Cores to use.")]
 Device = Annotated[str, typer.Option(envvar="FEDPIPE_DEVICE", help="As execution.device: auto, cpu or cuda.")]
 Stack = Annotated[str, typer.Option(envvar="FEDPIPE_STACK", help="As execution.stack: auto, or clients in one call.")]
@@ -80,7 +80,7 @@ def options(
 
 @app.command(rich_help_panel=PEOPLE)
 def plan(
-    params: Study = PARAMS,
+    params: StudyFile = PARAMS,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the settings and show the runs; write nothing.")
     ] = False,
@@ -110,7 +110,7 @@ def plan(
 )
 def run(
     context: typer.Context,
-    params: Study = PARAMS,
+    params: StudyFile = PARAMS,
     profile: Annotated[str, typer.Option("--profile", help="Snakemake's profile: a folder, or slurm.")] = LOCAL,
     dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Show the jobs; run nothing.")] = False,
     jobs: Annotated[
@@ -143,7 +143,7 @@ def run(
 @app.command(rich_help_panel=PEOPLE)
 def download(
     name: Annotated[str | None, typer.Argument(help="A data set; by default the study's own.")] = None,
-    params: Study = PARAMS,
+    params: StudyFile = PARAMS,
 ) -> None:
     """Obtain a data set, check it, store it as tensors; declare the SHA-256 of each file that the study names."""
     from fedpipe.data import declare, store
@@ -160,7 +160,7 @@ def partition(
     preview: Annotated[
         bool, typer.Option("--preview", help="Print clients x classes of the study's partitions; write nothing.")
     ] = False,
-    params: Study = PARAMS,
+    params: StudyFile = PARAMS,
 ) -> None:
     """Deal a data set's samples to clients."""
     from fedpipe.data import stage
@@ -215,13 +215,13 @@ def segment(
 @app.command(rich_help_panel=STAGES)
 def init(path: RunPath) -> None:
     """Write a run's initial server state (round 0), for the DAG of single rounds."""
-    _open(path).initialise()
+    _open(path).initialize()
 
 
 @app.command(rich_help_panel=STAGES)
 def train(
     path: RunPath,
-    round: Round,
+    round: RoundNumber,
     block: Annotated[int, typer.Option(min=0, help="Which block of participants.")],
     size: Annotated[int, typer.Option(min=1, help="Participants in a block: execution.clients_per_job.")],
     threads: Threads = 1,
@@ -238,7 +238,7 @@ def train(
 
 @app.command(rich_help_panel=STAGES)
 def aggregate(
-    path: RunPath, round: Round, blocks: Annotated[int, typer.Option(min=1, help="Number of the round's blocks.")]
+    path: RunPath, round: RoundNumber, blocks: Annotated[int, typer.Option(min=1, help="Number of the round's blocks.")]
 ) -> None:
     """Combine a round's uploads into the next server state."""
     from fedpipe.engine.block import Block
@@ -249,7 +249,9 @@ def aggregate(
 
 
 @app.command(rich_help_panel=STAGES)
-def evaluate(path: RunPath, round: Round, threads: Threads = 1, device: Device = "auto", stack: Stack = "auto") -> None:
+def evaluate(
+    path: RunPath, round: RoundNumber, threads: Threads = 1, device: Device = "auto", stack: Stack = "auto"
+) -> None:
     """Measure a round's models; then the round is complete."""
     _open(path, threads, device, stack).evaluate(round)
 
@@ -267,7 +269,7 @@ def collect(
 
 
 @app.command(rich_help_panel=STAGES)
-def table(params: Study = PARAMS) -> None:
+def table(params: StudyFile = PARAMS) -> None:
     """Write the result table, metrics.json, the plots' numbers, and the keys of each algorithm's runs."""
     from fedpipe.report import stage
 
@@ -278,7 +280,7 @@ def table(params: Study = PARAMS) -> None:
 def figure(
     name: Annotated[str, typer.Argument(help="curves, matrices or partition.")],
     key: Annotated[str | None, typer.Argument(help="The partition's key.")] = None,
-    params: Study = PARAMS,
+    params: StudyFile = PARAMS,
 ) -> None:
     """Draw a figure, as SVG and PNG."""
     from fedpipe.report import stage
@@ -294,7 +296,7 @@ def figure(
 
 
 @app.command(rich_help_panel=PEOPLE)
-def show(params: Study = PARAMS) -> None:
+def show(params: StudyFile = PARAMS) -> None:
     """Print the result table and where the figures lie; of a study with failed runs, what is complete, and why."""
     from fedpipe.report import stage
 
@@ -306,7 +308,7 @@ def show(params: Study = PARAMS) -> None:
 
 @app.command(rich_help_panel=PEOPLE)
 def status(
-    params: Study = PARAMS,
+    params: StudyFile = PARAMS,
     watch: Annotated[bool, typer.Option("--watch", help="Draw it again every two seconds, until all is done.")] = False,
 ) -> None:
     """Show how far each run has come, how long the rest takes, and the end of each failed job's log."""
@@ -317,7 +319,7 @@ def status(
 
 @app.command(rich_help_panel=STAGES)
 def record(
-    algorithm: Annotated[str, typer.Argument(help="An entry of study.algorithms.")], params: Study = PARAMS
+    algorithm: Annotated[str, typer.Argument(help="An entry of study.algorithms.")], params: StudyFile = PARAMS
 ) -> None:
     """Check that all runs of an algorithm are complete, in the plan's rounds, for DVC to record."""
     made = _plan(params)
@@ -345,7 +347,7 @@ def trace(
 def verify(
     runs: Annotated[list[Path] | None, typer.Argument(help="Runs' folders; by default all runs of the study.")] = None,
     rerun: Annotated[int, typer.Option(min=0, help="Runs of which a round, drawn at random, is run again.")] = 1,
-    params: Study = PARAMS,
+    params: StudyFile = PARAMS,
 ) -> None:
     """Hash all files of runs, make the study's tables again, run a round again, and say whether all agree."""
     import itertools

@@ -63,7 +63,7 @@ def of(*objects: Any) -> Digest:
 
 @functools.cache
 def shared() -> str:
-    """The digest of the code that all runs share: executors, optimisers, streams, layers, base classes, evaluation."""
+    """The digest of the code that all runs share: executors, optimizers, streams, layers, base classes, evaluation."""
     return _walked(SHARED, _is_shared).text
 
 
@@ -92,7 +92,7 @@ def _told(value: Any) -> str:
 
 
 def _merged(values: list[ast.expr]) -> list[ast.expr]:
-    """The parts of an f-string with neighbouring texts as one: Pythons cut them in different places."""
+    """The parts of an f-string with neighboring texts as one: Pythons cut them in different places."""
     merged: list[ast.expr] = []
     for value in values:
         last = merged[-1] if merged else None

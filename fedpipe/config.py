@@ -231,7 +231,7 @@ class Data(Section):
 
 
 class Transforms(Section):
-    """What is done to images as they are gathered: all are normalised, those that are trained on change at random."""
+    """What is done to images as they are gathered: all are normalized, those that are trained on change at random."""
 
     mean: tuple[float, ...] = Field((), description="Subtracted from pixels in [0, 1]: one number, or one a channel.")
     std: tuple[Annotated[float, Field(gt=0)], ...] = Field((), description="Divided out then.")
@@ -257,7 +257,7 @@ class Transforms(Section):
 
 
 class Federation(Section):
-    """Who trains, how often, and with which optimiser."""
+    """Who trains, how often, and with which optimizer."""
 
     clients: int = Field(10, ge=1, strict=True, description="Number of clients N.")
     participation: float = Field(1.0, gt=0, le=1, description="Share of clients in a round: max(1, round(p N)).")
@@ -276,7 +276,7 @@ class Federation(Section):
     buffers: Literal["average", "keep", "drop"] = Field(
         "average",
         description="Running statistics of BatchNorm: averaged with the model, kept at each client (the global model "
-        "then has none and is not measured), or none (every batch is normalised by its own, in evaluation too).",
+        "then has none and is not measured), or none (every batch is normalized by its own, in evaluation too).",
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of models and data.")
 

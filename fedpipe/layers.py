@@ -49,7 +49,7 @@ class Mode:
             vars(self).update(before)
 
     @contextmanager
-    def still(self) -> Iterator[None]:
+    def eval_mode(self) -> Iterator[None]:
         """A teacher's evaluation within the block, with the statistics that are its own, whatever holds outside."""
         before = self.training, self.buffers
         self.training, self.buffers = False, self.began
@@ -60,10 +60,10 @@ class Mode:
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation as PyTorch computes it, over 2 to 5 dimensions.
+    """Batch normalization as PyTorch computes it, over 2 to 5 dimensions.
 
     In training, statistics of a batch with a single value per channel are not recorded (their variance is undefined),
-    and such values become the bias. Without ``track`` there are no running statistics: every batch is normalised by
+    and such values become the bias. Without ``track`` there are no running statistics: every batch is normalized by
     its own, in evaluation too.
     """
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fedpipe import registry, streams
+from fedpipe import registry, rng
 from fedpipe.algorithms._dw import complete
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.config import Federation
 from fedpipe.engine.clients import Clients
-from fedpipe.engine.executor import Outcome, Stage, Test, begin, canonical, first, unstack
+from fedpipe.engine.executor import Outcome, Phase, Test, init_client, start_client, to_host, unstack
 from fedpipe.engine.loop import Loop
 from fedpipe.engine.stack import Stack
 from fedpipe.models.base import Model, Net, Network
@@ -35,8 +35,8 @@ SIZES = (1, 5, 9, 12, 7, 16, 3, 20)  #: of one sample, of whole batches, of batc
 CLASSES = 4
 
 
-class Normalised(Model):
-    """An MLP with batch normalisation."""
+class Normalized(Model):
+    """An MLP with batch normalization."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
         """Linear, BatchNorm and ReLU; then the head."""
@@ -46,7 +46,7 @@ class Normalised(Model):
 MODELS: dict[str, tuple[Model, tuple[int, ...]]] = {
     "mlp": (MLP(hidden=(6,)), (5,)),
     "cnn": (CNN(channels=(2, 3), hidden=5), (1, 4, 4)),
-    "norm": (Normalised(), (5,)),
+    "norm": (Normalized(), (5,)),
 }
 
 
@@ -67,27 +67,27 @@ class Trial:
         net = Net(lambda: algorithm.adapt(build()), clients.dtype, buffers=federation.buffers)
         self.algorithm, self.clients, self.net = algorithm.bind(net, federation), clients, net
         self.executor: Any = Stack(self.algorithm, clients, width) if width else Loop(self.algorithm, clients, threads)
-        self.fresh = fresh or (lambda index: net.fresh(streams.entropy(clients.seed, f"init/{index}")))
+        self.fresh = fresh or (lambda index: net.fresh(rng.entropy(clients.seed, f"init/{index}")))
         with torch.no_grad():
-            self.server: State = canonical(self.algorithm.init(self.fresh))
-            self.first: State = canonical(first(self.algorithm, self.server, self.fresh))
-        self.kept: dict[int, State] = dict.fromkeys(range(len(clients)), self.first)
+            self.server: State = to_host(self.algorithm.init(self.fresh))
+            self.initial: State = to_host(init_client(self.algorithm, self.server, self.fresh))
+        self.kept: dict[int, State] = dict.fromkeys(range(len(clients)), self.initial)
         self.outcomes: list[Outcome] = []  #: of the last round
         self.rounds = 0
 
     def participants(self, number: int) -> list[int]:
         """The clients of a round, in ascending order."""
-        draw = streams.generator(self.clients.seed, "participants", number)
+        draw = rng.generator(self.clients.seed, "participants", number)
         federation = self.algorithm.federation
         return sorted(draw.choice(federation.clients, federation.participants, replace=False).tolist())
 
     def train(
-        self, ids: Sequence[int] | None = None, tests: Sequence[Test] = (), stage: Stage = "train"
+        self, ids: Sequence[int] | None = None, tests: Sequence[Test] = (), phase: Phase = "train"
     ) -> list[Outcome]:
         """What the next round's participants, or these clients, send; changes nothing."""
         number = self.rounds + 1
         ids = self.participants(number) if ids is None else ids
-        return list(self.executor.run(stage, number, ids, self.kept.__getitem__, self.send, tests))
+        return list(self.executor.run(phase, number, ids, self.kept.__getitem__, self.send, tests))
 
     def send(self, ids: Sequence[int]) -> tuple[State, State]:
         """What clients receive from the server."""
@@ -100,26 +100,26 @@ class Trial:
         weights = self.clients.sizes[ids].tolist() if by_count else [1] * len(ids)
         return Uploads(ids, weights, [outcome.upload for outcome in outcomes])
 
-    def combine(self, uploads: Uploads) -> State:
+    def aggregate(self, uploads: Uploads) -> State:
         """The server's next state, were these the round's uploads."""
         with torch.no_grad():
-            return canonical(self.algorithm.combine(self.server, uploads))
+            return to_host(self.algorithm.aggregate(self.server, uploads))
 
     def run(self, rounds: int = 1, ids: Sequence[int] | None = None, tests: Sequence[Test] = ()) -> Trial:
         """So many rounds, with their own participants or with these clients."""
         for _ in range(rounds):
             self.outcomes = self.train(ids, tests)
-            self.server = self.combine(self.uploads(self.outcomes))
+            self.server = self.aggregate(self.uploads(self.outcomes))
             self.kept |= {outcome.client: outcome.keep for outcome in self.outcomes}
             self.rounds += 1
         return self
 
-    def begin(self, client: int) -> State:
+    def start(self, client: int) -> State:
         """A client's tensors as it begins the next round, before any pass."""
         with torch.no_grad():
             common, own = self.send([client])
             facts = self.clients.facts(client, self.rounds + 1)
-            return begin(self.algorithm, self.kept[client], common | unstack(own, 0), facts)
+            return start_client(self.algorithm, self.kept[client], common | unstack(own, 0), facts)
 
 
 def synthetic(
@@ -136,7 +136,7 @@ def synthetic(
     class, with the inputs as they were.
     """
     random = np.random.default_rng(7)
-    centres = random.normal(size=(CLASSES, *shape))
+    centers = random.normal(size=(CLASSES, *shape))
     owned = labels or (lambda client: [(client + step) % CLASSES for step in range(1 + client % CLASSES)])
     y, train, test = [], [], []
     for client, size in enumerate(sizes):
@@ -144,7 +144,7 @@ def synthetic(
         y += [classes[index % len(classes)] for index in range(size + client)]
         train.append(np.arange(begin, begin + size))
         test.append(np.arange(begin + size, len(y)))
-    x = torch.as_tensor(centres[y] + random.normal(size=(len(y), *shape)))
+    x = torch.as_tensor(centers[y] + random.normal(size=(len(y), *shape)))
     classes = torch.tensor(list(relabel))[torch.tensor(y)]
     return Clients(x, classes, train, test, np.concatenate(test), CLASSES, seed, torch.float64, **more)
 

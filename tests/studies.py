@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from fedpipe import artifacts, packs
+from fedpipe import archive, artifacts
 from fedpipe import plan as planning
 from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution
@@ -68,8 +68,8 @@ def open_runs(made: dict[str, Any], threads: int = 1, **execution: Any) -> list[
 def bits(folder: Path) -> dict[str, str]:
     """SHA-256 of every tensor file and every table below a folder, by relative path; times are not among them."""
     found = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    for archive in folder.rglob("rounds.zip"):
-        found |= {archive.with_suffix("") / name: data for name, data in packs.contents(archive).items()}
+    for zipped in folder.rglob("rounds.zip"):
+        found |= {zipped.with_suffix("") / name: data for name, data in archive.contents(zipped).items()}
     return {
         str(path.relative_to(folder)): hashlib.sha256(data).hexdigest()
         for path, data in sorted(found.items())

@@ -27,7 +27,7 @@ KINDS = {
     "models": registry.MODEL,
     "partitions": registry.PARTITION,
 }
-STAGES = {"plan", "download", "partition", "segment", "train", "aggregate", "evaluate", "collect", "table", "figure"}
+PHASES = {"plan", "download", "partition", "segment", "train", "aggregate", "evaluate", "collect", "table", "figure"}
 COMMANDS = sorted(
     command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback
 )
@@ -241,7 +241,7 @@ def test_every_command_has_help(command: str) -> None:
 
 
 def test_every_command_says_what_it_does() -> None:
-    assert set(COMMANDS) >= STAGES
+    assert set(COMMANDS) >= PHASES
     text = printed("--help")
     for command in cli.app.registered_commands:
         assert command.callback

@@ -225,8 +225,8 @@ def test_a_module_on_top_of_a_method_is_part_of_it() -> None:
     from fedpipe.algorithms.base import DW
     from fedpipe.algorithms.fedavg import FedAvg
 
-    plain, regularised = (code.of(*each.made_of()).files for each in (FedAvg(), FedAvg(dw=DW())))
-    assert {path.name for path in regularised} - {path.name for path in plain} == {"_dw.py", "feddw.py"}
+    plain, regularized = (code.of(*each.made_of()).files for each in (FedAvg(), FedAvg(dw=DW())))
+    assert {path.name for path in regularized} - {path.name for path in plain} == {"_dw.py", "feddw.py"}
 
 
 # -- Pythons -----------------------------------------------------------------------------------------------------------

@@ -626,10 +626,10 @@ def test_transforms_are_for_images() -> None:
     text = {"dataset": {"name": "imdb"}, "model": {"name": "bilstm", "vocabulary": 10_000}}
     with pytest.raises(SettingsError, match=r"^transforms\.flip: True is for images, not for inputs of shape \(200,\)"):
         config.parse(text | {"transforms": {"flip": True}})
-    colour = {"dataset": {"name": "cifar10"}, "model": {"name": "cnn4"}}
-    assert config.parse(colour | {"transforms": {"mean": [0.5], "std": [0.2, 0.2, 0.3]}})
+    color = {"dataset": {"name": "cifar10"}, "model": {"name": "cnn4"}}
+    assert config.parse(color | {"transforms": {"mean": [0.5], "std": [0.2, 0.2, 0.3]}})
     with pytest.raises(SettingsError, match=r"^transforms\.std: .* it should be one number or 3, one a channel\.$"):
-        config.parse(colour | {"transforms": {"std": [0.2, 0.3]}})
+        config.parse(color | {"transforms": {"std": [0.2, 0.3]}})
 
 
 def test_any_algorithm_takes_dw() -> None:

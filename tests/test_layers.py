@@ -91,7 +91,7 @@ def test_a_teacher_is_still_while_others_train():
     x = torch.randn(4, 3, 2, 2, dtype=torch.float64)
     quiet = ours(x)
     with mode.of(True) as recorded:
-        with mode.still():
+        with mode.eval_mode():
             assert torch.equal(ours(x), quiet)
         assert recorded == {}
         assert not torch.equal(ours(x), quiet)

@@ -19,7 +19,7 @@ from fedpipe.report import tables
 from tests import studies
 from tests.report.conftest import Tree
 
-LAYERS = "parametrised layers of the network, so that"
+LAYERS = "parametrized layers of the network, so that"
 
 
 class Unbuildable(Model):
@@ -30,11 +30,11 @@ class Unbuildable(Model):
         raise FileNotFoundError("weights.pt")
 
 
-class Normalised(Model):
-    """A model of one's own with a normalisation layer inside another one."""
+class Normalized(Model):
+    """A model of one's own with a normalization layer inside another one."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """A linear layer, and a group normalisation."""
+        """A linear layer, and a group normalization."""
         body = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 8), nn.Sequential(nn.GroupNorm(2, 8))))
         return Network(body, nn.Linear(8, classes))
 
@@ -57,7 +57,7 @@ def warned(settings: dict[str, Any]) -> list[str]:
 
 
 CIFAR = {"dataset": {"name": "cifar10"}}
-FEDBN = "algorithms.x: the network of model.name has no normalisation layers, so that FedBN is FedAvg"
+FEDBN = "algorithms.x: the network of model.name has no normalization layers, so that FedBN is FedAvg"
 FEDFOMO = (
     "algorithms.x: dataset.validation_share is 0, so that clients weigh models on the data that they train on; "
     "0.2 is usual."
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
         {"model": {"name": "cnn", "hidden": 8}},
         f"{FEDBN}; model.batch_norm true adds some.",
     ),
-    "fedbn-cnn-normalised": (
+    "fedbn-cnn-normalized": (
         {"algorithm": "fedbn"},
         {"model": {"name": "cnn", "hidden": 8, "batch_norm": True}},
         None,
@@ -79,7 +79,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
         {"model": {"name": "cnn5", "hidden": [8, 8]}, **CIFAR},
         f"{FEDBN}; model.batch_norm true adds some.",
     ),
-    "fedbn-cnn5-normalised": (
+    "fedbn-cnn5-normalized": (
         {"algorithm": "fedbn"},
         {"model": {"name": "cnn5", "hidden": [8, 8], "batch_norm": True}, **CIFAR},
         None,
@@ -102,7 +102,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
     "feddual": (
         {"algorithm": "feddual", "layers": 3},
         {},
-        f"algorithms.x.layers: 3 is more than the 2 {LAYERS} the barycentre combines all of them.",
+        f"algorithms.x.layers: 3 is more than the 2 {LAYERS} the barycenter combines all of them.",
     ),
     "feddual-ablation": ({"algorithm": "feddual", "layers": 3, "dynamic_aggregation": False}, {}, None),
     "fedper": (
@@ -144,10 +144,10 @@ def test_weights_are_not_fetched_to_count_layers(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.hub, "download_url_to_file", refuse)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     (found,) = warned(study({"algorithm": "fedpvr", "layers": 3}) | CIFAR | {"model": {"name": "vgg16"}})
-    assert found.startswith("algorithms.x.layers: 3 is more than the 2 parametrised layers")
+    assert found.startswith("algorithms.x.layers: 3 is more than the 2 parametrized layers")
 
 
-@pytest.mark.parametrize("family", ["Unbuildable", "Normalised"])
+@pytest.mark.parametrize("family", ["Unbuildable", "Normalized"])
 def test_a_model_of_ones_own_stops_no_plan(family: str) -> None:
     assert warned(study({"algorithm": "fedbn"}) | {"model": {"name": f"{__name__}.{family}"}}) == []
 

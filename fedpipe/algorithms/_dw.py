@@ -1,4 +1,4 @@
-"""DW as a module: FedDW's regulariser on any other method."""
+"""DW as a module: FedDW's regularizer on any other method."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from fedpipe.algorithms.base import Algorithm, Batch, Facts, Measure, Pass, State, Train, Uploads
-from fedpipe.algorithms.feddw import FedDW, regulariser
+from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pass, State, Train, Uploads
+from fedpipe.algorithms.feddw import FedDW, regularizer
 from fedpipe.config import Federation
 from fedpipe.models.base import Net, Network
 from fedpipe.tensors import Tensors
@@ -28,7 +28,7 @@ class WithDW(Algorithm):
     after training each client measures its SL matrix, and the server takes the rows' means (eq. 7). Nothing else of X
     changes but its head, which has no bias (as FedDW's: compare with X on a model whose head has none either). A pass
     that holds the head fixed feels nothing: DW on FedBABU is FedBABU, and on FedRep it acts in the head's epochs.
-    Fine-tuning is X's own. FedDW has the regulariser already, and FedNH no such layer: both refuse. Traffic: C x C more
+    Fine-tuning is X's own. FedDW has the regularizer already, and FedNH no such layer: both refuse. Traffic: C x C more
     down, C x C and C counts more up.
 
     Parameters
@@ -63,35 +63,35 @@ class WithDW(Algorithm):
         """X's state, and the identity as SL matrix."""
         return self.inner.init(fresh) | {OMEGA: self._dw.init(fresh)["omega"]}
 
-    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """As X."""
-        return self.inner.first(server, fresh)
+        return self.inner.init_client(server, fresh)
 
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """What X sends, and the SL matrix."""
         common, own = self.inner.send(server, ids)
         return common | {OMEGA: server[OMEGA]}, own
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """As X begins, with the SL matrix."""
-        return self.inner.start(kept, received, facts) | {OMEGA: received[OMEGA]}
+        return self.inner.start(kept, received, info) | {OMEGA: received[OMEGA]}
 
-    def prepare(self) -> Sequence[Pass]:
-        """X's passes, regularised."""
-        return [*map(self._regularised, self.inner.prepare())]
+    def personalize(self) -> Sequence[Pass]:
+        """X's passes, regularized."""
+        return [*map(self._regularized, self.inner.personalize())]
 
-    def work(self) -> Sequence[Pass]:
-        """X's passes, regularised, then the client's own SL matrix."""
-        return [*map(self._regularised, self.inner.work()), Measure(self.soft_labels, self.store)]
+    def local_passes(self) -> Sequence[Pass]:
+        """X's passes, regularized, then the client's own SL matrix."""
+        return [*map(self._regularized, self.inner.local_passes()), Measure(self.soft_labels, self.store)]
 
-    def _regularised(self, each: Pass) -> Pass:
+    def _regularized(self, each: Pass) -> Pass:
         if not isinstance(each, Train):
             return each
 
         def loss(client: State, batch: Batch) -> Tensor:
             omega = client[each.group].get("head.weight")
             value = each.loss(client, batch)
-            return value if omega is None else value + self._dw.mu * regulariser(omega, client[OMEGA])
+            return value if omega is None else value + self._dw.mu * regularizer(omega, client[OMEGA])
 
         return dataclasses.replace(each, loss=loss)
 
@@ -120,34 +120,34 @@ class WithDW(Algorithm):
         """As X."""
         return self.inner.predict(client, x)
 
-    def nearest(self, client: State, x: Tensor) -> Tensor:
+    def prototype_logits(self, client: State, x: Tensor) -> Tensor:
         """As X."""
-        return self.inner.nearest(client, x)
+        return self.inner.prototype_logits(client, x)
 
     def traffic(self, state: State) -> State:
         """As X."""
         return self.inner.traffic(state)
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """X's next state, and the rows' means."""
         matrices = [{"omega": upload[OWN], "counts": upload[COUNTS]} for _, _, upload in uploads]
-        return self.inner.combine(server, uploads) | {OMEGA: self._dw.rows(server[OMEGA], matrices)}
+        return self.inner.aggregate(server, uploads) | {OMEGA: self._dw.rows(server[OMEGA], matrices)}
 
-    def deploy(self, server: State) -> Tensors | None:
+    def global_model(self, server: State) -> Tensors | None:
         """As X."""
-        return self.inner.deploy(server)
+        return self.inner.global_model(server)
 
-    def beside(self, server: State) -> Mapping[str, Tensors]:
+    def extra_models(self, server: State) -> Mapping[str, Tensors]:
         """As X."""
-        return self.inner.beside(server)
+        return self.inner.extra_models(server)
 
-    def observe(self, server: State) -> Mapping[str, Tensor]:
+    def metrics(self, server: State) -> Mapping[str, Tensor]:
         """As X."""
-        return self.inner.observe(server)
+        return self.inner.metrics(server)
 
-    def exchanged(self, state: State) -> Mapping[str, Any]:
+    def matrices(self, state: State) -> Mapping[str, Any]:
         """What X exchanges, and the SL matrix as it travels."""
-        return {**self.inner.exchanged(state), "SL": state[OMEGA] if OMEGA in state else state[OWN]}
+        return {**self.inner.matrices(state), "SL": state[OMEGA] if OMEGA in state else state[OWN]}
 
 
 def complete(algorithm: Algorithm) -> Algorithm:

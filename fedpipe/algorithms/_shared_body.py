@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedpipe.algorithms.base import Algorithm, Facts, State, Uploads
+from fedpipe.algorithms.base import Algorithm, ClientInfo, State, Uploads
 from fedpipe.tensors import Tensors
 
 
@@ -23,7 +23,7 @@ class SharedBody(Algorithm):
         model, personal = fresh(0), self.personal
         return {"body": model.only(name for name in model if name not in personal)}
 
-    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The common initial head."""
         return {"head": fresh(0).only(self.personal)}
 
@@ -31,7 +31,7 @@ class SharedBody(Algorithm):
         """The body."""
         return {"body": server["body"]}, {}
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The downloaded body with the client's own head."""
         return {"model": received["body"] | kept["head"]}
 
@@ -44,10 +44,10 @@ class SharedBody(Algorithm):
         """The head."""
         return {"head": client["model"].only(self.personal)}
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted mean of the bodies."""
         return {"body": uploads.mean("body")}
 
-    def deploy(self, server: State) -> Tensors | None:
+    def global_model(self, server: State) -> Tensors | None:
         """There is no global head, hence no global model."""
         return None

@@ -5,7 +5,8 @@ written for ONE client, as pure functions of tensors, so that the same code trai
 a leading axis:
 
 - a client's tensors are a :data:`State`, made by ``start`` and changed only by passes;
-- ``prepare`` and ``work`` list the passes over its data, in order, once for all rounds: no ``if`` on values;
+- ``personalize`` and ``local_passes`` list the passes over its data, in order, once for all rounds:
+  no ``if`` on values;
 - ``upload`` and ``keep`` pick what travels back and what stays.
 
 Its server side reads the uploads in client order, as often as it likes, and makes the next server state.
@@ -72,7 +73,7 @@ class Batch(NamedTuple):
         return self.sum(torch.ones_like(self.y))
 
 
-class Facts(NamedTuple):
+class ClientInfo(NamedTuple):
     """What a client knows of itself: floating-point tensors."""
 
     size: Tensor  #: number of samples n_k, a scalar
@@ -87,7 +88,7 @@ class Gradient(Protocol):
         """At this point, on the batch at hand or on another one."""
 
     def descend(self, client: State, gradient: Tensors) -> State:
-        """The client after a step of the federation's optimiser along this gradient."""
+        """The client after a step of the federation's optimizer along this gradient."""
 
 
 Loss = Callable[[State, Batch], Tensor]
@@ -103,21 +104,21 @@ class Train:
     group: str = "model"  #: the part of the client's state that is trained
     only: tuple[str, ...] | None = None  #: the tensors of the group that are trained; all of them by default
     epochs: int | None = None  #: at most; by default the federation's local epochs
-    step: Step | None = None  #: (client, batch, gradient) -> client; by default the federation's optimiser
+    step: Step | None = None  #: (client, batch, gradient) -> client; by default the federation's optimizer
     steps: int | None = None  #: at most, in each epoch; by default as many as the data give
     batches: int = 1  #: batches that go into one step, which :meth:`Batch.split` gives apart
     when: Condition | None = None  #: asked before each epoch; the pass ends where it is false
     after: Callable[[State], State] | None = None  #: follows each epoch: client -> client
     share: float = 1.0  #: share of the training data that is used, chosen at random in each round
-    stream: str = "batches"  #: random stream and optimiser state; passes of one stream go on where the last one ended
-    still: bool = False  #: the network is in evaluation mode, and images are as they are
+    stream: str = "batches"  #: random stream and optimizer state; passes of one stream go on where the last one ended
+    eval_mode: bool = False  #: the network is in evaluation mode, and images are as they are
 
 
 @dataclass(frozen=True)
 class Measure:
     """Sums over the client's data, without gradient, and what follows from them."""
 
-    each: Callable[[State, Batch], dict[str, Tensor]]  #: (client, batch) -> sums over the batch's samples
+    sums: Callable[[State, Batch], dict[str, Tensor]]  #: (client, batch) -> sums over the batch's samples
     then: Callable[[State, dict[str, Tensor]], State]  #: (client, sums over all data) -> client
     on: Literal["train", "validation"] = "train"  #: validation: where a client has no such part, its training data
     changed: bool = False  #: whether images are changed at random, as those are that a Train pass sees
@@ -165,8 +166,8 @@ class Uploads(Sequence[tuple[int, float, State]]):
 class Outline(NamedTuple):
     """What is known of a network before it is trained; None: nothing."""
 
-    layers: int | None  #: parametrised ones
-    normalised: bool | None  #: whether some are normalisations
+    layers: int | None  #: parametrized ones
+    normalized: bool | None  #: whether some are normalizations
 
 
 _outlines: dict[tuple[Any, ...], Outline] = {}
@@ -174,7 +175,7 @@ _outlines: dict[tuple[Any, ...], Outline] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class DW:
-    """FedDW's regulariser as a module on another method (``dw: {mu: 0.1}``)."""
+    """FedDW's regularizer as a module on another method (``dw: {mu: 0.1}``)."""
 
     mu: Annotated[float, Field(ge=0)] = 0.1  #: its strength
 
@@ -183,17 +184,17 @@ class DW:
 class Algorithm(Component):
     """Base of all algorithms: a model that travels whole and is trained on the mean cross-entropy.
 
-    What is left to an algorithm is ``combine``, and whatever else it does differently.
+    What is left to an algorithm is ``aggregate``, and whatever else it does differently.
 
     Parameters
     ----------
     dw
-        FedDW's regulariser on top, as ``{mu: 0.1}``; nothing by default.
+        FedDW's regularizer on top, as ``{mu: 0.1}``; nothing by default.
     """
 
     dw: DW | None = None
 
-    prototypes: ClassVar[bool] = False  #: whether `nearest` is defined
+    prototypes: ClassVar[bool] = False  #: whether `prototype_logits` is defined
     ignores: ClassVar[tuple[str, ...]] = ()  #: keys of the federation that its steps have no use for, hence refused
 
     several: ClassVar[bool] = False  #: whether it begins with several initial models, which no file of weights holds
@@ -216,7 +217,7 @@ class Algorithm(Component):
 
     @property
     def needs_sgd(self) -> bool:
-        """Whether its theory divides by SGD's learning rate, and its settings do not insist on another optimiser."""
+        """Whether its theory divides by SGD's learning rate, and its settings do not insist on another optimizer."""
         return False
 
     # -- model and initial states ------------------------------------------------------------------------------------
@@ -229,21 +230,21 @@ class Algorithm(Component):
         """The server's state before round 1; ``fresh(i)`` is the i-th initial model."""
         return {"model": fresh(0)}
 
-    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """What a client keeps before its first round; the same for all clients. ``server`` is the initial state."""
         return {}
 
     # -- one client --------------------------------------------------------------------------------------------------
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The client's tensors as it begins."""
         return {"model": received["model"]}
 
-    def prepare(self) -> Sequence[Pass]:
+    def personalize(self) -> Sequence[Pass]:
         """Passes that make the client's personal model of what it received, before training and before evaluation."""
         return ()
 
-    def work(self) -> Sequence[Pass]:
+    def local_passes(self) -> Sequence[Pass]:
         """Passes of local training."""
         return (Train(self.loss),)
 
@@ -271,7 +272,7 @@ class Algorithm(Component):
         """The client's logits, shape (B, C)."""
         return self.net(client["model"], x)
 
-    def nearest(self, client: State, x: Tensor) -> Tensor:
+    def prototype_logits(self, client: State, x: Tensor) -> Tensor:
         """Minus the distance from each class's prototype, shape (B, C), for the protocols of the nearest prototype."""
         raise NotImplementedError
 
@@ -285,26 +286,26 @@ class Algorithm(Component):
         """What the clients ``ids`` receive: a part common to all, and own parts stacked along a first axis."""
         return {"model": server["model"]}, {}
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """The server's state after the round."""
         raise NotImplementedError
 
-    def deploy(self, server: State) -> Tensors | None:
+    def global_model(self, server: State) -> Tensors | None:
         """The global model; None where a method has none."""
         model: Tensors = server["model"]
         return model
 
-    def beside(self, server: State) -> Mapping[str, Tensors]:
+    def extra_models(self, server: State) -> Mapping[str, Tensors]:
         """Further models of the server, by name: NAME-on-global is recorded wherever global-on-global is."""
         return {}
 
     # -- what is recorded --------------------------------------------------------------------------------------------
 
-    def observe(self, server: State) -> Mapping[str, Tensor]:
+    def metrics(self, server: State) -> Mapping[str, Tensor]:
         """Scalars to record in every round."""
         return {}
 
-    def exchanged(self, state: State) -> Mapping[str, Tensor]:
+    def matrices(self, state: State) -> Mapping[str, Tensor]:
         """Matrices of shape (C, C) to record, of a server's state or of an upload."""
         return {}
 
@@ -335,11 +336,11 @@ class Algorithm(Component):
         return _outlines[named]
 
     def beyond(self, params: Params, key: str, layers: int, so: str) -> Sequence[str]:
-        """The warning that the network has fewer parametrised layers than a setting counts."""
+        """The warning that the network has fewer parametrized layers than a setting counts."""
         count = self.outline(params).layers
         if count is None or layers <= count:
             return ()
-        return (f"{key}: {layers} is more than the {count} parametrised layers of the network, {so}.",)
+        return (f"{key}: {layers} is more than the {count} parametrized layers of the network, {so}.",)
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:

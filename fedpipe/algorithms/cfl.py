@@ -39,7 +39,7 @@ class CFL(Algorithm):
 
     State: a slot for each client at the server, of which a cluster's lowest client holds its model, and all clients'
     last updates. Traffic: the cluster's model down, a model up; there is no single global model. Deviations: the
-    federation's optimiser starts afresh in every round (the authors' momentum persists). Norms depend on learning rate,
+    federation's optimizer starts afresh in every round (the authors' momentum persists). Norms depend on learning rate,
     epochs and model, so thresholds do not carry over: the recorded largest and mean norms show where they would lie
     (the paper: eps1 about a tenth of the largest norm).
     Values used: eps1 0.4, eps2 1.6 (authors' code), eps1 0.4, eps2 0.9 (cwFedAvg).
@@ -79,7 +79,7 @@ class CFL(Algorithm):
         slots = server["cluster"][list(ids)]
         return {}, {"model": server["models"].map(lambda value: value[slots])}
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """Clusters that are due are split; then each is averaged."""
         models, cluster, number = server["models"], server["cluster"], server["round"] + 1
         updates, seen = server["updates"].clone(), server["seen"].index_fill(0, torch.tensor(uploads.ids), 1)
@@ -120,10 +120,10 @@ class CFL(Algorithm):
         separation = ((1 - similarity[apart][:, ~apart].max()) / 2).clamp(min=0).sqrt()
         return apart & (separation > self.gamma)
 
-    def deploy(self, server: State) -> None:
+    def global_model(self, server: State) -> None:
         """There are clusters' models and none that is global."""
 
-    def observe(self, server: State) -> Mapping[str, Tensor]:
+    def metrics(self, server: State) -> Mapping[str, Tensor]:
         """Clusters; and, of the cluster where it is largest, the mean update's norm and the longest update's."""
         mean, longest = server["norms"]
         return {"clusters": torch.tensor(len(_slots(server["cluster"]))), "mean_norm": mean, "max_norm": longest}

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Algorithm, Batch, Facts, State, Uploads
+from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, State, Uploads
 from fedpipe.tensors import Tensors
 
 
@@ -26,7 +26,7 @@ class CwFedAvg(Algorithm):
         w_i \leftarrow \sum_j p_{ij} w^G_j .
 
     The server need not be told :math:`p_{ij}`: it is read off the uploaded head, :math:`\tilde p_{ij} = \lVert row_j
-    \rVert / \sum_k \lVert row_k \rVert` (eq. 4), which weight-distribution regularisation (WDR, eq. 8) brings near it:
+    \rVert / \sum_k \lVert row_k \rVert` (eq. 4), which weight-distribution regularization (WDR, eq. 8) brings near it:
 
     .. math:: \min_w F_i(w) + \lambda \lVert p_i - \tilde p_i(w) \rVert_2 .
 
@@ -87,10 +87,10 @@ class CwFedAvg(Algorithm):
         p = p / p.sum(1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
         return {"base": server["base"]}, {"upper": server["classes"].map(lambda value: torch.tensordot(p, value, 1))}
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The personal model, and the client's true class distribution."""
         model = (received["base"] | received["upper"]).only(self.net.names + self.net.buffer_names)
-        return {"model": model, "p": facts.classes / facts.size, "counts": facts.classes}
+        return {"model": model, "p": info.classes / info.size, "counts": info.classes}
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and WDR (eq. 8)."""
@@ -104,7 +104,7 @@ class CwFedAvg(Algorithm):
         extra = {"counts": client["counts"]} if self.distribution == "empirical" else {}
         return {"model": client["model"]} | extra
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """Eq. 5-6 for the class-wise tensors, FedAvg for the others."""
         distributions, owned = server["distributions"].clone(), torch.zeros_like(server["owned"])
         base, classes = server["base"].zeros(), server["classes"].zeros()
@@ -130,7 +130,7 @@ class CwFedAvg(Algorithm):
             "distributions": distributions,
         }
 
-    def deploy(self, server: State) -> None:
+    def global_model(self, server: State) -> None:
         """There are class models and personal mixtures, but no global model."""
 
 

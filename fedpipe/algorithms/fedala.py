@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, Facts, Gradient, Pass, State, Train, Update
+from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, State, Train, Update
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Params
 from fedpipe.tensors import Tensors
@@ -54,7 +54,7 @@ class FedALA(FedAvg):
     share
         Share of the training data that a pass sees.
     layers
-        How many parametrised layers, from the output, are mixed.
+        How many parametrized layers, from the output, are mixed.
     threshold
         Standard deviation of losses at which the first mixing has settled.
     passes
@@ -74,13 +74,13 @@ class FedALA(FedAvg):
         """Names of the parameters that are mixed."""
         return self.net.last(self.layers, buffers=False)
 
-    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model, and weights of one."""
         local = server["model"].only(self.top)
         no = next(iter(local.values())).new_zeros(())
         return {"local": local, "weights": local.ones(), "seen": no, "settled": no}
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, with its top mixed by the weights so far."""
         model, local = received["model"], kept["local"]
         towards = model.only(self.top) - local
@@ -93,12 +93,12 @@ class FedALA(FedAvg):
             "weights": kept["weights"],
             "seen": kept["seen"],
             "settled": kept["settled"],
-            "done": torch.zeros_like(facts.size),
-            "loss": torch.zeros_like(facts.size),
-            "losses": facts.size.new_zeros(WINDOW),
+            "done": torch.zeros_like(info.size),
+            "loss": torch.zeros_like(info.size),
+            "losses": info.size.new_zeros(WINDOW),
         }
 
-    def prepare(self) -> Sequence[Pass]:
+    def personalize(self) -> Sequence[Pass]:
         """Learning the weights."""
         mixing = Train(
             self.risk,

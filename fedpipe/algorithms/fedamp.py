@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpipe.algorithms._slots import filled, points, renewed
-from fedpipe.algorithms.base import Algorithm, Batch, Facts, Pass, State, Train, Update, Uploads
+from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Pass, State, Train, Update, Uploads
 from fedpipe.tensors import Tensors
 
 
@@ -69,7 +69,7 @@ class FedAMP(Algorithm):
         mixing = torch.eye(clients).to(model["head.weight"])
         return {"models": filled(model, clients), "mixing": mixing, "seen": torch.zeros_like(mixing[0])}
 
-    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model."""
         return {"model": fresh(0)}
 
@@ -78,11 +78,11 @@ class FedAMP(Algorithm):
         weights = server["mixing"][list(ids)]
         return {}, {"mixture": server["models"].map(lambda value: torch.tensordot(weights, value, 1))}
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The personal model and the mixture."""
         return {"model": kept["model"], "mixture": received["mixture"]}
 
-    def work(self) -> Sequence[Pass]:
+    def local_passes(self) -> Sequence[Pass]:
         """Training near the mixture, from there."""
         begin = Update(lambda client: client | {"model": client["mixture"]})
         return (begin, Train(self.loss)) if self.begin_at == "mixture" else (Train(self.loss),)
@@ -96,7 +96,7 @@ class FedAMP(Algorithm):
         """The personal model."""
         return {"model": client["model"]}
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """The last uploads, and how they are mixed."""
         models = renewed(server["models"], uploads.ids, [upload["model"] for _, _, upload in uploads])
         seen = server["seen"].index_fill(0, torch.tensor(uploads.ids), 1)
@@ -111,5 +111,5 @@ class FedAMP(Algorithm):
         others = attention - attention.diag().diag()
         return others + (1 - others.sum(1)).diag()
 
-    def deploy(self, server: State) -> None:
+    def global_model(self, server: State) -> None:
         """There are personal models only."""

@@ -13,7 +13,7 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class FedBABU(SharedBody):
-    r"""The federation trains the body alone, under one random head that nobody changes; fine-tuning personalises.
+    r"""The federation trains the body alone, under one random head that nobody changes; fine-tuning personalizes.
 
     Source: Oh et al., FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022, Alg. 1.
     With h the head of the common initial model, in all rounds and for all clients:
@@ -38,7 +38,7 @@ class FedBABU(SharedBody):
         """The body, and the head that stays."""
         return super().init(fresh) | {"head": fresh(0).only(self.personal)}
 
-    def work(self) -> Sequence[Pass]:
+    def local_passes(self) -> Sequence[Pass]:
         """The body alone."""
         return (Train(self.loss, only=self.net.body_names),)
 
@@ -47,11 +47,11 @@ class FedBABU(SharedBody):
         parts = {"model": None, "head": self.net.head_names, "body": self.net.body_names}
         return (Train(self.loss, only=parts[self.finetuned], epochs=epochs, stream="finetune"),)
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted mean of the bodies."""
-        return super().combine(server, uploads) | {"head": server["head"]}
+        return super().aggregate(server, uploads) | {"head": server["head"]}
 
-    def deploy(self, server: State) -> Tensors:
+    def global_model(self, server: State) -> Tensors:
         """The body under the common head."""
         model: Tensors = server["body"] | server["head"]
         return model

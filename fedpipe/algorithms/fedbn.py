@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedpipe.algorithms.base import Facts, State, Uploads
+from fedpipe.algorithms.base import ClientInfo, State, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Params
 from fedpipe.tensors import Tensors
@@ -13,26 +13,26 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class FedBN(FedAvg):
-    r"""FedAvg of everything but normalisation layers, which stay at their clients.
+    r"""FedAvg of everything but normalization layers, which stay at their clients.
 
     Source: Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021, Alg. 1.
-    With :math:`\beta_k` the weights, biases and running statistics of client k's normalisation layers and
+    With :math:`\beta_k` the weights, biases and running statistics of client k's normalization layers and
     :math:`\phi` all else,
 
     .. math:: \phi^{t+1} = \sum_{k \in S} w_k \phi_k, \qquad \beta_k \text{ as client k trained it last.}
 
-    Normalisation layers are told by their type, wherever they are inside (the authors' search for "bn" in names misses
+    Normalization layers are told by their type, wherever they are inside (the authors' search for "bn" in names misses
     those of shortcuts). A client that was not in a round yet has the initial ones. On a network without such layers it
     is FedAvg, as on FedDUAL's LeNet and VGG16.
 
-    State: the normalisation layers at the client. Traffic: all else down, all else up. There is no global model, unless
+    State: the normalization layers at the client. Traffic: all else down, all else up. There is no global model, unless
     the network has no such layers or ``average`` asks for one. Deviations: the authors' code takes uniform means; here
     the study's weighting holds.
 
     Parameters
     ----------
     average
-        Send the normalisation layers up as well, for a global model with their mean; no client takes it.
+        Send the normalization layers up as well, for a global model with their mean; no client takes it.
     """
 
     average: bool = False
@@ -41,12 +41,12 @@ class FedBN(FedAvg):
         """The shared layers; the mean of the others where it is asked for."""
         return self._sent(fresh(0))
 
-    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
-        """The initial normalisation layers."""
+    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+        """The initial normalization layers."""
         return self.keep({"model": fresh(0)})
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
-        """The shared layers with the client's own normalisation."""
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+        """The shared layers with the client's own normalization."""
         model = received["model"] | kept["norm"]
         return {"model": model.only(self.net.names + self.net.buffer_names)}
 
@@ -59,23 +59,23 @@ class FedBN(FedAvg):
         return {"model": shared} | ({"norm": model.only(self.net.norm_names)} if self.average else {})
 
     def keep(self, client: State) -> State:
-        """The normalisation layers."""
+        """The normalization layers."""
         return {"norm": client["model"].only(self.net.norm_names)}
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted means."""
         return {part: uploads.mean(part) for part in ("model", "norm") if part in server}
 
-    def deploy(self, server: State) -> Tensors | None:
-        """The shared layers with the mean normalisation, if there is one."""
+    def global_model(self, server: State) -> Tensors | None:
+        """The shared layers with the mean normalization, if there is one."""
         if self.net.norm_names and not self.average:
             return None
         model: Tensors = server["model"] | server.get("norm", {})
         return model.only(self.net.names + self.net.buffer_names)
 
     def warnings(self, params: Params, key: str) -> Sequence[str]:
-        """Without normalisation layers there is nothing to keep."""
-        if self.outline(params).normalised is not False:
+        """Without normalization layers there is nothing to keep."""
+        if self.outline(params).normalized is not False:
             return ()
         more = "; model.batch_norm true adds some" if hasattr(params.model, "batch_norm") else ""
-        return (f"{key}: the network of model.name has no normalisation layers, so that FedBN is FedAvg{more}.",)
+        return (f"{key}: the network of model.name has no normalization layers, so that FedBN is FedAvg{more}.",)

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import DW, Batch, Facts, State, Uploads, cross_entropy
+from fedpipe.algorithms.base import DW, Batch, ClientInfo, State, Uploads, cross_entropy
 from fedpipe.algorithms.feddw import FedDW
 from fedpipe.models.base import Network
 from fedpipe.tensors import Tensors
@@ -73,7 +73,7 @@ class FedDistillPlus(FedDW):
             return {"model": server["model"]}, {"omega": server["omega"][list(ids)]}
         return super().send(server, ids)
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model and the table."""
         return {"model": received["model"], "omega": received["omega"]}
 
@@ -84,10 +84,10 @@ class FedDistillPlus(FedDW):
         taught = distance(client["omega"][batch.y], logits.log_softmax(-1))
         return cross_entropy(logits, batch) + self.mu * batch.mean(taught)
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean model, and the rows' means."""
         if self.mode == "code":
-            return super().combine(server, uploads)
+            return super().aggregate(server, uploads)
         sent = {client: upload for client, _, upload in uploads}
         model, omega = uploads.mean("model"), server["omega"]
         if self.mode == "kl":
@@ -96,7 +96,7 @@ class FedDistillPlus(FedDW):
         rows = [self.rows(row, each) if each else row for row, each in zip(omega, others, strict=True)]
         return {"model": model, "omega": torch.stack(rows)}
 
-    def exchanged(self, state: State) -> Mapping[str, Tensor]:
+    def matrices(self, state: State) -> Mapping[str, Tensor]:
         """The table as it travels, where it is one for all."""
         return {"SL": state["omega"]} if state["omega"].dim() == 2 else {}
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, Facts, Gradient, Measure, Pass, State, Train, Uploads
+from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Measure, Pass, State, Train, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Params
 from fedpipe.tensors import Tensors
@@ -22,13 +22,13 @@ MODES: dict[str, dict[str, Any]] = {"paper": {"vector": "pseudo-gradient", "iter
 
 @dataclass(frozen=True, kw_only=True)
 class FedDUAL(FedAvg):
-    r"""An adaptive loss at the client, and a barycentre of the last layers' updates at the server.
+    r"""An adaptive loss at the client, and a barycenter of the last layers' updates at the server.
 
     Source: Sahoo et al., FedDUAL: A Dual-Strategy with Adaptive Loss and Dynamic Aggregation for Mitigating Data
     Heterogeneity in Federated Learning, 2025, eq. 3-13, Alg. 1.
 
     (i) With p and q the softmax over all trained weights of the local and the global model and A the accuracies on the
-    client's training data, the client minimises, with :math:`\beta` measured anew before each epoch,
+    client's training data, the client minimizes, with :math:`\beta` measured anew before each epoch,
 
     .. math:: (1 - \beta) F_k + \beta \sum_i p_i \log (p_i / q_i), \qquad
               \beta = \sigma(A_{local} - A_{global}).
@@ -69,11 +69,11 @@ class FedDUAL(FedAvg):
     iterations
         At most so many fixed-point iterations; they end when b stands still. By default 150 (paper), 1000 (code).
     layers
-        How many parametrised layers, from the output, the barycentre combines.
+        How many parametrized layers, from the output, the barycenter combines.
     mode
         The paper's definition, or the authors' code; see above.
     vector
-        What the barycentre combines: the pseudo-gradient theta^t - theta_k (the paper's proof), or the gradient of the
+        What the barycenter combines: the pseudo-gradient theta^t - theta_k (the paper's proof), or the gradient of the
         summed loss over the client's data at the trained model (Alg. 1 and code). By default the mode's.
     adaptive_loss, dynamic_aggregation
         Parts (i) and (ii); without one of them it is the paper's ablation.
@@ -100,7 +100,7 @@ class FedDUAL(FedAvg):
 
     @property
     def last(self) -> tuple[str, ...]:
-        """Names of the parameters that the barycentre combines."""
+        """Names of the parameters that the barycenter combines."""
         return self.net.last(self.layers if self.dynamic_aggregation else 0, buffers=False)
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
@@ -109,9 +109,9 @@ class FedDUAL(FedAvg):
         one = next(iter(model.values())).new_ones(())
         return {"model": model, "effective": Tensors((name, one * self.federation.participants) for name in self.last)}
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, to train and to compare with."""
-        model, zero = received["model"], torch.zeros_like(facts.size)
+        model, zero = received["model"], torch.zeros_like(info.size)
         return {
             "model": model,
             "global": model.only(self.net.names),
@@ -120,14 +120,14 @@ class FedDUAL(FedAvg):
             "gradient": model.only(self.last).zeros(),
         }
 
-    def work(self) -> Sequence[Pass]:
+    def local_passes(self) -> Sequence[Pass]:
         """The global accuracy; then beta and one epoch, again and again."""
         passes: list[Pass] = [Train(self.loss)]
         if self.adaptive_loss and self.mode == "paper":
             epoch = (Measure(self.correct, self.weigh), Train(self.loss, epochs=1))
             passes = [Measure(self.correct, self.remember), *epoch * self.federation.local_epochs]
         if self.dynamic_aggregation and self.vector == "gradient":
-            every = Train(self.risk, only=self.last, epochs=1, step=self.accumulate, stream="gradient", still=True)
+            every = Train(self.risk, only=self.last, epochs=1, step=self.accumulate, stream="gradient", eval_mode=True)
             passes.append(every)
         return passes
 
@@ -162,7 +162,7 @@ class FedDUAL(FedAvg):
         extra = {"gradient": client["gradient"]} if self.vector == "gradient" else {}
         return {"model": client["model"]} | extra
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """Alg. 1, lines 17-24."""
         uploads, theta = uploads.uniform(), server["model"]
         model, effective = uploads.mean("model"), Tensors()
@@ -172,19 +172,19 @@ class FedDUAL(FedAvg):
             else:
                 updates = [theta[name] - upload["model"][name] for _, _, upload in uploads]
             vectors, underflow = torch.stack(updates).flatten(1), self.mode == "code"
-            mixture, weights = barycentre(vectors, self.epsilon, cast(int, self.iterations), underflow)
+            mixture, weights = barycenter(vectors, self.epsilon, cast(int, self.iterations), underflow)
             model[name] = theta[name] - mixture.reshape(theta[name].shape)
             effective[name] = 1 / weights.square().sum()
         return {"model": model, "effective": effective}
 
-    def observe(self, server: State) -> Mapping[str, Tensor]:
+    def metrics(self, server: State) -> Mapping[str, Tensor]:
         """The effective number of clients behind each tensor of the last layers."""
         return {f"effective_clients.{name}": value for name, value in server["effective"].items()}
 
     def warnings(self, params: Params, key: str) -> Sequence[str]:
         """Layers that do not exist."""
         layers = self.layers if self.dynamic_aggregation else 0
-        return self.beyond(params, f"{key}.layers", layers, "so that the barycentre combines all of them")
+        return self.beyond(params, f"{key}.layers", layers, "so that the barycenter combines all of them")
 
 
 def weight_divergence(local: Tensors, anchor: Tensors) -> Tensor:
@@ -193,7 +193,7 @@ def weight_divergence(local: Tensors, anchor: Tensors) -> Tensor:
     return (log_p.exp() * (log_p - log_q)).sum()
 
 
-def barycentre(updates: Tensor, epsilon: float, iterations: int, underflow: bool = False) -> tuple[Tensor, Tensor]:
+def barycenter(updates: Tensor, epsilon: float, iterations: int, underflow: bool = False) -> tuple[Tensor, Tensor]:
     """Eq. 12-13 in the log domain: the kernel-weighted mean of m vectors, shape (m, L), and its m weights.
 
     With ``underflow``, the mean vanishes with the kernel, as in the authors' code.

@@ -10,14 +10,14 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
-from fedpipe.algorithms.base import Algorithm, Batch, Facts, Measure, Pass, State, Train, Uploads, one_hot
+from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pass, State, Train, Uploads, one_hot
 from fedpipe.models.base import Network, class_relations
 from fedpipe.tensors import Tensors
 
 
 def _undoubled(dw: Any) -> Any:
     if dw is not None:
-        raise ValueError(f"{dw} can't be used, since FedDW regularises by itself; set mu instead.")
+        raise ValueError(f"{dw} can't be used, since FedDW regularizes by itself; set mu instead.")
     return dw
 
 
@@ -48,7 +48,7 @@ class FedDW(Algorithm):
     Parameters
     ----------
     mu
-        Strength of the regulariser.
+        Strength of the regularizer.
     mode
         The paper's definition, or the authors' code.
     """
@@ -77,18 +77,18 @@ class FedDW(Algorithm):
         """The model and the SL matrix."""
         return {"model": server["model"], "omega": server["omega"]}, {}
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model and SL matrix, with this round's mu."""
-        decay = torch.floor(facts.round / 9) if self.mode == "code" else torch.zeros_like(facts.round)
+        decay = torch.floor(info.round / 9) if self.mode == "code" else torch.zeros_like(info.round)
         return {"model": received["model"], "omega": received["omega"], "mu": self.mu * 10**-decay}
 
-    def work(self) -> Sequence[Pass]:
-        """Regularised training, then the client's own SL matrix."""
+    def local_passes(self) -> Sequence[Pass]:
+        """Regularized training, then the client's own SL matrix."""
         return (Train(self.loss), Measure(self.soft_labels, self.store, changed=self.mode == "code"))
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """Eq. 12: the risk and the distance of CR from SL."""
-        return self.risk(client, batch) + client["mu"] * regulariser(client["model"]["head.weight"], client["omega"])
+        return self.risk(client, batch) + client["mu"] * regularizer(client["model"]["head.weight"], client["omega"])
 
     def soft_labels(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Sums of the softmax outputs by class, and the classes' counts."""
@@ -108,7 +108,7 @@ class FedDW(Algorithm):
         """The model, the client's SL matrix and the class counts."""
         return {"model": client["model"], "omega": client["own"], "counts": client["counts"]}
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean model (eq. 8) and the rows' means (eq. 7)."""
         sent, state = [upload for _, _, upload in uploads], {"model": uploads.mean("model")}
         if self.mode == "paper":
@@ -122,12 +122,12 @@ class FedDW(Algorithm):
         """Eq. 7: the uploads' mean of each class's row, by counts; a class that nobody owns keeps its row."""
         return _rows(*_totals(sent), otherwise=omega)
 
-    def exchanged(self, state: State) -> Mapping[str, Tensor]:
+    def matrices(self, state: State) -> Mapping[str, Tensor]:
         """The SL matrix as it travels, and the CR matrix beside it."""
         return {"SL": state["omega"], "CR": class_relations(state["model"]["head.weight"])}
 
 
-def regulariser(omega: Tensor, soft_labels: Tensor) -> Tensor:
+def regularizer(omega: Tensor, soft_labels: Tensor) -> Tensor:
     """Eq. 11: mean square of the entries of SL - CR, a scalar between 0 and 2 / C."""
     return (soft_labels - class_relations(omega)).square().mean()
 

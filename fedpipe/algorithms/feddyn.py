@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, Facts, Gradient, Pass, State, Train, Update, Uploads
+from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, State, Train, Update, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.tensors import Tensors
 
@@ -27,7 +27,7 @@ class FedDyn(FedAvg):
         h &\leftarrow h - \tfrac{\alpha}{N} \sum_{k \in S} (\theta_k - \theta^t), \qquad
         \theta^{t+1} = \tfrac{1}{m} \sum_{k \in S} \theta_k - h / \alpha
 
-    Averages are uniform, by definition of the method; h is the mean of all :math:`g_k`. The minimisation is the
+    Averages are uniform, by definition of the method; h is the mean of all :math:`g_k`. The minimization is the
     federation's local epochs. As alpha goes to 0 it does not become FedAvg: the server keeps adding the mean drift.
     Both memories are of parameters only; BatchNorm's running statistics are averaged.
 
@@ -46,14 +46,14 @@ class FedDyn(FedAvg):
     Parameters
     ----------
     alpha
-        Strength of the regulariser; 0 would divide by zero.
+        Strength of the regularizer; 0 would divide by zero.
     clip
         Gradients are scaled down to this norm; null: never.
     evaluated
         Which model is the global one: cloud, :math:`\theta^{t+1}`; or mean, that of the participants. The other one is
         measured beside it.
     adam
-        Obey ``federation.optimizer: adam`` for the minimisation, although the paper's is SGD's.
+        Obey ``federation.optimizer: adam`` for the minimization, although the paper's is SGD's.
     """
 
     version: ClassVar[int] = 2
@@ -72,17 +72,17 @@ class FedDyn(FedAvg):
         """The model and a memory of zeros."""
         return {"model": fresh(0), "h": fresh(0).only(self.net.names).zeros()}
 
-    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """A memory of zeros."""
         return {"g": server["h"]}
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, to train and to stay near, and the linear term."""
         model = received["model"]
         return {"model": model, "anchor": model.only(self.net.names), "g": kept["g"]}
 
-    def work(self) -> Sequence[Pass]:
-        """The minimisation, then the new linear term."""
+    def local_passes(self) -> Sequence[Pass]:
+        """The minimization, then the new linear term."""
         return (Train(self.loss, step=self.step), Update(self.remember))
 
     def loss(self, client: State, batch: Batch) -> Tensor:
@@ -92,7 +92,7 @@ class FedDyn(FedAvg):
         return self.risk(client, batch) - client["g"].dot(theta) + pull
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
-        """A step of the federation's optimiser along the clipped gradient."""
+        """A step of the federation's optimizer along the clipped gradient."""
         g, _ = gradient(client)
         if self.clip is not None:
             g = g * (self.clip / g.norm().clamp(min=self.clip))
@@ -107,7 +107,7 @@ class FedDyn(FedAvg):
         """The linear term."""
         return {"g": client["g"]}
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean model, moved by what all clients remember."""
         uploads, theta = uploads.uniform(), server["model"].only(self.net.names)
         mean, share = uploads.mean("model"), len(uploads) / self.federation.clients
@@ -119,14 +119,14 @@ class FedDyn(FedAvg):
         cloud: Tensors = server["model"]
         return {"cloud": cloud, "mean": cloud | (cloud.only(self.net.names) + server["h"] / self.alpha)}
 
-    def deploy(self, server: State) -> Tensors:
+    def global_model(self, server: State) -> Tensors:
         """The one that counts as global."""
         return self.models(server)[self.evaluated]
 
-    def beside(self, server: State) -> Mapping[str, Tensors]:
+    def extra_models(self, server: State) -> Mapping[str, Tensors]:
         """The other one."""
         return {name: model for name, model in self.models(server).items() if name != self.evaluated}
 
-    def observe(self, server: State) -> Mapping[str, Tensor]:
+    def metrics(self, server: State) -> Mapping[str, Tensor]:
         """How far the global model is from the participants' mean."""
         return {"distance_from_mean": server["h"].norm() / self.alpha}

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpipe.algorithms._slots import filled, pick, points, renewed
-from fedpipe.algorithms.base import Algorithm, Batch, Facts, Measure, Pass, State, Train, Update, Uploads
+from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pass, State, Train, Update, Uploads
 from fedpipe.config import Params
 from fedpipe.tensors import Tensors
 
@@ -65,7 +65,7 @@ class FedFomo(Algorithm):
         affinity = model["head.weight"].new_zeros(clients, clients)
         return {"models": filled(model, clients), "affinity": affinity, "seen": torch.zeros_like(affinity[0])}
 
-    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model, twice."""
         return {"model": fresh(0), "previous": fresh(0)}
 
@@ -86,11 +86,11 @@ class FedFomo(Algorithm):
         order = server["affinity"][client].sort(descending=True, stable=True).indices
         return order[(order != client) & (server["seen"][order] > 0)][: self.count]
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The last trained model, and what it is compared with."""
-        return {**kept, **received, "gains": facts.size.new_zeros(self.count)}
+        return {**kept, **received, "gains": info.size.new_zeros(self.count)}
 
-    def prepare(self) -> Sequence[Pass]:
+    def personalize(self) -> Sequence[Pass]:
         """The mixture."""
         return (Measure(self.losses, self.mix, on="validation"),)
 
@@ -116,7 +116,7 @@ class FedFomo(Algorithm):
         model = models.map(lambda value: torch.tensordot(weights, value, 1))
         return client | {"model": model, "gains": gains[1:]}
 
-    def work(self) -> Sequence[Pass]:
+    def local_passes(self) -> Sequence[Pass]:
         """Training, from what is the next comparison's baseline."""
         return (Update(lambda client: client | {"previous": client["model"]}), Train(self.loss))
 
@@ -134,7 +134,7 @@ class FedFomo(Algorithm):
         """The model before and after training."""
         return {"model": client["model"], "previous": client["previous"]}
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """The last uploads, and the affinities grown by this round's weights."""
         affinity = server["affinity"].clone()
         for client, _, upload in uploads:
@@ -147,7 +147,7 @@ class FedFomo(Algorithm):
             "seen": server["seen"].index_fill(0, torch.tensor(uploads.ids), 1),
         }
 
-    def deploy(self, server: State) -> None:
+    def global_model(self, server: State) -> None:
         """There are personal models only."""
 
     def warnings(self, params: Params, key: str) -> Sequence[str]:

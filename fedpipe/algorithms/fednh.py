@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
-from fedpipe.algorithms.base import Algorithm, Batch, Facts, Gradient, Measure, Pass, State, Train, Uploads
+from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Gradient, Measure, Pass, State, Train, Uploads
 from fedpipe.algorithms.fedproto import class_sums
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network
@@ -21,7 +21,7 @@ CLIP = 10.0  #: largest norm of a gradient (authors' code)
 
 def _headless(dw: Any) -> Any:
     if dw is not None:
-        raise ValueError(f"{dw} can't be used, since FedNH trains no classification layer to regularise; leave it out.")
+        raise ValueError(f"{dw} can't be used, since FedNH trains no classification layer to regularize; leave it out.")
     return dw
 
 
@@ -32,12 +32,12 @@ class FedNH(Algorithm):
     Source: Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes, AAAI 2023, Alg. 1. With
     features z, prototypes :math:`W_c` of norm 1 that begin orthogonal to each other (as far as the width allows), and
     a trained scale s, the logits are :math:`s \, W z / \lVert z \rVert`. Clients train the body and s on the
-    cross-entropy, with gradients clipped to norm 10, then measure their class means :math:`\mu_{kc}` of the normalised
-    features, themselves normalised; the server averages bodies and moves the prototypes:
+    cross-entropy, with gradients clipped to norm 10, then measure their class means :math:`\mu_{kc}` of the normalized
+    features, themselves normalized; the server averages bodies and moves the prototypes:
 
     .. math::
-        \mu_c = normalise \Bigl( \sum_{k \in S} n_{kc} \mu_{kc} \Bigr), \qquad
-        W_c \leftarrow normalise (\rho W_c + (1 - \rho) \mu_c) .
+        \mu_c = normalize \Bigl( \sum_{k \in S} n_{kc} \mu_{kc} \Bigr), \qquad
+        W_c \leftarrow normalize (\rho W_c + (1 - \rho) \mu_c) .
 
     A class that nobody in the round owns keeps its prototype (the authors' code makes it zero where rho is 0).
 
@@ -78,12 +78,12 @@ class FedNH(Algorithm):
         network.head = Prototypes(head.in_features, head.out_features, self.scale)
         return network
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model."""
         model = received["model"]
-        return {"model": model, "own": torch.zeros_like(model["head.weight"]), "counts": facts.classes}
+        return {"model": model, "own": torch.zeros_like(model["head.weight"]), "counts": info.classes}
 
-    def work(self) -> Sequence[Pass]:
+    def local_passes(self) -> Sequence[Pass]:
         """Training under the prototypes, then the client's own ones."""
         return (Train(self.loss, only=self.trained, step=self.step), Measure(self.embed, self.store))
 
@@ -97,7 +97,7 @@ class FedNH(Algorithm):
         return gradient.descend(client, CLIP / g.norm().clamp(min=CLIP) * g)
 
     def embed(self, client: State, batch: Batch) -> dict[str, Tensor]:
-        """Sums of the normalised features by class."""
+        """Sums of the normalized features by class."""
         z = F.normalize(self.net.features(client["model"], batch.x), dim=-1)
         return {"sums": class_sums(z, batch, len(client["counts"]))}
 
@@ -110,7 +110,7 @@ class FedNH(Algorithm):
         model = client["model"].only((*self.trained, *self.net.buffer_names))
         return {"model": model, "prototypes": client["own"], "counts": client["counts"]}
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean of what was trained, and the smoothed prototypes."""
         weight = server["model"]["head.weight"]
         sums = sum(

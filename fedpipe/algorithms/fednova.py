@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedpipe.algorithms.base import Batch, Facts, Gradient, Pass, State, Train, Uploads
+from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, State, Train, Uploads
 from fedpipe.algorithms.fedprox import FedProx
 
 
@@ -51,17 +51,17 @@ class FedNova(FedProx):
         """The weights of gradients are SGD's."""
         return not self.adam
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, to train and to stay near, and no step taken."""
-        zero = torch.zeros_like(facts.size)
-        return super().start(kept, received, facts) | {"a": zero, "v": zero}
+        zero = torch.zeros_like(info.size)
+        return super().start(kept, received, info) | {"a": zero, "v": zero}
 
-    def work(self) -> Sequence[Pass]:
+    def local_passes(self) -> Sequence[Pass]:
         """Steps that are counted."""
         return (Train(self.loss, step=self.step),)
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
-        """A step of the federation's optimiser, and the same with a gradient of 1."""
+        """A step of the federation's optimizer, and the same with a gradient of 1."""
         federation, sgd = self.federation, self.federation.optimizer == "sgd"
         rho, shrink = (federation.momentum, federation.learning_rate * self.mu) if sgd else (0.0, 0.0)
         v = rho * client["v"] + 1 - shrink * client["a"]
@@ -71,7 +71,7 @@ class FedNova(FedProx):
         """The model, and the sum of the gradients' weights."""
         return {"model": client["model"], "a": client["a"]}
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean update per step, times the mean number of steps."""
         moved = [each for each in uploads if each[2]["a"] > 0]
         if not moved:

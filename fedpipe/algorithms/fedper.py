@@ -19,7 +19,7 @@ class FedPer(SharedBody):
     r"""Shared base layers under personal top layers, trained together.
 
     Source: Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818, 2019, Alg. 1-2. From
-    the downloaded base :math:`\phi` and its own top :math:`h_k`, client k minimises the mean cross-entropy over both
+    the downloaded base :math:`\phi` and its own top :math:`h_k`, client k minimizes the mean cross-entropy over both
     for E epochs; the server averages the bases:
 
     .. math:: (\phi_k, h_k) \leftarrow \arg\min_{\phi, h} F_k(\phi, h), \qquad
@@ -33,7 +33,7 @@ class FedPer(SharedBody):
     Parameters
     ----------
     layers
-        How many parametrised layers, from the output, are personal.
+        How many parametrized layers, from the output, are personal.
     """
 
     layers: Annotated[int, Field(ge=0)] = 1
@@ -43,7 +43,7 @@ class FedPer(SharedBody):
         """Names of the personal layers' tensors."""
         return self.net.last(self.layers)
 
-    def deploy(self, server: State) -> Tensors | None:
+    def global_model(self, server: State) -> Tensors | None:
         """The global model, where nothing is personal."""
         return None if self.layers else server["body"]
 

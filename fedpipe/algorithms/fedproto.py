@@ -13,7 +13,7 @@ from torch import Tensor
 from fedpipe.algorithms.base import (
     Algorithm,
     Batch,
-    Facts,
+    ClientInfo,
     Measure,
     Pass,
     State,
@@ -38,7 +38,7 @@ class FedProto(Algorithm):
 
     A client measures its prototypes with the trained model in evaluation mode (paper; the authors' code averages
     features while it trains). A class that has no global prototype yet pulls nothing; one that nobody in the round
-    owns keeps its own (the authors' code drops it). The paper's weights normalise twice; here a class's prototypes
+    owns keeps its own (the authors' code drops it). The paper's weights normalize twice; here a class's prototypes
     count alike, as in the authors' code, or by samples, as in FedDW's; here f is what enters the output layer.
 
     FedDW's code differs, and no setting here gives its FedProto: f is what enters the mapping layers; prototypes are
@@ -70,7 +70,7 @@ class FedProto(Algorithm):
         head = fresh(0)["head.weight"]
         return {"prototypes": torch.zeros_like(head), "known": head.new_zeros(len(head))}
 
-    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model."""
         return {"model": fresh(0)}
 
@@ -78,12 +78,12 @@ class FedProto(Algorithm):
         """The prototypes, and which there are."""
         return {"prototypes": server["prototypes"], "known": server["known"]}, {}
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The client's own model, and the global prototypes."""
         own = torch.zeros_like(received["prototypes"])
-        return {"model": kept["model"], **received, "own": own, "counts": facts.classes}
+        return {"model": kept["model"], **received, "own": own, "counts": info.classes}
 
-    def work(self) -> Sequence[Pass]:
+    def local_passes(self) -> Sequence[Pass]:
         """Training, then the client's own prototypes."""
         return (Train(self.loss), Measure(self.embed, self.store))
 
@@ -111,13 +111,13 @@ class FedProto(Algorithm):
         """The model."""
         return {"model": client["model"]}
 
-    def nearest(self, client: State, x: Tensor) -> Tensor:
+    def prototype_logits(self, client: State, x: Tensor) -> Tensor:
         """Minus the distance of the features from each class's global prototype, shape (B, C)."""
         z, exact = self.net.features(client["model"], x), "donot_use_mm_for_euclid_dist"
         distance = torch.cdist(z, client["prototypes"], compute_mode=exact)
         return torch.where(client["known"] > 0, -distance, -torch.inf)
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean prototype of each class over those who own it."""
         sums, total = torch.zeros_like(server["prototypes"]), torch.zeros_like(server["known"])
         for _, _, upload in uploads:
@@ -130,7 +130,7 @@ class FedProto(Algorithm):
             "known": torch.maximum(server["known"], (total > 0).to(total.dtype)),
         }
 
-    def deploy(self, server: State) -> None:
+    def global_model(self, server: State) -> None:
         """Nothing but prototypes is global."""
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, Facts, State
+from fedpipe.algorithms.base import Batch, ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
 
 
@@ -32,7 +32,7 @@ class FedProx(FedAvg):
 
     mu: Annotated[float, Field(ge=0)] = 0.01
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, twice: to train, and to stay near."""
         return {"model": received["model"], "anchor": received["model"].only(self.net.names)}
 

@@ -20,7 +20,7 @@ class FedPVR(Scaffold):
     CVPR 2023, Alg. 1. With V the parameters of the last ``layers`` layers,
 
     .. math:: y_V \leftarrow y_V - \eta \, (\nabla_V F_k(y) - c_k + c), \qquad
-              y_{\bar V} \leftarrow \text{a step of the federation's optimiser},
+              y_{\bar V} \leftarrow \text{a step of the federation's optimizer},
 
     so that momentum acts outside V only (the authors use 0.9 there and none inside); controls and averages are
     SCAFFOLD's.
@@ -32,7 +32,7 @@ class FedPVR(Scaffold):
     Parameters
     ----------
     layers
-        How many parametrised layers, from the output, are corrected; with all of them it is SCAFFOLD, with 0 FedAvg of
+        How many parametrized layers, from the output, are corrected; with all of them it is SCAFFOLD, with 0 FedAvg of
         equal weights.
     server_rate
         The server's step :math:`\eta_g`.

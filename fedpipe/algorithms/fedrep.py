@@ -25,7 +25,7 @@ class FedRep(SharedBody):
         \phi^{t+1} = \sum_{k \in S} w_k \phi_k ,
 
     by ``head_epochs`` and ``body_epochs`` epochs, which stand in for the federation's local epochs. Each phase has an
-    optimiser of its own and leaves the other's parameters bit by bit as they are (one Adam for both, as in FedDW's
+    optimizer of its own and leaves the other's parameters bit by bit as they are (one Adam for both, as in FedDW's
     code, would let the head drift in the second phase).
 
     State: the head at the client. Traffic: the representation down, the representation up; there is no global model.
@@ -46,7 +46,7 @@ class FedRep(SharedBody):
     head_epochs: Annotated[int, Field(ge=0)] = 10
     body_epochs: Annotated[int, Field(ge=0)] = 1
 
-    def work(self) -> Sequence[Pass]:
+    def local_passes(self) -> Sequence[Pass]:
         """The head, then the representation."""
         return (
             Train(self.loss, only=self.net.head_names, epochs=self.head_epochs, stream="head"),

@@ -27,7 +27,7 @@ class FedUV(FedAvg):
 
     where std is the unbiased standard deviation over the batch (:math:`C^{-1/2}` is what balanced one-hot predictions
     have) and s the median of the distances that are not 0, squared; of an even number of them the lower middle one. As
-    in the authors' code, z is not normalised and the gradient flows through s. A term that is undefined (a batch of one
+    in the authors' code, z is not normalized and the gradient flows through s. A term that is undefined (a batch of one
     sample; features that are all equal) is 0.
 
     State: none. Traffic: the model down, the model up. Deviations: the authors put a projection between the body and
@@ -46,7 +46,7 @@ class FedUV(FedAvg):
     uniformity: Annotated[float, Field(ge=0)] = 0.5
 
     def loss(self, client: State, batch: Batch) -> Tensor:
-        """The risk and both regularisers."""
+        """The risk and both regularizers."""
         z = self.net.features(client["model"], batch.x)
         logits = self.net.classify(client["model"], z)
         strength = logits.shape[-1] / 4 if self.variance == "C/4" else self.variance

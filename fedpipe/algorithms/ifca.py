@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpipe.algorithms._slots import pick
-from fedpipe.algorithms.base import Algorithm, Batch, Facts, Measure, Pass, State, Uploads
+from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pass, State, Uploads
 from fedpipe.tensors import Tensors
 
 
@@ -53,12 +53,12 @@ class IFCA(Algorithm):
         """All models."""
         return {"models": server["models"]}, {}
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """All models; the first is chosen until the losses are known."""
         models = received["models"]
-        return {"models": models, "model": pick(models, 0), "cluster": torch.zeros_like(facts.size).long()}
+        return {"models": models, "model": pick(models, 0), "cluster": torch.zeros_like(info.size).long()}
 
-    def prepare(self) -> Sequence[Pass]:
+    def personalize(self) -> Sequence[Pass]:
         """The choice."""
         return (Measure(self.losses, self.choose),)
 
@@ -79,7 +79,7 @@ class IFCA(Algorithm):
         """The trained model and its index."""
         return {"model": client["model"], "cluster": client["cluster"]}
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted mean of each cluster."""
         models = [pick(server["models"], index) for index in range(self.clusters)]
         for index in range(self.clusters):
@@ -88,5 +88,5 @@ class IFCA(Algorithm):
                 models[index] = Uploads(*zip(*members, strict=True)).mean("model")
         return {"models": Tensors((name, torch.stack([model[name] for model in models])) for name in models[0])}
 
-    def deploy(self, server: State) -> None:
+    def global_model(self, server: State) -> None:
         """There are k models and none that is global."""

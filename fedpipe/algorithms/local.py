@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedpipe.algorithms.base import Algorithm, Facts, State, Uploads
+from fedpipe.algorithms.base import Algorithm, ClientInfo, State, Uploads
 from fedpipe.tensors import Tensors
 
 
@@ -13,8 +13,8 @@ from fedpipe.tensors import Tensors
 class Local(Algorithm):
     r"""Each client trains alone: what a federation has to beat.
 
-    Source: a baseline of the papers, with none of its own. From a common initial model, client k minimises its mean
-    cross-entropy :math:`F_k` for E epochs in every round in which it is a participant, with a fresh optimiser; in the
+    Source: a baseline of the papers, with none of its own. From a common initial model, client k minimizes its mean
+    cross-entropy :math:`F_k` for E epochs in every round in which it is a participant, with a fresh optimizer; in the
     others its model stays as it is.
 
     State: the model at the client. Traffic: none; there is no global model. Some codes (NIID-Bench) train once for E
@@ -26,7 +26,7 @@ class Local(Algorithm):
         """The server has nothing to do."""
         return {}
 
-    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The common initial model."""
         return {"model": fresh(0)}
 
@@ -34,7 +34,7 @@ class Local(Algorithm):
         """Nothing."""
         return {}, {}
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The client's own model."""
         return {"model": kept["model"]}
 
@@ -46,9 +46,9 @@ class Local(Algorithm):
         """The model."""
         return {"model": client["model"]}
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """Nothing to combine."""
         return server
 
-    def deploy(self, server: State) -> None:
+    def global_model(self, server: State) -> None:
         """There is no global model."""

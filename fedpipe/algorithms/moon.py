@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, Facts, State, cross_entropy
+from fedpipe.algorithms.base import Batch, ClientInfo, State, cross_entropy
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.tensors import Tensors
 
@@ -48,12 +48,12 @@ class MOON(FedAvg):
     mu: Annotated[float, Field(ge=0)] = 1.0
     temperature: Annotated[float, Field(gt=0)] = 0.5
 
-    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """No previous model yet."""
         model = server["model"]
         return {"previous": model, "seen": next(iter(model.values())).new_zeros(())}
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, twice, and the previous one."""
         model = received["model"]
         return {"model": model, "global": model, "previous": kept["previous"], "seen": kept["seen"]}

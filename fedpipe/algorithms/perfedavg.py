@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, Facts, Gradient, Pass, State, Train, Update
+from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, State, Train, Update
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.tensors import Tensors
 
@@ -65,19 +65,19 @@ class PerFedAvg(FedAvg):
         """How many batches a step needs."""
         return 1 if self.same_batch else {"first-order": 2, "hessian-free": 3}[self.variant]
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, to train and to make the personal one of."""
         return {"model": received["model"], "personal": received["model"]}
 
-    def prepare(self) -> Sequence[Pass]:
+    def personalize(self) -> Sequence[Pass]:
         """The personal step."""
-        step = Train(self.personal_risk, "personal", epochs=1, steps=1, step=self.personalise, stream="personal")
+        step = Train(self.personal_risk, "personal", epochs=1, steps=1, step=self.alpha_step, stream="personal")
         return (Update(lambda client: client | {"personal": client["model"]}), step)
 
-    def work(self) -> Sequence[Pass]:
+    def local_passes(self) -> Sequence[Pass]:
         """Meta-learning; then the personal step anew."""
         epochs = self.federation.local_epochs * self.batches
-        return (Train(self.loss, epochs=epochs, step=self.step, batches=self.batches), *self.prepare())
+        return (Train(self.loss, epochs=epochs, step=self.step, batches=self.batches), *self.personalize())
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """Steps of the personal model."""
@@ -87,7 +87,7 @@ class PerFedAvg(FedAvg):
         """The personal model's risk."""
         return self.risk(client | {"model": client["personal"]}, batch)
 
-    def personalise(self, client: State, batch: Batch, gradient: Gradient) -> State:
+    def alpha_step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """One alpha-step of the personal model."""
         g, w = gradient(client)[0], client["personal"]
         return client | {"personal": w | (w.only(g) - self.alpha * g)}

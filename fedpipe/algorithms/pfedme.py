@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Algorithm, Batch, Facts, Gradient, Pass, State, Train, Update, Uploads
+from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Gradient, Pass, State, Train, Update, Uploads
 from fedpipe.tensors import Tensors
 
 
@@ -18,7 +18,7 @@ class PFedMe(Algorithm):
     r"""Each client's personal model is a proximal point near its copy of the global model (a Moreau envelope).
 
     Source: Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, Alg. 1. For each
-    batch, with K gradient steps of ``inner_rate`` for the minimisation and :math:`\eta` the federation's rate,
+    batch, with K gradient steps of ``inner_rate`` for the minimization and :math:`\eta` the federation's rate,
 
     .. math::
         \tilde\theta \approx \arg\min_\theta F_k(\theta; batch) + \tfrac{\lambda}{2} \lVert \theta - w_k \rVert^2,
@@ -26,7 +26,7 @@ class PFedMe(Algorithm):
 
     and the server takes :math:`w \leftarrow (1 - \beta) w + \beta \sum_k p_k w_k`.
 
-    The inner minimisation starts at the downloaded w and goes on from batch to batch. The personal model is the last
+    The inner minimization starts at the downloaded w and goes on from batch to batch. The personal model is the last
     :math:`\tilde\theta`, kept by value (the authors' code overwrites it with w); it stays as it is while its client is
     not in the round, and is w before its first. Their code's hidden weight decay of the inner steps is left out.
     BatchNorm's running statistics are those that :math:`\tilde\theta` met; they travel with w_k and are averaged.
@@ -43,7 +43,7 @@ class PFedMe(Algorithm):
     attraction
         Strength lambda of the proximal term; eta * lambda should be below 2.
     inner_steps, inner_rate
-        Gradient steps of the inner minimisation, K, and their rate, which times lambda plus the loss's curvature
+        Gradient steps of the inner minimization, K, and their rate, which times lambda plus the loss's curvature
         should be below 2.
     beta
         Share of the mean in the new global model.
@@ -56,17 +56,17 @@ class PFedMe(Algorithm):
     inner_rate: Annotated[float, Field(ge=0)] = 0.09
     beta: Annotated[float, Field(ge=0)] = 1.0
 
-    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model."""
         return {"personal": server["model"]}
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
-        """The global model, to move and to minimise from, and the personal model so far."""
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+        """The global model, to move and to minimize from, and the personal model so far."""
         w = received["model"]
         return {"model": w, "local": w.only(self.net.names), "personal": kept["personal"]}
 
-    def work(self) -> Sequence[Pass]:
-        """Inner minimisation and outer step for each batch."""
+    def local_passes(self) -> Sequence[Pass]:
+        """Inner minimization and outer step for each batch."""
         return (Train(self.loss, step=self.step), Update(lambda client: client | {"personal": client["model"]}))
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
@@ -103,7 +103,7 @@ class PFedMe(Algorithm):
         """The personal model's logits."""
         return self.net(client["personal"], x)
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """A step towards the mean."""
         w, mean = server["model"].only(self.net.names), uploads.mean("model")
         return {"model": mean | ((1 - self.beta) * w + self.beta * mean.only(w))}

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpipe.algorithms._shared_body import SharedBody
-from fedpipe.algorithms.base import Batch, Facts, Pass, State, Train
+from fedpipe.algorithms.base import Batch, ClientInfo, Pass, State, Train
 from fedpipe.tensors import Tensors
 
 
@@ -33,8 +33,8 @@ class PFPSLWC(SharedBody):
         \min_{\phi, h} \; F_k(\phi, h) + \lambda \lVert h \rVert_2 .
 
     State: last uploaded extractor and head at the client. Traffic: the extractor down, the extractor up; there is no
-    global model. Deviations: the paper gives neither epochs nor optimiser of the recall: here ``recall_epochs`` (1, as
-    for one reading of eq. 4) with the federation's optimiser, in training mode; :math:`\phi_k` teaches in evaluation
+    global model. Deviations: the paper gives neither epochs nor optimizer of the recall: here ``recall_epochs`` (1, as
+    for one reading of eq. 4) with the federation's optimizer, in training mode; :math:`\phi_k` teaches in evaluation
     mode, with the running statistics that it was uploaded with. It does not say either which model its tables measure.
     Value of lambda used: 0.02 (stable from 0 to 0.2).
 
@@ -52,16 +52,16 @@ class PFPSLWC(SharedBody):
     recall_epochs: Annotated[int, Field(ge=0)] = 1
     squared: bool = False
 
-    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The common initial head, and nothing to recall."""
         nothing = next(iter(server["body"].values())).new_zeros(())
-        return super().first(server, fresh) | {"extractor": server["body"], "seen": nothing}
+        return super().init_client(server, fresh) | {"extractor": server["body"], "seen": nothing}
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The downloaded extractor with the client's own head, and what to recall."""
-        return super().start(kept, received, facts) | {"extractor": kept["extractor"], "seen": kept["seen"]}
+        return super().start(kept, received, info) | {"extractor": kept["extractor"], "seen": kept["seen"]}
 
-    def prepare(self) -> Sequence[Pass]:
+    def personalize(self) -> Sequence[Pass]:
         """The recall, Alg. 1, lines 4-7."""
         recall = Train(
             self.recall,

@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedpipe.algorithms.base import Batch, Facts, Gradient, Pass, State, Train, Update, Uploads
+from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, State, Train, Update, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.tensors import Tensors
 
@@ -61,7 +61,7 @@ class Scaffold(FedAvg):
         """The model and a control of zeros."""
         return {"model": fresh(0), "control": fresh(0).only(self.corrected).zeros()}
 
-    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """A control of zeros."""
         return {"control": server["control"]}
 
@@ -69,22 +69,22 @@ class Scaffold(FedAvg):
         """The model and the server's control."""
         return {"model": server["model"], "control": server["control"]}, {}
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, both controls, and no step taken."""
         return {
             "model": received["model"],
             "anchor": received["model"].only(self.corrected),
             "own": kept["control"],
             "all": received["control"],
-            "steps": torch.zeros_like(facts.size),
+            "steps": torch.zeros_like(info.size),
         } | ({"met": kept["control"].zeros()} if self.federation.optimizer == "adam" else {})
 
-    def work(self) -> Sequence[Pass]:
+    def local_passes(self) -> Sequence[Pass]:
         """Corrected steps, then the new control."""
         return (Train(self.loss, step=self.step), Update(self.renew))
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
-        """One step: corrected and plain SGD where there are controls, the federation's optimiser elsewhere."""
+        """One step: corrected and plain SGD where there are controls, the federation's optimizer elsewhere."""
         g, y = gradient(client)[0], client["model"].only(self.corrected)
         client = client | {"steps": client["steps"] + 1}
         if self.federation.optimizer == "adam":
@@ -113,7 +113,7 @@ class Scaffold(FedAvg):
         """The client's control."""
         return {"control": client["own"]}
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """A step along the mean update; the control moves by what the participants' controls moved."""
         uploads, theta = uploads.uniform(), server["model"].only(self.net.names)
         mean, share = uploads.mean("model"), len(uploads) / self.federation.clients

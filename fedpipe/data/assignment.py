@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedpipe import artifacts, registry, streams
+from fedpipe import artifacts, registry, rng
 from fedpipe.data.partitions.base import Integers, Pairs, Scheme
 from fedpipe.errors import SettingsError
 
@@ -167,7 +167,7 @@ class Assignment:
 def _deal(scheme: Scheme, labels: Integers, samples: Integers, clients: int, seed: int) -> Pairs:
     """What the scheme deals, by sample and client; it may be anybody's, so what it promises is checked."""
     scheme.check(clients, len(np.unique(labels[samples])), len(samples))
-    sample, client, use = scheme.deal(labels, samples, clients, streams.generator(seed, "partition"))
+    sample, client, use = scheme.deal(labels, samples, clients, rng.generator(seed, "partition"))
     client = np.asarray(client)
     dealt = client.shape == sample.shape and (use is not None or np.isin(client, np.arange(clients)).all())
     if not dealt or len(np.setdiff1d(np.arange(clients), client)):
@@ -189,12 +189,12 @@ def _refuse_shared(sample: Integers) -> None:
 
 def _follow(labels: Integers, train_labels: Integers, train_owner: Integers, clients: int, seed: int) -> Integers:
     """The client of each test sample, in proportion to the training samples of its class."""
-    rng = streams.generator(seed, "deal")
+    draw = rng.generator(seed, "deal")
     owner = np.full(len(labels), NOBODY, dtype=np.int64)
     for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
+        members = draw.permutation(np.flatnonzero(labels == label))
         counts = np.bincount(train_owner[train_labels == label], minlength=clients)
-        ties = rng.random(clients)
+        ties = draw.random(clients)
         if counts.any():
             owner[members] = np.repeat(np.arange(clients), apportion(len(members), counts, ties))
     return owner
@@ -207,11 +207,11 @@ def _hold_out(
     exact = Fraction(str(share))  # as written in params.yaml: 0.29 of 100 is 29, in binary it would be 28
     held_out = np.zeros(len(client), dtype=np.bool_)
     for number, members in enumerate(_by_client(np.arange(len(client)), client, clients)):
-        rng = streams.generator(seed, purpose, client=number)
-        shuffled = rng.permutation(members)
+        draw = rng.generator(seed, purpose, client=number)
+        shuffled = draw.permutation(members)
         present, group = np.unique(groups[shuffled], return_inverse=True)
         counts = np.bincount(group, minlength=len(present))
-        quotas = apportion(math.floor(exact * len(members)), counts, rng.random(len(present)))
+        quotas = apportion(math.floor(exact * len(members)), counts, draw.random(len(present)))
         for index, quota in enumerate(quotas):
             held_out[shuffled[group == index][:quota]] = True
     return held_out

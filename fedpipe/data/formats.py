@@ -16,7 +16,7 @@ from fedpipe.errors import ArtifactError
 if TYPE_CHECKING:
     from PIL import Image
 
-CHANNELS = (1, 3)  #: of grey and of colour images
+CHANNELS = (1, 3)  #: of grey and of color images
 
 
 class Table(NamedTuple):
@@ -132,8 +132,8 @@ def read_folder(path: Path) -> Samples:
     return Samples(x, np.array([label for _, label, _ in files]), np.array([test for _, _, test in files]))
 
 
-def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], colour: bool = False) -> npt.NDArray[np.uint8]:
-    """Decoded images of one size, shape (n, c, h, w): grey if all are, and ``colour`` is not wanted.
+def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], color: bool = False) -> npt.NDArray[np.uint8]:
+    """Decoded images of one size, shape (n, c, h, w): grey if all are, and ``color`` is not wanted.
 
     ``files`` are names (for errors) and what opens them.
 
@@ -142,7 +142,7 @@ def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], colour: bo
     ArtifactError
         One is no image or of another size.
     """
-    modes = {_each(name, opens, lambda image: image.mode) for name, opens in files[: 0 if colour else None]}
+    modes = {_each(name, opens, lambda image: image.mode) for name, opens in files[: 0 if color else None]}
     mode = "L" if modes and modes <= {"1", "L"} else "RGB"
     x: npt.NDArray[np.uint8] | None = None
     for row, (name, opens) in enumerate(files):
@@ -180,7 +180,7 @@ def _inputs(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     images = x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] in CHANNELS
     if not (tokens or images or (np.issubdtype(x.dtype, np.floating) and x.ndim > 1)):
         raise ArtifactError(
-            f"{path}: its inputs are {x.dtype} of shape {x.shape}; they should be images (uint8, grey or colour), "
+            f"{path}: its inputs are {x.dtype} of shape {x.shape}; they should be images (uint8, grey or color), "
             f"floating-point numbers, or token ids (integers, one row a sample)."
         )
     if np.issubdtype(x.dtype, np.floating) and (spoilt := ~np.isfinite(x).reshape(len(x), -1).all(1)).any():

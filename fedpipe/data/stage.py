@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from fedpipe import artifacts, config, plan, registry, streams
+from fedpipe import artifacts, config, plan, registry, rng
 from fedpipe.data import heterogeneity, store
 from fedpipe.data.assignment import Assignment, apportion, assign
 from fedpipe.data.partitions.base import Integers, Scheme
@@ -97,7 +97,7 @@ def _assigned(settings: dict[str, Any], labels: Integers, test: npt.NDArray[np.b
 
 def subset(labels: Integers, test: npt.NDArray[np.bool_], count: int) -> Integers:
     """So many samples, sorted: of each class and part as many as its share, a function of the data set alone."""
-    random = streams.generator(0, "subset")
+    random = rng.generator(0, "subset")
     kinds, kind, sizes = np.unique(2 * labels + test, return_inverse=True, return_counts=True)
     quotas = apportion(count, sizes, random.random(len(kinds)))
     shuffled = random.permutation(len(labels))

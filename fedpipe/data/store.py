@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch  # imported inside functions otherwise: it takes seconds, and not every stage needs it
 
 
-class Tensors(NamedTuple):
+class StoredSamples(NamedTuple):
     """All samples of a data set as tensors on the CPU, mapped from the file."""
 
     x: torch.Tensor  #: inputs, shape (n, *shape): images in uint8, token ids in signed integers, or float32
@@ -29,7 +29,7 @@ class Tensors(NamedTuple):
     test: torch.Tensor  #: whether a sample belongs to the official test set, bool, shape (n,)
 
 
-def checksum(samples: Samples | Tensors) -> str:
+def checksum(samples: Samples | StoredSamples) -> str:
     """SHA-256 of the canonical bytes of a data set: the same on every machine, and for every file format.
 
     For each of x, y and test in turn, a line with name, dtype and shape is hashed, then the values in C order and
@@ -157,7 +157,7 @@ def save(path: Path, samples: Samples) -> str:
     return artifacts.write_pt(path, {name: torch.from_numpy(array) for name, array in _canonical(samples).items()})
 
 
-def load(path: Path, sha256: str | None = None) -> Tensors:
+def load(path: Path, sha256: str | None = None) -> StoredSamples:
     """The samples that :func:`save` wrote, mapped from the file: what is not used is not read.
 
     Raises
@@ -168,12 +168,12 @@ def load(path: Path, sha256: str | None = None) -> Tensors:
     tree = artifacts.read_pt(path, sha256)
     if tree.keys() != set(Samples._fields):
         raise ArtifactError(f"{path} holds no data set (but {', '.join(tree)}); delete it and run again.")
-    return Tensors(**tree)
+    return StoredSamples(**tree)
 
 
-def _canonical(samples: Samples | Tensors) -> dict[str, npt.NDArray[Any]]:
+def _canonical(samples: Samples | StoredSamples) -> dict[str, npt.NDArray[Any]]:
     """The arrays in the dtypes in which they are hashed and stored."""
-    if isinstance(samples, Tensors):
+    if isinstance(samples, StoredSamples):
         samples = Samples(*(tensor.numpy() for tensor in samples))
     kind = samples.x.dtype
     dtypes = {

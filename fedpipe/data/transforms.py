@@ -15,8 +15,8 @@ from fedpipe.config import Transforms
 from fedpipe.layers import uniform
 
 
-def normalised(settings: Transforms, x: Tensor) -> Tensor:
-    """Images of shape (..., c, h, w) with each channel centred and scaled."""
+def normalized(settings: Transforms, x: Tensor) -> Tensor:
+    """Images of shape (..., c, h, w) with each channel centered and scaled."""
     if settings.mean:
         x = x - x.new_tensor(settings.mean).reshape(-1, 1, 1)
     if settings.std:
@@ -49,7 +49,7 @@ def _shifted(x: Tensor, by: int, down: Tensor, right: Tensor) -> Tensor:
 
 
 def _turned(x: Tensor, angle: Tensor) -> Tensor:
-    """Images turned around their centres by angles in radians, shape (B,)."""
+    """Images turned around their centers by angles in radians, shape (B,)."""
     height, width = x.shape[-2:]
     down = (torch.arange(height, device=x.device) - (height - 1) / 2).reshape(1, -1, 1)
     right = (torch.arange(width, device=x.device) - (width - 1) / 2).reshape(1, 1, -1)

@@ -8,12 +8,12 @@ import torch
 
 from fedpipe import artifacts
 from fedpipe.algorithms.base import State
+from fedpipe.archive import ArchiveError
 from fedpipe.artifacts import RunFiles
 from fedpipe.engine.block import named
 from fedpipe.engine.executor import stack, unstack
 from fedpipe.engine.pruning import kept
 from fedpipe.errors import ArtifactError
-from fedpipe.packs import PackError
 
 
 class Checkpoint:
@@ -42,7 +42,7 @@ class Checkpoint:
         return self._sealed[number]
 
     def server(self, number: int) -> State:
-        """The server's state after a round (0: as initialised)."""
+        """The server's state after a round (0: as initialized)."""
         if number not in self._servers:
             files = self.files.round(number)
             tree = artifacts.read_pt(files.server, self.sealed(number)["sha256"][files.server.name])
@@ -119,7 +119,7 @@ class Checkpoint:
         files = self.files.round(number)
         try:
             hashes = artifacts.hashes(files, files.marker)
-        except PackError:  # nobody knows which rounds there were
+        except ArchiveError:  # nobody knows which rounds there were
             raise
         except ArtifactError:
             return False

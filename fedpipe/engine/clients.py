@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedpipe import streams
-from fedpipe.algorithms.base import Facts
+from fedpipe import rng
+from fedpipe.algorithms.base import ClientInfo
 from fedpipe.config import Transforms
-from fedpipe.data.transforms import changed, normalised
+from fedpipe.data.transforms import changed, normalized
 
 Integers = npt.NDArray[np.int64]
 
@@ -74,19 +74,19 @@ class Clients:
     def __len__(self) -> int:
         return len(self.train)
 
-    def facts(self, client: int | Sequence[int], round: int) -> Facts:
+    def facts(self, client: int | Sequence[int], round: int) -> ClientInfo:
         """What a client knows of itself as a round begins; with a first axis for several clients."""
         classes = self.class_counts[client if isinstance(client, int) else list(client)]
         size = classes.sum(-1)
-        return Facts(size=size, classes=classes, round=torch.full_like(size, float(round)))
+        return ClientInfo(size=size, classes=classes, round=torch.full_like(size, float(round)))
 
     def order(self, client: int, round: int, stream: str, epoch: int, share: float = 1.0) -> Integers:
         """The client's training samples in the order of one epoch, or a random share of them."""
         indices = self.train[client]
         if share < 1:
-            subset = streams.generator(self.seed, f"{stream}/share", round, client).permutation(len(indices))
+            subset = rng.generator(self.seed, f"{stream}/share", round, client).permutation(len(indices))
             indices = indices[np.sort(subset[: max(1, round_half_up(share * len(indices)))])]
-        return streams.generator(self.seed, f"{stream}/{epoch}", round, client).permutation(indices)
+        return rng.generator(self.seed, f"{stream}/{epoch}", round, client).permutation(indices)
 
     def gather(self, indices: Integers | Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and classes of these samples."""
@@ -96,7 +96,7 @@ class Clients:
             x = x.to(self.dtype) / 255
         elif not x.is_floating_point():
             return x.long(), self.y[rows]
-        return normalised(self.transforms, x), self.y[rows]
+        return normalized(self.transforms, x), self.y[rows]
 
     def tested(self, rows: Integers, round: int, number: int) -> Tensor:
         """Inputs of the ``number``-th batch of test samples, as the server's model meets them after a round."""
@@ -107,7 +107,7 @@ class Clients:
 
     def key(self, client: int, round: int, stream: str, epoch: int) -> int:
         """Where the noise of an epoch begins: 62 bits, to which the number of a batch is added."""
-        return streams.entropy(self.seed, f"{stream}/noise/{epoch}", round, client) >> 66
+        return rng.entropy(self.seed, f"{stream}/noise/{epoch}", round, client) >> 66
 
 
 def round_half_up(value: float) -> int:

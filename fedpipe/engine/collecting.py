@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from fedpipe import artifacts
+from fedpipe.archive import ArchiveError
 from fedpipe.artifacts import RoundFiles, RunFiles
 from fedpipe.engine.pruning import prune
 from fedpipe.errors import ArtifactError
-from fedpipe.packs import PackError
 
 
 class Joined(NamedTuple):
@@ -35,7 +35,7 @@ def collect(files: RunFiles, rounds: int, keep_models: str | int) -> None:
     artifacts.sweep(files.path)
     try:
         joined = join(files, rounds)
-    except PackError:
+    except ArchiveError:
         raise
     except ArtifactError as error:
         if files.segments():

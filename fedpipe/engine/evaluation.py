@@ -22,11 +22,11 @@ from torch import Tensor
 from fedpipe.algorithms.base import Algorithm, State, one_hot
 from fedpipe.config import Evaluation
 from fedpipe.engine.clients import Clients
-from fedpipe.engine.executor import Executor, Score, Stage, Test
+from fedpipe.engine.executor import Executor, Phase, Score, Test
 from fedpipe.models.base import class_relations
 from fedpipe.tensors import Tensors
 
-STAGES: dict[str, Stage] = {"personal": "receive", "finetuned": "finetune", "prototype": "prototype"}
+PHASES: dict[str, Phase] = {"personal": "receive", "finetuned": "finetune", "prototype": "prototype"}
 
 METRICS = pa.schema(
     {
@@ -135,15 +135,15 @@ def measure(
 ) -> Measured:
     """All protocols but the trained and kept ones, on the server's state after a round and on what the clients keep."""
     found = []
-    for model, stage in STAGES.items():
+    for model, phase in PHASES.items():
         wanted = tests(settings, model)
         if wanted and (model != "prototype" or algorithm.prototypes):
             send = functools.partial(algorithm.send, server)
-            outcomes = executor.run(stage, round + 1, range(len(clients)), kept, send, wanted)
+            outcomes = executor.run(phase, round + 1, range(len(clients)), kept, send, wanted)
             found.append(table(round, model, {outcome.client: outcome.scores for outcome in outcomes}))
     wanted = tests(settings, "global")
     complete = not algorithm.net.own  # statistics that stay at the clients leave the server's model without any
-    deployed = algorithm.deploy(server) if wanted and complete else None
+    deployed = algorithm.global_model(server) if wanted and complete else None
     named = {}
     if deployed is not None:
         scores, named["SL"] = _global(executor, clients, deployed, wanted, round)
@@ -151,7 +151,7 @@ def measure(
         if "head.weight" in deployed:
             named["CR"] = class_relations(deployed["head.weight"])
         if "global" in wanted:
-            for model, tensors in algorithm.beside(server).items():
+            for model, tensors in algorithm.extra_models(server).items():
                 found.append(table(round, model, _global(executor, clients, tensors, ["global"], round)[0]))
     metrics = pa.concat_tables(found) if found else METRICS.empty_table()
     return Measured(metrics, matrices(round, "measured", {-1: named}) if named else None)

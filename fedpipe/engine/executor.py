@@ -1,4 +1,4 @@
-"""What both executors share: the stages of a client's round, and what comes out of them."""
+"""What both executors share: the phases of a client's round, and what comes out of them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedpipe.algorithms.base import Algorithm, Batch, Facts, Pass, State, Train
+from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Pass, State, Train
 from fedpipe.config import Transforms
 from fedpipe.engine.clients import Integers
-from fedpipe.engine.optimisers import optimiser
+from fedpipe.engine.optimizers import optimizer
 from fedpipe.tensors import Tensors
 
 #: train: everything up to the upload; receive: what is due before training; finetune: that, and a few epochs on top;
 #: prototype: as receive, but classes are read off the nearest prototype; begin: nothing at all.
-Stage = Literal["train", "receive", "finetune", "prototype", "begin"]
+Phase = Literal["train", "receive", "finetune", "prototype", "begin"]
 Test = Literal["local", "global"]
 
 BUFFERS = "buffers"  #: part of a client's state: the running statistics that it keeps to itself
@@ -35,7 +35,7 @@ class Score(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """One client's stage."""
+    """One client's phase."""
 
     client: int
     down: int  #: bytes received
@@ -46,13 +46,13 @@ class Outcome(NamedTuple):
 
 
 class Executor(Protocol):
-    """Runs a stage for some clients."""
+    """Runs a phase for some clients."""
 
     name: str  #: how artifacts record it: where it and the versions are equal, the bits are
 
     def run(
         self,
-        stage: Stage,
+        phase: Phase,
         round: int,
         ids: Sequence[int],
         kept: Callable[[int], State],
@@ -63,7 +63,7 @@ class Executor(Protocol):
 
         Parameters
         ----------
-        stage
+        phase
             Which passes run.
         round
             The round that begins, which seeds the order of samples.
@@ -81,25 +81,25 @@ class Executor(Protocol):
         """Logits of the server's model after a round on many test samples, shape (n, C)."""
 
 
-def passes(algorithm: Algorithm, stage: Stage, finetune_epochs: int) -> list[Pass]:
-    """The passes of a stage, in order."""
-    listed = list(algorithm.prepare()) if stage != "begin" else []
-    if stage == "train":
-        listed += algorithm.work()
-    elif stage == "finetune":
+def passes(algorithm: Algorithm, phase: Phase, finetune_epochs: int) -> list[Pass]:
+    """The passes of a phase, in order."""
+    listed = list(algorithm.personalize()) if phase != "begin" else []
+    if phase == "train":
+        listed += algorithm.local_passes()
+    elif phase == "finetune":
         listed += algorithm.finetune(finetune_epochs)
     return listed
 
 
-def first(algorithm: Algorithm, server: State, fresh: Callable[[int], Tensors]) -> State:
+def init_client(algorithm: Algorithm, server: State, fresh: Callable[[int], Tensors]) -> State:
     """What a client keeps before its first round: the algorithm's parts, and buffers of its own where it has them."""
-    return algorithm.first(server, fresh) | ({BUFFERS: algorithm.net.own} if algorithm.net.own else {})
+    return algorithm.init_client(server, fresh) | ({BUFFERS: algorithm.net.own} if algorithm.net.own else {})
 
 
-def begin(algorithm: Algorithm, kept: State, received: State, facts: Facts) -> State:
+def start_client(algorithm: Algorithm, kept: State, received: State, info: ClientInfo) -> State:
     """One client's tensors as it begins."""
     own = {BUFFERS: kept[BUFFERS], BEGAN: kept[BUFFERS]} if BUFFERS in kept else {}
-    return algorithm.start(kept, received, facts) | own
+    return algorithm.start(kept, received, info) | own
 
 
 def keep(algorithm: Algorithm, state: State) -> State:
@@ -107,52 +107,52 @@ def keep(algorithm: Algorithm, state: State) -> State:
     return algorithm.keep(state) | {part: state[part] for part in (BUFFERS,) if part in state}
 
 
-def still(algorithm: Algorithm, state: State, mask: Tensor | None = None) -> AbstractContextManager[Any]:
+def eval_mode(algorithm: Algorithm, state: State, mask: Tensor | None = None) -> AbstractContextManager[Any]:
     """Calls of the network within are in evaluation mode, for this client."""
     return algorithm.net.mode.of(False, mask, buffers=state.get(BUFFERS), began=state.get(BEGAN))
 
 
-def training(
+def train_mode(
     algorithm: Algorithm, each: Train, state: State, batch: Batch
 ) -> AbstractContextManager[dict[str, Tensor]]:
     """Calls of the network within are in the pass's mode, for this client; gives the statistics that they record."""
-    if each.still:
-        return still(algorithm, state, batch.mask)
+    if each.eval_mode:
+        return eval_mode(algorithm, state, batch.mask)
     return algorithm.net.mode.of(True, batch.mask, batch.key, state.get(BUFFERS), state.get(BEGAN))
 
 
 def noisy(algorithm: Algorithm, each: Train, transforms: Transforms) -> bool:
     """Whether a pass's batches need a key, for dropout or for changes of images."""
-    return not each.still and (algorithm.net.random or transforms.random)
+    return not each.eval_mode and (algorithm.net.random or transforms.random)
 
 
-def readout(algorithm: Algorithm, stage: Stage) -> Callable[[State, Tensor], Tensor]:
-    """How a stage's models tell classes."""
-    return algorithm.nearest if stage == "prototype" else algorithm.predict
+def readout(algorithm: Algorithm, phase: Phase) -> Callable[[State, Tensor], Tensor]:
+    """How a phase's models tell classes."""
+    return algorithm.prototype_logits if phase == "prototype" else algorithm.predict
 
 
-def trained(algorithm: Algorithm, each: Train, state: State) -> tuple[str, ...]:
+def trained_names(algorithm: Algorithm, each: Train, state: State) -> tuple[str, ...]:
     """The names of the parameters that a pass trains."""
     held = set(algorithm.net.buffer_names)
     return tuple(name for name in each.only or state[each.group] if name not in held)
 
 
-def prepared(algorithm: Algorithm, each: Train, state: State) -> State:
-    """One client's tensors with the slots of a pass's optimiser."""
+def with_optimizer_state(algorithm: Algorithm, each: Train, state: State) -> State:
+    """One client's tensors with the slots of a pass's optimizer."""
     if _slots(each) in state:
         return state
-    parameters = state[each.group].only(trained(algorithm, each, state))
-    return state | {_slots(each): optimiser(algorithm.federation).init(parameters)}
+    parameters = state[each.group].only(trained_names(algorithm, each, state))
+    return state | {_slots(each): optimizer(algorithm.federation).init(parameters)}
 
 
 def descend(algorithm: Algorithm, each: Train, client: State, gradient: Tensors) -> State:
-    """One client after a step of the federation's optimiser on what a pass trains."""
+    """One client after a step of the federation's optimizer on what a pass trains."""
     group, slots = client[each.group], _slots(each)
-    parameters, moved = optimiser(algorithm.federation).update(group.only(gradient), gradient, client[slots])
+    parameters, moved = optimizer(algorithm.federation).update(group.only(gradient), gradient, client[slots])
     return client | {each.group: group | parameters, slots: moved}
 
 
-def recorded(each: Train, client: State, statistics: dict[str, Tensor]) -> State:
+def with_batch_stats(each: Train, client: State, statistics: dict[str, Tensor]) -> State:
     """One client with the running statistics that a step recorded, in its buffers or in the model that it trains."""
     part = BUFFERS if BUFFERS in client else each.group
     known = {name: value for name, value in statistics.items() if name in client[part]}
@@ -160,11 +160,11 @@ def recorded(each: Train, client: State, statistics: dict[str, Tensor]) -> State
 
 
 def _slots(each: Train) -> str:
-    """The part of a client's state that holds the optimiser of a pass's stream."""
-    return f"optimiser/{each.stream}"
+    """The part of a client's state that holds the optimizer of a pass's stream."""
+    return f"optimizer/{each.stream}"
 
 
-def canonical(state: State) -> State:
+def to_host(state: State) -> State:
     """The same values on the host, contiguous: what is computed from them never depends on how they were laid out."""
     mapped: State = pytree.tree_map(lambda value: value.detach().cpu().contiguous(), state)
     return mapped

@@ -20,24 +20,24 @@ from fedpipe.engine.clients import Clients, Integers
 from fedpipe.engine.executor import (
     MEASURE_BATCH,
     Outcome,
+    Phase,
     Score,
-    Stage,
     Test,
-    begin,
-    canonical,
     descend,
+    eval_mode,
     keep,
     move,
     noisy,
     passes,
-    prepared,
     readout,
-    recorded,
     size_in_bytes,
-    still,
-    trained,
-    training,
+    start_client,
+    to_host,
+    train_mode,
+    trained_names,
     unstack,
+    with_batch_stats,
+    with_optimizer_state,
 )
 from fedpipe.tensors import Tensors
 
@@ -54,7 +54,7 @@ class Loop:
     threads
         Clients that are worked on at once; no number depends on it.
     finetune_epochs
-        Epochs of the stage ``finetune``.
+        Epochs of the phase ``finetune``.
     """
 
     name = "loop"
@@ -67,7 +67,7 @@ class Loop:
 
     def run(
         self,
-        stage: Stage,
+        phase: Phase,
         round: int,
         ids: Sequence[int],
         kept: Callable[[int], State],
@@ -82,7 +82,7 @@ class Loop:
                 with torch.no_grad():
                     common, own = send([client])
                     received = move(common | unstack(own, 0), self._clients.device)
-                    return self._client(algorithm, stage, round, client, kept(client), received, tests)
+                    return self._client(algorithm, phase, round, client, kept(client), received, tests)
             finally:
                 self._idle.append(algorithm)
 
@@ -96,7 +96,7 @@ class Loop:
     def _client(
         self,
         algorithm: Algorithm,
-        stage: Stage,
+        phase: Phase,
         round: int,
         client: int,
         kept: State,
@@ -104,17 +104,17 @@ class Loop:
         tests: Sequence[Test],
     ) -> Outcome:
         clients = self._clients
-        state = _fast(begin(algorithm, move(kept, clients.device), received, clients.facts(client, round)))
+        state = _fast(start_client(algorithm, move(kept, clients.device), received, clients.facts(client, round)))
         epochs: dict[str, int] = {}
-        for each in passes(algorithm, stage, self._finetune_epochs):
+        for each in passes(algorithm, phase, self._finetune_epochs):
             state = self._pass(algorithm, each, state, round, client, epochs)
-        scores = {test: self._score(algorithm, stage, state, round, client, test) for test in tests}
+        scores = {test: self._score(algorithm, phase, state, round, client, test) for test in tests}
         down = size_in_bytes(algorithm.traffic(received))
-        if stage != "train":
+        if phase != "train":
             return Outcome(client, down, 0, {}, {}, scores)
-        upload = canonical(algorithm.upload(state))
+        upload = to_host(algorithm.upload(state))
         up = size_in_bytes(algorithm.traffic(upload))
-        return Outcome(client, down, up, upload, canonical(keep(algorithm, state)), scores)
+        return Outcome(client, down, up, upload, to_host(keep(algorithm, state)), scores)
 
     def _pass(
         self, algorithm: Algorithm, each: Pass, state: State, round: int, client: int, epochs: dict[str, int]
@@ -129,16 +129,16 @@ class Loop:
                 sums: dict[str, Tensor] = {}
                 indices = (self._clients.train if each.on == "train" else self._clients.validation)[client]
                 key = self._clients.key(client, round, "measure", 0) if each.changed else None
-                with still(algorithm, state):
+                with eval_mode(algorithm, state):
                     for batch in self._batches(indices, MEASURE_BATCH, key):
-                        terms = each.each(state, batch)
+                        terms = each.sums(state, batch)
                         sums = {name: sums[name] + term if sums else term for name, term in terms.items()}
                     return each.then(state, sums)
             case Update():
                 return each.then(state)
 
     def _train(self, algorithm: Algorithm, each: Train, state: State, round: int, client: int, epochs: range) -> State:
-        names, state = trained(algorithm, each, state), prepared(algorithm, each, state)
+        names, state = trained_names(algorithm, each, state), with_optimizer_state(algorithm, each, state)
         size = algorithm.federation.batch_size * each.batches
         for epoch in epochs:
             if each.when is not None and not bool(each.when(state)):
@@ -154,7 +154,7 @@ class Loop:
                 else:
                     state = gradient.descend(state, gradient(state)[0])
                 if gradient.recorded:
-                    state = recorded(each, state, gradient.recorded)
+                    state = with_batch_stats(each, state, gradient.recorded)
             if each.after is not None:
                 state = each.after(state)
         return state
@@ -169,13 +169,13 @@ class Loop:
                 inputs = changed(self._clients.transforms, inputs, noise)
             yield Batch(_fast(inputs), y[first : first + size], None, noise)
 
-    def _score(self, algorithm: Algorithm, stage: Stage, state: State, round: int, client: int, test: Test) -> Score:
+    def _score(self, algorithm: Algorithm, phase: Phase, state: State, round: int, client: int, test: Test) -> Score:
         indices = self._clients.test[client] if test == "local" else self._clients.global_test
         key = self._clients.key(client, round, f"test/{test}", 0) if self._clients.transforms.on_test else None
         correct, loss = 0, 0.0
-        with still(algorithm, state):
+        with eval_mode(algorithm, state):
             for batch in self._batches(indices, MEASURE_BATCH, key):
-                logits = readout(algorithm, stage)(state, batch.x)
+                logits = readout(algorithm, phase)(state, batch.x)
                 correct += int((logits.argmax(-1) == batch.y).sum())
                 loss += float(F.cross_entropy(logits, batch.y, reduction="sum"))
         return Score(correct, len(indices), loss)
@@ -206,7 +206,7 @@ class _Gradient:
     def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
         batch, group = batch or self._batch, client[self._each.group]
         leaves = Tensors((name, group[name].detach().requires_grad_()) for name in self._names)
-        with torch.enable_grad(), training(self._algorithm, self._each, client, batch) as self.recorded:
+        with torch.enable_grad(), train_mode(self._algorithm, self._each, client, batch) as self.recorded:
             value = self._each.loss(client | {self._each.group: group | leaves}, batch)
         gradient = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
         return Tensors(zip(self._names, gradient, strict=True)), value.detach()

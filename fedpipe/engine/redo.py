@@ -1,6 +1,6 @@
 """A round done again from what was before it, and how it compares with what is recorded.
 
-The code that all runs share (executors, optimisers, streams, layers, base classes, evaluation) is in no key, so that it
+The code that all runs share (executors, optimizers, streams, layers, base classes, evaluation) is in no key, so that it
 can be refactored without throwing results away. Before a run goes on by other shared code than made its last round,
 that round is done again by the code that lies here and has to come out the same.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedpipe import artifacts, packs
+from fedpipe import archive, artifacts
 from fedpipe.artifacts import RunFiles
 from fedpipe.errors import ArtifactError
 
@@ -81,7 +81,7 @@ def again(run: Run, number: int) -> Comparison | None:
     with tempfile.TemporaryDirectory(prefix="fedpipe-redo-") as folder:
         copy = run.at(before(files, number, Path(folder) / files.path.name))
         if number == 0:
-            copy.initialise()
+            copy.initialize()
         elif copy.checkpoint.complete(number - 1) < number - 1:
             return None
         else:
@@ -125,9 +125,9 @@ def before(files: RunFiles, number: int, folder: Path) -> RunFiles:
     copy = RunFiles(folder)
     copy.history.mkdir(parents=True)
     copy.settings.write_bytes(files.settings.read_bytes())
-    packed = packs.contents(packs.of(files.history))
+    packed = archive.contents(archive.of(files.history))
     before = {name: data for name, data in packed.items() if int(Path(name).parent.name) < number}
-    packs.of(copy.history).write_bytes(packs.join(before))
+    archive.of(copy.history).write_bytes(archive.join(before))
     for earlier in range(number):
         if files.round(earlier).path.is_dir():
             copy.round(earlier).path.symlink_to(files.round(earlier).path.resolve(), target_is_directory=True)

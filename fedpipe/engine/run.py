@@ -22,7 +22,7 @@ import pyarrow as pa
 import torch
 
 import fedpipe
-from fedpipe import artifacts, code, streams
+from fedpipe import artifacts, code, rng
 from fedpipe.algorithms._dw import complete
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.artifacts import RunFiles
@@ -33,7 +33,7 @@ from fedpipe.engine import evaluation, redo
 from fedpipe.engine.block import Block
 from fedpipe.engine.checkpoint import Checkpoint
 from fedpipe.engine.clients import Clients
-from fedpipe.engine.executor import Executor, Score, Test, canonical, finite, first
+from fedpipe.engine.executor import Executor, Score, Test, finite, init_client, to_host
 from fedpipe.engine.loop import Loop
 from fedpipe.engine.pruning import prune
 from fedpipe.engine.stack import Stack
@@ -87,7 +87,7 @@ class Run:
         self.algorithm = bare.bind(net, self.federation)
         self.executor = self._executor(execution.stack if family.stackable else 1, threads)
         with torch.no_grad():
-            self._first = canonical(first(self.algorithm, self.algorithm.init(self.fresh), self.fresh))
+            self._first = to_host(init_client(self.algorithm, self.algorithm.init(self.fresh), self.fresh))
         self.checkpoint = Checkpoint(files, self._first)
         self._begun: dict[int, Mapping[Test, Score]] = {}
         self._is_copy = False
@@ -115,11 +115,11 @@ class Run:
         """
         if index and self._one_model:
             raise SettingsError(several(self.settings.algorithm["name"]))
-        return self.algorithm.net.fresh(streams.entropy(self.settings.seed, f"init/{index}"))
+        return self.algorithm.net.fresh(rng.entropy(self.settings.seed, f"init/{index}"))
 
     def participants(self, number: int) -> list[int]:
         """The clients of a round, in ascending order."""
-        draw = streams.generator(self.settings.seed, "participants", number)
+        draw = rng.generator(self.settings.seed, "participants", number)
         count = self.federation.participants
         return sorted(draw.choice(self.federation.clients, count, replace=False).tolist())
 
@@ -131,10 +131,10 @@ class Run:
         """The server's state after a round."""
         return self.checkpoint.server(number)
 
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         """Round 0: the server's initial state."""
         with torch.no_grad():
-            server = canonical(self.algorithm.init(self.fresh))
+            server = to_host(self.algorithm.init(self.fresh))
         nobody = [-1] * self.federation.clients
         facts = {"observed": {}, "made_by": [self.made_by()], "trained_on": dict(self.clients.trained_on)}
         self.checkpoint.seal(0, server, [], [], {}, last=nobody, **facts)
@@ -171,7 +171,7 @@ class Run:
             rows = np.flatnonzero(whole)
             uploads = Uploads([ids[row] for row in rows], weights[rows].tolist(), [sent[row] for row in rows])
             with torch.no_grad():
-                server = canonical(self.algorithm.combine(server, uploads))
+                server = to_host(self.algorithm.aggregate(server, uploads))
         traffic = {
             "client": pa.array(ids, pa.int32()),
             "samples": pa.array(sizes, pa.int64()),
@@ -187,11 +187,11 @@ class Run:
             measured = {client: {test: each[test] for test in tests} for client, each in fine}
             path = {"trained": files.trained, "kept": files.kept}[model]
             hashes[path.name] = artifacts.write_parquet(path, evaluation.table(number, model, measured))
-        matrices = {-1: self.algorithm.exchanged(server)} | {i: self.algorithm.exchanged(up) for i, _, up in uploads}
+        matrices = {-1: self.algorithm.matrices(server)} | {i: self.algorithm.matrices(up) for i, _, up in uploads}
         if matrices[-1]:
             table = evaluation.matrices(number, "exchanged", matrices)
             hashes[files.exchanged.name] = artifacts.write_parquet(files.exchanged, table)
-        observed = {name: float(value) for name, value in self.algorithm.observe(server).items()}
+        observed = {name: float(value) for name, value in self.algorithm.metrics(server).items()}
         made_by = _distinct([block.made_by for block in blocks])
         if all(made["shared"] != code.shared() for made in made_by):  # its blocks are of other code than the server
             made_by.append(self.made_by())
@@ -253,7 +253,7 @@ class Run:
         artifacts.sweep(self.files.path)
         done = self.checkpoint.complete(stop, self._keep_models)
         if done < 0:
-            self.initialise()
+            self.initialize()
             done = 0
         self._same_data(done)
         yield done

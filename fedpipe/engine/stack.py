@@ -20,25 +20,25 @@ from fedpipe.engine.clients import Clients, Integers
 from fedpipe.engine.executor import (
     MEASURE_BATCH,
     Outcome,
+    Phase,
     Score,
-    Stage,
     Test,
-    begin,
-    canonical,
     descend,
+    eval_mode,
     keep,
     move,
     noisy,
     passes,
-    prepared,
     readout,
-    recorded,
     size_in_bytes,
     stack,
-    still,
-    trained,
-    training,
+    start_client,
+    to_host,
+    train_mode,
+    trained_names,
     unstack,
+    with_batch_stats,
+    with_optimizer_state,
 )
 from fedpipe.tensors import Tensors
 
@@ -59,7 +59,7 @@ class Stack:
     width
         Clients in a stack; device memory grows with it, not with the number of clients.
     finetune_epochs
-        Epochs of the stage ``finetune``.
+        Epochs of the phase ``finetune``.
     """
 
     def __init__(self, algorithm: Algorithm, clients: Clients, width: int, finetune_epochs: int = 1) -> None:
@@ -70,7 +70,7 @@ class Stack:
 
     def run(
         self,
-        stage: Stage,
+        phase: Phase,
         round: int,
         ids: Sequence[int],
         kept: Callable[[int], State],
@@ -82,11 +82,11 @@ class Stack:
             members = list(ids[first : first + self._width])
             padded = members + members[-1:] * (self._width - len(members))
             with torch.no_grad():
-                yield from self._stack(stage, round, members, padded, kept, send, tests)
+                yield from self._stack(phase, round, members, padded, kept, send, tests)
 
     def _stack(
         self,
-        stage: Stage,
+        phase: Phase,
         round: int,
         members: list[int],
         padded: list[int],
@@ -100,15 +100,15 @@ class Stack:
         axes = dict.fromkeys(common) | dict.fromkeys(own, 0)
         resident = move(stack([kept(client) for client in padded]), device)
         facts = self._clients.facts(padded, round)
-        state: State = vmap(functools.partial(begin, algorithm), in_dims=(0, axes, 0))(resident, received, facts)
+        state: State = vmap(functools.partial(start_client, algorithm), in_dims=(0, axes, 0))(resident, received, facts)
         work = _Work(algorithm, self._clients, round, padded, len(members))
-        for each in passes(algorithm, stage, self._finetune_epochs):
+        for each in passes(algorithm, phase, self._finetune_epochs):
             state = work.run(each, state)
-        scores = {test: work.scores(state, stage, test) for test in tests}
+        scores = {test: work.scores(state, phase, test) for test in tests}
         upload, kept_on = {}, {}
-        if stage == "train":
-            upload = canonical(vmap(algorithm.upload)(state))
-            kept_on = canonical(vmap(functools.partial(keep, algorithm))(state))
+        if phase == "train":
+            upload = to_host(vmap(algorithm.upload)(state))
+            kept_on = to_host(vmap(functools.partial(keep, algorithm))(state))
         for row, client in enumerate(members):
             mine = {test: rows[row] for test, rows in scores.items()}
             down = size_in_bytes(algorithm.traffic(common | unstack(own, row)))
@@ -148,8 +148,8 @@ class _Work:
         first = self._epochs.get(each.stream, 0)
         count = federation.local_epochs if each.epochs is None else each.epochs
         self._epochs[each.stream] = first + count
-        names, size = trained(algorithm, each, state), federation.batch_size * each.batches
-        state = vmap(functools.partial(prepared, algorithm, each))(state)
+        names, size = trained_names(algorithm, each, state), federation.batch_size * each.batches
+        state = vmap(functools.partial(with_optimizer_state, algorithm, each))(state)
 
         def step(client: State, *batch: Tensor) -> State:
             gradient = _Gradient(algorithm, each, names, Batch(*batch))
@@ -157,7 +157,7 @@ class _Work:
                 client = each.step(client, gradient.batch, gradient)
             else:
                 client = gradient.descend(client, gradient(client)[0])
-            return recorded(each, client, gradient.recorded) if gradient.recorded else client
+            return with_batch_stats(each, client, gradient.recorded) if gradient.recorded else client
 
         active = torch.as_tensor(self._present, device=self._clients.device)
         for epoch in range(first, first + count):
@@ -184,11 +184,11 @@ class _Work:
         samples = self._clients.train if each.on == "train" else self._clients.validation
 
         def measure(client: State, *batch: Tensor) -> dict[str, Tensor]:
-            with still(self._algorithm, client, mask=batch[2]):
-                return each.each(client, Batch(*batch))
+            with eval_mode(self._algorithm, client, mask=batch[2]):
+                return each.sums(client, Batch(*batch))
 
         def follow(client: State, sums: dict[str, Tensor]) -> State:
-            with still(self._algorithm, client):
+            with eval_mode(self._algorithm, client):
                 return each.then(client, sums)
 
         orders = [samples[client] for client in self._ids]
@@ -198,7 +198,7 @@ class _Work:
             totals = {name: totals[name] + term if totals else term for name, term in terms.items()}
         return vmap(follow)(state, totals)
 
-    def scores(self, state: State, stage: Stage, test: Test) -> list[Score]:
+    def scores(self, state: State, phase: Phase, test: Test) -> list[Score]:
         """Every client of the stack on its own or on the global test set."""
         if test == "local":
             orders = [self._clients.test[client] for client in self._ids]
@@ -212,8 +212,8 @@ class _Work:
 
         def score(client: State, *samples: Tensor) -> tuple[Tensor, Tensor]:
             batch = Batch(*samples)
-            with still(self._algorithm, client, batch.mask):
-                logits = readout(self._algorithm, stage)(client, batch.x)
+            with eval_mode(self._algorithm, client, batch.mask):
+                logits = readout(self._algorithm, phase)(client, batch.x)
             hits, losses = (logits.argmax(-1) == batch.y), F.cross_entropy(logits, batch.y, reduction="none")
             losses = torch.where(samples[2] > 0, losses, 0)  # infinity times a mask of 0 would be NaN
             return batch.sum(hits.to(logits.dtype)), batch.sum(losses)
@@ -264,7 +264,7 @@ class _Gradient:
         batch, group = batch or self.batch, client[self._each.group]
 
         def value(parameters: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-            with training(self._algorithm, self._each, client, batch) as statistics:
+            with train_mode(self._algorithm, self._each, client, batch) as statistics:
                 return self._each.loss(client | {self._each.group: group | parameters}, batch), statistics
 
         found, (loss, self.recorded) = grad_and_value(value, has_aux=True)(group.only(self._names))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from fedpipe import artifacts, code, packs
+from fedpipe import archive, artifacts, code
 from fedpipe.artifacts import RESTORE, RunFiles
 from fedpipe.changes import made_elsewhere
 from fedpipe.config import Execution
@@ -41,8 +41,8 @@ def rehash(files: RunFiles) -> Verdict:
         count += 1
         if not artifacts.intact(path, artifacts.manifest(path, delete.with_suffix(".json").name)):
             wrong[str(path)] = delete
-    if not packs.sound(archive := packs.of(files.history)):
-        wrong[str(archive)] = files.path
+    if not archive.sound(zipped := archive.of(files.history)):
+        wrong[str(zipped)] = files.path
     rounds = files.complete()
     for number in rounds if not wrong else ():
         folder = files.round(number)

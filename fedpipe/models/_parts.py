@@ -20,10 +20,10 @@ def need_images(family: Model, shape: tuple[int, ...], side: int = 1, channels: 
     if len(shape) == 3 and min(shape[1:]) >= side and channels in (None, shape[0]):
         return
     name = name_of(MODEL, type(family))
-    colours = f" with {channels} channels" if channels else ""
+    colors = f" with {channels} channels" if channels else ""
     least = f" of {side}x{side} or more" if side > 1 else ""
     least += " ('cnn' is made for smaller ones)" if side > 4 and len(shape) == 3 else ""
-    raise SettingsError(f"model.name: '{name}' can't take inputs of shape {shape}; it needs images{colours}{least}.")
+    raise SettingsError(f"model.name: '{name}' can't take inputs of shape {shape}; it needs images{colors}{least}.")
 
 
 def need_tokens(family: Model, shape: tuple[int, ...]) -> None:

@@ -68,7 +68,7 @@ class Model(Component):
         """
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """A network with PyTorch's default initialisation, for inputs of this shape and C classes."""
+        """A network with PyTorch's default initialization, for inputs of this shape and C classes."""
         raise NotImplementedError
 
     def outline(self, shape: tuple[int, ...], classes: int) -> Network:
@@ -198,7 +198,7 @@ class Net:
         Where calls are computed.
     buffers
         ``average``: buffers are part of a model; ``keep``: each client has its own; ``drop``: there are none, and every
-        batch is normalised by its own statistics.
+        batch is normalized by its own statistics.
 
     Attributes
     ----------
@@ -209,7 +209,7 @@ class Net:
     body_names, head_names
         All tensors of a model that belong to the body, or to the head; buffers too.
     norm_names
-        All tensors of a model that belong to normalisation layers, wherever they are inside.
+        All tensors of a model that belong to normalization layers, wherever they are inside.
     """
 
     def __init__(
@@ -254,14 +254,14 @@ class Net:
         A ``teacher`` is in evaluation mode whatever the pass; where statistics are the client's own, with those that it
         had as it began.
         """
-        with self.mode.still() if teacher else nullcontext():
+        with self.mode.eval_mode() if teacher else nullcontext():
             tensors = {**self.mode.buffers, **model}
             logits: Tensor = functional_call(self._module, tensors, (x,), tie_weights=self._tied)
         return logits
 
     def features(self, model: Tensors, x: Tensor, *, teacher: bool = False) -> Tensor:
         """What the body makes of the inputs, shape (B, d); tensors of the head need not be given."""
-        with self.mode.still() if teacher else nullcontext():
+        with self.mode.eval_mode() if teacher else nullcontext():
             tensors = {**self.mode.buffers, **model}
             body = {name[5:]: value for name, value in tensors.items() if name.startswith("body.")}
             features: Tensor = functional_call(self._module.body, body, (x,), tie_weights=self._tied)
@@ -274,14 +274,14 @@ class Net:
         return logits
 
     def layers(self) -> list[tuple[str, ...]]:
-        """The names of each parametrised layer's tensors, buffers included, from the input to the output."""
+        """The names of each parametrized layer's tensors, buffers included, from the input to the output."""
         found: dict[str, list[str]] = {}
         for name in self.names + self.buffer_names:
             found.setdefault(name.rpartition(".")[0], []).append(name)
         return [tuple(names) for names in found.values()]
 
     def last(self, count: int, buffers: bool = True) -> tuple[str, ...]:
-        """The names of the last ``count`` parametrised layers' tensors; where there are fewer, of all of them."""
+        """The names of the last ``count`` parametrized layers' tensors; where there are fewer, of all of them."""
         layers = self.layers()
         names = [name for layer in layers[max(0, len(layers) - count) :] for name in layer]
         return tuple(name for name in names if buffers or name in self.names)

@@ -23,7 +23,7 @@ class CNN(Model):
     hidden
         Width of the hidden layer, which is the feature width d.
     batch_norm
-        Batch normalisation after each convolution.
+        Batch normalization after each convolution.
     bias
         Whether the output layer has a bias; without, it is the baseline that FedDW is to be compared with.
     """
@@ -50,5 +50,5 @@ class CNN(Model):
         return Network(body, nn.Linear(self.hidden, classes, bias=self.bias))
 
     def _block(self, depth: int, channels: int) -> list[nn.Module]:
-        normalised = [nn.BatchNorm2d(channels)] if self.batch_norm else []
-        return [nn.Conv2d(depth, channels, 3, padding=1), *normalised, nn.MaxPool2d(2), nn.ReLU()]
+        normalized = [nn.BatchNorm2d(channels)] if self.batch_norm else []
+        return [nn.Conv2d(depth, channels, 3, padding=1), *normalized, nn.MaxPool2d(2), nn.ReLU()]

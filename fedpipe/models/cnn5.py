@@ -20,7 +20,7 @@ class CNN5(Model):
 
     PFPS-LWC says no more than "five-layer CNN", of which four layers are the extractor and the fifth is the
     classifier. This reading takes two convolutions and three linear layers with the widths of LeNet-5 (6, 16, 120, 84),
-    which are the usual ones of CNNs for CIFAR-10 in personalised federated learning: 62,006 parameters. All are
+    which are the usual ones of CNNs for CIFAR-10 in personalized federated learning: 62,006 parameters. All are
     settings, since the paper states none; FedBN, with which it compares, needs ``batch_norm``, whose layers stand where
     FedBN's own network has them. Source: PFPS-LWC, its experimental setup.
 
@@ -31,7 +31,7 @@ class CNN5(Model):
     hidden
         Widths of the two hidden layers; the second is the feature width d.
     batch_norm
-        Batch normalisation after each convolution and each hidden layer, before pooling and ReLU.
+        Batch normalization after each convolution and each hidden layer, before pooling and ReLU.
     """
 
     channels: Pair = (6, 16)
@@ -48,22 +48,22 @@ class CNN5(Model):
         side = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
         body = nn.Sequential(
             nn.Conv2d(depth, first, 5),
-            *self._normalised(nn.BatchNorm2d, first),
+            *self._normalized(nn.BatchNorm2d, first),
             nn.MaxPool2d(2),
             nn.ReLU(),
             nn.Conv2d(first, second, 5),
-            *self._normalised(nn.BatchNorm2d, second),
+            *self._normalized(nn.BatchNorm2d, second),
             nn.MaxPool2d(2),
             nn.ReLU(),
             nn.Flatten(),
             nn.Linear(second * side[0] * side[1], self.hidden[0]),
-            *self._normalised(nn.BatchNorm1d, self.hidden[0]),
+            *self._normalized(nn.BatchNorm1d, self.hidden[0]),
             nn.ReLU(),
             nn.Linear(self.hidden[0], self.hidden[1]),
-            *self._normalised(nn.BatchNorm1d, self.hidden[1]),
+            *self._normalized(nn.BatchNorm1d, self.hidden[1]),
             nn.ReLU(),
         )
         return Network(body, nn.Linear(self.hidden[1], classes))
 
-    def _normalised(self, layer: type[nn.Module], width: int) -> list[nn.Module]:
+    def _normalized(self, layer: type[nn.Module], width: int) -> list[nn.Module]:
         return [layer(width)] if self.batch_norm else []

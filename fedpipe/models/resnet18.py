@@ -21,7 +21,7 @@ class ResNet18(Model):
     """
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Colour images are needed."""
+        """Color images are needed."""
         need_images(self, shape, channels=3)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:

@@ -66,7 +66,7 @@ class VGG16(Model):
         return not any(name.startswith(BASE) for name in tensors_of(self.weights_file()))
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Colour images of at least 32x32 pixels are needed."""
+        """Color images of at least 32x32 pixels are needed."""
         need_images(self, shape, side=32, channels=3)
         if self.weights is None and self.frozen:
             raise SettingsError(

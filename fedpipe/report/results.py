@@ -16,10 +16,10 @@ from fedpipe.config import Protocol
 
 Plan = dict[str, Any]  #: as results/plan.json holds it
 Cell = dict[str, Any]  #: one of its cells
-Round = Literal["last", "best", "mean-last"]
+ReportedRound = Literal["last", "best", "mean-last"]
 
 AVERAGES = ("sample", "client", "worst")  #: over test samples; over clients; over the worst tenth of the clients
-ROUNDS: tuple[Round, ...] = ("last", "best", "mean-last")
+REPORTED_ROUNDS: tuple[ReportedRound, ...] = ("last", "best", "mean-last")
 SECONDS = ("train", "aggregate", "evaluate")
 
 
@@ -80,7 +80,7 @@ def asked(frame: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def reported(frame: pd.DataFrame, round: Round = "last", last_k: int = 5) -> pd.DataFrame:
+def reported(frame: pd.DataFrame, round: ReportedRound = "last", last_k: int = 5) -> pd.DataFrame:
     """One accuracy for each run, protocol and average of :func:`load`: a row each, without the column ``round``.
 
     Parameters

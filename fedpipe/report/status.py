@@ -28,8 +28,8 @@ from fedpipe.report.results import Plan
 from fedpipe.report.tables import DASH
 
 #: In the order in which they are shown.
-State = Literal["failed", "running", "queued", "stopped", "waiting", "done"]
-STATES: tuple[State, ...] = ("failed", "running", "queued", "stopped", "waiting", "done")
+RunState = Literal["failed", "running", "queued", "stopped", "waiting", "done"]
+RUN_STATES: tuple[RunState, ...] = ("failed", "running", "queued", "stopped", "waiting", "done")
 STYLES = {"failed": "bold red", "running": "green", "queued": "cyan", "stopped": "yellow", "waiting": "dim", "done": ""}
 RECENT = 5  #: rounds over which the rate is taken
 LINES = 5  #: of the log of a failed job
@@ -60,7 +60,7 @@ class Progress:
     """
 
     name: str
-    state: State
+    state: RunState
     rounds: int
     total: int
     accuracy: float | None
@@ -132,7 +132,7 @@ def progress(plan: Plan) -> tuple[list[Progress], list[Failure]]:
 
 def render(runs: list[Progress], failures: list[Failure], protocol: str, height: int | None = None) -> RenderableType:
     """The study's progress for a terminal; with a height, of as many runs as fit, those at work first."""
-    shown = sorted(runs, key=lambda run: STATES.index(run.state))
+    shown = sorted(runs, key=lambda run: RUN_STATES.index(run.state))
     below = [line for failure in failures for line in _told(failure)]
     room = len(shown) if height is None else max(height - len(below) - 6, 1)
     right = functools.partial(Column, justify="right")
@@ -169,8 +169,8 @@ def show(plan: Plan, watch: bool = False) -> None:
 
 def summary(runs: list[Progress]) -> str:
     """The study in a line."""
-    count = {state: sum(run.state == state for run in runs) for state in STATES}
-    states = ", ".join(f"{count[state]} {state}" for state in reversed(STATES) if count[state])
+    count = {state: sum(run.state == state for run in runs) for state in RUN_STATES}
+    states = ", ".join(f"{count[state]} {state}" for state in reversed(RUN_STATES) if count[state])
     rounds = f"{sum(run.rounds for run in runs)} of {sum(run.total for run in runs)} rounds"
     left = time_left(runs)
     ahead = "" if left is None or count["done"] == len(runs) else f"; about {duration(left)} left"
@@ -214,7 +214,7 @@ def _of(plan: Plan, run: dict[str, Any], unfinished: list[Job], since: float | N
     files, total = RunFiles(Path(run["path"])), run["rounds"]
     done = _complete(files, total)
     jobs = [job for job in unfinished if any(files.path in {path, *path.parents} for path in job.outputs)]
-    state: State
+    state: RunState
     if files.joined(total).marker.exists() and done == total:
         state = "done"
     elif any(job.failed for job in jobs):

@@ -12,7 +12,7 @@ from fedpipe import artifacts, changes
 from fedpipe.config import Data
 from fedpipe.data.heterogeneity import Overall
 from fedpipe.report import results
-from fedpipe.report.results import AVERAGES, ROUNDS, SECONDS, Plan
+from fedpipe.report.results import AVERAGES, REPORTED_ROUNDS, SECONDS, Plan
 
 DASH = "–"  #: stands for a protocol that an algorithm does not have
 
@@ -41,10 +41,15 @@ def table(plan: Plan) -> pd.DataFrame:
     cell = [*_row(plan), "protocol", "average"]
     last_k = plan["report"]["last_k"]
     found = pd.concat(
-        results.over_seeds(results.reported(frame, round, last_k), cell).assign(round=round) for round in ROUNDS
+        results.over_seeds(results.reported(frame, round, last_k), cell).assign(round=round)
+        for round in REPORTED_ROUNDS
     )
     cells = _rows(plan)
-    for name, values in (("protocol", results.protocols(plan, frame)), ("average", AVERAGES), ("round", ROUNDS)):
+    for name, values in (
+        ("protocol", results.protocols(plan, frame)),
+        ("average", AVERAGES),
+        ("round", REPORTED_ROUNDS),
+    ):
         cells = cells.merge(pd.DataFrame({name: list(values)}), how="cross")
     bytes_sent = results.traffic(plan).groupby(_row(plan), sort=False)[["bytes_down", "bytes_up"]].mean().reset_index()
     lost = results.left_out(plan).assign(diverged=lambda each: each["diverged"] > 0)

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, Facts, State, Uploads
+from fedpipe.algorithms.base import Batch, ClientInfo, State, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.tensors import Tensors
 
@@ -42,16 +42,16 @@ class Template(FedAvg):
         """What the server holds before round 1: add whatever it carries from round to round."""
         return {"model": fresh(0)}
 
-    def first(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """What a client keeps before its first round, in the shapes that `keep` returns."""
         return {"last": server["model"].only(self.net.names)}
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """What a client has at hand in a round: what it trains (``model``), and what its loss needs."""
         return {"model": received["model"], "last": kept["last"]}
 
     def loss(self, client: State, batch: Batch) -> Tensor:
-        """What a client minimises: the risk, a mean cross-entropy, and what the method adds to it."""
+        """What a client minimizes: the risk, a mean cross-entropy, and what the method adds to it."""
         drift = client["model"].only(self.net.names) - client["last"]
         return self.risk(client, batch) + self.pull / 2 * drift.square_norm()
 
@@ -63,6 +63,6 @@ class Template(FedAvg):
         """What stays at the client until it takes part again: here without the running statistics of BatchNorm."""
         return {"last": client["model"].only(self.net.names)}
 
-    def combine(self, server: State, uploads: Uploads) -> State:
+    def aggregate(self, server: State, uploads: Uploads) -> State:
         """The server's next state: ``uploads`` gives (client, weight, upload) in client order; the weights sum to 1."""
         return {"model": uploads.mean("model")}

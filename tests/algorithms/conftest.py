@@ -27,7 +27,7 @@ def quadratic(a, b, x):
 
 
 def with_risk(algorithm, risk):
-    """The same algorithm whose clients minimise ``risk``, with a and b their samples and x the only parameter."""
+    """The same algorithm whose clients minimize ``risk``, with a and b their samples and x the only parameter."""
 
     class Toy(type(algorithm)):
         def risk(self, client, batch):
@@ -73,7 +73,7 @@ def fine_tuned():
 
     def tune(trial, client, parts):
         module, federation = MLP(hidden=(6,)).build((5,), 4).double(), trial.algorithm.federation
-        module.load_state_dict(trial.begin(client)["model"])
+        module.load_state_dict(trial.start(client)["model"])
         trained = [value for name, value in module.named_parameters() if name.startswith(parts)]
         rule = torch.optim.SGD(trained, federation.learning_rate, federation.momentum)
         order = trial.clients.order(client, trial.rounds + 1, "finetune", 0)

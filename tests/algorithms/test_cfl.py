@@ -39,7 +39,7 @@ def step(algorithm, server, updates, weights=None):
     models = [own["model"].map(lambda value, at=row: value[at]) for row in range(len(updates))]
     moved = [model + torch.tensor([update], dtype=f64) for model, update in zip(models, updates.values(), strict=True)]
     sent = [{"model": model} for model in moved]
-    return algorithm.combine(server, Uploads(list(updates), weights or [1.0] * len(updates), sent))
+    return algorithm.aggregate(server, Uploads(list(updates), weights or [1.0] * len(updates), sent))
 
 
 def place(server, client):
@@ -56,7 +56,7 @@ def test_the_example_of_three_updates_splits(make_server):
     assert server["norms"].tolist() == pytest.approx([0.301846, 1], abs=1e-6)
     assert server["cluster"].tolist() == [0, 0, 2]
     assert [place(server, client) for client in range(3)] == [[0.95, 0.05], [0.95, 0.05], [-1, 0]]
-    assert {name: float(value) for name, value in algorithm.observe(server).items()}["clusters"] == 2
+    assert {name: float(value) for name, value in algorithm.metrics(server).items()}["clusters"] == 2
 
 
 @pytest.mark.parametrize("parameters", [{"eps1": 0.3}, {"eps2": 1.0}, {"gamma": 0.999}, {"after": 1}])
@@ -139,7 +139,7 @@ def test_updates_of_zero_have_no_direction(make_server):
 def test_without_a_split_it_is_fedavg(make_trial, assert_same, parameters, weighting):
     ours, plain = (make_trial(each, weighting=weighting, momentum=0.9) for each in (CFL(**parameters), FedAvg()))
     for _ in range(3):
-        assert_same(ours.begin(2)["model"], plain.begin(2)["model"], within=1e-14)
+        assert_same(ours.start(2)["model"], plain.start(2)["model"], within=1e-14)
         assert_same(ours.train()[0].upload, plain.train()[0].upload, within=1e-14)
         ours.run()
         plain.run()
@@ -149,7 +149,7 @@ def test_equal_uploads_are_each_clusters_next_model(make_server):
     algorithm, server = make_server(4, eps1=10.0)
     server = step(algorithm, server, {client: at(angle) for client, angle in enumerate((0, 5, 180, 185))})
     sent = [{"model": Tensors({"head.weight": torch.tensor([[7.0, 8.0]], dtype=f64)})}] * 4
-    server = algorithm.combine(server, Uploads(range(4), [1, 2, 3, 4], sent))
+    server = algorithm.aggregate(server, Uploads(range(4), [1, 2, 3, 4], sent))
     assert [place(server, client) for client in range(4)] == [pytest.approx([7, 8], abs=1e-14)] * 4
 
 
@@ -188,8 +188,8 @@ def test_opposed_clients_part(make_opposed, assert_same, width):
         plain.server, plain.rounds = {"model": pick(split, members[0])}, rounds
         plain.run(3, ids=members)
         assert_same(pick(trial.server["models"], members[0]), plain.server["model"], within=1e-13)
-    for outcome in trial.run(5).train(tests=("local",), stage="receive"):
+    for outcome in trial.run(5).train(tests=("local",), phase="receive"):
         score = outcome.scores["local"]
         assert score.correct >= 0.8 * score.total
     assert trial.server["cluster"].tolist() == [0, 1, 0, 1, 0, 1]
-    assert trial.algorithm.deploy(trial.server) is None
+    assert trial.algorithm.global_model(trial.server) is None

@@ -121,9 +121,9 @@ def holds(oracle, name):
         pytest.skip(EXCEPTIONS[oracle][name])
 
 
-def insisting(name, optimiser):
-    """The algorithm, told to obey where its theory asks for another optimiser."""
-    return build(name, adam=True) if optimiser == "adam" and build(name).needs_sgd else build(name)
+def insisting(name, optimizer):
+    """The algorithm, told to obey where its theory asks for another optimizer."""
+    return build(name, adam=True) if optimizer == "adam" and build(name).needs_sgd else build(name)
 
 
 def model_parts(name, server):
@@ -139,12 +139,12 @@ def results(outcomes):
 
 
 @pytest.mark.parametrize("width", [3, 7])
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("optimizer", OPTIMISERS)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_stack_computes_what_the_loop_computes(make_trial, assert_same, name, optimiser, width):
+def test_the_stack_computes_what_the_loop_computes(make_trial, assert_same, name, optimizer, width):
     """Four participants of unequal sizes: a width of 3 pads the last stack, a width of 7 the only one."""
-    settings = OPTIMISERS[optimiser]
-    loop, stack = (make_trial(insisting(name, optimiser), width=each, **settings) for each in (None, width))
+    settings = OPTIMISERS[optimizer]
+    loop, stack = (make_trial(insisting(name, optimizer), width=each, **settings) for each in (None, width))
     met = set()
     for _ in range(3):
         loop.run(tests=("local", "global"))
@@ -165,7 +165,7 @@ def test_the_stack_computes_what_the_loop_computes_with_convolutions(make_trial,
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_batch_normalisation(make_trial, assert_same, name):
+def test_batch_normalization(make_trial, assert_same, name):
     """In loop and stack alike; running statistics are finite, and those of two samples or more moved."""
     loop, stack = (make_trial(build(name), "norm", width=each) for each in (None, 3))
     initial = loop.fresh(0)
@@ -226,22 +226,22 @@ def test_u1_equal_uploads_are_the_next_model(make_trial, assert_same, name):
     sent = trial.outcomes[-1].upload
     ids = [outcome.client for outcome in trial.outcomes]
     weights = trial.clients.sizes[ids].tolist()
-    trial.server = trial.combine(Uploads(ids, weights, [sent] * len(ids)))
-    trial.kept = dict.fromkeys(trial.kept, trial.first)
+    trial.server = trial.aggregate(Uploads(ids, weights, [sent] * len(ids)))
+    trial.kept = dict.fromkeys(trial.kept, trial.initial)
     model = sent["model"] if "model" in sent else sent["body"]
     for client in ids:
-        assert_same(trial.begin(client)["model"].only(model), model, within=1e-14)
+        assert_same(trial.start(client)["model"].only(model), model, within=1e-14)
 
 
 @pytest.mark.parametrize(
-    ("name", "optimiser"),
-    [(name, optimiser) for name in CENTRALISED for optimiser in ("sgd", "plain")],
+    ("name", "optimizer"),
+    [(name, optimizer) for name in CENTRALISED for optimizer in ("sgd", "plain")],
 )
-def test_u2_one_client_is_centralised_training(make_clients, make_trial, assert_same, name, optimiser):
+def test_u2_one_client_is_centralized_training(make_clients, make_trial, assert_same, name, optimizer):
     algorithm = build(name, **CENTRALISED[name])
-    if name in PLAIN and optimiser == "sgd":
+    if name in PLAIN and optimizer == "sgd":
         pytest.skip("its local steps have no momentum")
-    settings = {"learning_rate": 0.1, "weight_decay": 0.01, "momentum": 0.9 if optimiser == "sgd" else 0.0}
+    settings = {"learning_rate": 0.1, "weight_decay": 0.01, "momentum": 0.9 if optimizer == "sgd" else 0.0}
     clients = make_clients(sizes=[17], labels=lambda client: range(4))
     trial = make_trial(algorithm, clients=clients, participation=1.0, **settings)
 
@@ -257,7 +257,7 @@ def test_u2_one_client_is_centralised_training(make_clients, make_trial, assert_
                 torch.nn.functional.cross_entropy(module(x), y).backward()
                 rule.step()
     central = Tensors((key, value.detach()) for key, value in module.named_parameters())
-    assert_same(trial.run(3).begin(0)["model"], central, within=1e-12)
+    assert_same(trial.run(3).start(0)["model"], central, within=1e-12)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -268,14 +268,14 @@ def test_u3_the_order_of_clients_does_not_matter(make_trial, assert_same, name):
     shuffled = np.random.default_rng(1).permutation(len(uploads)).tolist()
     ids, weights, states = zip(*(uploads[index] for index in shuffled), strict=True)
     assert ids != uploads.ids
-    assert_same(trial.combine(Uploads(ids, weights, states)), trial.combine(uploads), within=1e-12)
+    assert_same(trial.aggregate(Uploads(ids, weights, states)), trial.aggregate(uploads), within=1e-12)
 
 
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("optimizer", OPTIMISERS)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_u4_without_a_learning_rate_no_model_changes(make_trial, assert_same, name, optimiser):
+def test_u4_without_a_learning_rate_no_model_changes(make_trial, assert_same, name, optimizer):
     holds("U4", name)
-    trial = make_trial(insisting(name, optimiser), **OPTIMISERS[optimiser] | {"learning_rate": 0.0})
+    trial = make_trial(insisting(name, optimizer), **OPTIMISERS[optimizer] | {"learning_rate": 0.0})
     before = model_parts(name, trial.server)
     assert_same(model_parts(name, trial.run(3).server), before, within=1e-14)
 
@@ -334,7 +334,7 @@ def test_traffic_is_what_the_specification_says(make_trial, name, width):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_states_keep_their_shapes(make_trial, name, width):
     trial = make_trial(build(name), width=width)
-    server, kept = _outline(trial.server), _outline(trial.first)
+    server, kept = _outline(trial.server), _outline(trial.initial)
     for _ in range(2):
         trial.run()
         assert _outline(trial.server) == server
@@ -370,7 +370,7 @@ def test_training_leaves_what_it_was_given_as_it_was(make_trial, assert_same, na
     """Passes are pure: neither the server's state nor the kept ones change while clients train."""
     trial = make_trial(build(name)).run(1)
     before = pytree.tree_map(torch.clone, (trial.server, trial.kept))
-    trial.combine(trial.uploads(trial.train()))
+    trial.aggregate(trial.uploads(trial.train()))
     assert_same((trial.server, trial.kept), before)
 
 

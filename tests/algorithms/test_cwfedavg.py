@@ -27,7 +27,7 @@ def models(algorithm, count):
 def aggregate(algorithm, uploads):
     """The server's state after the uploads, and the personal model of every client."""
     server = algorithm.init(algorithm.net.fresh)
-    state = algorithm.combine(server, uploads)
+    state = algorithm.aggregate(server, uploads)
     base, own = algorithm.send(state, range(algorithm.federation.clients))
     personal = [
         base["base"] | own["upper"].map(lambda value, row=row: value[row])
@@ -75,7 +75,7 @@ def test_training_with_equal_class_distributions_is_fedavg(make_clients, make_tr
     class_wise = make_trial(CwFedAvg(wdr=0.0, distribution="empirical"), **settings).run(3)
     plain = make_trial(FedAvg(), **settings).run(3)
     for client in plain.participants(3):
-        assert_same(class_wise.begin(client)["model"], plain.server["model"], within=1e-12)
+        assert_same(class_wise.start(client)["model"], plain.server["model"], within=1e-12)
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -83,7 +83,7 @@ def test_without_class_wise_layers_it_is_fedavg_bit_by_bit(make_trial, assert_sa
     class_wise = make_trial(CwFedAvg(wdr=0.0, class_wise=0), width=width).run(3)
     plain = make_trial(FedAvg(), width=width).run(3)
     assert_same(class_wise.server["base"], plain.server["model"])
-    assert_same(class_wise.begin(2)["model"], plain.server["model"])
+    assert_same(class_wise.start(2)["model"], plain.server["model"])
 
 
 def test_one_class_a_client_is_fedavg_among_its_owners(assert_same):
@@ -142,7 +142,7 @@ def test_a_class_that_nobody_owns_is_left_out():
     trained = models(algorithm, 2)
     server = algorithm.init(algorithm.net.fresh)
     server["distributions"][2] = torch.tensor([0.0, 0.2, 0.8], dtype=f64)
-    state = algorithm.combine(server, counted(trained, [[3, 1, 0], [0, 4, 0]]))
+    state = algorithm.aggregate(server, counted(trained, [[3, 1, 0], [0, 4, 0]]))
     assert state["owned"].tolist() == [1, 1, 0]
     own = algorithm.send(state, [0, 1, 2])[1]["upper"]
     assert own.flat().isfinite().all()
@@ -155,7 +155,7 @@ def test_a_class_that_nobody_owns_trains_without_nan(make_clients, make_trial):
     clients = make_clients(labels=lambda client: [0, client % 3])
     trial = make_trial(CwFedAvg(distribution="empirical"), clients=clients).run(3)
     assert float(trial.server["owned"][3]) == 0
-    assert all(trial.begin(client)["model"].flat().isfinite().all() for client in range(8))
+    assert all(trial.start(client)["model"].flat().isfinite().all() for client in range(8))
 
 
 def test_a_client_whose_only_class_nobody_owned_gets_no_model_of_zeros(make_clients, make_trial):
@@ -164,7 +164,7 @@ def test_a_client_whose_only_class_nobody_owned_gets_no_model_of_zeros(make_clie
     trial = make_trial(CwFedAvg(distribution="empirical"), clients=clients).run(1, ids=[0, 1]).run(1, ids=[0, 2])
     assert trial.server["owned"].tolist() == [1, 0, 1, 0]
     for client in (0, 1, 2):
-        assert trial.begin(client)["model"]["head.weight"].norm() > 0.1
+        assert trial.start(client)["model"]["head.weight"].norm() > 0.1
 
 
 def test_clients_outside_the_round_keep_their_distribution(make_trial):
@@ -181,7 +181,7 @@ def test_clients_outside_the_round_keep_their_distribution(make_trial):
 def test_the_initial_models_are_equal(make_trial, assert_same):
     trial = make_trial(CwFedAvg(class_wise="all"))
     for client in (0, 5):
-        assert_same(trial.begin(client)["model"], trial.fresh(0), within=1e-15)
+        assert_same(trial.start(client)["model"], trial.fresh(0), within=1e-15)
 
 
 @pytest.mark.parametrize(("class_wise", "count"), [("output", 2), (1, 2), (2, 4), ("all", 8)])
@@ -198,7 +198,7 @@ def test_other_layers_are_fedavgs(make_trial, assert_same):
     assert_same(class_wise.server["base"].only(body), plain.server["model"].only(body), within=1e-14)
 
 
-# -- the regulariser -------------------------------------------------------------------------------------------------
+# -- the regularizer -------------------------------------------------------------------------------------------------
 
 
 def wdr(algorithm, head, p):
@@ -258,8 +258,8 @@ def test_a_head_of_zeros_makes_no_nan():
 @pytest.mark.parametrize("width", [None, 3])
 def test_clients_know_their_true_distribution(make_trial, width):
     trial = make_trial(CwFedAvg(distribution="empirical"), width=width)
-    assert trial.begin(0)["p"].tolist() == [1, 0, 0, 0]
-    assert trial.begin(1)["p"].tolist() == pytest.approx([0, 0.6, 0.4, 0])
+    assert trial.start(0)["p"].tolist() == [1, 0, 0, 0]
+    assert trial.start(1)["p"].tolist() == pytest.approx([0, 0.6, 0.4, 0])
     assert trial.train([1])[0].upload["counts"].tolist() == [0, 3, 2, 0]
 
 

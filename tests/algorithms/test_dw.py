@@ -92,7 +92,7 @@ def test_personal_heads_come_nearer_to_the_soft_labels(make_trial):
 
 @pytest.mark.parametrize("width", [None, 3])
 def test_personal_models_are_made_alike_in_training_and_evaluation(make_trial, width):
-    """Per-FedAvg's step from a model that training leaves as it is: the same on the same batch, and regularised."""
+    """Per-FedAvg's step from a model that training leaves as it is: the same on the same batch, and regularized."""
 
     def loss(stage, mu):
         algorithm = registry.build(registry.ALGORITHM, "perfedavg", {"alpha": 0.5, "dw": {"mu": mu}})
@@ -103,7 +103,7 @@ def test_personal_models_are_made_alike_in_training_and_evaluation(make_trial, w
     assert loss("receive", 20.0) == pytest.approx(loss("train", 20.0), rel=1e-12)
 
 
-def test_fedalas_mixing_is_regularised(make_trial):
+def test_fedalas_mixing_is_regularized(make_trial):
     weights = []
     for mu in (0.0, 20.0):
         trial = make_trial(build("fedala", mu), bare, participation=1.0).run(1)
@@ -113,7 +113,7 @@ def test_fedalas_mixing_is_regularised(make_trial):
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("feddw", "FedDW regularises by itself; set mu instead"), ("fednh", "FedNH trains no classification layer")],
+    [("feddw", "FedDW regularizes by itself; set mu instead"), ("fednh", "FedNH trains no classification layer")],
 )
 def test_methods_that_have_no_use_for_it_refuse(name, reason):
     with pytest.raises(SettingsError, match=rf"^algorithms.mine.dw: {{'mu': 0.5}} can't be used, since {reason}"):
@@ -124,8 +124,8 @@ def test_methods_that_have_no_use_for_it_refuse(name, reason):
 
 def test_what_is_exchanged_is_recorded(make_trial):
     trial = make_trial(build("fedprox", 0.1), bare).run()
-    assert set(trial.algorithm.exchanged(trial.server)) == {"SL"}
-    assert set(trial.algorithm.exchanged(trial.outcomes[0].upload)) == {"SL"}
+    assert set(trial.algorithm.matrices(trial.server)) == {"SL"}
+    assert set(trial.algorithm.matrices(trial.outcomes[0].upload)) == {"SL"}
 
 
 def test_in_params_yaml_it_is_a_section_of_any_algorithm():

@@ -38,7 +38,7 @@ def value(state, part):
 
 
 def test_a_quarter_of_the_way(make_mixing):
-    assert value(make_mixing(FedALA(), 0.25).begin(0), "model") == 2.75
+    assert value(make_mixing(FedALA(), 0.25).start(0), "model") == 2.75
 
 
 def test_a_step_of_the_weights(make_mixing):
@@ -89,7 +89,7 @@ def test_weights_of_zero_keep_the_top_local(make_trial, assert_same):
     trial = make_trial(FedALA(rate=0.0), participation=1.0).run()
     trial.kept = {client: state | {"weights": state["weights"].zeros()} for client, state in trial.kept.items()}
     for client in (0, 3, 7):
-        model = trial.begin(client)["model"]
+        model = trial.start(client)["model"]
         assert_same(model.only(trial.net.head_names), trial.kept[client]["local"])
         assert_same(model.only(trial.net.body_names), trial.server["model"].only(trial.net.body_names))
 
@@ -154,8 +154,8 @@ def test_the_first_mixing_ends_when_losses_stand_still(make_mixing):
 
 def test_newcomers_take_the_global_model(make_trial, assert_same):
     trial = make_trial(FedALA()).run(2, ids=[0, 1, 3])
-    assert_same(trial.begin(6)["model"], trial.server["model"])
-    assert not torch.equal(trial.begin(3)["model"]["head.weight"], trial.server["model"]["head.weight"])
+    assert_same(trial.start(6)["model"], trial.server["model"])
+    assert not torch.equal(trial.start(3)["model"]["head.weight"], trial.server["model"]["head.weight"])
 
 
 def test_weights_leave_one_and_stay_in_bounds(make_trial):

@@ -88,7 +88,7 @@ def test_training_begins_at_the_mixture(make_toy):
     sigma = 1.44 / math.log(2)
     trial = make_toy(FedAMP(sigma=sigma, alpha=sigma / 2)).run()
     assert personal(trial) == pytest.approx([0, 1.2], abs=1e-14)
-    mixtures = [float(trial.begin(client)["mixture"]["head.weight"]) for client in (0, 1)]
+    mixtures = [float(trial.start(client)["mixture"]["head.weight"]) for client in (0, 1)]
     assert mixtures == pytest.approx([0.3, 0.9], abs=1e-14)
     assert personal(trial.run()) == pytest.approx([0.27, 1.83], abs=1e-14)
 
@@ -112,7 +112,7 @@ def test_a_client_alone_is_near_its_own_last_model(make_toy):
     trial = make_toy(FedAMP(), [(3.0, 4.0)])
     for _ in range(3):
         trial.run()
-        assert float(trial.begin(0)["mixture"]["head.weight"]) == personal(trial)[0]
+        assert float(trial.start(0)["mixture"]["head.weight"]) == personal(trial)[0]
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -128,9 +128,9 @@ def test_equal_uploads_are_the_next_mixtures(make_trial, assert_same):
     trial = make_trial(FedAMP(alpha=1.0, sigma=1.0)).run()
     sent = trial.outcomes[0].upload
     ids = [outcome.client for outcome in trial.outcomes]
-    trial.server = trial.combine(Uploads(ids, [1, 2, 3, 4], [sent] * 4))
+    trial.server = trial.aggregate(Uploads(ids, [1, 2, 3, 4], [sent] * 4))
     for client in ids:
-        assert_same(trial.begin(client)["mixture"], sent["model"], within=1e-14)
+        assert_same(trial.start(client)["mixture"], sent["model"], within=1e-14)
 
 
 def test_a_client_that_is_not_in_the_round_keeps_model_and_attraction(make_trial, assert_same):
@@ -145,8 +145,8 @@ def test_a_client_that_is_not_in_the_round_keeps_model_and_attraction(make_trial
 
 def test_the_received_model_is_the_clients_own(make_trial, assert_same):
     trial = make_trial(FedAMP(), participation=1.0).run(2)
-    assert_same(trial.begin(4)["model"], trial.kept[4]["model"])
-    assert trial.algorithm.deploy(trial.server) is None
+    assert_same(trial.start(4)["model"], trial.kept[4]["model"])
+    assert trial.algorithm.global_model(trial.server) is None
 
 
 def test_like_clients_attract_each_other_and_unlike_ones_do_not(make_toy):

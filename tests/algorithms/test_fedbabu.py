@@ -20,13 +20,13 @@ def test_the_head_is_the_same_everywhere_and_never_changes(make_trial, assert_sa
         trial.run()
         assert_same(trial.server["head"], head)
         for client in EVERYONE:
-            assert_same(trial.begin(client)["model"], trial.algorithm.deploy(trial.server))
+            assert_same(trial.start(client)["model"], trial.algorithm.global_model(trial.server))
     assert not torch.equal(trial.server["body"].flat(), trial.fresh(0).only(trial.net.body_names).flat())
 
 
 @pytest.mark.parametrize("weighting", ["count", "uniform"])
-def test_it_is_fedavg_without_the_head_in_the_optimiser(make_trial, assert_same, weighting):
-    """Written out with PyTorch's own optimiser."""
+def test_it_is_fedavg_without_the_head_in_the_optimizer(make_trial, assert_same, weighting):
+    """Written out with PyTorch's own optimizer."""
     trial = make_trial(FedBABU(), momentum=0.9, weight_decay=0.01, weighting=weighting)
     model = dict(trial.fresh(0))
     for number in (1, 2, 3):
@@ -48,7 +48,7 @@ def test_it_is_fedavg_without_the_head_in_the_optimiser(make_trial, assert_same,
             name: sum(each[name] * (size / sum(sizes)) for each, size in zip(sent, sizes, strict=True))
             for name in model
         }
-    assert_same(dict(trial.run(3).algorithm.deploy(trial.server)), model, within=1e-12)
+    assert_same(dict(trial.run(3).algorithm.global_model(trial.server)), model, within=1e-12)
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -77,12 +77,13 @@ def test_before_fine_tuning_it_is_the_global_model(make_trial):
     untouched = trial.train(EVERYONE, ("local",), "finetune")
     for client, indices in enumerate(trial.clients.test):
         _, y = trial.clients.gather(indices)
-        hits = int((trial.executor.logits(trial.algorithm.deploy(trial.server), indices, 1).argmax(-1) == y).sum())
+        logits = trial.executor.logits(trial.algorithm.global_model(trial.server), indices, 1)
+        hits = int((logits.argmax(-1) == y).sum())
         assert untouched[client].scores == received[client].scores
         assert received[client].scores["local"].correct == hits
 
 
-def test_fine_tuning_personalises(make_trial):
+def test_fine_tuning_personalizes(make_trial):
     """Its mechanism acts: the copies fit their clients' classes, which one model under a random head can't."""
     trial = make_trial(FedBABU(), learning_rate=0.2, participation=1.0).run(5)
     received, finetuned = (trial.train(EVERYONE, ("local",), stage) for stage in ("receive", "finetune"))

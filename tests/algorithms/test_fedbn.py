@@ -13,7 +13,7 @@ from fedpipe.models.cnn5 import CNN5
 
 
 class Shortcut(nn.Module):
-    """A residual block whose shortcut is normalised; no name has a "bn"."""
+    """A residual block whose shortcut is normalized; no name has a "bn"."""
 
     def __init__(self):
         super().__init__()
@@ -25,28 +25,28 @@ class Shortcut(nn.Module):
 
 
 @pytest.mark.parametrize("weighting", ["count", "uniform"])
-def test_without_normalisation_it_is_fedavg_bit_by_bit(make_trial, assert_same, weighting):
+def test_without_normalization_it_is_fedavg_bit_by_bit(make_trial, assert_same, weighting):
     settings = {"weighting": weighting, "momentum": 0.9}
     bn, plain = (make_trial(each, **settings).run(3, tests=("local",)) for each in (FedBN(), FedAvg()))
     assert_same(bn.server, plain.server)
-    assert_same(bn.algorithm.deploy(bn.server), plain.algorithm.deploy(plain.server))
+    assert_same(bn.algorithm.global_model(bn.server), plain.algorithm.global_model(plain.server))
     assert [each.scores for each in bn.outcomes] == [each.scores for each in plain.outcomes]
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_clients_share_everything_but_normalisation(make_trial, assert_same, width):
+def test_clients_share_everything_but_normalization(make_trial, assert_same, width):
     """Its mechanism acts: what was trained last differs from client to client, and stays while a client is away."""
     trial = make_trial(FedBN(), "norm", width=width, participation=1.0).run(2)
     norm = trial.net.norm_names
     assert set(norm) == {f"body.1.{name}" for name in ("weight", "bias", "running_mean", "running_var")}
-    models = [trial.begin(client)["model"] for client in range(8)]
+    models = [trial.start(client)["model"] for client in range(8)]
     for client, model in enumerate(models):
         assert tuple(model) == trial.net.names + trial.net.buffer_names
         assert_same(model.only(trial.server["model"]), trial.server["model"])
         assert_same(model.only(norm), trial.kept[client]["norm"])
     assert all((one.only(norm) - two.only(norm)).norm() > 1e-3 for one, two in itertools.pairwise(models))
     trial.run(2, ids=[0, 1])
-    assert_same(trial.begin(5)["model"].only(norm), models[5].only(norm))
+    assert_same(trial.start(5)["model"].only(norm), models[5].only(norm))
 
 
 def test_what_is_shared_is_averaged_by_weight(make_trial, assert_same):
@@ -58,14 +58,14 @@ def test_what_is_shared_is_averaged_by_weight(make_trial, assert_same):
     assert_same(trial.server["model"], sum(models[1:], models[0]), within=1e-15)
 
 
-def test_a_newcomer_has_the_initial_normalisation(make_trial, assert_same):
+def test_a_newcomer_has_the_initial_normalization(make_trial, assert_same):
     trial = make_trial(FedBN(), "norm").run(2, ids=[2, 3])
     norm = trial.net.norm_names
-    assert_same(trial.begin(7)["model"].only(norm), trial.fresh(0).only(norm))
+    assert_same(trial.start(7)["model"].only(norm), trial.fresh(0).only(norm))
 
 
 @pytest.mark.parametrize("average", [False, True])
-def test_normalisation_does_not_travel_unless_it_is_asked_for(make_trial, average):
+def test_normalization_does_not_travel_unless_it_is_asked_for(make_trial, average):
     trial = make_trial(FedBN(average=average), lambda: Network(Shortcut(), nn.Linear(6, 4))).run()
     model = trial.fresh(0)
     norm = sum(value.numel() for name, value in model.items() if name in trial.net.norm_names)
@@ -76,17 +76,17 @@ def test_normalisation_does_not_travel_unless_it_is_asked_for(make_trial, averag
         assert size_in_bytes(outcome.upload) == (everything if average else shared)
 
 
-def test_a_global_model_with_the_mean_normalisation(make_trial, assert_same):
+def test_a_global_model_with_the_mean_normalization(make_trial, assert_same):
     """It changes nothing else."""
     trial, without = (make_trial(FedBN(average=each), "norm").run(2) for each in (True, False))
     norm = trial.net.norm_names
-    model = trial.algorithm.deploy(trial.server)
+    model = trial.algorithm.global_model(trial.server)
     mean = trial.uploads(trial.outcomes).mean("norm")
     assert_same(model, (trial.server["model"] | mean).only(model))
     assert tuple(model) == trial.net.names + trial.net.buffer_names
     assert_same(trial.server["model"], without.server["model"])
-    assert_same(trial.begin(0)["model"].only(norm), trial.kept[0]["norm"])
-    assert without.algorithm.deploy(without.server) is None
+    assert_same(trial.start(0)["model"].only(norm), trial.kept[0]["norm"])
+    assert without.algorithm.global_model(without.server) is None
 
 
 def test_a_single_sample_trains(make_trial):
@@ -104,7 +104,7 @@ def test_cnn5_gives_it_something_to_keep(make_trial, make_clients, assert_same, 
     build = functools.partial(family.build, (1, 16, 16), 4)
     fedbn, fedavg = (make_trial(each, build, clients).run(2) for each in (FedBN(), FedAvg()))
     last = fedbn.participants(2)[0]
-    models = [trial.begin(last)["model"] for trial in (fedbn, fedavg)]
+    models = [trial.start(last)["model"] for trial in (fedbn, fedavg)]
     if batch_norm:
         norm = fedbn.net.norm_names
         assert len(norm) == 4 * 4

@@ -67,7 +67,7 @@ def test_the_codes_gradient_is_minus_the_teacher():
 def test_the_first_teacher_is_the_label_itself(make_trial, mode):
     """Divergence from the identity's row is the cross-entropy once more."""
     trial = make_trial(FedDistillPlus(mu=0.5, mode=mode))
-    client, batch = trial.begin(3), batch_of(trial, 3)
+    client, batch = trial.start(3), batch_of(trial, 3)
     with torch.no_grad():
         assert float(trial.algorithm.loss(client, batch)) == pytest.approx(
             1.5 * float(trial.algorithm.risk(client, batch)), rel=1e-12
@@ -76,7 +76,7 @@ def test_the_first_teacher_is_the_label_itself(make_trial, mode):
 
 def test_each_sample_has_the_row_of_its_class_as_teacher(make_trial):
     trial = make_trial(FedDistillPlus(mu=2.0))
-    client, batch = trial.begin(3), batch_of(trial, 3)
+    client, batch = trial.start(3), batch_of(trial, 3)
     client["omega"] = torch.rand(4, 4, generator=torch.Generator().manual_seed(1), dtype=f64).softmax(-1)
     with torch.no_grad():
         log_p = trial.net(client["model"], batch.x).log_softmax(-1)
@@ -92,17 +92,17 @@ def test_teachers_with_and_without_the_own_part(make_trial):
     """Three clients' outputs (2, 0), (0, 2) and (4, 4) for class 0, ten samples each."""
     tables, counts = [table((2, 0)), table((0, 2)), table((4, 4))], [[10, 0, 0, 0]] * 3
     shared = make_trial(FedDistillPlus())
-    found = shared.combine(uploads_of(shared, tables, counts))["omega"]
+    found = shared.aggregate(uploads_of(shared, tables, counts))["omega"]
     assert found[0].tolist() == pytest.approx([2, 2, 0, 0])
     apart = make_trial(FedDistillPlus(mode="paper"))
-    apart.server = apart.combine(uploads_of(apart, tables, counts))
-    first = [apart.begin(client)["omega"][0, :2].tolist() for client in (0, 1, 2, 7)]
+    apart.server = apart.aggregate(uploads_of(apart, tables, counts))
+    first = [apart.start(client)["omega"][0, :2].tolist() for client in (0, 1, 2, 7)]
     assert first == [pytest.approx(row) for row in ([2, 3], [3, 2], [1, 1], [2, 2])]  # the last was not there
 
 
 def test_rows_are_means_by_counts(make_trial):
     trial = make_trial(FedDistillPlus())
-    found = trial.combine(uploads_of(trial, [table((1, 0)), table((0, 1))], [[3, 0, 0, 0], [1, 0, 0, 0]]))
+    found = trial.aggregate(uploads_of(trial, [table((1, 0)), table((0, 1))], [[3, 0, 0, 0], [1, 0, 0, 0]]))
     assert found["omega"][0].tolist() == pytest.approx([0.75, 0.25, 0, 0])
 
 
@@ -111,12 +111,12 @@ def test_a_class_that_nobody_else_owns_keeps_its_row(make_trial, mode):
     """Class 2 is nobody's; class 1 is client 0's alone; a lone participant leaves nothing to leave out."""
     trial = make_trial(FedDistillPlus(mode=mode))
     tables = [table((0.5, 0.5), (0.2, 0.8)), table((0.9, 0.1))]
-    trial.server = trial.combine(uploads_of(trial, tables, [[1, 1, 0, 0], [1, 0, 0, 0]]))
-    own, other = trial.begin(0)["omega"], trial.begin(1)["omega"]
+    trial.server = trial.aggregate(uploads_of(trial, tables, [[1, 1, 0, 0], [1, 0, 0, 0]]))
+    own, other = trial.start(0)["omega"], trial.start(1)["omega"]
     assert own[2].tolist() == other[2].tolist() == [0, 0, 1, 0]
     assert other[1].tolist() == pytest.approx([0.2, 0.8, 0, 0])
     assert own[1].tolist() == pytest.approx([0, 1, 0, 0] if mode == "paper" else [0.2, 0.8, 0, 0])
-    alone = trial.combine(uploads_of(trial, tables[:1], [[1, 1, 0, 0]]))["omega"]
+    alone = trial.aggregate(uploads_of(trial, tables[:1], [[1, 1, 0, 0]]))["omega"]
     assert torch.equal(alone[0], trial.server["omega"][0]) == (mode == "paper")
     assert alone.isfinite().all()
 
@@ -126,10 +126,10 @@ def test_in_code_mode_the_table_is_that_of_feddws_code(make_trial, assert_same):
     plus, dw = (make_trial(each) for each in (FedDistillPlus(mode="code"), FedDW(mode="code")))
     for tables in ([table((1, 0)), table((0, 1))], [table((0.5, 0.5)), table((0.2, 0.8))]):
         for trial in (plus, dw):
-            trial.server = trial.combine(uploads_of(trial, tables, [[3, 0, 0, 0], [1, 0, 0, 0]]))
+            trial.server = trial.aggregate(uploads_of(trial, tables, [[3, 0, 0, 0], [1, 0, 0, 0]]))
     assert_same(plus.server["omega"], dw.server["omega"])
     plus.rounds = 90
-    assert "mu" not in plus.begin(0)
+    assert "mu" not in plus.start(0)
     assert "head.bias" in plus.server["model"]
 
 
@@ -143,7 +143,7 @@ def test_clients_come_nearer_to_their_teachers(make_trial, mode):
         trial.server, trial.rounds = plain.server, plain.rounds
         total = 0.0
         for outcome in trial.train():
-            teacher, own = trial.begin(outcome.client)["omega"], outcome.upload["counts"] > 0
+            teacher, own = trial.start(outcome.client)["omega"], outcome.upload["counts"] > 0
             total += float(divergence(teacher[own], outcome.upload["omega"][own].log()).sum())
         distances.append(total)
     assert distances[0] > 1.05 * distances[1] > 1.05 * distances[2]

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.base import Batch, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.algorithms.feddual import FedDUAL, barycentre, weight_divergence
+from fedpipe.algorithms.feddual import FedDUAL, barycenter, weight_divergence
 from fedpipe.config import Transforms, parse
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network
@@ -33,56 +33,56 @@ def accuracy(trial, model, client):
     return float((trial.net(model, x).argmax(-1) == y).double().mean())
 
 
-# -- the barycentre --------------------------------------------------------------------------------------------------
+# -- the barycenter --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("iterations", "value"), [(1, 1.127668), (2, 0.877757), (3, 0.789144)])
 def test_iterates_of_three_constant_vectors(iterations, value):
-    found, _ = barycentre(updates([0, 0, 0], [1, 1, 1], [4, 4, 4]), epsilon=1.0, iterations=iterations)
+    found, _ = barycenter(updates([0, 0, 0], [1, 1, 1], [4, 4, 4]), epsilon=1.0, iterations=iterations)
     assert found.tolist() == pytest.approx([value] * 3, abs=1e-6)
 
 
 def test_the_papers_epsilon_picks_the_vector_nearest_to_the_mean():
-    found, weights = barycentre(updates([0, 0], [1, 1], [4, 4]), epsilon=1e-5, iterations=150)
+    found, weights = barycenter(updates([0, 0], [1, 1], [4, 4]), epsilon=1e-5, iterations=150)
     assert found.tolist() == [1, 1]
     assert weights.tolist() == [0, 1, 0]
 
 
 def test_ties_average_where_the_kernel_underflows():
-    found, weights = barycentre(updates([0, 0], [2, 2]), epsilon=1e-5, iterations=150)
+    found, weights = barycenter(updates([0, 0], [2, 2]), epsilon=1e-5, iterations=150)
     assert found.tolist() == [1, 1]
     assert weights.tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(("widths", "share"), [(20, 0.9537), (23, 0.5065), (25, 0.1219), (30, 9.35e-4), (1e5, 0)])
-def test_in_code_mode_the_barycentre_vanishes_with_the_kernel(widths, share):
+def test_in_code_mode_the_barycenter_vanishes_with_the_kernel(widths, share):
     """Both vectors are ``widths`` epsilon from their mean."""
     far = 2 * widths * 1e-5
-    found, weights = barycentre(updates([0, 0], [far, far]), 1e-5, iterations=1, underflow=True)
+    found, weights = barycenter(updates([0, 0], [far, far]), 1e-5, iterations=1, underflow=True)
     assert found.tolist() == pytest.approx([share * far / 2] * 2, rel=5e-4, abs=1e-15)
     assert weights.tolist() == pytest.approx([0.5, 0.5])
 
 
-def test_equal_vectors_are_their_own_barycentre():
-    found, weights = barycentre(updates([3, -1, 2]).repeat(4, 1), epsilon=1e-5, iterations=150)
+def test_equal_vectors_are_their_own_barycenter():
+    found, weights = barycenter(updates([3, -1, 2]).repeat(4, 1), epsilon=1e-5, iterations=150)
     assert found.tolist() == pytest.approx([3, -1, 2], abs=1e-15)
     assert weights.tolist() == pytest.approx([0.25] * 4)
 
 
-def test_one_vector_is_its_own_barycentre():
-    found, _ = barycentre(updates([3, -1, 2]), epsilon=1e-5, iterations=150)
+def test_one_vector_is_its_own_barycenter():
+    found, _ = barycenter(updates([3, -1, 2]), epsilon=1e-5, iterations=150)
     assert found.tolist() == [3, -1, 2]
 
 
 def test_distances_ignore_positions():
     """All three are equally far from their mean (2/3, 1/3), which (1, 0) would be nearer to by positions."""
-    _, weights = barycentre(updates([1, 0], [1, 0], [0, 1]), epsilon=1e-2, iterations=1)
+    _, weights = barycenter(updates([1, 0], [1, 0], [0, 1]), epsilon=1e-2, iterations=1)
     assert weights.tolist() == pytest.approx([1 / 3] * 3, abs=1e-13)
 
 
 def test_a_wide_kernel_gives_the_mean():
     vectors = torch.randn(5, 7, dtype=f64, generator=torch.Generator().manual_seed(0))
-    found, _ = barycentre(vectors, epsilon=1e14, iterations=150)
+    found, _ = barycenter(vectors, epsilon=1e14, iterations=150)
     assert torch.allclose(found, vectors.mean(0), rtol=1e-12, atol=1e-13)
 
 
@@ -94,12 +94,12 @@ def test_iterations_are_those_of_the_equations(epsilon):
         distances = np.abs(np.sort(vectors, axis=1) - np.sort(b)).mean(1)
         kernel = np.exp(-(distances - distances.min()) / epsilon)
         b = kernel @ vectors / kernel.sum()
-    found, weights = barycentre(torch.as_tensor(vectors), epsilon, iterations=5)
+    found, weights = barycenter(torch.as_tensor(vectors), epsilon, iterations=5)
     assert found.tolist() == pytest.approx(b.tolist(), abs=1e-12)
     assert weights.tolist() == pytest.approx((kernel / kernel.sum()).tolist(), abs=1e-12)
 
 
-def test_the_server_moves_each_tensor_of_the_output_layer_by_its_barycentre(make_trial):
+def test_the_server_moves_each_tensor_of_the_output_layer_by_its_barycenter(make_trial):
     """Uploads lie 0, 1 and 4 away in the head, at 1, 2 and 6 elsewhere; counts are not used."""
     trial = make_trial(FedDUAL(epsilon=1.0, iterations=3))
     theta = trial.server["model"]
@@ -110,7 +110,7 @@ def test_the_server_moves_each_tensor_of_the_output_layer_by_its_barycentre(make
         )
 
     states = [{"model": away(body, head)} for body, head in ((1, 0), (2, 1), (6, 4))]
-    state = trial.combine(Uploads([0, 1, 2], [1, 5, 20], states))
+    state = trial.aggregate(Uploads([0, 1, 2], [1, 5, 20], states))
     for name, value in state["model"].items():
         if name in trial.net.body_names:
             assert torch.allclose(value, torch.full_like(value, 3), rtol=1e-14)
@@ -120,19 +120,19 @@ def test_the_server_moves_each_tensor_of_the_output_layer_by_its_barycentre(make
 
 def test_the_effective_number_of_clients_is_observed(make_trial):
     trial = make_trial(FedDUAL(), participation=1.0)
-    assert {key: float(value) for key, value in trial.algorithm.observe(trial.server).items()} == {
+    assert {key: float(value) for key, value in trial.algorithm.metrics(trial.server).items()} == {
         "effective_clients.head.weight": 8,
         "effective_clients.head.bias": 8,
     }
     trial.run()
     winner = trial.server["model"]["head.weight"]
-    found = trial.algorithm.observe(trial.server)
+    found = trial.algorithm.metrics(trial.server)
     assert float(found["effective_clients.head.weight"]) == pytest.approx(1, abs=1e-6)
     assert any(torch.allclose(winner, each.upload["model"]["head.weight"], atol=1e-6) for each in trial.outcomes)
 
 
 @pytest.mark.parametrize(("layers", "count"), [(1, 2), (2, 4)])
-def test_layers_counts_parametrised_layers_from_the_output(make_trial, layers, count):
+def test_layers_counts_parametrized_layers_from_the_output(make_trial, layers, count):
     trial = make_trial(FedDUAL(layers=layers))
     assert trial.algorithm.last == trial.net.names[-count:]
     assert tuple(trial.run().server["effective"]) == trial.net.names[-count:]
@@ -218,7 +218,7 @@ def test_the_divergence_is_over_the_weights_that_are_trained(make_trial):
         return Network(body, nn.Linear(6, 4))
 
     trial = make_trial(FedDUAL(), frozen)
-    client = trial.begin(3) | {"beta": torch.tensor(1.0, dtype=f64), "model": trial.fresh(1)}
+    client = trial.start(3) | {"beta": torch.tensor(1.0, dtype=f64), "model": trial.fresh(1)}
     batch = Batch(*trial.clients.gather(trial.clients.train[3]))
     names = ("body.1.weight", "body.1.bias", "head.weight", "head.bias")
     wanted = weight_divergence(trial.fresh(1).only(names), trial.fresh(0).only(names))
@@ -228,7 +228,7 @@ def test_the_divergence_is_over_the_weights_that_are_trained(make_trial):
 
 def test_the_loss_mixes_risk_and_divergence(make_trial):
     trial = make_trial("feddual")
-    client = trial.begin(3) | {"beta": torch.tensor(0.7, dtype=f64), "model": trial.fresh(1)}
+    client = trial.start(3) | {"beta": torch.tensor(0.7, dtype=f64), "model": trial.fresh(1)}
     batch = Batch(*trial.clients.gather(trial.clients.train[3]))
     risk = cross_entropy(trial.net(trial.fresh(1), batch.x), batch.y)
     wanted = 0.3 * risk + 0.7 * weight_divergence(trial.fresh(1), trial.fresh(0))
@@ -273,12 +273,12 @@ def test_the_gradient_is_of_the_summed_loss_at_the_trained_model(make_trial, wid
             assert torch.allclose(outcome.upload["gradient"][name], value, rtol=1e-12, atol=1e-14)
 
 
-def test_reading_g_moves_the_head_by_the_barycentre_of_gradients(make_trial):
+def test_reading_g_moves_the_head_by_the_barycenter_of_gradients(make_trial):
     trial = make_trial(FedDUAL(vector="gradient", epsilon=0.3))
     uploads = trial.uploads(trial.train())
-    state = trial.combine(uploads)
+    state = trial.aggregate(uploads)
     gradients = torch.stack([each["gradient"]["head.weight"].flatten() for _, _, each in uploads])
-    wanted, _ = barycentre(gradients, 0.3, 150)
+    wanted, _ = barycenter(gradients, 0.3, 150)
     moved = trial.server["model"]["head.weight"] - state["model"]["head.weight"]
     assert torch.allclose(moved.flatten(), wanted, rtol=1e-12, atol=1e-14)
 
@@ -290,13 +290,13 @@ def test_reading_g_trains_the_models_of_reading_p(make_trial, assert_same):
         assert_same(ours.upload["model"], theirs.upload["model"])
 
 
-def restless(normalised):
+def restless(normalized):
     """A network under BatchNorm, under dropout of its features, or under both, which learns from changing images."""
     layers = {
         "norm": [nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU()],
         "dropout": [nn.ReLU(), nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Dropout(0.5)],
     }
-    return Network(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), *layers[normalised]), nn.Linear(6, 4))
+    return Network(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), *layers[normalized]), nn.Linear(6, 4))
 
 
 @pytest.mark.parametrize("width", [None, 3])

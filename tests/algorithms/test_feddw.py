@@ -6,7 +6,7 @@ from torch import nn
 
 from fedpipe.algorithms.base import Batch, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.algorithms.feddw import FedDW, regulariser
+from fedpipe.algorithms.feddw import FedDW, regularizer
 from fedpipe.config import Transforms
 from fedpipe.data.transforms import changed
 from fedpipe.models.base import Network, class_relations
@@ -42,7 +42,7 @@ def server(classes=2, **more):
 @pytest.mark.parametrize(("classes", "value"), [(2, 0.25), (10, 0.09), (100, 0.0099)])
 def test_a_head_of_zeros_against_the_identity(classes, value):
     omega = torch.zeros(classes, 3, dtype=f64, requires_grad=True)
-    found = regulariser(omega, torch.eye(classes, dtype=f64))
+    found = regularizer(omega, torch.eye(classes, dtype=f64))
     found.backward()
     assert found.item() == pytest.approx(value, abs=1e-15)
     assert torch.equal(omega.grad, torch.zeros_like(omega))
@@ -51,39 +51,39 @@ def test_a_head_of_zeros_against_the_identity(classes, value):
 @pytest.mark.parametrize(("scale", "value"), [(1.0, 0.0723295), (2.0, 3.2350e-4)])
 def test_a_head_like_the_identity(scale, value):
     eye = torch.eye(2, dtype=f64)
-    assert float(regulariser(scale * eye, eye)) == pytest.approx(value, rel=2e-5)
+    assert float(regularizer(scale * eye, eye)) == pytest.approx(value, rel=2e-5)
     assert class_relations(eye)[0].tolist() == pytest.approx([0.731059, 0.268941], abs=1e-6)
 
 
-def test_the_regulariser_is_zero_where_both_matrices_agree():
+def test_the_regularizer_is_zero_where_both_matrices_agree():
     omega = random(5, 3)
-    assert float(regulariser(omega, class_relations(omega))) == 0
+    assert float(regularizer(omega, class_relations(omega))) == 0
 
 
 @pytest.mark.parametrize("classes", [2, 4, 10])
 @pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 50.0])
-def test_the_regulariser_lies_between_0_and_2_over_c(classes, scale):
+def test_the_regularizer_lies_between_0_and_2_over_c(classes, scale):
     for seed in range(5):
-        value = float(regulariser(scale * random(classes, 3, seed=seed), torch.eye(classes, dtype=f64).roll(1, 0)))
+        value = float(regularizer(scale * random(classes, 3, seed=seed), torch.eye(classes, dtype=f64).roll(1, 0)))
         assert 0 <= value <= 2 / classes
 
 
 def test_the_upper_bound_is_reached():
     omega, swapped = 50 * torch.eye(2, dtype=f64), torch.eye(2, dtype=f64).flip(0)
-    assert float(regulariser(omega, swapped)) == pytest.approx(1.0, abs=1e-15)
+    assert float(regularizer(omega, swapped)) == pytest.approx(1.0, abs=1e-15)
 
 
 def test_rotating_the_features_changes_nothing():
     omega, rotation = random(4, 6), torch.linalg.qr(random(6, 6, seed=1)).Q
-    assert float(regulariser(omega @ rotation, soft_labels(4))) == pytest.approx(
-        float(regulariser(omega, soft_labels(4))), rel=1e-13
+    assert float(regularizer(omega @ rotation, soft_labels(4))) == pytest.approx(
+        float(regularizer(omega, soft_labels(4))), rel=1e-13
     )
 
 
 def test_its_gradient_by_finite_differences_and_by_the_formula():
     omega, target = random(3, 4).requires_grad_(), soft_labels(3)
-    assert torch.autograd.gradcheck(lambda value: regulariser(value, target), omega)
-    (found,) = torch.autograd.grad(regulariser(omega, target), omega)
+    assert torch.autograd.gradcheck(lambda value: regularizer(value, target), omega)
+    (found,) = torch.autograd.grad(regularizer(omega, target), omega)
     with torch.no_grad():
         relations = class_relations(omega)
         error = 2 * (relations - target) / 9
@@ -93,13 +93,13 @@ def test_its_gradient_by_finite_differences_and_by_the_formula():
 
 def test_its_gradient_reaches_the_head_alone(make_trial):
     trial = make_trial(FedDW(mu=3.0))
-    client = trial.begin(3) | {"omega": soft_labels(4)}
+    client = trial.start(3) | {"omega": soft_labels(4)}
     client["model"] = client["model"].map(lambda value: value.clone().requires_grad_())
     batch = Batch(*trial.clients.gather(trial.clients.train[3]))
     names, leaves = zip(*client["model"].items(), strict=True)
     full, risk = (torch.autograd.grad(f(client, batch), leaves) for f in (trial.algorithm.loss, trial.algorithm.risk))
     head = client["model"]["head.weight"]
-    wanted = 3 * torch.autograd.grad(regulariser(head, client["omega"]), head)[0]
+    wanted = 3 * torch.autograd.grad(regularizer(head, client["omega"]), head)[0]
     for name, ours, plain in zip(names, full, risk, strict=True):
         extra = wanted if name == "head.weight" else torch.zeros_like(plain)
         assert torch.allclose(ours - plain, extra, rtol=1e-12, atol=1e-15)
@@ -108,14 +108,14 @@ def test_its_gradient_reaches_the_head_alone(make_trial):
 def test_rows_are_averaged_by_class_counts():
     """Class 0: (0.6, 0.4) of one sample and (0.8, 0.2) of three; class 1 belongs to the first client alone."""
     uploads = Uploads([0, 1], [1, 1], [upload([[0.6, 0.4], [0.1, 0.9]], [1, 5]), upload([[0.8, 0.2], [0, 0]], [3, 0])])
-    omega = FedDW().combine(server(), uploads)["omega"]
+    omega = FedDW().aggregate(server(), uploads)["omega"]
     assert omega.flatten().tolist() == pytest.approx([0.75, 0.25, 0.1, 0.9], abs=1e-15)
 
 
 def test_a_class_that_nobody_owns_keeps_its_row():
     before = server() | {"omega": torch.tensor([[0.5, 0.5], [0.3, 0.7]], dtype=f64)}
     uploads = Uploads([0], [1], [upload([[0.6, 0.4], [0, 0]], [4, 0])])
-    omega = FedDW().combine(before, uploads)["omega"]
+    omega = FedDW().aggregate(before, uploads)["omega"]
     assert omega.flatten().tolist() == pytest.approx([0.6, 0.4, 0.3, 0.7], abs=1e-15)
 
 
@@ -185,14 +185,14 @@ def test_mu_brings_relations_and_soft_labels_together(make_trial):
     distances = []
     for mu in (0.0, 10.0, 100.0):
         state = make_trial(FedDW(mu=mu), participation=1.0).run(10).server
-        distances.append(float(regulariser(state["model"]["head.weight"], state["omega"])))
+        distances.append(float(regularizer(state["model"]["head.weight"], state["omega"])))
     assert distances[1] < 0.8 * distances[0]
     assert distances[2] < 0.5 * distances[1]
 
 
 def test_both_matrices_are_recorded(make_trial):
     trial = make_trial(FedDW()).run()
-    found = trial.algorithm.exchanged(trial.server)
+    found = trial.algorithm.matrices(trial.server)
     assert torch.equal(found["SL"], trial.server["omega"])
     assert torch.equal(found["CR"], class_relations(trial.server["model"]["head.weight"]))
 
@@ -210,9 +210,9 @@ def test_the_codes_mu_falls_at_every_ninth_round(make_trial, mode, decay):
 def test_the_codes_rows_move_half_way_to_the_mean_of_all_uploads():
     algorithm = FedDW(mode="code")
     start = server(sums=torch.zeros(2, 2, dtype=f64), counts=torch.zeros(2, dtype=f64))
-    one = algorithm.combine(start, Uploads([0], [1], [upload([[0.6, 0.4], [0, 0]], [1, 0])]))
+    one = algorithm.aggregate(start, Uploads([0], [1], [upload([[0.6, 0.4], [0, 0]], [1, 0])]))
     assert one["omega"].flatten().tolist() == pytest.approx([0.8, 0.2, 0, 1], abs=1e-15)
-    two = algorithm.combine(one, Uploads([1], [1], [upload([[0.8, 0.2], [0.5, 0.5]], [3, 2])]))
+    two = algorithm.aggregate(one, Uploads([1], [1], [upload([[0.8, 0.2], [0.5, 0.5]], [3, 2])]))
     assert two["omega"].flatten().tolist() == pytest.approx([0.775, 0.225, 0.25, 0.75], abs=1e-15)
 
 

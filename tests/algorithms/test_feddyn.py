@@ -11,7 +11,7 @@ from fedpipe.errors import SettingsError
 
 
 def exact(alpha, **parameters):
-    """Q2's minimisers, to rounding: 1 / (2 + alpha) is the fastest rate for both clients."""
+    """Q2's minimizers, to rounding: 1 / (2 + alpha) is the fastest rate for both clients."""
     settings = {"local_epochs": 30, "learning_rate": 1 / (2 + alpha)}
     return FedDyn(**{"alpha": alpha, "clip": None} | parameters), settings
 
@@ -60,7 +60,7 @@ def test_the_limit_is_the_global_optimum(make_toy, path):
 
 
 def test_one_client(make_toy, path):
-    """The minimiser of (x - 4)^2 / 2 + x^2 / 2 is 2; the server goes on to 4 and stays."""
+    """The minimizer of (x - 4)^2 / 2 + x^2 / 2 is 2; the server goes on to 4 and stays."""
     algorithm, settings = exact(1.0)
     trial = make_toy(algorithm, [(1, 4)], **settings | {"learning_rate": 0.3})
     assert path(trial, 3) == pytest.approx([4, 4, 4], abs=1e-9)
@@ -110,11 +110,11 @@ def test_the_participants_mean_can_be_the_global_model(make_trial, assert_same):
     """And how far it is from what is sent is recorded."""
     trial = make_trial(FedDyn(alpha=0.1, evaluated="mean"), "norm").run(3)
     mean = trial.uploads(trial.outcomes).uniform().mean("model")
-    assert_same(trial.algorithm.deploy(trial.server), mean, within=1e-13)
+    assert_same(trial.algorithm.global_model(trial.server), mean, within=1e-13)
     cloud = make_trial(FedDyn(alpha=0.1), "norm").run(3)
-    assert_same(cloud.algorithm.deploy(cloud.server), trial.server["model"])
+    assert_same(cloud.algorithm.global_model(cloud.server), trial.server["model"])
     distance = (trial.server["model"] - mean).norm()
-    assert float(trial.algorithm.observe(trial.server)["distance_from_mean"]) == pytest.approx(float(distance))
+    assert float(trial.algorithm.metrics(trial.server)["distance_from_mean"]) == pytest.approx(float(distance))
     assert distance > 0.01
 
 

@@ -128,7 +128,7 @@ def test_weights_add_up_in_the_affinity(make_trial):
     server = algorithm.init(lambda index: model)
     server |= {"affinity": torch.arange(8.0, dtype=f64).expand(8, 8), "seen": torch.ones(8, dtype=f64)}
     sent = {"model": model, "gains": torch.tensor([-20.0, 0.5], dtype=f64)}
-    after = algorithm.combine(server, Uploads([7, 3], [1, 1], [sent, sent]))["affinity"]
+    after = algorithm.aggregate(server, Uploads([7, 3], [1, 1], [sent, sent]))["affinity"]
     assert after[7].tolist() == [0, 1, 2, 3, 4, 5.5, -14, 7]
     assert after[3].tolist() == [0, 1, 2, 3, 4, 5, 6.5, -13]
     assert after[0].tolist() == list(range(8))
@@ -174,7 +174,7 @@ def test_a_client_that_is_not_in_the_round_stays(make_trial, assert_same):
     trial.run(1, ids=[3, 5])
     assert_same((trial.kept[1], pick(trial.server["models"], 1), trial.server["affinity"][1]), before)
     assert trial.server["seen"].tolist() == [0, 1, 0, 1, 0, 1, 0, 0]
-    assert trial.algorithm.deploy(trial.server) is None
+    assert trial.algorithm.global_model(trial.server) is None
 
 
 @pytest.mark.parametrize("loss", [0.5, 2.0])

@@ -29,7 +29,7 @@ def norms(rows):
 
 
 def own_prototypes(trial, model, client):
-    """Normalised means of a client's normalised features by class, written out."""
+    """Normalized means of a client's normalized features by class, written out."""
     x, y = trial.clients.gather(trial.clients.train[client])
     z = normalize(trial.net.features(model, x), dim=-1)
     means = [z[y == label].mean(0) if (y == label).any() else torch.zeros(6, dtype=f64) for label in range(4)]
@@ -47,7 +47,7 @@ def combined(rho, weight, sent):
         }
         for prototypes, counts in sent
     ]
-    server = FedNH(rho=rho).combine({"model": model}, Uploads(range(len(sent)), [1] * len(sent), uploads))
+    server = FedNH(rho=rho).aggregate({"model": model}, Uploads(range(len(sent)), [1] * len(sent), uploads))
     return server["model"]["head.weight"].tolist()
 
 
@@ -81,7 +81,7 @@ def test_clients_train_body_and_scale_but_not_the_head(make_trial, assert_same, 
 
 
 def test_with_a_share_of_one_it_is_fedavg_under_a_fixed_head(make_trial, assert_same):
-    """Written out with PyTorch's own optimiser; gradients here are shorter than the clip."""
+    """Written out with PyTorch's own optimizer; gradients here are shorter than the clip."""
     trial = make_trial(FedNH(rho=1.0), momentum=0.9, fresh=precise(make_trial))
     model = dict(trial.server["model"])
     for number in (1, 2, 3):
@@ -125,7 +125,7 @@ def test_long_gradients_are_clipped(make_trial):
     assert lengths == pytest.approx([1, 10, 10])
 
 
-def test_clients_measure_normalised_means_of_normalised_features(make_trial, assert_same):
+def test_clients_measure_normalized_means_of_normalised_features(make_trial, assert_same):
     trial = make_trial(FedNH(), participation=1.0)
     before = trial.server["model"]
     for outcome in trial.run().outcomes:

@@ -76,9 +76,9 @@ def test_a_client_without_steps_is_left_out(make_trial, assert_same):
     uploads = trial.uploads(trial.train())
     states = [upload for _, _, upload in uploads]
     idle = {"model": trial.server["model"], "a": torch.zeros_like(states[0]["a"])}
-    found = trial.combine(Uploads([*uploads.ids, 99], [*uploads.weights, 0.7], [*states, idle]))
-    assert_same(found, trial.combine(uploads), within=1e-14)
-    assert_same(trial.combine(Uploads([99], [1.0], [idle])), trial.server)
+    found = trial.aggregate(Uploads([*uploads.ids, 99], [*uploads.weights, 0.7], [*states, idle]))
+    assert_same(found, trial.aggregate(uploads), within=1e-14)
+    assert_same(trial.aggregate(Uploads([99], [1.0], [idle])), trial.server)
 
 
 def test_with_adam_the_steps_are_counted(make_trial):

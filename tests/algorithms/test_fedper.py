@@ -12,7 +12,7 @@ from fedpipe.algorithms.pfps_lwc import PFPSLWC
 def test_without_personal_layers_it_is_fedavg_bit_by_bit(make_trial, assert_same, model, weighting):
     settings = {"weighting": weighting, "momentum": 0.9}
     shared, plain = (make_trial(each, model, **settings).run(2) for each in (FedPer(layers=0), FedAvg()))
-    assert_same(shared.algorithm.deploy(shared.server), plain.server["model"])
+    assert_same(shared.algorithm.global_model(shared.server), plain.server["model"])
 
 
 @pytest.mark.parametrize("layers", [2, 9])
@@ -45,17 +45,17 @@ def test_personal_layers_are_counted_from_the_output(make_trial):
 def test_heads_differ_under_one_base(make_trial, assert_same, width):
     """Its mechanism acts: clients receive one base and keep tops of their own."""
     trial = make_trial(FedPer(), width=width, participation=1.0).run(2)
-    models = [trial.begin(client)["model"] for client in range(len(trial.clients))]
+    models = [trial.start(client)["model"] for client in range(len(trial.clients))]
     for model in models[1:]:
         assert_same(model.only(trial.net.body_names), models[0].only(trial.net.body_names))
         assert not torch.equal(model["head.weight"], models[0]["head.weight"])
-    assert trial.algorithm.deploy(trial.server) is None
+    assert trial.algorithm.global_model(trial.server) is None
 
 
 def test_whoever_is_not_in_a_round_takes_the_new_base_under_its_old_top(make_trial, assert_same):
     trial = make_trial(FedPer()).run(1, ids=[1, 2])
     base, top = trial.server["body"], trial.kept[1]["head"]
     trial.run(1, ids=[2, 3])
-    assert_same(trial.begin(1)["model"], trial.server["body"] | top)
+    assert_same(trial.start(1)["model"], trial.server["body"] | top)
     assert not torch.equal(trial.server["body"].flat(), base.flat())
-    assert_same(trial.begin(7)["model"], trial.server["body"] | trial.first["head"])
+    assert_same(trial.start(7)["model"], trial.server["body"] | trial.initial["head"])

@@ -48,7 +48,7 @@ def test_prototypes_are_averaged_over_their_owners(weights, wanted):
 
     server = {"prototypes": torch.zeros(1, 2), "known": torch.zeros(1)}
     uploads = Uploads([0, 1, 2], [1, 3, 6], [upload(1, 1), upload(3, 3), upload(0, 0)])
-    combined = FedProto(prototype_weights=weights).combine(server, uploads)
+    combined = FedProto(prototype_weights=weights).aggregate(server, uploads)
     assert combined["prototypes"].tolist() == [wanted]
     assert combined["known"].tolist() == [1]
 
@@ -72,7 +72,7 @@ def test_the_nearest_prototype_wins(make_trial):
     algorithm = bound(FedProto(), make_trial)
     prototypes = torch.stack([vector(3, 4), vector(0, 0), vector(0, 0.1)])
     client = {"model": zero_head(), "prototypes": prototypes, "known": vector(1, 0, 1)}
-    scores = algorithm.nearest(client, torch.stack([vector(0, 0), vector(3, 4)]))
+    scores = algorithm.prototype_logits(client, torch.stack([vector(0, 0), vector(3, 4)]))
     assert scores[0].tolist() == [-5, -math.inf, -0.1]
     assert scores[1].tolist() == pytest.approx([0, -math.inf, -math.hypot(3, 3.9)])
 
@@ -119,7 +119,8 @@ def test_equal_uploads_are_the_next_prototypes(make_trial, assert_same):
     trial = make_trial(FedProto(), participation=1.0).run()
     sent = next(each.upload for each in trial.outcomes if each.client == 3)  # who owns all classes
     for weights in ("uniform", "count"):
-        combined = FedProto(prototype_weights=weights).combine(trial.server, Uploads([1, 2, 3], [1, 2, 3], [sent] * 3))
+        uploads = Uploads([1, 2, 3], [1, 2, 3], [sent] * 3)
+        combined = FedProto(prototype_weights=weights).aggregate(trial.server, uploads)
         assert_same(combined["prototypes"], sent["prototypes"], within=1e-15)
 
 
@@ -164,4 +165,4 @@ def test_the_prototype_protocol(make_trial, assert_same, ids):
         apart = torch.stack([(z - loop.server["prototypes"][label]).norm(dim=-1) for label in known])
         guess = torch.tensor(known)[apart.argmin(0)]
         assert on_global.correct == int((guess == y).sum())
-    assert loop.algorithm.deploy(loop.server) is None
+    assert loop.algorithm.global_model(loop.server) is None

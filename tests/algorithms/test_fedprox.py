@@ -20,7 +20,7 @@ def test_one_local_step_is_fedavgs_for_any_pull(make_trial, assert_same, optimiz
 
 
 def test_one_client_stops_half_way(make_toy, path):
-    """The minimiser of (x - 4)^2 / 2 + x^2 / 2 is 2."""
+    """The minimizer of (x - 4)^2 / 2 + x^2 / 2 is 2."""
     assert path(make_toy(FedProx(mu=1.0), [(1, 4)], local_epochs=60, learning_rate=0.3), 1) == pytest.approx([2])
 
 
@@ -36,7 +36,7 @@ def test_fixed_points_of_exact_solves(make_toy, path, mu, steps, rounds, point):
 
 def test_the_pull_is_half_mu_times_the_squared_distance(make_trial):
     trial = make_trial(FedProx(mu=0.7))
-    client = trial.begin(3)
+    client = trial.start(3)
     client["model"] = client["model"] + 0.5
     x, y = trial.clients.gather(trial.clients.train[3])
     pull = trial.algorithm.loss(client, Batch(x, y)) - trial.algorithm.risk(client, Batch(x, y))
@@ -55,7 +55,7 @@ def test_the_pull_keeps_clients_near(make_trial):
 def test_running_statistics_are_not_pulled(make_trial):
     """Nor are they part of the distance."""
     trial = make_trial(FedProx(mu=3.0), "norm")
-    client = trial.begin(3)
+    client = trial.start(3)
     moved = client["model"].only(trial.net.buffer_names) + 1.0
     x, y = trial.clients.gather(trial.clients.train[3])
     elsewhere = client | {"model": client["model"] | moved}

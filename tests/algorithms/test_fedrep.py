@@ -17,11 +17,11 @@ RULES = {
 
 @pytest.mark.parametrize("optimizer", RULES)
 def test_both_phases_written_out(make_trial, assert_same, optimizer):
-    """With PyTorch's own optimisers, a new one for each phase."""
+    """With PyTorch's own optimizers, a new one for each phase."""
     make_rule, settings = RULES[optimizer]
     trial = make_trial(FedRep(head_epochs=3, body_epochs=2), **settings)
     body = dict(trial.server["body"])
-    heads = {client: dict(trial.first["head"]) for client in range(len(trial.clients))}
+    heads = {client: dict(trial.initial["head"]) for client in range(len(trial.clients))}
     for number in (1, 2):
         sent = {}
         for client in trial.participants(number):
@@ -57,7 +57,7 @@ def test_without_body_epochs_the_representation_never_changes(make_trial, assert
     trial.run(3)
     assert_same(trial.server["body"], body, within=1e-15)  # an average of equal bodies
     for outcome in trial.outcomes:
-        assert not torch.equal(outcome.keep["head"].flat(), trial.first["head"].flat())
+        assert not torch.equal(outcome.keep["head"].flat(), trial.initial["head"].flat())
 
 
 @pytest.mark.parametrize("optimizer", RULES)
@@ -70,7 +70,7 @@ def test_without_head_epochs_it_trains_fedbabus_body(make_trial, assert_same, op
 
 @pytest.mark.parametrize("optimizer", RULES)
 def test_the_second_phase_leaves_the_head_bit_by_bit(make_trial, assert_same, optimizer):
-    """Momentum and weight decay would move what has no gradient, were it in the same optimiser."""
+    """Momentum and weight decay would move what has no gradient, were it in the same optimizer."""
     settings = RULES[optimizer][1] | {"weight_decay": 0.1}
     one, both = (make_trial(FedRep(head_epochs=2, body_epochs=epochs), **settings).run() for epochs in (0, 3))
     assert_same(both.kept, one.kept)
@@ -81,15 +81,15 @@ def test_the_second_phase_leaves_the_head_bit_by_bit(make_trial, assert_same, op
 def test_heads_differ_under_one_representation(make_trial, assert_same, width):
     """Its mechanism acts from the first round on."""
     trial = make_trial(FedRep(), width=width, participation=1.0).run()
-    models = [trial.begin(client)["model"] for client in range(len(trial.clients))]
+    models = [trial.start(client)["model"] for client in range(len(trial.clients))]
     for model in models[1:]:
         assert_same(model.only(trial.net.body_names), models[0].only(trial.net.body_names))
         assert not torch.equal(model["head.weight"], models[0]["head.weight"])
-    assert trial.algorithm.deploy(trial.server) is None
+    assert trial.algorithm.global_model(trial.server) is None
 
 
 def test_more_head_epochs_fit_the_client_better(make_trial):
-    """On the representation that it received: what the first phase minimises."""
+    """On the representation that it received: what the first phase minimizes."""
     losses = []
     for epochs in (0, 1, 10):
         settings = {"participation": 1.0, "learning_rate": 0.02}
@@ -108,7 +108,7 @@ def test_whoever_is_not_in_a_round_keeps_its_head(make_trial, assert_same):
     trial = make_trial(FedRep()).run(1, ids=[1, 2])
     head = trial.kept[1]["head"]
     trial.run(1, ids=[2, 3])
-    assert_same(trial.begin(1)["model"], trial.server["body"] | head)
+    assert_same(trial.start(1)["model"], trial.server["body"] | head)
 
 
 @pytest.mark.parametrize("width", [None, 3])

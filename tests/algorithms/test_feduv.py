@@ -128,7 +128,7 @@ def test_a_batch_of_padding_alone_is_finite(term):
 def test_the_loss_adds_both_terms(make_trial, variance, strength):
     """With four classes, C/4 is 1."""
     trial = make_trial(FedUV(variance=variance, uniformity=0.3))
-    client, (x, y) = trial.begin(7), trial.clients.gather(trial.clients.train[7])
+    client, (x, y) = trial.start(7), trial.clients.gather(trial.clients.train[7])
     batch, logits = Batch(x, y), trial.net(client["model"], x)
     v, u = lack_of_variance(logits.softmax(-1), batch), closeness(trial.net.features(client["model"], x), batch)
     wanted = cross_entropy(logits, y) + strength * v + 0.3 * u

@@ -122,13 +122,13 @@ def test_weights_are_those_of_the_clusters_members():
 
     server = {"models": Tensors(x=torch.tensor([7.0, 8.0, 9.0]))}
     uploads = Uploads([0, 1, 2], [1, 3, 6], [upload(1, 2), upload(5, 2), upload(4, 0)])
-    assert IFCA(clusters=3).combine(server, uploads)["models"]["x"].tolist() == [4, 8, 4]
+    assert IFCA(clusters=3).aggregate(server, uploads)["models"]["x"].tolist() == [4, 8, 4]
 
 
 def test_evaluation_chooses_too(make_opposed):
     """The clients' own model gets their data right; the other one would get all of it wrong."""
     trial = make_opposed(IFCA(), [1, -1]).run(10)
-    for outcome in trial.train(tests=("local",), stage="receive"):
+    for outcome in trial.train(tests=("local",), phase="receive"):
         score = outcome.scores["local"]
         assert score.correct >= 0.8 * score.total
-    assert trial.algorithm.deploy(trial.server) is None
+    assert trial.algorithm.global_model(trial.server) is None

@@ -38,7 +38,7 @@ def test_nothing_travels(make_trial):
     trial = make_trial(Local()).run(2, tests=("local",))
     assert trial.server == {}
     assert [(outcome.down, outcome.upload) for outcome in trial.outcomes] == [(0, {})] * 4
-    assert trial.algorithm.deploy(trial.server) is None
+    assert trial.algorithm.global_model(trial.server) is None
 
 
 def test_each_client_finds_its_own_optimum(make_toy):

@@ -107,9 +107,9 @@ def test_clients_keep_the_model_that_they_sent(make_trial, assert_same):
     trial = make_trial(MOON()).run(1, ids=[1, 2])
     sent = {outcome.client: outcome.upload["model"] for outcome in trial.outcomes}
     trial.run(1, ids=[2, 3])
-    assert_same(trial.begin(1)["previous"], sent[1])
-    assert_same(trial.begin(2)["previous"], trial.outcomes[0].upload["model"])
-    assert_same(trial.begin(1)["global"], trial.server["model"])
+    assert_same(trial.start(1)["previous"], sent[1])
+    assert_same(trial.start(2)["previous"], trial.outcomes[0].upload["model"])
+    assert_same(trial.start(1)["global"], trial.server["model"])
 
 
 def test_the_contrast_turns_features_from_the_previous_to_the_global_model(make_trial):

@@ -84,7 +84,7 @@ def test_the_personal_model_is_one_step_away(make_trial, width):
         assert before.scores["local"].loss == pytest.approx(loss(personal(server, client, 0), client), abs=1e-12)
         wanted = loss(personal(after.upload["model"], client, 1), client)
         assert after.scores["local"].loss == pytest.approx(wanted, abs=1e-12)
-    assert trial.algorithm.deploy(trial.server) is trial.server["model"], "the global model is measured as it is"
+    assert trial.algorithm.global_model(trial.server) is trial.server["model"], "the global model is measured as it is"
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])

@@ -70,23 +70,23 @@ def test_beta_blends_the_old_model_with_the_mean(make_trial, assert_same):
     trial = make_trial(PFedMe(beta=0.25))
     uploads = trial.uploads(trial.train())
     wanted = 0.75 * trial.server["model"] + 0.25 * uploads.mean("model")
-    assert_same(trial.combine(uploads)["model"], wanted, within=1e-15)
+    assert_same(trial.aggregate(uploads)["model"], wanted, within=1e-15)
 
 
 def test_the_personal_model_stays_while_its_client_is_away(make_trial, assert_same):
     trial = make_trial(PFedMe()).run(1, ids=[0, 1])
     kept = trial.kept[0]["personal"]
     trial.run(2, ids=[2, 3])
-    assert_same(trial.begin(0)["personal"], kept)
-    assert_same(trial.begin(7)["personal"], trial.first["personal"])
+    assert_same(trial.start(0)["personal"], kept)
+    assert_same(trial.start(7)["personal"], trial.initial["personal"])
 
 
 def test_the_personal_model_is_measured_and_the_global_one_deployed(make_trial):
     trial = make_trial(PFedMe()).run(2)
     x = trial.clients.gather(trial.clients.test[3])[0]
-    client = trial.begin(3)
+    client = trial.start(3)
     assert torch.equal(trial.algorithm.predict(client, x), trial.net(client["personal"], x))
-    deployed, model = trial.algorithm.deploy(trial.server), trial.server["model"]
+    deployed, model = trial.algorithm.global_model(trial.server), trial.server["model"]
     assert all(torch.equal(deployed[name], model[name]) for name in model)
 
 

@@ -18,7 +18,7 @@ OFF = {"penalty": 0.0, "recall_epochs": 0}
 class Recalling(PFPSLWC):
     """The recall alone: what local training begins with is sent."""
 
-    def work(self):
+    def local_passes(self):
         return ()
 
 
@@ -91,10 +91,10 @@ def test_features_of_zero_make_no_nan(make_trial, width):
 
 
 def test_with_both_parts_off_it_is_fedper(make_trial, assert_same):
-    """Extractors averaged by count, heads personal: written out with PyTorch's own optimiser."""
+    """Extractors averaged by count, heads personal: written out with PyTorch's own optimizer."""
     trial = make_trial(PFPSLWC(**OFF), momentum=0.9)
     body = dict(trial.server["body"])
-    heads = {client: dict(trial.first["head"]) for client in range(len(trial.clients))}
+    heads = {client: dict(trial.initial["head"]) for client in range(len(trial.clients))}
     for number in (1, 2, 3):
         sent = {}
         for client in trial.participants(number):
@@ -178,18 +178,18 @@ def test_clients_keep_the_extractor_that_they_uploaded(make_trial, assert_same):
     for outcome in trial.outcomes:
         assert_same(trial.kept[outcome.client]["extractor"], outcome.upload["body"])
         assert float(trial.kept[outcome.client]["seen"]) == 1
-    assert trial.algorithm.deploy(trial.server) is None
+    assert trial.algorithm.global_model(trial.server) is None
 
 
 def test_the_downloaded_model_is_the_shared_extractor_with_the_own_head(make_trial, assert_same):
     trial = make_trial(PFPSLWC(), participation=1.0).run(2)
     for client in (0, 3):
         wanted = trial.server["body"] | trial.kept[client]["head"]
-        assert_same(trial.begin(client)["model"], wanted)
+        assert_same(trial.start(client)["model"], wanted)
 
 
 def by_hand(trial, client, recall_epochs, epochs=0, penalty=0.0, build=lambda: MLP(hidden=(6,)).build((5,), 4)):
-    """Alg. 1, lines 4-11, as PyTorch's own modules and optimisers do it: the client's model in its next round."""
+    """Alg. 1, lines 4-11, as PyTorch's own modules and optimizers do it: the client's model in its next round."""
     federation, kept, number = trial.algorithm.federation, trial.kept[client], trial.rounds + 1
     teacher, student = build().double().eval(), build().double().train()
     own = dict(kept.get("buffers", {}))
@@ -306,9 +306,9 @@ def test_the_old_extractor_teaches_with_its_own_statistics(make_trial, assert_sa
 
 
 def test_the_old_extractor_teaches_in_evaluation_mode(make_trial):
-    """Its own running statistics; the student is normalised by the batch's."""
+    """Its own running statistics; the student is normalized by the batch's."""
     trial = make_trial(PFPSLWC(), "norm", participation=1.0).run()
-    client = trial.begin(5)
+    client = trial.start(5)
     x, y = trial.clients.gather(trial.clients.train[5])
     with trial.net.mode.of(training=True):
         found = trial.algorithm.recall(client, Batch(x, y))

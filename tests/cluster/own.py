@@ -17,11 +17,11 @@ class Slow(FedAvg):
 
     copy: int = 0
 
-    def combine(self, server, uploads):
+    def aggregate(self, server, uploads):
         over = time.monotonic() + ROUND_SECONDS
         while time.monotonic() < over and not Path("hurry").exists():
             time.sleep(0.1)
-        return super().combine(server, uploads)
+        return super().aggregate(server, uploads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,19 +30,19 @@ class Endless(FedAvg):
 
     copy: int = 0
 
-    def combine(self, server, uploads):
+    def aggregate(self, server, uploads):
         while not Path("hurry").exists():
             time.sleep(0.1)
-        return super().combine(server, uploads)
+        return super().aggregate(server, uploads)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hungry(Slow):
     """Wants 1.5 GB more than others, for as long as its rounds last."""
 
-    def combine(self, server, uploads):
+    def aggregate(self, server, uploads):
         eaten = np.ones(200_000_000)
-        combined = super().combine(server, uploads)
+        combined = super().aggregate(server, uploads)
         del eaten
         return combined
 
@@ -51,8 +51,8 @@ class Hungry(Slow):
 class Once(Slow):
     """Fails at the end of its round if there is a file ``fail-once``, and takes that away."""
 
-    def combine(self, server, uploads):
-        combined, fault = super().combine(server, uploads), Path("fail-once")
+    def aggregate(self, server, uploads):
+        combined, fault = super().aggregate(server, uploads), Path("fail-once")
         if fault.exists():
             fault.unlink()
             raise RuntimeError("a fault of the test")

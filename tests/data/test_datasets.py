@@ -188,13 +188,13 @@ def picture(pixels: np.ndarray, kind: str = "PNG") -> bytes:
 
 def test_tiny_imagenet(fetch: Fetcher) -> None:
     """Images are JPEG, and some are grey; a number is no text: 10 comes after 2."""
-    colour, grey = np.full((64, 64, 3), (200, 100, 50), np.uint8), np.full((64, 64), 30, np.uint8)
+    color, grey = np.full((64, 64, 3), (200, 100, 50), np.uint8), np.full((64, 64), 30, np.uint8)
     folder = "tiny-imagenet-200"
     contents = {
-        f"{folder}/train/n02/images/n02_0.JPEG": picture(colour, "JPEG"),
-        f"{folder}/train/n01/images/n01_10.JPEG": picture(colour // 2, "JPEG"),
+        f"{folder}/train/n02/images/n02_0.JPEG": picture(color, "JPEG"),
+        f"{folder}/train/n01/images/n01_10.JPEG": picture(color // 2, "JPEG"),
         f"{folder}/train/n01/images/n01_2.JPEG": picture(grey, "JPEG"),
-        f"{folder}/val/images/val_0.JPEG": picture(colour, "JPEG"),
+        f"{folder}/val/images/val_0.JPEG": picture(color, "JPEG"),
         f"{folder}/val/val_annotations.txt": b"val_0.JPEG\tn02\t0\t0\t62\t62\n",
         f"{folder}/test/images/test_0.JPEG": picture(grey, "JPEG"),
     }

@@ -46,7 +46,7 @@ EXCHANGEABLE = [
 DIGITS = np.repeat(np.arange(10), 140)
 MNIST = np.repeat(np.arange(10), 6000)
 
-labelled = st.builds(
+labeled = st.builds(
     lambda counts, seed: np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts)),
     st.lists(st.integers(1, 40), min_size=1, max_size=8),
     st.integers(0, 99),
@@ -72,7 +72,7 @@ def counts_of(owner: Integers, labels: Integers, clients: int) -> Integers:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
-@given(labels=labelled, clients=st.integers(1, 12), seed=st.integers(0, 99))
+@given(labels=labeled, clients=st.integers(1, 12), seed=st.integers(0, 99))
 @settings(max_examples=40)
 def test_every_sample_has_one_client_and_every_client_a_sample(
     scheme: Scheme, labels: Integers, clients: int, seed: int
@@ -235,7 +235,7 @@ def pfllib_dir(
     return owner, drawn
 
 
-@given(labels=labelled, clients=st.integers(1, 8), alpha=st.sampled_from([0.3, 1.0, 10.0]), seed=st.integers(0, 99))
+@given(labels=labeled, clients=st.integers(1, 8), alpha=st.sampled_from([0.3, 1.0, 10.0]), seed=st.integers(0, 99))
 @settings(max_examples=60)
 def test_dirichlet_balanced_is_pfllibs_draw_for_draw(labels: Integers, clients: int, alpha: float, seed: int) -> None:
     scheme = DirichletBalanced(alpha=alpha, minimum=1)
@@ -304,7 +304,7 @@ def feddw(labels: Integers, clients: int, alpha: float, rng: np.random.Generator
     return [own if len(own) else np.array([0]) for own in joined]
 
 
-@given(labels=labelled, clients=st.integers(1, 12), alpha=st.sampled_from([0.02, 0.3, 5.0]), seed=st.integers(0, 99))
+@given(labels=labeled, clients=st.integers(1, 12), alpha=st.sampled_from([0.02, 0.3, 5.0]), seed=st.integers(0, 99))
 @settings(max_examples=80)
 def test_dirichlet_feddw_is_feddws_but_for_the_sample_of_an_empty_client(
     labels: Integers, clients: int, alpha: float, seed: int
@@ -371,7 +371,7 @@ def test_pathological_ordered_has_the_counts_that_pfllib_writes_for_cifar10() ->
     assert counts[99].tolist() == [*[0] * 8, 2813, 2248]
 
 
-def test_neighbours_own_the_same_classes_in_pathological_ordered() -> None:
+def test_neighbors_own_the_same_classes_in_pathological_ordered() -> None:
     counts = counts_of(deal(PathologicalOrdered(), DIGITS, 20), DIGITS, 20)
     owned = [np.flatnonzero(row).tolist() for row in counts]
     assert owned == [[2 * group, 2 * group + 1] for group in range(5) for _ in range(4)]
@@ -395,7 +395,7 @@ def test_pathological_ordered_is_pfllibs_draw_for_draw(clients: int, classes: in
     assert classes % k or clients % (classes // k) or (held == k).all()
 
 
-@given(labels=labelled, clients=st.integers(1, 12), alpha=st.sampled_from([0.01, 0.5, 20.0]), seed=st.integers(0, 99))
+@given(labels=labeled, clients=st.integers(1, 12), alpha=st.sampled_from([0.01, 0.5, 20.0]), seed=st.integers(0, 99))
 @settings(max_examples=60)
 def test_overlapping_clients_own_every_class_in_the_numbers_drawn(
     labels: Integers, clients: int, alpha: float, seed: int

@@ -3,7 +3,7 @@ import torch
 from torch.func import vmap
 
 from fedpipe.config import Transforms
-from fedpipe.data.transforms import changed, normalised
+from fedpipe.data.transforms import changed, normalized
 
 KEY = torch.tensor(7)
 
@@ -15,13 +15,13 @@ def images(count=64, side=6, channels=2):
 def test_without_settings_nothing_changes():
     x = images()
     assert changed(Transforms(), x, KEY) is x
-    assert normalised(Transforms(), x) is x
+    assert normalized(Transforms(), x) is x
 
 
-def test_each_channel_is_centred_and_scaled():
+def test_each_channel_is_centered_and_scaled():
     x = torch.tensor([[[[0.5]], [[1.0]]]])
-    assert normalised(Transforms(mean=(0.5, 0.25), std=(0.5, 0.25)), x).flatten().tolist() == [0, 3]
-    assert normalised(Transforms(mean=(0.5,), std=(0.25,)), x).flatten().tolist() == [0, 2]
+    assert normalized(Transforms(mean=(0.5, 0.25), std=(0.5, 0.25)), x).flatten().tolist() == [0, 3]
+    assert normalized(Transforms(mean=(0.5,), std=(0.25,)), x).flatten().tolist() == [0, 2]
 
 
 def test_a_crop_is_a_window_of_the_padded_image():
@@ -49,15 +49,15 @@ def test_a_flip_mirrors_about_every_second_image():
     assert 160 < int(mirrored.sum()) < 240
 
 
-def test_a_rotation_turns_by_at_most_its_angle_around_the_centre():
+def test_a_rotation_turns_by_at_most_its_angle_around_the_center():
     x = torch.zeros(200, 1, 21, 21, dtype=torch.float64)
-    x[:, :, 10, 20] = 1  # ten pixels to the right of the centre
+    x[:, :, 10, 20] = 1  # ten pixels to the right of the center
     found = changed(Transforms(rotation=30), x, KEY)
     heights = [10 - int(place) for image in found for place in image[0].nonzero()[:, 0]]
     assert max(heights) == 5  # 10 sin 30°
     assert min(heights) == -5
-    centre = images(50, side=5)
-    assert torch.equal(changed(Transforms(rotation=45), centre, KEY)[:, :, 2, 2], centre[:, :, 2, 2])
+    center = images(50, side=5)
+    assert torch.equal(changed(Transforms(rotation=45), center, KEY)[:, :, 2, 2], center[:, :, 2, 2])
 
 
 @pytest.mark.parametrize("settings", [{"crop": 1}, {"flip": True}, {"rotation": 90}])

@@ -9,18 +9,18 @@ def clients(make_clients):
 
 
 def test_facts_are_the_training_datas(clients):
-    facts = clients.facts(2, round=7)
-    assert facts.size.item() == 9
-    assert facts.classes.tolist() == [3, 0, 3, 3]
-    assert facts.round.item() == 7
-    assert {value.dtype for value in facts} == {torch.float64}
+    info = clients.facts(2, round=7)
+    assert info.size.item() == 9
+    assert info.classes.tolist() == [3, 0, 3, 3]
+    assert info.round.item() == 7
+    assert {value.dtype for value in info} == {torch.float64}
 
 
 def test_facts_of_several_clients_have_a_first_axis(clients):
-    facts = clients.facts([2, 0], round=1)
-    assert facts.size.tolist() == [9, 1]
-    assert facts.classes.tolist() == [[3, 0, 3, 3], [1, 0, 0, 0]]
-    assert facts.round.tolist() == [1, 1]
+    info = clients.facts([2, 0], round=1)
+    assert info.size.tolist() == [9, 1]
+    assert info.classes.tolist() == [[3, 0, 3, 3], [1, 0, 0, 0]]
+    assert info.round.tolist() == [1, 1]
 
 
 def test_an_epoch_is_a_permutation_of_the_clients_samples(clients):

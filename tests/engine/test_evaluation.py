@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from fedpipe import registry
-from fedpipe.engine.executor import Stage
+from fedpipe.engine.executor import Phase
 
 ALGORITHMS = registry.names(registry.ALGORITHM)
 
 
-def correct(trial, stage: Stage, ids=None):
-    outcomes = trial.train(ids, tests=("local", "global"), stage=stage)
+def correct(trial, phase: Phase, ids=None):
+    outcomes = trial.train(ids, tests=("local", "global"), phase=phase)
     return {outcome.client: {test: score.correct for test, score in outcome.scores.items()} for outcome in outcomes}
 
 
@@ -21,7 +21,7 @@ def correct(trial, stage: Stage, ids=None):
 def test_whom_no_round_has_trained_is_measured_with_the_initial_model(make_trial, label, buffers):
     trial = make_trial(label, "norm", buffers=buffers)
     clients, everyone = trial.clients, range(len(trial.clients))
-    deployed = trial.algorithm.deploy(trial.server)
+    deployed = trial.algorithm.global_model(trial.server)
     model = (trial.fresh(0) if deployed is None else deployed).only(trial.net.names + trial.net.buffer_names)
 
     def right(indices):

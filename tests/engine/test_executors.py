@@ -67,13 +67,13 @@ def test_scores_are_those_of_the_trained_model(make_trial, width):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_only_a_trained_client_sends_and_keeps(make_trial, width):
     trial = make_trial("fedala", width=width).run()
-    for stage in ("receive", "finetune"):
-        assert all(each.upload == {} and each.keep == {} for each in trial.train([1, 2], ("local",), stage))
+    for phase in ("receive", "finetune"):
+        assert all(each.upload == {} and each.keep == {} for each in trial.train([1, 2], ("local",), phase))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_finetuning_is_training_by_its_own_stream(make_trial, assert_same, width):
-    """The stage's score is that of a model which the test trains itself."""
+    """The phase's score is that of a model which the test trains itself."""
     trial = make_trial("fedavg", width=width, learning_rate=0.1).run()
     (outcome,) = trial.train([5], ("local",), "finetune")
     model = {name: value.clone().requires_grad_() for name, value in trial.server["model"].items()}
@@ -93,14 +93,14 @@ def test_finetuning_is_training_by_its_own_stream(make_trial, assert_same, width
 class Twice(FedAvg):
     """Its epochs as two passes."""
 
-    def work(self):
+    def local_passes(self):
         return (Train(self.loss, epochs=1), Update(lambda client: client), Train(self.loss, epochs=1))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
 def test_passes_of_one_stream_go_on_where_the_last_one_ended(make_trial, assert_same, width, settings):
-    """With its order of samples and its optimiser: two passes of an epoch are one of two."""
+    """With its order of samples and its optimizer: two passes of an epoch are one of two."""
     once, twice = (make_trial(each, width=width, **settings).run(2) for each in (FedAvg(), Twice()))
     assert_same(twice.server, once.server)
 
@@ -108,10 +108,10 @@ def test_passes_of_one_stream_go_on_where_the_last_one_ended(make_trial, assert_
 class Waiting(FedAvg):
     """Trains as long as the client's loss counter allows: as many epochs as it has samples, at most five."""
 
-    def start(self, kept, received, facts):
-        return {"model": received["model"], "left": facts.size}
+    def start(self, kept, received, info):
+        return {"model": received["model"], "left": info.size}
 
-    def work(self):
+    def local_passes(self):
         less = lambda client: client | {"left": client["left"] - 1}  # noqa: E731
         return (Train(self.loss, epochs=5, when=lambda client: client["left"] > 0, after=less),)
 
@@ -132,7 +132,7 @@ def test_a_condition_ends_a_pass_for_each_client_alone(make_trial, assert_same, 
 class Head(FedAvg):
     """Trains the head alone."""
 
-    def work(self):
+    def local_passes(self):
         return (Train(self.loss, only=self.net.head_names),)
 
 
@@ -158,7 +158,7 @@ def test_stages_list_their_passes():
 
 def test_prepared_passes_come_first_in_every_stage(make_trial):
     algorithm = make_trial("ifca").algorithm
-    kinds = {stage: [type(each) for each in passes(algorithm, stage, 1)] for stage in ("train", "receive", "finetune")}
+    kinds = {phase: [type(each) for each in passes(algorithm, phase, 1)] for phase in ("train", "receive", "finetune")}
     assert kinds == {"train": [Measure, Train], "receive": [Measure], "finetune": [Measure, Train]}
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedpipe import streams
+from fedpipe import rng
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Transforms
 from fedpipe.data.transforms import changed
@@ -88,7 +88,7 @@ def test_evaluation_neither_drops_nor_changes(trial):
 @pytest.mark.parametrize("width", [None, 3])
 def test_test_images_change_only_if_asked_for(trial, width):
     first, same, other = (
-        [each.scores["global"].loss for each in trial(width, changes).train(range(8), ["global"], stage="receive")]
+        [each.scores["global"].loss for each in trial(width, changes).train(range(8), ["global"], phase="receive")]
         for changes in (Transforms(), Transforms(crop=1, flip=True), Transforms(crop=1, flip=True, on_test=True))
     )
     assert same == pytest.approx(first, rel=1e-12)
@@ -164,7 +164,7 @@ def test_kept_statistics_stay_at_their_client(trial, assert_same, width):
 def test_the_personal_model_is_measured_with_the_clients_own_statistics(trial, width):
     made = trial(width, buffers="keep", transforms=Transforms()).run(2)
     client = 7
-    (outcome,) = made.train([client], tests=("local",), stage="receive")
+    (outcome,) = made.train([client], tests=("local",), phase="receive")
     x, y = made.clients.gather(made.clients.test[client])
     logits = made.net(made.server["model"] | made.kept[client][BUFFERS], x)
     loss = float(nn.functional.cross_entropy(logits, y, reduction="sum"))
@@ -208,7 +208,7 @@ def test_bytes_are_fractions_and_tokens_stay_integers():
     assert gathered.tolist() == [[3, 70_000]]
 
 
-def test_normalisation_layers_are_found_by_type():
+def test_normalization_layers_are_found_by_type():
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
@@ -226,6 +226,6 @@ def test_normalisation_layers_are_found_by_type():
 
 def test_a_fresh_model_holds_what_travels(trial):
     net = trial().net
-    model = net.fresh(streams.entropy(0, "init/0"))
+    model = net.fresh(rng.entropy(0, "init/0"))
     assert tuple(model) == net.names + net.buffer_names
     assert float(model["body.1.running_var"].mean()) == 1

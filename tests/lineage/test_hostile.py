@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedpipe import cli, packs
+from fedpipe import archive, cli
 from fedpipe.artifacts import RunFiles
 
 
@@ -27,12 +27,12 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
     return status, captured.out + captured.err
 
 
-def cut(archive: Path) -> None:
-    archive.write_bytes(archive.read_bytes()[:-30])
+def cut(zipped: Path) -> None:
+    zipped.write_bytes(zipped.read_bytes()[:-30])
 
 
-def upwards(archive: Path) -> None:
-    with zipfile.ZipFile(archive, "a") as opened:
+def upwards(zipped: Path) -> None:
+    with zipfile.ZipFile(zipped, "a") as opened:
         opened.writestr("../../../../../PWNED/round.json", "{}")
 
 
@@ -42,8 +42,8 @@ def test_every_command_names_a_hostile_pack_and_writes_nothing(
 ) -> None:
     plan = json.loads(Path("results/plan.json").read_text())
     runs = [run["path"] for run in plan["runs"]]
-    archive = packs.of(RunFiles(Path(runs[0])).history)
-    harm(archive)
+    zipped = archive.of(RunFiles(Path(runs[0])).history)
+    harm(zipped)
     settings = yaml.safe_load(Path("params.yaml").read_text())
     settings["execution"] = {"rounds_per_job": 1, "clients_per_job": 5}
     Path("blocks.yaml").write_text(yaml.safe_dump(settings))
@@ -65,12 +65,12 @@ def test_every_command_names_a_hostile_pack_and_writes_nothing(
     ):
         status, said = typed(monkeypatch, capsys, *arguments)
         assert status == (1 if arguments[0] == "verify" else 2), arguments
-        (line,) = (line for line in said.splitlines() if str(archive) in line)
-        assert f"{archive} is damaged (" in line, arguments
-        assert f"; delete it and {archive.parent}/segments, then `dvc checkout` brings back" in line
+        (line,) = (line for line in said.splitlines() if str(zipped) in line)
+        assert f"{zipped} is damaged (" in line, arguments
+        assert f"; delete it and {zipped.parent}/segments, then `dvc checkout` brings back" in line
         assert "Traceback" not in said
         assert files() == before, arguments
-    archive.unlink()
+    zipped.unlink()
     assert typed(monkeypatch, capsys, "segment", runs[0], "--stop", "3")[0] == 0, "as the sentence says"
     assert typed(monkeypatch, capsys, "collect", runs[0], "--rounds", "3")[0] == 0
     assert typed(monkeypatch, capsys, "verify", runs[0])[0] == 0

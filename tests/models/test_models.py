@@ -91,10 +91,10 @@ def test_parameters_of_cnn() -> None:
 
 def test_parameters_of_cnn5() -> None:
     assert size("cnn5", CIFAR, 10, batch_norm=True) == 62_006 + 2 * (6 + 16 + 120 + 84)
-    plain, normalised = (family("cnn5", batch_norm=each).build(CIFAR, 10) for each in (False, True))
-    layers = [each for each in normalised.body if not isinstance(each, (nn.BatchNorm1d, nn.BatchNorm2d))]
+    plain, normalized = (family("cnn5", batch_norm=each).build(CIFAR, 10) for each in (False, True))
+    layers = [each for each in normalized.body if not isinstance(each, (nn.BatchNorm1d, nn.BatchNorm2d))]
     assert [type(each) for each in plain.body] == [type(each) for each in layers]
-    before = [type(normalised.body[index - 1]) for index, each in enumerate(normalised.body) if each not in layers]
+    before = [type(normalized.body[index - 1]) for index, each in enumerate(normalized.body) if each not in layers]
     assert before == [nn.Conv2d, nn.Conv2d, nn.Linear, nn.Linear]
 
 

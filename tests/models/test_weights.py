@@ -141,7 +141,7 @@ def test_the_head_of_an_algorithms_own_is_drawn_as_ever() -> None:
     )
     begun = {}
     for run in studies.open_runs(made):
-        run.initialise()
+        run.initialize()
         begun[run.settings.algorithm["name"]] = run.server(0)["model"]
     tensors = state(MLP)
     for model in begun.values():

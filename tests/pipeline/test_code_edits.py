@@ -199,7 +199,7 @@ def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project
     assert "other shared code" not in table.read_text()
 
     # a refactoring: nothing runs again but the table, which says so, and more rounds go on
-    replace(project, "fedpipe/engine/optimisers.py", STEP, "alpha=-1 * self.rate")
+    replace(project, "fedpipe/engine/optimizers.py", STEP, "alpha=-1 * self.rate")
     printed = project.snakemake()
     assert jobs(printed)["segment"] == 0
     assert "2 of 2 runs come from other shared code" in printed
@@ -215,7 +215,7 @@ def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project
 
     # a change of what it does: refused, and told of what is finished
     before = project.bits()
-    replace(project, "fedpipe/engine/optimisers.py", "alpha=-1 * self.rate", "alpha=-2 * self.rate")
+    replace(project, "fedpipe/engine/optimizers.py", "alpha=-1 * self.rate", "alpha=-2 * self.rate")
     verified = project.run("fedpipe", "verify", check=False)
     assert verified.count("bits differ in ") == 2
     for grain in ({}, {"rounds_per_job": 1, "clients_per_job": 3}):
@@ -223,6 +223,6 @@ def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project
         printed = project.snakemake("runs", check=False)
         assert "can't go on: the code that all runs share has changed since round 3, and done again now bits" in printed
         assert {name: sha256 for name, sha256 in project.bits().items() if name in before} == before
-    replace(project, "fedpipe/engine/optimisers.py", "alpha=-2 * self.rate", STEP)
+    replace(project, "fedpipe/engine/optimizers.py", "alpha=-2 * self.rate", STEP)
     project.edit(execution={"rounds_per_job": None, "clients_per_job": None})
     assert jobs(project.snakemake("runs"))["segment"] == 2

@@ -12,6 +12,7 @@ from tests.pipeline.conftest import Project, jobs, stages
 NOTHING = "Nothing to be done"
 
 
+@pytest.mark.slow
 def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path: Path) -> None:
     params = studies.settings(("fedavg", "fedprox", "scaffold"), 2)
     params["algorithms"]["fedprox"] = {"mu": 0.1}

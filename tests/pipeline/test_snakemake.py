@@ -161,7 +161,13 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("mistake", "sentence"), MISTAKES, ids=["range", "zero", "unknown-key", "unknown-name"])
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        pytest.param(*MISTAKES[0], id="range"),
+        *(pytest.param(*mistake, marks=pytest.mark.slow) for mistake in MISTAKES[1:]),
+    ],
+)
 def test_a_mistake_is_one_sentence_from_every_command(project: Project, mistake: dict, sentence: str) -> None:
     project.run("dvc", "--version")
     studies.write(studies.settings(rounds=2), project.folder)
@@ -210,6 +216,7 @@ def test_a_grid_has_a_level_of_its_own(project: Project) -> None:
     assert metrics["fedavg"]["alpha=0.1"] != metrics["fedavg"]["alpha=10.0"]
 
 
+@pytest.mark.slow
 def test_points_that_make_no_difference_are_rows_of_one_run(project: Project) -> None:
     """With the official split, nothing depends on the share of a pooled one."""
     studies.write(studies.settings(rounds=1), project.folder)
@@ -223,6 +230,7 @@ def test_points_that_make_no_difference_are_rows_of_one_run(project: Project) ->
     assert "1 run (1 done)" in project.run("fedpipe", "status")
 
 
+@pytest.mark.slow
 def test_executor_and_kept_models_reach_the_jobs(project: Project) -> None:
     sections = {"execution": {"stack": 4}, "artifacts": {"keep_models": "last"}}
     studies.write(studies.settings(("scaffold",), 3, **sections), project.folder)
@@ -230,7 +238,7 @@ def test_executor_and_kept_models_reach_the_jobs(project: Project) -> None:
     (run,) = (project.folder / "results/runs/scaffold").iterdir()
     (made_by,) = json.loads((run / "joined/0003/times.json").read_text())["made_by"]
     assert made_by["executor"] == "stack of 4"
-    assert sorted(path.parent.name for path in run.glob("rounds/*/server.pt")) == ["0000", "0003"]
+    assert sorted(path.parent.name for path in run.glob("rounds/*/server.pt")) == ["0000", "0002", "0003"]
     project.edit(execution={"stack": 2})
     assert NOTHING in project.snakemake("runs"), "another executor runs nothing again"
 

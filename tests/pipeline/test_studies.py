@@ -16,6 +16,7 @@ NOTHING = "Nothing to be done"
 OTHER = ("--config", "params=studies/other.yaml")
 
 
+@pytest.mark.slow
 def test_another_study_shares_runs_and_leaves_the_main_one_as_it_is(project: Project) -> None:
     def report() -> dict[Path, str]:
         """The main study's plan, tables, figures and keys."""
@@ -53,6 +54,7 @@ def test_another_study_shares_runs_and_leaves_the_main_one_as_it_is(project: Pro
 SHORT = ("--config", "params=studies/deep/short.yaml")
 
 
+@pytest.mark.slow
 def test_studies_of_other_lengths_share_rounds_never_results(project: Project) -> None:
     (project.folder / "studies/deep").mkdir()
     studies.write(studies.settings(("fedavg", "scaffold"), 2, artifacts={"keep_models": "last"}), project.folder)
@@ -126,7 +128,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class Faulty(FedAvg):
-    def combine(self, server, uploads):
+    def aggregate(self, server, uploads):
         raise RuntimeError("a fault of the test")
 """
 

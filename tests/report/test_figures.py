@@ -116,7 +116,7 @@ def test_partition_shows_counts_and_sizes():
     assert "Gini coefficient of sizes 0.125" in made.get_supxlabel()
 
 
-def test_partition_of_many_clients_has_a_colour_bar_and_no_numbers():
+def test_partition_of_many_clients_has_a_color_bar_and_no_numbers():
     cells, _, bar = partition.figure(np.ones((100, 10), dtype=np.int64), SETTINGS).axes
     assert not cells.texts
     assert bar.get_ylabel() == "training samples of a class"

@@ -45,7 +45,7 @@ def single_rounds(made: dict, index: int, size: int) -> None:
     def fresh() -> Run:
         return studies.open_runs(made)[index]
 
-    fresh().initialise()
+    fresh().initialize()
     for number in range(1, ROUNDS + 1):
         ids = fresh().participants(number)
         files = fresh().files.round(number)
@@ -89,7 +89,7 @@ def test_a_stack_leaves_the_same_bits_whatever_the_jobs(label: str) -> None:
     once = finish(run, 2)
     away(run)
     run = studies.open_runs(made, stack=4)[0]
-    run.initialise()
+    run.initialize()
     for number in (1, 2):
         ids = run.participants(number)
         run.aggregate(number, [run.train(number, ids[:3]), run.train(number, ids[3:])])

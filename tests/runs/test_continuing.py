@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedpipe import artifacts, code
-from fedpipe.engine import optimisers, redo
+from fedpipe.engine import optimizers, redo
 from fedpipe.engine.run import Run
 from fedpipe.errors import ArtifactError
 from fedpipe.tensors import Tensors
@@ -35,12 +35,12 @@ def begun(label: str = "fedper", keep: str | int = "last", **sections: Any) -> d
 def edit(monkeypatch: pytest.MonkeyPatch, rate: float = 1.0) -> None:
     """Shared code of another digest, whose SGD takes steps that are so many times longer."""
     monkeypatch.setattr(code, "shared", lambda: "f00d" * 3)
-    update = optimisers.SGD.update
+    update = optimizers.SGD.update
 
     def longer(self: Any, parameters: Tensors, gradient: Tensors, slots: Any) -> Any:
         return update(self, parameters, gradient * rate, slots)
 
-    monkeypatch.setattr(optimisers.SGD, "update", longer)
+    monkeypatch.setattr(optimizers.SGD, "update", longer)
 
 
 def records(run: Run) -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ def test_a_finished_run_is_left_in_peace(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_initial_state_is_made_again_where_it_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     made = studies.prepare(studies.settings(("fedper",), ROUNDS))
     run = studies.open_runs(made)[0]
-    run.initialise()
+    run.initialize()
     edit(monkeypatch)
     assert list(studies.open_runs(made)[0].segment(1)) == [0, 1]
     assert [record["round"] for record in records(run)] == [0]

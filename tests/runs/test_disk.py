@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedpipe import artifacts, packs
+from fedpipe import archive, artifacts
 from fedpipe.artifacts import RunFiles
 from fedpipe.errors import ArtifactError
 from tests import studies
@@ -152,7 +152,7 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
     }
     path = shared.get(name) or {"server": last.server, "clients": last.clients, "metrics": last.metrics}[name]
     once, rounds = path.read_bytes(), set(last.path.iterdir()) | set((run.files.path / "segments").iterdir())
-    packed = {each for each in run.files.history.glob("*/*") if packs.takes(each)}
+    packed = {each for each in run.files.history.glob("*/*") if archive.takes(each)}
     harm(path)
     if name in shared:  # another rule made it, for other runs as well
         before = rest()
@@ -162,7 +162,7 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
     else:  # the segment's own: only its round is done again
         before = rest(*rounds, *packed)
         assert list(studies.open_runs(made)[0].segment(ROUNDS)) == [ROUNDS - 1, ROUNDS]
-        assert rest(*rounds, packs.of(run.files.history)) == before
+        assert rest(*rounds, archive.of(run.files.history)) == before
         artifacts.unpack(run.files.history)
         assert path.read_bytes() == once
     assert not Path("harm").exists()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedpipe import artifacts
-from fedpipe.algorithms.base import Facts, State, Uploads
+from fedpipe.algorithms.base import ClientInfo, State, Uploads
 from fedpipe.algorithms.scaffold import Scaffold
 from fedpipe.engine import collecting
 from fedpipe.engine.run import Run
@@ -25,9 +25,9 @@ class Faulty(Scaffold):
     size: int = 100
     begins: int = 2
 
-    def start(self, kept: State, received: State, facts: Facts) -> State:
-        bad = (facts.size >= self.size) & (facts.round >= self.begins)
-        return super().start(kept, received, facts) | {"bad": bad}
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+        bad = (info.size >= self.size) & (info.round >= self.begins)
+        return super().start(kept, received, info) | {"bad": bad}
 
     def upload(self, client: State) -> State:
         sent = super().upload(client)
@@ -66,7 +66,7 @@ def test_a_failed_update_is_left_out_of_its_round() -> None:
     block = run.train(2, ids)
     rest = [row for row, client in enumerate(ids) if client in whole]
     uploads = Uploads(whole, [int(sizes[client]) for client in whole], [block.uploads[row] for row in rest])
-    wanted = run.algorithm.combine(run.server(1), uploads)
+    wanted = run.algorithm.aggregate(run.server(1), uploads)
     for name, value in wanted["model"].items():
         assert torch.equal(run.server(2)["model"][name], value)
         assert value.isfinite().all()

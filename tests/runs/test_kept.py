@@ -21,8 +21,8 @@ ROUNDS = 4
 KEPT = ("kept-on-global", "kept-on-local")
 
 
-def normalised(shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]:
-    """A model with batch normalisation, of one's own."""
+def normalized(shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]:
+    """A model with batch normalization, of one's own."""
     width = shape[0] * shape[1] * shape[2]
     body = nn.Sequential(nn.Flatten(), nn.Linear(width, 12), nn.BatchNorm1d(12), nn.ReLU())
     return body, nn.Linear(12, classes)
@@ -70,7 +70,7 @@ def test_where_a_client_has_its_model_to_itself_it_is_the_personal_one(label: st
 
 @pytest.mark.parametrize("buffers", ["average", "keep", "drop"])
 def test_it_is_the_model_that_was_uploaded_last_or_the_initial_one(buffers: str) -> None:
-    model = {"name": "mlp"} if buffers == "drop" else {"name": f"{__name__}.normalised"}
+    model = {"name": "mlp"} if buffers == "drop" else {"name": f"{__name__}.normalized"}
     params = studies.settings(("fedavg",), ROUNDS, evaluation={"protocols": list(KEPT)})
     params["federation"] |= {"participation": 0.3, "buffers": buffers}
     run = finished(studies.prepare(params | {"model": model}))
@@ -107,7 +107,7 @@ def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -
     assert studies.bits(finished(made, stack=2).files.path) == once, "three segments differ from one"
 
     away()
-    studies.open_runs(made, stack=2)[0].initialise()
+    studies.open_runs(made, stack=2)[0].initialize()
     for number in range(1, ROUNDS + 1):
         ids = studies.open_runs(made)[0].participants(number)
         files = run.files.round(number)

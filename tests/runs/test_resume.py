@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe import artifacts, packs
+from fedpipe import archive, artifacts
 from fedpipe.artifacts import RunFiles
 from fedpipe.engine import collecting
 from fedpipe.errors import ArtifactError
@@ -158,11 +158,11 @@ def test_a_damaged_member_of_the_pack_costs_its_round_alone() -> None:
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = Path(made["runs"][0]["path"])
     list(studies.open_runs(made)[0].segment(ROUNDS))
-    once, archive, harmed = studies.bits(path), path / "rounds.zip", path / "rounds/0003/metrics.parquet"
-    data, member = bytearray(archive.read_bytes()), packs.read(harmed)
+    once, zipped, harmed = studies.bits(path), path / "rounds.zip", path / "rounds/0003/metrics.parquet"
+    data, member = bytearray(zipped.read_bytes()), archive.read(harmed)
     data[data.index(member) + len(member) // 2] ^= 1
-    archive.write_bytes(data)
-    with pytest.raises(ArtifactError, match=rf"^{archive} can't be read \(0003/metrics\.parquet: Bad CRC-32"):
+    zipped.write_bytes(data)
+    with pytest.raises(ArtifactError, match=rf"^{zipped} can't be read \(0003/metrics\.parquet: Bad CRC-32"):
         artifacts.read_parquet(harmed)
     assert run_again(str(path))[1] == [3, 4]
     assert studies.bits(path) == once

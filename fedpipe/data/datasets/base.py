@@ -43,7 +43,7 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Component):
-    """A named collection of labelled samples, with the official split that belongs to it."""
+    """A named collection of labeled samples, with the official split that belongs to it."""
 
     shape: ClassVar[tuple[int, ...]]  #: shape of one input, channels first
     classes: ClassVar[int]  #: number of classes C

@@ -16,7 +16,7 @@ from fedpipe.data.fetch import File
 
 @dataclass(frozen=True, kw_only=True)
 class CIFAR10(Images):
-    """60,000 colour 32x32 photographs in ten classes, 10,000 of them for testing.
+    """60,000 color 32x32 photographs in ten classes, 10,000 of them for testing.
 
     Source: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; read by
     `torchvision.datasets.CIFAR10`, with its checksums.

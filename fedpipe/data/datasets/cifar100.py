@@ -14,7 +14,7 @@ from fedpipe.data.fetch import File
 
 @dataclass(frozen=True, kw_only=True)
 class CIFAR100(Images):
-    """60,000 colour 32x32 photographs in 100 (fine) classes, 10,000 of them for testing.
+    """60,000 color 32x32 photographs in 100 (fine) classes, 10,000 of them for testing.
 
     Source: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; read by
     `torchvision.datasets.CIFAR100`, with its checksums.

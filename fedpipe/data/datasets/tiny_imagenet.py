@@ -17,7 +17,7 @@ from fedpipe.errors import ArtifactError
 
 @dataclass(frozen=True, kw_only=True)
 class TinyImageNet(Images):
-    """110,000 colour 64x64 photographs in 200 classes; the 10,000 for validation serve as test set.
+    """110,000 color 64x64 photographs in 200 classes; the 10,000 for validation serve as test set.
 
     The labels of the published test part are secret. Classes are in the order of their WordNet ids, training images
     in that of their numbers within a class.
@@ -60,7 +60,7 @@ class TinyImageNet(Images):
             def opener(name: str) -> Callable[[], IO[bytes]]:
                 return lambda: archive.open(name)
 
-            x = read_images([(f"{path}, {name}", opener(name)) for name in names], colour=True)
+            x = read_images([(f"{path}, {name}", opener(name)) for name in names], color=True)
         y = np.searchsorted(ids, labels)
         return Samples(x, y, np.arange(len(y)) >= len(train))
 

@@ -13,7 +13,7 @@ from fedpipe.errors import SettingsError
 
 @dataclass(frozen=True, kw_only=True)
 class PathologicalOrdered(Pathological):
-    r"""Each client owns k classes, dealt in order, so that neighbours own the same ones (PFLlib's rule).
+    r"""Each client owns k classes, dealt in order, so that neighbors own the same ones (PFLlib's rule).
 
     Class by class, the first :math:`m = \lceil N k / C \rceil` clients that own fewer than k classes share the class.
     With :math:`n_c` samples, all of them but the last get a random number from

@@ -60,8 +60,8 @@ def _cells(ax: Axes, counts: Integers) -> AxesImage:
         axis.set_major_locator(MaxNLocator(20 if size <= 100 else 10, integer=True))
     for (client, label), count in np.ndenumerate(counts):
         if count and _roomy(counts):
-            colour = style.ink(np.sqrt(count / counts.max()))
-            ax.text(label, client, str(count), ha="center", va="center", fontsize=7.5, color=colour)
+            color = style.ink(np.sqrt(count / counts.max()))
+            ax.text(label, client, str(count), ha="center", va="center", fontsize=7.5, color=color)
     return image
 
 

@@ -1,7 +1,7 @@
 """How figures look, and how they are saved.
 
-Lines differ by colour, dash and marker at once, so that they can be told apart in grey print and by colour-blind
-readers. The first seven colours are those of Okabe and Ito, Color Universal Design, 2008, without their yellow,
+Lines differ by color, dash and marker at once, so that they can be told apart in grey print and by color-blind
+readers. The first seven colors are those of Okabe and Ito, Color Universal Design, 2008, without their yellow,
 which is too light for lines on white.
 """
 
@@ -22,7 +22,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#5
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 WIDTH = 7.0  #: of a page, in inches
-MAP = "Blues"  #: a colour map of one hue, light to dark, which grey print keeps in order
+MAP = "Blues"  #: a color map of one hue, light to dark, which grey print keeps in order
 
 STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
@@ -69,7 +69,7 @@ def figure(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
 
 
 def line(index: int) -> dict[str, Any]:
-    """Colour, dash and marker of the line with this index; those of the first 220 differ pairwise."""
+    """Color, dash and marker of the line with this index; those of the first 220 differ pairwise."""
     return {
         "color": COLOURS[index % len(COLOURS)],
         "linestyle": DASHES[index % len(DASHES)],
@@ -80,7 +80,7 @@ def line(index: int) -> dict[str, Any]:
 
 
 def ink(shade: float) -> str:
-    """Colour of a number on a cell of the colour map with this shade in [0, 1]."""
+    """Color of a number on a cell of the color map with this shade in [0, 1]."""
     return "white" if shade > 0.55 else "#222222"
 
 

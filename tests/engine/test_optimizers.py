@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fedpipe.config import Federation
-from fedpipe.engine.optimisers import SGD, Adam, optimiser
+from fedpipe.engine.optimizers import SGD, Adam, optimizer
 from fedpipe.tensors import Tensors
 
 STEPS = 5
@@ -19,7 +19,7 @@ def start():
 
 
 def gradient(parameters, step):
-    """Of a quartic bowl whose centre moves; exactly 0 for one entry."""
+    """Of a quartic bowl whose center moves; exactly 0 for one entry."""
     found = parameters.map(lambda value: value**3 - (step + 1) * torch.sin(value))
     found["b"][0] = 0
     return found
@@ -95,4 +95,4 @@ def test_clients_in_a_stack_move_as_they_do_alone(assert_same, rule):
     ],
 )
 def test_the_federations_settings_choose_the_rule(settings, rule):
-    assert optimiser(Federation(**settings)) == rule
+    assert optimizer(Federation(**settings)) == rule

@@ -23,7 +23,7 @@ JSON, TABLES = "state|round|times", "participants|trained|kept|metrics|exchanged
 MEMBER = re.compile(rf"[0-9]{{4}}/(?:(?:{JSON})\.json|(?:{TABLES})\.parquet)")  #: all that a pack takes; no tensors
 
 
-class PackError(ArtifactError):
+class ArchiveError(ArtifactError):
     """A pack as a whole is not what we wrote, so that nobody knows which rounds there were."""
 
     def __init__(self, archive: Path, reason: object) -> None:
@@ -62,7 +62,7 @@ def names(archive: Path) -> list[str]:
 
     Raises
     ------
-    PackError
+    ArchiveError
         It is no pack of ours.
     """
     try:
@@ -88,7 +88,7 @@ def read(path: Path) -> bytes:
         There is no pack, or it does not hold the file.
     zipfile.BadZipFile
         This member of the pack is damaged.
-    PackError
+    ArchiveError
         The pack is.
     """
     archive, name = holding(path)
@@ -106,7 +106,7 @@ def contents(archive: Path, without: Collection[str] = ()) -> dict[str, bytes]:
 
     Raises
     ------
-    PackError
+    ArchiveError
         It is no pack of ours, or one of these members is damaged.
     """
     found = {}
@@ -115,7 +115,7 @@ def contents(archive: Path, without: Collection[str] = ()) -> dict[str, bytes]:
             try:
                 found[name] = _opened(archive).read(name)
             except DAMAGED as error:
-                raise PackError(archive, error) from error
+                raise ArchiveError(archive, error) from error
     return found
 
 
@@ -132,16 +132,16 @@ def _open(archive: Path, _: Path, stat: tuple[int, ...]) -> zipfile.ZipFile:
     except FileNotFoundError:
         raise
     except DAMAGED as error:
-        raise PackError(archive, error) from error
+        raise ArchiveError(archive, error) from error
     members, size = opened.infolist(), stat[-1]
     seen: set[str] = set()
     for member in members:
         if not MEMBER.fullmatch(member.orig_filename) or member.orig_filename in seen:
-            raise PackError(archive, f"{member.orig_filename!r} in it is no file of a round, or is there twice")
+            raise ArchiveError(archive, f"{member.orig_filename!r} in it is no file of a round, or is there twice")
         stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1
         if not stored or member.compress_size != member.file_size:
-            raise PackError(archive, f"{member.orig_filename} in it is not stored as it is")
+            raise ArchiveError(archive, f"{member.orig_filename} in it is not stored as it is")
         seen.add(member.orig_filename)
     if sum(member.file_size for member in members) > size:
-        raise PackError(archive, "it tells of more bytes than it has")
+        raise ArchiveError(archive, "it tells of more bytes than it has")
     return opened

@@ -17,10 +17,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from fedpipe import artifacts, packs
+from fedpipe import archive, artifacts
+from fedpipe.archive import ArchiveError
 from fedpipe.artifacts import RoundFiles, RunFiles
 from fedpipe.errors import ArtifactError
-from fedpipe.packs import PackError
 from tests import studies
 
 
@@ -65,25 +65,25 @@ def test_packed_files_are_read_where_they_were(run: RunFiles) -> None:
 
 def test_bytes_depend_on_names_and_contents_alone(run: RunFiles, tmp_path: Path) -> None:
     artifacts.pack(run.history)
-    assert packs.join({"b/2": b"two", "a/1": b"one"}) == packs.join({"a/1": b"one", "b/2": b"two"})
-    once = packs.of(run.history).read_bytes()
+    assert archive.join({"b/2": b"two", "a/1": b"one"}) == archive.join({"a/1": b"one", "b/2": b"two"})
+    once = archive.of(run.history).read_bytes()
     artifacts.unpack(run.history)
     artifacts.pack(run.history)
-    assert packs.of(run.history).read_bytes() == once
-    with zipfile.ZipFile(packs.of(run.history)) as archive:
-        assert archive.testzip() is None
+    assert archive.of(run.history).read_bytes() == once
+    with zipfile.ZipFile(archive.of(run.history)) as opened:
+        assert opened.testzip() is None
 
 
 def test_unpacked_files_are_as_old_as_the_pack(run: RunFiles) -> None:
     """So that Snakemake finds none newer than another."""
     before = {path: path.read_bytes() for path in every(run)}
     artifacts.pack(run.history)
-    made = packs.of(run.history).stat().st_mtime_ns
+    made = archive.of(run.history).stat().st_mtime_ns
     artifacts.unpack(run.history)
     artifacts.unpack(run.history)
     assert {path: path.read_bytes() for path in every(run)} == before
     assert {path.stat().st_mtime_ns for path in every(run)} == {made}
-    assert not packs.of(run.history).exists()
+    assert not archive.of(run.history).exists()
 
 
 def test_files_that_lie_there_are_newer_than_the_pack(run: RunFiles) -> None:
@@ -123,10 +123,10 @@ def test_a_write_survives_another_process_that_begins_with_the_run(
 
 def test_a_damaged_member_is_named_and_made_again(run: RunFiles) -> None:
     artifacts.pack(run.history)
-    archive, member = packs.of(run.history), packs.read(run.round(1).metrics)
-    data = bytearray(archive.read_bytes())
+    damaged, member = archive.of(run.history), archive.read(run.round(1).metrics)
+    data = bytearray(damaged.read_bytes())
     data[data.index(member) + 10] ^= 1
-    archive.write_bytes(data)
+    damaged.write_bytes(data)
     with pytest.raises(ArtifactError, match=r"rounds\.zip can't be read \(0001/metrics\.parquet: Bad CRC-32"):
         artifacts.read_parquet(run.round(1).metrics)
     assert not artifacts.intact(run.round(1).metrics, "0")
@@ -134,10 +134,10 @@ def test_a_damaged_member_is_named_and_made_again(run: RunFiles) -> None:
     artifacts.write_json(run.round(2).marker, {"round": 2})
     for step in (artifacts.pack, artifacts.unpack):
         with pytest.raises(
-            PackError, match=r"rounds\.zip is damaged \(Bad CRC-32 for file '0001/metrics\.parquet'\); "
+            ArchiveError, match=r"rounds\.zip is damaged \(Bad CRC-32 for file '0001/metrics\.parquet'\); "
         ):
             step(run.history)
-        assert archive.read_bytes() == data
+        assert damaged.read_bytes() == data
         assert run.round(2).marker.exists(), "what would have been packed is there still"
     artifacts.write_parquet(run.round(1).metrics, pa.table({"round": [1]}))
     artifacts.pack(run.history)
@@ -151,24 +151,24 @@ WORD = b"word" * 100
 def zipped(*members: tuple[str, bytes], compress: int = zipfile.ZIP_STORED, attributes: int = 0o600 << 16) -> bytes:
     """An archive with whatever names."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive, warnings.catch_warnings(action="ignore"):
+    with zipfile.ZipFile(buffer, "w") as opened, warnings.catch_warnings(action="ignore"):
         for name, data in members:
-            member = zipfile.ZipInfo(name, packs.MOMENT)
+            member = zipfile.ZipInfo(name, archive.MOMENT)
             member.external_attr, member.compress_type = attributes, compress
-            archive.writestr(member, data)
+            opened.writestr(member, data)
     return buffer.getvalue()
 
 
 def overlapping() -> bytes:
     """Every name of the directory speaks of the same bytes: read all, and a file is many times its size."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr(zipfile.ZipInfo("0001/round.json", packs.MOMENT), WORD * 100)
-        (member,) = archive.filelist
+    with zipfile.ZipFile(buffer, "w") as opened:
+        opened.writestr(zipfile.ZipInfo("0001/round.json", archive.MOMENT), WORD * 100)
+        (member,) = opened.filelist
         for number in range(2, 1000):
             other = copy.copy(member)
             other.filename = other.orig_filename = f"{number:04d}/round.json"
-            archive.filelist.append(other)
+            opened.filelist.append(other)
     return buffer.getvalue()
 
 
@@ -200,7 +200,7 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_pack_that_is_not_what_we_write_is_refused(run: RunFiles, kind: str, tmp_path: Path) -> None:
     """Whatever one does with it, and nothing is written."""
-    packs.of(run.history).write_bytes(HOSTILE[kind]())
+    archive.of(run.history).write_bytes(HOSTILE[kind]())
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for step in (
         lambda: artifacts.unpack(run.history),
@@ -210,29 +210,29 @@ def test_a_pack_that_is_not_what_we_write_is_refused(run: RunFiles, kind: str, t
         lambda: artifacts.intact(run.round(5).marker, "0"),
         run.complete,
     ):
-        with pytest.raises(PackError, match=r"run/rounds\.zip is damaged \(.+\); delete it and .*run/segments, then "):
+        with pytest.raises(ArchiveError, match=r"run/rounds\.zip is damaged .+; delete it and .*run/segments, then "):
             step()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert not Path(tempfile.gettempdir(), "PWNED").exists()
 
 
 def test_a_link_in_a_pack_becomes_a_file(run: RunFiles) -> None:
-    packs.of(run.history).write_bytes(zipped(("0005/round.json", b"/etc/passwd"), attributes=0o120777 << 16))
+    archive.of(run.history).write_bytes(zipped(("0005/round.json", b"/etc/passwd"), attributes=0o120777 << 16))
     artifacts.unpack(run.history)
     assert not run.round(5).marker.is_symlink()
     assert run.round(5).marker.read_bytes() == b"/etc/passwd"
 
 
 def test_a_pack_that_is_a_folder_is_named(run: RunFiles) -> None:
-    packs.of(run.history).mkdir()
-    with pytest.raises(PackError, match=r"rounds\.zip is damaged \(.*Is a directory"):
+    archive.of(run.history).mkdir()
+    with pytest.raises(ArchiveError, match=r"rounds\.zip is damaged \(.*Is a directory"):
         run.complete()
 
 
 def test_a_pack_takes_every_file_of_a_round_but_tensors(run: RunFiles) -> None:
     files = {each for each in vars(RoundFiles) if isinstance(getattr(RoundFiles, each), property)}
     places = [getattr(run.round(3), each) for each in files]
-    assert {path.name for path in places if not packs.takes(path)} == set(artifacts.TENSORS)
+    assert {path.name for path in places if not archive.takes(path)} == set(artifacts.TENSORS)
     note = run.round(1).path / "note.json"
     note.write_text("{}")
     artifacts.pack(run.history)
@@ -289,18 +289,18 @@ def test_segments_of_two_studies_pack_one_run_at_once(tmp_path: Path, monkeypatc
     assert [artifacts.read_json(run.round(number).times) for number in range(60)] == [{"train": n} for n in range(60)]
     artifacts.pack(run.history)
     assert not list(run.history.glob("*/*.json"))
-    assert len(packs.names(packs.of(run.history))) == 120
+    assert len(archive.names(archive.of(run.history))) == 120
 
 
 def test_a_file_written_anew_while_it_is_packed_stays(run: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, real = run.round(1).times, packs.join
+    path, real = run.round(1).times, archive.join
 
     def join(files: Any) -> bytes:
         if path.exists():
             path.write_bytes(artifacts.json_bytes({"train": 7}))
         return real(files)
 
-    monkeypatch.setattr(packs, "join", join)
+    monkeypatch.setattr(archive, "join", join)
     artifacts.pack(run.history)
     assert path.exists()
     assert artifacts.read_json(path) == {"train": 7}

@@ -1,4 +1,4 @@
-"""The federation's optimisers, as pure functions on named tensors, so that they work for one client and for a stack.
+"""The federation's optimizers, as pure functions on named tensors, so that they work for one client and for a stack.
 
 They compute what ``torch.optim`` computes (tested against it); PyTorch's own classes change tensors in place and can't
 be mapped over clients.
@@ -17,7 +17,7 @@ from fedpipe.tensors import Tensors
 Slots = dict[str, Any]
 
 
-class Optimiser(Protocol):
+class Optimizer(Protocol):
     """A rule that moves parameters along gradients; its slots start afresh in every round."""
 
     def init(self, parameters: Tensors) -> Slots:
@@ -78,8 +78,8 @@ class Adam:
         return moved, {"first": first, "second": second, "step": step}
 
 
-def optimiser(federation: Federation) -> Optimiser:
-    """The optimiser that the federation's settings describe."""
+def optimizer(federation: Federation) -> Optimizer:
+    """The optimizer that the federation's settings describe."""
     if federation.optimizer == "adam":
         return Adam(federation.learning_rate, federation.weight_decay)
     return SGD(federation.learning_rate, federation.momentum, federation.weight_decay)
