@@ -314,13 +314,24 @@ class Evaluation(Section):
 class Study(Section):
     """What runs: the product of algorithms, seeds and grid."""
 
-    algorithms: tuple[Label, ...] = Field(("fedavg",), min_length=1, description="Entries of `algorithms` to run.")
+    algorithms: tuple[Label, ...] = Field(
+        ("fedavg",), min_length=1, description="Methods to run: names of fedpipe's, entries of `algorithms`."
+    )
     seeds: tuple[int, ...] = Field((0,), min_length=1, description="Each drives partition, initial model and training.")
     grid: dict[str, tuple[Any, ...]] = Field(
         default_factory=dict, description="Any key to a list of values, as `partition.alpha: [0.1, 0.5]`."
     )
 
     _each_once = field_validator("algorithms", "seeds")(_once)
+
+    @field_validator("algorithms", mode="before")
+    @classmethod
+    def _no_paths(cls, algorithms: Any) -> Any:
+        path = next((name for name in algorithms if "." in str(name)), None) if isinstance(algorithms, list) else None
+        if path:
+            entry = f"{str(path).rpartition('.')[2].lower()}: {{algorithm: {path}}}"
+            raise ValueError(f"'{path}' needs a name; it should be an entry, as `{entry}` under algorithms.")
+        return algorithms
 
     @field_validator("grid")
     @classmethod
@@ -394,7 +405,7 @@ class Params(Section):
     model: ModelSection
     federation: Federation = Federation()
     evaluation: Evaluation = Evaluation()
-    algorithms: dict[Label, dict[str, Any]] = {"fedavg": {}}
+    algorithms: dict[Label, dict[str, Any]] = {}
     study: Study = Study()
     execution: Execution = Execution()
     artifacts: Artifacts = Artifacts()
@@ -430,8 +441,9 @@ class Params(Section):
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> Params:
         for label in self.study.algorithms:
-            if label not in self.algorithms:
-                raise SettingsError(_no_entry(label, list(self.algorithms)))
+            known = {*self.algorithms, *registry.names(registry.ALGORITHM)}
+            if label not in known:
+                raise SettingsError(f"study.algorithms: unknown algorithm '{label}'; {nearest(label, sorted(known))}")
             algorithm: Any = self.algorithm(label)
             if algorithm.needs_sgd and self.federation.optimizer != "sgd":
                 raise SettingsError(
@@ -483,8 +495,8 @@ class Params(Section):
         return self
 
     def algorithm(self, label: str) -> Component:
-        """The algorithm that the entry ``label`` of `algorithms` describes."""
-        return _algorithm(label, self.algorithms[label])
+        """The algorithm that the entry ``label`` of `algorithms` describes; one of fedpipe's needs no entry."""
+        return _algorithm(label, self.algorithms.get(label, {}))
 
 
 def _algorithm(label: str, settings: dict[str, Any]) -> Component:
@@ -493,13 +505,6 @@ def _algorithm(label: str, settings: dict[str, Any]) -> Component:
     if not isinstance(name, str):
         raise SettingsError(f"{key}.algorithm: {name!r} can't be used; it should be a name.")
     return registry.build(registry.ALGORITHM, name, parameters, key)
-
-
-def _no_entry(label: str, entries: list[str]) -> str:
-    if label in registry.names(registry.ALGORITHM):
-        return f"study.algorithms: '{label}' has no entry under algorithms; add `{label}: {{}}` there for its defaults."
-    known = sorted({*entries, *registry.names(registry.ALGORITHM)})
-    return f"study.algorithms: unknown algorithm '{label}'; {nearest(label, known)}"
 
 
 def several(algorithm: str) -> SettingsError:

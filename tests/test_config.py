@@ -259,9 +259,10 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ),
     # what does not go together
     (
-        "no-entry",
-        {"study__algorithms": ["fedprox"]},
-        "study.algorithms: 'fedprox' has no entry under algorithms; add `fedprox: {}` there for its defaults.",
+        "path-without-entry",
+        {"study__algorithms": ["fedavg", "own.Prox"]},
+        "study.algorithms: 'own.Prox' needs a name; it should be an entry, as `prox: {algorithm: own.Prox}` under "
+        "algorithms.",
     ),
     (
         "algorithm-twice",

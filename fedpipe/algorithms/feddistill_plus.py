@@ -21,9 +21,9 @@ class FedDistillPlus(FedDW):
     r"""FedAvg whose clients also learn from the mean outputs that all clients have for each class.
 
     Source: Jeong et al., Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation
-    under Non-IID Private Data, 2018 (FedDistill); "+": the models are averaged too, as in FedDW's and FedGen's code.
-    Clients measure, and the server averages, the same table of soft labels :math:`\Omega` as in FedDW; here row y is
-    the teacher of the outputs p of each sample of class y:
+    under Non-IID Private Data, arXiv 1811.11479, 2018 (FedDistill); "+": the models are averaged too, as in FedDW's
+    and FedGen's code. Clients measure, and the server averages, the same table of soft labels :math:`\Omega` as in
+    FedDW; here row y is the teacher of the outputs p of each sample of class y:
 
     .. math:: F_k(\theta) + \mu \, KL(\Omega[y] \,\|\, p(x)).
 

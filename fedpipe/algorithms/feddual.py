@@ -24,7 +24,8 @@ MODES: dict[str, dict[str, Any]] = {"paper": {"vector": "pseudo-gradient", "iter
 class FedDUAL(FedAvg):
     r"""An adaptive loss at the client, and a barycenter of the last layers' updates at the server.
 
-    Source: Sahoo et al., FedDUAL, 2025, eq. 3-13, Alg. 1.
+    Source: Sahoo et al., FedDUAL: A Dual-Strategy with Adaptive Loss and Dynamic Aggregation for Mitigating Data
+    Heterogeneity in Federated Learning, 2025, eq. 3-13, Alg. 1.
 
     (i) With p and q the softmax over all trained weights of the local and the global model and A the accuracies on the
     client's training data, the client minimizes, with :math:`\beta` measured anew before each epoch,

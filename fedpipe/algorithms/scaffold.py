@@ -18,8 +18,9 @@ from fedpipe.tensors import Tensors
 class Scaffold(FedAvg):
     r"""Local steps corrected by control variates, which estimate how a client's gradient differs from all clients'.
 
-    Source: Karimireddy et al., SCAFFOLD, ICML 2020, Alg. 1 with option II. With :math:`c_k` the client's and
-    :math:`c` the server's control, K local steps of rate :math:`\eta` and the server's rate :math:`\eta_g`:
+    Source: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, Alg. 1
+    with option II. With :math:`c_k` the client's and :math:`c` the server's control, K local steps of rate
+    :math:`\eta` and the server's rate :math:`\eta_g`:
 
     .. math::
         y &\leftarrow y - \eta \, (\nabla F_k(y) - c_k + c) \\
