@@ -17,9 +17,10 @@ from fedpipe.algorithms._dw import complete
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.config import Federation
 from fedpipe.engine.clients import Clients
-from fedpipe.engine.executor import Outcome, Phase, Test, init_client, start_client, to_host, unstack
+from fedpipe.engine.executor import Outcome, Phase, Test, init_client, start_client
 from fedpipe.engine.loop import Loop
 from fedpipe.engine.stack import Stack
+from fedpipe.engine.trees import to_host, unstack
 from fedpipe.models.base import Model, Net, Network
 from fedpipe.models.cnn import CNN
 from fedpipe.models.mlp import MLP

@@ -26,20 +26,16 @@ from fedpipe.engine.executor import (
     descend,
     eval_mode,
     keep,
-    move,
     noisy,
     passes,
     readout,
-    size_in_bytes,
-    stack,
     start_client,
-    to_host,
     train_mode,
     trained_names,
-    unstack,
     with_batch_stats,
     with_optimizer_state,
 )
+from fedpipe.engine.trees import move, size_in_bytes, stack, to_host, unstack
 from fedpipe.tensors import Tensors
 
 Flags = Tensor  #: one truth value a client, shape (width,)

@@ -10,7 +10,7 @@ from fedpipe import registry
 from fedpipe.algorithms._dw import OMEGA, WithDW
 from fedpipe.algorithms.base import DW
 from fedpipe.algorithms.feddw import FedDW
-from fedpipe.engine.executor import size_in_bytes
+from fedpipe.engine.trees import size_in_bytes
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network, class_relations
 
