@@ -618,7 +618,7 @@ def json_schema() -> dict[str, Any]:
     def options(kind: Kind, selector: str, default: str | None = None) -> dict[str, Any]:
         choices = []
         for name in registry.names(kind):
-            component = registry.find(kind, name)
+            component = registry.documented(kind, registry.find(kind, name))
             described = registry.adapter(component).json_schema(ref_template="#/$defs/{model}")
             definitions.update(described.pop("$defs", {}))
             described["title"] = name

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedpipe import registry, rng
-from fedpipe.algorithms._dw import complete
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.config import Federation
 from fedpipe.engine.clients import Clients
@@ -64,7 +63,6 @@ class Trial:
         threads: int,
         fresh: Callable[[int], Tensors] | None,
     ) -> None:
-        algorithm = complete(algorithm)
         net = Net(lambda: algorithm.adapt(build()), clients.dtype, buffers=federation.buffers)
         self.algorithm, self.clients, self.net = algorithm.bind(net, federation), clients, net
         self.executor: Any = Stack(self.algorithm, clients, width) if width else Loop(self.algorithm, clients, threads)

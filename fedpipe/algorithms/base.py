@@ -18,11 +18,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from fedpipe.config import Federation, Params
@@ -174,25 +173,11 @@ _outlines: dict[tuple[Any, ...], Outline] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DW:
-    """FedDW's regularizer as a module on another method (``dw: {mu: 0.1}``)."""
-
-    mu: Annotated[float, Field(ge=0)] = 0.1  #: its strength
-
-
-@dataclass(frozen=True, kw_only=True)
 class Algorithm(Component):
     """Base of all algorithms: a model that travels whole and is trained on the mean cross-entropy.
 
     What is left to an algorithm is ``aggregate``, and whatever else it does differently.
-
-    Parameters
-    ----------
-    dw
-        FedDW's regularizer on top, as ``{mu: 0.1}``; nothing by default.
     """
-
-    dw: DW | None = None
 
     prototypes: ClassVar[bool] = False  #: whether `prototype_logits` is defined
     ignores: ClassVar[tuple[str, ...]] = ()  #: keys of the federation that its steps have no use for, hence refused
@@ -201,12 +186,6 @@ class Algorithm(Component):
 
     net: ClassVar[Net]  # set by `bind`, for one thread
     federation: ClassVar[Federation]
-
-    def made_of(self) -> tuple[Any, ...]:
-        """See :class:`~fedpipe.registry.Component`: with the modules that its settings ask for."""
-        from fedpipe.algorithms._dw import complete
-
-        return tuple({type(self), type(complete(self))})
 
     def bind(self, net: Net, federation: Federation) -> Self:
         """A copy at work: with the network that it trains and the federation's settings."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Gradient, Measure, Pass, State, Train, Uploads
@@ -17,12 +17,6 @@ from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network
 
 CLIP = 10.0  #: largest norm of a gradient (authors' code)
-
-
-def _headless(dw: Any) -> Any:
-    if dw is not None:
-        raise ValueError(f"{dw} can't be used, since FedNH trains no classification layer to regularize; leave it out.")
-    return dw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +47,8 @@ class FedNH(Algorithm):
         The scale s to begin with.
     """
 
-    dw: Annotated[None, BeforeValidator(_headless)] = None
+    without_dw: ClassVar[str] = "FedNH trains no classification layer to regularize; leave it out"
+
     rho: Annotated[float, Field(ge=0, le=1)] = 0.9
     scale: Annotated[float, Field(gt=0)] = 1.0
 

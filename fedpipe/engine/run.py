@@ -25,7 +25,6 @@ import torch
 
 import fedpipe
 from fedpipe import artifacts, code, rng
-from fedpipe.algorithms._dw import complete
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution, several
@@ -102,7 +101,7 @@ class Run:
         dtype = getattr(torch, self.federation.dtype)
         self.clients = clients or open_clients(settings, dtype, self._device)
         family = cast(Model, settings.build_model())
-        bare = complete(cast(Algorithm, settings.build_algorithm()))
+        bare = cast(Algorithm, settings.build_algorithm())
         shape = tuple(self.clients.x.shape[1:])
         build = functools.partial(family.network, shape, self.clients.classes)
         self._one_model = family.whole
