@@ -94,7 +94,7 @@ class FedDistillPlus(FedDW):
         if self.mode == "kl":
             return {"model": model, "omega": self.rows(omega, list(sent.values()))}
         others = [[upload for other, upload in sent.items() if other != client] for client in range(len(omega))]
-        rows = [self.rows(row, each) if each else row for row, each in zip(omega, others, strict=True)]
+        rows = [self.rows(row, they) if they else row for row, they in zip(omega, others, strict=True)]
         return {"model": model, "omega": torch.stack(rows)}
 
     def matrices(self, state: State) -> Mapping[str, Tensor]:

@@ -48,6 +48,7 @@ class FedDW(Algorithm):
     """
 
     version: ClassVar[int] = 2
+    averaged: ClassVar[str | None] = "model"
     without_dw: ClassVar[str] = "FedDW regularizes by itself; set mu instead"
 
     mu: Annotated[float, Field(ge=0)] = 0.1

@@ -102,14 +102,14 @@ class FedNH(Algorithm):
 
     def upload(self, client: State) -> State:
         """What was trained, the client's prototypes and its class counts."""
-        model = client["model"].only((*self.trained, *self.net.buffer_names))
+        model = client["model"].without(["head.weight"])
         return {"model": model, "prototypes": client["own"], "counts": client["counts"]}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean of what was trained, and the smoothed prototypes."""
         weight = server["model"]["head.weight"]
         sums = sum(
-            (each["counts"].unsqueeze(-1) * each["prototypes"] for _, _, each in uploads), torch.zeros_like(weight)
+            (sent["counts"].unsqueeze(-1) * sent["prototypes"] for _, _, sent in uploads), torch.zeros_like(weight)
         )
         moved = F.normalize(self.rho * weight + (1 - self.rho) * F.normalize(sums, dim=-1), dim=-1)
         owned = torch.linalg.vector_norm(sums, dim=-1, keepdim=True) > 0

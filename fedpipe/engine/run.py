@@ -37,6 +37,7 @@ from fedpipe.engine.clients import Clients
 from fedpipe.engine.executor import Executor, Score, Test, init_client
 from fedpipe.engine.loop import Loop
 from fedpipe.engine.pruning import prune
+from fedpipe.engine.server import aggregate, init_server
 from fedpipe.engine.stack import Stack
 from fedpipe.engine.trees import finite, to_host
 from fedpipe.errors import ArtifactError, SettingsError
@@ -109,7 +110,7 @@ class Run:
         self.algorithm = bare.bind(net, self.federation)
         self.executor = self._executor(execution.stack if family.stackable else 1, threads)
         with torch.no_grad():
-            self._first = to_host(init_client(self.algorithm, self.algorithm.init(self.fresh), self.fresh))
+            self._first = to_host(init_client(self.algorithm, init_server(self.algorithm, self.fresh), self.fresh))
         self.checkpoint = Checkpoint(files, self._first)
         self._begun: dict[int, Mapping[Test, Score]] = {}
         self._is_copy = False
@@ -156,7 +157,7 @@ class Run:
     def initialize(self) -> None:
         """Round 0: the server's initial state."""
         with torch.no_grad():
-            server = to_host(self.algorithm.init(self.fresh))
+            server = to_host(init_server(self.algorithm, self.fresh))
         nobody = [-1] * self.federation.clients
         facts = {"observed": {}, "made_by": [self.made_by()], "trained_on": dict(self.clients.trained_on)}
         self.checkpoint.seal(0, server, [], [], {}, last=nobody, **facts)
@@ -183,7 +184,7 @@ class Run:
         server, files = self.server(number - 1), self.files.round(number)
         if len(sent.uploads):  # otherwise the round leaves everything as it was
             with torch.no_grad():
-                server = to_host(self.algorithm.aggregate(server, sent.uploads))
+                server = to_host(aggregate(self.algorithm, server, sent.uploads))
         hashes = self._record(number, sent) | self._record_matrices(number, server, sent.uploads)
         made_by = _distinct([block.made_by for block in blocks])
         if all(made["shared"] != code.shared() for made in made_by):  # its blocks are of other code than the server
