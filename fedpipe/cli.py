@@ -422,7 +422,7 @@ def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, m
     if not kinds:
         known = sorted({each for kind in registry.KINDS for each in registry.names(kind)})
         raise SettingsError(f"'{name}' is unknown; {nearest(name, known)}")
-    kind, found = kinds[0], registry.find(kinds[0], name)
+    kind, found = kinds[0], registry.documented(kinds[0], registry.find(kinds[0], name))
     typer.echo(f"{name} ({kind.name})\n\n{inspect.getdoc(found)}\n")
     fields = registry.parameters_of(found)
     if fields:

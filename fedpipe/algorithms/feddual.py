@@ -114,7 +114,7 @@ class FedDUAL(FedAvg):
         model, zero = received["model"], torch.zeros_like(info.size)
         return {
             "model": model,
-            "global": model.only(self.net.names),
+            "global": self.net.parameters(model),
             "global_accuracy": zero,
             "beta": zero,
             "gradient": model.only(self.last).zeros(),
@@ -137,7 +137,7 @@ class FedDUAL(FedAvg):
             return self.risk(client, batch)
         if self.mode == "code":
             return self.risk(client, batch) / 2
-        divergence = weight_divergence(client["model"].only(self.net.names), client["global"])
+        divergence = weight_divergence(self.net.parameters(client["model"]), client["global"])
         return (1 - client["beta"]) * self.risk(client, batch) + client["beta"] * divergence
 
     def correct(self, client: State, batch: Batch) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ from fedpipe.algorithms.base import State
 from fedpipe.archive import ArchiveError
 from fedpipe.artifacts import RunFiles
 from fedpipe.engine.block import named
-from fedpipe.engine.executor import stack, unstack
 from fedpipe.engine.pruning import kept
+from fedpipe.engine.trees import stack, unstack
 from fedpipe.errors import ArtifactError
 
 

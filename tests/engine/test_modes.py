@@ -12,7 +12,8 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Transforms
 from fedpipe.data.transforms import changed
 from fedpipe.engine.clients import Clients
-from fedpipe.engine.executor import BUFFERS, size_in_bytes
+from fedpipe.engine.executor import BUFFERS
+from fedpipe.engine.trees import size_in_bytes
 from fedpipe.models.base import Net, Network
 
 CHANGES = Transforms(mean=(0.1,), std=(2.0,), crop=1, flip=True, rotation=40)
