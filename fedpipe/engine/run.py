@@ -29,7 +29,7 @@ from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution, several
 from fedpipe.data import store
 from fedpipe.data.assignment import Assignment, checksum
-from fedpipe.engine import evaluation, redo
+from fedpipe.engine import contract, evaluation, redo
 from fedpipe.engine.block import Block
 from fedpipe.engine.checkpoint import Checkpoint
 from fedpipe.engine.clients import Clients
@@ -86,8 +86,8 @@ class Run:
         net = Net(lambda: bare.adapt(build()), dtype, self._device, self.federation.buffers)
         self.algorithm = bare.bind(net, self.federation)
         self.executor = self._executor(execution.stack if family.stackable else 1, threads)
-        with torch.no_grad():
-            self._first = to_host(init_client(self.algorithm, self.algorithm.init(self.fresh), self.fresh))
+        with torch.no_grad(), contract.told(self.algorithm):
+            self._first = to_host(init_client(self.algorithm, self._begun_server(), self.fresh))
         self.checkpoint = Checkpoint(files, self._first)
         self._begun: dict[int, Mapping[Test, Score]] = {}
         self._is_copy = False
@@ -123,6 +123,9 @@ class Run:
         count = self.federation.participants
         return sorted(draw.choice(self.federation.clients, count, replace=False).tolist())
 
+    def _begun_server(self) -> State:
+        return contract.state(self.algorithm, "init", self.algorithm.init(self.fresh))
+
     def kept(self, client: int, number: int) -> State:
         """What a client keeps after a round."""
         return self.checkpoint.kept(client, number)
@@ -133,8 +136,8 @@ class Run:
 
     def initialize(self) -> None:
         """Round 0: the server's initial state."""
-        with torch.no_grad():
-            server = to_host(self.algorithm.init(self.fresh))
+        with torch.no_grad(), contract.told(self.algorithm):
+            server = to_host(self._begun_server())
         nobody = [-1] * self.federation.clients
         facts = {"observed": {}, "made_by": [self.made_by()], "trained_on": dict(self.clients.trained_on)}
         self.checkpoint.seal(0, server, [], [], {}, last=nobody, **facts)
@@ -150,6 +153,10 @@ class Run:
         tests: list[Test] = sorted({test for each in due for test in each})
         block = Block(self.made_by())
         for outcome in self.executor.run("train", number, ids, kept, send, tests):
+            contract.alike(self.algorithm, "keep", outcome.keep, self._first, "init_client")
+            contract.alike(
+                self.algorithm, "upload", outcome.upload, (block.uploads or [outcome.upload])[0], "another client"
+            )
             block.add(outcome)
         block.seconds = time.perf_counter() - begin
         return block
@@ -170,8 +177,10 @@ class Run:
         if whole.any():  # otherwise the round leaves everything as it was
             rows = np.flatnonzero(whole)
             uploads = Uploads([ids[row] for row in rows], weights[rows].tolist(), [sent[row] for row in rows])
-            with torch.no_grad():
-                server = to_host(self.algorithm.aggregate(server, uploads))
+            with torch.no_grad(), contract.told(self.algorithm):
+                before, server = server, self.algorithm.aggregate(server, uploads)
+                server = to_host(contract.state(self.algorithm, "aggregate", server))
+            contract.alike(self.algorithm, "aggregate", server, before, "init")
         traffic = {
             "client": pa.array(ids, pa.int32()),
             "samples": pa.array(sizes, pa.int64()),
