@@ -168,6 +168,8 @@ def sentence_of(algorithm: Algorithm, error: Exception) -> str | None:
     if not own:
         if name in registry.names(registry.ALGORITHM):
             return None
+        if isinstance(error, NotImplementedError) and hasattr(Algorithm, frames[-1].name):
+            return f"{name} has no '{frames[-1].name}'; it should define that hook, or derive from FedAvg."
         last = [frame for frame in frames if Path(frame.filename).is_relative_to(_ROOM)][-1]
         place = Path(last.filename).relative_to(_ROOM.parent)
         return (
@@ -198,6 +200,13 @@ def sentence_of(algorithm: Algorithm, error: Exception) -> str | None:
     if isinstance(error, KeyError):
         return f"{begin}: `{line}` asks for {message}, which is not there; it should be one of the parts at hand."
     return f"{begin}: `{line}` fails ({type(error).__name__}: {message}); it should work for any client and round."
+
+
+def failure(error: Exception) -> str:
+    """An error in a few words, with the line of the user's own code where it arose."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
+    told = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+    return f"{told}, {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else told
 
 
 def is_own(filename: str) -> bool:

@@ -64,12 +64,10 @@ def _other(label: str, name: str, used: set[str]) -> Iterator[str]:
     """A name that is no hook's and that the class itself never uses: nobody calls it, so that it has no effect."""
     if name in used:
         return
-    if name in FORMER:
-        yield f"{label}.{name} is never called: that hook is now '{FORMER[name]}'; rename it."
-        return
-    edits, near = min((distance(name, hook), hook) for hook in HOOKS)
+    edits, near = min((distance(name, hook), hook) for hook in (*HOOKS, *FORMER))
     if edits <= 2 and edits < len(near) / 2:
-        yield f"{label}.{name} is never called: no hook has that name, but '{near}' has nearly; rename it."
+        right = FORMER.get(near, near)
+        yield f"{label}.{name} is never called, since no hook has that name; if '{right}' is meant, rename it."
 
 
 def _used(value: Any) -> set[str]:
