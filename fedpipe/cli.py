@@ -455,6 +455,24 @@ def new_algorithm(name: Annotated[str, typer.Argument(help="Its name in params.y
     )
 
 
+@app.command(rich_help_panel=PEOPLE)
+def check(
+    name: Annotated[str, typer.Argument(help="An algorithm, as own.Prox or fedavg.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter, as mu=0.1; may be repeated.")
+    ] = None,
+) -> None:
+    """Hold an algorithm to the contract; a sentence for each breach, and status 1 where there is one."""
+    from fedpipe.testing import command
+
+    sentences = command.check(name, set_ or [])
+    for sentence in sentences:
+        typer.echo(sentence)
+    if sentences:
+        raise typer.Exit(1)
+    typer.echo(f"{name} keeps the contract.")
+
+
 @app.command(rich_help_panel=GENERATED)
 def schema() -> None:
     """Print the JSON Schema of params.yaml, for editors."""

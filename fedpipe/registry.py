@@ -127,11 +127,12 @@ def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
 
 def _told(error: Exception, module: str) -> str:
     """What went wrong at an import, and in which line of that module."""
-    if isinstance(error, (ImportError, SyntaxError)):
+    if isinstance(error, SyntaxError):
         return str(error)
     stem = module.rpartition(".")[2]
     lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if Path(each.filename).stem == stem]
-    return f"{type(error).__name__}: {error}, {stem}.py, line {lines[-1]}" if lines else str(error)
+    told = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+    return f"{told}, {stem}.py, line {lines[-1]}" if lines else str(error)
 
 
 def is_a(kind: Kind, name: str) -> bool:
@@ -181,7 +182,11 @@ def adapter(component: type[Component]) -> TypeAdapter[Component]:
     try:
         return TypeAdapter(component)
     except PydanticUserError as error:
-        raise TypeError(f"{component.__qualname__} should be a frozen dataclass with typed fields: {error}") from error
+        told = str(error).split("\n", 1)[0]
+        raise SettingsError(
+            f"'{component.__module__}.{component.__qualname__}' can't be used ({told}); it should be a "
+            "@dataclass(frozen=True, kw_only=True) with typed fields."
+        ) from error
 
 
 def parameters_of(component: type[Component]) -> tuple[dataclasses.Field[Any], ...]:

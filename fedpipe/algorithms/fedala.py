@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -60,8 +60,6 @@ class FedALA(FedAvg):
     passes
         At most so many passes in the first mixing.
     """
-
-    version: ClassVar[int] = 2
 
     rate: Annotated[float, Field(ge=0)] = 1.0
     share: Annotated[float, Field(gt=0, le=1)] = 0.8

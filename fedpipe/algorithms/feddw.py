@@ -47,7 +47,6 @@ class FedDW(Algorithm):
         The paper's definition, or the authors' code.
     """
 
-    version: ClassVar[int] = 2
     averaged: ClassVar[str | None] = "model"
     without_dw: ClassVar[str] = "FedDW regularizes by itself; set mu instead"
 

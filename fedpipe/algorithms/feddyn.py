@@ -56,7 +56,6 @@ class FedDyn(FedAvg):
         Obey ``federation.optimizer: adam`` for the minimization, although the paper's is SGD's.
     """
 
-    version: ClassVar[int] = 2
     averaged: ClassVar[str | None] = None  # h tells where the mean is from where the model is
 
     alpha: Annotated[float, Field(gt=0)] = 0.01

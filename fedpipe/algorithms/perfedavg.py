@@ -53,7 +53,6 @@ class PerFedAvg(FedAvg):
         One batch for all of a step's gradients.
     """
 
-    version: ClassVar[int] = 2
     ignores: ClassVar[tuple[str, ...]] = ("optimizer", "momentum")
 
     alpha: Annotated[float, Field(ge=0)] = 0.01

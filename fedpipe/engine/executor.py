@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Pass, State, Train
 from fedpipe.config import Transforms
+from fedpipe.engine import contract
 from fedpipe.engine.clients import Integers
 from fedpipe.engine.optimizers import optimizer
 from fedpipe.tensors import Tensors
@@ -81,28 +82,35 @@ class Executor(Protocol):
 
 def passes(algorithm: Algorithm, phase: Phase, finetune_epochs: int) -> list[Pass]:
     """The passes of a phase, in order."""
-    listed = list(algorithm.personalize()) if phase != "begin" else []
+    listed = contract.passes(algorithm, "personalize", algorithm.personalize()) if phase != "begin" else []
     if phase == "train":
-        listed += algorithm.local_passes()
+        listed += contract.passes(algorithm, "local_passes", algorithm.local_passes())
     elif phase == "finetune":
-        listed += algorithm.finetune(finetune_epochs)
+        listed += contract.passes(algorithm, "finetune", algorithm.finetune(finetune_epochs))
     return listed
 
 
 def init_client(algorithm: Algorithm, server: State, fresh: Callable[[int], Tensors]) -> State:
     """What a client keeps before its first round: the algorithm's parts, and buffers of its own where it has them."""
-    return algorithm.init_client(server, fresh) | ({BUFFERS: algorithm.net.own} if algorithm.net.own else {})
+    first = contract.state(algorithm, "init_client", algorithm.init_client(server, fresh))
+    return first | ({BUFFERS: algorithm.net.own} if algorithm.net.own else {})
 
 
 def start_client(algorithm: Algorithm, kept: State, received: State, info: ClientInfo) -> State:
     """One client's tensors as it begins."""
     own = {BUFFERS: kept[BUFFERS], BEGAN: kept[BUFFERS]} if BUFFERS in kept else {}
-    return algorithm.start(kept, received, info) | own
+    return contract.state(algorithm, "start", algorithm.start(kept, received, info)) | own
 
 
 def keep(algorithm: Algorithm, state: State) -> State:
     """What stays at one client."""
-    return algorithm.keep(state) | {part: state[part] for part in (BUFFERS,) if part in state}
+    kept = contract.state(algorithm, "keep", algorithm.keep(state))
+    return kept | {part: state[part] for part in (BUFFERS,) if part in state}
+
+
+def upload(algorithm: Algorithm, state: State) -> State:
+    """What one client sends."""
+    return contract.state(algorithm, "upload", algorithm.upload(state))
 
 
 def eval_mode(algorithm: Algorithm, state: State, mask: Tensor | None = None) -> AbstractContextManager[Any]:

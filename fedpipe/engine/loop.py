@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fedpipe.algorithms.base import Algorithm, Batch, Measure, Pass, State, Train, Update
 from fedpipe.data.transforms import changed
+from fedpipe.engine import contract
 from fedpipe.engine.clients import Clients, Integers
 from fedpipe.engine.executor import (
     MEASURE_BATCH,
@@ -32,6 +33,7 @@ from fedpipe.engine.executor import (
     start_client,
     train_mode,
     trained_names,
+    upload,
     with_batch_stats,
     with_optimizer_state,
 )
@@ -76,8 +78,8 @@ class Loop:
         def one(client: int) -> Outcome:
             algorithm = self._idle.pop()
             try:
-                with torch.no_grad():
-                    common, own = send([client])
+                with torch.no_grad(), contract.told(algorithm):
+                    common, own = contract.sent(algorithm, send([client]))
                     received = move(common | unstack(own, 0), self._clients.device)
                     return self._client(algorithm, phase, round, client, kept(client), received, tests)
             finally:
@@ -109,9 +111,9 @@ class Loop:
         down = size_in_bytes(algorithm.traffic(received))
         if phase != "train":
             return Outcome(client, down, 0, {}, {}, scores)
-        upload = to_host(algorithm.upload(state))
-        up = size_in_bytes(algorithm.traffic(upload))
-        return Outcome(client, down, up, upload, to_host(keep(algorithm, state)), scores)
+        sent = to_host(upload(algorithm, state))
+        up = size_in_bytes(algorithm.traffic(sent))
+        return Outcome(client, down, up, sent, to_host(keep(algorithm, state)), scores)
 
     def _pass(
         self, algorithm: Algorithm, pass_: Pass, state: State, round: int, client: int, epochs: dict[str, int]

@@ -30,7 +30,7 @@ from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution, several
 from fedpipe.data import store
 from fedpipe.data.assignment import Assignment, checksum
-from fedpipe.engine import evaluation, redo
+from fedpipe.engine import contract, evaluation, redo
 from fedpipe.engine.block import Block
 from fedpipe.engine.checkpoint import Checkpoint
 from fedpipe.engine.clients import Clients
@@ -109,7 +109,7 @@ class Run:
         net = Net(lambda: bare.adapt(build()), dtype, self._device, self.federation.buffers)
         self.algorithm = bare.bind(net, self.federation)
         self.executor = self._executor(execution.stack if family.stackable else 1, threads)
-        with torch.no_grad():
+        with torch.no_grad(), contract.told(self.algorithm):
             self._first = to_host(init_client(self.algorithm, init_server(self.algorithm, self.fresh), self.fresh))
         self.checkpoint = Checkpoint(files, self._first)
         self._begun: dict[int, Mapping[Test, Score]] = {}
@@ -156,7 +156,7 @@ class Run:
 
     def initialize(self) -> None:
         """Round 0: the server's initial state."""
-        with torch.no_grad():
+        with torch.no_grad(), contract.told(self.algorithm):
             server = to_host(init_server(self.algorithm, self.fresh))
         nobody = [-1] * self.federation.clients
         facts = {"observed": {}, "made_by": [self.made_by()], "trained_on": dict(self.clients.trained_on)}
@@ -173,6 +173,10 @@ class Run:
         tests: list[Test] = sorted({test for on in due for test in on})
         block = Block(self.made_by())
         for outcome in self.executor.run("train", number, ids, kept, send, tests):
+            contract.alike(self.algorithm, "keep", outcome.keep, self._first, "init_client")
+            contract.alike(
+                self.algorithm, "upload", outcome.upload, (block.uploads or [outcome.upload])[0], "another client"
+            )
             block.add(outcome)
         block.seconds = time.perf_counter() - begin
         return block
@@ -183,8 +187,10 @@ class Run:
         begin, sent = time.perf_counter(), self._weigh(number, Block.joined(blocks))
         server, files = self.server(number - 1), self.files.round(number)
         if len(sent.uploads):  # otherwise the round leaves everything as it was
-            with torch.no_grad():
-                server = to_host(aggregate(self.algorithm, server, sent.uploads))
+            before = server
+            with torch.no_grad(), contract.told(self.algorithm):
+                server = to_host(aggregate(self.algorithm, before, sent.uploads))
+            contract.alike(self.algorithm, "aggregate", server, before, "init")
         hashes = self._record(number, sent) | self._record_matrices(number, server, sent.uploads)
         made_by = _distinct([block.made_by for block in blocks])
         if all(made["shared"] != code.shared() for made in made_by):  # its blocks are of other code than the server

@@ -8,6 +8,7 @@ import torch
 
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.config import Server
+from fedpipe.engine import contract
 from fedpipe.tensors import Tensors
 
 M, V = "server/m", "server/v"  #: parts of the server's state: the moments of its optimizer
@@ -15,7 +16,8 @@ M, V = "server/m", "server/v"  #: parts of the server's state: the moments of it
 
 def init_server(algorithm: Algorithm, fresh: Callable[[int], Tensors]) -> State:
     """The server's state before round 1: the algorithm's parts, and the moments of the server's optimizer."""
-    state, rule, part = algorithm.init(fresh), algorithm.federation.server, algorithm.averaged
+    state = contract.state(algorithm, "init", algorithm.init(fresh))
+    rule, part = algorithm.federation.server, algorithm.averaged
     if rule.takes_the_mean or part is None:
         return state
     return state | moments(rule, algorithm.net.parameters(state[part]))
@@ -29,7 +31,7 @@ def aggregate(algorithm: Algorithm, server: State, uploads: Uploads) -> State:
     clients upload under its own name, as ``model``, are the mean of the uploads, of the federation's weights or equal
     ones as the rule took.
     """
-    state, (_, _, sent) = algorithm.aggregate(server, uploads), uploads[0]
+    state, (_, _, sent) = contract.state(algorithm, "aggregate", algorithm.aggregate(server, uploads)), uploads[0]
     net, rule, part = algorithm.net, algorithm.federation.server, algorithm.averaged
     if not rule.takes_the_mean and part is not None:
         x, target = net.parameters(server[part]), net.parameters(state[part])

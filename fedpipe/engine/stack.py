@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fedpipe.algorithms.base import Algorithm, Batch, Measure, Pass, State, Train, Update
 from fedpipe.data.transforms import changed
+from fedpipe.engine import contract
 from fedpipe.engine.clients import Clients, Integers
 from fedpipe.engine.executor import (
     MEASURE_BATCH,
@@ -32,6 +33,7 @@ from fedpipe.engine.executor import (
     start_client,
     train_mode,
     trained_names,
+    upload,
     with_batch_stats,
     with_optimizer_state,
 )
@@ -77,8 +79,9 @@ class Stack:
         for first in range(0, len(ids), self._width):
             members = list(ids[first : first + self._width])
             padded = members + members[-1:] * (self._width - len(members))
-            with torch.no_grad():
-                yield from self._stack(phase, round, members, padded, kept, send, tests)
+            with torch.no_grad(), contract.told(self._algorithm):
+                outcomes = self._stack(phase, round, members, padded, kept, send, tests)
+            yield from outcomes
 
     def _stack(
         self,
@@ -89,9 +92,9 @@ class Stack:
         kept: Callable[[int], State],
         send: Callable[[Sequence[int]], tuple[State, State]],
         tests: Sequence[Test],
-    ) -> Iterator[Outcome]:
+    ) -> list[Outcome]:
         algorithm, device = self._algorithm, self._clients.device
-        common, own = send(padded)
+        common, own = contract.sent(algorithm, send(padded))
         received = move(common | own, device)
         axes = dict.fromkeys(common) | dict.fromkeys(own, 0)
         resident = move(stack([kept(client) for client in padded]), device)
@@ -101,16 +104,18 @@ class Stack:
         for pass_ in passes(algorithm, phase, self._finetune_epochs):
             state = work.run(pass_, state)
         scores = {test: work.scores(state, phase, test) for test in tests}
-        upload, kept_on = {}, {}
+        uploads, kept_on = {}, {}
         if phase == "train":
-            upload = to_host(vmap(algorithm.upload)(state))
+            uploads = to_host(vmap(functools.partial(upload, algorithm))(state))
             kept_on = to_host(vmap(functools.partial(keep, algorithm))(state))
+        outcomes = []
         for row, client in enumerate(members):
             mine = {test: rows[row] for test, rows in scores.items()}
             down = size_in_bytes(algorithm.traffic(common | unstack(own, row)))
-            sent = unstack(upload, row)
+            sent = unstack(uploads, row)
             up = size_in_bytes(algorithm.traffic(sent)) if sent else 0
-            yield Outcome(client, down, up, sent, unstack(kept_on, row), mine)
+            outcomes.append(Outcome(client, down, up, sent, unstack(kept_on, row), mine))
+        return outcomes
 
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
         """See :class:`~fedpipe.engine.executor.Executor`."""

@@ -12,6 +12,13 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.engine.clients import Clients
 from fedpipe.models.base import Network
 from fedpipe.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all))],
+    centralized={},
+    parameters={"after": 0, "eps1": 1.0, "eps2": 0.01},  # splits as soon as it can
+)
 
 f64 = torch.float64
 EXAMPLE = [(1.0, 0.0), (0.9, 0.1), (-1.0, 0.0)]

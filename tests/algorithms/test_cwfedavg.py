@@ -10,6 +10,15 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Federation
 from fedpipe.models.base import Net, Network
 from fedpipe.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[
+        ({}, lambda n: (n.all, n.all)),
+        ({"distribution": "empirical"}, lambda n: (n.all, n.all + n.classes)),
+    ],
+    centralized={"wdr": 0.0},
+)
 
 f64 = torch.float64
 

@@ -4,6 +4,12 @@ from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.fedala import FedALA
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all))],
+    centralized={},
+)
 
 
 @pytest.fixture

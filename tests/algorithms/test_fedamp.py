@@ -8,6 +8,13 @@ from fedpipe.algorithms.base import Uploads
 from fedpipe.algorithms.fedamp import FedAMP
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all))],
+    centralized={"attraction": 0.0},
+    exceptions={"equal_uploads": "a client's model is its own, only the mixture is equal"},
+)
 
 
 def mixing(make_toy, points, seen=None, **parameters):

@@ -2,6 +2,12 @@ import pytest
 import torch
 
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all))],
+    centralized={},
+)
 
 
 @pytest.mark.parametrize(("weighting", "mean"), [("count", 3.25), ("uniform", 2.5)])

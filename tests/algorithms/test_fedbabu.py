@@ -7,6 +7,12 @@ from torch.nn.functional import cross_entropy
 from fedpipe.algorithms.fedbabu import FedBABU
 from fedpipe.engine.loop import Loop
 from fedpipe.models.mlp import MLP
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.body, n.body))],
+    centralized="the head never trains",
+)
 
 EVERYONE = range(8)
 

@@ -10,6 +10,12 @@ from fedpipe.algorithms.fedbn import FedBN
 from fedpipe.engine.trees import size_in_bytes
 from fedpipe.models.base import Network
 from fedpipe.models.cnn5 import CNN5
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all))],
+    centralized={},
+)
 
 
 class Shortcut(nn.Module):

@@ -5,6 +5,15 @@ from fedpipe.algorithms.base import Batch, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feddistill_plus import FedDistillPlus, divergence, wrong_divergence
 from fedpipe.algorithms.feddw import FedDW
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[
+        ({}, lambda n: (n.all + n.classes**2, n.all + n.classes**2 + n.classes)),
+        ({"mode": "paper"}, lambda n: (n.all + n.classes**2, n.all + n.classes**2 + n.classes)),
+    ],
+    centralized={"mu": 0.0},
+)
 
 f64 = torch.float64
 MODES = ("kl", "paper", "code")

@@ -13,6 +13,17 @@ from fedpipe.config import Transforms, parse
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network
 from fedpipe.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[
+        ({}, lambda n: (n.all, n.all)),
+        ({"vector": "gradient"}, lambda n: (n.all, n.all + n.head)),
+    ],
+    centralized={"adaptive_loss": False},
+    parameters={"epsilon": 0.1},  # at 1e-5 the kernel multiplies differences of distances by 1e5
+    no_models=frozenset({"effective"}),
+)
 
 f64 = torch.float64
 

@@ -12,6 +12,12 @@ from fedpipe.data.transforms import changed
 from fedpipe.models.base import Network, class_relations
 from fedpipe.models.mlp import MLP
 from fedpipe.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all + n.classes**2, n.all + n.classes**2 + n.classes))],
+    centralized={"mu": 0.0},
+)
 
 f64 = torch.float64
 

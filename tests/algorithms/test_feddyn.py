@@ -8,6 +8,14 @@ from fedpipe.algorithms.feddyn import FedDyn
 from fedpipe.config import Evaluation
 from fedpipe.engine import evaluation
 from fedpipe.errors import SettingsError
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all))],
+    centralized="what it adds divides by its strength, which is never 0",
+    no_models=frozenset({"h"}),
+    exceptions={"equal_uploads": "the server goes on along the mean update"},
+)
 
 
 def exact(alpha, **parameters):

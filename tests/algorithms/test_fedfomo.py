@@ -9,6 +9,13 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedfomo import EPSILON, FedFomo
 from fedpipe.engine.clients import Clients
 from fedpipe.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (0, n.all))],  # in the first round; the others are below
+    centralized={},
+    exceptions={"equal_uploads": "a client's model is its own until it has mixed it"},
+)
 
 f64 = torch.float64
 

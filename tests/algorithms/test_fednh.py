@@ -10,6 +10,13 @@ from fedpipe.errors import SettingsError
 from fedpipe.models.base import Net, Network
 from fedpipe.models.mlp import MLP
 from fedpipe.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all + n.classes))],
+    centralized="its head holds prototypes, which follow class means and no gradient",
+    exceptions={"no_learning_rate": "prototypes follow the class means, whatever the learning rate"},
+)
 
 f64 = torch.float64
 

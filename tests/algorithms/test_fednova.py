@@ -4,6 +4,12 @@ import torch
 from fedpipe.algorithms.base import Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fednova import FedNova
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all + 1))],
+    centralized={},
+)
 
 
 def constant(a, b, x):

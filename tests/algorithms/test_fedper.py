@@ -5,6 +5,15 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedper import FedPer
 from fedpipe.algorithms.local import Local
 from fedpipe.algorithms.pfps_lwc import PFPSLWC
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[
+        ({}, lambda n: (n.body, n.body)),
+        ({"layers": 2}, lambda n: (0, 0)),
+    ],
+    centralized={},
+)
 
 
 @pytest.mark.parametrize("weighting", ["count", "uniform"])

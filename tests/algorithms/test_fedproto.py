@@ -9,6 +9,13 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedproto import FedProto
 from fedpipe.models.base import Net, Network
 from fedpipe.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.classes * n.features + n.classes, n.classes * n.features + n.classes))],
+    centralized={"penalty": 0.0},
+    exceptions={"equal_uploads": "prototypes are uploaded, no models"},
+)
 
 f64 = torch.float64
 

@@ -3,6 +3,12 @@ import pytest
 from fedpipe.algorithms.base import Batch
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedprox import FedProx
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all))],
+    centralized={"mu": 0.0},
+)
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])

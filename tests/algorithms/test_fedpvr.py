@@ -5,6 +5,14 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedpvr import FedPVR
 from fedpipe.algorithms.scaffold import Scaffold
 from fedpipe.models.mlp import MLP
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all + n.head, n.all + n.head))],
+    centralized={},
+    momentum=False,
+    no_models=frozenset({"control"}),
+)
 
 
 @pytest.mark.parametrize("settings", [{}, {"optimizer": "adam", "learning_rate": 0.01}, {"weight_decay": 0.1}])

@@ -8,6 +8,12 @@ from fedpipe.algorithms.fedbabu import FedBABU
 from fedpipe.algorithms.fedrep import FedRep
 from fedpipe.models.base import Network
 from fedpipe.models.mlp import MLP
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.body, n.body))],
+    centralized="head and body train one after the other",
+)
 
 RULES = {
     "sgd": (lambda parameters: torch.optim.SGD(parameters, 0.05, momentum=0.9), {"momentum": 0.9}),

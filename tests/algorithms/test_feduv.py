@@ -9,6 +9,12 @@ from fedpipe.algorithms.base import Batch
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feduv import FedUV, closeness, lack_of_variance
 from fedpipe.errors import SettingsError
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all))],
+    centralized={"variance": 0.0, "uniformity": 0.0},
+)
 
 f64 = torch.float64
 TERMS = {"V": lack_of_variance, "U": closeness}

@@ -10,6 +10,13 @@ from fedpipe.algorithms.ifca import IFCA
 from fedpipe.engine.clients import Clients
 from fedpipe.models.base import Network
 from fedpipe.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({"clusters": 3}, lambda n: (3 * n.all, n.all + 1))],
+    centralized={"clusters": 1},
+    exceptions={"equal_uploads": "equal models of one cluster leave the other clusters' models as they are"},
+)
 
 
 def pick(models, index):

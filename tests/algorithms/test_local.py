@@ -3,6 +3,13 @@ import torch
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.local import Local
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (0, 0))],
+    centralized={},
+    exceptions={"equal_uploads": "nothing is uploaded"},
+)
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])

@@ -10,6 +10,12 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.moon import MOON
 from fedpipe.models.base import Net, Network
 from fedpipe.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all))],
+    centralized={"mu": 0.0},
+)
 
 f64 = torch.float64
 

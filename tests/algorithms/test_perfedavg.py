@@ -5,6 +5,14 @@ from torch.nn.functional import cross_entropy
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.perfedavg import PerFedAvg
 from fedpipe.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all))],
+    centralized={"variant": "first-order", "alpha": 0.0, "same_batch": True},
+    parameters={"variant": "hessian-free", "alpha": 0.1},
+    momentum=False,
+)
 
 
 def gradient(trial, model, indices):

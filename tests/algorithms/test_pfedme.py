@@ -3,6 +3,12 @@ import torch
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.pfedme import PFedMe
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all))],
+    centralized="the model that travels only follows a personal one",
+)
 
 
 def personal(trial, client=0):

@@ -10,6 +10,12 @@ from fedpipe.engine.evaluation import measure
 from fedpipe.models.base import Net, Network
 from fedpipe.models.mlp import MLP
 from fedpipe.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.body, n.body))],
+    centralized={"penalty": 0.0, "recall_epochs": 0},
+)
 
 f64 = torch.float64
 OFF = {"penalty": 0.0, "recall_epochs": 0}

@@ -3,6 +3,14 @@ import torch
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.scaffold import Scaffold
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (2 * n.all, 2 * n.all))],
+    centralized={},
+    momentum=False,
+    no_models=frozenset({"control"}),
+)
 
 
 def controls(trial):

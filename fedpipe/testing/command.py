@@ -1,0 +1,57 @@
+"""What `fedpipe check` does: builds an algorithm as params.yaml would, and holds it to the contract."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import yaml
+
+from fedpipe import registry
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.engine import contract
+from fedpipe.errors import SettingsError
+from fedpipe.testing.checks import check_algorithm
+
+
+def check(name: str, settings: Sequence[str]) -> list[str]:
+    """A sentence for each breach; also where the algorithm can't be built.
+
+    Parameters
+    ----------
+    name
+        An algorithm's name or dotted path.
+    settings
+        Its parameters, each as ``key=value``, with a value as it stands in params.yaml.
+    """
+    torch.set_num_threads(1)
+    try:
+        algorithm = registry.build(registry.ALGORITHM, name, _parameters(settings), name)
+    except SettingsError as error:
+        return str(error).splitlines()
+    except Exception as error:  # of its __post_init__: whatever a class of the user's own does as it is made
+        return [f"{name}: can't be made with these parameters ({contract.failure(error)}); it should accept them."]
+    try:
+        return check_algorithm(cast(Algorithm, algorithm), _progress if sys.stderr.isatty() else None)
+    finally:
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _parameters(settings: Sequence[str]) -> dict[str, Any]:
+    found = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not (key and equals):
+            raise SettingsError(f"--set: '{setting}' can't be used; it should be KEY=VALUE, as mu=0.1.")
+        try:
+            found[key] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise SettingsError(f"--set: '{setting}' can't be read; its value should be as in params.yaml.") from None
+    return found
+
+
+def _progress(title: str, number: int, count: int) -> None:
+    print(f"\r\033[K{number + 1} of {count}: {title}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,194 @@
+"""What is expected of one algorithm beyond the contract: its traffic, and what is left where it is switched off.
+
+An algorithm's own test declares it once, as ``EXPECTED = Expected(...)``. It stands there and not in the algorithm,
+since all that stands in the algorithm is part of its runs' keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from fedpipe.algorithms.base import Algorithm, State, Uploads
+from fedpipe.models.mlp import MLP
+from fedpipe.tensors import Tensors
+from fedpipe.testing.checks import ADAM, SGD, TESTS
+from fedpipe.testing.trial import CLASSES, difference, make_trial, synthetic
+
+Build = Callable[..., Algorithm]  #: parameters to an algorithm
+
+
+class Sizes(NamedTuple):
+    """Numbers in a model and its parts, of which traffic is made."""
+
+    all: int  #: in the whole model
+    body: int
+    head: int
+    classes: int  #: C
+    features: int  #: d
+
+
+Formula = Callable[[Sizes], tuple[int, int]]  #: numbers down and up, for a client of a round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What is expected of an algorithm.
+
+    Parameters
+    ----------
+    traffic
+        Numbers down and up, for each of some parameters.
+    centralized
+        The parameters that switch off all that it adds to training, so that one client alone trains as PyTorch would
+        without a federation; or why there are none.
+    parameters
+        Other than the defaults, where those leave a part of it idle or amplify rounding.
+    momentum
+        Whether its local steps have the federation's momentum.
+    no_models
+        Parts of the server's state that are named tensors, and follow the data whatever the learning rate.
+    exceptions
+        What does not hold of it, and why: names of :data:`EXPECTATIONS` to a reason. What does hold after all, fails.
+    """
+
+    traffic: Sequence[tuple[Mapping[str, Any], Formula]]
+    centralized: Mapping[str, Any] | str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    momentum: bool = True
+    no_models: frozenset[str] = frozenset()
+    exceptions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.traffic:
+            raise ValueError("traffic: empty; it should be numbers down and up, as [({}, lambda n: (n.all, n.all))].")
+        for name in self.exceptions:
+            if name not in EXPECTATIONS:
+                raise ValueError(f"exceptions: '{name}' is not one of {', '.join(EXPECTATIONS)}.")
+
+
+def check_expected(build: Build, expected: Expected, *only: str) -> list[str]:
+    """A sentence for each expectation that does not hold, and for each exception that does.
+
+    Parameters
+    ----------
+    build
+        Makes the algorithm of parameters, as its class does.
+    expected
+        What is expected of it.
+    only
+        Names of :data:`EXPECTATIONS`; by default all.
+    """
+    found = []
+    for name in only or EXPECTATIONS:
+        told = EXPECTATIONS[name](build, expected)
+        if name not in expected.exceptions:
+            found += [f"{name}: {told}"] if told else []
+        elif not told:
+            found.append(f"{name}: holds, although it should not ({expected.exceptions[name]}); strike that exception.")
+    return found
+
+
+def equal_uploads(build: Build, expected: Expected) -> str | None:
+    """Where all clients send the same model, that is the model with which clients begin the next round."""
+    trial = make_trial(build(**expected.parameters)).run(1)
+    sent = trial.outcomes[-1].upload
+    model = sent.get("model", sent.get("body"))
+    if not isinstance(model, Tensors):
+        return "no model is uploaded"
+    ids = [outcome.client for outcome in trial.outcomes]
+    trial.server = trial.aggregate(Uploads(ids, trial.clients.sizes[ids].tolist(), [sent] * len(ids)))
+    trial.kept = dict.fromkeys(trial.kept, trial.initial)
+    starts = (trial.start(client)["model"].only(model) for client in ids)
+    return next((told for start in starts if (told := difference(start, model, 1e-14))), None)
+
+
+def centralized(build: Build, expected: Expected) -> str | None:
+    """One client alone, with all switched off that the algorithm adds, trains as PyTorch would."""
+    if isinstance(expected.centralized, str):
+        return None
+    for momentum in (0.9, 0.0) if expected.momentum else (0.0,):
+        clients, rate, decay = synthetic(sizes=[17], labels=lambda client: range(CLASSES)), 0.1, 0.01
+        algorithm = build(**expected.parameters | expected.centralized)  # type: ignore[operator]
+        settings: dict[str, Any] = {"learning_rate": rate, "weight_decay": decay, "momentum": momentum}
+        trial = make_trial(algorithm, clients=clients, participation=1.0, **settings)
+        module = trial.algorithm.adapt(MLP(hidden=(6,)).build((5,), CLASSES)).double()
+        module.load_state_dict(trial.fresh(0))
+        for number in (1, 2, 3):
+            rule = torch.optim.SGD(module.parameters(), rate, momentum, 0, decay)
+            for epoch in range(2):
+                order = clients.order(0, number, "batches", epoch)
+                for first in range(0, len(order), 4):
+                    x, y = clients.gather(order[first : first + 4])
+                    rule.zero_grad()
+                    torch.nn.functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+                    rule.step()
+        central = Tensors((name, value.detach()) for name, value in module.named_parameters())
+        if told := difference(trial.run(3).start(0)["model"], central, 1e-12):
+            return f"one client alone trains otherwise than without a federation, at a momentum of {momentum}: {told}"
+    return None
+
+
+def no_learning_rate(build: Build, expected: Expected) -> str | None:
+    """At a learning rate of 0 no model of the server changes."""
+
+    def models(server: State) -> dict[str, Tensors]:
+        return {
+            part: value
+            for part, value in server.items()
+            if isinstance(value, Tensors) and part not in expected.no_models
+        }
+
+    for settings in (SGD, ADAM):
+        algorithm = build(**expected.parameters)
+        if algorithm.needs_sgd and settings is ADAM:
+            algorithm = build(**{**expected.parameters, "adam": True})
+        trial = make_trial(algorithm, **{**settings, "learning_rate": 0.0})
+        before = models(trial.server)
+        if told := difference(models(trial.run(3).server), before, 1e-14):
+            return f"{told} at a learning rate of 0, with {settings['optimizer']}"
+    return None
+
+
+def class_names(build: Build, expected: Expected) -> str | None:
+    """Labels and the head's rows permuted alike: the same samples are classified correctly."""
+    new = [2, 0, 3, 1]
+    plain = make_trial(build(**expected.parameters), participation=1.0)
+
+    def fresh(index: int) -> Tensors:
+        rows, model = torch.tensor(new).argsort(), plain.fresh(index)
+        return model | {name: value[rows] for name, value in model.items() if name in ("head.weight", "head.bias")}
+
+    renamed = make_trial(build(**expected.parameters), clients=synthetic(relabel=new), participation=1.0, fresh=fresh)
+    found, wanted = (
+        [tuple(score) for outcome in trial.run(3, tests=TESTS).outcomes for score in outcome.scores.values()]
+        for trial in (renamed, plain)
+    )
+    return difference(found, wanted, 1e-9)
+
+
+def traffic(build: Build, expected: Expected) -> str | None:
+    """The bytes of a round, in loop and stack, are those of the formula."""
+    for parameters, formula in expected.traffic:
+        for width in (None, 3):
+            trial = make_trial(build(**{**expected.parameters, **parameters}), width=width)
+            model, net = trial.fresh(0), trial.net
+            body, head = (sum(model[name].numel() for name in part) for part in (net.body_names, net.head_names))
+            assert body + head == sum(value.numel() for value in model.values()), "what is neither body nor head?"
+            down, up = formula(Sizes(body + head, body, head, CLASSES, 6))
+            found = {(outcome.down, outcome.up) for outcome in trial.train()}
+            if found != {(8 * down, 8 * up)}:
+                return f"{sorted(found)} bytes are counted with {dict(parameters)}, not {(8 * down, 8 * up)}"
+    return None
+
+
+EXPECTATIONS: dict[str, Callable[[Build, Expected], str | None]] = {
+    "equal_uploads": equal_uploads,
+    "centralized": centralized,
+    "no_learning_rate": no_learning_rate,
+    "class_names": class_names,
+    "traffic": traffic,
+}

@@ -1,0 +1,315 @@
+"""`fedpipe check own.Prox`: algorithms that break a rule each, found with a sentence that says what would be right."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedpipe import cli, testing
+from fedpipe.testing import checks
+from fedpipe.testing.names import distance
+
+HEAD = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from fedpipe.algorithms.base import Measure, Train, Update
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fedprox import FedProx
+from fedpipe.tensors import Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prox(FedAvg):
+    mu: float = 0.01
+
+    def start(self, kept, received, info):
+        return {"model": received["model"], "anchor": received["model"].only(self.net.names)}
+
+    def loss(self, client, batch):
+        drift = client["model"].only(self.net.names) - client["anchor"]
+        return self.risk(client, batch) + self.mu / 2 * drift.square_norm()
+
+
+class Hidden:
+    calls = 0
+
+
+HIDDEN = Hidden()
+SEEN = {}
+"""
+
+#: A class's body to what is said of it.
+BREACHES = {
+    # names
+    "def combin(self, server, uploads):\n  return server": (
+        "own.Own.combin is never called, since no hook has that name; if 'aggregate' is meant, rename it."
+    ),
+    "def prepare(self):\n  return ()": (
+        "own.Own.prepare is never called, since no hook has that name; if 'personalize' is meant, rename it."
+    ),
+    "prototype = True": "own.Own.prototype is never called, since no hook has that name; if 'prototypes' is meant",
+    "def aggregate(self, uploads):\n  return {}": "own.Own.aggregate takes (uploads); it should take (server, uploads)",
+    "risk: float = 0.1": "own.Own: its field 'risk' hides the hook of that name; it should have another name.",
+    # what hooks give
+    "def upload(self, client):\n  return {'model': client['model'], 'norm': 0.5}": (
+        "own.Own.upload gives 'norm' as 0.5, a Python float; it should be a tensor or Tensors, as torch.tensor(...)"
+    ),
+    "def keep(self, client):\n  {'last': client['model']}": (
+        "own.Own.keep gives nothing (None); it should give named parts, each a tensor or Tensors"
+    ),
+    "def keep(self, client):\n  return {'last': client['model']}": (
+        "own.Own.keep gives 'last.body.1.weight', which init_client does not give; a state should have the same parts"
+    ),
+    "def init(self, fresh):\n  return {'model': dict(fresh(0))}": (
+        "own.Own.init gives 'model' as a dict; it should be a tensor or Tensors, as Tensors(...) makes them."
+    ),
+    "def send(self, server, ids):\n  return {'model': server['model']}": (
+        "own.Own.send gives a dict; it should give two states: what is common to all clients, and own parts stacked"
+    ),
+    "def local_passes(self):\n  return Train(self.loss)": "own.Own.local_passes gives a Train; it should give a tuple",
+    "def aggregate(self, server, uploads):\n  return {'model': uploads.mean('model'), 'n': torch.ones(len(uploads))}": (
+        "own.Own.aggregate gives 'n', which init does not give; a state should have the same parts"
+    ),
+    "def upload(self, client):\n  return {**super().upload(client), 'big': client['model'].norm() > 1}": (
+        "own.Own: upload gives a tensor of torch.bool; it should be of floating point or of integers."
+    ),
+    # passes
+    "def loss(self, client, batch):\n  return F.cross_entropy(self.net(client['model'], batch.x), batch.y).item()": (
+        "it should be torch.where, or the condition `when` of a Train pass."
+    ),
+    "def loss(self, client, batch):\n  return self.risk(client, batch) * (2 if client['model'].norm() > 1 else 1)": (
+        "own.Own: own.py, line 36, in loss: `return self.risk(client, batch) * (2 if client['model'].norm() > 1 "
+        "else 1)` decides by a tensor's value, which differs between clients that train in one call; it should be torch.where"
+    ),
+    "def loss(self, client, batch):\n  return F.cross_entropy(self.predict(client, batch.x), batch.y, reduction='none')": (
+        "own.Own: loss (own.py, line 35) gives a tensor of shape (1,); a loss should be a scalar, a mean over the"
+    ),
+    "def loss(self, client, batch):\n  return self.risk(client, batch) + client['anchor'].norm()": (
+        "in loss: `return self.risk(client, batch) + client['anchor'].norm()` asks for 'anchor', which is not there"
+    ),
+    "def local_passes(self):\n  return Train(self.loss), Update(lambda client: {'model': client['model']}),\n"
+    " def start(self, kept, received, info):\n  return {'model': received['model'], 'n': info.size}": (
+        "own.Own: <lambda> (own.py, line 36) gives no 'n', which the client had; it should be the client with"
+    ),
+    "def local_passes(self):\n  return (Train(self.loss, when=lambda client: True),)": (
+        "own.Own: <lambda> (own.py, line 36) gives True, a Python bool; a condition should be one truth value, as a"
+    ),
+    "def start(self, kept, received, info):\n  received['model']['head.bias'].add_(info.size)\n  return received": (
+        "`received['model']['head.bias'].add_(info.size)` changes a tensor in place; it should make a new one, as a = a + b"
+    ),
+    # what is remembered, and what is random
+    "def keep(self, client):\n  self.last = client['model']\n  return {}": (
+        "own.Own: own.py, line 36, in keep: `self.last = client['model']` keeps something on the algorithm, which is "
+        "frozen and one for all clients; what a client remembers should be given by `keep`"
+    ),
+    "def keep(self, client):\n  SEEN['calls'] = SEEN.get('calls', 0) + 1\n  return {}": (
+        "own.Own: 'own.SEEN' changes while clients train; what a client remembers should be given by `keep`"
+    ),
+    "def aggregate(self, server, uploads):\n  server['model']['head.bias'].add_(1)\n  return {'model': uploads.mean('model')}": (
+        "own.Own: a round changes the server's state in place"
+    ),
+    "def aggregate(self, server, uploads):\n  return {'model': uploads.mean('model') * (1 + torch.rand(()) / 100)}": (
+        "own.Own: random numbers are drawn from PyTorch's global generator, which no seed of the study sets"
+    ),
+    "def aggregate(self, server, uploads):\n  HIDDEN.calls += 1\n"
+    "  return {'model': uploads.mean('model') * (1 + HIDDEN.calls / 100)}": "the same run twice gives other numbers",
+    "def loss(self, client, batch):\n  return F.cross_entropy(self.net(client['model'], batch.x), batch.y)": (
+        "no number should depend on how many train at once: the samples that pad a batch are left out by batch.mean"
+    ),
+    "def start(self, kept, received, info):\n  return {'model': received['model'], 'rare': (1 / info.classes).mean()}\n"
+    " def loss(self, client, batch):\n  return self.risk(client, batch) + client['model'].norm() * client['rare']": (
+        "own.Own: aggregate gives infinity or NaN on easy data; divisions and logarithms should be kept from 0."
+    ),
+}
+
+#: What is found late, to the check that finds it and what it says.
+LATER = {
+    "def finetune(self, epochs):\n  return ()": (
+        checks.check_evaluation,
+        "own.Own: fine-tuning leaves the personal model as it is; the passes of `finetune` should train",
+    ),
+    "def init(self, fresh):\n  return {'model': fresh(0), 'speed': fresh(0).zeros()}\n"
+    " def aggregate(self, server, uploads):\n"
+    "  speed = 0.9 * server['speed'] + (uploads.mean('model') - server['model'])\n"
+    "  return {'model': server['model'] + speed, 'speed': speed}": (
+        checks.check_batch_normalization,
+        "own.Own: the server's 'body.1.running_var' has a variance of -0.",
+    ),
+    "def aggregate(self, server, uploads):\n  return {'model': uploads.mean('model') * 2}": (
+        checks.check_batch_normalization,
+        "lies outside of what clients sent; the server should average running statistics, and move parameters alone",
+    ),
+    "def upload(self, client):\n  return {'model': client['model'] | self.net.own | self.federation_statistics}\n"
+    " @property\n def federation_statistics(self):\n"
+    "  return Tensors({name: torch.full((6,), float('inf')).double() for name in self.net.buffer_names})": (
+        checks.check_batch_normalization,
+        "own.Own: running statistics of batch normalization become infinite or NaN.",
+    ),
+    "def aggregate(self, server, uploads):\n  return {'model': uploads[-1][2]['model']}": (
+        checks.check_order_of_uploads,
+        "own.Own: aggregate gives another state where uploads come in another order",
+    ),
+    "def traffic(self, state):\n  return {}": (
+        checks.check_traffic,
+        "own.Own: traffic leaves out a part of the download that clients read; it should count all tensors, or leave",
+    ),
+    "def loss(self, client, batch):\n  return -0.01 * self.risk(client, batch)": (
+        checks.check_training_on_digits,
+        "own.Own: three rounds on handwritten digits do not help: the clients' mean loss was 2.",
+    ),
+    "def predict(self, client, x):\n  return self.net(client['model'], x) / self.net(client['model'], x).norm(dim=0)": (
+        checks.check_evaluation,
+        "own.Own: in the phase 'receive', clients in one call differ from clients one by one",
+    ),
+    "def start(self, kept, received, info):\n  return {'model': received['model'], 'rare': 1 / info.classes[3]}\n"
+    " def loss(self, client, batch):\n  return self.risk(client, batch) + client['model'].norm() * client['rare']": (
+        checks.check_missing_classes,
+        "own.Own: states become infinite or NaN where the clients [0, 1] train, who lack classes; no class needs to",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, in which own.py lies; what was imported from another one is forgotten."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    return tmp_path
+
+
+def write(folder: Path, body: str, base: str = "FedAvg") -> None:
+    (folder / "own.py").write_text(
+        f"{HEAD}\n@dataclass(frozen=True, kw_only=True)\nclass Own({base}):\n {body}\n", encoding="utf-8"
+    )
+
+
+def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[int, str, str]:
+    """Status, output and errors of `fedpipe check` in this process."""
+    monkeypatch.setattr(sys, "argv", ["fedpipe", "check", *args])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return int(end.value.code or 0), *capsys.readouterr()
+
+
+@pytest.mark.parametrize("body", BREACHES, ids=range(len(BREACHES)))
+def test_a_breach_is_told_in_a_sentence(
+    body: str, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(project, body)
+    status, said, errors = told(capsys, monkeypatch, "own.Own")
+    assert status == 1
+    assert BREACHES[body] in said, said
+    assert all(line.startswith("own.Own") and line.endswith(".") for line in said.splitlines()), said
+    assert errors == ""
+
+
+@pytest.mark.parametrize("body", LATER, ids=range(len(LATER)))
+def test_a_check_says_what_it_finds(body: str, project: Path) -> None:
+    check, sentence = LATER[body]
+    found = check(own(project, body).Own())
+    assert len(found) == 1
+    assert sentence in found[0]
+
+
+def fedpipe(folder: Path, *args: str) -> tuple[int, str]:
+    """Status and output of the real command, as typed in a folder."""
+    done = subprocess.run([sys.executable, "-m", "fedpipe", *args], cwd=folder, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_what_is_right_passes_by_the_real_command(project: Path) -> None:
+    write(project, "pass")
+    assert fedpipe(project, "check", "own.Prox", "--set", "mu=0.1") == (0, "own.Prox keeps the contract.\n")
+
+
+def test_a_breach_by_the_real_command(project: Path) -> None:
+    write(project, "def combin(self, server, uploads):\n  return server\n def sends(self):\n  pass")
+    status, said = fedpipe(project, "check", "own.Own")
+    assert status == 1
+    assert said == (
+        "own.Own.combin is never called, since no hook has that name; if 'aggregate' is meant, rename it.\n"
+        "own.Own.sends is never called, since no hook has that name; if 'send' is meant, rename it.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("class Own(:\n", "own.Own: 'own.Own' can't be imported (invalid syntax (own.py, line 1)); it should be the"),
+        ("import torch\n1 / 0\n", "can't be imported (ZeroDivisionError: division by zero, own.py, line 2); it"),
+        ("import nowhere\n", "can't be imported (No module named 'nowhere', own.py, line 1); it should be"),
+        ("class Own:\n pass\n", "own.Own: 'own.Own' is no algorithm; it should derive from Algorithm."),
+        (f"{HEAD}class Own(FedAvg):\n mu = 1\n nu: float = 2\n", "has fields; it should be a @dataclass(frozen=True"),
+        (
+            f"{HEAD}@dataclass(frozen=True, kw_only=True)\nclass Own(FedAvg):\n def __post_init__(self):\n  {{}}['a']\n",
+            "own.Own: can't be made with these parameters (KeyError: 'a', own.py, line 35); it should accept them.",
+        ),
+    ],
+)
+def test_what_cannot_be_made(
+    text: str, sentence: str, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "own.py").write_text(text)
+    status, said, errors = told(capsys, monkeypatch, "own.Own")
+    assert (status, errors) == (1, "")
+    assert sentence in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "sentence"),
+    [
+        (("fedprx",), 1, "fedprx: unknown algorithm 'fedprx'; did you mean 'fedprox'?"),
+        (("fedprox", "--set", "mu=-1"), 1, "fedprox.mu: -1 can't be used; it should be greater than or equal to 0."),
+        (("fedprox", "--set", "nu=1"), 1, "fedprox.nu: unknown key; did you mean 'mu'?"),
+        (("fedprox", "--set", "mu"), 1, "--set: 'mu' can't be used; it should be KEY=VALUE, as mu=0.1."),
+    ],
+)
+def test_what_is_typed_wrong(
+    args: tuple[str, ...],
+    status: int,
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert told(capsys, monkeypatch, *args) == (status, f"{sentence}\n", "")
+
+
+def own(folder: Path, body: str) -> ModuleType:
+    write(folder, body)
+    import own  # type: ignore[import-not-found]
+
+    return own  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("check", [checks.check_blocks, checks.check_resuming], ids=testing.title)
+def test_what_is_hidden_from_all_states_is_found_by_its_effect(check: testing.Check, project: Path) -> None:
+    body = (
+        "def keep(self, client):\n  HIDDEN.calls += 1\n  return {}\n"
+        " def upload(self, client):\n  return {'model': client['model'] * (1 + HIDDEN.calls / 100)}"
+    )
+    found = check(own(project, body).Own())
+    assert len(found) == 1
+    assert "bits" in found[0]
+
+
+def test_what_a_class_calls_itself_is_no_misspelling(project: Path) -> None:
+    body = "def step(self, client):\n  return client\n def local_passes(self):\n  return Train(self.loss), Update(self.step)"
+    assert checks.check_names(own(project, body).Own()) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "edits"),
+    [("keep", "keep", 0), ("kepe", "keep", 1), ("combin", "combine", 1), ("uploads", "upload", 1), ("risk", "loss", 3)],
+)
+def test_distance(one: str, other: str, edits: int) -> None:
+    assert distance(one, other) == distance(other, one) == edits
