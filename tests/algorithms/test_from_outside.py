@@ -48,6 +48,38 @@ def test_pfedme_refuses_what_it_would_pass_over(planned, setting, right):
     assert planned(studies.settings(("fedavg",), federation=setting))[1] in (0, None)
 
 
+@pytest.mark.parametrize(
+    ("name", "setting", "right"),
+    [
+        ("scaffold", {"momentum": 0.9}, "0.0"),
+        ("perfedavg", {"momentum": 0.9}, "0.0"),
+        ("perfedavg", {"optimizer": "adam"}, "sgd"),
+    ],
+)
+def test_momentum_and_adam_are_refused_where_no_step_takes_them(planned, name, setting, right):
+    (key, value), labels = *setting.items(), ("fedavg", name)
+    told, status = planned(studies.settings(labels, federation=setting))
+    assert status == 2
+    assert told == (
+        f"fedpipe: federation.{key}: {value} can't be used with {name}, which takes plain gradient steps; "
+        f"it should be {right}.\n"
+    )
+    assert planned(studies.settings(labels, federation=ALONE | {"weight_decay": 0.01}))[1] in (0, None)
+
+
+def test_momentum_of_fedpvr_acts_outside_the_corrected_layers_and_a_warning_says_where_there_are_none(planned):
+    for layers, warned in ((1, False), (2, True), (3, True)):
+        settings = studies.settings(
+            ("fedpvr",), algorithms={"fedpvr": {"layers": layers}}, federation={"momentum": 0.9}
+        )
+        told, status = planned(settings)
+        assert status in (0, None)
+        sentence = f"fedpvr.layers: {layers} corrects all layers, so that federation.momentum (0.9) acts nowhere."
+        assert (sentence in told) is warned
+    settings["federation"]["momentum"] = 0.0
+    assert "acts nowhere" not in planned(settings)[0]
+
+
 def test_a_hybrid_of_feddual_is_refused_and_its_codes_mode_is_whole(planned):
     told, status = planned(studies.settings(("feddual",), algorithms={"feddual": {"mode": "code", "iterations": 150}}))
     assert status == 2

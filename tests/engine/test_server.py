@@ -51,7 +51,7 @@ class Heavy(FedAvg):
 
 @pytest.mark.parametrize("width", [None, 3])
 def test_naive_server_momentum_leaves_running_statistics_the_mean_of_the_uploads(make_trial, assert_same, width):
-    trial, lowest = make_trial(Heavy(), "norm", width=width, participation=1.0, learning_rate=0.3), []
+    trial, lowest = make_trial(Heavy(), "norm", width=width, participation=1.0, local_epochs=4), []
     raw = trial.server
     momentum = trial.net.parameters(trial.server["model"]).zeros()
     for _ in range(12):
