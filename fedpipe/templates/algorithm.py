@@ -15,8 +15,9 @@ from fedpipe.tensors import Tensors
 
 # This file works as it stands: FedAvg, with a pull of each client towards the model that it trained last. Change the
 # hooks that your method changes and delete the others (FedAvg's then hold). fedpipe/algorithms/base.py has the rest:
-# send, prepare, work (its Train, Measure and Update passes), predict, deploy. Everything is written for one client, as
-# pure functions of tensors without `if` on values. Models are added and scaled whole: a + b, a * 0.5, a.square_norm().
+# send, personalize, local_passes (of Train, Measure and Update), predict, global_model. Everything is written for one
+# client, as pure functions of tensors without `if` on values. Models are added and scaled: a + b, a * 0.5. What goes
+# further than an average is of parameters alone, model.only(self.net.names): BatchNorm's variances can't be extrapolated.
 
 
 @dataclass(frozen=True, kw_only=True)
