@@ -83,13 +83,18 @@ BREACHES = {
     ),
     # passes
     "def loss(self, client, batch):\n  return F.cross_entropy(self.net(client['model'], batch.x), batch.y).item()": (
-        "it should be torch.where, or the condition `when` of a Train pass."
+        "a Python float; a loss should be a scalar, a mean over the batch, as a tensor."
+    ),
+    "def keep(self, client):\n  return {'n': torch.tensor(client['model'].norm().item())}\n"
+    " def init_client(self, server, fresh):\n  return {'n': torch.tensor(0.0)}": (
+        "in one call differ in it, so that it should be torch.where, or the condition `when` of a Train pass."
     ),
     "def loss(self, client, batch):\n  return self.risk(client, batch) * (2 if client['model'].norm() > 1 else 1)": (
         "own.Own: own.py, line 36, in loss: `return self.risk(client, batch) * (2 if client['model'].norm() > 1 "
-        "else 1)` decides by a tensor's value, which differs between clients that train in one call; it should be torch.where"
+        "else 1)` takes a tensor's value into Python, as `if`, float() and item() do; clients that train in one call "
     ),
-    "def loss(self, client, batch):\n  return F.cross_entropy(self.predict(client, batch.x), batch.y, reduction='none')": (
+    "def loss(self, client, batch):\n"
+    "  return F.cross_entropy(self.predict(client, batch.x), batch.y, reduction='none')": (
         "own.Own: loss (own.py, line 35) gives a tensor of shape (1,); a loss should be a scalar, a mean over the"
     ),
     "def loss(self, client, batch):\n  return self.risk(client, batch) + client['anchor'].norm()": (
@@ -103,7 +108,7 @@ BREACHES = {
         "own.Own: <lambda> (own.py, line 36) gives True, a Python bool; a condition should be one truth value, as a"
     ),
     "def start(self, kept, received, info):\n  received['model']['head.bias'].add_(info.size)\n  return received": (
-        "`received['model']['head.bias'].add_(info.size)` changes a tensor in place; it should make a new one, as a = a + b"
+        "`received['model']['head.bias'].add_(info.size)` changes a tensor in place; it should make a new one"
     ),
     # what is remembered, and what is random
     "def keep(self, client):\n  self.last = client['model']\n  return {}": (
@@ -113,7 +118,8 @@ BREACHES = {
     "def keep(self, client):\n  SEEN['calls'] = SEEN.get('calls', 0) + 1\n  return {}": (
         "own.Own: 'own.SEEN' changes while clients train; what a client remembers should be given by `keep`"
     ),
-    "def aggregate(self, server, uploads):\n  server['model']['head.bias'].add_(1)\n  return {'model': uploads.mean('model')}": (
+    "def aggregate(self, server, uploads):\n"
+    "  server['model']['head.bias'].add_(1)\n  return {'model': uploads.mean('model')}": (
         "own.Own: a round changes the server's state in place"
     ),
     "def aggregate(self, server, uploads):\n  return {'model': uploads.mean('model') * (1 + torch.rand(()) / 100)}": (
@@ -216,7 +222,6 @@ def test_a_breach_is_told_in_a_sentence(
 def test_a_check_says_what_it_finds(body: str, project: Path) -> None:
     check, sentence = LATER[body]
     found = check(own(project, body).Own())
-    assert len(found) == 1
     assert sentence in found[0]
 
 
@@ -250,7 +255,8 @@ def test_a_breach_by_the_real_command(project: Path) -> None:
         ("class Own:\n pass\n", "own.Own: 'own.Own' is no algorithm; it should derive from Algorithm."),
         (f"{HEAD}class Own(FedAvg):\n mu = 1\n nu: float = 2\n", "has fields; it should be a @dataclass(frozen=True"),
         (
-            f"{HEAD}@dataclass(frozen=True, kw_only=True)\nclass Own(FedAvg):\n def __post_init__(self):\n  {{}}['a']\n",
+            f"{HEAD}@dataclass(frozen=True, kw_only=True)\nclass Own(FedAvg):\n"
+            " def __post_init__(self):\n  {}['a']\n",
             "own.Own: can't be made with these parameters (KeyError: 'a', own.py, line 35); it should accept them.",
         ),
     ],
@@ -303,7 +309,10 @@ def test_what_is_hidden_from_all_states_is_found_by_its_effect(check: testing.Ch
 
 
 def test_what_a_class_calls_itself_is_no_misspelling(project: Path) -> None:
-    body = "def step(self, client):\n  return client\n def local_passes(self):\n  return Train(self.loss), Update(self.step)"
+    body = (
+        "def step(self, client):\n  return client\n"
+        " def local_passes(self):\n  return Train(self.loss), Update(self.step)"
+    )
     assert checks.check_names(own(project, body).Own()) == []
 
 

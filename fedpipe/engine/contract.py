@@ -26,7 +26,7 @@ from fedpipe.tensors import Tensors
 #: Of what PyTorch says where clients that train in one call would have to part.
 DEPENDENT = ("data-dependent control flow", ".item()", "dynamic shape", "not possible to vmap over .tolist")
 RANDOM = ("random operation", "randomness")
-IN_PLACE = ("in-place", "inplace")
+IN_PLACE = ("in-place", "inplace", "doesn't match the broadcast shape")
 
 STATE = "it should give named parts, each a tensor or Tensors"
 
@@ -182,8 +182,8 @@ def sentence_of(algorithm: Algorithm, error: Exception) -> str | None:
     whole = str(error)
     if any(words in whole for words in DEPENDENT):
         return (
-            f"{begin}: `{line}` decides by a tensor's value, which differs between clients that train in one call; "
-            "it should be torch.where, or the condition `when` of a Train pass."
+            f"{begin}: `{line}` takes a tensor's value into Python, as `if`, float() and item() do; clients that train "
+            "in one call differ in it, so that it should be torch.where, or the condition `when` of a Train pass."
         )
     if any(words in whole for words in RANDOM):
         return (

@@ -1,20 +1,24 @@
-"""What makes Template what it is; tests/algorithms/test_contract.py holds it to what all algorithms promise.
-
-Once it stands, add it to two tables there: CENTRALISED (the values that switch off what it adds) and TRAFFIC.
-"""
+"""What makes Template what it is; tests/algorithms/test_contract.py holds it to what all algorithms promise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
-from fedpipe import registry
+from fedpipe import registry, testing
 from fedpipe.algorithms.base import Algorithm, Batch
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.testing import Expected, make_trial
 
 NAME = "fedpipe.templates.algorithm.Template"
+
+# What the contract's tests can't know: the numbers that travel down and up, and the parameters that switch off all that
+# it adds to training (or a sentence why there are none). fedpipe/testing/expected.py has the rest.
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all))],
+    centralized={"pull": 0.0},
+)
 
 
 def build(**parameters: Any) -> Algorithm:
@@ -22,13 +26,13 @@ def build(**parameters: Any) -> Algorithm:
     return cast(Algorithm, registry.build(registry.ALGORITHM, NAME, parameters))
 
 
-def test_without_what_it_adds_it_is_fedavg(make_trial: Callable[..., Any], assert_same: Callable[..., None]) -> None:
+def test_without_what_it_adds_it_is_fedavg() -> None:
     """Bit by bit, over three rounds of a small federation with unequal clients."""
-    mine, plain = (make_trial(each).run(3) for each in (build(pull=0.0), FedAvg()))
-    assert_same(mine.server, plain.server)
+    mine, plain = (make_trial(algorithm).run(3) for algorithm in (build(pull=0.0), FedAvg()))
+    testing.assert_same(mine.server, plain.server)
 
 
-def test_the_pull_is_half_lambda_times_the_squared_distance(make_trial: Callable[..., Any]) -> None:
+def test_the_pull_is_half_lambda_times_the_squared_distance() -> None:
     """An exact number: every parameter is 0.5 away from the client's last model."""
     trial = make_trial(build(pull=0.7))
     client, batch = trial.start(3), Batch(*trial.clients.gather(trial.clients.train[3]))
@@ -38,9 +42,9 @@ def test_the_pull_is_half_lambda_times_the_squared_distance(make_trial: Callable
     assert float(pull) == pytest.approx(0.7 / 2 * parameters * 0.5**2, rel=1e-12)
 
 
-def test_its_mechanism_acts(make_trial: Callable[..., Any]) -> None:
+def test_its_mechanism_acts() -> None:
     """It is another method than FedAvg, the more so once clients have a last model."""
-    mine, plain = (make_trial(each, participation=1.0) for each in (build(pull=1.0), FedAvg()))
+    mine, plain = (make_trial(algorithm, participation=1.0) for algorithm in (build(pull=1.0), FedAvg()))
     gaps = [float((mine.run().server["model"] - plain.run().server["model"]).norm()) for _ in range(2)]
     assert gaps[0] > 0.0
     assert gaps[1] > gaps[0]

@@ -244,9 +244,6 @@ def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
         before = loop.server
         for trial in (loop, other):
             trial.run(tests=TESTS)
-        if told := _apart(other, loop, STATISTICS):
-            yield f"with batch normalization, clients in one call differ from clients one by one ({told}); {PADDING}."
-            return
         for outcome in loop.outcomes:
             parts = _models(outcome.upload) + _models(outcome.keep)
             found = [(model[name], fresh[name]) for model in parts for name in held if name in model]
@@ -259,6 +256,9 @@ def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
                     "training left it, buffers too."
                 )
                 return
+        if told := _apart(other, loop, STATISTICS):
+            yield f"with batch normalization, clients in one call differ from clients one by one ({told}); {PADDING}."
+            return
         known = [*_models(before), *(model for sent in loop.outcomes for model in _models(sent.upload))]
         for model in _models(loop.server):
             for name in held:

@@ -1,0 +1,94 @@
+"""What a run says where an algorithm of the user's own breaks the contract: a sentence, and no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import studies
+
+OWN = """
+from dataclasses import dataclass
+
+import torch
+
+from fedpipe.algorithms.base import Train
+from fedpipe.algorithms.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Own(FedAvg):
+    {}
+"""
+
+BRANCH = "def loss(self, client, batch):\n        return self.risk(client, batch) * (1 if batch.y.sum() > 3 else 2)"
+
+
+@pytest.mark.parametrize(
+    ("body", "stack", "sentence"),
+    [
+        (
+            BRANCH,
+            "2",
+            "fedpipe: own.Own: own.py, line 13, in loss: `return self.risk(client, batch) * (1 if batch.y.sum() > 3 else "
+            "2)` takes a tensor's value into Python, as `if`, float() and item() do; clients that train in one call "
+            "differ in it, so that it should be torch.where, or the condition `when` of a Train pass.",
+        ),
+        (
+            "def upload(self, client):\n        return {'model': client['model'], 'n': 0.5}",
+            "1",
+            "fedpipe: own.Own.upload gives 'n' as 0.5, a Python float; it should be a tensor or Tensors, as "
+            "torch.tensor(...) makes them.",
+        ),
+        (
+            "def start(self, kept, received, info):\n        {'model': received['model']}",
+            "2",
+            "fedpipe: own.Own.start gives nothing (None); it should give named parts, each a tensor or Tensors, as "
+            "{'model': model}.",
+        ),
+        (
+            "def keep(self, client):\n        return {'last': torch.ones(2)}",
+            "1",
+            "fedpipe: own.Own.keep gives 'last', which init_client does not give; a state should have the same parts, of "
+            "the same shapes and dtypes, in every round.",
+        ),
+        (
+            "def aggregate(self, server, uploads):\n        return {'model': uploads.mean('model'), 'n': torch.ones(1)}",
+            "1",
+            "fedpipe: own.Own.aggregate gives 'n', which init does not give; a state should have the same parts, of the "
+            "same shapes and dtypes, in every round.",
+        ),
+        (
+            "def local_passes(self):\n        return Train(self.loss)",
+            "1",
+            "fedpipe: own.Own.local_passes gives a Train; it should give a tuple of passes, each a Train, Measure or "
+            "Update, as (Train(self.loss),).",
+        ),
+        (
+            "def loss(self, client, batch):\n        return 0.5",
+            "1",
+            "fedpipe: own.Own: what one of its hooks gives can't be used (AttributeError: 'float' object has no attribute",
+        ),
+        (
+            "def init(self, fresh):\n        return {'model': fresh(0)['nothing']}",
+            "1",
+            "fedpipe: own.Own: own.py, line 13, in init: `return {'model': fresh(0)['nothing']}` asks for 'nothing', "
+            "which is not there; it should be one of the parts at hand.",
+        ),
+    ],
+)
+def test_a_job_says_it(body: str, stack: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    (tmp_path / "own.py").write_text(OWN.format(body))
+    made = studies.prepare(studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}}))
+    path = made["runs"][0]["path"]
+    command = [sys.executable, "-m", "fedpipe", "segment", path, "--stop", "1", "--stack", stack]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(sentence), done.stderr
