@@ -181,7 +181,7 @@ def test_the_table_repeats_them_under_itself() -> None:
     table, times = tables.table(tree.plan), tables.times(tree.plan)
     before = tables.markdown(tree.plan, table, times)
     assert "Warning" not in before
-    tree.plan["warnings"] = ["a.b: c is d.", "e: f."]
+    tree.change(warnings=("a.b: c is d.", "e: f."))
     after = tables.markdown(tree.plan, table, times)
     above, _, below = after.partition("Warning: a.b: c is d.\n\nWarning: e: f.\n\n")
     assert above + below == before

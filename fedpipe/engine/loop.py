@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedpipe.algorithms.base import Algorithm, Batch, Measure, Pass, State, Train, Update
-from fedpipe.data.transforms import changed
 from fedpipe.engine.clients import Clients, Integers
 from fedpipe.engine.executor import (
     MEASURE_BATCH,
@@ -39,6 +38,7 @@ from fedpipe.engine.executor import (
     with_batch_stats,
     with_optimizer_state,
 )
+from fedpipe.engine.transforms import changed
 from fedpipe.tensors import Tensors
 
 

@@ -31,11 +31,10 @@ from fedpipe.data import store
 from fedpipe.data.assignment import Assignment, checksum
 from fedpipe.engine import evaluation, redo
 from fedpipe.engine.block import Block
-from fedpipe.engine.checkpoint import Checkpoint
+from fedpipe.engine.checkpoint import Checkpoint, prune
 from fedpipe.engine.clients import Clients
 from fedpipe.engine.executor import Executor, Score, Test, finite, init_client, to_host
 from fedpipe.engine.loop import Loop
-from fedpipe.engine.pruning import prune
 from fedpipe.engine.stack import Stack
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.models.base import Model, Net

@@ -15,7 +15,6 @@ from torch.func import grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
 from fedpipe.algorithms.base import Algorithm, Batch, Measure, Pass, State, Train, Update
-from fedpipe.data.transforms import changed
 from fedpipe.engine.clients import Clients, Integers
 from fedpipe.engine.executor import (
     MEASURE_BATCH,
@@ -40,6 +39,7 @@ from fedpipe.engine.executor import (
     with_batch_stats,
     with_optimizer_state,
 )
+from fedpipe.engine.transforms import changed
 from fedpipe.tensors import Tensors
 
 Flags = Tensor  #: one truth value a client, shape (width,)

@@ -10,9 +10,9 @@ from torch import nn
 from fedpipe import rng
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Transforms
-from fedpipe.data.transforms import changed
 from fedpipe.engine.clients import Clients
 from fedpipe.engine.executor import BUFFERS, size_in_bytes
+from fedpipe.engine.transforms import changed
 from fedpipe.models.base import Net, Network
 
 CHANGES = Transforms(mean=(0.1,), std=(2.0,), crop=1, flip=True, rotation=40)
