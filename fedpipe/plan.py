@@ -238,7 +238,13 @@ def write(plan: NewPlan) -> None:
 
     The files that it was made of are no part of ``plan.json`` itself: an edit that changes no key changes nothing that
     DVC records.
+
+    Raises
+    ------
+    SettingsError
+        A study in that file has no place; nothing is written.
     """
+    sources = plan.study.sources
     for name, text in plan.texts.items():
         if not Path(name).is_file() or Path(name).read_text() != text:
             artifacts.write_bytes(Path(name), text.encode())
@@ -246,7 +252,7 @@ def write(plan: NewPlan) -> None:
         for run in plan.runs:
             artifacts.unpack(run.files.history)
     plan.write()
-    artifacts.write_json(plan.study.sources, plan.sources)
+    artifacts.write_json(sources, plan.sources)
 
 
 def _points(study: Params) -> list[dict[str, Any]]:

@@ -66,7 +66,7 @@ def test_parameters_have_their_own_and_their_parents_words() -> None:
         "| parameter | default | |",
         "|---|---|---|",
         r"| `rate` | `0.5` | How fast, of 0 \| 1. |",
-        "| `init_client` | `(required)` | Two that share their words. |",
+        "| `first` | `(required)` | Two that share their words. |",
         '| `second` | `"so"` | Two that share their words. |',
     ]
     assert documentation.table(Child, set()) == ""

@@ -30,7 +30,7 @@ def settings_of(**sections: Any) -> Settings:
 
 
 def test_the_assignment_lies_beside_what_it_tells_of_heterogeneity() -> None:
-    (key,) = studies.prepare(studies.settings(dataset={"validation_share": 0.1}))["partitions"]
+    (key,) = studies.prepare(studies.settings(dataset={"validation_share": 0.1})).partitions
     path = artifacts.assignment_file(key)
     dealt = Assignment.read(path, artifacts.manifest(path))
     table = artifacts.read_parquet(path.with_name("heterogeneity.parquet"))

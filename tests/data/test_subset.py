@@ -38,7 +38,7 @@ def test_a_study_of_a_subset_deals_nothing_else(tmp_path, monkeypatch) -> None:
 def test_it_is_part_of_the_key_only_where_it_is_asked_for(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (plain,), (small,) = (
-        studies.prepare(studies.settings(dataset=dataset))["partitions"].values() for dataset in ({}, {"subset": 200})
+        studies.prepare(studies.settings(dataset=dataset)).partitions.values() for dataset in ({}, {"subset": 200})
     )
     assert "subset" not in plain["dataset"]
     assert small["dataset"]["subset"] == 200

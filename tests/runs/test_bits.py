@@ -123,7 +123,7 @@ def test_execution_artifacts_report_and_rounds_are_not_in_the_key() -> None:
         params = studies.settings()
         for name, section in sections.items():
             params[name] = params.get(name, {}) | section
-        keys.add(studies.prepare(params)["runs"][0]["key"])
+        keys.add(studies.prepare(params).runs[0].key)
     assert len(keys) == 1
 
 
