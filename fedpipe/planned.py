@@ -132,7 +132,7 @@ class Plan:
     runs: tuple[PlannedRun, ...]
     cells: tuple[Cell, ...]
     warnings: tuple[str, ...]
-    files: tuple[str, ...]  #: what is written with the plan, for jobs to read
+    files: tuple[str, ...]  #: what is written with the plan, for jobs to read, by name
     shared: str  #: the digest of the code that all runs share
     execution: Jobs
     keep_models: str | int  #: see `artifacts.keep_models`
@@ -155,7 +155,7 @@ class Plan:
             "runs": [run.held() for run in self.runs],
             "cells": [cell.held() for cell in self.cells],
             "warnings": list(self.warnings),
-            "files": sorted(self.files),
+            "files": list(self.files),
             "shared": self.shared,
             "execution": _held(self.execution),
             "artifacts": {"keep_models": self.keep_models},

@@ -6,17 +6,20 @@ import dataclasses
 import importlib
 import os
 import re
+import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from fedpipe import artifacts, config
+from fedpipe import artifacts, config, registry
 from fedpipe import plan as planning
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.plan import NewPlan, Settings
+from fedpipe.planned import Plan
 from tests import studies
 
 OWN = '''
@@ -397,6 +400,51 @@ def test_the_same_study_makes_the_same_plan() -> None:
     first = Path("results/plan.json").read_bytes()
     planning.write(make(study()))
     assert Path("results/plan.json").read_bytes() == first
+
+
+def test_what_is_written_is_read_back() -> None:
+    settings = study(("fedavg", "fedprox"), study__seeds=[0, 1], report__round="best")
+    settings["study"]["grid"] = {"partition.alpha": [0.1, 1], "algorithms.fedprox.mu": [0.1, 1.0]}
+    made = make(settings | {"execution": {"rounds_per_job": 1, "stack": 4}, "artifacts": {"keep_models": 2}})
+    planning.write(made)
+    read = Plan.read(Path("results/plan.json"))
+    assert type(read) is Plan
+    assert {field.name: getattr(made, field.name) for field in dataclasses.fields(Plan)} == vars(read)
+    assert (read.execution.stack, read.keep_models, read.report.round, len(read.runs)) == (4, 2, "best", 2 * 2 * 3)
+
+
+def test_reading_a_plan_imports_nothing_that_takes_time() -> None:
+    """Every node that parses the Snakefile does it."""
+    planning.write(make(study()))
+    program = (
+        "import sys; from pathlib import Path; from fedpipe.planned import Plan; Plan.read(Path('results/plan.json'))\n"
+        "print(*{'torch', 'pydantic', 'numpy', 'pandas', 'yaml'} & sys.modules.keys())"
+    )
+    environment = os.environ | {"PYTHONPATH": str(studies.ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
+def test_each_component_is_built_once_on_its_way_from_params_to_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: Counter[str] = Counter()
+    build = registry.build
+
+    def counted(kind: registry.Kind, *arguments: Any) -> Any:
+        built[kind.section] += 1
+        return build(kind, *arguments)
+
+    monkeypatch.setattr(registry, "build", counted)
+    settings = study(("fedavg", "fedprox", "strong"), study__seeds=[0, 1, 2], dataset__name="digits")
+    settings["algorithms"]["strong"] = {"algorithm": "fedprox"}
+    del settings["algorithms"]["fedavg"]  # one of fedpipe's needs no entry
+    make(settings)
+    assert built == {"algorithms": 3, "partition": 1, "model": 1, "dataset": 1}
+
+
+def test_a_method_without_an_entry_has_its_defaults_and_its_key() -> None:
+    with_entries, without = study(("fedavg", "fedprox")), study(("fedavg", "fedprox"))
+    del without["algorithms"]
+    assert [run.key for run in make(without).runs] == [run.key for run in make(with_entries).runs]
 
 
 # -- sources -----------------------------------------------------------------------------------------------------------
