@@ -52,7 +52,7 @@ def study(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def warned(settings: dict[str, Any]) -> list[str]:
     studies.write(settings, Path())
-    found: list[str] = planning.make()["warnings"]
+    found = list(planning.make().warnings)
     return found
 
 

@@ -37,7 +37,7 @@ def own_files(seed: int = 0) -> None:
     split = np.array(["train"] * 50 + ["validation"] * 10 + ["test"] * 30)
     rows = "".join(f"{sample},{row % 3},{split[row]}\n" for row, sample in enumerate(order))
     Path("own.csv").write_text(f"sample,client,split\n{rows}")
-    model: Any = config.registry.parsed(config.registry.MODEL, {"name": "mlp", "hidden": [16]})
+    model: Any = registry.parsed(registry.MODEL, {"name": "mlp", "hidden": [16]})
     torch.manual_seed(0)
     torch.save(model.build((1, 8, 8), 3).state_dict(), "start.pt")
 

@@ -110,7 +110,7 @@ def test_more_rounds_continue_a_shorter_run() -> None:
     path = str(made.runs[0].path)
     assert run_again(path, 2) == (0, [1, 2])
     longer = studies.prepare(studies.settings(rounds=4))
-    assert longer["runs"][0]["path"] == path
+    assert str(longer.runs[0].path) == path
     assert run_again(path, 4) == (2, [3, 4])
     assert run_again(path, 4) == (4, [])
     assert run_again(path, 2) == (2, [])
@@ -233,4 +233,4 @@ def test_keep_models_prunes_states_and_nothing_else(keep: str | int, states: set
     assert all(artifacts.exists(run.files.round(number).metrics) for number in range(1, ROUNDS + 1))
     assert not [each for each in run.files.history.rglob("*") if each.suffix != ".pt" and each.is_file()]
     longer = studies.prepare(studies.settings(("scaffold",), ROUNDS + 1, artifacts={"keep_models": keep}))
-    assert run_again(longer["runs"][0]["path"], ROUNDS + 1) == (ROUNDS, [ROUNDS + 1])
+    assert run_again(str(longer.runs[0].path), ROUNDS + 1) == (ROUNDS, [ROUNDS + 1])
