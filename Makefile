@@ -25,7 +25,7 @@ gallery: setup
 		{ fedpipe status --params studies/gallery.yaml; fedpipe show --params studies/gallery.yaml; exit 1; }
 	@fedpipe show --params studies/gallery.yaml
 
-# The tests of every day, real snakemake and dvc included; who has none left takes over some of the other's.
+# The everyday tests, real snakemake and dvc included; a process that has none left takes over some of the other's.
 test: setup
 	pytest -q -n 2 --dist worksteal -m "not slow"
 

@@ -1,10 +1,13 @@
-"""The command line: one command a stage, each thin; the rules of the Snakefile call them."""
+"""The command line: commands for people, and one command per stage, which the rules of the Snakefile call; all thin."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import json
+import os
+import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,12 +15,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedpipe import artifacts, registry
+from fedpipe import __version__, artifacts, registry
 from fedpipe.artifacts import PARAMS, RunFiles, StudyFiles
 from fedpipe.errors import ArtifactError, SettingsError, UserError, nearest
 from fedpipe.planned import Plan
 
 DELETING = ("prune",)  #: no mistake leads there
+PEOPLE, STAGES, GENERATED = "For people", "Stages, which Snakemake and DVC call", "Generated files, by make docs"
+LOCAL = "workflow/profiles/local"  #: the profile of `fedpipe run`
 
 
 class Commands(TyperGroup):
@@ -25,11 +30,12 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is meant, or one sentence."""
-        if args[0] in self.commands or args[0].startswith("-"):
+        if args[0] in self.commands or args[0].startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        close = difflib.get_close_matches(args[0], [name for name in self.commands if name not in DELETING], n=1)
-        hint = f"did you mean '{close[0]}'?" if close else "`fedpipe --help` lists them; `snakemake all` runs a study."
-        raise SettingsError(f"'{args[0]}' is no command; {hint}")
+        close = difflib.get_close_matches(args[0], list(self.commands), n=1)
+        meant = close and close[0] not in DELETING
+        hint = f"did you mean '{close[0]}'?" if meant else "`fedpipe --help` lists them; `fedpipe run` runs a study."
+        raise SettingsError(f"'{args[0]}' is not a command; {hint}")
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -45,7 +51,6 @@ app = typer.Typer(
     cls=Commands,
     help="Federated-learning experiments as one DAG of cached stages, on Snakemake and DVC.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -58,7 +63,22 @@ Stack = Annotated[str, typer.Option(envvar="FEDPIPE_STACK", help="As execution.s
 KeepModels = Annotated[str, typer.Option(envvar="FEDPIPE_KEEP_MODELS", help="As artifacts.keep_models.")]
 
 
-@app.command()
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fedpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version, and stop.")
+    ] = False,
+) -> None:
+    """Options that come before any command."""
+
+
+@app.command(rich_help_panel=PEOPLE)
 def plan(
     params: StudyFile = PARAMS,
     dry_run: Annotated[
@@ -83,7 +103,44 @@ def plan(
         planning.write(made)
 
 
-@app.command()
+@app.command(
+    rich_help_panel=PEOPLE,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    options_metavar="[OPTIONS] [OPTIONS OF SNAKEMAKE]",
+)
+def run(
+    context: typer.Context,
+    params: StudyFile = PARAMS,
+    profile: Annotated[str, typer.Option("--profile", help="Snakemake's profile: a folder, or slurm.")] = LOCAL,
+    dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Show the jobs; run nothing.")] = False,
+    jobs: Annotated[
+        int | None, typer.Option("-j", "--jobs", min=1, help="Jobs at once: cores here, jobs in a cluster's queue.")
+    ] = None,
+) -> None:
+    """Run a whole study: print the snakemake command that does it, and become that command.
+
+    Whatever else stands on the line is passed on to snakemake, as `fedpipe run --quiet rules`.
+    """
+    if not params.is_file():
+        raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
+    StudyFiles.of(params)  # a study that has no place is refused
+    further = list(context.args)
+    if further and not further[0].startswith("-"):
+        raise SettingsError(
+            f"'{further[0]}' can't be run alone, since `fedpipe run` makes all results of a study; "
+            f"type `snakemake {shlex.quote(further[0])} --profile {shlex.quote(profile)}` for one target, or --params "
+            "for another study."
+        )
+    if any(word.startswith(("--config", "-C")) for word in further):
+        raise SettingsError("--config can't be used here; another study is named by --params, and its file says all.")
+    _, *all_of_it = shlex.split(artifacts.making(artifacts.study(params)))
+    limit = [] if jobs is None else ["--cores" if _runs_here(profile) else "--jobs", str(jobs)]
+    command = [_snakemake(), *all_of_it, "--profile", profile, *(["-n"] if dry_run else []), *limit, *further]
+    typer.echo(shlex.join(command), err=True)
+    os.execvp(command[0], command)
+
+
+@app.command(rich_help_panel=PEOPLE)
 def download(
     name: Annotated[str | None, typer.Argument(help="A data set; by default the study's own.")] = None,
     params: StudyFile = PARAMS,
@@ -97,7 +154,7 @@ def download(
         typer.echo(stage.declare(name, params))
 
 
-@app.command()
+@app.command(rich_help_panel=PEOPLE)
 def partition(
     key: Annotated[str | None, typer.Argument(help="The partition's key in the plan.")] = None,
     preview: Annotated[
@@ -122,7 +179,7 @@ def partition(
         stage.partition(key)
 
 
-@app.command()
+@app.command(rich_help_panel=STAGES)
 def segment(
     path: RunPath,
     stop: Annotated[int, typer.Option(min=1, help="Run all rounds up to this one that are not complete yet.")],
@@ -155,13 +212,13 @@ def segment(
                 raise typer.Exit(interrupts.STOPPED)
 
 
-@app.command()
+@app.command(rich_help_panel=STAGES)
 def init(path: RunPath) -> None:
     """Write a run's initial server state (round 0), for the DAG of single rounds."""
     _open(path).initialize()
 
 
-@app.command()
+@app.command(rich_help_panel=STAGES)
 def train(
     path: RunPath,
     round: RoundNumber,
@@ -179,7 +236,7 @@ def train(
     artifacts.write_pt(run.files.round(round).block(block), run.train(round, ids).tree())
 
 
-@app.command()
+@app.command(rich_help_panel=STAGES)
 def aggregate(
     path: RunPath, round: RoundNumber, blocks: Annotated[int, typer.Option(min=1, help="Number of the round's blocks.")]
 ) -> None:
@@ -191,7 +248,7 @@ def aggregate(
     run.aggregate(round, [Block.of(artifacts.read_pt(files.block(index))) for index in range(blocks)])
 
 
-@app.command()
+@app.command(rich_help_panel=STAGES)
 def evaluate(
     path: RunPath, round: RoundNumber, threads: Threads = 1, device: Device = "auto", stack: Stack = "auto"
 ) -> None:
@@ -199,7 +256,7 @@ def evaluate(
     _open(path, threads, device, stack).evaluate(round)
 
 
-@app.command()
+@app.command(rich_help_panel=STAGES)
 def collect(
     path: RunPath,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to join.")],
@@ -211,7 +268,7 @@ def collect(
     stage.collect(RunFiles(path), rounds, _number(keep_models))
 
 
-@app.command()
+@app.command(rich_help_panel=STAGES)
 def table(params: StudyFile = PARAMS) -> None:
     """Write the result table, metrics.json, the plots' numbers, and the keys of each algorithm's runs."""
     from fedpipe.stages import report as stage
@@ -219,7 +276,7 @@ def table(params: StudyFile = PARAMS) -> None:
     stage.write(stage.contents(_plan(params)))
 
 
-@app.command()
+@app.command(rich_help_panel=STAGES)
 def figure(
     name: Annotated[str, typer.Argument(help="curves, matrices or partition.")],
     key: Annotated[str | None, typer.Argument(help="The partition's key.")] = None,
@@ -238,7 +295,7 @@ def figure(
         raise SettingsError(f"'{name}' can't be drawn; it should be curves, matrices, or partition with its key.")
 
 
-@app.command()
+@app.command(rich_help_panel=PEOPLE)
 def show(params: StudyFile = PARAMS) -> None:
     """Print the result table and where the figures lie; of a study with failed runs, what is complete, and why."""
     from fedpipe.stages import report as stage
@@ -249,7 +306,7 @@ def show(params: StudyFile = PARAMS) -> None:
     typer.echo(stage.show(made))
 
 
-@app.command()
+@app.command(rich_help_panel=PEOPLE)
 def status(
     params: StudyFile = PARAMS,
     watch: Annotated[bool, typer.Option("--watch", help="Draw it again every two seconds, until all is done.")] = False,
@@ -260,7 +317,7 @@ def status(
     progress.show(_plan(params), watch)
 
 
-@app.command()
+@app.command(rich_help_panel=STAGES)
 def record(
     algorithm: Annotated[str, typer.Argument(help="An entry of study.algorithms.")], params: StudyFile = PARAMS
 ) -> None:
@@ -273,7 +330,7 @@ def record(
             run.joined.check()
 
 
-@app.command()
+@app.command(rich_help_panel=PEOPLE)
 def trace(
     table: Annotated[Path, typer.Argument(help="A study's table, as results/tables/results.md.")],
     cell: Annotated[str, typer.Argument(help="ALGORITHM.PROTOCOL, or ALGORITHM.POINT.PROTOCOL with a grid.")],
@@ -286,7 +343,7 @@ def trace(
     typer.echo(yaml.safe_dump(lineage.trace(table, cell), sort_keys=False, width=120), nl=False)
 
 
-@app.command()
+@app.command(rich_help_panel=PEOPLE)
 def verify(
     runs: Annotated[list[Path] | None, typer.Argument(help="Runs' folders; by default all runs of the study.")] = None,
     rerun: Annotated[int, typer.Option(min=0, help="Runs of which a round, drawn at random, is run again.")] = 1,
@@ -313,7 +370,7 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=PEOPLE)
 def diff(
     one: Annotated[str, typer.Argument(metavar="KEY", help="A run's key, or its beginning.")],
     other: Annotated[str, typer.Argument(metavar="KEY", help="Another's.")],
@@ -324,7 +381,7 @@ def diff(
     typer.echo(lineage.diff(lineage.find(one), lineage.find(other)))
 
 
-@app.command()
+@app.command(rich_help_panel=PEOPLE)
 def prune(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False) -> None:
     """Remove runs, partitions and data that no study here and no commit needs, after showing what that frees."""
     from fedpipe.lineage import prune as lineage
@@ -345,7 +402,7 @@ def prune(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False
         typer.echo("Removed; `dvc repro` records that, `dvc gc --all-commits --all-experiments` frees the cache.")
 
 
-@app.command("list")
+@app.command("list", rich_help_panel=PEOPLE)
 def list_(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models or partitions.")]) -> None:
     """Print what may be named in params.yaml: a name a line, with a line of what it is."""
     found = _kind(kind)
@@ -354,7 +411,7 @@ def list_(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models
         typer.echo(f"{name:<{max(map(len, names))}}  {registry.summary(registry.find(found, name))}")
 
 
-@app.command()
+@app.command(rich_help_panel=PEOPLE)
 def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, model or partition scheme.")]) -> None:
     """Print a component's documentation with its parameters and their defaults."""
     from fedpipe import documentation
@@ -365,7 +422,7 @@ def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, m
     if not kinds:
         known = sorted({component for kind in registry.KINDS for component in registry.names(kind)})
         raise SettingsError(f"'{name}' is unknown; {nearest(name, known)}")
-    kind, found = kinds[0], registry.find(kinds[0], name)
+    kind, found = kinds[0], registry.documented(kinds[0], registry.find(kinds[0], name))
     typer.echo(f"{name} ({kind.name})\n\n{inspect.getdoc(found)}\n")
     fields = registry.parameters_of(found)
     if fields:
@@ -376,7 +433,7 @@ def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, m
         typer.echo(f"  {field.name}: {documentation.default(field)}{meaning}")
 
 
-@app.command()
+@app.command(rich_help_panel=GENERATED)
 def docs(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models or partitions.")]) -> None:
     """Print all components of a kind as a page of Markdown, as docs/algorithms.md."""
     from fedpipe import documentation
@@ -384,7 +441,7 @@ def docs(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models 
     typer.echo(documentation.markdown(_kind(kind), kind), nl=False)
 
 
-@app.command("new-algorithm")
+@app.command("new-algorithm", rich_help_panel=PEOPLE)
 def new_algorithm(name: Annotated[str, typer.Argument(help="Its name in params.yaml, as my_avg.")]) -> None:
     """Write a commented starting file for an algorithm and its test, in a clone of fedpipe."""
     from fedpipe import new_algorithm as starting
@@ -398,12 +455,33 @@ def new_algorithm(name: Annotated[str, typer.Argument(help="Its name in params.y
     )
 
 
-@app.command()
+@app.command(rich_help_panel=GENERATED)
 def schema() -> None:
     """Print the JSON Schema of params.yaml, for editors."""
     from fedpipe import config
 
     typer.echo(json.dumps(config.json_schema(), indent=1))
+
+
+def _snakemake() -> str:
+    """The snakemake of this environment, which need not be activated, as one would type it."""
+    beside, found = Path(sys.executable).with_name("snakemake"), shutil.which("snakemake")
+    if not (found or beside.is_file()):
+        raise SettingsError("snakemake is not installed here; run `make setup`, then `source .venv/bin/activate`.")
+    return str(beside) if beside.is_file() and not (found and beside.samefile(found)) else "snakemake"
+
+
+def _runs_here(profile: str) -> bool:
+    """Whether jobs under a profile of Snakemake run on this machine, where `cores: all` in it outdoes --jobs."""
+    import yaml
+    from snakemake.cli import get_profile_dir
+
+    found = get_profile_dir(profile)
+    try:
+        settings = yaml.safe_load(found[1].read_text()) if found else None
+    except yaml.YAMLError:
+        settings = None  # snakemake tells what is wrong with it
+    return not isinstance(settings, dict) or settings.get("executor", "local") == "local"
 
 
 def _kind(plural: str) -> registry.Kind:

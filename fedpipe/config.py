@@ -23,11 +23,13 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -260,6 +262,57 @@ class Transforms(Section):
                 raise SettingsError(f"transforms.{name}: {list(value)} can't be used; it should be {counts}.")
 
 
+#: By optimizer of the server, what it takes beside a rate, with its default.
+STEPS: dict[str, dict[str, float]] = {
+    "sgd": {},
+    "momentum": {"momentum": 0.9},
+    "adam": {"beta1": 0.9, "beta2": 0.99, "tau": 0.001},
+    "yogi": {"beta1": 0.9, "beta2": 0.99, "tau": 0.001},
+    "adagrad": {"beta1": 0.0, "tau": 0.001},
+}
+
+
+class Server(Section):
+    """How the server moves its model along the clients' mean update, which stands for a gradient."""
+
+    optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
+        "sgd",
+        description="sgd: FedAvg at rate 1; momentum: FedAvgM; adam, yogi, adagrad: FedAdam, FedYogi, FedAdagrad.",
+    )
+    learning_rate: float = Field(1.0, ge=0, description="The server's rate, eta.")
+    momentum: float | None = Field(None, ge=0, lt=1, description="Share of the last step that goes on (momentum): 0.9.")
+    beta1: float | None = Field(None, ge=0, lt=1, description="Of the mean update's moment: 0.9; for adagrad 0.")
+    beta2: float | None = Field(None, ge=0, lt=1, description="Of its square's moment (adam, yogi): 0.99.")
+    tau: float | None = Field(None, gt=0, description="Added to the root of that (adam, yogi, adagrad): 0.001.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        given = {name: value for name, value in given.items() if value is not None}
+        return STEPS.get(str(given.get("optimizer", "sgd")), {}) | given
+
+    @model_validator(mode="after")
+    def _its_own(self) -> Server:
+        takes = ["learning_rate", *STEPS[self.optimizer]]
+        for name in sorted(self.model_fields_set - {"optimizer", *takes}):
+            raise ValueError(
+                f"federation.server.{name}: {getattr(self, name)} has no meaning for {self.optimizer}, which takes "
+                f"{' and '.join(takes)}; remove it."
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_others(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if value is not None}
+
+    @property
+    def takes_the_mean(self) -> bool:
+        """Whether the next model is the mean of the uploads, as without any such optimizer."""
+        return self.optimizer == "sgd" and self.learning_rate == 1
+
+
 class Federation(Section):
     """Who trains, how often, and with which optimizer."""
 
@@ -282,6 +335,7 @@ class Federation(Section):
         description="Running statistics of BatchNorm: averaged with the model, kept at each client (the global model "
         "then has none and is not measured), or none (every batch is normalized by its own, in evaluation too).",
     )
+    server: Server = Field(Server(), description="The server's optimizer, where the method averages models.")
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of models and data.")
 
     @model_validator(mode="after")
@@ -450,6 +504,11 @@ class Params(Section):
                         f"federation.{key}: {value} can't be used with {label}, which takes plain gradient steps; "
                         f"it should be {right}."
                     )
+            if algorithm.averaged is None and not self.federation.server.takes_the_mean:
+                raise SettingsError(
+                    f"federation.server: {label} has no averaged model that {self.federation.server.optimizer} could "
+                    f"move; it should be left out, or study.algorithms do without {label}."
+                )
         self._there((info.context or {}).get("download"))
         for label in self.study.algorithms if self.model.whole else ():
             if self.algorithms[label].several:
@@ -604,7 +663,7 @@ def json_schema() -> dict[str, Any]:
     def options(kind: Kind) -> dict[str, Any]:
         choices, selector = [], kind.selector
         for name in registry.names(kind):
-            component = registry.find(kind, name)
+            component = registry.documented(kind, registry.find(kind, name))
             described = registry.adapter(component).json_schema(ref_template="#/$defs/{model}")
             definitions.update(described.pop("$defs", {}))
             described["title"] = name

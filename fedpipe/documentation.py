@@ -20,11 +20,15 @@ HEADING = re.compile(r"^(\w[\w ]*)\n-+\n", re.M)  #: of a numpydoc section
 
 def markdown(kind: Kind, plural: str) -> str:
     """A page of all components of a kind: a list of contents, then a section each."""
-    found = {name: registry.find(kind, name) for name in registry.names(kind)}
-    fields = [{field.name for field in registry.parameters_of(each)} for each in found.values()]
-    common = set.intersection(*fields)
+    plain = {name: registry.find(kind, name) for name in registry.names(kind)}
+    found = {name: registry.documented(kind, component) for name, component in plain.items()}
+    fields = {name: set(_defaults(component)) for name, component in found.items()}
+    own = {name: set(_defaults(component)) for name, component in plain.items()}
+    common = set.intersection(*own.values()).union(*(fields[name] - own[name] for name in found))
+    without = [name for name in found if not common <= fields[name]]
     contents = [f"- [{name}](#{name}): {inline(registry.summary(each))}" for name, each in found.items()]
-    shared = [f"All of them have\n\n{table(next(iter(found.values())), common)}"] if common else []
+    all_of_them = f"All of them but {' and '.join(without)}" if without else "All of them"
+    shared = [f"{all_of_them} have\n\n{table(next(iter(found.values())), common)}"] if common else []
     sections = [
         f"## {name}\n\n" + "\n\n".join(filter(None, (_text(each), table(each, set(_defaults(each)) - common))))
         for name, each in found.items()

@@ -215,13 +215,28 @@ def build(
         The name or a parameter is unknown, of the wrong type or out of range; the sentence begins with its key.
     """
     found, key = find(kind, name, key), key or kind.section
+    if kind is ALGORITHM:
+        found = _dw().chosen(found, parameters, key)
+        parameters = {field: value for field, value in parameters.items() if (field, value) != ("dw", None)}
     try:
         made = adapter(found).validate_python(dict(parameters))
         refuse_truths(parameters, made)
     except ValidationError as error:
-        known = [*beside, *(field.name for field in parameters_of(found))]
+        known = [*beside, *(field.name for field in parameters_of(documented(kind, found)))]
         raise SettingsError("\n".join(sentences(error, dict(parameters), key, lambda _: known))) from None
     return made
+
+
+def documented(kind: Kind, component: type[Component]) -> type[Component]:
+    """The class with all that params.yaml may set of it: of most algorithms, with FedDW's regularizer too."""
+    if kind is not ALGORITHM or _dw().objection(component):
+        return component
+    made: type[Component] = _dw().with_dw(component)
+    return made
+
+
+def _dw() -> Any:
+    return importlib.import_module("fedpipe.algorithms._dw")
 
 
 def adapter(component: type[Component]) -> TypeAdapter[Component]:

@@ -52,6 +52,11 @@ class Tensors(dict[str, Tensor]):
         """The tensors called ``names``, in this order."""
         return Tensors((name, self[name]) for name in names)
 
+    def without(self, names: Iterable[str]) -> Tensors:
+        """All but the tensors called ``names``."""
+        others = set(names)
+        return self.only(name for name in self if name not in others)
+
     def zeros(self) -> Tensors:
         """Zeros of the same shapes."""
         return self.map(torch.zeros_like)

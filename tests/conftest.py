@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedpipe import registry, rng
-from fedpipe.algorithms._dw import complete
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.config import Federation
 from fedpipe.engine.clients import Clients
-from fedpipe.engine.executor import Outcome, Phase, Test, init_client, start_client, to_host, unstack
+from fedpipe.engine.executor import Outcome, Phase, Test, init_client, start_client
 from fedpipe.engine.loop import Loop
+from fedpipe.engine.server import aggregate, init_server
 from fedpipe.engine.stack import Stack
+from fedpipe.engine.trees import to_host, unstack
 from fedpipe.models.base import Model, Net, Network
 from fedpipe.models.cnn import CNN
 from fedpipe.models.mlp import MLP
@@ -63,13 +64,12 @@ class Trial:
         threads: int,
         fresh: Callable[[int], Tensors] | None,
     ) -> None:
-        algorithm = complete(algorithm)
         net = Net(lambda: algorithm.adapt(build()), clients.dtype, buffers=federation.buffers)
         self.algorithm, self.clients, self.net = algorithm.bind(net, federation), clients, net
         self.executor: Any = Stack(self.algorithm, clients, width) if width else Loop(self.algorithm, clients, threads)
         self.fresh = fresh or (lambda index: net.fresh(rng.entropy(clients.seed, f"init/{index}")))
         with torch.no_grad():
-            self.server: State = to_host(self.algorithm.init(self.fresh))
+            self.server: State = to_host(init_server(self.algorithm, self.fresh))
             self.initial: State = to_host(init_client(self.algorithm, self.server, self.fresh))
         self.kept: dict[int, State] = dict.fromkeys(range(len(clients)), self.initial)
         self.outcomes: list[Outcome] = []  #: of the last round
@@ -103,7 +103,7 @@ class Trial:
     def aggregate(self, uploads: Uploads) -> State:
         """The server's next state, were these the round's uploads."""
         with torch.no_grad():
-            return to_host(self.algorithm.aggregate(self.server, uploads))
+            return to_host(aggregate(self.algorithm, self.server, uploads))
 
     def run(self, rounds: int = 1, ids: Sequence[int] | None = None, tests: Sequence[Test] = ()) -> Trial:
         """So many rounds, with their own participants or with these clients."""

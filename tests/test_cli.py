@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
+import fedpipe
 from fedpipe import cli, documentation, registry
 from fedpipe.plan import NewPlan
 from tests import studies
@@ -27,6 +32,7 @@ PHASES = {"plan", "download", "partition", "segment", "train", "aggregate", "eva
 COMMANDS = sorted(
     command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback
 )
+GROUP: Any = get_command(cli.app)
 EVERYTHING = [(kind, name) for kind in KINDS.values() for name in registry.names(kind)]
 
 
@@ -72,14 +78,14 @@ def test_a_truth_value_is_no_number_and_changes_nothing(
     assert printed("plan", "--dry-run") == one
 
 
-@pytest.mark.parametrize("command", ["run", "prun", "prunes", "pruning", "purge", "delete", "tran", "statsu"])
+@pytest.mark.parametrize("command", ["rune", "runs", "prun", "prunes", "pruning", "purge", "delete", "tran", "statsu"])
 def test_a_mistyped_command_never_suggests_one_that_deletes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     said = refused(monkeypatch, capsys, command)
-    assert said.startswith(f"'{command}' is no command; ")
+    assert said.startswith(f"'{command}' is not a command; ")
     assert "prune" not in said.replace(f"'{command}'", "")
-    suggested = {"tran": "did you mean 'train'?", "statsu": "did you mean 'status'?"}
+    suggested = {"runs": "did you mean 'run'?", "tran": "did you mean 'train'?", "statsu": "did you mean 'status'?"}
     assert suggested.get(command, "`fedpipe --help` lists them") in said
 
 
@@ -283,3 +289,64 @@ def test_plan_takes_another_study() -> None:
     printed("plan", "--params", "studies/params.yaml")
     assert json.loads(Path("results/studies/params/plan.json").read_text())["params"] == "studies/params.yaml"
     assert not Path("results/plan.json").exists()
+
+
+# -- the door ----------------------------------------------------------------------------------------------------------
+
+
+def test_help_tells_commands_for_people_from_stages() -> None:
+    panels = {name: command.rich_help_panel for name, command in GROUP.commands.items()}
+    assert set(panels.values()) == {cli.PEOPLE, cli.STAGES, cli.GENERATED}, "each command is in a group"
+    people = {name for name, panel in panels.items() if panel == cli.PEOPLE}
+    assert people >= {"plan", "run", "show", "status", "trace", "verify", "diff", "prune", "list", "describe"}
+    text = printed("--help")
+    places = [text.index(panel) for panel in (cli.PEOPLE, cli.STAGES, cli.GENERATED)]
+    assert places == sorted(places)
+    for name, panel in panels.items():
+        (line,) = re.findall(rf"^\W*{name} {{2,}}\w", text, flags=re.M)
+        before = [place for place in places if place < text.index(line)]
+        assert text[before[-1] :].startswith(panel), name
+
+
+def test_stages_are_what_rules_and_dvc_call() -> None:
+    files = [*(studies.ROOT / "workflow/rules").glob("*.smk"), studies.ROOT / "dvc.yaml"]
+    called = {name for file in files for name in re.findall(r"fedpipe (\w+)", file.read_text())}
+    stages = {name for name, command in GROUP.commands.items() if command.rich_help_panel == cli.STAGES}
+    both = {"plan", "download", "partition"}  # people call these, too
+    assert stages == (called & set(GROUP.commands)) - both
+
+
+def test_version_and_help_import_nothing_heavy() -> None:
+    code = (
+        "import sys, fedpipe.cli; print(sorted({'torch', 'pandas', 'snakemake', 'matplotlib', 'dvc'} & {*sys.modules}))"
+    )
+    for command in (["-c", code], ["-m", "fedpipe", "--version"]):
+        done = subprocess.run([sys.executable, *command], cwd=studies.ROOT, capture_output=True, text=True, check=True)
+        assert done.stdout in {"[]\n", f"fedpipe {fedpipe.__version__}\n"}
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("fedpipe stat", ["status"]),
+        ("fedpipe ver", ["verify"]),
+        ("fedpipe plan --d", ["--dry-run"]),
+        ("fedpipe run --prof", ["--profile"]),
+        ("fedpipe nonsense ", list(GROUP.commands)),  # and no error between the words that one types
+    ],
+)
+def test_bash_completes(line: str, offered: list[str]) -> None:
+    """As bash would: the script of --show-completion is loaded, and its function called."""
+    words = line.split(" ")
+    script = f"""
+        eval "$(fedpipe --show-completion)"
+        function=$(complete -p fedpipe | sed 's/.*-F \\([^ ]*\\) .*/\\1/')
+        COMP_WORDS=({" ".join(words) if words[-1] else " ".join(words) + '""'}) COMP_CWORD={len(words) - 1}
+        $function fedpipe
+        echo "${{COMPREPLY[@]}}"
+    """
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SHELL": "/bin/bash"}
+    environment |= {"PYTHONPATH": str(studies.ROOT)}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == offered

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe import code
+from fedpipe import code, registry
 from fedpipe.errors import SettingsError
 
 ROOT = Path(__file__).parent.parent
@@ -222,10 +222,8 @@ def test_components_are_followed_and_shared_code_is_not() -> None:
 
 
 def test_a_module_on_top_of_a_method_is_part_of_it() -> None:
-    from fedpipe.algorithms.base import DW
-    from fedpipe.algorithms.fedavg import FedAvg
-
-    plain, regularized = (code.of(*each.made_of()).files for each in (FedAvg(), FedAvg(dw=DW())))
+    made = (registry.build(registry.ALGORITHM, "fedavg", dw) for dw in ({}, {"dw": {}}))
+    plain, regularized = (code.of(*algorithm.made_of()).files for algorithm in made)
     assert {path.name for path in regularized} - {path.name for path in plain} == {"_dw.py", "feddw.py"}
 
 

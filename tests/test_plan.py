@@ -283,7 +283,6 @@ def test_run_yaml_holds_the_settings_in_full_and_comes_back() -> None:
     assert set(yaml.safe_load(path.read_text())["algorithm"]) == {
         "name",
         "code",
-        "dw",
         "wdr",
         "wdr_factor",
         "class_wise",

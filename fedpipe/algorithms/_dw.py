@@ -1,26 +1,36 @@
-"""DW as a module: FedDW's regularizer on any other method."""
+"""DW as a module: FedDW's regularizer on any other method, where the key ``dw`` of its entry asks for it."""
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any
 
+from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pass, State, Train, Uploads
+from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Loss, Measure, Pass, State, Train, Uploads
 from fedpipe.algorithms.feddw import FedDW, regularizer
-from fedpipe.config import Federation
-from fedpipe.models.base import Net, Network
+from fedpipe.errors import SettingsError
+from fedpipe.models.base import Network
 from fedpipe.tensors import Tensors
 
 OMEGA, OWN, COUNTS = "dw/omega", "dw/own", "dw/counts"
 
 
 @dataclass(frozen=True, kw_only=True)
+class DW:
+    """FedDW's regularizer as a module on another method (``dw: {mu: 0.1}``)."""
+
+    mu: Annotated[float, Field(ge=0)] = 0.1  #: its strength
+
+
+@dataclass(frozen=True, kw_only=True)
 class WithDW(Algorithm):
-    r"""A method X whose clients also pull their class relations to the global average soft labels.
+    r"""A mixin before a method X, whose clients then also pull their class relations to the average soft labels.
 
     Source: Liu et al., FedDW, 2024, section V-E ("DW on X"). In every pass of X that trains a classification layer
     :math:`\omega`, :math:`\mu L_{reg}` (eq. 11) is added to its loss, also in those before training that make the
@@ -33,123 +43,124 @@ class WithDW(Algorithm):
 
     Parameters
     ----------
-    inner
-        The method X.
+    dw
+        FedDW's regularizer on top, as ``{mu: 0.1}``; nothing by default.
     """
 
-    inner: Algorithm
+    dw: DW | None = None
 
     @property
-    def _dw(self) -> FedDW:
-        assert self.inner.dw is not None
-        return FedDW(mu=self.inner.dw.mu)
+    def _feddw(self) -> FedDW:
+        return FedDW(mu=(self.dw or DW()).mu)
 
-    def bind(self, net: Net, federation: Federation) -> Self:
-        """X bound with it."""
-        bound = super().bind(net, federation)
-        object.__setattr__(bound, "inner", self.inner.bind(net, federation))
-        return bound
-
-    @property
-    def prototypes(self) -> bool:  # type: ignore[override]
-        """As X."""
-        return self.inner.prototypes
+    def made_of(self) -> tuple[Any, ...]:
+        """X, and this."""
+        return (*super().made_of(), WithDW)
 
     def adapt(self, network: Network) -> Network:
         """X's network with a head without bias."""
-        return self._dw.adapt(self.inner.adapt(network))
+        return self._feddw.adapt(super().adapt(network))
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """X's state, and the identity as SL matrix."""
-        return self.inner.init(fresh) | {OMEGA: self._dw.init(fresh)["omega"]}
-
-    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
-        """As X."""
-        return self.inner.init_client(server, fresh)
+        return super().init(fresh) | {OMEGA: self._feddw.init(fresh)["omega"]}
 
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """What X sends, and the SL matrix."""
-        common, own = self.inner.send(server, ids)
+        common, own = super().send(server, ids)
         return common | {OMEGA: server[OMEGA]}, own
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """As X begins, with the SL matrix."""
-        return self.inner.start(kept, received, info) | {OMEGA: received[OMEGA]}
+        return super().start(kept, received, info) | {OMEGA: received[OMEGA]}
 
     def personalize(self) -> Sequence[Pass]:
         """X's passes, regularized."""
-        return [*map(self._regularized, self.inner.personalize())]
+        return [*map(self._regularized, super().personalize())]
 
     def local_passes(self) -> Sequence[Pass]:
         """X's passes, regularized, then the client's own SL matrix."""
-        return [*map(self._regularized, self.inner.local_passes()), Measure(self.soft_labels, self.store)]
+        measure = Measure(self._soft_labels, self._store)
+        return [*map(self._regularized, super().local_passes()), measure]
 
-    def _regularized(self, each: Pass) -> Pass:
-        if not isinstance(each, Train):
-            return each
+    def _regularized(self, step: Pass) -> Pass:
+        if not isinstance(step, Train) or isinstance(step.loss, _Regularized):  # X may list its personal passes again
+            return step
+        return dataclasses.replace(step, loss=_Regularized(step.loss, step.group, self._feddw.mu))
 
-        def loss(client: State, batch: Batch) -> Tensor:
-            omega = client[each.group].get("head.weight")
-            value = each.loss(client, batch)
-            return value if omega is None else value + self._dw.mu * regularizer(omega, client[OMEGA])
+    def _soft_labels(self, client: State, batch: Batch) -> dict[str, Tensor]:
+        return self._feddw.sums(self.predict(client, batch.x), batch)
 
-        return dataclasses.replace(each, loss=loss)
-
-    def soft_labels(self, client: State, batch: Batch) -> dict[str, Tensor]:
-        """Sums of X's softmax outputs by class, and the classes' counts."""
-        return self._dw.sums(self.inner.predict(client, batch.x), batch)
-
-    def store(self, client: State, sums: dict[str, Tensor]) -> State:
-        """The client's SL matrix."""
-        own = self._dw.store({}, sums)
+    def _store(self, client: State, sums: dict[str, Tensor]) -> State:
+        own = self._feddw.store({}, sums)
         return client | {OWN: own["own"], COUNTS: own["counts"]}
-
-    def finetune(self, epochs: int) -> Sequence[Pass]:
-        """As X."""
-        return self.inner.finetune(epochs)
 
     def upload(self, client: State) -> State:
         """What X uploads, the client's SL matrix and its class counts."""
-        return self.inner.upload(client) | {OWN: client[OWN], COUNTS: client[COUNTS]}
-
-    def keep(self, client: State) -> State:
-        """As X."""
-        return self.inner.keep(client)
-
-    def predict(self, client: State, x: Tensor) -> Tensor:
-        """As X."""
-        return self.inner.predict(client, x)
-
-    def prototype_logits(self, client: State, x: Tensor) -> Tensor:
-        """As X."""
-        return self.inner.prototype_logits(client, x)
-
-    def traffic(self, state: State) -> State:
-        """As X."""
-        return self.inner.traffic(state)
+        return super().upload(client) | {OWN: client[OWN], COUNTS: client[COUNTS]}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """X's next state, and the rows' means."""
         matrices = [{"omega": upload[OWN], "counts": upload[COUNTS]} for _, _, upload in uploads]
-        return self.inner.aggregate(server, uploads) | {OMEGA: self._dw.rows(server[OMEGA], matrices)}
+        return super().aggregate(server, uploads) | {OMEGA: self._feddw.rows(server[OMEGA], matrices)}
 
-    def global_model(self, server: State) -> Tensors | None:
-        """As X."""
-        return self.inner.global_model(server)
-
-    def extra_models(self, server: State) -> Mapping[str, Tensors]:
-        """As X."""
-        return self.inner.extra_models(server)
-
-    def metrics(self, server: State) -> Mapping[str, Tensor]:
-        """As X."""
-        return self.inner.metrics(server)
-
-    def matrices(self, state: State) -> Mapping[str, Any]:
+    def matrices(self, state: State) -> Mapping[str, Tensor]:
         """What X exchanges, and the SL matrix as it travels."""
-        return {**self.inner.matrices(state), "SL": state[OMEGA] if OMEGA in state else state[OWN]}
+        return {**super().matrices(state), "SL": state[OMEGA] if OMEGA in state else state[OWN]}
 
 
-def complete(algorithm: Algorithm) -> Algorithm:
-    """The algorithm with the modules that its settings ask for."""
-    return algorithm if algorithm.dw is None else WithDW(inner=algorithm)
+@dataclass(frozen=True)
+class _Regularized:
+    """A pass's loss with the regularizer of the classification layer that it trains, if it trains one."""
+
+    loss: Loss
+    group: str
+    mu: float
+
+    def __call__(self, client: State, batch: Batch) -> Tensor:
+        omega, value = client[self.group].get("head.weight"), self.loss(client, batch)
+        return value if omega is None else value + self.mu * regularizer(omega, client[OMEGA])
+
+
+class _Mixed(type):
+    """The type of classes that no module holds, which are pickled as what they are made of."""
+
+
+def _remade(mixed: _Mixed) -> tuple[Any, ...]:
+    return with_dw, (mixed.__bases__[1],)
+
+
+copyreg.pickle(_Mixed, _remade)
+
+
+@functools.cache
+def with_dw(method: Any) -> type[Any]:
+    """A method's class with the mixin before it, under its own name."""
+    if issubclass(method, WithDW):
+        return method
+    own = {"__module__": method.__module__, "__qualname__": method.__qualname__, "__doc__": method.__doc__}
+    return dataclass(frozen=True, kw_only=True)(_Mixed(method.__name__, (WithDW, method), own))
+
+
+def objection(method: Any) -> str:
+    """Why a method can't be had with it; empty where it can."""
+    reason: str = getattr(method, "without_dw", "")
+    return reason
+
+
+def chosen(method: Any, parameters: Mapping[str, Any], key: str) -> type[Any]:
+    """The class that an entry's parameters ask for.
+
+    Raises
+    ------
+    SettingsError
+        They ask for ``dw`` where the method refuses it, or it has a parameter of its own by that name; the sentence
+        begins with ``key``.
+    """
+    if "dw" in {field.name for field in dataclasses.fields(method)}:
+        raise SettingsError(f"{key}: {method.__qualname__} has a field 'dw', which is FedDW's regularizer; rename it.")
+    if parameters.get("dw") is None:
+        return method
+    if reason := objection(method):
+        raise SettingsError(f"{key}.dw: {parameters['dw']} can't be used, since {reason}.")
+    return with_dw(method)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedpipe.algorithms.base import Algorithm, ClientInfo, State, Uploads
 from fedpipe.tensors import Tensors
@@ -13,6 +14,8 @@ from fedpipe.tensors import Tensors
 class SharedBody(Algorithm):
     """A body that travels and is averaged, under a head that stays at the client."""
 
+    averaged: ClassVar[str | None] = "body"
+
     @property
     def personal(self) -> tuple[str, ...]:
         """Names of the head's tensors."""
@@ -20,8 +23,7 @@ class SharedBody(Algorithm):
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The body."""
-        model, personal = fresh(0), self.personal
-        return {"body": model.only(name for name in model if name not in personal)}
+        return {"body": fresh(0).without(self.personal)}
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The common initial head."""
@@ -37,8 +39,7 @@ class SharedBody(Algorithm):
 
     def upload(self, client: State) -> State:
         """The body."""
-        model, personal = client["model"], self.personal
-        return {"body": model.only(name for name in model if name not in personal)}
+        return {"body": client["model"].without(self.personal)}
 
     def keep(self, client: State) -> State:
         """The head."""

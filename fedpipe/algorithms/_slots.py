@@ -28,6 +28,6 @@ def renewed(models: Tensors, slots: Sequence[int], others: Sequence[Tensors]) ->
     )
 
 
-def points(models: Tensors, names: Sequence[str]) -> torch.Tensor:
-    """The tensors called ``names`` of each model in one vector: shape (slots, P)."""
-    return torch.cat([models[name].flatten(1) for name in names], 1)
+def points(models: Tensors) -> torch.Tensor:
+    """All tensors of each model in one vector: shape (slots, P)."""
+    return torch.cat([value.flatten(1) for value in models.values()], 1)

@@ -16,13 +16,12 @@ The engine samples participants, counts bytes, moves tensors, saves and resumes;
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from fedpipe.config import Federation, Params
@@ -140,6 +139,7 @@ class Uploads(Sequence[tuple[int, float, State]]):
     def __init__(self, ids: Sequence[int], weights: Sequence[float], uploads: Sequence[State]) -> None:
         total = sum(weights)
         self.ids, self.weights, self._uploads = tuple(ids), tuple(weight / total for weight in weights), uploads
+        self.taken = self  #: with the weights that a method took: these, or those of `uniform`
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -152,13 +152,14 @@ class Uploads(Sequence[tuple[int, float, State]]):
 
     def uniform(self) -> Uploads:
         """The same uploads with equal weights, for methods that are defined so."""
-        return Uploads(self.ids, [1.0] * len(self), self._uploads)
+        self.taken = Uploads(self.ids, [1.0] * len(self), self._uploads)
+        return self.taken
 
-    def mean(self, part: str) -> Any:
-        """Weighted mean of one part of the uploads, summed in client order."""
+    def mean(self, part: str, names: Iterable[str] | None = None) -> Any:
+        """Weighted mean of one part of the uploads, or of these tensors of it, summed in client order."""
         total = None
         for _, weight, upload in self:
-            term = upload[part] * weight
+            term = (upload[part] if names is None else upload[part].only(names)) * weight
             total = term if total is None else total + term
         return total
 
@@ -174,39 +175,23 @@ _outlines: dict[tuple[Any, ...], Outline] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DW:
-    """FedDW's regularizer as a module on another method (``dw: {mu: 0.1}``)."""
-
-    mu: Annotated[float, Field(ge=0)] = 0.1  #: its strength
-
-
-@dataclass(frozen=True, kw_only=True)
 class Algorithm(Component):
     """Base of all algorithms: a model that travels whole and is trained on the mean cross-entropy.
 
     What is left to an algorithm is ``aggregate``, and whatever else it does differently.
-
-    Parameters
-    ----------
-    dw
-        FedDW's regularizer on top, as ``{mu: 0.1}``; nothing by default.
     """
-
-    dw: DW | None = None
 
     prototypes: ClassVar[bool] = False  #: whether `prototype_logits` is defined
     ignores: ClassVar[tuple[str, ...]] = ()  #: keys of the federation that its steps have no use for, hence refused
+
+    #: The part of the server's state that is the uploads' mean, or else a step along the mean of their updates, which
+    #: `federation.server` may scale; None where nothing is, or where other parts count on where that step leads.
+    averaged: ClassVar[str | None] = None
 
     several: ClassVar[bool] = False  #: whether it begins with several initial models, which no file of weights holds
 
     net: ClassVar[Net]  # set by `bind`, for one thread
     federation: ClassVar[Federation]
-
-    def made_of(self) -> tuple[Any, ...]:
-        """See :class:`~fedpipe.registry.Component`: with the modules that its settings ask for."""
-        from fedpipe.algorithms._dw import complete
-
-        return tuple({type(self), type(complete(self))})
 
     def bind(self, net: Net, federation: Federation) -> Self:
         """A copy at work: with the network that it trains and the federation's settings."""
@@ -287,7 +272,11 @@ class Algorithm(Component):
         return {"model": server["model"]}, {}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """The server's state after the round."""
+        """The server's state after the round.
+
+        Rules are for parameters: of a part that is uploaded under the name that it has here, as ``model``, the engine
+        takes the mean of the running statistics, whatever stands in their place or is missing.
+        """
         raise NotImplementedError
 
     def global_model(self, server: State) -> Tensors | None:

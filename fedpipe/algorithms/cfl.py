@@ -64,7 +64,7 @@ class CFL(Algorithm):
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """All clients in one cluster, whose model lies in the slot of client 0."""
         model, clients = fresh(0), self.federation.clients
-        parameters = model.only(self.net.names).flat()
+        parameters = self.net.parameters(model).flat()
         return {
             "models": filled(model, clients),
             "cluster": torch.zeros(clients, dtype=torch.long),
@@ -85,7 +85,7 @@ class CFL(Algorithm):
         updates, seen = server["updates"].clone(), server["seen"].index_fill(0, torch.tensor(uploads.ids), 1)
         for client, _, upload in uploads:
             change = upload["model"] - pick(models, int(cluster[client]))
-            updates[client] = change.only(self.net.names).flat()
+            updates[client] = self.net.parameters(change).flat()
         split, norms = cluster.clone(), []
         for slot, here in _by(cluster, uploads):
             weights = updates.new_tensor(here.weights)
@@ -145,6 +145,6 @@ def _slots(cluster: Tensor) -> list[int]:
 def _by(cluster: Tensor, uploads: Uploads) -> Iterator[tuple[int, Uploads]]:
     """The uploads of each cluster that has any."""
     for slot in _slots(cluster):
-        here = [each for each in uploads if int(cluster[each[0]]) == slot]
+        here = [sent for sent in uploads if int(cluster[sent[0]]) == slot]
         if here:
             yield slot, Uploads(*zip(*here, strict=True))

@@ -73,7 +73,7 @@ class CwFedAvg(Algorithm):
         classes = len(model["head.weight"])
         uniform = model["head.weight"].new_full((self.federation.clients, classes), 1 / classes)
         return {
-            "base": model.only(name for name in model if name not in self.upper),
+            "base": model.without(self.upper),
             "classes": model.only(self.upper).map(lambda value: value.expand(classes, *value.shape)),
             "owned": torch.ones_like(uniform[0]),
             "distributions": uniform,
@@ -89,7 +89,7 @@ class CwFedAvg(Algorithm):
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The personal model, and the client's true class distribution."""
-        model = (received["base"] | received["upper"]).only(self.net.names + self.net.buffer_names)
+        model = self.net.model(received["base"] | received["upper"])
         return {"model": model, "p": info.classes / info.size, "counts": info.classes}
 
     def loss(self, client: State, batch: Batch) -> Tensor:

@@ -89,7 +89,7 @@ class FedAMP(Algorithm):
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the pull."""
-        drift = (client["model"] - client["mixture"]).only(self.net.names)
+        drift = self.net.parameters(client["model"] - client["mixture"])
         return self.risk(client, batch) + self.attraction / (2 * self.alpha) * drift.square_norm()
 
     def keep(self, client: State) -> State:
@@ -104,8 +104,8 @@ class FedAMP(Algorithm):
 
     def mixing(self, models: Tensors, seen: Tensor) -> Tensor:
         """Each client's weights of all models, shape (N, N); ``seen``, shape (N,), is 1 for those that uploaded."""
-        flat = points(models, self.net.names)
-        distances = torch.stack([(flat - each).square().sum(1) for each in flat])
+        flat = points(self.net.parameters(models))
+        distances = torch.stack([(flat - model).square().sum(1) for model in flat])
         attention = self.alpha / self.sigma * torch.exp(-distances / self.sigma) * torch.outer(seen, seen)
         attention = attention / attention.sum(1, keepdim=True).clamp(min=1)  # a convex mixture, whatever alpha is
         others = attention - attention.diag().diag()

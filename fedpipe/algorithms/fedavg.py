@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 
@@ -20,6 +21,8 @@ class FedAvg(Algorithm):
 
     State: none. Traffic: the model down, the model up.
     """
+
+    averaged: ClassVar[str | None] = "model"
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted mean of the participants' models."""

@@ -47,15 +47,14 @@ class FedBN(FedAvg):
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The shared layers with the client's own normalization."""
-        model = received["model"] | kept["norm"]
-        return {"model": model.only(self.net.names + self.net.buffer_names)}
+        return {"model": self.net.model(received["model"] | kept["norm"])}
 
     def upload(self, client: State) -> State:
         """The shared layers."""
         return self._sent(client["model"])
 
     def _sent(self, model: Tensors) -> State:
-        shared = model.only(name for name in model if name not in self.net.norm_names)
+        shared = model.without(self.net.norm_names)
         return {"model": shared} | ({"norm": model.only(self.net.norm_names)} if self.average else {})
 
     def keep(self, client: State) -> State:
@@ -70,8 +69,7 @@ class FedBN(FedAvg):
         """The shared layers with the mean normalization, if there is one."""
         if self.net.norm_names and not self.average:
             return None
-        model: Tensors = server["model"] | server.get("norm", {})
-        return model.only(self.net.names + self.net.buffer_names)
+        return self.net.model(server["model"] | server.get("norm", {}))
 
     def warnings(self, params: Params, key: str) -> Sequence[str]:
         """Without normalization layers there is nothing to keep."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import DW, Batch, ClientInfo, State, Uploads, cross_entropy
+from fedpipe.algorithms.base import Batch, ClientInfo, State, Uploads, cross_entropy
 from fedpipe.algorithms.feddw import FedDW
 from fedpipe.models.base import Network
 from fedpipe.tensors import Tensors
@@ -21,9 +21,9 @@ class FedDistillPlus(FedDW):
     r"""FedAvg whose clients also learn from the mean outputs that all clients have for each class.
 
     Source: Jeong et al., Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation
-    under Non-IID Private Data, 2018 (FedDistill); "+": the models are averaged too, as in FedDW's and FedGen's code.
-    Clients measure, and the server averages, the same table of soft labels :math:`\Omega` as in FedDW; here row y is
-    the teacher of the outputs p of each sample of class y:
+    under Non-IID Private Data, arXiv 1811.11479, 2018 (FedDistill); "+": the models are averaged too, as in FedDW's
+    and FedGen's code. Clients measure, and the server averages, the same table of soft labels :math:`\Omega` as in
+    FedDW; here row y is the teacher of the outputs p of each sample of class y:
 
     .. math:: F_k(\theta) + \mu \, KL(\Omega[y] \,\|\, p(x)).
 
@@ -52,7 +52,8 @@ class FedDistillPlus(FedDW):
         Which teacher and which distance; see above.
     """
 
-    dw: DW | None = None  # type: ignore[assignment]  # of which FedDW has its own
+    without_dw: ClassVar[str] = ""
+
     mu: Annotated[float, Field(ge=0)] = 1.0
     mode: Literal["kl", "paper", "code"] = "kl"  # type: ignore[assignment]
 
@@ -93,7 +94,7 @@ class FedDistillPlus(FedDW):
         if self.mode == "kl":
             return {"model": model, "omega": self.rows(omega, list(sent.values()))}
         others = [[upload for other, upload in sent.items() if other != client] for client in range(len(omega))]
-        rows = [self.rows(row, each) if each else row for row, each in zip(omega, others, strict=True)]
+        rows = [self.rows(row, they) if they else row for row, they in zip(omega, others, strict=True)]
         return {"model": model, "omega": torch.stack(rows)}
 
     def matrices(self, state: State) -> Mapping[str, Tensor]:

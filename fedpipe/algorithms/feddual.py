@@ -24,7 +24,8 @@ MODES: dict[str, dict[str, Any]] = {"paper": {"vector": "pseudo-gradient", "iter
 class FedDUAL(FedAvg):
     r"""An adaptive loss at the client, and a barycenter of the last layers' updates at the server.
 
-    Source: Sahoo et al., FedDUAL, 2025, eq. 3-13, Alg. 1.
+    Source: Sahoo et al., FedDUAL: A Dual-Strategy with Adaptive Loss and Dynamic Aggregation for Mitigating Data
+    Heterogeneity in Federated Learning, 2025, eq. 3-13, Alg. 1.
 
     (i) With p and q the softmax over all trained weights of the local and the global model and A the accuracies on the
     client's training data, the client minimizes, with :math:`\beta` measured anew before each epoch,
@@ -113,7 +114,7 @@ class FedDUAL(FedAvg):
         model, zero = received["model"], torch.zeros_like(info.size)
         return {
             "model": model,
-            "global": model.only(self.net.names),
+            "global": self.net.parameters(model),
             "global_accuracy": zero,
             "beta": zero,
             "gradient": model.only(self.last).zeros(),
@@ -136,7 +137,7 @@ class FedDUAL(FedAvg):
             return self.risk(client, batch)
         if self.mode == "code":
             return self.risk(client, batch) / 2
-        divergence = weight_divergence(client["model"].only(self.net.names), client["global"])
+        divergence = weight_divergence(self.net.parameters(client["model"]), client["global"])
         return (1 - client["beta"]) * self.risk(client, batch) + client["beta"] * divergence
 
     def correct(self, client: State, batch: Batch) -> dict[str, Tensor]:

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pass, State, Train, Uploads, one_hot
 from fedpipe.models.base import Network, class_relations
 from fedpipe.tensors import Tensors
-
-
-def _undoubled(dw: Any) -> Any:
-    if dw is not None:
-        raise ValueError(f"{dw} can't be used, since FedDW regularizes by itself; set mu instead.")
-    return dw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +48,9 @@ class FedDW(Algorithm):
     """
 
     version: ClassVar[int] = 2
+    averaged: ClassVar[str | None] = "model"
+    without_dw: ClassVar[str] = "FedDW regularizes by itself; set mu instead"
 
-    dw: Annotated[None, BeforeValidator(_undoubled)] = None
     mu: Annotated[float, Field(ge=0)] = 0.1
     mode: Literal["paper", "code"] = "paper"
 

@@ -57,6 +57,7 @@ class FedDyn(FedAvg):
     """
 
     version: ClassVar[int] = 2
+    averaged: ClassVar[str | None] = None  # h tells where the mean is from where the model is
 
     alpha: Annotated[float, Field(gt=0)] = 0.01
     clip: Annotated[float, Field(gt=0)] | None = 10.0
@@ -70,7 +71,7 @@ class FedDyn(FedAvg):
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The model and a memory of zeros."""
-        return {"model": fresh(0), "h": fresh(0).only(self.net.names).zeros()}
+        return {"model": fresh(0), "h": self.net.parameters(fresh(0)).zeros()}
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """A memory of zeros."""
@@ -79,7 +80,7 @@ class FedDyn(FedAvg):
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, to train and to stay near, and the linear term."""
         model = received["model"]
-        return {"model": model, "anchor": model.only(self.net.names), "g": kept["g"]}
+        return {"model": model, "anchor": self.net.parameters(model), "g": kept["g"]}
 
     def local_passes(self) -> Sequence[Pass]:
         """The minimization, then the new linear term."""
@@ -87,7 +88,7 @@ class FedDyn(FedAvg):
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk, the linear term and the pull."""
-        theta = client["model"].only(self.net.names)
+        theta = self.net.parameters(client["model"])
         pull = self.alpha / 2 * (theta - client["anchor"]).square_norm()
         return self.risk(client, batch) - client["g"].dot(theta) + pull
 
@@ -100,7 +101,7 @@ class FedDyn(FedAvg):
 
     def remember(self, client: State) -> State:
         """The gradient's memory: at an exact minimum, the risk's gradient there."""
-        drift = client["model"].only(self.net.names) - client["anchor"]
+        drift = self.net.parameters(client["model"]) - client["anchor"]
         return client | {"g": client["g"] - self.alpha * drift}
 
     def keep(self, client: State) -> State:
@@ -109,15 +110,14 @@ class FedDyn(FedAvg):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean model, moved by what all clients remember."""
-        uploads, theta = uploads.uniform(), server["model"].only(self.net.names)
-        mean, share = uploads.mean("model"), len(uploads) / self.federation.clients
-        h = server["h"] - self.alpha * share * (mean.only(theta) - theta)
-        return {"model": mean | (mean.only(theta) - h / self.alpha), "h": h}
+        theta, mean = map(self.net.parameters, (server["model"], uploads.uniform().mean("model")))
+        h = server["h"] - self.alpha * (len(uploads) / self.federation.clients) * (mean - theta)
+        return {"model": mean - h / self.alpha, "h": h}
 
     def models(self, server: State) -> dict[str, Tensors]:
         """What is sent, and the participants' mean."""
         cloud: Tensors = server["model"]
-        return {"cloud": cloud, "mean": cloud | (cloud.only(self.net.names) + server["h"] / self.alpha)}
+        return {"cloud": cloud, "mean": cloud | (self.net.parameters(cloud) + server["h"] / self.alpha)}
 
     def global_model(self, server: State) -> Tensors:
         """The one that counts as global."""

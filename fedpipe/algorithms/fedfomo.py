@@ -72,8 +72,8 @@ class FedFomo(Algorithm):
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """The models of each client's candidates, and how many there are; of M slots, shape (M, ...), the rest is 0."""
         candidates = [self.candidates(server, client) for client in ids]
-        found = torch.tensor([len(each) for each in candidates]).to(server["seen"])
-        slots = torch.stack([F.pad(each, (0, self.count - len(each))) for each in candidates])
+        found = torch.tensor([len(others) for others in candidates]).to(server["seen"])
+        slots = torch.stack([F.pad(others, (0, self.count - len(others))) for others in candidates])
         filled = torch.arange(self.count) < found.unsqueeze(1)
 
         def lay(value: Tensor) -> Tensor:
@@ -98,15 +98,15 @@ class FedFomo(Algorithm):
         """Summed cross-entropy of the baseline, the own model and the others, shape (2 + M,), and the sample count."""
         others = [pick(client["others"], index) for index in range(self.count)]
         logits = [self.net(model, batch.x) for model in (client["previous"], client["model"], *others)]
-        losses = [batch.sum(F.cross_entropy(each, batch.y, reduction="none")) for each in logits]
+        losses = [batch.sum(F.cross_entropy(outputs, batch.y, reduction="none")) for outputs in logits]
         return {"loss": torch.stack(losses), "size": batch.size()}
 
     def mix(self, client: State, sums: dict[str, Tensor]) -> State:
         """Weights of the candidates, own model first, and what they make."""
         own, others = client["model"], client["others"]
         models = Tensors((name, torch.cat([own[name].unsqueeze(0), others[name]])) for name in own)
-        baseline = client["previous"].only(self.net.names).flat()
-        distances = torch.linalg.vector_norm(points(models, self.net.names) - baseline, dim=-1)
+        baseline = self.net.parameters(client["previous"]).flat()
+        distances = torch.linalg.vector_norm(points(self.net.parameters(models)) - baseline, dim=-1)
         loss = sums["loss"] / sums["size"]
         there = torch.arange(len(distances), device=loss.device) <= client["found"]
         gains = torch.where(there, (loss[0] - loss[1:]) / (distances + EPSILON), 0)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Gradient, Measure, Pass, State, Train, Uploads
@@ -17,12 +17,6 @@ from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network
 
 CLIP = 10.0  #: largest norm of a gradient (authors' code)
-
-
-def _headless(dw: Any) -> Any:
-    if dw is not None:
-        raise ValueError(f"{dw} can't be used, since FedNH trains no classification layer to regularize; leave it out.")
-    return dw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +47,8 @@ class FedNH(Algorithm):
         The scale s to begin with.
     """
 
-    dw: Annotated[None, BeforeValidator(_headless)] = None
+    without_dw: ClassVar[str] = "FedNH trains no classification layer to regularize; leave it out"
+
     rho: Annotated[float, Field(ge=0, le=1)] = 0.9
     scale: Annotated[float, Field(gt=0)] = 1.0
 
@@ -107,14 +102,14 @@ class FedNH(Algorithm):
 
     def upload(self, client: State) -> State:
         """What was trained, the client's prototypes and its class counts."""
-        model = client["model"].only((*self.trained, *self.net.buffer_names))
+        model = client["model"].without(["head.weight"])
         return {"model": model, "prototypes": client["own"], "counts": client["counts"]}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean of what was trained, and the smoothed prototypes."""
         weight = server["model"]["head.weight"]
         sums = sum(
-            (each["counts"].unsqueeze(-1) * each["prototypes"] for _, _, each in uploads), torch.zeros_like(weight)
+            (sent["counts"].unsqueeze(-1) * sent["prototypes"] for _, _, sent in uploads), torch.zeros_like(weight)
         )
         moved = F.normalize(self.rho * weight + (1 - self.rho) * F.normalize(sums, dim=-1), dim=-1)
         owned = torch.linalg.vector_norm(sums, dim=-1, keepdim=True) > 0

@@ -73,11 +73,9 @@ class FedNova(FedProx):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean update per step, times the mean number of steps."""
-        moved = [each for each in uploads if each[2]["a"] > 0]
+        theta, moved = server["model"], [(client, weight, sent) for client, weight, sent in uploads if sent["a"] > 0]
         if not moved:
             return server
-        ids, weights, sent = zip(*moved, strict=True)
-        theta = server["model"].only(self.net.names)
-        each = [state | {"d": (theta - state["model"].only(theta)) / state["a"]} for state in sent]
-        uploads = Uploads(ids, weights, each)
-        return {"model": uploads.mean("model") | (theta - uploads.mean("a") * uploads.mean("d"))}
+        ids, weights, found = zip(*moved, strict=True)
+        uploads = Uploads(ids, weights, [sent | {"d": (theta - sent["model"]) / sent["a"]} for sent in found])
+        return {"model": theta - uploads.mean("a") * uploads.mean("d")}

@@ -34,9 +34,9 @@ class FedProx(FedAvg):
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, twice: to train, and to stay near."""
-        return {"model": received["model"], "anchor": received["model"].only(self.net.names)}
+        return {"model": received["model"], "anchor": self.net.parameters(received["model"])}
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the pull."""
-        drift = client["model"].only(self.net.names) - client["anchor"]
+        drift = self.net.parameters(client["model"]) - client["anchor"]
         return self.risk(client, batch) + self.mu / 2 * drift.square_norm()

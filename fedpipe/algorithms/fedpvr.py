@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -40,6 +40,8 @@ class FedPVR(Scaffold):
         Obey ``federation.optimizer: adam``; see SCAFFOLD.
     """
 
+    ignores: ClassVar[tuple[str, ...]] = ()  # outside V, steps are the federation's
+
     layers: Annotated[int, Field(ge=0)] = 1
 
     @property
@@ -48,5 +50,9 @@ class FedPVR(Scaffold):
         return self.net.last(self.layers, buffers=False)
 
     def warnings(self, params: Params, key: str) -> Sequence[str]:
-        """Layers that do not exist."""
-        return self.beyond(params, f"{key}.layers", self.layers, "so that all are corrected, which is SCAFFOLD")
+        """Layers that do not exist, and momentum that acts nowhere."""
+        told, momentum = f"{key}.layers", params.federation.momentum
+        idle = momentum and self.layers >= (self.outline(params).layers or self.layers + 1)
+        acts = (f"{told}: {self.layers} corrects all layers, so that federation.momentum ({momentum}) acts nowhere.",)
+        beyond = self.beyond(params, told, self.layers, "so that all are corrected, which is SCAFFOLD")
+        return (*beyond, *(acts if idle else ()))

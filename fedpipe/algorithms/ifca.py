@@ -65,7 +65,8 @@ class IFCA(Algorithm):
     def losses(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Summed cross-entropy of each model, shape (k,)."""
         logits = [self.net(pick(client["models"], index), batch.x) for index in range(self.clusters)]
-        return {"loss": torch.stack([batch.sum(F.cross_entropy(each, batch.y, reduction="none")) for each in logits])}
+        losses = [batch.sum(F.cross_entropy(outputs, batch.y, reduction="none")) for outputs in logits]
+        return {"loss": torch.stack(losses)}
 
     def choose(self, client: State, sums: dict[str, Tensor]) -> State:
         """The model with the lowest loss."""
@@ -83,7 +84,7 @@ class IFCA(Algorithm):
         """The weighted mean of each cluster."""
         models = [pick(server["models"], index) for index in range(self.clusters)]
         for index in range(self.clusters):
-            members = [each for each in uploads if int(each[2]["cluster"]) == index]
+            members = [sent for sent in uploads if int(sent[2]["cluster"]) == index]
             if members:
                 models[index] = Uploads(*zip(*members, strict=True)).mean("model")
         return {"models": Tensors((name, torch.stack([model[name] for model in models])) for name in models[0])}

@@ -28,11 +28,11 @@ class PerFedAvg(FedAvg):
         w \leftarrow w - \beta (v - \alpha \nabla^2 F(w; D'') v).
 
     ``first-order`` leaves the Hessian out and needs two batches; ``hessian-free`` takes
-    :math:`\nabla^2 F v \approx (\nabla F(w + \delta v) - \nabla F(w - \delta v)) / 2 \delta`. Steps are plain SGD
-    whatever ``federation.optimizer`` says, as in FedDW's code beside Adam for other methods. A step takes its batches'
-    worth of samples at once (a part that none is left for sees the first one's), and there are as many epochs more, so
-    that a client takes about as many steps as FedAvg's. BatchNorm's running statistics are those of a step's last
-    gradient.
+    :math:`\nabla^2 F v \approx (\nabla F(w + \delta v) - \nabla F(w - \delta v)) / 2 \delta`. Steps are plain
+    gradient steps, by definition of the method: adam and momentum of the federation are refused (FedDW's code ran it
+    so, beside Adam for other methods). A step takes its batches' worth of samples at once (a part that none is left for
+    sees the first one's), and there are as many epochs more, so that a client takes about as many steps as FedAvg's.
+    BatchNorm's running statistics are those of a step's last gradient.
 
     The personal model is one alpha-step away, on a batch of the client's training data; the global model is measured as
     it is (which is what FedDW reports).
@@ -54,6 +54,7 @@ class PerFedAvg(FedAvg):
     """
 
     version: ClassVar[int] = 2
+    ignores: ClassVar[tuple[str, ...]] = ("optimizer", "momentum")
 
     alpha: Annotated[float, Field(ge=0)] = 0.01
     variant: Literal["first-order", "hessian-free"] = "first-order"
@@ -96,7 +97,7 @@ class PerFedAvg(FedAvg):
         """One step of the meta-objective."""
         first, second, third = (batch.split(self.batches) * 3)[:3]
         model = client["model"]
-        w = model.only(self.net.names)
+        w = self.net.parameters(model)
 
         def at(point: Tensors, part: Batch) -> Tensors:
             return gradient(client | {"model": model | point}, part)[0]

@@ -49,6 +49,7 @@ class PFedMe(Algorithm):
         Share of the mean in the new global model.
     """
 
+    averaged: ClassVar[str | None] = "model"
     ignores: ClassVar[tuple[str, ...]] = ("optimizer", "momentum", "weight_decay")
 
     attraction: Annotated[float, Field(ge=0)] = 15.0
@@ -63,7 +64,7 @@ class PFedMe(Algorithm):
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, to move and to minimize from, and the personal model so far."""
         w = received["model"]
-        return {"model": w, "local": w.only(self.net.names), "personal": kept["personal"]}
+        return {"model": w, "local": self.net.parameters(w), "personal": kept["personal"]}
 
     def local_passes(self) -> Sequence[Pass]:
         """Inner minimization and outer step for each batch."""
@@ -79,7 +80,7 @@ class PFedMe(Algorithm):
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The inner objective."""
-        distance = client["model"].only(self.net.names) - client["local"]
+        distance = self.net.parameters(client["model"]) - client["local"]
         return self.risk(client, batch) + self.attraction / 2 * distance.square_norm()
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
@@ -105,5 +106,4 @@ class PFedMe(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """A step towards the mean."""
-        w, mean = server["model"].only(self.net.names), uploads.mean("model")
-        return {"model": mean | ((1 - self.beta) * w + self.beta * mean.only(w))}
+        return {"model": (1 - self.beta) * server["model"] + self.beta * uploads.mean("model")}

@@ -79,7 +79,7 @@ class PFPSLWC(SharedBody):
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """Eq. 7 and 9: the risk and the head's norm."""
-        norm = client["model"].only(name for name in self.net.head_names if name in self.net.names).norm()
+        norm = self.net.parameters(client["model"].only(self.net.head_names)).norm()
         return self.risk(client, batch) + self.penalty * (norm.square() if self.squared else norm)
 
     def keep(self, client: State) -> State:

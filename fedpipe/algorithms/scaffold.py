@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -18,8 +18,9 @@ from fedpipe.tensors import Tensors
 class Scaffold(FedAvg):
     r"""Local steps corrected by control variates, which estimate how a client's gradient differs from all clients'.
 
-    Source: Karimireddy et al., SCAFFOLD, ICML 2020, Alg. 1 with option II. With :math:`c_k` the client's and
-    :math:`c` the server's control, K local steps of rate :math:`\eta` and the server's rate :math:`\eta_g`:
+    Source: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, Alg. 1
+    with option II. With :math:`c_k` the client's and :math:`c` the server's control, K local steps of rate
+    :math:`\eta` and the server's rate :math:`\eta_g`:
 
     .. math::
         y &\leftarrow y - \eta \, (\nabla F_k(y) - c_k + c) \\
@@ -28,7 +29,7 @@ class Scaffold(FedAvg):
         c \leftarrow c + \tfrac{1}{N} \sum_{k \in S} (c_k^+ - c_k)
 
     K is the number of steps that this client really took. Averages are uniform, by definition of the method; local
-    steps are plain SGD (weight decay is part of the gradient, momentum is not used). Controls are of parameters only;
+    steps are plain SGD (weight decay is part of the gradient; momentum is refused). Controls are of parameters only;
     BatchNorm's running statistics are averaged.
 
     State: :math:`c_k` at the client, :math:`c` at the server. Traffic: twice the model down, twice up.
@@ -42,6 +43,8 @@ class Scaffold(FedAvg):
         Obey ``federation.optimizer: adam``, although the theory needs SGD: Adam follows the corrected gradient, and the
         control is the mean of the gradients met, which is what option II amounts to with SGD.
     """
+
+    ignores: ClassVar[tuple[str, ...]] = ("momentum",)
 
     server_rate: Annotated[float, Field(gt=0)] = 1.0
     adam: bool = False
@@ -114,9 +117,8 @@ class Scaffold(FedAvg):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """A step along the mean update; the control moves by what the participants' controls moved."""
-        uploads, theta = uploads.uniform(), server["model"].only(self.net.names)
-        mean, share = uploads.mean("model"), len(uploads) / self.federation.clients
+        uploads, theta, share = uploads.uniform(), server["model"], len(uploads) / self.federation.clients
         return {
-            "model": mean | (theta + self.server_rate * (mean.only(theta) - theta)),
+            "model": theta + self.server_rate * (uploads.mean("model") - theta),
             "control": server["control"] + share * uploads.mean("change"),
         }

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from fedpipe.algorithms.base import State
-from fedpipe.engine.executor import Outcome, Score, Test, stack, unstack
+from fedpipe.engine.executor import Outcome, Score, Test
+from fedpipe.engine.trees import stack, unstack
 from fedpipe.tensors import Tensors
 
 
@@ -34,6 +36,15 @@ class Block:
         self.down.append(outcome.down)
         self.up.append(outcome.up)
         self.scores.append(outcome.scores)
+
+    @classmethod
+    def joined(cls, blocks: Sequence[Block]) -> Block:
+        """All participants of a round, of all its blocks; who made which is told by the blocks alone."""
+        whole = cls({}, seconds=sum(block.seconds for block in blocks))
+        for block in blocks:
+            for part in ("ids", "uploads", "kept", "down", "up", "scores"):
+                getattr(whole, part).extend(getattr(block, part))
+        return whole
 
     def tree(self) -> dict[str, Any]:
         """As tensors, for a file."""

@@ -57,7 +57,7 @@ class Checkpoint:
     def kept(self, client: int, number: int) -> State:
         """What a client keeps after a round: stored in the last round that it took part in."""
         from fedpipe.engine.block import named
-        from fedpipe.engine.executor import unstack
+        from fedpipe.engine.trees import unstack
 
         last = self.sealed(number)["last"][client]
         if last < 0 or not self._first:
@@ -91,7 +91,7 @@ class Checkpoint:
         """
         import torch
 
-        from fedpipe.engine.executor import stack
+        from fedpipe.engine.trees import stack
 
         files = self.files.round(number)
         hashes = hashes | {files.server.name: artifacts.write_pt(files.server, server)}

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Pass, State, Train
 from fedpipe.config import Transforms
@@ -113,17 +111,17 @@ def eval_mode(algorithm: Algorithm, state: State, mask: Tensor | None = None) ->
 
 
 def train_mode(
-    algorithm: Algorithm, each: Train, state: State, batch: Batch
+    algorithm: Algorithm, training: Train, state: State, batch: Batch
 ) -> AbstractContextManager[dict[str, Tensor]]:
     """Calls of the network within are in the pass's mode, for this client; gives the statistics that they record."""
-    if each.eval_mode:
+    if training.eval_mode:
         return eval_mode(algorithm, state, batch.mask)
     return algorithm.net.mode.of(True, batch.mask, batch.key, state.get(BUFFERS), state.get(BEGAN))
 
 
-def noisy(algorithm: Algorithm, each: Train, transforms: Transforms) -> bool:
+def noisy(algorithm: Algorithm, training: Train, transforms: Transforms) -> bool:
     """Whether a pass's batches need a key, for dropout or for changes of images."""
-    return not each.eval_mode and (algorithm.net.random or transforms.random)
+    return not training.eval_mode and (algorithm.net.random or transforms.random)
 
 
 def readout(algorithm: Algorithm, phase: Phase) -> Callable[[State, Tensor], Tensor]:
@@ -131,69 +129,34 @@ def readout(algorithm: Algorithm, phase: Phase) -> Callable[[State, Tensor], Ten
     return algorithm.prototype_logits if phase == "prototype" else algorithm.predict
 
 
-def trained_names(algorithm: Algorithm, each: Train, state: State) -> tuple[str, ...]:
+def trained_names(algorithm: Algorithm, training: Train, state: State) -> tuple[str, ...]:
     """The names of the parameters that a pass trains."""
     held = set(algorithm.net.buffer_names)
-    return tuple(name for name in each.only or state[each.group] if name not in held)
+    return tuple(name for name in training.only or state[training.group] if name not in held)
 
 
-def with_optimizer_state(algorithm: Algorithm, each: Train, state: State) -> State:
+def with_optimizer_state(algorithm: Algorithm, training: Train, state: State) -> State:
     """One client's tensors with the slots of a pass's optimizer."""
-    if _slots(each) in state:
+    if _slots(training) in state:
         return state
-    parameters = state[each.group].only(trained_names(algorithm, each, state))
-    return state | {_slots(each): optimizer(algorithm.federation).init(parameters)}
+    parameters = state[training.group].only(trained_names(algorithm, training, state))
+    return state | {_slots(training): optimizer(algorithm.federation).init(parameters)}
 
 
-def descend(algorithm: Algorithm, each: Train, client: State, gradient: Tensors) -> State:
+def descend(algorithm: Algorithm, training: Train, client: State, gradient: Tensors) -> State:
     """One client after a step of the federation's optimizer on what a pass trains."""
-    group, slots = client[each.group], _slots(each)
+    group, slots = client[training.group], _slots(training)
     parameters, moved = optimizer(algorithm.federation).update(group.only(gradient), gradient, client[slots])
-    return client | {each.group: group | parameters, slots: moved}
+    return client | {training.group: group | parameters, slots: moved}
 
 
-def with_batch_stats(each: Train, client: State, statistics: dict[str, Tensor]) -> State:
+def with_batch_stats(training: Train, client: State, statistics: dict[str, Tensor]) -> State:
     """One client with the running statistics that a step recorded, in its buffers or in the model that it trains."""
-    part = BUFFERS if BUFFERS in client else each.group
+    part = BUFFERS if BUFFERS in client else training.group
     known = {name: value for name, value in statistics.items() if name in client[part]}
     return client | {part: client[part] | known}
 
 
-def _slots(each: Train) -> str:
+def _slots(training: Train) -> str:
     """The part of a client's state that holds the optimizer of a pass's stream."""
-    return f"optimizer/{each.stream}"
-
-
-def to_host(state: State) -> State:
-    """The same values on the host, contiguous: what is computed from them never depends on how they were laid out."""
-    mapped: State = pytree.tree_map(lambda value: value.detach().cpu().contiguous(), state)
-    return mapped
-
-
-def move(state: State, device: torch.device) -> State:
-    """The state on another device."""
-    mapped: State = pytree.tree_map(lambda value: value.to(device), state)
-    return mapped
-
-
-def stack(states: Sequence[State]) -> State:
-    """States of several clients along a new first axis."""
-    mapped: State = pytree.tree_map(lambda *values: torch.stack(values), *states) if states else {}
-    return mapped
-
-
-def unstack(state: State, index: int) -> State:
-    """One client's part of a stack."""
-    mapped: State = pytree.tree_map(lambda value: value[index], state)
-    return mapped
-
-
-def finite(state: State) -> bool:
-    """Whether no number is infinite or NaN."""
-    return all(bool(value.isfinite().all()) for value in pytree.tree_leaves(state))
-
-
-def size_in_bytes(state: Any) -> int:
-    """Bytes of all tensors, by dtype."""
-    leaves: list[Tensor] = pytree.tree_leaves(state)
-    return sum(value.numel() * value.element_size() for value in leaves)
+    return f"optimizer/{training.stream}"

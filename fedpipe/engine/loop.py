@@ -25,20 +25,17 @@ from fedpipe.engine.executor import (
     descend,
     eval_mode,
     keep,
-    move,
     noisy,
     passes,
     readout,
-    size_in_bytes,
     start_client,
-    to_host,
     train_mode,
     trained_names,
-    unstack,
     with_batch_stats,
     with_optimizer_state,
 )
 from fedpipe.engine.transforms import changed
+from fedpipe.engine.trees import move, size_in_bytes, to_host, unstack
 from fedpipe.tensors import Tensors
 
 
@@ -106,8 +103,8 @@ class Loop:
         clients = self._clients
         state = _fast(start_client(algorithm, move(kept, clients.device), received, clients.facts(client, round)))
         epochs: dict[str, int] = {}
-        for each in passes(algorithm, phase, self._finetune_epochs):
-            state = self._pass(algorithm, each, state, round, client, epochs)
+        for pass_ in passes(algorithm, phase, self._finetune_epochs):
+            state = self._pass(algorithm, pass_, state, round, client, epochs)
         scores = {test: self._score(algorithm, phase, state, round, client, test) for test in tests}
         down = size_in_bytes(algorithm.traffic(received))
         if phase != "train":
@@ -117,46 +114,48 @@ class Loop:
         return Outcome(client, down, up, upload, to_host(keep(algorithm, state)), scores)
 
     def _pass(
-        self, algorithm: Algorithm, each: Pass, state: State, round: int, client: int, epochs: dict[str, int]
+        self, algorithm: Algorithm, pass_: Pass, state: State, round: int, client: int, epochs: dict[str, int]
     ) -> State:
-        match each:
+        match pass_:
             case Train():
-                first = epochs.get(each.stream, 0)
-                count = algorithm.federation.local_epochs if each.epochs is None else each.epochs
-                epochs[each.stream] = first + count
-                return self._train(algorithm, each, state, round, client, range(first, first + count))
+                first = epochs.get(pass_.stream, 0)
+                count = algorithm.federation.local_epochs if pass_.epochs is None else pass_.epochs
+                epochs[pass_.stream] = first + count
+                return self._train(algorithm, pass_, state, round, client, range(first, first + count))
             case Measure():
                 sums: dict[str, Tensor] = {}
-                indices = (self._clients.train if each.on == "train" else self._clients.validation)[client]
-                key = self._clients.key(client, round, "measure", 0) if each.changed else None
+                indices = (self._clients.train if pass_.on == "train" else self._clients.validation)[client]
+                key = self._clients.key(client, round, "measure", 0) if pass_.changed else None
                 with eval_mode(algorithm, state):
                     for batch in self._batches(indices, MEASURE_BATCH, key):
-                        terms = each.sums(state, batch)
+                        terms = pass_.sums(state, batch)
                         sums = {name: sums[name] + term if sums else term for name, term in terms.items()}
-                    return each.then(state, sums)
+                    return pass_.then(state, sums)
             case Update():
-                return each.then(state)
+                return pass_.then(state)
 
-    def _train(self, algorithm: Algorithm, each: Train, state: State, round: int, client: int, epochs: range) -> State:
-        names, state = trained_names(algorithm, each, state), with_optimizer_state(algorithm, each, state)
-        size = algorithm.federation.batch_size * each.batches
+    def _train(
+        self, algorithm: Algorithm, training: Train, state: State, round: int, client: int, epochs: range
+    ) -> State:
+        names, state = trained_names(algorithm, training, state), with_optimizer_state(algorithm, training, state)
+        size = algorithm.federation.batch_size * training.batches
         for epoch in epochs:
-            if each.when is not None and not bool(each.when(state)):
+            if training.when is not None and not bool(training.when(state)):
                 break
-            order = self._clients.order(client, round, each.stream, epoch, each.share)
+            order = self._clients.order(client, round, training.stream, epoch, training.share)
             key = None
-            if noisy(algorithm, each, self._clients.transforms):
-                key = self._clients.key(client, round, each.stream, epoch)
-            for batch in itertools.islice(self._batches(order, size, key), each.steps):
-                gradient = _Gradient(algorithm, each, names, batch)
-                if each.step is not None:
-                    state = each.step(state, batch, gradient)
+            if noisy(algorithm, training, self._clients.transforms):
+                key = self._clients.key(client, round, training.stream, epoch)
+            for batch in itertools.islice(self._batches(order, size, key), training.steps):
+                gradient = _Gradient(algorithm, training, names, batch)
+                if training.step is not None:
+                    state = training.step(state, batch, gradient)
                 else:
                     state = gradient.descend(state, gradient(state)[0])
                 if gradient.recorded:
-                    state = with_batch_stats(each, state, gradient.recorded)
-            if each.after is not None:
-                state = each.after(state)
+                    state = with_batch_stats(training, state, gradient.recorded)
+            if training.after is not None:
+                state = training.after(state)
         return state
 
     def _batches(self, indices: Integers, size: int, key: int | None = None) -> Iterator[Batch]:
@@ -199,20 +198,20 @@ class Loop:
 class _Gradient:
     """Gradient of a pass's loss on one batch; see :class:`~fedpipe.algorithms.base.Gradient`."""
 
-    def __init__(self, algorithm: Algorithm, each: Train, names: tuple[str, ...], batch: Batch) -> None:
-        self._algorithm, self._each, self._names, self._batch = algorithm, each, names, batch
+    def __init__(self, algorithm: Algorithm, training: Train, names: tuple[str, ...], batch: Batch) -> None:
+        self._algorithm, self._training, self._names, self._batch = algorithm, training, names, batch
         self.recorded: dict[str, Tensor] = {}
 
     def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
-        batch, group = batch or self._batch, client[self._each.group]
+        batch, group = batch or self._batch, client[self._training.group]
         leaves = Tensors((name, group[name].detach().requires_grad_()) for name in self._names)
-        with torch.enable_grad(), train_mode(self._algorithm, self._each, client, batch) as self.recorded:
-            value = self._each.loss(client | {self._each.group: group | leaves}, batch)
+        with torch.enable_grad(), train_mode(self._algorithm, self._training, client, batch) as self.recorded:
+            value = self._training.loss(client | {self._training.group: group | leaves}, batch)
         gradient = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
         return Tensors(zip(self._names, gradient, strict=True)), value.detach()
 
     def descend(self, client: State, gradient: Tensors) -> State:
-        return descend(self._algorithm, self._each, client, gradient)
+        return descend(self._algorithm, self._training, client, gradient)
 
 
 def _fast(tree: Any) -> Any:

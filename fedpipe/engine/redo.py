@@ -86,7 +86,7 @@ def again(run: Run, number: int) -> Comparison | None:
             return None
         else:
             copy.round(number)
-        old, new = (artifacts.read_json(each.files.round(number).marker)["sha256"] for each in (run, copy))
+        old, new = (artifacts.read_json(done.files.round(number).marker)["sha256"] for done in (run, copy))
         names = sorted(name for name in old | new if not name.endswith(".json"))
         differ = [name for name in names if old.get(name) != new.get(name)]
         distance = _distance(run, copy, number) if differ else 0.0

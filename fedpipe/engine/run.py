@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import os
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
 import fedpipe
 from fedpipe import artifacts, code, rng
-from fedpipe.algorithms._dw import complete
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution, several
@@ -33,15 +34,37 @@ from fedpipe.engine import evaluation, redo
 from fedpipe.engine.block import Block
 from fedpipe.engine.checkpoint import Checkpoint, prune
 from fedpipe.engine.clients import Clients
-from fedpipe.engine.executor import Executor, Score, Test, finite, init_client, to_host
+from fedpipe.engine.executor import Executor, Score, Test, init_client
 from fedpipe.engine.loop import Loop
+from fedpipe.engine.server import aggregate, init_server
 from fedpipe.engine.stack import Stack
+from fedpipe.engine.trees import finite, to_host
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.models.base import Model, Net
 from fedpipe.plan import Settings, digest
 from fedpipe.tensors import Tensors
 
 WIDTH_ON_GPU = 32  #: clients of a stack where `execution.stack` is auto
+
+
+class Weighed(NamedTuple):
+    """The participants of a round and what each counts for; an update that is not finite counts for nothing."""
+
+    block: Block
+    finite: npt.NDArray[np.bool_]
+    weights: npt.NDArray[np.int64]
+
+    @property
+    def uploads(self) -> Uploads:
+        """Those that count, as the server reads them."""
+        rows = np.flatnonzero(self.finite).tolist()
+        ids, weights, sent = self.block.ids, self.weights.tolist(), self.block.uploads
+        return Uploads([ids[row] for row in rows], [weights[row] for row in rows], [sent[row] for row in rows])
+
+    @property
+    def kept(self) -> list[State]:
+        """What they keep."""
+        return list(itertools.compress(self.block.kept, self.finite))
 
 
 class Run:
@@ -78,7 +101,7 @@ class Run:
         dtype = getattr(torch, self.federation.dtype)
         self.clients = clients or open_clients(settings, dtype, self._device)
         family = cast(Model, settings.build_model())
-        bare = complete(cast(Algorithm, settings.build_algorithm()))
+        bare = cast(Algorithm, settings.build_algorithm())
         shape = tuple(self.clients.x.shape[1:])
         build = functools.partial(family.network, shape, self.clients.classes)
         self._one_model = family.whole
@@ -86,7 +109,7 @@ class Run:
         self.algorithm = bare.bind(net, self.federation)
         self.executor = self._executor(execution.stack if family.stackable else 1, threads)
         with torch.no_grad():
-            self._first = to_host(init_client(self.algorithm, self.algorithm.init(self.fresh), self.fresh))
+            self._first = to_host(init_client(self.algorithm, init_server(self.algorithm, self.fresh), self.fresh))
         self.checkpoint = Checkpoint(files, self._first)
         self._begun: dict[int, Mapping[Test, Score]] = {}
         self._is_copy = False
@@ -133,7 +156,7 @@ class Run:
     def initialize(self) -> None:
         """Round 0: the server's initial state."""
         with torch.no_grad():
-            server = to_host(self.algorithm.init(self.fresh))
+            server = to_host(init_server(self.algorithm, self.fresh))
         nobody = [-1] * self.federation.clients
         facts = {"observed": {}, "made_by": [self.made_by()], "trained_on": dict(self.clients.trained_on)}
         self.checkpoint.seal(0, server, [], [], {}, last=nobody, **facts)
@@ -146,7 +169,7 @@ class Run:
         send = functools.partial(self.algorithm.send, self.server(number - 1))
         kept = functools.partial(self.kept, number=number - 1)
         due = evaluation.due(self.evaluation, self._measured(number)).values()
-        tests: list[Test] = sorted({test for each in due for test in each})
+        tests: list[Test] = sorted({test for on in due for test in on})
         block = Block(self.made_by())
         for outcome in self.executor.run("train", number, ids, kept, send, tests):
             block.add(outcome)
@@ -156,50 +179,60 @@ class Run:
     def aggregate(self, number: int, blocks: Sequence[Block]) -> None:
         """The server's next state, and what the participants keep."""
         self._may_go_on(number)
-        begin, files = time.perf_counter(), self.files.round(number)
-        ids = [client for block in blocks for client in block.ids]
-        if ids != self.participants(number):
-            raise ArtifactError(f"{files.path}: its blocks hold the clients {ids}, not the round's participants.")
-        sizes = self.clients.sizes[ids]
-        sent, kept = ([each for block in blocks for each in getattr(block, part)] for part in ("uploads", "kept"))
-        whole = np.array([finite(upload) and finite(keep) for upload, keep in zip(sent, kept, strict=True)])
-        weights = whole * (sizes if self.federation.weighting == "count" else 1)
-        server = self.server(number - 1)
-        uploads = Uploads([], [], [])
-        if whole.any():  # otherwise the round leaves everything as it was
-            rows = np.flatnonzero(whole)
-            uploads = Uploads([ids[row] for row in rows], weights[rows].tolist(), [sent[row] for row in rows])
+        begin, sent = time.perf_counter(), self._weigh(number, Block.joined(blocks))
+        server, files = self.server(number - 1), self.files.round(number)
+        if len(sent.uploads):  # otherwise the round leaves everything as it was
             with torch.no_grad():
-                server = to_host(self.algorithm.aggregate(server, uploads))
-        traffic = {
-            "client": pa.array(ids, pa.int32()),
-            "samples": pa.array(sizes, pa.int64()),
-            "finite": pa.array(whole, pa.bool_()),
-            "weight": pa.array(weights / max(weights.sum(), 1), pa.float64()),
-            "bytes_down": pa.array([count for block in blocks for count in block.down], pa.int64()),
-            "bytes_up": pa.array([count for block in blocks for count in block.up], pa.int64()),
-        }
-        hashes = {files.participants.name: artifacts.write_parquet(files.participants, pa.table(traffic))}
-        scores = [each for block in blocks for each in block.scores]
-        for model, tests in evaluation.due(self.evaluation, self._measured(number)).items():
-            fine = [(client, each) for client, each, fine in zip(ids, scores, whole, strict=True) if fine]
-            measured = {client: {test: each[test] for test in tests} for client, each in fine}
-            path = {"trained": files.trained, "kept": files.kept}[model]
-            hashes[path.name] = artifacts.write_parquet(path, evaluation.table(number, model, measured))
-        matrices = {-1: self.algorithm.matrices(server)} | {i: self.algorithm.matrices(up) for i, _, up in uploads}
-        if matrices[-1]:
-            table = evaluation.matrices(number, "exchanged", matrices)
-            hashes[files.exchanged.name] = artifacts.write_parquet(files.exchanged, table)
-        observed = {name: float(value) for name, value in self.algorithm.metrics(server).items()}
+                server = to_host(aggregate(self.algorithm, server, sent.uploads))
+        hashes = self._record(number, sent) | self._record_matrices(number, server, sent.uploads)
         made_by = _distinct([block.made_by for block in blocks])
         if all(made["shared"] != code.shared() for made in made_by):  # its blocks are of other code than the server
             made_by.append(self.made_by())
-        kept = [state for state, fine in zip(kept, whole, strict=True) if fine]
+        observed = {name: float(value) for name, value in self.algorithm.metrics(server).items()}
         facts = {"observed": observed, "made_by": made_by, "trained_on": dict(self.clients.trained_on)}
-        self.checkpoint.seal(number, server, list(uploads.ids), kept, hashes, **facts)
-        times = {"train": sum(block.seconds for block in blocks), "aggregate": time.perf_counter() - begin}
+        self.checkpoint.seal(number, server, list(sent.uploads.ids), sent.kept, hashes, **facts)
+        times = {"train": sent.block.seconds, "aggregate": time.perf_counter() - begin}
         before = artifacts.read_json(files.times) if artifacts.exists(files.times) else {}
         artifacts.write_json(files.times, before | times)  # of a round that another has done, they stay whole
+
+    def _weigh(self, number: int, block: Block) -> Weighed:
+        """What each participant of a round counts for."""
+        if block.ids != self.participants(number):
+            path = self.files.round(number).path
+            raise ArtifactError(f"{path}: its blocks hold the clients {block.ids}, not the round's participants.")
+        sent = zip(block.uploads, block.kept, strict=True)
+        whole = np.array([finite(upload) and finite(kept) for upload, kept in sent])
+        return Weighed(
+            block, whole, whole * (self.clients.sizes[block.ids] if self.federation.weighting == "count" else 1)
+        )
+
+    def _record(self, number: int, sent: Weighed) -> dict[str, str]:
+        """Write who took part, and how their models did right after training; gives the files' hashes."""
+        files, block = self.files.round(number), sent.block
+        participants = {
+            "client": pa.array(block.ids, pa.int32()),
+            "samples": pa.array(self.clients.sizes[block.ids], pa.int64()),
+            "finite": pa.array(sent.finite, pa.bool_()),
+            "weight": pa.array(sent.weights / max(sent.weights.sum(), 1), pa.float64()),
+            "bytes_down": pa.array(block.down, pa.int64()),
+            "bytes_up": pa.array(block.up, pa.int64()),
+        }
+        hashes = {files.participants.name: artifacts.write_parquet(files.participants, pa.table(participants))}
+        scores = dict(itertools.compress(zip(block.ids, block.scores, strict=True), sent.finite))
+        for model, tests in evaluation.due(self.evaluation, self._measured(number)).items():
+            measured = {client: {test: found[test] for test in tests} for client, found in scores.items()}
+            path = {"trained": files.trained, "kept": files.kept}[model]
+            hashes[path.name] = artifacts.write_parquet(path, evaluation.table(number, model, measured))
+        return hashes
+
+    def _record_matrices(self, number: int, server: State, uploads: Uploads) -> dict[str, str]:
+        """Write the matrices that travelled, if any did; gives the file's hash."""
+        matrices = {-1: self.algorithm.matrices(server)}
+        matrices |= {client: self.algorithm.matrices(upload) for client, _, upload in uploads}
+        if not matrices[-1]:
+            return {}
+        path = self.files.round(number).exchanged
+        return {path.name: artifacts.write_parquet(path, evaluation.matrices(number, "exchanged", matrices))}
 
     def evaluate(self, number: int) -> None:
         """Accuracies and matrices of a round; then the round is complete."""

@@ -25,21 +25,17 @@ from fedpipe.engine.executor import (
     descend,
     eval_mode,
     keep,
-    move,
     noisy,
     passes,
     readout,
-    size_in_bytes,
-    stack,
     start_client,
-    to_host,
     train_mode,
     trained_names,
-    unstack,
     with_batch_stats,
     with_optimizer_state,
 )
 from fedpipe.engine.transforms import changed
+from fedpipe.engine.trees import move, size_in_bytes, stack, to_host, unstack
 from fedpipe.tensors import Tensors
 
 Flags = Tensor  #: one truth value a client, shape (width,)
@@ -102,8 +98,8 @@ class Stack:
         facts = self._clients.facts(padded, round)
         state: State = vmap(functools.partial(start_client, algorithm), in_dims=(0, axes, 0))(resident, received, facts)
         work = _Work(algorithm, self._clients, round, padded, len(members))
-        for each in passes(algorithm, phase, self._finetune_epochs):
-            state = work.run(each, state)
+        for pass_ in passes(algorithm, phase, self._finetune_epochs):
+            state = work.run(pass_, state)
         scores = {test: work.scores(state, phase, test) for test in tests}
         upload, kept_on = {}, {}
         if phase == "train":
@@ -133,66 +129,66 @@ class _Work:
         self._present = np.arange(len(padded)) < members
         self._epochs: dict[str, int] = {}
 
-    def run(self, each: Pass, state: State) -> State:
+    def run(self, pass_: Pass, state: State) -> State:
         """The stack's state after a pass."""
-        match each:
+        match pass_:
             case Train():
-                return self._train(each, state)
+                return self._train(pass_, state)
             case Measure():
-                return self._measure(each, state)
+                return self._measure(pass_, state)
             case Update():
-                return vmap(each.then)(state)
+                return vmap(pass_.then)(state)
 
-    def _train(self, each: Train, state: State) -> State:
+    def _train(self, training: Train, state: State) -> State:
         algorithm, federation = self._algorithm, self._algorithm.federation
-        first = self._epochs.get(each.stream, 0)
-        count = federation.local_epochs if each.epochs is None else each.epochs
-        self._epochs[each.stream] = first + count
-        names, size = trained_names(algorithm, each, state), federation.batch_size * each.batches
-        state = vmap(functools.partial(with_optimizer_state, algorithm, each))(state)
+        first = self._epochs.get(training.stream, 0)
+        count = federation.local_epochs if training.epochs is None else training.epochs
+        self._epochs[training.stream] = first + count
+        names, size = trained_names(algorithm, training, state), federation.batch_size * training.batches
+        state = vmap(functools.partial(with_optimizer_state, algorithm, training))(state)
 
         def step(client: State, *batch: Tensor) -> State:
-            gradient = _Gradient(algorithm, each, names, Batch(*batch))
-            if each.step is not None:
-                client = each.step(client, gradient.batch, gradient)
+            gradient = _Gradient(algorithm, training, names, Batch(*batch))
+            if training.step is not None:
+                client = training.step(client, gradient.batch, gradient)
             else:
                 client = gradient.descend(client, gradient(client)[0])
-            return with_batch_stats(each, client, gradient.recorded) if gradient.recorded else client
+            return with_batch_stats(training, client, gradient.recorded) if gradient.recorded else client
 
         active = torch.as_tensor(self._present, device=self._clients.device)
         for epoch in range(first, first + count):
-            if each.when is not None:
-                active = active & vmap(each.when)(state)
+            if training.when is not None:
+                active = active & vmap(training.when)(state)
                 if not bool(active.any()):
                     break
-            orders = [self._clients.order(i, self._round, each.stream, epoch, each.share) for i in self._ids]
+            orders = [self._clients.order(i, self._round, training.stream, epoch, training.share) for i in self._ids]
             keys = None
-            if noisy(algorithm, each, self._clients.transforms):
-                keys = [self._clients.key(i, self._round, each.stream, epoch) for i in self._ids]
+            if noisy(algorithm, training, self._clients.transforms):
+                keys = [self._clients.key(i, self._round, training.stream, epoch) for i in self._ids]
             sizes = np.array([len(order) for order in orders]) * self._present
-            for start, batch in itertools.islice(self._batches(orders, size, keys), each.steps):
+            for start, batch in itertools.islice(self._batches(orders, size, keys), training.steps):
                 here = sizes > start
-                everyone = each.when is None and bool(here.all())
+                everyone = training.when is None and bool(here.all())
                 live = None if everyone else active & torch.as_tensor(here, device=active.device)
                 state = _advance(step, state, live, *batch)
-            if each.after is not None:
-                state = _advance(each.after, state, active)
+            if training.after is not None:
+                state = _advance(training.after, state, active)
         return state
 
-    def _measure(self, each: Measure, state: State) -> State:
+    def _measure(self, measuring: Measure, state: State) -> State:
         totals: dict[str, Tensor] = {}
-        samples = self._clients.train if each.on == "train" else self._clients.validation
+        samples = self._clients.train if measuring.on == "train" else self._clients.validation
 
         def measure(client: State, *batch: Tensor) -> dict[str, Tensor]:
             with eval_mode(self._algorithm, client, mask=batch[2]):
-                return each.sums(client, Batch(*batch))
+                return measuring.sums(client, Batch(*batch))
 
         def follow(client: State, sums: dict[str, Tensor]) -> State:
             with eval_mode(self._algorithm, client):
-                return each.then(client, sums)
+                return measuring.then(client, sums)
 
         orders = [samples[client] for client in self._ids]
-        keys = [self._clients.key(i, self._round, "measure", 0) for i in self._ids] if each.changed else None
+        keys = [self._clients.key(i, self._round, "measure", 0) for i in self._ids] if measuring.changed else None
         for _, batch in self._batches(orders, MEASURE_BATCH, keys):
             terms = vmap(measure)(state, *batch)
             totals = {name: totals[name] + term if totals else term for name, term in terms.items()}
@@ -256,22 +252,22 @@ class _Work:
 class _Gradient:
     """Gradient of a pass's loss for one client of a stack; see :class:`~fedpipe.algorithms.base.Gradient`."""
 
-    def __init__(self, algorithm: Algorithm, each: Train, names: tuple[str, ...], batch: Batch) -> None:
-        self._algorithm, self._each, self._names, self.batch = algorithm, each, names, batch
+    def __init__(self, algorithm: Algorithm, training: Train, names: tuple[str, ...], batch: Batch) -> None:
+        self._algorithm, self._training, self._names, self.batch = algorithm, training, names, batch
         self.recorded: dict[str, Tensor] = {}
 
     def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
-        batch, group = batch or self.batch, client[self._each.group]
+        batch, group = batch or self.batch, client[self._training.group]
 
         def value(parameters: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-            with train_mode(self._algorithm, self._each, client, batch) as statistics:
-                return self._each.loss(client | {self._each.group: group | parameters}, batch), statistics
+            with train_mode(self._algorithm, self._training, client, batch) as statistics:
+                return self._training.loss(client | {self._training.group: group | parameters}, batch), statistics
 
         found, (loss, self.recorded) = grad_and_value(value, has_aux=True)(group.only(self._names))
         return found, loss
 
     def descend(self, client: State, gradient: Tensors) -> State:
-        return descend(self._algorithm, self._each, client, gradient)
+        return descend(self._algorithm, self._training, client, gradient)
 
 
 def _advance(step: Callable[..., State], state: State, live: Flags | None, *batch: Tensor) -> State:

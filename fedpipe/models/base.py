@@ -273,6 +273,18 @@ class Net:
         logits: Tensor = functional_call(self._module.head, head, (features,))
         return logits
 
+    def parameters(self, model: Tensors) -> Tensors:
+        """The trained parameters of a model, or of a part of one, in the network's order."""
+        return model.only(name for name in self.names if name in model)
+
+    def buffers(self, model: Tensors) -> Tensors:
+        """Its other tensors, the running statistics."""
+        return model.only(name for name in self.buffer_names if name in model)
+
+    def model(self, tensors: Tensors) -> Tensors:
+        """A whole model of its tensors, in the network's order."""
+        return self.parameters(tensors) | self.buffers(tensors)
+
     def layers(self) -> list[tuple[str, ...]]:
         """The names of each parametrized layer's tensors, buffers included, from the input to the output."""
         found: dict[str, list[str]] = {}

@@ -15,8 +15,10 @@ from fedpipe.tensors import Tensors
 
 # This file works as it stands: FedAvg, with a pull of each client towards the model that it trained last. Change the
 # hooks that your method changes and delete the others (FedAvg's then hold). fedpipe/algorithms/base.py has the rest:
-# send, prepare, work (its Train, Measure and Update passes), predict, deploy. Everything is written for one client, as
-# pure functions of tensors without `if` on values. Models are added and scaled whole: a + b, a * 0.5, a.square_norm().
+# send, personalize, local_passes (Train, Measure and Update passes), predict, global_model. Everything is written for
+# one client, as pure functions of tensors without `if` on values. Models are added and scaled whole, a + b or a * 0.5;
+# norms and distances are of self.net.parameters(a), since a model may hold BatchNorm's running statistics too. Those of
+# the server's next model are the mean of the uploads' whatever `aggregate` computes.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class Template(FedAvg):
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """What a client keeps before its first round, in the shapes that `keep` returns."""
-        return {"last": server["model"].only(self.net.names)}
+        return {"last": self.net.parameters(server["model"])}
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """What a client has at hand in a round: what it trains (``model``), and what its loss needs."""
@@ -52,7 +54,7 @@ class Template(FedAvg):
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """What a client minimizes: the risk, a mean cross-entropy, and what the method adds to it."""
-        drift = client["model"].only(self.net.names) - client["last"]
+        drift = self.net.parameters(client["model"]) - client["last"]
         return self.risk(client, batch) + self.pull / 2 * drift.square_norm()
 
     def upload(self, client: State) -> State:
@@ -61,7 +63,7 @@ class Template(FedAvg):
 
     def keep(self, client: State) -> State:
         """What stays at the client until it takes part again: here without the running statistics of BatchNorm."""
-        return {"last": client["model"].only(self.net.names)}
+        return {"last": self.net.parameters(client["model"])}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The server's next state: ``uploads`` gives (client, weight, upload) in client order; the weights sum to 1."""

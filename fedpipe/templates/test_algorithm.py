@@ -31,7 +31,7 @@ def test_without_what_it_adds_it_is_fedavg(make_trial: Callable[..., Any], asser
 def test_the_pull_is_half_lambda_times_the_squared_distance(make_trial: Callable[..., Any]) -> None:
     """An exact number: every parameter is 0.5 away from the client's last model."""
     trial = make_trial(build(pull=0.7))
-    client, batch = trial.begin(3), Batch(*trial.clients.gather(trial.clients.train[3]))
+    client, batch = trial.start(3), Batch(*trial.clients.gather(trial.clients.train[3]))
     client["model"] = client["last"] + 0.5
     pull = trial.algorithm.loss(client, batch) - trial.algorithm.risk(client, batch)
     parameters = sum(value.numel() for value in client["last"].values())

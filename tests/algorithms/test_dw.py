@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
 
 from fedpipe import registry
-from fedpipe.algorithms._dw import OMEGA, WithDW
-from fedpipe.algorithms.base import DW
+from fedpipe.algorithms._dw import DW, OMEGA, WithDW
+from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feddw import FedDW
-from fedpipe.engine.executor import size_in_bytes
+from fedpipe.algorithms.fedprox import FedProx
+from fedpipe.engine.trees import size_in_bytes
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network, class_relations
 
@@ -118,7 +123,7 @@ def test_fedalas_mixing_is_regularized(make_trial):
 def test_methods_that_have_no_use_for_it_refuse(name, reason):
     with pytest.raises(SettingsError, match=rf"^algorithms.mine.dw: {{'mu': 0.5}} can't be used, since {reason}"):
         registry.build(registry.ALGORITHM, name, {"dw": {"mu": 0.5}}, "algorithms.mine")
-    assert registry.build(registry.ALGORITHM, name, {"dw": None}).dw is None
+    assert registry.build(registry.ALGORITHM, name, {"dw": None}) == build(name)
     assert build("feddistill_plus", 0.5).dw == DW(mu=0.5), "which derives from FedDW"
 
 
@@ -132,3 +137,33 @@ def test_in_params_yaml_it_is_a_section_of_any_algorithm():
     assert build("scaffold", 2.0).dw == DW(mu=2.0)
     with pytest.raises(Exception, match=r"algorithms\.dw\.mu"):
         build("scaffold", -1.0)
+
+
+def test_it_is_the_method_under_its_own_name_copied_and_pickled_as_it_is():
+    """FedProx with it is a FedProx, one class however often it is built."""
+    made = build("fedprox", 0.5)
+    assert isinstance(made, FedProx)
+    assert registry.name_of(registry.ALGORITHM, type(made)) == "fedprox"
+    assert type(made) is type(build("fedprox", 2.0)) is not FedProx
+    for twin in (copy.copy(made), pickle.loads(pickle.dumps(made))):
+        assert twin == made
+        assert type(twin) is type(made)
+
+
+def test_nothing_of_it_is_in_a_method_without_it():
+    for parameters in ({}, {"dw": None}):
+        made = registry.build(registry.ALGORITHM, "fedprox", parameters)
+        assert type(made) is FedProx
+        assert not hasattr(made, "dw")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(FedAvg):
+    """A method with a parameter of that name."""
+
+    dw: float = 0.5
+
+
+def test_a_method_with_a_parameter_of_its_name_is_refused():
+    with pytest.raises(SettingsError, match=r"^algorithms\.mine: Own has a field 'dw'"):
+        registry.build(registry.ALGORITHM, f"{__name__}.Own", {}, "algorithms.mine")

@@ -3,7 +3,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedpipe import registry
-from fedpipe.algorithms.base import DW
+from fedpipe.algorithms._dw import DW, with_dw
 from fedpipe.algorithms.feddyn import FedDyn
 from fedpipe.config import Evaluation
 from fedpipe.engine import evaluation
@@ -150,7 +150,7 @@ def test_the_other_model_is_measured_only_beside_the_global_one(make_trial):
 
 
 def test_with_dw_both_models_are_measured(make_trial):
-    rows = measured(make_trial(FedDyn(dw=DW(mu=0.1))).run(), "global-on-global")
+    rows = measured(make_trial(with_dw(FedDyn)(dw=DW(mu=0.1))).run(), "global-on-global")
     assert [row["protocol"] for row in rows] == ["global-on-global", "mean-on-global"]
 
 

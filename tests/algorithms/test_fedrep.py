@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedpipe.algorithms.base import DW
+from fedpipe.algorithms._dw import DW, with_dw
 from fedpipe.algorithms.fedbabu import FedBABU
 from fedpipe.algorithms.fedrep import FedRep
 from fedpipe.models.base import Network
@@ -124,8 +124,9 @@ def test_dw_acts_in_the_head_phase_alone(make_trial):
         return Network(nn.Sequential(nn.Linear(5, 6), nn.ReLU()), nn.Linear(6, 4, bias=False))
 
     for epochs, feels in ((0, False), (1, True)):
-        plain, with_dw = (
-            make_trial(FedRep(head_epochs=epochs, body_epochs=2, dw=dw), bare).run(2) for dw in (None, DW(mu=5.0))
+        plain, regularized = (
+            make_trial(method(head_epochs=epochs, body_epochs=2, **dw), bare).run(2)
+            for method, dw in ((FedRep, {}), (with_dw(FedRep), {"dw": DW(mu=5.0)}))
         )
-        same = torch.equal(with_dw.server["body"].flat(), plain.server["body"].flat())
+        same = torch.equal(regularized.server["body"].flat(), plain.server["body"].flat())
         assert same is not feels

@@ -72,6 +72,22 @@ def test_the_literal_command_makes_the_local_table_bit_for_bit(clone: Clone, tmp
     assert "Nothing to be done" in clone.on_slurm(*ALL)
 
 
+def test_the_words_of_the_readme_run_on_slurm(clone: Clone) -> None:
+    """As they stand there: fedpipe run, and DVC, which finds all of it and records it."""
+    clone.run("git", "init", "-q")
+    studies.write(studies.settings(rounds=1), clone.folder)
+    clone.commit()
+    said = clone.on_slurm("fedpipe", "run", "--profile", "slurm", "-j", "3")
+    assert said.startswith("snakemake all --profile slurm --jobs 3\n")
+    assert "submitted with SLURM jobid" in said
+    bits = clone.bits()
+    clone.edit(federation={"learning_rate": 0.05})
+    said = clone.on_slurm("bash", "-c", "FEDPIPE_PROFILE=slurm dvc repro")
+    assert "submitted with SLURM jobid" in said
+    assert "Running stage 'train@fedavg'" in said
+    assert bits.items() < clone.bits().items()
+
+
 def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> None:
     """Jobs that are preempted, one that is cancelled, one that fails, and a node that dies."""
     labels = ("failing", "unlucky")

@@ -13,7 +13,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from fedpipe import artifacts, cli, config, pins
+from fedpipe import artifacts, cli, config, pins, registry
 from fedpipe import plan as planning
 from fedpipe.data.assignment import Assignment
 from fedpipe.errors import SettingsError

@@ -8,7 +8,8 @@ from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.base import Measure, Train, Update
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.engine.executor import MEASURE_BATCH, passes, size_in_bytes
+from fedpipe.engine.executor import MEASURE_BATCH, passes
+from fedpipe.engine.trees import size_in_bytes
 from fedpipe.tensors import Tensors
 
 WIDTHS = [None, 3]

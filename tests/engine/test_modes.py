@@ -11,8 +11,9 @@ from fedpipe import rng
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Transforms
 from fedpipe.engine.clients import Clients
-from fedpipe.engine.executor import BUFFERS, size_in_bytes
+from fedpipe.engine.executor import BUFFERS
 from fedpipe.engine.transforms import changed
+from fedpipe.engine.trees import size_in_bytes
 from fedpipe.models.base import Net, Network
 
 CHANGES = Transforms(mean=(0.1,), std=(2.0,), crop=1, flip=True, rotation=40)

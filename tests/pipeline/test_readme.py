@@ -1,0 +1,157 @@
+"""The commands of README and CONTRIBUTING, typed as written and in their order, on smaller studies."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+import yaml
+
+from tests import studies
+from tests.pages import ROOT, blocks, commands, read
+from tests.pipeline.conftest import Project, jobs, stages
+
+NOTHING = "Nothing to be done"
+INSTALLATION = "tests/test_readme.py::test_the_cpu_installation_leaves_out_what_pytorchs_cuda_build_alone_needs"
+TUTORIAL = "tests/pipeline/test_dvc_tutorial.py"
+SLURM = "tests/cluster/test_slurm.py::test_the_words_of_the_readme_run_on_slurm"
+
+#: Commands that the stories below do not type, with what types or checks them instead: a test, or CI.
+ELSEWHERE = {
+    "make test": ".ci/run",
+    "make test-all": ".ci/run",
+    "make lint": ".ci/run",
+    "snakemake --lint": ".ci/run",
+    "pytest -q tests/report": ".ci/run",
+    "pytest -q tests/algorithms -k my_avg": (
+        "tests/test_new_algorithm.py::test_a_new_algorithm_passes_the_contract_and_can_be_planned"
+    ),
+    "pip install pre-commit && pre-commit install": (
+        "tests/test_ci.py::test_a_hook_lets_the_project_pass_and_bad_code_fail"
+    ),
+    "dvc plots diff": f"{TUTORIAL}::test_plots_have_the_numbers_of_both_revisions",
+    "dvc exp run -S algorithms.feddw.mu=0.1": f"{TUTORIAL}::test_every_experiment_shows_its_own_numbers",
+    "dvc exp show --only-changed --drop 'results|fedpipe|workflow|Snakefile|params.yaml'": (
+        f"{TUTORIAL}::test_the_table_of_experiments_shows_what_changed"
+    ),
+    "fedpipe run --profile slurm": SLURM,
+    "FEDPIPE_PROFILE=slurm dvc repro": SLURM,
+    "python3 -m venv .venv && source .venv/bin/activate": INSTALLATION,
+    "pip install torch==2.11.0 torchvision==0.26.0 --index-url ADDRESS": INSTALLATION,
+    "pip install -r <(grep -vE '^(cuda|nvidia|triton)' requirements.lock)": INSTALLATION,
+    "pip install --no-deps --no-build-isolation -e . && touch .venv/bin/.installed": INSTALLATION,
+}
+
+
+def test_every_command_is_typed_below_or_elsewhere() -> None:
+    shown = {line for page in ("README.md", "CONTRIBUTING.md") for line in commands(page)}
+    assert set(ELSEWHERE) <= shown, "what no page shows any more needs no exception"
+    for place in ELSEWHERE.values():
+        path, _, test = place.partition("::")
+        assert (ROOT / path).is_file()
+        assert not test or f"\ndef {test}(" in read(path)
+
+
+@pytest.fixture
+def clone(project: Project) -> Project:
+    """A clone that was installed by hand, as the README says for machines without CUDA: `make` finds all there."""
+    (project.folder / ".venv/bin").mkdir(parents=True)
+    project.run("bash", "-c", commands("README.md")[-1].rpartition("&&")[2])
+    assert "Nothing to be done for 'setup'" in project.run("make", "setup")
+    return project
+
+
+class Typist:
+    """Types the commands of a page, one after another; says what each printed."""
+
+    def __init__(self, project: Project, page: str) -> None:
+        self.project = project
+        self._left = [line for line in commands(page) if line not in ELSEWHERE]
+
+    def next(self, line: str, typed: str | None = None) -> str:
+        """The next command, which is this one; `typed` is what stands for it where it has placeholders."""
+        assert self._left.pop(0) == line
+        return self.project.run("bash", "-c", typed or line)
+
+    def done(self) -> bool:
+        return not self._left
+
+
+@pytest.mark.slow
+def test_the_readme_from_top_to_bottom(clone: Project) -> None:
+    small = studies.settings(("fedavg", "feddw"), 2, federation={"batch_size": 10})
+    small["algorithms"]["feddw"] = {"mu": 1.0}
+    studies.write(small, clone.folder)
+    (clone.folder / "studies/gallery.yaml").write_text((clone.folder / "params.yaml").read_text())
+    clone.commit("as shipped")
+    typist = Typist(clone, "README.md")
+
+    assert "| feddw" in typist.next("make demo")
+    first = clone.metrics()
+    assert stages(typist.next("dvc repro"))[:2] == ["plan", "execute"]
+    assert clone.metrics() == first
+    typist.next("git add . && git commit -m baseline")
+    small["algorithms"]["feddw"] = {"mu": 10.0}
+    studies.write(small, clone.folder)
+    typist.next("$EDITOR params.yaml", "EDITOR=true; $EDITOR params.yaml")
+    printed = typist.next("dvc repro")
+    assert jobs(printed)["segment"] == 1
+    assert "results/runs/feddw/" in printed
+    assert "feddw.global-on-global" in typist.next("dvc metrics diff")
+
+    traced = yaml.safe_load(typist.next("fedpipe trace results/tables/results.md feddw.global-on-global"))
+    assert traced
+    assert "agree" in typist.next("fedpipe verify")
+    keys = [path.name for path in sorted((clone.folder / "results/runs").glob("*/*"))]
+    assert "algorithm" in typist.next("fedpipe diff KEY KEY", shlex.join(["fedpipe", "diff", *keys[:2]]))
+    assert "Nothing to remove" in typist.next("fedpipe prune")
+
+    printed = typist.next("fedpipe run")
+    assert printed.startswith("snakemake all --profile workflow/profiles/local\n")
+    assert NOTHING in printed, "DVC's results are found"
+    assert "feddw" in typist.next("fedpipe list algorithms")
+    assert "mu" in typist.next("fedpipe describe feddw")
+    assert len(typist.next("fedpipe plan --dry-run").splitlines()) == 2
+    printed = typist.next("fedpipe run --params studies/gallery.yaml")
+    assert "segment" not in jobs(printed), "studies share runs"
+    assert "| feddw" in typist.next("fedpipe show --params studies/gallery.yaml")
+    assert NOTHING in typist.next("fedpipe run --profile workflow/profiles/gpu")
+    assert typist.done()
+
+
+@pytest.mark.slow
+def test_contributing_from_top_to_bottom(clone: Project) -> None:
+    for block in blocks("CONTRIBUTING.md"):
+        if block.language == "python":
+            (clone.folder / block.lines[0].removeprefix("# ")).write_text(block.text)
+    stacks = clone.folder / "tests/models/test_stacking.py"
+    (line,) = [text for text in read("CONTRIBUTING.md").split("`") if text.startswith('"two_nn": ')]
+    text = stacks.read_text()
+    head = next(row for row in text.splitlines() if row.startswith("SMALL"))
+    stacks.write_text(text.replace(head, f"{head}\n    {line},"))
+    typist = Typist(clone, "CONTRIBUTING.md")
+
+    typist.next("make setup && source .venv/bin/activate", "make setup")
+    assert "my_avg" in typist.next("fedpipe new-algorithm my_avg")
+    typist.next("make docs")
+    assert "\n## my_avg\n" in (clone.folder / "docs/algorithms.md").read_text()
+    assert "is stored" in typist.next("fedpipe download wine")
+    typist.next("make docs")
+    assert '"const": "wine"' in (clone.folder / "params.schema.json").read_text()
+    params = {
+        "dataset": {"name": "wine"},
+        "partition": {"scheme": "slices"},
+        "model": {"name": "two_nn"},
+        "federation": {"clients": 5, "rounds": 2},
+        "study": {"algorithms": ["fedavg", "my_avg"]},
+    }
+    studies.write(params, clone.folder)
+    assert "wine" in typist.next("fedpipe partition --preview")
+    assert " passed" in typist.next("pytest -q tests/models -k two_nn")
+    typist.next("make docs")
+    assert typist.done()
+
+    clone.run("fedpipe", "run")
+    assert set(clone.metrics()) == {"fedavg", "my_avg"}
+    for check in ("ruff check", "ruff format --check"):
+        clone.run(*check.split())

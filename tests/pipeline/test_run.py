@@ -1,0 +1,147 @@
+"""`fedpipe run`: the snakemake command that it prints, and becomes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import snakemake
+
+from tests import studies
+from tests.pipeline.conftest import BIN, ENVIRONMENT, Project, jobs
+
+LOCAL = "--profile workflow/profiles/local"
+ODD = "studies/two words (1).yaml"
+RAISES = """
+from fedpipe.algorithms.fedavg import FedAvg
+
+
+class Broken(FedAvg):
+    def loss(self, client, batch):
+        raise RuntimeError("as meant")
+"""
+
+
+def typed(project: Project, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """How a command ends, with standard output and error apart."""
+    return subprocess.run(
+        command,
+        cwd=project.folder,
+        env=ENVIRONMENT | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+
+
+def write(project: Project, place: str, **sections: Any) -> None:
+    """A study of one round."""
+    path = project.folder / place
+    folder = path.parent / path.stem
+    folder.mkdir()
+    studies.write(studies.settings(rounds=1, **sections), folder)
+    (folder / "params.yaml").replace(path)
+    folder.rmdir()
+
+
+def trained(project: Project) -> list[Path]:
+    return sorted((project.folder / "results/runs").glob("*/*/segments/*.json"))
+
+
+def test_what_is_printed_does_the_same_when_it_is_typed(project: Project) -> None:
+    write(project, ODD)
+    dry = typed(project, "fedpipe", "run", "--params", ODD, "-n", "-j", "2", "--quiet", "host")
+    assert dry.returncode == 0, dry.stderr
+    line = dry.stderr.splitlines()[0]
+    assert line == f"snakemake all --config 'params={ODD}' {LOCAL} -n --cores 2 --quiet host"
+    assert jobs(dry.stdout)["segment"] == 1
+    assert not trained(project), "-n runs nothing"
+    again = typed(project, "bash", "-c", line)
+    assert jobs(again.stdout) == jobs(dry.stdout)
+
+
+def test_a_study_runs_also_where_the_environment_is_not_activated(project: Project) -> None:
+    write(project, "params.yaml")
+    bare = os.pathsep.join(part for part in ENVIRONMENT["PATH"].split(os.pathsep) if part != str(BIN))
+    done = typed(project, str(BIN / "fedpipe"), "run", "-j", "1", PATH=bare)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0].endswith(f"snakemake all {LOCAL} --cores 1")
+    assert "Provided cores: 1\n" in done.stderr.replace(" (use --cores to define parallelism)", "")
+    assert len(trained(project)) == 1
+    assert (project.folder / "results/tables/results.md").is_file()
+    dry = typed(project, "fedpipe", "run", "-n")
+    assert "Nothing to be done" in dry.stdout + dry.stderr
+
+
+def test_its_status_is_snakemakes(project: Project) -> None:
+    (project.folder / "own.py").write_text(RAISES)
+    write(project, "params.yaml", algorithms={"fedavg": {"algorithm": "own.Broken"}})
+    failed = typed(project, "fedpipe", "run")
+    assert failed.returncode == 1
+    assert "as meant" in failed.stdout + failed.stderr
+    assert typed(project, "fedpipe", "run", "--no-such-option").returncode == 2
+    done = typed(project, "fedpipe", "run", "--version")
+    assert (done.returncode, done.stdout) == (0, f"{snakemake.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        ((), f"all {LOCAL}"),
+        (("-j", "3"), f"all {LOCAL} --cores 3"),
+        (("--profile", "slurm", "-j", "3"), "all --profile slurm --jobs 3"),
+        (("--profile", "workflow/profiles/gpu", "-j3"), "all --profile workflow/profiles/gpu --cores 3"),
+        (("--profile", "a b"), "all --profile 'a b'"),
+        (("--jobname", "a; {jobid}"), f"all {LOCAL} --jobname 'a; {{jobid}}'"),
+        (("--set-threads", "segment=2", "-np"), f"all {LOCAL} -n --set-threads segment=2 -p"),
+        (("--params", "studies/gallery.yaml"), f"all --config params=studies/gallery.yaml {LOCAL}"),
+    ],
+)
+def test_what_it_stands_for(project: Project, arguments: tuple[str, ...], printed: str) -> None:
+    done = typed(project, "fedpipe", "run", *arguments, "--version")
+    assert (done.returncode, done.stdout) == (0, f"{snakemake.__version__}\n"), done.stderr
+    assert done.stderr == f"snakemake {printed} --version\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--params", "none.yaml"), "none.yaml: there is no such file; run from the folder that holds it."),
+        (
+            ("--params", "mine.yaml"),
+            "mine.yaml: a study is params.yaml, or lies below the folder studies as NAME.yaml.",
+        ),
+        (
+            ("studies/gallery.yaml",),
+            "'studies/gallery.yaml' can't be run alone, since `fedpipe run` makes all results of a study; "
+            "type `snakemake studies/gallery.yaml --profile workflow/profiles/local` for one target, or --params for "
+            "another study.",
+        ),
+        (
+            ("--config", "params=studies/gallery.yaml"),
+            "--config can't be used here; another study is named by --params, and its file says all.",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_runs_nothing(
+    project: Project, arguments: tuple[str, ...], sentence: str
+) -> None:
+    (project.folder / "mine.yaml").write_text("{}\n")
+    done = typed(project, "fedpipe", "run", *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"fedpipe: {sentence}\n")
+    assert not (project.folder / ".snakemake").exists()
+
+
+def test_without_snakemake_it_is_one_sentence(project: Project, tmp_path: Path) -> None:
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.symlink_to(Path(sys.executable).resolve())
+    libraries = os.pathsep.join([".", sysconfig.get_path("purelib")])
+    done = typed(project, str(python), "-m", "fedpipe", "run", PATH="/nowhere", PYTHONPATH=libraries)
+    sentence = "snakemake is not installed here; run `make setup`, then `source .venv/bin/activate`."
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"fedpipe: {sentence}\n")
