@@ -39,4 +39,4 @@ rule runs:
 
 rule partitions:
     input:
-        expand("results/partitions/{key}/assignment.parquet", key=PLAN["partitions"]),
+        expand("results/partitions/{key}/assignment.parquet", key=PLAN.partitions),

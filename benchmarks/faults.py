@@ -32,8 +32,8 @@ import yaml
 from fedpipe import archive, artifacts
 from fedpipe import plan as planning
 from fedpipe.artifacts import PARAMS, RunFiles
-from fedpipe.data import stage, store
 from fedpipe.engine.run import Run
+from fedpipe.stages import download, partition
 
 ROUNDS = 3
 STUDY = {
@@ -110,12 +110,12 @@ def campaign(kills: int, seed: int) -> bool:
     artifacts.write_bytes(PARAMS, yaml.safe_dump(STUDY).encode())
     made = planning.make(PARAMS)
     planning.write(made)
-    (run,) = made["runs"]
-    files, random_ = RunFiles(Path(run["path"])), random.Random(seed)
+    (run,) = made.runs
+    files, random_ = run.files, random.Random(seed)
 
     def prepare() -> None:
-        store.download(run["dataset"])
-        stage.partition(run["partition"])
+        download.download(run.dataset)
+        partition.partition(run.partition)
 
     def segment() -> None:
         list(Run(files).segment(ROUNDS))

@@ -27,10 +27,11 @@ from fedpipe import artifacts, config
 from fedpipe import plan as planning
 from fedpipe.artifacts import PARAMS, RunFiles
 from fedpipe.config import Execution
-from fedpipe.data import stage, store
-from fedpipe.engine.collecting import collect
 from fedpipe.engine.run import open_run
+from fedpipe.planned import Plan
 from fedpipe.report import results
+from fedpipe.stages import download, partition
+from fedpipe.stages.collect import collect
 
 GALLERY = Path(__file__).parent.parent / "studies/gallery.yaml"
 EASY, HARD = 0.3, 0.1  #: alpha
@@ -62,22 +63,22 @@ def work(path: str, rounds: int) -> None:
     collect(RunFiles(Path(path)), rounds, "last")
 
 
-def measure(settings: dict[str, Any], workers: int) -> dict[str, Any]:
+def measure(settings: dict[str, Any], workers: int) -> Plan:
     """The plan of the study, whose runs are done in the working directory."""
     artifacts.write_json(PARAMS, settings)  # JSON is YAML
     made = planning.make()
     planning.write(made)
-    for name in {run["dataset"] for run in made["runs"]}:
-        store.download(name)
-    for key in made["partitions"]:
-        stage.partition(key)
+    for name in {run.dataset for run in made.runs}:
+        download.download(name)
+    for key in made.partitions:
+        partition.partition(key)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for done in [pool.submit(work, run["path"], run["rounds"]) for run in made["runs"]]:
+        for done in [pool.submit(work, str(run.path), run.rounds) for run in made.runs]:
             done.result()
     return made
 
 
-def figures(made: dict[str, Any]) -> list[dict[str, Any]]:
+def figures(made: Plan) -> list[dict[str, Any]]:
     """A row an algorithm: accuracies in percent by its own protocol, and the gain over FedAvg's local one."""
     frame = results.reported(results.load(made))
     frame = frame[frame["average"] == "sample"]
@@ -107,7 +108,7 @@ def figures(made: dict[str, Any]) -> list[dict[str, Any]]:
             "": ", ".join(below),
         }
 
-    return [row(name) for name in made["algorithms"]]
+    return [row(name) for name in made.algorithms]
 
 
 def main() -> None:

@@ -488,32 +488,6 @@ def read_json(path: Path, sha256: str | None = None) -> Any:
     return _decode(path, lambda: json.loads(data))
 
 
-def read_plan(place: Path) -> dict[str, Any]:
-    """A study's plan, all of whose names are such as a plan gives: none leads out of the folder.
-
-    Raises
-    ------
-    ArtifactError
-        It is missing, damaged, or of another study.
-    """
-    found: dict[str, Any] = read_json(place)
-    try:
-        names = [
-            (r"results/runs/[a-z][a-z0-9_]*/[0-9a-f]{12}", [run["path"] for run in found["runs"]]),
-            (r"[A-Za-z0-9_.]+-[0-9a-f]{12}", [run["dataset"] for run in found["runs"]]),
-            (r"[0-9a-f]{12}", [run["partition"] for run in found["runs"]] + list(found["partitions"])),
-            (r"[a-z][a-z0-9_]*", [*found["algorithms"], *(cell["algorithm"] for cell in found["cells"])]),
-            (r"[0-9a-f]{12}", [cell["key"] for cell in found["cells"]]),
-        ]
-        ours = all(re.fullmatch(pattern, name) for pattern, each in names for name in each)
-        ours &= StudyFiles.of(Path(found["params"])).plan.resolve() == place.resolve()
-    except (LookupError, TypeError):
-        ours = False
-    if not ours:
-        raise ArtifactError(f"{place} is no plan of a study that belongs there; delete it and run again.")
-    return found
-
-
 def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
     """The table in a Parquet file, checked."""
     import pyarrow as pa

@@ -13,29 +13,31 @@ import yaml
 
 from fedpipe import artifacts
 from fedpipe.artifacts import RunFiles
+from fedpipe.plan import NewPlan
+from fedpipe.planned import Plan
 
 SECTIONS = {"dataset": "data set", "partition": "partition scheme", "model": "model", "algorithm": "algorithm"}
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a study may have a thousand runs
 
 
-def told(plan: dict[str, Any]) -> list[str]:
+def told(plan: NewPlan) -> list[str]:
     """What a plan that was just made says of its runs' code, in sentences; nothing where all is as it lies here."""
     return [*renewed(plan), *elsewhere(plan)]
 
 
-def renewed(plan: dict[str, Any]) -> Iterator[str]:
+def renewed(plan: NewPlan) -> Iterator[str]:
     """How many runs will be made anew because of an edit: there are rounds of runs that differ in code alone."""
-    planned = {run["path"] for run in plan["runs"]}
+    planned = {run.path for run in plan.runs}
     before: dict[str, dict[str, dict[str, Any]]] = {}  #: by label, what is the same after an edit: the old settings
     reasons: Counter[tuple[str, ...]] = Counter()
-    for run in plan["runs"]:
-        files, label = RunFiles(Path(run["path"])), run["algorithm"]
+    for run in plan.runs:
+        files, label = run.files, run.algorithm
         if files.complete():
             continue
         if label not in before:
-            folders = [path for path in files.path.parent.glob("*") if str(path) not in planned]
+            folders = [path for path in files.path.parent.glob("*") if path not in planned]
             before[label] = dict(_made(folders))
-        settings = yaml.load(plan["files"][str(files.settings)], Loader=_LOADER)
+        settings = yaml.load(plan.texts[str(files.settings)], Loader=_LOADER)
         if old := before[label].get(_without_code(settings)):
             edited = [name for name in SECTIONS if old[name]["code"] != settings[name]["code"]]
             reasons[tuple(f"{SECTIONS[name]} '{_name(settings[name])}'" for name in edited)] += 1
@@ -47,12 +49,12 @@ def renewed(plan: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def elsewhere(plan: dict[str, Any]) -> Iterator[str]:
+def elsewhere(plan: Plan) -> Iterator[str]:
     """How many runs come from shared code other than what lay here when the plan was made."""
-    count = sum(made_elsewhere(RunFiles(Path(run["path"])), plan["shared"]) for run in plan["runs"])
+    count = sum(made_elsewhere(run.files, plan.shared) for run in plan.runs)
     if count:
         yield (
-            f"{count} of {len(plan['runs'])} run{'s' if len(plan['runs']) > 1 else ''} "
+            f"{count} of {len(plan.runs)} run{'s' if len(plan.runs) > 1 else ''} "
             f"{'comes' if count == 1 else 'come'} from other shared code (executors, optimizers, layers, evaluation, "
             "...) than lies here; `fedpipe verify` does a round of each again and compares."
         )

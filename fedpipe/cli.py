@@ -17,8 +17,8 @@ from typer.core import TyperGroup
 
 from fedpipe import __version__, artifacts, registry
 from fedpipe.artifacts import PARAMS, RunFiles, StudyFiles
-from fedpipe.errors import ArtifactError, SettingsError, UserError
-from fedpipe.mistakes import nearest
+from fedpipe.errors import ArtifactError, SettingsError, UserError, nearest
+from fedpipe.planned import Plan
 
 DELETING = ("prune",)  #: no mistake leads there
 PEOPLE, STAGES, GENERATED = "For people", "Stages, which Snakemake and DVC call", "Generated files, by make docs"
@@ -92,13 +92,13 @@ def plan(
     made = planning.make(params)
     for sentence in changes.told(made):
         typer.echo(f"fedpipe: {sentence}", err=True)
-    for warning in made["warnings"]:
+    for warning in made.warnings:
         typer.echo(f"fedpipe: warning: {warning}", err=True)
     if dry_run:
-        for run in made["runs"]:
-            points = [each["grid"] for each in made["cells"] if planning.serves(run, each)]
+        for run in made.runs:
+            points = [cell.grid for cell in made.cells if run.serves(cell)]
             told = "; ".join(", ".join(f"{name}={value}" for name, value in point.items()) for point in points)
-            typer.echo(f"{run['algorithm']:<16} seed {run['seed']}  {f'{told}  ' if told else ''}{run['key']}")
+            typer.echo(f"{run.algorithm:<16} seed {run.seed}  {f'{told}  ' if told else ''}{run.key}")
     else:
         planning.write(made)
 
@@ -146,12 +146,12 @@ def download(
     params: StudyFile = PARAMS,
 ) -> None:
     """Obtain a data set, check it, store it as tensors; declare the SHA-256 of each file that the study names."""
-    from fedpipe.data import declare, store
+    from fedpipe.stages import download as stage
 
-    if name is not None and store.settings_file(name).is_file():
-        store.download(name)
+    if name is not None and stage.is_planned(name):
+        stage.download(name)
     else:
-        typer.echo(declare.download(name, params))
+        typer.echo(stage.declare(name, params))
 
 
 @app.command(rich_help_panel=PEOPLE)
@@ -163,16 +163,16 @@ def partition(
     params: StudyFile = PARAMS,
 ) -> None:
     """Deal a data set's samples to clients."""
-    from fedpipe.data import stage
+    from fedpipe.stages import partition as stage
 
     if preview:
         from fedpipe.report import preview as layout
 
-        found = [each for each in stage.preview(params) if key in (None, each[0])]
+        found = [layout.text(*dealt) for dealt in stage.preview(params) if key in (None, dealt[0])]
         if not found:
             raise SettingsError(f"'{key}' is no partition of {params}; without it, all of them are shown.")
-        for each in found:
-            typer.echo(layout.text(*each))
+        for text in found:
+            typer.echo(text)
     elif key is None:
         raise SettingsError("KEY: missing; it should be a partition of the plan (--preview shows them all).")
     else:
@@ -263,15 +263,15 @@ def collect(
     keep_models: KeepModels = "all",
 ) -> None:
     """Join the rounds' metrics, matrices, traffic and times into one file each."""
-    from fedpipe.engine import collecting
+    from fedpipe.stages import collect as stage
 
-    collecting.collect(RunFiles(path), rounds, _number(keep_models))
+    stage.collect(RunFiles(path), rounds, _number(keep_models))
 
 
 @app.command(rich_help_panel=STAGES)
 def table(params: StudyFile = PARAMS) -> None:
     """Write the result table, metrics.json, the plots' numbers, and the keys of each algorithm's runs."""
-    from fedpipe.report import stage
+    from fedpipe.stages import report as stage
 
     stage.write(stage.contents(_plan(params)))
 
@@ -283,7 +283,7 @@ def figure(
     params: StudyFile = PARAMS,
 ) -> None:
     """Draw a figure, as SVG and PNG."""
-    from fedpipe.report import stage
+    from fedpipe.stages import report as stage
 
     if name == "curves":
         stage.write_figure_curves(_plan(params))
@@ -298,7 +298,7 @@ def figure(
 @app.command(rich_help_panel=PEOPLE)
 def show(params: StudyFile = PARAMS) -> None:
     """Print the result table and where the figures lie; of a study with failed runs, what is complete, and why."""
-    from fedpipe.report import stage
+    from fedpipe.stages import report as stage
 
     made = _plan(params)
     if partial := stage.partial(made):
@@ -323,11 +323,11 @@ def record(
 ) -> None:
     """Check that all runs of an algorithm are complete, in the plan's rounds, for DVC to record."""
     made = _plan(params)
-    if algorithm not in made["algorithms"]:
-        raise SettingsError(f"'{algorithm}' is not in the study; {nearest(algorithm, made['algorithms'])}")
-    for run in made["runs"]:
-        if run["algorithm"] == algorithm:
-            RunFiles(Path(run["path"])).joined(run["rounds"]).check()
+    if algorithm not in made.algorithms:
+        raise SettingsError(f"'{algorithm}' is not in the study; {nearest(algorithm, made.algorithms)}")
+    for run in made.runs:
+        if run.algorithm == algorithm:
+            run.joined.check()
 
 
 @app.command(rich_help_panel=PEOPLE)
@@ -360,7 +360,7 @@ def verify(
         verdicts = lineage.verify(runs, rerun, random.Random())
     else:
         made = _plan(params)
-        paths = [Path(run["path"]) for run in made["runs"]]
+        paths = [run.path for run in made.runs]
         verdicts = itertools.chain([study.verify(made)], lineage.verify(paths, rerun, random.Random()))
     holds = True
     for verdict in verdicts:
@@ -388,15 +388,15 @@ def prune(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False
     from fedpipe.report import tables
 
     found = lineage.unneeded()
-    spare, lost = ([each for each in found if bool(each.uncached) == kind] for kind in (False, True))
-    for each in lost:
-        typer.echo(f"{each} ({tables.size(each.size)}) is not in DVC's cache and stays; `dvc commit`, or delete it.")
-    for each in spare:
-        typer.echo(f"{tables.size(each.size):>8}  {each}")
+    spare, lost = ([part for part in found if bool(part.uncached) == kind] for kind in (False, True))
+    for part in lost:
+        typer.echo(f"{part} ({tables.size(part.size)}) is not in DVC's cache and stays; `dvc commit`, or delete it.")
+    for part in spare:
+        typer.echo(f"{tables.size(part.size):>8}  {part}")
     if not spare:
         typer.echo("Nothing to remove.")
         return
-    typer.echo(f"{tables.size(sum(each.size for each in spare)):>8}  in all")
+    typer.echo(f"{tables.size(sum(part.size for part in spare)):>8}  in all")
     if yes or typer.confirm("Remove them from this folder?"):
         lineage.remove(spare)
         typer.echo("Removed; `dvc repro` records that, `dvc gc --all-commits --all-experiments` frees the cache.")
@@ -420,7 +420,7 @@ def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, m
     if not kinds and "." in name:
         kinds = [kind for kind in registry.KINDS if registry.is_a(kind, name)]
     if not kinds:
-        known = sorted({each for kind in registry.KINDS for each in registry.names(kind)})
+        known = sorted({component for kind in registry.KINDS for component in registry.names(kind)})
         raise SettingsError(f"'{name}' is unknown; {nearest(name, known)}")
     kind, found = kinds[0], registry.documented(kinds[0], registry.find(kinds[0], name))
     typer.echo(f"{name} ({kind.name})\n\n{inspect.getdoc(found)}\n")
@@ -514,13 +514,13 @@ def _kind(plural: str) -> registry.Kind:
     return kinds[plural]
 
 
-def _plan(params: Path) -> dict[str, Any]:
+def _plan(params: Path) -> Plan:
     place = StudyFiles.of(params).plan
     if not place.is_file():
         if not params.is_file():
             raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
         raise ArtifactError(f"{place} is missing; run `{artifacts.making(params)}` first.")
-    return artifacts.read_plan(place)
+    return Plan.read(place)
 
 
 def _open(path: Path, threads: int = 1, device: str = "auto", stack: str = "auto", keep_models: str = "all") -> Any:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, cast
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -36,8 +37,7 @@ from fedpipe import artifacts, registry
 from fedpipe.data import store
 from fedpipe.data.datasets.base import Dataset, Facts, Published
 from fedpipe.data.fetch import ENVIRONMENT, Fetcher
-from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.mistakes import Location, nearest, refuse_truths, sentences
+from fedpipe.errors import ArtifactError, Location, SettingsError, nearest, refuse_truths, sentences
 from fedpipe.pins import Pin
 from fedpipe.registry import Component, Kind
 
@@ -57,7 +57,6 @@ Protocol = Literal[
 ]
 SPLITTING = ("split", "test_share", "stratified", "validation_share")  #: keys of `dataset` that say how to split it
 DOWNLOAD = "fedpipe download"  #: what obtains a study's data
-SELECTORS = {registry.PARTITION: ("scheme", "dirichlet"), registry.MODEL: ("name", "cnn")}  #: and their defaults
 OWN = {"type": "string", "pattern": r"\."}  #: a dotted path, in the JSON Schema
 Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
@@ -82,41 +81,46 @@ def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-def _parse(kind: Kind, selector: str, default: str, value: Any) -> Component:
-    if isinstance(value, Component):
-        return value
-    if not isinstance(value, dict):
-        raise SettingsError(f"{kind.section}: {value!r} can't be used; it should be a mapping with '{selector}'.")
-    parameters = dict(value)
-    name, key = parameters.pop(selector, default), f"{kind.section}.{selector}"
-    if not isinstance(name, str):
-        raise SettingsError(f"{key}: {name!r} can't be used; it should be a name.")
-    registry.find(kind, name, key)
-    return registry.build(kind, name, parameters, kind.section)
+def _component(kind: Kind, value: Any) -> Component:
+    return value if isinstance(value, Component) else registry.parsed(kind, value)
 
 
-def component(kind: Kind, settings: Any) -> Component:
-    """The component that the section `partition` or `model` alone describes, its parameters checked."""
-    return _parse(kind, *SELECTORS[kind], settings)
+def _entries(entries: dict[str, Any]) -> dict[str, Component]:
+    """The algorithm of each entry; the mistakes of all entries are told at once."""
+    found, mistakes = {}, []
+    for label, value in entries.items():
+        try:
+            found[label] = value if isinstance(value, Component) else registry.parsed(registry.ALGORITHM, value, label)
+        except SettingsError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise SettingsError("\n".join(mistakes))
+    return found
 
 
-def _dump(kind: Kind, selector: str, value: Component) -> dict[str, Any]:
-    return {selector: registry.name_of(kind, type(value)), **dataclasses.asdict(value)}
+def _dump(kind: Kind, value: Component) -> dict[str, Any]:
+    return {kind.selector: registry.name_of(kind, type(value)), **dataclasses.asdict(value)}
 
 
 def _section(kind: Kind) -> tuple[Any, ...]:
-    selector, default = SELECTORS[kind]
     return (
-        BeforeValidator(partial(_parse, kind, selector, default)),
-        PlainSerializer(partial(_dump, kind, selector)),
+        BeforeValidator(partial(_component, kind)),
+        PlainSerializer(partial(_dump, kind)),
         WithJsonSchema({"type": "object"}),
-        Field(default_factory=partial(_parse, kind, selector, default, {})),
+        Field(default_factory=partial(_component, kind, {})),
     )
 
 
 #: Sections whose selector names a component and whose other keys are that component's parameters.
 PartitionSection = Annotated[Any, *_section(registry.PARTITION)]
 ModelSection = Annotated[Any, *_section(registry.MODEL)]
+#: Entries that do so, by label.
+AlgorithmSections = Annotated[
+    dict[Label, Any],
+    AfterValidator(_entries),
+    PlainSerializer(lambda found: {label: _dump(registry.ALGORITHM, found[label]) for label in found}),
+    Field(default_factory=dict),
+]
 
 
 class Data(Section):
@@ -151,12 +155,6 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _known(self) -> Data:
-        found = registry.find(registry.DATASET, self.name, "dataset.name")
-        parameters = [field.name for field in registry.parameters_of(found)]
-        unknown = [key for key in self.parameters if key not in parameters]
-        if unknown:
-            known = [*type(self).model_fields, *parameters]
-            raise SettingsError("\n".join(f"dataset.{key}: unknown key; {nearest(key, known)}" for key in unknown))
         assert self.source
         return self
 
@@ -168,7 +166,13 @@ class Data(Section):
     @cached_property
     def source(self) -> Dataset:
         """The data set with its parameters."""
-        return cast(Dataset, registry.build(registry.DATASET, self.name, self.parameters, "dataset"))
+        settings = {"name": self.name, **self.parameters}
+        return cast(Dataset, registry.parsed(registry.DATASET, settings, beside=[*type(self).model_fields]))
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """What keys hold of it."""
+        return registry.described(registry.DATASET, self.source)
 
     @cached_property
     def fetcher(self) -> Fetcher:
@@ -183,7 +187,7 @@ class Data(Section):
     @property
     def file(self) -> Path:
         """Where its tensors lie."""
-        return store.place(self.source.described())
+        return store.place(self.described)
 
     @property
     def dealt(self) -> int:
@@ -362,7 +366,7 @@ class Evaluation(Section):
     every: int = Field(1, ge=1, description="Measure after every k-th round.")
     finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned protocols.")
 
-    _each_once = field_validator("protocols")(_once)
+    _no_value_twice = field_validator("protocols")(_once)
 
 
 class Study(Section):
@@ -376,7 +380,7 @@ class Study(Section):
         default_factory=dict, description="Any key to a list of values, as `partition.alpha: [0.1, 0.5]`."
     )
 
-    _each_once = field_validator("algorithms", "seeds")(_once)
+    _no_value_twice = field_validator("algorithms", "seeds")(_once)
 
     @field_validator("algorithms", mode="before")
     @classmethod
@@ -459,30 +463,17 @@ class Params(Section):
     model: ModelSection
     federation: Federation = Federation()
     evaluation: Evaluation = Evaluation()
-    algorithms: dict[Label, dict[str, Any]] = {}
+    algorithms: AlgorithmSections
     study: Study = Study()
     execution: Execution = Execution()
     artifacts: Artifacts = Artifacts()
     report: Report = Report()
 
-    @field_validator("algorithms")
-    @classmethod
-    def _built(cls, algorithms: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        mistakes = []
-        for label, parameters in algorithms.items():
-            try:
-                _algorithm(label, parameters)
-            except SettingsError as error:
-                mistakes.append(str(error))
-        if mistakes:
-            raise SettingsError("\n".join(mistakes))
-        return algorithms
-
     @property
     def pins(self) -> dict[str, Pin]:
         """The user's own files that the study names, by the section that does."""
         components = {"dataset": self.dataset.source, "partition": self.partition, "model": self.model}
-        return {section: each.pin for section, each in components.items() if each.pin}
+        return {section: component.pin for section, component in components.items() if component.pin}
 
     def _there(self, download: str | None) -> None:
         """Everything that is not declared, stored, or what it was declared as, is said at once."""
@@ -495,10 +486,12 @@ class Params(Section):
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> Params:
         for label in self.study.algorithms:
-            known = {*self.algorithms, *registry.names(registry.ALGORITHM)}
-            if label not in known:
-                raise SettingsError(f"study.algorithms: unknown algorithm '{label}'; {nearest(label, sorted(known))}")
-            algorithm: Any = self.algorithm(label)
+            if label not in self.algorithms:  # one of fedpipe's needs no entry
+                known = sorted({*self.algorithms, *registry.names(registry.ALGORITHM)})
+                if label not in known:
+                    raise SettingsError(f"study.algorithms: unknown algorithm '{label}'; {nearest(label, known)}")
+                self.algorithms[label] = registry.parsed(registry.ALGORITHM, {}, label)
+            algorithm = self.algorithms[label]
             if algorithm.needs_sgd and self.federation.optimizer != "sgd":
                 raise SettingsError(
                     f"federation.optimizer: {self.federation.optimizer} can't be used with {label}, whose theory "
@@ -518,7 +511,7 @@ class Params(Section):
                 )
         self._there((info.context or {}).get("download"))
         for label in self.study.algorithms if self.model.whole else ():
-            if cast(Any, self.algorithm(label)).several:
+            if self.algorithms[label].several:
                 raise several(label)
         facts = self.dataset.facts
         if self.dataset.subset and self.partition.by_index:
@@ -552,18 +545,6 @@ class Params(Section):
                 f"({self.federation.rounds}), so the last round would not be measured; it should."
             )
         return self
-
-    def algorithm(self, label: str) -> Component:
-        """The algorithm that the entry ``label`` of `algorithms` describes; one of fedpipe's needs no entry."""
-        return _algorithm(label, self.algorithms.get(label, {}))
-
-
-def _algorithm(label: str, settings: dict[str, Any]) -> Component:
-    parameters = dict(settings)
-    name, key = parameters.pop("algorithm", label), f"algorithms.{label}"
-    if not isinstance(name, str):
-        raise SettingsError(f"{key}.algorithm: {name!r} can't be used; it should be a name.")
-    return registry.build(registry.ALGORITHM, name, parameters, key)
 
 
 def several(algorithm: str) -> SettingsError:
@@ -679,8 +660,8 @@ def json_schema() -> dict[str, Any]:
     schema = Params.model_json_schema(mode="validation")
     definitions = schema.setdefault("$defs", {})
 
-    def options(kind: Kind, selector: str, default: str | None = None) -> dict[str, Any]:
-        choices = []
+    def options(kind: Kind) -> dict[str, Any]:
+        choices, selector = [], kind.selector
         for name in registry.names(kind):
             component = registry.documented(kind, registry.find(kind, name))
             described = registry.adapter(component).json_schema(ref_template="#/$defs/{model}")
@@ -688,25 +669,25 @@ def json_schema() -> dict[str, Any]:
             described["title"] = name
             described["description"] = registry.summary(component)
             described["properties"] = {selector: {"const": name}, **described.get("properties", {})}
-            described["required"] = [*described.get("required", []), *([] if name == default else [selector])]
+            described["required"] = [*described.get("required", []), *([] if name == kind.default else [selector])]
             choices.append(described)
         own = {"title": "own", "type": "object", "properties": {selector: OWN}, "required": [selector]}
         return {"anyOf": [*choices, own | {"description": "A class of one's own, as my_module.MyClass."}]}
 
     properties = schema["properties"]
-    properties["partition"] = options(registry.PARTITION, *SELECTORS[registry.PARTITION])
-    properties["model"] = options(registry.MODEL, *SELECTORS[registry.MODEL])
+    properties["partition"] = options(registry.PARTITION)
+    properties["model"] = options(registry.MODEL)
     properties["algorithms"] = {
         "type": "object",
         "properties": {
             choice["title"]: choice | {"required": []}
-            for choice in options(registry.ALGORITHM, "algorithm")["anyOf"]
+            for choice in options(registry.ALGORITHM)["anyOf"]
             if choice["title"] != "own"
         },
         "additionalProperties": {"type": "object"},
     }
     own_keys = definitions.pop("Data")["properties"]
-    properties["dataset"] = options(registry.DATASET, "name", "digits")
+    properties["dataset"] = options(registry.DATASET)
     for choice in properties["dataset"]["anyOf"]:
         choice["properties"] = own_keys | choice["properties"]
     plain: dict[str, Any] = json.loads(json.dumps(schema))

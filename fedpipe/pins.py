@@ -76,5 +76,5 @@ def _content(path: Path, stamp: str) -> str:
 def _files(path: Path) -> list[Path]:
     """The file, or all of a folder in the order of their names; none where nothing is there."""
     if path.is_dir():
-        return sorted((each for each in path.rglob("*") if each.is_file()), key=lambda each: each.as_posix())
+        return sorted((file for file in path.rglob("*") if file.is_file()), key=lambda file: file.as_posix())
     return [path] if path.is_file() else []

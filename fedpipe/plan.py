@@ -19,10 +19,11 @@ from typing import Any
 import yaml
 
 from fedpipe import artifacts, code, config, pins, registry
-from fedpipe.artifacts import PARAMS, RunFiles, StudyFiles
+from fedpipe.artifacts import PARAMS
 from fedpipe.config import SPLITTING, Data, Evaluation, Federation, Params, Transforms
 from fedpipe.data import store
 from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.planned import Cell, Jobs, Plan, PlannedRun, Reported
 from fedpipe.registry import Component
 
 FIXED = ("study", "execution", "artifacts", "report", "federation.rounds")  #: what a grid can't vary
@@ -46,9 +47,7 @@ class Settings:
     def of(cls, params: Params, label: str, seed: int) -> Settings:
         """The settings of one run of a study."""
         section = params.dataset
-        dataset = (
-            section.model_dump(mode="json", include=set(Data.model_fields) - {"mirror"}) | section.source.described()
-        )
+        dataset = section.model_dump(mode="json", include=set(Data.model_fields) - {"mirror"}) | section.described
         if section.subset is None:
             del dataset["subset"]
         if params.partition.splits:
@@ -64,9 +63,9 @@ class Settings:
         return cls(
             dataset=dataset,
             transforms=params.transforms.model_dump(mode="json"),
-            partition=_described(registry.PARTITION, "scheme", params.partition),
-            model=_described(registry.MODEL, "name", params.model),
-            algorithm=_described(registry.ALGORITHM, "name", params.algorithm(label)),
+            partition=registry.described(registry.PARTITION, params.partition),
+            model=registry.described(registry.MODEL, params.model),
+            algorithm=registry.described(registry.ALGORITHM, params.algorithms[label]),
             federation=params.federation.model_dump(mode="json", exclude={"rounds"}),
             evaluation=evaluation,
             seed=seed,
@@ -130,7 +129,7 @@ class Settings:
         return self._built(registry.MODEL, self.model | self.origin.get("model", {}))
 
     def _built(self, kind: registry.Kind, described: dict[str, Any]) -> Component:
-        component = built(kind, "name", described)
+        component = registry.restored(kind, described)
         if (found := code.of(*component.made_of()).text) != described["code"]:
             raise ArtifactError(
                 f"run {self.key} is of other code of {kind.name} '{described['name']}' ({described['code']}) than lies "
@@ -157,7 +156,15 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def make(path: Path = PARAMS) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class NewPlan(Plan):
+    """A plan that was just made, with what is written beside it."""
+
+    texts: dict[str, str]  #: what jobs read, by path: ``run.yaml``, ``partition.yaml``, data sets' settings
+    sources: dict[str, str]  #: the files that the plan was made of, each with its SHA-256 or its stamp
+
+
+def make(path: Path = PARAMS) -> NewPlan:
     """The plan of the study in ``path``; nothing is written.
 
     Raises
@@ -168,10 +175,10 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
     sys.path.insert(0, str(Path.cwd()))  # own algorithms lie beside params.yaml
     raw = config.read(path)
     study = config.parse(raw, config.download(path))
-    runs: dict[tuple[str, str], dict[str, Any]] = {}
-    cells: dict[str, dict[str, Any]] = {}
-    partitions: dict[str, Any] = {}
-    files: dict[str, str] = {}
+    runs: dict[tuple[str, str], PlannedRun] = {}
+    cells: dict[str, Cell] = {}
+    partitions: dict[str, dict[str, Any]] = {}
+    texts: dict[str, str] = {}
     components: list[Component] = []
     warnings: list[str] = []
     stamps: dict[str, str] = {}
@@ -180,94 +187,77 @@ def make(path: Path = PARAMS) -> dict[str, Any]:
         stamps |= {str(pin.path): pins.stamp(pin.path) for pin in params.pins.values()}
         components += [params.partition, params.model, params.dataset.source]
         for label in study.study.algorithms:
-            algorithm: Any = params.algorithm(label)
-            components.append(algorithm)
+            components.append(algorithm := params.algorithms[label])
             warnings += algorithm.warnings(params, f"algorithms.{label}")
         for label, seed in itertools.product(study.study.algorithms, study.study.seeds):
-            run = Settings.of(params, label, seed)
-            partition = digest(run.partition_settings)
-            partitions[partition] = run.partition_settings
+            settings = Settings.of(params, label, seed)
+            partition = digest(settings.partition_settings)
+            partitions[partition] = settings.partition_settings
             dealt = artifacts.assignment_file(partition).with_name("partition.yaml")
             origin = {"origin": params.partition.origin} if params.partition.origin else {}
-            files[str(dealt)] = yaml.safe_dump(run.partition_settings | origin, sort_keys=False)
-            place = RunFiles.of(label, run.key)
-            files[str(place.settings)] = run.dump()
+            texts[str(dealt)] = yaml.safe_dump(settings.partition_settings | origin, sort_keys=False)
             data = params.dataset.file.stem
-            files[str(store.settings_file(data))] = yaml.safe_dump(params.dataset.origin, sort_keys=False)
+            texts[str(store.settings_file(data))] = yaml.safe_dump(params.dataset.origin, sort_keys=False)
             mine = {name: value for name, value in point.items() if _concerns(name, label)}
-            cell = {"algorithm": label, "seed": seed, "grid": mine, "key": run.key, "rounds": params.federation.rounds}
-            cells[digest([label, seed, mine])] = cell
-            runs[label, run.key] = {
-                "algorithm": label,
-                "seed": seed,
-                "key": run.key,
-                "rounds": params.federation.rounds,
-                "path": str(place.path),
-                "partition": partition,
-                "dataset": data,
-                "participants": params.federation.participants,
-            }
-    return {
-        "shared": code.shared(),
-        "sources": _sources(path, components) | stamps,
-        "params": str(artifacts.study(path)),
-        "algorithms": list(study.study.algorithms),
-        "seeds": list(study.study.seeds),
-        "grid": {name: list(values) for name, values in study.study.grid.items()},
-        "protocols": list(study.evaluation.protocols),
-        "partitions": partitions,
-        "warnings": list(dict.fromkeys(warnings)),
-        "runs": list(runs.values()),  # each once, however many cells it serves
-        "cells": list(cells.values()),  # what tables and figures show: a number of rounds of a run
-        "files": files,
-        "execution": study.execution.model_dump(mode="json"),
-        "artifacts": study.artifacts.model_dump(mode="json"),
-        "report": study.report.model_dump(mode="json"),
-    }
+            run = PlannedRun(
+                algorithm=label,
+                seed=seed,
+                key=settings.key,
+                rounds=params.federation.rounds,
+                partition=partition,
+                dataset=data,
+                participants=params.federation.participants,
+            )
+            texts[str(run.files.settings)] = settings.dump()
+            cells[digest([label, seed, mine])] = Cell(
+                algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=mine
+            )
+            runs[label, run.key] = run
+    return NewPlan(
+        params=artifacts.study(path),
+        algorithms=study.study.algorithms,
+        seeds=study.study.seeds,
+        grid={name: list(values) for name, values in study.study.grid.items()},
+        protocols=study.evaluation.protocols,
+        partitions=partitions,
+        runs=tuple(runs.values()),
+        cells=tuple(cells.values()),
+        warnings=tuple(dict.fromkeys(warnings)),
+        files=tuple(sorted(texts)),
+        shared=code.shared(),
+        execution=Jobs(**study.execution.model_dump()),
+        keep_models=study.artifacts.keep_models,
+        report=Reported(**study.report.model_dump()),
+        texts=texts,
+        sources=_sources(path, components) | stamps,
+    )
 
 
-def write(plan: dict[str, Any]) -> None:
-    """Write a study's plan, and what each job reads, where it is not there yet: ``run.yaml``, ``partition.yaml``."""
-    place = StudyFiles.of(Path(plan["params"]))
-    for name, text in plan["files"].items():
+def write(plan: NewPlan) -> None:
+    """Write a study's plan, and what each job reads, where it is not there yet: ``run.yaml``, ``partition.yaml``.
+
+    The files that it was made of are no part of ``plan.json`` itself: an edit that changes no key changes nothing that
+    DVC records.
+
+    Raises
+    ------
+    SettingsError
+        A study in that file has no place; nothing is written.
+    """
+    sources = plan.study.sources
+    for name, text in plan.texts.items():
         if not Path(name).is_file() or Path(name).read_text() != text:
             artifacts.write_bytes(Path(name), text.encode())
-    if plan["execution"]["clients_per_job"]:  # rules of single rounds watch the files that a segment's end has packed
-        for run in plan["runs"]:
-            artifacts.unpack(RunFiles(Path(run["path"])).history)
-    artifacts.write_json(place.plan, lasting(plan))
-    artifacts.write_json(place.sources, plan["sources"])
-
-
-def lasting(plan: dict[str, Any]) -> dict[str, Any]:
-    """What ``plan.json`` holds of a plan.
-
-    The files that it was made of are no part of that: an edit that changes no key changes nothing that DVC records.
-    """
-    return {name: value for name, value in plan.items() if name != "sources"} | {"files": sorted(plan["files"])}
-
-
-def serves(run: dict[str, Any], cell: dict[str, Any]) -> bool:
-    """Whether a cell's number is of this run."""
-    return bool(run["algorithm"] == cell["algorithm"] and run["key"] == cell["key"])
-
-
-def _described(kind: registry.Kind, selector: str, component: Component) -> dict[str, Any]:
-    """A component's name, code and parameters, as JSON would give them back: lists for tuples."""
-    head = {selector: registry.name_of(kind, type(component)), "code": code.of(*component.made_of()).text}
-    described: dict[str, Any] = json.loads(json.dumps(head | component.keyed()))
-    return described
-
-
-def built(kind: registry.Kind, selector: str, described: dict[str, Any]) -> Component:
-    """The component that a run's or partition's settings describe."""
-    parameters = {name: value for name, value in described.items() if name not in {selector, "code"}}
-    return registry.build(kind, described[selector], parameters)
+    if plan.execution.clients_per_job:  # rules of single rounds watch the files that a segment's end has packed
+        for run in plan.runs:
+            artifacts.unpack(run.files.history)
+    plan.write()
+    artifacts.write_json(sources, plan.sources)
 
 
 def _points(study: Params) -> list[dict[str, Any]]:
     for name in study.study.grid:
-        fixed = next((each for each in FIXED if _within(name, each) or _within(each, name)), None)
+        fixed = next((section for section in FIXED if _within(name, section) or _within(section, name)), None)
         if fixed:
             raise SettingsError(f"study.grid: '{name}' can't be varied, since {fixed} is one for the whole study.")
         if _within(name, "algorithms") and not any(_concerns(name, label) for label in study.study.algorithms):

@@ -11,16 +11,17 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import json
 import pkgutil
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from fedpipe.errors import SettingsError
-from fedpipe.mistakes import nearest, refuse_truths, sentences
+from fedpipe import code
+from fedpipe.errors import SettingsError, nearest, refuse_truths, sentences
 from fedpipe.pins import Pin
 
 
@@ -56,17 +57,21 @@ class Component:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A family of components: where its modules lie, and how params.yaml speaks of it."""
+    """A family of components: where its modules lie, and how params.yaml and runs' settings speak of it."""
 
     name: str  #: as in "unknown algorithm"
     package: str  #: the package whose modules define one component each
     section: str  #: the section of params.yaml in which it is named
+    selector: str  #: the key there that names it
+    default: str = ""  #: what it is where that key is missing; for an algorithm its label
+    held: str = "name"  #: the key that names it in the settings of a run
+    functions: str = ""  #: the module that makes components of functions, too
 
 
-ALGORITHM = Kind("algorithm", "fedpipe.algorithms", "algorithms")
-MODEL = Kind("model", "fedpipe.models", "model")
-PARTITION = Kind("partition scheme", "fedpipe.data.partitions", "partition")
-DATASET = Kind("data set", "fedpipe.data.datasets", "dataset")
+ALGORITHM = Kind("algorithm", "fedpipe.algorithms", "algorithms", "algorithm")
+MODEL = Kind("model", "fedpipe.models", "model", "name", "cnn", functions="fedpipe.models._factory")
+PARTITION = Kind("partition scheme", "fedpipe.data.partitions", "partition", "scheme", "dirichlet", held="scheme")
+DATASET = Kind("data set", "fedpipe.data.datasets", "dataset", "name", "digits")
 KINDS = (ALGORITHM, MODEL, PARTITION, DATASET)
 
 
@@ -97,16 +102,16 @@ def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
                 f"{key}: '{name}' can't be imported ({_told(error, module_name)}); "
                 "it should be the path of a class, as my_module.MyClass."
             ) from error
-        if kind is MODEL and inspect.isfunction(found) and "<" not in found.__qualname__:
-            from fedpipe.models._factory import family_of
-
-            return family_of(found)
+        if kind.functions and inspect.isfunction(found) and "<" not in found.__qualname__:
+            made: type[Component] = importlib.import_module(kind.functions).family_of(found)
+            return made
         if not (inspect.isclass(found) and issubclass(found, _base(kind))):
-            instead = ", or be a function (def) that returns a body and a head" if kind is MODEL else ""
+            instead = ", or be a function (def) that returns a body and a head" if kind.functions else ""
             raise SettingsError(
                 f"{key}: '{name}' is no {kind.name}; it should derive from {_base(kind).__qualname__}{instead}."
             )
-        fields = [each for each in vars(found).get("__annotations__", {}).values() if "ClassVar" not in str(each)]
+        types = vars(found).get("__annotations__", {}).values()
+        fields = [annotation for annotation in types if "ClassVar" not in str(annotation)]
         if fields and "__dataclass_params__" not in vars(found):
             raise SettingsError(f"{key}: '{name}' has fields; it should be a @dataclass(frozen=True, kw_only=True).")
         if "code" in vars(found).get("__dataclass_fields__", {}):
@@ -130,7 +135,8 @@ def _told(error: Exception, module: str) -> str:
     if isinstance(error, SyntaxError):
         return str(error)
     stem = module.rpartition(".")[2]
-    lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if Path(each.filename).stem == stem]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).stem == stem]
     told = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
     return f"{told}, {stem}.py, line {lines[-1]}" if lines else str(error)
 
@@ -144,8 +150,65 @@ def is_a(kind: Kind, name: str) -> bool:
     return True
 
 
-def build(kind: Kind, name: str, parameters: Mapping[str, Any], key: str | None = None) -> Component:
+def parsed(kind: Kind, settings: Any, label: str = "", beside: Sequence[str] = ()) -> Component:
+    """The component that a section of params.yaml describes: a selector, and the component's parameters.
+
+    Parameters
+    ----------
+    kind
+        The kind.
+    settings
+        The section; for an algorithm, the entry of its label.
+    label
+        The label, which is also the algorithm's name where the entry names none.
+    beside
+        Keys of the section that are not the component's.
+
+    Raises
+    ------
+    SettingsError
+        See :func:`build`.
+    """
+    key = f"{kind.section}.{label}" if label else kind.section
+    if not isinstance(settings, Mapping):
+        wanted = "valid mapping" if label else f"mapping with '{kind.selector}'"
+        raise SettingsError(f"{key}: {settings!r} can't be used; it should be a {wanted}.")
+    parameters = dict(settings)
+    name, place = parameters.pop(kind.selector, label or kind.default), f"{key}.{kind.selector}"
+    if not isinstance(name, str):
+        raise SettingsError(f"{place}: {name!r} can't be used; it should be a name.")
+    find(kind, name, key if label else place)
+    return build(kind, name, parameters, key, beside)
+
+
+def described(kind: Kind, component: Component) -> dict[str, Any]:
+    """What keys and a run's settings hold of a component, as JSON gives it back: its name, code and parameters."""
+    head = {kind.held: name_of(kind, type(component)), "code": code.of(*component.made_of()).text}
+    found: dict[str, Any] = json.loads(json.dumps(head | component.keyed()))
+    return found
+
+
+def restored(kind: Kind, described: Mapping[str, Any]) -> Component:
+    """The component that settings of a run describe; see :func:`described`."""
+    parameters = {name: value for name, value in described.items() if name not in {kind.held, "code"}}
+    return build(kind, described[kind.held], parameters)
+
+
+def build(
+    kind: Kind, name: str, parameters: Mapping[str, Any], key: str | None = None, beside: Sequence[str] = ()
+) -> Component:
     """A component with its parameters checked and its defaults filled in.
+
+    Parameters
+    ----------
+    kind, name
+        What :func:`find` finds.
+    parameters
+        As they stand in params.yaml.
+    key
+        Where they stand there; by default the kind's section.
+    beside
+        Keys that stand there too, which a mistyped parameter may have meant.
 
     Raises
     ------
@@ -160,7 +223,7 @@ def build(kind: Kind, name: str, parameters: Mapping[str, Any], key: str | None 
         made = adapter(found).validate_python(dict(parameters))
         refuse_truths(parameters, made)
     except ValidationError as error:
-        known = [field.name for field in parameters_of(documented(kind, found))]
+        known = [*beside, *(field.name for field in parameters_of(documented(kind, found)))]
         raise SettingsError("\n".join(sentences(error, dict(parameters), key, lambda _: known))) from None
     return made
 

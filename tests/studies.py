@@ -14,8 +14,9 @@ from fedpipe import archive, artifacts
 from fedpipe import plan as planning
 from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution
-from fedpipe.data import stage, store
 from fedpipe.engine.run import Run
+from fedpipe.plan import NewPlan
+from fedpipe.stages import download, partition
 
 ROOT = Path(__file__).parent.parent
 TEN = ("fedavg", "fedprox", "scaffold", "feddw", "feddual", "pfps_lwc", "cwfedavg", "ifca", "fedala", "pfedme")
@@ -47,22 +48,22 @@ def write(params: dict[str, Any], folder: Path) -> None:
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
 
 
-def prepare(params: dict[str, Any]) -> dict[str, Any]:
+def prepare(params: dict[str, Any]) -> NewPlan:
     """In the current folder: the plan, its data sets and partitions, ready for runs."""
     write(params, Path())
     made = planning.make(Path("params.yaml"))
     planning.write(made)
-    for name in {run["dataset"] for run in made["runs"]}:
+    for name in {run.dataset for run in made.runs}:
         if not Path(f"results/data/{name}.pt").exists():
-            store.download(name)
-    for key in made["partitions"]:
-        stage.partition(key)
+            download.download(name)
+    for key in made.partitions:
+        partition.partition(key)
     return made
 
 
-def open_runs(made: dict[str, Any], threads: int = 1, **execution: Any) -> list[Run]:
-    keep = made["artifacts"]["keep_models"]
-    return [Run(RunFiles(Path(run["path"])), Execution(**execution), threads, keep) for run in made["runs"]]
+def open_runs(made: NewPlan, threads: int = 1, **execution: Any) -> list[Run]:
+    keep = made.keep_models
+    return [Run(run.files, Execution(**execution), threads, keep) for run in made.runs]
 
 
 def bits(folder: Path) -> dict[str, str]:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import fedpipe
 from fedpipe import cli, documentation, registry
+from fedpipe.plan import NewPlan
 from tests import studies
 
 KINDS = {
@@ -96,7 +97,7 @@ def test_a_mistyped_option_of_prune_never_suggests_not_to_ask() -> None:
     assert "--dry-run" in CliRunner().invoke(cli.app, ["plan", "--dry"]).output
 
 
-def planned() -> dict:
+def planned() -> NewPlan:
     return studies.prepare(studies.settings())
 
 
@@ -214,7 +215,7 @@ def test_a_mistake_is_one_sentence_and_status_2(
 def test_a_stage_that_can_not_run_says_so_without_a_traceback(
     arguments: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = planned()["runs"][0]["path"]
+    path = str(planned().runs[0].path)
     sentence = refused(monkeypatch, capsys, *(path if each == "RUN" else each for each in arguments))
     assert named in sentence
 
@@ -223,7 +224,7 @@ def test_a_block_that_the_round_does_not_have(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = studies.prepare(studies.settings(execution={"rounds_per_job": 1, "clients_per_job": 3}))
-    path = made["runs"][0]["path"]
+    path = str(made.runs[0].path)
     printed("init", path)
     printed("train", path, "--round", "1", "--block", "1", "--size", "3")
     sentence = refused(monkeypatch, capsys, "train", path, "--round", "1", "--block", "2", "--size", "3")

@@ -505,7 +505,7 @@ def test_defaults_are_filled_in() -> None:
 def test_what_is_given_replaces_its_default_and_no_other() -> None:
     params = config.parse({"federation": {"clients": 7}, "algorithms": {"fedavg": {}, "feddw": {"mode": "code"}}})
     assert params.federation == config.Federation(clients=7)
-    algorithm: Any = params.algorithm("feddw")
+    algorithm: Any = params.algorithms["feddw"]
     assert (algorithm.mu, algorithm.mode) == (0.1, "code")
 
 
@@ -513,7 +513,7 @@ def test_an_entry_may_have_a_name_of_its_own() -> None:
     params = config.parse(
         {"algorithms": {"strong": {"algorithm": "fedprox", "mu": 5}}, "study": {"algorithms": ["strong"]}}
     )
-    algorithm: Any = params.algorithm("strong")
+    algorithm: Any = params.algorithms["strong"]
     assert type(algorithm).__name__ == "FedProx"
     assert algorithm.mu == 5.0
 
@@ -634,7 +634,7 @@ def test_transforms_are_for_images() -> None:
 
 def test_any_algorithm_takes_dw() -> None:
     parsed = config.parse({"algorithms": {"scaffold": {"dw": {"mu": 2.0}}}, "study": {"algorithms": ["scaffold"]}})
-    assert parsed.algorithm("scaffold").dw.mu == 2.0  # type: ignore[attr-defined]
+    assert parsed.algorithms["scaffold"].dw.mu == 2.0  # type: ignore[attr-defined]
     with pytest.raises(SettingsError) as refused:
         config.parse({"algorithms": {"scaffold": {"dw": {"mu": -1}}}, "study": {"algorithms": ["scaffold"]}})
     assert str(refused.value).startswith("algorithms.scaffold.dw.mu: -1")

@@ -6,17 +6,20 @@ import dataclasses
 import importlib
 import os
 import re
+import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from fedpipe import artifacts, config
+from fedpipe import artifacts, config, registry
 from fedpipe import plan as planning
 from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.plan import Settings
+from fedpipe.plan import NewPlan, Settings
+from fedpipe.planned import Plan
 from tests import studies
 
 OWN = '''
@@ -50,7 +53,7 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def make(settings: dict[str, Any]) -> dict[str, Any]:
+def make(settings: dict[str, Any]) -> NewPlan:
     studies.write(settings, Path())
     return planning.make(Path("params.yaml"))
 
@@ -209,20 +212,20 @@ def test_algorithms_times_seeds_times_grid() -> None:
     settings = study(("fedavg", "fedprox"), study__seeds=[0, 1, 2])
     settings["study"]["grid"] = {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.1, 0.2]}
     made = make(settings)
-    runs = {(cell["algorithm"], cell["seed"], *cell["grid"].values()) for cell in made["cells"]}
-    assert len(made["runs"]) == len(runs) == 2 * 3 * 2 * 2
-    assert len({run["path"] for run in made["runs"]}) == len(runs)
-    assert len(made["partitions"]) == 3 * 2
-    assert {run["partition"] for run in made["runs"]} == set(made["partitions"])
+    runs = {(cell.algorithm, cell.seed, *cell.grid.values()) for cell in made.cells}
+    assert len(made.runs) == len(runs) == 2 * 3 * 2 * 2
+    assert len({str(run.path) for run in made.runs}) == len(runs)
+    assert len(made.partitions) == 3 * 2
+    assert {run.partition for run in made.runs} == set(made.partitions)
 
 
 def test_a_grid_of_one_algorithm_does_not_multiply_others() -> None:
     settings = study(("fedavg", "fedprox"), study__seeds=[0, 1])
     settings["study"]["grid"] = {"algorithms.fedprox.mu": [0.1, 1.0, 10.0]}
     made = make(settings)
-    grids = [cell["grid"] for cell in made["cells"] if cell["algorithm"] == "fedavg"]
+    grids = [cell.grid for cell in made.cells if cell.algorithm == "fedavg"]
     assert grids == [{}, {}]
-    mus = [cell["grid"]["algorithms.fedprox.mu"] for cell in made["cells"] if cell["algorithm"] == "fedprox"]
+    mus = [cell.grid["algorithms.fedprox.mu"] for cell in made.cells if cell.algorithm == "fedprox"]
     assert sorted(mus) == [0.1, 0.1, 1.0, 1.0, 10.0, 10.0]
 
 
@@ -237,7 +240,7 @@ def test_a_grid_of_whole_entries_tells_its_runs_apart() -> None:
     """Else the table takes different hyper-parameters for seeds of one setting."""
     settings = study(("fedprox",))
     settings["study"]["grid"] = {"algorithms.fedprox": [{"mu": 0.1}, {"mu": 1.0}]}
-    points = [str(cell["grid"]) for cell in make(settings)["cells"]]
+    points = [str(cell.grid) for cell in make(settings).cells]
     assert len(points) == len(set(points)) == 2
 
 
@@ -246,21 +249,19 @@ def test_points_of_one_key_are_one_run_and_each_a_cell() -> None:
     settings = study(("fedavg", "fedprox"))
     settings["study"]["grid"] = {"dataset.test_share": [0.2, 0.3], "algorithms.fedprox.mu": [0.1, 1.0]}
     made = make(settings)
-    assert [run["algorithm"] for run in made["runs"]] == ["fedavg", "fedprox", "fedprox"]
-    assert len({run["path"] for run in made["runs"]}) == 3
-    shares = [cell["grid"]["dataset.test_share"] for cell in made["cells"] if cell["algorithm"] == "fedavg"]
+    assert [run.algorithm for run in made.runs] == ["fedavg", "fedprox", "fedprox"]
+    assert len({str(run.path) for run in made.runs}) == 3
+    shares = [cell.grid["dataset.test_share"] for cell in made.cells if cell.algorithm == "fedavg"]
     assert shares == [0.2, 0.3]
-    assert len(made["cells"]) == 2 + 4
-    assert {(cell["algorithm"], cell["key"]) for cell in made["cells"]} == {
-        (run["algorithm"], run["key"]) for run in made["runs"]
-    }
+    assert len(made.cells) == 2 + 4
+    assert {(cell.algorithm, cell.key) for cell in made.cells} == {(run.algorithm, run.key) for run in made.runs}
 
 
 def test_two_entries_of_one_algorithm_are_two_runs() -> None:
     settings = study()
     settings["algorithms"] = {"weak": {"algorithm": "fedprox", "mu": 0.1}, "strong": {"algorithm": "fedprox", "mu": 9}}
     settings["study"]["algorithms"] = ["weak", "strong"]
-    paths = [run["path"] for run in make(settings)["runs"]]
+    paths = [str(run.path) for run in make(settings).runs]
     assert [Path(path).parent.name for path in paths] == ["weak", "strong"]
     assert Path(paths[0]).name != Path(paths[1]).name
 
@@ -271,10 +272,10 @@ def test_two_entries_of_one_algorithm_are_two_runs() -> None:
 def test_run_yaml_holds_the_settings_in_full_and_comes_back() -> None:
     made = make(study(("cwfedavg",), algorithms__cwfedavg={"wdr": 1e-5}))
     planning.write(made)
-    (run,) = made["runs"]
-    path = artifacts.RunFiles(Path(run["path"])).settings
+    (run,) = made.runs
+    path = run.files.settings
     settings = Settings.read(path)
-    assert settings.key == run["key"] == path.parent.name
+    assert settings.key == run.key == path.parent.name
     assert settings == Settings.of(config.parse(config.read(Path("params.yaml"))), "cwfedavg", 0)
     algorithm: Any = settings.build_algorithm()
     assert algorithm.wdr == 1e-5
@@ -306,7 +307,7 @@ def test_run_yaml_holds_the_settings_in_full_and_comes_back() -> None:
 def test_an_edited_run_yaml_is_refused(edit: Any, sentence: str) -> None:
     made = make(study())
     planning.write(made)
-    path = artifacts.RunFiles(Path(made["runs"][0]["path"])).settings
+    path = made.runs[0].files.settings
     path.write_text(edit(path.read_text()))
     with pytest.raises(ArtifactError, match=sentence):
         Settings.read(path)
@@ -321,7 +322,7 @@ def test_what_is_there_is_not_written_again() -> None:
     settings = study(study__seeds=[0, 1])
     made = make(settings)
     planning.write(made)
-    files = [Path(name) for name in made["files"]]
+    files = [Path(name) for name in made.files]
     assert len(files) == 5  # run.yaml and partition.yaml of two seeds, and where the data set comes from
     for file in files:
         os.utime(file, (1, 1))
@@ -400,12 +401,57 @@ def test_the_same_study_makes_the_same_plan() -> None:
     assert Path("results/plan.json").read_bytes() == first
 
 
+def test_what_is_written_is_read_back() -> None:
+    settings = study(("fedavg", "fedprox"), study__seeds=[0, 1], report__round="best")
+    settings["study"]["grid"] = {"partition.alpha": [0.1, 1], "algorithms.fedprox.mu": [0.1, 1.0]}
+    made = make(settings | {"execution": {"rounds_per_job": 1, "stack": 4}, "artifacts": {"keep_models": 2}})
+    planning.write(made)
+    read = Plan.read(Path("results/plan.json"))
+    assert type(read) is Plan
+    assert {field.name: getattr(made, field.name) for field in dataclasses.fields(Plan)} == vars(read)
+    assert (read.execution.stack, read.keep_models, read.report.round, len(read.runs)) == (4, 2, "best", 2 * 2 * 3)
+
+
+def test_reading_a_plan_imports_nothing_that_takes_time() -> None:
+    """Every node that parses the Snakefile does it."""
+    planning.write(make(study()))
+    program = (
+        "import sys; from pathlib import Path; from fedpipe.planned import Plan; Plan.read(Path('results/plan.json'))\n"
+        "print(*{'torch', 'pydantic', 'numpy', 'pandas', 'yaml'} & sys.modules.keys())"
+    )
+    environment = os.environ | {"PYTHONPATH": str(studies.ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
+def test_each_component_is_built_once_on_its_way_from_params_to_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: Counter[str] = Counter()
+    build = registry.build
+
+    def counted(kind: registry.Kind, *arguments: Any) -> Any:
+        built[kind.section] += 1
+        return build(kind, *arguments)
+
+    monkeypatch.setattr(registry, "build", counted)
+    settings = study(("fedavg", "fedprox", "strong"), study__seeds=[0, 1, 2], dataset__name="digits")
+    settings["algorithms"]["strong"] = {"algorithm": "fedprox"}
+    del settings["algorithms"]["fedavg"]  # one of fedpipe's needs no entry
+    make(settings)
+    assert built == {"algorithms": 3, "partition": 1, "model": 1, "dataset": 1}
+
+
+def test_a_method_without_an_entry_has_its_defaults_and_its_key() -> None:
+    with_entries, without = study(("fedavg", "fedprox")), study(("fedavg", "fedprox"))
+    del without["algorithms"]
+    assert [run.key for run in make(without).runs] == [run.key for run in make(with_entries).runs]
+
+
 # -- sources -----------------------------------------------------------------------------------------------------------
 
 
-def changed(made: dict[str, Any]) -> set[str]:
+def changed(made: NewPlan) -> set[str]:
     """The sources that are not what the plan was made of, as the Snakefile finds them."""
-    return {path for path, sha256 in made["sources"].items() if artifacts.sha256_of(Path(path)) != sha256}
+    return {path for path, sha256 in made.sources.items() if artifacts.sha256_of(Path(path)) != sha256}
 
 
 @pytest.mark.parametrize(
@@ -423,7 +469,7 @@ def test_ones_own_components_are_sources_of_the_plan(settings: dict[str, Any], r
     file.write_text(OWN)
     importlib.invalidate_caches()
     made = make(yaml.safe_load(yaml.safe_dump(settings).replace("{module}", module)))
-    assert made["runs"]
+    assert made.runs
     assert changed(made) == set()
     file.write_text(OWN + "# changed\n")
     assert changed(made) == {file.name}
@@ -431,8 +477,8 @@ def test_ones_own_components_are_sources_of_the_plan(settings: dict[str, Any], r
 
 def test_params_yaml_and_the_package_are_sources_of_the_plan() -> None:
     made = make(study())
-    assert "params.yaml" in made["sources"]
-    assert any(path.endswith("fedpipe/algorithms/fedavg.py") for path in made["sources"])
+    assert "params.yaml" in made.sources
+    assert any(path.endswith("fedpipe/algorithms/fedavg.py") for path in made.sources)
     Path("params.yaml").write_text(Path("params.yaml").read_text() + "# a comment\n")
     assert changed(made) == {"params.yaml"}
 

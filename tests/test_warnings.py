@@ -52,7 +52,7 @@ def study(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def warned(settings: dict[str, Any]) -> list[str]:
     studies.write(settings, Path())
-    found: list[str] = planning.make()["warnings"]
+    found = list(planning.make().warnings)
     return found
 
 
@@ -181,7 +181,7 @@ def test_the_table_repeats_them_under_itself() -> None:
     table, times = tables.table(tree.plan), tables.times(tree.plan)
     before = tables.markdown(tree.plan, table, times)
     assert "Warning" not in before
-    tree.plan["warnings"] = ["a.b: c is d.", "e: f."]
+    tree.change(warnings=("a.b: c is d.", "e: f."))
     after = tables.markdown(tree.plan, table, times)
     above, _, below = after.partition("Warning: a.b: c is d.\n\nWarning: e: f.\n\n")
     assert above + below == before

@@ -152,7 +152,7 @@ class Assignment:
         use = table["split"].to_numpy()
         clients = int(client.max()) + 1
         train, validation, test = (
-            _by_client(sample[use == each], client[use == each], clients) for each in ("train", "validation", "test")
+            _by_client(sample[use == part], client[use == part], clients) for part in ("train", "validation", "test")
         )
         counts = np.zeros((clients, int(label.max()) + 1), dtype=np.int64)
         np.add.at(counts, (client[use == "train"], label[use == "train"]), 1)

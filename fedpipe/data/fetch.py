@@ -69,7 +69,7 @@ class Fetcher:
             try:
                 found.append(self._fetch(file))
             except OSError as error:  # of requests, too
-                missing = [each for each in files[len(found) :] if not self.holds(each.name)]
+                missing = [file for file in files[len(found) :] if not self.holds(file.name)]
                 raise ArtifactError(self._advice(missing, file, error)) from error
         return found
 
@@ -222,7 +222,7 @@ class Fetcher:
 
     def _advice(self, missing: Sequence[File], file: File, error: OSError) -> str:
         local = self.mirror is not None and self.is_local
-        names = " and ".join(Path(each.name).name for each in missing)
+        names = " and ".join(Path(file.name).name for file in missing)
         place = Path(self.mirror if self.mirror is not None and local else "FOLDER") / Path(file.name).parent
         return (
             f"dataset.name: {Path(file.name).name} can't be downloaded from {urlsplit(file.addresses[-1]).netloc} "

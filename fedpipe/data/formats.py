@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedpipe.data.datasets.base import Samples
+from fedpipe.data.samples import Samples
 from fedpipe.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def read_folder(path: Path) -> Samples:
         raise ArtifactError(f"{parts[0]} holds no folders; it should hold one for each class.") from error
     files: list[tuple[Path, int, bool]] = []
     for part in parts:
-        for folder in sorted(each for each in part.iterdir() if each.is_dir()):
+        for folder in sorted(path for path in part.iterdir() if path.is_dir()):
             if folder.name not in index:
                 raise ArtifactError(f"{folder}: there is no class '{folder.name}' in {parts[0]}.")
             found = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMG_EXTENSIONS)
@@ -142,11 +142,11 @@ def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], color: boo
     ArtifactError
         One is no image or of another size.
     """
-    modes = {_each(name, opens, lambda image: image.mode) for name, opens in files[: 0 if color else None]}
+    modes = {_decoded(name, opens, lambda image: image.mode) for name, opens in files[: 0 if color else None]}
     mode = "L" if modes and modes <= {"1", "L"} else "RGB"
     x: npt.NDArray[np.uint8] | None = None
     for row, (name, opens) in enumerate(files):
-        pixels = _each(name, opens, lambda image: np.asarray(image.convert(mode)))
+        pixels = _decoded(name, opens, lambda image: np.asarray(image.convert(mode)))
         pixels = pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
         if x is None:
             x = np.empty((len(files), *pixels.shape), dtype=np.uint8)
@@ -191,7 +191,7 @@ def _inputs(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return x
 
 
-def _each(name: str, opens: Callable[[], IO[bytes]], take: Callable[[Image.Image], Any]) -> Any:
+def _decoded(name: str, opens: Callable[[], IO[bytes]], take: Callable[[Image.Image], Any]) -> Any:
     from PIL import Image
 
     try:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
 from fedpipe import artifacts, registry
-from fedpipe.data.datasets.base import Dataset, Facts, Samples
-from fedpipe.data.fetch import Fetcher
-from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.data.datasets.base import Facts
+from fedpipe.data.samples import Samples
+from fedpipe.errors import ArtifactError
 
 if TYPE_CHECKING:
     import torch  # imported inside functions otherwise: it takes seconds, and not every stage needs it
@@ -36,7 +35,7 @@ def checksum(samples: Samples | StoredSamples) -> str:
     little-endian.
     """
     digest = hashlib.sha256()
-    for name, array in _canonical(samples).items():
+    for name, array in canonical(samples).items():
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(array.data)
     return digest.hexdigest()
@@ -75,86 +74,11 @@ def settings_file(name: str) -> Path:
     return artifacts.dataset_file(name).with_suffix(".yaml")
 
 
-def download(name: str) -> Path:
-    """Obtain and store a data set of a plan.
-
-    Parameters
-    ----------
-    name
-        As the plan calls it, ``imdb-0123456789ab``.
-
-    Returns
-    -------
-    Path
-        Where it lies now.
-
-    Raises
-    ------
-    ArtifactError
-        No plan has it, or what the plan said of it was edited; or see :func:`obtain`.
-    """
-    from fedpipe import config
-
-    settings = settings_file(name)
-    if not settings.is_file():
-        raise ArtifactError(f"{settings} is missing; '{name}' should be a data set of a plan.")
-    try:
-        section = config.dataset(yaml.safe_load(settings.read_text()))
-        found = section.file.stem
-    except (yaml.YAMLError, SettingsError) as error:
-        raise ArtifactError(
-            f"{settings} is damaged ({' '.join(str(error).split())}); `fedpipe plan` mends it."
-        ) from None
-    if found != name:
-        raise ArtifactError(
-            f"{settings} was edited: it speaks of {found}; `fedpipe plan` mends it, and params.yaml is what to change."
-        )
-    return obtain(section.source, section.fetcher)
-
-
-def obtain(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
-    """Load a data set, check that it is the one the keys of runs speak of, and save it with a manifest of its facts.
-
-    Parameters
-    ----------
-    dataset
-        The data set.
-    fetch
-        Where its files come from.
-    path
-        Where to save it; by default its :func:`place`.
-
-    Returns
-    -------
-    Path
-        Where it lies now.
-
-    Raises
-    ------
-    ArtifactError
-        A file can't be had, or the samples are not those that the data set's class speaks of; nothing is saved.
-    """
-    samples = Samples(**_canonical(dataset.load(fetch)))
-    name, found = registry.name_of(registry.DATASET, type(dataset)), checksum(samples)
-    if found != dataset.expected and (dataset.expected or not dataset.identity):
-        raise ArtifactError(
-            f"dataset.name: the samples of '{name}' have checksum {found}, but {dataset.expected or 'none'} was "
-            f"expected; obtain the original again (with the versions in requirements.lock), or, if the new samples are "
-            f"meant, set {type(dataset).__qualname__}.checksum to theirs."
-        )
-    measured = dataset.measure(samples)
-    _agree(name, samples, measured, dataset.facts)
-    path = path or place(dataset.described())
-    sha256 = save(path, samples)
-    artifacts.write_json(path.with_suffix(".json"), {path.name: sha256, **measured._asdict()})
-    return path
-
-
 def save(path: Path, samples: Samples) -> str:
     """Write samples as one file of tensors, atomically; returns the SHA-256 of its bytes."""
     import torch
 
-    return artifacts.write_pt(path, {name: torch.from_numpy(array) for name, array in _canonical(samples).items()})
+    return artifacts.write_pt(path, {name: torch.from_numpy(array) for name, array in canonical(samples).items()})
 
 
 def load(path: Path, sha256: str | None = None) -> StoredSamples:
@@ -171,7 +95,7 @@ def load(path: Path, sha256: str | None = None) -> StoredSamples:
     return StoredSamples(**tree)
 
 
-def _canonical(samples: Samples | StoredSamples) -> dict[str, npt.NDArray[Any]]:
+def canonical(samples: Samples | StoredSamples) -> dict[str, npt.NDArray[Any]]:
     """The arrays in the dtypes in which they are hashed and stored."""
     if isinstance(samples, StoredSamples):
         samples = Samples(*(tensor.numpy() for tensor in samples))
@@ -182,15 +106,3 @@ def _canonical(samples: Samples | StoredSamples) -> dict[str, npt.NDArray[Any]]:
         "test": np.dtype("|b1"),
     }
     return {name: np.asarray(getattr(samples, name), dtype=dtype, order="C") for name, dtype in dtypes.items()}
-
-
-def _agree(name: str, samples: Samples, measured: Facts, known: Facts | None) -> None:
-    """Refuse samples that are not what the data set says of itself."""
-    lengths = {len(array) for array in samples}
-    inside = len(lengths) == 1 and samples.x.shape[1:] == measured.shape and samples.y.max() < measured.classes
-    if known not in (None, measured) or not inside:
-        wanted = known or measured
-        raise ArtifactError(
-            f"dataset.name: the files of '{name}' hold {len(samples.y)} samples of shape {samples.x.shape[1:]} in "
-            f"{samples.y.max() + 1} classes; it should be {wanted.size} of shape {wanted.shape} in {wanted.classes}."
-        )

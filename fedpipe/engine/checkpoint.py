@@ -1,19 +1,22 @@
-"""A run's states on disk: sealed by markers, read back checked, and how far the run has come."""
+"""A run's states on disk: sealed by markers, read back checked, how far the run has come, and which of them stay.
+
+torch is imported where states are read or written: `collect` prunes without it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedpipe import artifacts
-from fedpipe.algorithms.base import State
 from fedpipe.archive import ArchiveError
-from fedpipe.artifacts import RunFiles
-from fedpipe.engine.block import named
-from fedpipe.engine.pruning import kept
-from fedpipe.engine.trees import stack, unstack
+from fedpipe.artifacts import RESULTS, RunFiles
 from fedpipe.errors import ArtifactError
+from fedpipe.planned import Plan
+
+if TYPE_CHECKING:
+    from fedpipe.algorithms.base import State
 
 
 class Checkpoint:
@@ -43,6 +46,8 @@ class Checkpoint:
 
     def server(self, number: int) -> State:
         """The server's state after a round (0: as initialized)."""
+        from fedpipe.engine.block import named
+
         if number not in self._servers:
             files = self.files.round(number)
             tree = artifacts.read_pt(files.server, self.sealed(number)["sha256"][files.server.name])
@@ -51,6 +56,9 @@ class Checkpoint:
 
     def kept(self, client: int, number: int) -> State:
         """What a client keeps after a round: stored in the last round that it took part in."""
+        from fedpipe.engine.block import named
+        from fedpipe.engine.trees import unstack
+
         last = self.sealed(number)["last"][client]
         if last < 0 or not self._first:
             return self._first
@@ -81,6 +89,10 @@ class Checkpoint:
         facts
             What else ``state.json`` shall hold.
         """
+        import torch
+
+        from fedpipe.engine.trees import stack
+
         files = self.files.round(number)
         hashes = hashes | {files.server.name: artifacts.write_pt(files.server, server)}
         if keeps and self._first:
@@ -135,3 +147,44 @@ class Checkpoint:
             artifacts.intact(path, self.sealed(round)["sha256"][path.name]) or (may_be_absent and not path.exists())
             for round, path in states
         )
+
+
+class Wish(NamedTuple):
+    """What a study wants kept of a run that it shares."""
+
+    rounds: int
+    keep_models: str | int
+
+
+def kept(number: int, keep_models: str | int) -> bool:
+    """Whether `artifacts.keep_models` keeps a round's states when later rounds need them no more."""
+    return keep_models == "all" or (isinstance(keep_models, int) and number % keep_models == 0)
+
+
+def prune(files: RunFiles, number: int, keep_models: str | int) -> None:
+    """Delete states of the rounds before ``number`` that are not kept, and that nothing needs.
+
+    Those that a round and the one before it begin with stay, so that the last round can be done again. Where studies of
+    other lengths or another `artifacts.keep_models` share the run, what any of them keeps stays.
+    """
+    wishes = [Wish(number, keep_models), *_wishes(files)] if keep_models != "all" else []
+    if any(wish.keep_models == "all" for wish in wishes) or not wishes:
+        return
+    ends = {wish.rounds for wish in wishes if artifacts.exists(files.round(wish.rounds).state)} | {number}
+    lasting = ends | {end - 1 for end in ends}
+    needed = {last for end in lasting for last in artifacts.read_json(files.round(end).state)["last"]}
+    for earlier in range(1, number):
+        if earlier not in lasting and not any(kept(earlier, wish.keep_models) for wish in wishes):
+            files.round(earlier).server.unlink(missing_ok=True)
+            if earlier not in needed:
+                files.round(earlier).clients.unlink(missing_ok=True)
+
+
+def _wishes(files: RunFiles) -> Iterator[Wish]:
+    """Of all studies that were planned here; one whose plan can't be read may want everything."""
+    for path in filter(Path.exists, [RESULTS / "plan.json", *RESULTS.glob("studies/**/plan.json")]):
+        try:
+            plan = Plan.read(path)
+            yield from (Wish(run.rounds, plan.keep_models) for run in plan.runs if run.path == files.path)
+        except ArtifactError:
+            yield Wish(0, "all")

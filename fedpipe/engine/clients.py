@@ -13,7 +13,7 @@ from torch import Tensor
 from fedpipe import rng
 from fedpipe.algorithms.base import ClientInfo
 from fedpipe.config import Transforms
-from fedpipe.data.transforms import changed, normalized
+from fedpipe.engine.transforms import changed, normalized
 
 Integers = npt.NDArray[np.int64]
 

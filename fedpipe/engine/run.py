@@ -32,11 +32,10 @@ from fedpipe.data import store
 from fedpipe.data.assignment import Assignment, checksum
 from fedpipe.engine import contract, evaluation, redo
 from fedpipe.engine.block import Block
-from fedpipe.engine.checkpoint import Checkpoint
+from fedpipe.engine.checkpoint import Checkpoint, prune
 from fedpipe.engine.clients import Clients
 from fedpipe.engine.executor import Executor, Score, Test, init_client
 from fedpipe.engine.loop import Loop
-from fedpipe.engine.pruning import prune
 from fedpipe.engine.server import aggregate, init_server
 from fedpipe.engine.stack import Stack
 from fedpipe.engine.trees import finite, to_host

@@ -15,7 +15,6 @@ from torch.func import grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
 from fedpipe.algorithms.base import Algorithm, Batch, Measure, Pass, State, Train, Update
-from fedpipe.data.transforms import changed
 from fedpipe.engine import contract
 from fedpipe.engine.clients import Clients, Integers
 from fedpipe.engine.executor import (
@@ -37,6 +36,7 @@ from fedpipe.engine.executor import (
     with_batch_stats,
     with_optimizer_state,
 )
+from fedpipe.engine.transforms import changed
 from fedpipe.engine.trees import move, size_in_bytes, stack, to_host, unstack
 from fedpipe.tensors import Tensors
 

@@ -32,9 +32,9 @@ def find(key: str) -> RunFiles:
 def diff(one: RunFiles, other: RunFiles) -> str:
     """The settings that differ, one a line; then by protocol the round in which the accuracies part."""
     lines = [f"{'':<36}{one.path.name:<24}{other.path.name}"]
-    ours, theirs = (_flat(dataclasses.asdict(Settings.read(each.settings))) for each in (one, other))
+    ours, theirs = (_flat(dataclasses.asdict(Settings.read(run.settings))) for run in (one, other))
     for name in dict.fromkeys([*ours, *theirs]):
-        pair = [str(each.get(name, DASH)) for each in (ours, theirs)]
+        pair = [str(settings.get(name, DASH)) for settings in (ours, theirs)]
         if pair[0] != pair[1]:
             lines.append(f"{name:<36}{pair[0]:<24}{pair[1]}")
     if len(lines) == 1:
@@ -56,7 +56,7 @@ def _states(one: RunFiles, other: RunFiles) -> str:
     """In which round the server's states part; their hashes stay where the states were pruned."""
     number = 0
     while True:
-        markers = [each.round(number).marker for each in (one, other)]
+        markers = [run.round(number).marker for run in (one, other)]
         if not all(artifacts.exists(marker) for marker in markers):
             return f"server's state: the same bits in all {number} rounds that both have, round 0 included"
         ours, theirs = (artifacts.read_json(marker)["sha256"]["server.pt"] for marker in markers)

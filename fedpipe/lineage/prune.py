@@ -96,16 +96,16 @@ def remove(found: Iterable[Unneeded]) -> None:
         Something is not in DVC's cache; nothing is removed.
     """
     found = list(found)
-    for each in found:
-        if each.uncached:
-            raise ArtifactError(f"{each} is not in DVC's cache ({each.uncached} of its files); nothing was removed.")
-    for each in found:
-        for path in each.paths:
+    for part in found:
+        if part.uncached:
+            raise ArtifactError(f"{part} is not in DVC's cache ({part.uncached} of its files); nothing was removed.")
+    for part in found:
+        for path in part.paths:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    gone = {str(path) for each in found for path in each.paths}
+    gone = {str(path) for part in found for path in part.paths}
     for record, output in _records():
         if any(output == path or output.startswith(f"{path}/") for path in gone):
             record.unlink()
@@ -120,9 +120,9 @@ def _studies() -> tuple[set[Path], set[Path], set[Path]]:
             made = plan.make(path)
         except SettingsError as error:
             raise SettingsError(f"{path}: what this study needs can't be known. {error}") from None
-        runs |= {Path(run["path"]) for run in made["runs"]}
-        partitions |= {artifacts.assignment_file(key).parent for key in made["partitions"]}
-        data |= {artifacts.dataset_file(run["dataset"]) for run in made["runs"]}
+        runs |= {run.path for run in made.runs}
+        partitions |= {artifacts.assignment_file(key).parent for key in made.partitions}
+        data |= {artifacts.dataset_file(run.dataset) for run in made.runs}
     return runs, partitions, data
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ import pandas as pd
 from fedpipe import artifacts
 from fedpipe.artifacts import RESTORE, RESULTS, JoinedFiles, RunFiles
 from fedpipe.data import store
-from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.mistakes import nearest
+from fedpipe.errors import ArtifactError, SettingsError, nearest
 from fedpipe.plan import Settings, digest
-from fedpipe.report import results, stage, tables
-from fedpipe.report.results import Plan
+from fedpipe.planned import Cell, Plan, Reported
+from fedpipe.report import results, tables
+from fedpipe.stages.report import check
 
 
 def trace(table: Path, cell: str) -> dict[str, Any]:
@@ -45,30 +46,30 @@ def trace(table: Path, cell: str) -> dict[str, Any]:
         raise SettingsError(f"'{table}' is no study's table; it should be as results/tables/results.md.")
     if RESULTS.resolve() not in table.resolve().parents:
         raise SettingsError(f"'{table}' is no table of this folder's studies; go to the folder that it is of.")
-    plan: Plan = artifacts.read_plan(table.parent.parent / "plan.json")
-    stage.check(plan, "results.md", "results.csv")
-    report = plan["report"]
+    plan = Plan.read(table.parent.parent / "plan.json")
+    check(plan, "results.md", "results.csv")
+    report = plan.report
     found = _cells(plan, table)
     if cell not in found:
         near = [name for name in found if name.partition(".")[0] == cell.partition(".")[0]]
         raise SettingsError(f"'{cell}' is no cell of {table}; {nearest(cell, near or list(found))}")
     row = found[cell]
-    cells = [each for each in results.cells(plan) if each["algorithm"] == row["algorithm"] and _at(plan, each, row)]
-    frame = results.load(plan | {"cells": cells})
-    frame = frame[(frame["protocol"] == row["protocol"]) & (frame["average"] == report["average"])]
-    seeds = results.reported(frame, report["round"], report["last_k"])
+    cells = tuple(run for run in results.cells(plan) if run.algorithm == row["algorithm"] and _at(plan, run, row))
+    frame = results.load(dataclasses.replace(plan, cells=cells))
+    frame = frame[(frame["protocol"] == row["protocol"]) & (frame["average"] == report.average)]
+    seeds = results.reported(frame, report.round, report.last_k)
     if not len(seeds):
         raise SettingsError(f"'{cell}' is a dash in {table}: the method has no such model.")
     accuracy = dict(zip(seeds["key"], seeds["accuracy"], strict=True))
     return {
         "cell": cell,
         "accuracy (%)": round(float(100 * seeds["accuracy"].mean()), 4),
-        "reported": f"{_reported(plan)}, {tables.AVERAGED[report['average']]}, mean over {_seeds(len(seeds))}",
+        "reported": f"{_reported(plan)}, {tables.AVERAGED[report.average]}, mean over {_seeds(len(seeds))}",
         "table": {str(table): artifacts.sha256_of(table)},
         "runs": [
-            {"seed": each["seed"], "accuracy (%)": round(100 * float(accuracy[each["key"]]), 4)}
-            | run_of(results.run(each), results.files(each), _rounds(frame[frame["key"] == each["key"]], report))
-            for each in cells
+            {"seed": run.seed, "accuracy (%)": round(100 * float(accuracy[run.key]), 4)}
+            | run_of(run.files, run.joined, _rounds(frame[frame["key"] == run.key], report))
+            for run in cells
         ],
     }
 
@@ -99,7 +100,7 @@ def recorded(files: RunFiles) -> str:
 
 
 def _reported(plan: Plan) -> str:
-    return tables.REPORTED[plan["report"]["round"]].format(last_k=plan["report"]["last_k"])
+    return tables.REPORTED[plan.report.round].format(last_k=plan.report.last_k)
 
 
 def _seeds(count: int) -> str:
@@ -108,25 +109,25 @@ def _seeds(count: int) -> str:
 
 def _cells(plan: Plan, table: Path) -> dict[str, dict[Any, Any]]:
     """Rows of ``results.csv`` by the name of their cell; only what the table for people shows."""
-    frame = pd.read_csv(table.with_suffix(".csv"), dtype=dict.fromkeys(plan["grid"], str), keep_default_na=False)
+    frame = pd.read_csv(table.with_suffix(".csv"), dtype=dict.fromkeys(plan.grid, str), keep_default_na=False)
     frame["mean"] = pd.to_numeric(frame["mean"])
-    shown = frame[(frame["round"] == plan["report"]["round"]) & (frame["average"] == plan["report"]["average"])]
+    shown = frame[(frame["round"] == plan.report.round) & (frame["average"] == plan.report.average)]
     cells = {}
     for row in shown.to_dict("records"):
-        point = results.label({name: row[name] for name in plan["grid"]})
+        point = results.label({name: row[name] for name in plan.grid})
         cells[".".join(part for part in (row["algorithm"], point, row["protocol"]) if part)] = row
     return cells
 
 
-def _at(plan: Plan, cell: results.Cell, row: dict[Any, Any]) -> bool:
+def _at(plan: Plan, cell: Cell, row: dict[Any, Any]) -> bool:
     return all(row[name] == value for name, value in results.point(plan, cell).items())
 
 
-def _rounds(frame: pd.DataFrame, report: dict[str, Any]) -> list[int]:
+def _rounds(frame: pd.DataFrame, report: Reported) -> list[int]:
     """The rounds that a run's number is of."""
-    if report["round"] == "best":
+    if report.round == "best":
         frame = frame[frame["accuracy"] == frame["accuracy"].max()].head(1)
-    count = report["last_k"] if report["round"] == "mean-last" else 1
+    count = report.last_k if report.round == "mean-last" else 1
     return [int(number) for number in frame["round"].tail(count)]
 
 

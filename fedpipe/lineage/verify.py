@@ -14,10 +14,11 @@ from fedpipe.artifacts import RESTORE, RunFiles
 from fedpipe.changes import made_elsewhere
 from fedpipe.config import Execution
 from fedpipe.data import store
-from fedpipe.engine import collecting, redo
+from fedpipe.engine import redo
 from fedpipe.engine.run import Run
 from fedpipe.errors import UserError
 from fedpipe.plan import Settings, digest
+from fedpipe.stages import collect
 
 
 class Verdict(NamedTuple):
@@ -123,7 +124,7 @@ def _joined(files: RunFiles) -> dict[str, Path]:
     """Joined files that are not what the rounds give, with their folders, which are to be deleted."""
     wrong: dict[str, Path] = {}
     for joined in files.all_joined():
-        made, times = collecting.join(files, joined.length), joined.times
+        made, times = collect.join(files, joined.length), joined.times
         tables = {joined.metrics: made.metrics, joined.matrices: made.matrices, joined.rounds: made.rounds}
         same = {
             path: artifacts.intact(path, joined.sha256(path)) and _same(artifacts.read_parquet(path), table)

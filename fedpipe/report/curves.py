@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
+from fedpipe.planned import Plan
 from fedpipe.report import results
-from fedpipe.report.results import Plan
 
 
 def curves(plan: Plan) -> pd.DataFrame:
@@ -18,5 +18,5 @@ def curves(plan: Plan) -> pd.DataFrame:
         accuracy in percent.
     """
     frame = results.asked(results.load(plan))
-    shown = frame[frame["average"] == plan["report"]["average"]]
-    return results.over_seeds(shown, ["algorithm", *plan["grid"], "protocol", "round"])
+    shown = frame[frame["average"] == plan.report.average]
+    return results.over_seeds(shown, ["algorithm", *plan.grid, "protocol", "round"])

@@ -10,9 +10,9 @@ import pandas as pd
 
 from fedpipe import artifacts
 from fedpipe.data.assignment import Assignment
+from fedpipe.planned import Plan
 from fedpipe.report import curves, results, tables
 from fedpipe.report.figures import matrices
-from fedpipe.report.results import Plan
 
 
 def learning(plan: Plan) -> pd.DataFrame:
@@ -24,7 +24,7 @@ def learning(plan: Plan) -> pd.DataFrame:
         ``line`` before the columns of :func:`fedpipe.report.curves.curves`.
     """
     frame = curves.curves(plan)
-    points = frame[list(plan["grid"])].to_dict("records")
+    points = frame[list(plan.grid)].to_dict("records")
     lines = [
         line(algorithm, {str(name): str(value) for name, value in point.items()})
         for algorithm, point in zip(frame["algorithm"], points, strict=True)
@@ -44,10 +44,10 @@ def clients(plan: Plan) -> pd.DataFrame:
     """
     frames = []
     for cell in results.cells(plan):
-        frame = artifacts.read_joined(results.files(cell).metrics).to_pandas()
+        frame = artifacts.read_joined(cell.joined.metrics).to_pandas()
         frame = frame[(frame["client"] >= 0) & (frame["total"] > 0)]
         frame = frame[frame["round"] == frame.groupby("protocol")["round"].transform("max")]
-        names = {"line": line(cell["algorithm"], results.point(plan, cell)), "seed": cell["seed"]}
+        names = {"line": line(cell.algorithm, results.point(plan, cell)), "seed": cell.seed}
         found = frame.assign(**names, samples=frame["total"], accuracy=100 * frame["correct"] / frame["total"])
         frames.append(found[["line", "seed", "protocol", "client", "samples", "accuracy"]])
     made: pd.DataFrame = pd.concat(frames, ignore_index=True)

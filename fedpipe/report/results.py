@@ -6,35 +6,30 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import pandas as pd
 
 from fedpipe import artifacts
-from fedpipe.artifacts import JoinedFiles, RunFiles
 from fedpipe.config import Protocol
-
-Plan = dict[str, Any]  #: as results/plan.json holds it
-Cell = dict[str, Any]  #: one of its cells
-ReportedRound = Literal["last", "best", "mean-last"]
+from fedpipe.planned import Cell, Plan, ReportedRound
 
 AVERAGES = ("sample", "client", "worst")  #: over test samples; over clients; over the worst tenth of the clients
-REPORTED_ROUNDS: tuple[ReportedRound, ...] = ("last", "best", "mean-last")
+REPORTED_ROUNDS: tuple[ReportedRound, ...] = get_args(ReportedRound)
 SECONDS = ("train", "aggregate", "evaluate")
 
 
 def cells(plan: Plan) -> list[Cell]:
-    """Runs as the table shows them, by algorithm, then by grid point and seed, each in the order of params.yaml.
+    """The cells as the table shows them, by algorithm, then by grid point and seed, each in the order of params.yaml.
 
-    Each has ``algorithm``, ``seed``, ``grid`` (its point, where it concerns the algorithm), the run's ``key`` and the
-    number of ``rounds``. One run may serve several cells: of points that make no difference to it.
+    One run may serve several cells: of points that make no difference to it.
     """
-    return sorted(plan["cells"], key=lambda cell: plan["algorithms"].index(cell["algorithm"]))
+    return sorted(plan.cells, key=lambda cell: plan.algorithms.index(cell.algorithm))
 
 
 def point(plan: Plan, cell: Cell) -> dict[str, str]:
     """A cell's grid point as text, one entry a name of the grid: empty where it does not concern the algorithm."""
-    return {name: _text(cell["grid"][name]) if name in cell["grid"] else "" for name in plan["grid"]}
+    return {name: _text(cell.grid[name]) if name in cell.grid else "" for name in plan.grid}
 
 
 def short(names: Iterable[str]) -> list[str]:
@@ -65,13 +60,13 @@ def load(plan: Plan) -> pd.DataFrame:
     ArtifactError
         A run is not complete.
     """
-    frames = [_labelled(plan, cell, accuracies(_read(files(cell).metrics))) for cell in cells(plan)]
+    frames = [_labelled(plan, cell, accuracies(_read(cell.joined.metrics))) for cell in cells(plan)]
     return pd.concat(frames, ignore_index=True)
 
 
 def protocols(plan: Plan, frame: pd.DataFrame) -> list[str]:
     """The study's protocols, then those that only points of its grid have or that methods have measured beside them."""
-    return list(dict.fromkeys([*plan["protocols"], *frame["protocol"]]))
+    return list(dict.fromkeys([*plan.protocols, *frame["protocol"]]))
 
 
 def asked(frame: pd.DataFrame) -> pd.DataFrame:
@@ -98,7 +93,7 @@ def reported(frame: pd.DataFrame, round: ReportedRound = "last", last_k: int = 5
     found = {
         "last": by_run.last,
         "best": by_run.max,
-        "mean-last": lambda: by_run.apply(lambda each: each.tail(last_k).mean()),
+        "mean-last": lambda: by_run.apply(lambda rounds: rounds.tail(last_k).mean()),
     }[round]()
     return found.reset_index()
 
@@ -112,7 +107,7 @@ def over_seeds(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 def traffic(plan: Plan) -> pd.DataFrame:
     """Bytes that a participant receives and sends in a round: the mean over rounds, one row a cell."""
     names = ["bytes_down", "bytes_up"]
-    means = [_read(files(cell).rounds)[names].mean().to_frame().T for cell in cells(plan)]
+    means = [_read(cell.joined.rounds)[names].mean().to_frame().T for cell in cells(plan)]
     frames = [_labelled(plan, cell, mean) for cell, mean in zip(cells(plan), means, strict=True)]
     return pd.concat(frames, ignore_index=True)
 
@@ -128,7 +123,7 @@ def left_out(plan: Plan) -> pd.DataFrame:
     """
     frames = []
     for cell in cells(plan):
-        rounds = _read(files(cell).rounds)
+        rounds = _read(cell.joined.rounds)
         alone = rounds[rounds["left_out"] == rounds["participants"]]["round"]
         found = {"left_out": [int(rounds["left_out"].sum())], "diverged": [int(alone.min()) if len(alone) else 0]}
         frames.append(_labelled(plan, cell, pd.DataFrame(found)))
@@ -140,26 +135,16 @@ def times(plan: Plan) -> pd.DataFrame:
     frames = []
     for cell in cells(plan):
         rounds = _times(cell)["rounds"]
-        sums = {name: [sum(float(each.get(name, math.nan)) for each in rounds)] for name in SECONDS}
+        sums = {name: [sum(float(seconds.get(name, math.nan)) for seconds in rounds)] for name in SECONDS}
         frames.append(_labelled(plan, cell, pd.DataFrame(sums)))
     return pd.concat(frames, ignore_index=True)
 
 
 def provenance(plan: Plan) -> list[dict[str, str]]:
     """What the runs were made by (executor, device, versions), each once; `fedpipe trace` tells the code's hash too."""
-    made_by = [each for cell in cells(plan) for each in _times(cell)["made_by"]]
-    made = [{name: value for name, value in each.items() if name != "code"} for each in made_by]
-    return [each for index, each in enumerate(made) if each not in made[:index]]
-
-
-def run(cell: Cell) -> RunFiles:
-    """The run that a cell is of."""
-    return RunFiles.of(cell["algorithm"], cell["key"])
-
-
-def files(cell: Cell) -> JoinedFiles:
-    """What a cell is made of: its rounds, joined."""
-    return run(cell).joined(cell["rounds"])
+    made_by = [maker for cell in cells(plan) for maker in _times(cell)["made_by"]]
+    makers = [{name: value for name, value in maker.items() if name != "code"} for maker in made_by]
+    return [maker for index, maker in enumerate(makers) if maker not in makers[:index]]
 
 
 def accuracies(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -170,14 +155,14 @@ def accuracies(metrics: pd.DataFrame) -> pd.DataFrame:
     averages = {
         "sample": sums["correct"] / sums["total"],
         "client": by_round["accuracy"].mean(),
-        "worst": by_round["accuracy"].apply(lambda each: each.nsmallest(max(1, len(each) // 10)).mean()),
+        "worst": by_round["accuracy"].apply(lambda clients: clients.nsmallest(max(1, len(clients) // 10)).mean()),
     }
     return pd.concat(averages, names=["average"]).rename("accuracy").reset_index()
 
 
 def _labelled(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with columns before it that tell the cell."""
-    columns = {"algorithm": cell["algorithm"], **point(plan, cell), "seed": cell["seed"], "key": cell["key"]}
+    columns: dict[str, Any] = {"algorithm": cell.algorithm, **point(plan, cell), "seed": cell.seed, "key": cell.key}
     for place, (name, value) in enumerate(columns.items()):
         frame.insert(place, name, value)
     return frame
@@ -189,8 +174,8 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def _times(cell: Cell) -> dict[str, Any]:
-    place = files(cell)
-    found: dict[str, Any] = artifacts.read_json(place.times, place.sha256(place.times))
+    joined = cell.joined
+    found: dict[str, Any] = artifacts.read_json(joined.times, joined.sha256(joined.times))
     return found
 
 

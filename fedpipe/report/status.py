@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -20,11 +20,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedpipe import artifacts
-from fedpipe.artifacts import RunFiles, StudyFiles
+from fedpipe.artifacts import RunFiles
 from fedpipe.errors import ArtifactError
-from fedpipe.plan import serves
+from fedpipe.planned import Plan, PlannedRun
 from fedpipe.report import results
-from fedpipe.report.results import Plan
 from fedpipe.report.tables import DASH
 
 #: In the order in which they are shown.
@@ -117,14 +116,14 @@ class Job:
 def progress(plan: Plan) -> tuple[list[Progress], list[Failure]]:
     """All runs of a study, in the plan's order, and the jobs that failed."""
     jobs = {job.logs[0]: job for job in _said()}
-    planned = sorted(plan["runs"], key=lambda run: plan["algorithms"].index(run["algorithm"]))
-    made = {path: RunFiles(path).joined(run["rounds"]).marker for run in planned for path in [Path(run["path"])]}
+    planned = sorted(plan.runs, key=lambda run: plan.algorithms.index(run.algorithm))
+    made = {run.path: run.joined.marker for run in planned}
     unfinished = [job for job in jobs.values() if not all(made.get(path, path).exists() for path in job.outputs)]
     locks = _moments((SNAKEMAKE / "locks").glob("*"))
     runs = [_of(plan, run, unfinished, min(locks, default=None)) for run in planned]
-    study = StudyFiles.of(Path(plan["params"]))
-    ours = {study.tables, study.figures, *(artifacts.assignment_file(key).parent for key in plan["partitions"])}
-    ours |= {each for run in planned for each in (Path(run["path"]), artifacts.dataset_file(run["dataset"]))}
+    partitions = {artifacts.assignment_file(key).parent for key in plan.partitions}
+    ours = {plan.study.tables, plan.study.figures, *made, *partitions}
+    ours |= {artifacts.dataset_file(run.dataset) for run in planned}
     failed = [job for job in unfinished if job.failed and any(ours & {path, *path.parents} for path in job.outputs)]
     names = dict(zip(made, (run.name for run in runs), strict=True))
     return runs, [Failure(_named(names, job), job.rule, job.logs[0], _tail(job.logs)) for job in failed]
@@ -156,12 +155,12 @@ def show(plan: Plan, watch: bool = False) -> None:
     """Print the study's progress; or draw it again and again, until all runs are done or Ctrl+C."""
     console = Console()
     if not watch:
-        console.print(render(*progress(plan), plan["protocols"][0]))
+        console.print(render(*progress(plan), plan.protocols[0]))
         return
     with Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
             runs, failures = progress(plan)
-            live.update(render(runs, failures, plan["protocols"][0], console.height), refresh=True)
+            live.update(render(runs, failures, plan.protocols[0], console.height), refresh=True)
             if all(run.state == "done" for run in runs):
                 return
             time.sleep(INTERVAL)
@@ -209,13 +208,13 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
 
 
-def _of(plan: Plan, run: dict[str, Any], unfinished: list[Job], since: float | None) -> Progress:
+def _of(plan: Plan, run: PlannedRun, unfinished: list[Job], since: float | None) -> Progress:
     """A run's progress; Snakemake is at work ``since`` then, if at all."""
-    files, total = RunFiles(Path(run["path"])), run["rounds"]
+    files, total = run.files, run.rounds
     done = _complete(files, total)
     jobs = [job for job in unfinished if any(files.path in {path, *path.parents} for path in job.outputs)]
     state: RunState
-    if files.joined(total).marker.exists() and done == total:
+    if run.joined.marker.exists() and done == total:
         state = "done"
     elif any(job.failed for job in jobs):
         state = "failed"
@@ -223,15 +222,15 @@ def _of(plan: Plan, run: dict[str, Any], unfinished: list[Job], since: float | N
         state = "running" if not jobs or any(job.begun for job in jobs) else "queued"
     else:
         state = "stopped" if done or jobs else "waiting"
-    accuracy = _accuracy(plan["protocols"][0], files, done)
+    accuracy = _accuracy(plan.protocols[0], files, done)
     return Progress(_name(plan, run), state, done, total, accuracy, _seconds(files, done))
 
 
-def _name(plan: Plan, run: dict[str, Any]) -> str:
+def _name(plan: Plan, run: PlannedRun) -> str:
     """A run in words, with all grid points that it serves."""
-    cells = [cell for cell in plan["cells"] if serves(run, cell)]
+    cells = [cell for cell in plan.cells if run.serves(cell)]
     points = "; ".join(filter(None, (results.label(results.point(plan, cell)) for cell in cells)))
-    return " ".join(filter(None, (run["algorithm"], points, f"seed {run['seed']}")))
+    return " ".join(filter(None, (run.algorithm, points, f"seed {run.seed}")))
 
 
 def _named(names: dict[Path, str], job: Job) -> str:
@@ -309,7 +308,7 @@ def _jobs(log: Path, size: int) -> list[Job]:
             # An error's log line ends with advice in brackets, and has the cluster's log behind the job's own.
             logs = re.sub(r" \(.*\)$", "", fields["log"]).split(", ")
             outputs = fields["output"].split(", ")
-            found.append(Job(rule, failed, [Path(each) for each in outputs], [Path(each) for each in logs], when))
+            found.append(Job(rule, failed, [*map(Path, outputs)], [*map(Path, logs)], when))
             rule = ""
     return found
 

@@ -11,8 +11,9 @@ import pandas as pd
 from fedpipe import artifacts, changes
 from fedpipe.config import Data
 from fedpipe.data.heterogeneity import Overall
+from fedpipe.planned import Plan
 from fedpipe.report import results
-from fedpipe.report.results import AVERAGES, REPORTED_ROUNDS, SECONDS, Plan
+from fedpipe.report.results import AVERAGES, REPORTED_ROUNDS, SECONDS
 
 DASH = "–"  #: stands for a protocol that an algorithm does not have
 
@@ -39,7 +40,7 @@ def table(plan: Plan) -> pd.DataFrame:
     """
     frame = results.load(plan)
     cell = [*_row(plan), "protocol", "average"]
-    last_k = plan["report"]["last_k"]
+    last_k = plan.report.last_k
     found = pd.concat(
         results.over_seeds(results.reported(frame, round, last_k), cell).assign(round=round)
         for round in REPORTED_ROUNDS
@@ -52,7 +53,7 @@ def table(plan: Plan) -> pd.DataFrame:
     ):
         cells = cells.merge(pd.DataFrame({name: list(values)}), how="cross")
     bytes_sent = results.traffic(plan).groupby(_row(plan), sort=False)[["bytes_down", "bytes_up"]].mean().reset_index()
-    lost = results.left_out(plan).assign(diverged=lambda each: each["diverged"] > 0)
+    lost = results.left_out(plan).assign(diverged=lambda rows: rows["diverged"] > 0)
     failed = lost.groupby(_row(plan), sort=False)[["left_out", "diverged"]].sum().reset_index()
     made = cells.merge(found, how="left", on=[*cell, "round"]).merge(bytes_sent, how="left", on=_row(plan))
     made = made.merge(failed, how="left", on=_row(plan))
@@ -72,7 +73,7 @@ def metrics(plan: Plan, table: pd.DataFrame) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for cell in _reported(plan, table).to_dict("records"):
         place = found.setdefault(cell["algorithm"], {})
-        point = results.label({name: cell[name] for name in plan["grid"]})
+        point = results.label({name: cell[name] for name in plan.grid})
         if point:
             place = place.setdefault(point, {})
         if cell["seeds"]:
@@ -89,7 +90,7 @@ def markdown(plan: Plan, table: pd.DataFrame, times: pd.DataFrame) -> str:
         rows.append(
             {
                 "algorithm": algorithm,
-                **dict(zip(results.short(plan["grid"]), (value or DASH for value in point), strict=True)),
+                **dict(zip(results.short(plan.grid), (value or DASH for value in point), strict=True)),
                 **seeds.get(key, {}),
                 **{cell["protocol"]: _accuracy(cell) for cell in cells.to_dict("records")},
                 "bytes down": size(cells["bytes_down"].iloc[0]),
@@ -100,7 +101,7 @@ def markdown(plan: Plan, table: pd.DataFrame, times: pd.DataFrame) -> str:
     wide["training (s)"] = [f"{seconds:.1f}" for seconds in times["train"]]  # the same rows in the same order
     sides = ["left" if name < len(_row(plan)) else "right" for name in range(wide.shape[1])]
     body = wide.to_markdown(index=False, disable_numparse=True, colalign=sides)
-    warnings = [f"Warning: {warning}" for warning in plan["warnings"]]
+    warnings = [f"Warning: {warning}" for warning in plan.warnings]
     parts = [caption(plan), body, *_failures(plan), *warnings, _heterogeneity(plan), _made_by(plan)]
     parts += changes.elsewhere(plan)
     return "\n\n".join(parts) + "\n"
@@ -108,13 +109,13 @@ def markdown(plan: Plan, table: pd.DataFrame, times: pd.DataFrame) -> str:
 
 def caption(plan: Plan) -> str:
     """What the table shows: the reported round and average, seeds, rounds, data set and partition."""
-    report, seeds = plan["report"], len(plan["seeds"])
+    report, seeds = plan.report, len(plan.seeds)
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
-    reported = REPORTED[report["round"]].format(last_k=report["last_k"])
+    reported = REPORTED[report.round].format(last_k=report.last_k)
     setups = dict.fromkeys(map(setup, partitions(plan).values()))
-    lengths = " or ".join(str(rounds) for rounds in sorted({cell["rounds"] for cell in plan["cells"]}))
+    lengths = " or ".join(str(rounds) for rounds in sorted({cell.rounds for cell in plan.cells}))
     return (
-        f"Test accuracy (%) {reported} ({lengths} rounds), {AVERAGED[report['average']]}; {spread}. "
+        f"Test accuracy (%) {reported} ({lengths} rounds), {AVERAGED[report.average]}; {spread}. "
         f"Bytes are those of one participant in one round; training takes the seconds of a whole run. "
         f"A dash: the method has no such model. Data: {'; '.join(setups)}."
     )
@@ -162,19 +163,19 @@ def csv(frame: pd.DataFrame) -> bytes:
 
 
 def _row(plan: Plan) -> list[str]:
-    return ["algorithm", *plan["grid"]]
+    return ["algorithm", *plan.grid]
 
 
 def _rows(plan: Plan) -> pd.DataFrame:
     """Algorithms and grid points, each once, in the order of the cells."""
-    rows = [{"algorithm": cell["algorithm"], **results.point(plan, cell)} for cell in results.cells(plan)]
+    rows = [{"algorithm": cell.algorithm, **results.point(plan, cell)} for cell in results.cells(plan)]
     return pd.DataFrame(rows).drop_duplicates(ignore_index=True)
 
 
 def _seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, str]]:
     """Where not all cells are there, a column by row that tells of how many seeds it is."""
-    rows = [(cell["algorithm"], *results.point(plan, cell).values()) for cell in plan["cells"]]
-    wanted = len(plan["seeds"])
+    rows = [(cell.algorithm, *results.point(plan, cell).values()) for cell in plan.cells]
+    wanted = len(plan.seeds)
     if all(rows.count(row) == wanted for row in rows):
         return {}
     return {row: {"seeds": f"{rows.count(row)} of {wanted}"} for row in rows}
@@ -182,12 +183,12 @@ def _seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, str]]:
 
 def partitions(plan: Plan) -> dict[str, Any]:
     """The settings of all partitions by key, in the order of the runs."""
-    return {run["partition"]: plan["partitions"][run["partition"]] for run in plan["runs"]}
+    return {run.partition: plan.partitions[run.partition] for run in plan.runs}
 
 
 def _reported(plan: Plan, table: pd.DataFrame) -> pd.DataFrame:
-    report = plan["report"]
-    return results.asked(table[(table["round"] == report["round"]) & (table["average"] == report["average"])])
+    report = plan.report
+    return results.asked(table[(table["round"] == report.round) & (table["average"] == report.average)])
 
 
 def _accuracy(cell: dict[Hashable, Any]) -> str:
@@ -201,7 +202,7 @@ def _failures(plan: Plan) -> list[str]:
     sentences = []
     for key, cells in results.left_out(plan).groupby(_row(plan), sort=False):
         algorithm, *values = key
-        point = results.label(dict(zip(plan["grid"], map(str, values), strict=True)))
+        point = results.label(dict(zip(plan.grid, map(str, values), strict=True)))
         lost, diverged = cells["left_out"].sum(), cells[cells["diverged"] > 0]["diverged"]
         if not lost:
             continue
@@ -222,8 +223,8 @@ def _heterogeneity(plan: Plan) -> str:
         table = artifacts.read_parquet(path, artifacts.manifest(path, "assignment.json"))
         found.setdefault(setup(settings), []).append(Overall.read(table))
     rows = []
-    for name, each in found.items():
-        entropy, js_distance, gini = (mean(values) for values in zip(*each, strict=True))
+    for name, overalls in found.items():
+        entropy, js_distance, gini = (mean(values) for values in zip(*overalls, strict=True))
         rows.append([name, f"{entropy:.2f}", f"{js_distance:.3f}", f"{gini:.3f}"])
     head = ["data", "label entropy (bits)", "Jensen-Shannon distance", "Gini of sizes"]
     body = pd.DataFrame(rows, columns=head).to_markdown(

@@ -346,7 +346,7 @@ def test_the_gradient_is_that_of_the_network_at_rest(make_clients, make_trial, a
 
 
 def study(**parameters):
-    return parse({"algorithms": {"feddual": parameters}, "study": {"algorithms": ["feddual"]}}).algorithm("feddual")
+    return parse({"algorithms": {"feddual": parameters}, "study": {"algorithms": ["feddual"]}}).algorithms["feddual"]
 
 
 def test_each_mode_brings_its_own_values():

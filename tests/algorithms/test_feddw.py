@@ -8,7 +8,7 @@ from fedpipe.algorithms.base import Batch, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feddw import FedDW, regularizer
 from fedpipe.config import Transforms
-from fedpipe.data.transforms import changed
+from fedpipe.engine.transforms import changed
 from fedpipe.models.base import Network, class_relations
 from fedpipe.models.mlp import MLP
 from fedpipe.tensors import Tensors

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from fedpipe import cli
-from fedpipe.engine.collecting import collect
+from fedpipe.stages.collect import collect
 from tests import studies
 
 ALONE = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
@@ -93,12 +93,12 @@ def test_a_hybrid_of_feddual_is_refused_and_its_codes_mode_is_whole(planned):
 def results_of(settings, **execution):
     """By label, after all rounds: each round's participants, the table of rounds, and that of accuracies."""
     made, tables = studies.prepare(settings), {}
-    for planned, run in zip(made["runs"], studies.open_runs(made, **execution), strict=True):
-        *_, done = run.segment(planned["rounds"])
+    for planned, run in zip(made.runs, studies.open_runs(made, **execution), strict=True):
+        *_, done = run.segment(planned.rounds)
         collect(run.files, done, "all")
         ids = [set(run.participants(number)) for number in range(1, done + 1)]
         joined = run.files.joined(done)
-        tables[planned["algorithm"]] = ids, pd.read_parquet(joined.rounds), pd.read_parquet(joined.metrics)
+        tables[planned.algorithm] = ids, pd.read_parquet(joined.rounds), pd.read_parquet(joined.metrics)
     return tables
 
 

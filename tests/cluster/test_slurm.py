@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe.engine import collecting
+from fedpipe.stages import collect
 from tests import studies
 from tests.cluster.conftest import ALL, OFTEN, Clone, own_study
 from tests.pipeline.conftest import Project, jobs
@@ -36,9 +36,9 @@ def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.syspath_prepend(Path(__file__).parent)
         (folder / "hurry").touch()
         made = studies.prepare(params)
-        for planned, run in zip(made["runs"], studies.open_runs(made), strict=True):
-            list(run.segment(planned["rounds"]))
-            collecting.collect(run.files, planned["rounds"], "all")
+        for planned, run in zip(made.runs, studies.open_runs(made), strict=True):
+            list(run.segment(planned.rounds))
+            collect.collect(run.files, planned.rounds, "all")
         return studies.bits(folder / "results/runs")
 
     return compute

@@ -22,11 +22,12 @@ from PIL import Image
 
 from fedpipe import artifacts, config, registry
 from fedpipe import plan as planning
-from fedpipe.data import declare, stage, store
+from fedpipe.data import store
 from fedpipe.data.datasets import ag_news, cifar10, cifar100, fashion_mnist, imdb, mnist, tiny_imagenet
 from fedpipe.data.datasets.base import Facts, Published, Samples
 from fedpipe.data.fetch import ENVIRONMENT, Fetcher, File
 from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.stages import download, partition
 from tests import studies
 
 MIRROR = os.environ.get(ENVIRONMENT)
@@ -104,7 +105,7 @@ PUBLISHED = {
 def test_published_data_sets_are_planned_without_any_file(name: str) -> None:
     section = config.dataset({"name": name})
     assert section.facts == PUBLISHED[name]
-    assert section.source.described()["sha256"] == section.source.identity
+    assert section.described["sha256"] == section.source.identity
     assert not Path("results").exists()
 
 
@@ -240,7 +241,7 @@ def test_a_tampered_file_is_never_read(fetch: Fetcher) -> None:
     file = put("aclImdb.tar.gz", b"published")
     put("aclImdb.tar.gz", b"tampered")
     with pytest.raises(ArtifactError, match=r"mirror/aclImdb\.tar\.gz is damaged or another file: its md5 is "):
-        store.obtain(small(imdb.IMDB, file), fetch)
+        download.obtain(small(imdb.IMDB, file), fetch)
     assert not Path("results").exists()
 
 
@@ -267,10 +268,10 @@ def test_a_mirrors_npz_needs_its_checksum_and_download_fills_it_in() -> None:
         "dataset.sha256: missing; the mirror has no original of 'cifar10' but a cifar10.npz, which is taken by its "
         "SHA-256: run `fedpipe download`, which fills it in."
     )
-    assert sha256 in declare.download(None, Path("params.yaml"))
+    assert sha256 in download.declare(None, Path("params.yaml"))
     assert yaml.safe_load(Path("params.yaml").read_text())["dataset"]["sha256"] == sha256
     made = planning.make(Path("params.yaml"))
-    samples = store.load(artifacts.dataset_file(made["runs"][0]["dataset"]))
+    samples = store.load(artifacts.dataset_file(made.runs[0].dataset))
     assert np.array_equal(samples.x.numpy(), PIXELS)
     assert samples.test.tolist() == [False] * 4 + [True] * 2
     run = planning.Settings.of(config.parse(config.read(Path("params.yaml"))), "fedavg", 0)
@@ -284,7 +285,7 @@ def test_another_file_than_declared_is_refused() -> None:
     section = config.dataset({"name": "cifar10", "mirror": "mirror", "sha256": sha256})
     arrays("mirror/cifar10.npz", **HALVES | {"y_test": np.array([5, 6])})
     with pytest.raises(ArtifactError, match=rf"cifar10\.npz is damaged or another file: .* should be {sha256}"):
-        store.obtain(section.source, section.fetcher)
+        download.obtain(section.source, section.fetcher)
     assert not Path("results").exists()
 
 
@@ -292,7 +293,7 @@ def test_a_stand_in_of_another_shape_is_refused() -> None:
     sha256 = arrays("mirror/mnist.npz", **HALVES)
     section = config.dataset({"name": "mnist", "mirror": "mirror", "sha256": sha256})
     with pytest.raises(ArtifactError, match=r"'mnist' hold 6 samples of shape \(3, 32, 32\) in 10 classes; it should"):
-        store.obtain(section.source, section.fetcher)
+        download.obtain(section.source, section.fetcher)
 
 
 def test_originals_come_before_what_stands_in() -> None:
@@ -317,7 +318,7 @@ def own(**settings: Any) -> tuple[Samples, Facts]:
     """The samples of an own data set, declared and stored as `fedpipe download` does."""
     source: Any = config.dataset(settings).source
     source = config.dataset({**settings, "sha256": source.undeclared(Fetcher())}).source
-    path = store.obtain(source, Fetcher())
+    path = download.obtain(source, Fetcher())
     return Samples(*(tensor.numpy() for tensor in store.load(path))), store.facts(path)
 
 
@@ -469,11 +470,8 @@ def test_two_own_files_lie_beside_each_other() -> None:
 
 
 def test_the_stored_bytes_do_not_depend_on_names() -> None:
-    sha256 = arrays("one.npz", x=PIXELS, y=np.arange(6))
-    stored = [
-        store.obtain(config.dataset({"name": "npz", "path": "one.npz", "sha256": sha256}).source, Fetcher(), Path(name))
-        for name in ("a.pt", "other.pt")
-    ]
+    own = {"name": "npz", "path": "one.npz", "sha256": arrays("one.npz", x=PIXELS, y=np.arange(6))}
+    stored = [download.obtain(config.dataset(own).source, Fetcher(), Path(name)) for name in ("a.pt", "other.pt")]
     assert stored[0].read_bytes() == stored[1].read_bytes()
 
 
@@ -526,17 +524,17 @@ def test_own_data_through_the_stages() -> None:
     arrays("own.npz", x=x, y=np.arange(60) % 3, test=np.arange(60) >= 45)
     settings = studies.settings(dataset={"name": "npz", "path": "own.npz"}, federation={"clients": 3})
     studies.write(settings | {"partition": {"scheme": "iid"}}, Path())
-    declare.download(None, Path("params.yaml"))
+    download.declare(None, Path("params.yaml"))
     made = planning.make(Path("params.yaml"))
     planning.write(made)
-    (run,) = made["runs"]
-    stored = artifacts.dataset_file(run["dataset"])
+    (run,) = made.runs
+    stored = artifacts.dataset_file(run.dataset)
     first = stored.read_bytes()
     stored.unlink()
     stored.with_suffix(".json").unlink()
-    assert store.download(run["dataset"]) == stored
+    assert download.download(run.dataset) == stored
     assert stored.read_bytes() == first
-    assert stage.partition(run["partition"]).is_file()
+    assert partition.partition(run.partition).is_file()
 
 
 # -- filling in --------------------------------------------------------------------------------------------------------
@@ -559,7 +557,7 @@ def test_own_data_through_the_stages() -> None:
 def test_the_checksum_is_filled_in_and_all_else_is_left(before: str, after: str) -> None:
     sha256 = arrays("own.npz", x=PIXELS, y=np.arange(6))
     Path("params.yaml").write_text(before)
-    declare.download(None, Path("params.yaml"))
+    download.declare(None, Path("params.yaml"))
     assert Path("params.yaml").read_text() == after.replace("SUM", sha256)
     assert config.dataset(config.read(Path("params.yaml"))["dataset"]).facts == Facts((3, 32, 32), 6, 6, 0)
 
@@ -568,7 +566,7 @@ def test_what_can_not_be_filled_in_is_said() -> None:
     sha256 = arrays("own.npz", x=PIXELS, y=np.arange(6))
     before = "dataset:\n  ? name\n  : npz\n  ? path\n  : own.npz\n"
     Path("params.yaml").write_text(before)
-    said = declare.download(None, Path("params.yaml"))
+    said = download.declare(None, Path("params.yaml"))
     assert said.endswith(f"\nDeclare it in params.yaml, under dataset, where name is npz:\n  sha256: {sha256}")
     assert Path("params.yaml").read_text() == before
 
@@ -577,15 +575,15 @@ def test_another_data_set_than_the_studys_is_stored_and_not_filled_in() -> None:
     sha256 = arrays("mirror/cifar10.npz", **HALVES)
     before = "dataset: {mirror: mirror, name: digits}\n"
     Path("params.yaml").write_text(before)
-    assert declare.download("cifar10", Path("params.yaml")).endswith(f"sha256: {sha256}")
+    assert download.declare("cifar10", Path("params.yaml")).endswith(f"sha256: {sha256}")
     assert Path("params.yaml").read_text() == before
 
 
 def test_a_declared_data_set_changes_nothing() -> None:
-    declare.download("digits", Path("params.yaml"))
+    download.declare("digits", Path("params.yaml"))
     assert not Path("params.yaml").exists()
     Path("params.yaml").write_text("dataset: {name: digits}\n")
-    declare.download(None, Path("params.yaml"))
+    download.declare(None, Path("params.yaml"))
     assert Path("params.yaml").read_text() == "dataset: {name: digits}\n"
 
 

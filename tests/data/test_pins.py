@@ -13,9 +13,8 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from fedpipe import artifacts, cli, config, pins
+from fedpipe import artifacts, cli, config, pins, registry
 from fedpipe import plan as planning
-from fedpipe.artifacts import RunFiles
 from fedpipe.data.assignment import Assignment
 from fedpipe.errors import SettingsError
 from fedpipe.plan import Settings
@@ -38,7 +37,7 @@ def own_files(seed: int = 0) -> None:
     split = np.array(["train"] * 50 + ["validation"] * 10 + ["test"] * 30)
     rows = "".join(f"{sample},{row % 3},{split[row]}\n" for row, sample in enumerate(order))
     Path("own.csv").write_text(f"sample,client,split\n{rows}")
-    model: Any = config.component(config.registry.MODEL, {"name": "mlp", "hidden": [16]})
+    model: Any = registry.parsed(registry.MODEL, {"name": "mlp", "hidden": [16]})
     torch.manual_seed(0)
     torch.save(model.build((1, 8, 8), 3).state_dict(), "start.pt")
 
@@ -226,20 +225,20 @@ def test_how_the_data_set_would_be_split_has_no_say_where_the_file_says_it() -> 
 def test_it_is_one_partition_for_all_seeds_and_wherever_the_file_lies() -> None:
     settings = declared(study={"seeds": [0, 1, 2]})
     made = studies.prepare(settings)
-    assert len({run["key"] for run in made["runs"]}) == 3
-    (key,) = made["partitions"]
-    assert "path" not in made["partitions"][key]["partition"]
+    assert len({run.key for run in made.runs}) == 3
+    (key,) = made.partitions
+    assert "path" not in made.partitions[key]["partition"]
     Path("moved").mkdir()
     shutil.move("own.csv", "moved/theirs.csv")
     moved = studies.prepare(settings | {"partition": settings["partition"] | {"path": "moved/theirs.csv"}})
-    assert [run["key"] for run in moved["runs"]] == [run["key"] for run in made["runs"]]
+    assert [run.key for run in moved.runs] == [run.key for run in made.runs]
     place = artifacts.assignment_file(key).with_name("partition.yaml")
     assert yaml.safe_load(place.read_text())["origin"] == {"path": "moved/theirs.csv"}
 
 
 def test_it_is_dealt_as_the_file_says_and_told_so() -> None:
     made = studies.prepare(declared())
-    ((key, settings),) = made["partitions"].items()
+    ((key, settings),) = made.partitions.items()
     table = artifacts.read_parquet(artifacts.assignment_file(key))
     mine = sorted(zip(*(table[name].to_pylist() for name in ("sample", "client", "split")), strict=True))
     rows = [line.split(",") for line in Path("own.csv").read_text().splitlines()[1:]]
@@ -249,9 +248,9 @@ def test_it_is_dealt_as_the_file_says_and_told_so() -> None:
     assert tables.setup(settings) == told
     assert typed("partition", "--preview").startswith(f"{told}, all seeds: {key}\n")
     typed("figure", "partition", key)
-    (run,) = made["runs"]
-    typed("segment", run["path"], "--stop", "2")
-    assert RunFiles(Path(run["path"])).complete() == [0, 1, 2]
+    (run,) = made.runs
+    typed("segment", str(run.path), "--stop", "2")
+    assert run.files.complete() == [0, 1, 2]
     assert [len(own) for own in Assignment.of(table).validation] == [3, 3, 4]
 
 

@@ -9,12 +9,13 @@ import yaml
 from typer.testing import CliRunner
 
 from fedpipe import artifacts, cli, config
-from fedpipe.data import heterogeneity, stage
+from fedpipe.data import heterogeneity
 from fedpipe.data.assignment import Assignment
 from fedpipe.data.heterogeneity import Overall
 from fedpipe.errors import SettingsError
 from fedpipe.plan import Settings
 from fedpipe.report import preview
+from fedpipe.stages import partition
 from tests import studies
 
 
@@ -29,7 +30,7 @@ def settings_of(**sections: Any) -> Settings:
 
 
 def test_the_assignment_lies_beside_what_it_tells_of_heterogeneity() -> None:
-    (key,) = studies.prepare(studies.settings(dataset={"validation_share": 0.1}))["partitions"]
+    (key,) = studies.prepare(studies.settings(dataset={"validation_share": 0.1})).partitions
     path = artifacts.assignment_file(key)
     dealt = Assignment.read(path, artifacts.manifest(path))
     table = artifacts.read_parquet(path.with_name("heterogeneity.parquet"))
@@ -88,18 +89,18 @@ def test_overlapping_clients_of_a_pool_are_an_error_before_any_job() -> None:
 def test_the_preview_is_the_partition_and_writes_nothing() -> None:
     params = studies.settings(study={"seeds": [0, 1], "grid": {"partition.alpha": [0.1, 10.0]}})
     studies.write(params, Path())
-    before = list(stage.preview(Path("params.yaml")))
+    before = list(partition.preview(Path("params.yaml")))
     assert [path.name for path in Path().iterdir()] == ["params.yaml"]
     made = studies.prepare(params)
-    assert [key for key, _, _ in before] == list(made["partitions"])
-    for key, settings, counts in [*before, *stage.preview(Path("params.yaml"))]:
+    assert [key for key, _, _ in before] == list(made.partitions)
+    for key, settings, counts in [*before, *partition.preview(Path("params.yaml"))]:
         assert settings == yaml.safe_load(artifacts.assignment_file(key).with_name("partition.yaml").read_text())
         assert np.array_equal(counts, Assignment.read(artifacts.assignment_file(key)).class_counts)
 
 
 def test_the_preview_shows_all_partitions_or_one() -> None:
     studies.write(studies.settings(study={"seeds": [0, 1]}), Path())
-    (first, *_), (second, *_) = stage.preview(Path("params.yaml"))
+    (first, *_), (second, *_) = partition.preview(Path("params.yaml"))
     every = CliRunner().invoke(cli.app, ["partition", "--preview"])
     assert every.exit_code == 0
     assert f"seed 0: {first}\n" in every.output

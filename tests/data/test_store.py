@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedpipe import artifacts
+from fedpipe import artifacts, registry
 from fedpipe.data import store
 from fedpipe.data.datasets.base import Dataset, Facts, Samples
 from fedpipe.data.datasets.digits import Digits
 from fedpipe.data.fetch import Fetcher
 from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.stages import download
 
 FEW = Samples(
     x=np.arange(12, dtype=np.float32).reshape(3, 1, 2, 2),
@@ -121,8 +122,8 @@ def test_inputs_keep_their_kind(tmp_path: Path, given: str, stored: str) -> None
 
 def test_a_data_set_is_stored_with_its_facts(tmp_path: Path, digits: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    path = store.obtain(Digits(), Fetcher())
-    assert path == store.place(Digits().described())
+    path = download.obtain(Digits(), Fetcher())
+    assert path == store.place(registry.described(registry.DATASET, Digits()))
     assert path.parent == Path("results/data")
     assert path.name.startswith("digits-")
     assert np.array_equal(store.load(path, artifacts.manifest(path)).x.numpy(), digits.x)
@@ -134,7 +135,7 @@ def test_a_data_set_is_stored_with_its_facts(tmp_path: Path, digits: Samples, mo
 
 
 def test_the_place_does_not_depend_on_how_samples_are_split() -> None:
-    described = Digits().described()
+    described = registry.described(registry.DATASET, Digits())
     assert store.place(described | {"split": "pooled", "test_share": 0.5}) == store.place(described)
     assert store.place(described | {"sha256": "1" * 64}) != store.place(described)
 
@@ -142,7 +143,7 @@ def test_the_place_does_not_depend_on_how_samples_are_split() -> None:
 def test_other_samples_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "changed.pt"
     with pytest.raises(ArtifactError) as error:
-        store.obtain(Changed(), Fetcher(), path)
+        download.obtain(Changed(), Fetcher(), path)
     assert store.checksum(FEW) in str(error.value)
     assert "0" * 64 in str(error.value)
     assert not path.exists()
@@ -151,9 +152,9 @@ def test_other_samples_are_refused(tmp_path: Path) -> None:
 def test_a_class_without_checksum_is_told_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Changed, "checksum", "")
     with pytest.raises(ArtifactError, match=f"have checksum {store.checksum(FEW)}, but none was expected"):
-        store.obtain(Changed(), Fetcher())
+        download.obtain(Changed(), Fetcher())
     with pytest.raises(SettingsError, match=r"^dataset\.name: '.*Changed' has no checksum; set Changed\.checksum"):
-        Changed().described()
+        registry.described(registry.DATASET, Changed())
 
 
 @pytest.mark.parametrize(
@@ -163,13 +164,13 @@ def test_samples_are_what_the_class_says(monkeypatch: pytest.MonkeyPatch, name: 
     monkeypatch.setattr(Changed, "checksum", store.checksum(FEW))
     monkeypatch.setattr(Changed, name, value)
     with pytest.raises(ArtifactError, match=r"hold 3 samples of shape \(1, 2, 2\) in 2 classes; it should be "):
-        store.obtain(Changed(), Fetcher())
+        download.obtain(Changed(), Fetcher())
 
 
 def test_no_plan_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ArtifactError, match=r"digits-0123\.yaml is missing; 'digits-0123' should be a data"):
-        store.download("digits-0123")
+        download.download("digits-0123")
 
 
 def test_partitioning_imports_no_torch() -> None:

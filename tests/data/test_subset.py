@@ -3,8 +3,8 @@ import pytest
 
 from fedpipe import artifacts
 from fedpipe.data.assignment import Assignment
-from fedpipe.data.stage import subset
 from fedpipe.errors import SettingsError
+from fedpipe.stages.partition import subset
 from tests import studies
 
 LABELS = np.repeat(np.arange(4), [400, 200, 100, 100])
@@ -28,7 +28,7 @@ def test_it_is_one_subset_and_no_prefix() -> None:
 def test_a_study_of_a_subset_deals_nothing_else(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = studies.prepare(studies.settings(dataset={"subset": 200}))
-    dealt = Assignment.read(artifacts.assignment_file(*made["partitions"]))
+    dealt = Assignment.read(artifacts.assignment_file(*made.partitions))
     samples = np.concatenate([*dealt.train, *dealt.test])
     assert len(samples) == len(np.unique(samples)) == 200
     assert samples.max() > 1000
@@ -38,7 +38,7 @@ def test_a_study_of_a_subset_deals_nothing_else(tmp_path, monkeypatch) -> None:
 def test_it_is_part_of_the_key_only_where_it_is_asked_for(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (plain,), (small,) = (
-        studies.prepare(studies.settings(dataset=dataset))["partitions"].values() for dataset in ({}, {"subset": 200})
+        studies.prepare(studies.settings(dataset=dataset)).partitions.values() for dataset in ({}, {"subset": 200})
     )
     assert "subset" not in plain["dataset"]
     assert small["dataset"]["subset"] == 200

@@ -3,7 +3,7 @@ import torch
 from torch.func import vmap
 
 from fedpipe.config import Transforms
-from fedpipe.data.transforms import changed, normalized
+from fedpipe.engine.transforms import changed, normalized
 
 KEY = torch.tensor(7)
 

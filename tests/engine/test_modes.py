@@ -10,9 +10,9 @@ from torch import nn
 from fedpipe import rng
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Transforms
-from fedpipe.data.transforms import changed
 from fedpipe.engine.clients import Clients
 from fedpipe.engine.executor import BUFFERS
+from fedpipe.engine.transforms import changed
 from fedpipe.engine.trees import size_in_bytes
 from fedpipe.models.base import Net, Network
 

@@ -9,8 +9,8 @@ import pytest
 
 from fedpipe import artifacts
 from fedpipe import plan as planning
-from fedpipe.engine import collecting
-from fedpipe.engine.pruning import prune
+from fedpipe.engine.checkpoint import prune
+from fedpipe.stages import collect
 from tests import studies
 
 ROUNDS = 6
@@ -39,7 +39,7 @@ def servers(run: Any) -> list[int]:
 
 def test_a_shorter_studys_collect_leaves_what_a_longer_one_keeps(run: Any) -> None:
     other("short", 4, "last")
-    collecting.collect(run.files, 4, "last")
+    collect.collect(run.files, 4, "last")
     assert servers(run) == list(range(ROUNDS + 1))
 
 

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from fedpipe.engine import collecting
-from fedpipe.report import stage
+from fedpipe.plan import NewPlan
+from fedpipe.stages import collect, report
 from tests import studies
 
 ROUNDS = 3
 
 
-def finish(params: dict[str, Any]) -> dict[str, Any]:
+def finish(params: dict[str, Any]) -> NewPlan:
     """Run a study in the current folder, from its plan to its table."""
     made = studies.prepare(params)
-    for planned, run in zip(made["runs"], studies.open_runs(made), strict=True):
-        list(run.segment(planned["rounds"]))
-        collecting.collect(run.files, planned["rounds"], made["artifacts"]["keep_models"])
-    stage.write(stage.contents(made))
+    for planned, run in zip(made.runs, studies.open_runs(made), strict=True):
+        list(run.segment(planned.rounds))
+        collect.collect(run.files, planned.rounds, made.keep_models)
+    report.write(report.contents(made))
     return made
 
 

@@ -68,7 +68,7 @@ def again(alpha: float) -> set[Path]:
     """The same study at another alpha: its runs' folders."""
     params = studies.settings(("fedavg", "scaffold"), ROUNDS, study={"seeds": [0]})
     params["partition"]["alpha"] = alpha
-    return {Path(run["path"]) for run in finish(params)["runs"]}
+    return {run.path for run in finish(params).runs}
 
 
 def test_what_a_study_or_a_commit_needs_stays(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpipe import artifacts, cli
-from fedpipe.artifacts import RunFiles
 from fedpipe.lineage import study as lineage
+from fedpipe.planned import Plan
 
 SHOWN = "results/tables/results.md"
 FILES = (
@@ -27,9 +28,8 @@ FILES = (
 )
 
 
-def plan() -> dict:
-    found: dict = artifacts.read_json(Path("results/plan.json"))
-    return found
+def plan() -> Plan:
+    return Plan.read(Path("results/plan.json"))
 
 
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
@@ -103,10 +103,10 @@ def test_a_table_of_another_folder_is_not_traced(
 
 def test_a_plan_that_its_settings_do_not_give_is_told(study: Path) -> None:
     """Else a table whose rows were swapped is what its plan gives."""
-    sound, made = plan(), plan()
-    for cell in made["cells"]:
-        cell["seed"] = 1 - cell["seed"]
-    artifacts.write_json(Path("results/plan.json"), made)
+    sound = plan()
+    swapped = tuple(dataclasses.replace(cell, seed=1 - cell.seed) for cell in sound.cells)
+    made = dataclasses.replace(sound, cells=swapped)
+    made.write()
     assert lineage.verify(made) == (
         "results/plan.json: not what params.yaml gives; delete it and run `snakemake all`",
         False,
@@ -121,19 +121,16 @@ def test_other_rounds_than_the_plans_are_refused_wherever_they_lie(
 ) -> None:
     """The joined tables of three rounds, taken for those of two."""
     made = plan()
-    for each in (*made["runs"], *made["cells"]):
-        each["rounds"] = 2
-    artifacts.write_json(Path("results/plan.json"), made)
-    run = made["runs"][0]
-    files = RunFiles(Path(run["path"]))
+    runs, cells = (tuple(dataclasses.replace(part, rounds=2) for part in parts) for parts in (made.runs, made.cells))
+    dataclasses.replace(made, runs=runs, cells=cells).write()
+    run, files = runs[0], runs[0].files
     missing = f"fedpipe: {files.joined(2).marker} is missing; run `snakemake all` to make it again.\n"
-    assert said(monkeypatch, capsys, "record", run["algorithm"])[1] == missing
-    for each in made["runs"]:
-        other = RunFiles(Path(each["path"]))
-        other.joined(3).path.rename(other.joined(2).path)
+    assert said(monkeypatch, capsys, "record", run.algorithm)[1] == missing
+    for other in runs:
+        other.files.joined(3).path.rename(other.joined.path)
     wrong = (
         f"{files.joined(2).marker} is of 3 rounds and should be of 2; delete {files.joined(2).path} and run again.\n"
     )
-    for command in (["record", run["algorithm"]], ["table"], ["figure", "curves"], ["show"]):
+    for command in (["record", run.algorithm], ["table"], ["figure", "curves"], ["show"]):
         assert said(monkeypatch, capsys, *command)[1] == f"fedpipe: {wrong}"
     assert CliRunner().invoke(cli.app, ["verify", "--rerun", "0"]).exit_code == 1

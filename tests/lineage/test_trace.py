@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import yaml
 from fedpipe import artifacts, code, plan
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.lineage.trace import trace
-from fedpipe.report import stage
+from fedpipe.planned import Plan
+from fedpipe.stages import report
 from tests import studies
 from tests.lineage.conftest import finish
 
@@ -44,10 +46,10 @@ def test_every_artifact_on_the_way_with_its_hash(study: Path) -> None:
 
 
 def test_the_best_round_is_the_one_traced(study: Path) -> None:
-    made = artifacts.read_json(Path("results/plan.json"))
-    made["report"]["round"] = "best"
-    artifacts.write_json(Path("results/plan.json"), made)
-    stage.write(stage.tables(made))
+    made = Plan.read(Path("results/plan.json"))
+    made = dataclasses.replace(made, report=dataclasses.replace(made.report, round="best"))
+    made.write()
+    report.write(report.tables(made))
     found = trace(TABLE, "fedavg.global-on-global")
     assert found["reported"].startswith("in each run's best round")
     for run in found["runs"]:

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from fedpipe import artifacts
 from fedpipe.artifacts import RunFiles
 from fedpipe.cli import app
-from fedpipe.engine import collecting
-from fedpipe.engine.pruning import prune
+from fedpipe.engine.checkpoint import prune
 from fedpipe.lineage import verify
 from fedpipe.plan import Settings, digest
+from fedpipe.stages import collect
 from tests import studies
 
 
@@ -116,7 +116,7 @@ def test_a_round_of_other_bits_is_told_apart(study: Path) -> None:
             artifacts.write_json(path, manifest)
     markers = {str(number): artifacts.sha256_of(files.round(number).marker) for number in range(4)}
     artifacts.write_json(files.segment(3), {"rounds": markers})
-    collecting.collect(files, 3, "all")
+    collect.collect(files, 3, "all")
     assert verify.rehash(files).holds
     verdict = verify.rerun(files, random.Random(1))
     assert not verdict.holds

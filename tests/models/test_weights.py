@@ -60,7 +60,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def state(model: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
     """A state dict of the network of this section, with numbers of its own."""
-    family: Any = config.component(registry.MODEL, model)
+    family: Any = registry.parsed(registry.MODEL, model)
     random = torch.Generator().manual_seed(seed)
     held = family.build(SHAPE, CLASSES).state_dict()
     return {
@@ -99,7 +99,7 @@ def test_every_run_begins_with_the_files_tensors(model: dict[str, Any], dtype: s
     }
     settings = study(model, tensors, rounds=1, study={"seeds": [0, 1]}, federation={"dtype": dtype})
     bits = []
-    for path in [run["path"] for run in studies.prepare(settings)["runs"]]:
+    for path in [str(run.path) for run in studies.prepare(settings).runs]:
         assert not CliRunner().invoke(cli.app, ["segment", path, "--stop", "1"], catch_exceptions=False).exit_code
         begun = artifacts.read_pt(RunFiles(Path(path)).round(0).server)["model"]
         wanted = {name: value for name, value in tensors.items() if not name.endswith("num_batches_tracked")}
@@ -110,7 +110,7 @@ def test_every_run_begins_with_the_files_tensors(model: dict[str, Any], dtype: s
 
 
 def test_without_a_file_weights_are_drawn() -> None:
-    plain = config.component(registry.MODEL, MLP)
+    plain = registry.parsed(registry.MODEL, MLP)
     one, other = ({**plain.network(SHAPE, CLASSES).state_dict()} for _ in range(2))  # type: ignore[attr-defined]
     assert not torch.equal(one["head.weight"], other["head.weight"])
 
@@ -127,12 +127,12 @@ def test_the_key_holds_the_files_sum_and_not_where_it_lies() -> None:
     planning.write(planning.make(Path("params.yaml")))
     studies.write(moved, Path())
     planning.write(made := planning.make(Path("params.yaml")))
-    held = yaml.safe_load((Path(made["runs"][0]["path"]) / "run.yaml").read_text())
+    held = yaml.safe_load((made.runs[0].path / "run.yaml").read_text())
     assert "weights" not in held["model"]
     assert held["model"]["sha256"] == settings["model"]["sha256"]
     assert held["origin"] == {"model": {"weights": "elsewhere/first.pt"}}
-    read = Settings.read(Path(made["runs"][0]["path"]) / "run.yaml")
-    assert read.build_model() == config.component(registry.MODEL, moved["model"])
+    read = Settings.read(made.runs[0].path / "run.yaml")
+    assert read.build_model() == registry.parsed(registry.MODEL, moved["model"])
 
 
 def test_the_head_of_an_algorithms_own_is_drawn_as_ever() -> None:

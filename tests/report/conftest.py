@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,12 +13,14 @@ import pyarrow as pa
 import pytest
 
 from fedpipe import artifacts, code
-from fedpipe.artifacts import JoinedFiles, RunFiles
+from fedpipe.artifacts import JoinedFiles
 from fedpipe.data import heterogeneity
+from fedpipe.planned import Cell, Jobs, Plan, PlannedRun, Reported
 
 Counts = Sequence[tuple[int, int]]  #: (correct, total) of each client; one alone is the server's
 
 ROUNDS = 3
+PARTITION = "00000000000a"  #: the key of the one that all runs have
 MADE_BY = {"executor": "loop", "device": "x86_64", "fedpipe": "0.1.0", "torch": "2.11.0"}
 
 
@@ -29,40 +32,58 @@ class Tree:
     ):
         grid = grid or {}
         points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-        self.plan: dict[str, Any] = {
-            "params": "params.yaml",
-            "algorithms": list(algorithms),
-            "seeds": list(seeds),
-            "grid": {name: list(values) for name, values in grid.items()},
-            "protocols": ["global-on-global", "personal-on-local"],
-            "partitions": {
-                "0a": {
+        runs: list[PlannedRun] = []
+        cells: list[Cell] = []
+        for point, name, seed in itertools.product(points, algorithms, seeds):
+            concerns = {key: v for key, v in point.items() if not key.startswith("algorithms.") or f".{name}." in key}
+            if any((cell.algorithm, cell.seed, cell.grid) == (name, seed, concerns) for cell in cells):
+                continue
+            key = f"{len(runs):012x}"
+            cells.append(Cell(algorithm=name, seed=seed, key=key, rounds=ROUNDS, grid=concerns))
+            runs.append(
+                PlannedRun(
+                    algorithm=name,
+                    seed=seed,
+                    key=key,
+                    rounds=ROUNDS,
+                    partition=PARTITION,
+                    dataset=f"digits-{0:012x}",
+                    participants=2,
+                )
+            )
+        self.plan = Plan(
+            params=Path("params.yaml"),
+            algorithms=tuple(algorithms),
+            seeds=tuple(seeds),
+            grid={name: list(values) for name, values in grid.items()},
+            protocols=("global-on-global", "personal-on-local"),
+            partitions={
+                PARTITION: {
                     "dataset": {"name": "digits", "split": "official"},
                     "partition": {"scheme": "dirichlet", "alpha": 0.3},
                     "clients": 2,
                     "seed": 0,
                 }
             },
-            "runs": [],
-            "warnings": [],
-            "shared": code.shared(),
-            "cells": [],
-            "report": {"round": "last", "last_k": 2, "average": "sample"},
-        }
-        partition = artifacts.assignment_file("0a").with_name("heterogeneity.parquet")
+            runs=tuple(runs),
+            cells=tuple(cells),
+            warnings=(),
+            files=(),
+            shared=code.shared(),
+            execution=Jobs(rounds_per_job=None, clients_per_job=None, device="auto", stack="auto"),
+            keep_models="all",
+            report=Reported(round="last", last_k=2, average="sample"),
+        )
+        partition = artifacts.assignment_file(PARTITION).with_name("heterogeneity.parquet")
         self.write_table(partition, heterogeneity.summary(np.array([[4, 0], [3, 3]])), "assignment.json")
-        for point, name, seed in itertools.product(points, algorithms, seeds):
-            concerns = {key: v for key, v in point.items() if not key.startswith("algorithms.") or f".{name}." in key}
-            run = {"algorithm": name, "seed": seed, "key": f"{len(self.plan['runs']):012x}", "rounds": ROUNDS}
-            cell = run | {"grid": concerns}
-            if any(cell | {"key": each["key"]} == each for each in self.plan["cells"]):
-                continue
-            self.plan["cells"].append(cell)
-            self.plan["runs"].append(run | {"path": f"results/runs/{name}/{run['key']}", "partition": "0a"})
+
+    def change(self, **fields: Any) -> None:
+        """Have another plan of the same runs."""
+        self.plan = dataclasses.replace(self.plan, **fields)
 
     @property
-    def runs(self) -> list[dict[str, Any]]:
-        return list(self.plan["runs"])
+    def runs(self) -> tuple[PlannedRun, ...]:
+        return self.plan.runs
 
     def write(
         self, run: int, rounds: Sequence[Mapping[str, Counts]], traffic: int = 100, seconds: float = 1.0, **made_by: str
@@ -85,14 +106,14 @@ class Tree:
         schema = pa.schema(names | {"correct": pa.int64(), "total": pa.int64()})
         self.write_table(files.metrics, pa.Table.from_pylist(rows, schema))
         sent = {"participants": 2, "left_out": 0, "bytes_up": 2.0 * traffic}
-        each = [{"round": n, **sent, "bytes_down": traffic * n} for n in range(1, len(rounds) + 1)]
-        self.write_table(files.rounds, pa.Table.from_pylist(each))
+        rows_sent = [{"round": n, **sent, "bytes_down": traffic * n} for n in range(1, len(rounds) + 1)]
+        self.write_table(files.rounds, pa.Table.from_pylist(rows_sent))
         times = [{"round": n + 1, "train": seconds, "aggregate": 0.5, "evaluate": 0.25} for n in range(len(rounds))]
         self.write_json(files.times, {"rounds": times, "made_by": [MADE_BY | made_by]})
 
     def joined(self, run: int) -> JoinedFiles:
         """Where the joined files of a run lie."""
-        return RunFiles(Path(self.runs[run]["path"])).joined(ROUNDS)
+        return self.runs[run].joined
 
     @staticmethod
     def write_json(path: Path, value: Any) -> None:

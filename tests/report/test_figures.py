@@ -8,9 +8,11 @@ import pyarrow as pa
 import pytest
 
 from fedpipe import artifacts
-from fedpipe.report import curves, stage
+from fedpipe.report import curves
 from fedpipe.report.figures import curves as curves_figure
 from fedpipe.report.figures import matrices, partition, style
+from fedpipe.stages import report
+from tests.report.conftest import PARTITION
 
 SETTINGS = {"dataset": {"name": "digits"}, "partition": {"scheme": "dirichlet", "alpha": 0.3}, "seed": 4}
 
@@ -31,7 +33,7 @@ def test_lines_of_many_algorithms_differ():
 
 
 def test_curves_are_the_same_bytes_without_a_date(two):
-    first, second = twice(lambda: stage.write_figure_curves(two.plan), "curves")
+    first, second = twice(lambda: report.write_figure_curves(two.plan), "curves")
     assert first == second
     assert b"<dc:date>" not in first[0]
     assert b"Matplotlib" not in first[1]
@@ -132,10 +134,10 @@ def test_partition_tells_no_sample_from_few_beside_many():
 def test_partition_is_the_same_bytes(make):
     tree = make(["fedavg"])
     table = {"sample": [0, 1, 2], "client": [0, 1, 1], "label": [0, 1, 0], "split": ["train", "train", "test"]}
-    path = artifacts.assignment_file("0a")
+    path = artifacts.assignment_file(PARTITION)
     tree.write_table(path, pa.table(table), "assignment.json")
     artifacts.write_json(path.with_name("partition.yaml"), SETTINGS)  # JSON is YAML
-    first, second = twice(lambda: stage.write_figure_partition(tree.plan, "0a"), "partition-0a")
+    first, second = twice(lambda: report.write_figure_partition(tree.plan, PARTITION), f"partition-{PARTITION}")
     assert first == second
 
 
@@ -154,19 +156,19 @@ def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
     assert list(found) == ["fedavg", "feddw"]
     assert found["fedavg"]["SL"] == pytest.approx(np.full((2, 2), 0.09))
     assert found["feddw"]["CR"] == pytest.approx(np.full((2, 2), 0.03))
-    first, second = twice(lambda: stage.write_figure_matrices(four.plan), "matrices")
+    first, second = twice(lambda: report.write_figure_matrices(four.plan), "matrices")
     assert first == second
 
 
 def test_matrices_without_fedavg_are_of_the_first_global_models(four):
-    four.plan["algorithms"] = ["local", "scaffold", "feddw"]
+    four.change(algorithms=("local", "scaffold", "feddw"))
     assert list(matrices.chosen(four.plan)) == ["feddw", "scaffold"]
-    four.plan["algorithms"] = ["local", "scaffold"]
+    four.change(algorithms=("local", "scaffold"))
     assert list(matrices.chosen(four.plan)) == ["scaffold"]
 
 
 def test_no_global_model_is_said(four):
-    four.plan["algorithms"] = ["local"]
-    stage.write_figure_matrices(four.plan)
+    four.change(algorithms=("local",))
+    report.write_figure_matrices(four.plan)
     assert Path("results/figures/matrices.svg").is_file()
     assert "no matrices" in matrices.figure({}, "").texts[0].get_text()

@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 
 from fedpipe import artifacts
-from fedpipe.report import plots, stage
+from fedpipe.report import plots
+from fedpipe.stages import report
+from tests.report.conftest import PARTITION
 
 
 def test_learning_curves_name_their_lines(two: Any) -> None:
@@ -50,8 +52,8 @@ def test_partitions_tell_samples_of_clients_and_classes(two: Any) -> None:
         two.write_matrices(run, None)
     dealt = {"sample": [0, 1, 2, 3, 4], "client": [0, 0, 1, 1, 1], "label": [0, 0, 0, 1, 1]}
     split = ["train", "train", "train", "train", "test"]
-    two.write_table(artifacts.assignment_file("0a"), pa.table(dealt | {"split": split}), "assignment.json")
-    stage.write(stage.plots(two.plan))
+    two.write_table(artifacts.assignment_file(PARTITION), pa.table(dealt | {"split": split}), "assignment.json")
+    report.write(report.plots(two.plan))
     assert Path("results/plots/partition.csv").read_text().splitlines() == [
         "partition,client,class,samples",
         '"digits (official split), 2 clients, partition dirichlet (alpha=0.3), seed 0",0,0,2',

@@ -73,7 +73,7 @@ def test_labels_of_grid_points():
 def test_a_joined_table_with_a_flipped_bit_makes_no_number(make: Callable, name: str):
     tree = make(["fedavg"], seeds=[0])
     tree.write(0, [{"global-on-global": [(5, 10)]}])
-    path = getattr(results.files(tree.runs[0]), name)
+    path = getattr(tree.runs[0].joined, name)
     once = path.read_bytes()
     for place in range(0, len(once), len(once) // 7):
         harmed = bytearray(once)

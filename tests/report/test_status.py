@@ -12,10 +12,11 @@ import pytest
 from rich.console import Console
 
 from fedpipe import artifacts
-from fedpipe.artifacts import RunFiles
-from fedpipe.engine import collecting
+from fedpipe import plan as planning
+from fedpipe.plan import NewPlan
 from fedpipe.report import status
 from fedpipe.report.status import Progress
+from fedpipe.stages import collect
 from tests import studies
 
 LABELS = ("fedavg", "fedprox", "scaffold")
@@ -27,12 +28,12 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def made() -> dict:
+def made() -> NewPlan:
     """A study of three runs: done, begun, not begun."""
     made = studies.prepare(studies.settings(LABELS, 3))
     done, begun, _ = studies.open_runs(made)
     list(done.segment(3))
-    collecting.collect(done.files, 3, "all")
+    collect.collect(done.files, 3, "all")
     list(begun.segment(2))
     for run in (done, begun):
         for number in run.files.complete():
@@ -40,16 +41,16 @@ def made() -> dict:
     return made
 
 
-def shown(made: dict, height: int | None = None) -> str:
+def shown(made: NewPlan, height: int | None = None) -> str:
     screen = Console(file=io.StringIO(), width=200)
-    screen.print(status.render(*status.progress(made), made["protocols"][0], height))
+    screen.print(status.render(*status.progress(made), made.protocols[0], height))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
 
 
-def snakemake(made: dict, *lines: str, number: int = 1, lock: bool = True) -> str:
+def snakemake(made: NewPlan, *lines: str, number: int = 1, lock: bool = True) -> str:
     """A log of Snakemake that tells of FedProx's segment; where that logs."""
-    key = Path(made["runs"][1]["path"])
+    key = made.runs[1].path
     log = f"results/logs/segment/fedprox-{key.name}-0003.log"
     text = "\n".join(lines).format(output=f"{key}/segments/0003.json", log=log)
     artifacts.write_bytes(Path(f".snakemake/log/2026-01-01T0000{number:02}.snakemake.log"), f"{text}\n".encode())
@@ -70,14 +71,14 @@ FAILED = (
 )
 
 
-def states(made: dict) -> dict[str, str]:
+def states(made: NewPlan) -> dict[str, str]:
     return {run.name.split()[0]: run.state for run in status.progress(made)[0]}
 
 
-def test_rounds_accuracy_rate_and_time_left(made: dict) -> None:
+def test_rounds_accuracy_rate_and_time_left(made: NewPlan) -> None:
     done, begun, waiting = status.progress(made)[0]
-    table = artifacts.read_joined(RunFiles(Path(made["runs"][0]["path"])).joined(3).metrics).to_pandas()
-    last = table[(table["round"] == 3) & (table["protocol"] == made["protocols"][0])]
+    table = artifacts.read_joined(made.runs[0].files.joined(3).metrics).to_pandas()
+    last = table[(table["round"] == 3) & (table["protocol"] == made.protocols[0])]
     assert done == Progress("fedavg seed 0", "done", 3, 3, last["correct"].sum() / last["total"].sum(), 2.0)
     assert (begun.state, begun.rounds, begun.seconds, begun.left) == ("stopped", 2, 2.0, 2.0)
     assert waiting == Progress("scaffold seed 0", "waiting", 0, 3, None, None)
@@ -95,7 +96,7 @@ def test_time_left_counts_what_runs_at_once() -> None:
     assert status.time_left([Progress("one", "waiting", 0, 10, None, None)]) is None
 
 
-def test_queued_running_failed_and_begun_again(made: dict) -> None:
+def test_queued_running_failed_and_begun_again(made: NewPlan) -> None:
     log = Path(snakemake(made, *BEGUN))
     assert states(made)["fedprox"] == "queued"
     artifacts.write_bytes(log, b"one\ntwo\n")
@@ -118,14 +119,14 @@ def test_queued_running_failed_and_begun_again(made: dict) -> None:
     assert states(made)["fedprox"] == "stopped"
 
 
-def test_a_quiet_snakemake_tells_only_of_failed_commands(made: dict) -> None:
+def test_a_quiet_snakemake_tells_only_of_failed_commands(made: NewPlan) -> None:
     """`--quiet rules`, as in `make demo`, keeps what Snakemake says of errors in rules for itself, too."""
     log = Path(snakemake(made))
     assert states(made)["fedprox"] == "stopped"
     artifacts.write_bytes(log, b"one\n")
     os.utime(log, (2e9, 2e9))
     assert states(made)["fedprox"] == "running"
-    command = f"Command 'PATH='x':\"$PATH\"; exec fedpipe segment {made['runs'][1]['path']} --stop 3 > {log} 2>&1' "
+    command = f"Command 'PATH='x':\"$PATH\"; exec fedpipe segment {made.runs[1].path} --stop 3 > {log} 2>&1' "
     said = [
         "RuleException:",
         'CalledProcessError in file "federate.smk", line 18:',
@@ -142,7 +143,7 @@ def test_a_quiet_snakemake_tells_only_of_failed_commands(made: dict) -> None:
     assert states(made)["fedprox"] == "running", "it was begun again"
 
 
-def test_a_failed_job_is_shown_with_the_end_of_its_log(made: dict) -> None:
+def test_a_failed_job_is_shown_with_the_end_of_its_log(made: NewPlan) -> None:
     log = Path(snakemake(made, *BEGUN, *FAILED))
     assert "its log is empty: it was killed, or did not start" in shown(made)
     artifacts.write_bytes(Path("slurm_logs/8.log"), b"slurmstepd: out of memory\n")
@@ -154,13 +155,13 @@ def test_a_failed_job_is_shown_with_the_end_of_its_log(made: dict) -> None:
     assert "line 3" not in shown(made)
 
 
-def test_a_failed_job_of_another_study_is_not_ours(made: dict) -> None:
+def test_a_failed_job_of_another_study_is_not_ours(made: NewPlan) -> None:
     lines = [line.replace("{output}", "results/runs/other/0123456789ab/segments/0003.json") for line in FAILED]
     snakemake(made, *lines)
     assert not status.progress(made)[1]
 
 
-def test_runs_at_work_come_first_and_what_has_no_room_is_counted(made: dict) -> None:
+def test_runs_at_work_come_first_and_what_has_no_room_is_counted(made: NewPlan) -> None:
     log = Path(snakemake(made, *BEGUN))
     artifacts.write_bytes(log, b"")
     rows = [line.split()[0] for line in shown(made).splitlines()[3:]]
@@ -171,9 +172,9 @@ def test_runs_at_work_come_first_and_what_has_no_room_is_counted(made: dict) -> 
     assert "… and 2 more" in small
 
 
-def test_it_ends_when_all_is_done_and_imports_no_torch(made: dict) -> None:
-    made["runs"] = made["runs"][:1]
-    artifacts.write_json(Path("results/plan.json"), made)
+def test_it_ends_when_all_is_done_and_imports_no_torch(made: NewPlan) -> None:
+    studies.write(studies.settings(LABELS[:1], 3), Path())
+    planning.write(planning.make())
     program = (
         "import sys; sys.argv = ['fedpipe', 'status', '--watch']\nfrom fedpipe import cli\n"
         "try: cli.main()\nfinally: assert 'torch' not in sys.modules"
@@ -190,7 +191,7 @@ def test_one_named_protocol_for_all_runs_and_a_dash_for_methods_without_it() -> 
         list(run.segment(1))
     head, *rows = [line.split() for line in shown(made).splitlines()[2:]]
     assert head == ["run", "rounds", "global-on-global", "s/round", "left", "state"]
-    table = artifacts.read_parquet(RunFiles(Path(made["runs"][0]["path"])).round(1).metrics).to_pandas()
+    table = artifacts.read_parquet(made.runs[0].files.round(1).metrics).to_pandas()
     mine = table[table["protocol"] == "global-on-global"]
     accuracy = f"{100 * mine['correct'].sum() / mine['total'].sum():.2f}"
     assert {row[0]: accuracy in row for row in rows} == {"fedavg": True, "local": False, "fedprox": False}

@@ -1,5 +1,6 @@
 """The result table, metrics.json and the curves' numbers."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedpipe.errors import ArtifactError
-from fedpipe.report import curves, stage, tables
+from fedpipe.planned import Reported
+from fedpipe.report import curves, tables
+from fedpipe.stages import report
 
 
 def cell(table, **wanted):
@@ -102,7 +105,7 @@ def test_markdown(two):
 
 
 def test_settings_of_the_report_choose_the_number(two):
-    two.plan["report"] = {"round": "best", "last_k": 2, "average": "client"}
+    two.change(report=Reported(round="best", last_k=2, average="client"))
     table = tables.table(two.plan)
     text = tables.markdown(two.plan, table, tables.times(two.plan))
     assert "in each run's best round" in text
@@ -163,11 +166,10 @@ def test_a_grid_adds_columns_and_a_level(grid):
 def test_the_caption_tells_data_sets_apart_in_the_order_of_the_study(make):
     """A table of 300 samples should not read like one of all, nor runs of other data be averaged as seeds."""
     tree = make(["fedavg"], [0], {"dataset.subset": [900, 300]})
-    partition = tree.plan["partitions"].pop("0a")
-    for key, run, subset in (("0c", 0, 900), ("0b", 1, 300)):
-        tree.plan["runs"][run]["partition"] = key
-        tree.plan["partitions"] |= {key: partition | {"dataset": partition["dataset"] | {"subset": subset}}}
-    tree.plan["partitions"] = dict(sorted(tree.plan["partitions"].items()))  # as the file has them
+    (partition,) = tree.plan.partitions.values()
+    large, small = (partition | {"dataset": partition["dataset"] | {"subset": subset}} for subset in (900, 300))
+    runs = [dataclasses.replace(run, partition=key) for run, key in zip(tree.runs, ("0c", "0b"), strict=True)]
+    tree.change(runs=tuple(runs), partitions={"0b": small, "0c": large})  # as the file has them: by key
     assert tables.caption(tree.plan).endswith(
         "Data: digits (900 samples, official split), 2 clients, partition dirichlet (alpha=0.3); "
         "digits (300 samples, official split), 2 clients, partition dirichlet (alpha=0.3)."
@@ -207,29 +209,29 @@ def test_sizes(count, text):
 
 def test_files_are_written_with_the_same_bytes_each_time(two):
     names = ["tables/results.csv", "tables/results.md", "tables/times.csv", "metrics.json", "plots/curves.csv"]
-    stage.write(stage.tables(two.plan))
+    report.write(report.tables(two.plan))
     first = {name: (Path("results") / name).read_bytes() for name in names}
-    stage.write(stage.tables(two.plan))
+    report.write(report.tables(two.plan))
     assert {name: (Path("results") / name).read_bytes() for name in names} == first
     assert json.loads(first["metrics.json"])["fedavg"]["global-on-global"] == 0.7
     assert first["tables/times.csv"] == b"algorithm,train,aggregate,evaluate\nfedavg,6.0,1.5,0.75\nlocal,3.0,1.5,0.75\n"
 
 
 def test_times_change_neither_results_nor_metrics(two):
-    stage.write(stage.tables(two.plan))
+    report.write(report.tables(two.plan))
     before = [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")]
     for run in range(len(two.runs)):
         path = two.joined(run).times
         two.write_json(path, json.loads(path.read_text().replace('"train": ', '"train": 1')))
-    stage.write(stage.tables(two.plan))
+    report.write(report.tables(two.plan))
     assert [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")] == before
 
 
 def test_show(two):
     with pytest.raises(ArtifactError, match=r"results/tables/results.md is missing"):
-        stage.show(two.plan)
-    stage.write(stage.tables(two.plan))
-    stage.write_figure_curves(two.plan)
-    text = stage.show(two.plan)
+        report.show(two.plan)
+    report.write(report.tables(two.plan))
+    report.write_figure_curves(two.plan)
+    text = report.show(two.plan)
     assert "70.00 ± 14.14" in text
     assert text.endswith("results/figures/curves.svg")

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fedpipe import artifacts, registry
-from fedpipe.engine import collecting
 from fedpipe.engine.block import Block
 from fedpipe.engine.run import Run
 from fedpipe.errors import SettingsError
+from fedpipe.stages import collect
 from tests import studies
 
 ROUNDS = 4
@@ -25,7 +25,7 @@ ALGORITHMS = [
 
 def finish(run: Run, rounds: int = ROUNDS) -> dict[str, str]:
     """Join the run's rounds, and the bits of all its files."""
-    collecting.collect(run.files, rounds, "all")
+    collect.collect(run.files, rounds, "all")
     return studies.bits(run.files.path)
 
 
@@ -100,15 +100,15 @@ def test_a_stack_leaves_the_same_bits_whatever_the_jobs(label: str) -> None:
 def test_seeds_differ_in_partition_model_and_participants() -> None:
     made = studies.prepare(studies.settings(rounds=1, study={"seeds": [0, 1]}))
     one, other = studies.open_runs(made)
-    assert made["runs"][0]["partition"] != made["runs"][1]["partition"]
+    assert made.runs[0].partition != made.runs[1].partition
     assert [one.participants(r) for r in range(1, 9)] != [other.participants(r) for r in range(1, 9)]
     assert not one.fresh(0)["head.weight"].equal(other.fresh(0)["head.weight"])
 
 
 def test_a_fixed_partition_seed_holds_for_all_seeds() -> None:
     made = studies.prepare(studies.settings(rounds=1, study={"seeds": [0, 1]}, partition={"seed": 7}))
-    assert made["runs"][0]["partition"] == made["runs"][1]["partition"]
-    assert made["runs"][0]["key"] != made["runs"][1]["key"]
+    assert made.runs[0].partition == made.runs[1].partition
+    assert made.runs[0].key != made.runs[1].key
 
 
 def test_execution_artifacts_report_and_rounds_are_not_in_the_key() -> None:
@@ -123,7 +123,7 @@ def test_execution_artifacts_report_and_rounds_are_not_in_the_key() -> None:
         params = studies.settings()
         for name, section in sections.items():
             params[name] = params.get(name, {}) | section
-        keys.add(studies.prepare(params)["runs"][0]["key"])
+        keys.add(studies.prepare(params).runs[0].key)
     assert len(keys) == 1
 
 

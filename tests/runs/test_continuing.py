@@ -13,6 +13,7 @@ from fedpipe import artifacts, code
 from fedpipe.engine import optimizers, redo
 from fedpipe.engine.run import Run
 from fedpipe.errors import ArtifactError
+from fedpipe.plan import NewPlan
 from fedpipe.tensors import Tensors
 from tests import studies
 
@@ -25,7 +26,7 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def begun(label: str = "fedper", keep: str | int = "last", **sections: Any) -> dict[str, Any]:
+def begun(label: str = "fedper", keep: str | int = "last", **sections: Any) -> NewPlan:
     """A plan whose runs have two rounds."""
     made = studies.prepare(studies.settings((label,), ROUNDS, artifacts={"keep_models": keep}, **sections))
     list(studies.open_runs(made)[0].segment(ROUNDS))

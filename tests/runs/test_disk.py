@@ -68,7 +68,7 @@ def mended(path: str, mount: str, mend: str) -> dict:
 def prepared() -> tuple[str, dict[str, str]]:
     """A run yet to begin, and the bits with which it ends."""
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = made["runs"][0]["path"]
+    path = str(made.runs[0].path)
     list(studies.open_runs(made)[0].segment(ROUNDS))
     once = studies.bits(Path(path))
     studies.forget(Path(path))
@@ -147,8 +147,8 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
     artifacts.unpack(run.files.history)
     last = run.files.round(ROUNDS)
     shared = {
-        "data": artifacts.dataset_file(made["runs"][0]["dataset"]),
-        "assignment": artifacts.assignment_file(made["runs"][0]["partition"]),
+        "data": artifacts.dataset_file(made.runs[0].dataset),
+        "assignment": artifacts.assignment_file(made.runs[0].partition),
     }
     path = shared.get(name) or {"server": last.server, "clients": last.clients, "metrics": last.metrics}[name]
     once, rounds = path.read_bytes(), set(last.path.iterdir()) | set((run.files.path / "segments").iterdir())

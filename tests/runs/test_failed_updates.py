@@ -10,9 +10,9 @@ import torch
 from fedpipe import artifacts
 from fedpipe.algorithms.base import ClientInfo, State, Uploads
 from fedpipe.algorithms.scaffold import Scaffold
-from fedpipe.engine import collecting
 from fedpipe.engine.run import Run
 from fedpipe.report import results, tables
+from fedpipe.stages import collect
 from tests import studies
 
 ROUNDS = 3
@@ -43,7 +43,7 @@ def prepared(**faults: int) -> tuple[dict, Run]:
     made = studies.prepare(params)
     for run in studies.open_runs(made):
         list(run.segment(ROUNDS))
-        collecting.collect(run.files, ROUNDS, "all")
+        collect.collect(run.files, ROUNDS, "all")
     return made, studies.open_runs(made)[0]
 
 

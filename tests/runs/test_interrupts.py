@@ -24,7 +24,7 @@ ROUNDS = 4
 
 def test_sigterm_ends_a_segment_after_its_round_and_leaves_nothing_half() -> None:
     made = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
-    path = made["runs"][0]["path"]
+    path = str(made.runs[0].path)
     list(studies.open_runs(made)[0].segment(ROUNDS))
     once = studies.bits(Path(path))
     studies.forget(Path(path))
@@ -49,7 +49,7 @@ def test_sigterm_ends_a_segment_after_its_round_and_leaves_nothing_half() -> Non
 def test_sigterm_in_the_last_round_ends_like_any_other() -> None:
     """There is nothing to go on with: the manifest is written."""
     made = studies.prepare(studies.settings(rounds=1))
-    path = made["runs"][0]["path"]
+    path = str(made.runs[0].path)
     command = [sys.executable, "-m", "fedpipe", *segment(path, 1)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout
@@ -66,7 +66,7 @@ def test_a_block_that_sigterm_kills_leaves_nothing() -> None:
     run = studies.open_runs(made)[0]
     run.initialize()
     before = sorted(run.files.path.rglob("*"))
-    block = ["train", made["runs"][0]["path"], "--round", "1", "--block", "0", "--size", "5"]
+    block = ["train", str(made.runs[0].path), "--round", "1", "--block", "0", "--size", "5"]
     code = f"import os, signal, sys; sys.argv = ['fedpipe', *{block}]\nfrom fedpipe import artifacts, cli\n"
     killed = subprocess.run(
         [

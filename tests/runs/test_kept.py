@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from fedpipe import artifacts
-from fedpipe.engine import collecting
 from fedpipe.engine.block import Block
 from fedpipe.engine.executor import BUFFERS
 from fedpipe.engine.run import Run
+from fedpipe.plan import NewPlan
+from fedpipe.stages import collect
 from tests import studies
 
 ROUNDS = 4
@@ -28,17 +29,17 @@ def normalized(shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Modu
     return body, nn.Linear(12, classes)
 
 
-def prepared(label: str = "fedavg", protocols: tuple[str, ...] = KEPT, **sections: Any) -> dict[str, Any]:
+def prepared(label: str = "fedavg", protocols: tuple[str, ...] = KEPT, **sections: Any) -> NewPlan:
     """A study with three of ten clients in a round, so that some are never trained."""
     sections["federation"] = {"participation": 0.3} | sections.get("federation", {})
     evaluation = {"protocols": list(protocols)} | sections.pop("evaluation", {})
     return studies.prepare(studies.settings((label,), ROUNDS, evaluation=evaluation, **sections))
 
 
-def finished(made: dict[str, Any], **execution: Any) -> Run:
+def finished(made: NewPlan, **execution: Any) -> Run:
     run = studies.open_runs(made, **execution)[0]
     list(run.segment(ROUNDS))
-    collecting.collect(run.files, ROUNDS, made["artifacts"]["keep_models"])
+    collect.collect(run.files, ROUNDS, made.keep_models)
     return run
 
 
@@ -117,7 +118,7 @@ def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -
         blocks = [Block.of(artifacts.read_pt(files.block(index))) for index in range(2)]
         studies.open_runs(made, stack=2)[0].aggregate(number, blocks)
         studies.open_runs(made, stack=2)[0].evaluate(number)
-    collecting.collect(run.files, ROUNDS, "all")
+    collect.collect(run.files, ROUNDS, "all")
     assert studies.bits(run.files.path) == once, "single rounds differ from a segment"
 
     away()
@@ -135,7 +136,7 @@ def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -
     away()
     many = studies.open_runs(made, threads=2)[0]
     list(many.segment(ROUNDS))
-    collecting.collect(many.files, ROUNDS, "all")
+    collect.collect(many.files, ROUNDS, "all")
     assert studies.bits(run.files.path) == first, "threads changed bits"
 
 

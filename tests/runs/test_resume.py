@@ -13,8 +13,8 @@ import pytest
 
 from fedpipe import archive, artifacts
 from fedpipe.artifacts import RunFiles
-from fedpipe.engine import collecting
 from fedpipe.errors import ArtifactError
+from fedpipe.stages import collect
 from tests import studies
 
 ROUNDS = 4
@@ -62,7 +62,7 @@ def unfinished(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("write", [3, 11, 16, 22])
 def test_killed_in_the_middle_of_a_write(write: int) -> None:
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = made["runs"][0]["path"]
+    path = str(made.runs[0].path)
     list(studies.open_runs(made)[0].segment(ROUNDS))
     once = studies.bits(Path(path))
     studies.forget(Path(path))
@@ -83,7 +83,7 @@ def test_killed_in_the_middle_of_a_write(write: int) -> None:
 def test_killed_at_any_moment(moment: int) -> None:
     """The moment is a line of output plus a fraction of a round, different in each case."""
     made = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
-    path = made["runs"][0]["path"]
+    path = str(made.runs[0].path)
     list(studies.open_runs(made)[0].segment(ROUNDS))
     once = studies.bits(Path(path))
     studies.forget(Path(path))
@@ -107,10 +107,10 @@ def test_killed_at_any_moment(moment: int) -> None:
 
 def test_more_rounds_continue_a_shorter_run() -> None:
     made = studies.prepare(studies.settings(rounds=2))
-    path = made["runs"][0]["path"]
+    path = str(made.runs[0].path)
     assert run_again(path, 2) == (0, [1, 2])
     longer = studies.prepare(studies.settings(rounds=4))
-    assert longer["runs"][0]["path"] == path
+    assert str(longer.runs[0].path) == path
     assert run_again(path, 4) == (2, [3, 4])
     assert run_again(path, 4) == (4, [])
     assert run_again(path, 2) == (2, [])
@@ -130,7 +130,7 @@ def test_more_rounds_continue_a_shorter_run() -> None:
 )
 def test_damaged_files_are_found_and_made_again(name: str, harm: str, rounds: list[int]) -> None:
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = made["runs"][0]["path"]
+    path = str(made.runs[0].path)
     list(studies.open_runs(made)[0].segment(ROUNDS))
     once = studies.bits(Path(path))
     file = Path(path, name)
@@ -156,7 +156,7 @@ def test_damaged_files_are_found_and_made_again(name: str, harm: str, rounds: li
 
 def test_a_damaged_member_of_the_pack_costs_its_round_alone() -> None:
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = Path(made["runs"][0]["path"])
+    path = made.runs[0].path
     list(studies.open_runs(made)[0].segment(ROUNDS))
     once, zipped, harmed = studies.bits(path), path / "rounds.zip", path / "rounds/0003/metrics.parquet"
     data, member = bytearray(zipped.read_bytes()), archive.read(harmed)
@@ -170,25 +170,25 @@ def test_a_damaged_member_of_the_pack_costs_its_round_alone() -> None:
 
 def test_collect_says_what_to_delete_where_a_round_is_damaged() -> None:
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = made["runs"][0]["path"]
+    path = str(made.runs[0].path)
     (run,) = studies.open_runs(made)
     list(run.segment(ROUNDS))
     artifacts.unpack(run.files.history)
     harmed = run.files.round(3).participants
     harmed.unlink()
     with pytest.raises(ArtifactError) as raised:
-        collecting.collect(run.files, ROUNDS, "all")
+        collect.collect(run.files, ROUNDS, "all")
     said = str(raised.value)
     assert said.startswith(f"{harmed} is missing; type `rm -r {path}/segments` and run again: ")
     subprocess.run(said.split("`")[1].split(), check=True)
     assert run_again(path) == (2, [3, 4])
-    collecting.collect(run.files, ROUNDS, "all")
+    collect.collect(run.files, ROUNDS, "all")
 
 
 def test_killed_while_it_packs() -> None:
     """In the pack's write, and after it, when some files are there twice and some are gone already."""
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = Path(made["runs"][0]["path"])
+    path = made.runs[0].path
     (run,) = studies.open_runs(made)
     list(run.segment(ROUNDS))
     once = studies.bits(path)
@@ -233,4 +233,4 @@ def test_keep_models_prunes_states_and_nothing_else(keep: str | int, states: set
     assert all(artifacts.exists(run.files.round(number).metrics) for number in range(1, ROUNDS + 1))
     assert not [each for each in run.files.history.rglob("*") if each.suffix != ".pt" and each.is_file()]
     longer = studies.prepare(studies.settings(("scaffold",), ROUNDS + 1, artifacts={"keep_models": keep}))
-    assert run_again(longer["runs"][0]["path"], ROUNDS + 1) == (ROUNDS, [ROUNDS + 1])
+    assert run_again(str(longer.runs[0].path), ROUNDS + 1) == (ROUNDS, [ROUNDS + 1])

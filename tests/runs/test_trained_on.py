@@ -15,10 +15,11 @@ import yaml
 from typer.testing import CliRunner
 
 from fedpipe import artifacts, cli
-from fedpipe.artifacts import RunFiles
-from fedpipe.data import stage, store
+from fedpipe.data import store
 from fedpipe.data.assignment import checksum
 from fedpipe.errors import ArtifactError
+from fedpipe.plan import NewPlan
+from fedpipe.stages import download, partition
 from tests import studies
 
 
@@ -27,16 +28,16 @@ def typed(*arguments: str) -> None:
 
 
 @pytest.fixture
-def made() -> dict[str, Any]:
+def made() -> NewPlan:
     """A study of one run, of which three rounds of four are done."""
     plan = studies.prepare(studies.settings(study={"seeds": [0]}))
-    typed("segment", plan["runs"][0]["path"], "--stop", "3")
+    typed("segment", str(plan.runs[0].path), "--stop", "3")
     return plan
 
 
-def deal_otherwise(plan: dict[str, Any]) -> Path:
+def deal_otherwise(plan: NewPlan) -> Path:
     """Another assignment where the run's lies, with a manifest that vouches for it."""
-    path = artifacts.assignment_file(plan["runs"][0]["partition"])
+    path = artifacts.assignment_file(plan.runs[0].partition)
     table = artifacts.read_parquet(path)
     split = table["split"].to_numpy(zero_copy_only=False).copy()
     split[np.flatnonzero(split == "test")[0]] = "train"
@@ -46,9 +47,9 @@ def deal_otherwise(plan: dict[str, Any]) -> Path:
     return path
 
 
-def store_otherwise(plan: dict[str, Any]) -> Path:
+def store_otherwise(plan: NewPlan) -> Path:
     """Another data set where the run's lies, with a manifest that vouches for it."""
-    path = artifacts.dataset_file(plan["runs"][0]["dataset"])
+    path = artifacts.dataset_file(plan.runs[0].dataset)
     tree = {name: value.clone() for name, value in artifacts.read_pt(path).items()}
     tree["x"][0, 0, 0, 0] += 0.5
     held = artifacts.read_json(path.with_suffix(".json"))
@@ -56,71 +57,71 @@ def store_otherwise(plan: dict[str, Any]) -> Path:
     return path
 
 
-def test_every_round_records_the_contents(made: dict[str, Any]) -> None:
-    (run,) = made["runs"]
-    data, dealt = artifacts.dataset_file(run["dataset"]), artifacts.assignment_file(run["partition"])
+def test_every_round_records_the_contents(made: NewPlan) -> None:
+    (run,) = made.runs
+    data, dealt = artifacts.dataset_file(run.dataset), artifacts.assignment_file(run.partition)
     recorded = {"data set": store.checksum(store.load(data)), "partition": checksum(artifacts.read_parquet(dealt))}
     for number in range(4):
-        assert artifacts.read_json(RunFiles(Path(run["path"])).round(number).state)["trained_on"] == recorded
-    assert recorded["data set"] == yaml.safe_load((Path(run["path"]) / "run.yaml").read_text())["dataset"]["sha256"]
+        assert artifacts.read_json(run.files.round(number).state)["trained_on"] == recorded
+    assert recorded["data set"] == yaml.safe_load((run.path / "run.yaml").read_text())["dataset"]["sha256"]
 
 
 @pytest.mark.parametrize(("change", "name"), [(deal_otherwise, "partition"), (store_otherwise, "data set")])
-def test_no_step_goes_on_with_other_data(made: dict[str, Any], change: Any, name: str) -> None:
-    (run,) = made["runs"]
+def test_no_step_goes_on_with_other_data(made: NewPlan, change: Any, name: str) -> None:
+    (run,) = made.runs
     place = change(made)
-    before = studies.bits(Path(run["path"]))
+    before = studies.bits(run.path)
     steps = [
-        ("segment", run["path"], "--stop", "4"),
-        ("segment", run["path"], "--stop", "3"),
-        ("train", run["path"], "--round", "4", "--block", "0", "--size", "5"),
-        ("evaluate", run["path"], "--round", "3"),
+        ("segment", str(run.path), "--stop", "4"),
+        ("segment", str(run.path), "--stop", "3"),
+        ("train", str(run.path), "--round", "4", "--block", "0", "--size", "5"),
+        ("evaluate", str(run.path), "--round", "3"),
     ]
     for step in steps:
         with pytest.raises(ArtifactError) as error:
             typed(*step)
         told = str(error.value)
-        assert told.startswith(f"{run['path']}: round 0 was made with another {name} (SHA-256 of its content: ")
+        assert told.startswith(f"{run.path}: round 0 was made with another {name} (SHA-256 of its content: ")
         assert f") than lies in {place} (" in told
-        assert told.endswith(f"or delete {run['path']} and run `snakemake all` to make the run anew.")
+        assert told.endswith(f"or delete {run.path} and run `snakemake all` to make the run anew.")
         assert "\n" not in told
-    assert studies.bits(Path(run["path"])) == before
+    assert studies.bits(run.path) == before
 
 
 def test_an_aggregation_of_blocks_of_other_data_is_refused() -> None:
-    (run,) = (made := studies.prepare(studies.settings()))["runs"]
-    typed("init", run["path"])
-    typed("train", run["path"], "--round", "1", "--block", "0", "--size", "5")
+    (run,) = (made := studies.prepare(studies.settings())).runs
+    typed("init", str(run.path))
+    typed("train", str(run.path), "--round", "1", "--block", "0", "--size", "5")
     deal_otherwise(made)
     with pytest.raises(ArtifactError, match="round 0 was made with another partition"):
-        typed("aggregate", run["path"], "--round", "1", "--blocks", "1")
+        typed("aggregate", str(run.path), "--round", "1", "--blocks", "1")
 
 
-def test_rounds_of_other_data_are_found_where_round_0_is_of_this_one(made: dict[str, Any]) -> None:
+def test_rounds_of_other_data_are_found_where_round_0_is_of_this_one(made: NewPlan) -> None:
     """As a kill leaves it: a run that was begun anew, over complete rounds of what lay here before."""
-    (run,) = made["runs"]
-    files = RunFiles(Path(run["path"]))
+    (run,) = made.runs
+    files = run.files
     old = Path("old")
     shutil.copytree(files.path, old)
     deal_otherwise(made)
     studies.forget(files.path)
-    typed("segment", run["path"], "--stop", "1")
+    typed("segment", str(run.path), "--stop", "1")
     artifacts.unpack(files.history)
     artifacts.unpack(old / "rounds")
     for number in ("0002", "0003"):
         shutil.copytree(old / "rounds" / number, files.history / number)
     with pytest.raises(ArtifactError, match="round 3 was made with another partition"):
-        typed("segment", run["path"], "--stop", "4")
+        typed("segment", str(run.path), "--stop", "4")
 
 
-def test_the_same_data_made_again_is_the_same(made: dict[str, Any]) -> None:
-    (run,) = made["runs"]
-    data, dealt = artifacts.dataset_file(run["dataset"]), artifacts.assignment_file(run["partition"])
+def test_the_same_data_made_again_is_the_same(made: NewPlan) -> None:
+    (run,) = made.runs
+    data, dealt = artifacts.dataset_file(run.dataset), artifacts.assignment_file(run.partition)
     for path in (data, dealt):
         path.unlink()
         path.with_suffix(".json").unlink()
-    store.download(run["dataset"])
-    stage.partition(run["partition"])
+    download.download(run.dataset)
+    partition.partition(run.partition)
     table, held = pq.read_table(dealt), artifacts.read_json(dealt.with_suffix(".json"))
     pq.write_table(table, dealt, compression="gzip")  # as another version of the format's library might
     artifacts.write_json(dealt.with_suffix(".json"), held | {dealt.name: artifacts.sha256_of(dealt)})
@@ -129,15 +130,15 @@ def test_the_same_data_made_again_is_the_same(made: dict[str, Any]) -> None:
     torch.save({name: value.clone() for name, value in tree.items()}, data)
     assert artifacts.sha256_of(data) != before
     artifacts.write_json(data.with_suffix(".json"), held | {data.name: artifacts.sha256_of(data)})
-    typed("segment", run["path"], "--stop", "4")
-    assert RunFiles(Path(run["path"])).complete() == [0, 1, 2, 3, 4]
+    typed("segment", str(run.path), "--stop", "4")
+    assert run.files.complete() == [0, 1, 2, 3, 4]
 
 
 # -- what the plan wrote for the stages --------------------------------------------------------------------------------
 
 
-def test_an_edited_partition_yaml_deals_nothing(made: dict[str, Any]) -> None:
-    (key,) = made["partitions"]
+def test_an_edited_partition_yaml_deals_nothing(made: NewPlan) -> None:
+    (key,) = made.partitions
     path = artifacts.assignment_file(key)
     place = path.with_name("partition.yaml")
     right = place.read_text()
@@ -172,8 +173,8 @@ def test_an_edited_partition_yaml_deals_nothing(made: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_an_edited_description_of_the_data_stores_nothing(made: dict[str, Any], settings: Any, told: str) -> None:
-    name = made["runs"][0]["dataset"]
+def test_an_edited_description_of_the_data_stores_nothing(made: NewPlan, settings: Any, told: str) -> None:
+    name = made.runs[0].dataset
     place = store.settings_file(name)
     before = studies.bits(Path("results/data"))
     place.write_text(yaml.safe_dump(settings))

@@ -8,8 +8,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from fedpipe.artifacts import PARAMS, StudyFiles, read_plan, study
+from fedpipe.artifacts import PARAMS, StudyFiles, study
 from fedpipe.errors import UserError
+from fedpipe.planned import Plan
 
 # A literal DAG of single rounds is deep.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
@@ -58,12 +59,12 @@ def stale():
     from fedpipe.pins import changed
 
     try:
-        plan = read_plan(FILES.plan)
+        plan = Plan.read(FILES.plan)
         sources = json.loads(FILES.sources.read_text())
         return (
-            plan["params"] != STUDY
+            str(plan.params) != STUDY
             or any(changed(Path(path), mark) for path, mark in sources.items())
-            or not all(Path(path).is_file() for path in plan["files"])
+            or not all(Path(path).is_file() for path in plan.files)
         )
     except (UserError, OSError, ValueError, LookupError, TypeError):
         return True
@@ -80,45 +81,44 @@ def load_plan():
         sys.stderr.write(done.stderr)
         if done.returncode:
             sys.exit(2)
-    return read_plan(FILES.plan)
+    return Plan.read(FILES.plan)
 
 
 PLAN = load_plan()
-RUNS = {run["path"]: run for run in PLAN["runs"]}
+RUNS = {str(run.path): run for run in PLAN.runs}
 
 # What tables and figures say besides numbers of runs: they are made again where it has changed, as by another grid point
 # of the same runs.
 UNSAID = {"shared", "files", "execution", "artifacts"}
 SHOWN = hashlib.sha256(
-    json.dumps({name: PLAN[name] for name in sorted(PLAN.keys() - UNSAID)}).encode()
+    json.dumps(
+        {name: said for name, said in PLAN.held().items() if name not in UNSAID},
+        sort_keys=True,
+    ).encode()
 ).hexdigest()
-BLOCK = PLAN["execution"]["clients_per_job"]
+BLOCK = PLAN.execution.clients_per_job
 
 
 def stops(run):
     """The last rounds of a run's segments, ascending."""
-    length = PLAN["execution"]["rounds_per_job"] or run["rounds"]
-    return [*range(length, run["rounds"], length), run["rounds"]]
+    length = PLAN.execution.rounds_per_job or run.rounds
+    return [*range(length, run.rounds, length), run.rounds]
 
 
 def collected(*names):
     """What the table is made of: files that join the rounds of all runs."""
-    return [
-        f"{run['path']}/joined/{run['rounds']:04d}/{name}"
-        for name in names
-        for run in PLAN["runs"]
-    ]
+    return [f"{run.joined.path}/{name}" for name in names for run in PLAN.runs]
 
 
 def tell_of_lock():
     """What to type where Snakemake is about to say that the folder is locked."""
     ours = (
-        *(f"results/data/{run['dataset']}." for run in PLAN["runs"]),
-        *(f"results/partitions/{key}/" for key in PLAN["partitions"]),
-        *(f"{run['path']}/rounds/" for run in PLAN["runs"] if BLOCK),
+        *(f"results/data/{run.dataset}." for run in PLAN.runs),
+        *(f"results/partitions/{key}/" for key in PLAN.partitions),
+        *(f"{run.path}/rounds/" for run in PLAN.runs if BLOCK),
         *(
-            f"{run['path']}/segments/{stop:04d}.json"
-            for run in PLAN["runs"]
+            f"{run.path}/segments/{stop:04d}.json"
+            for run in PLAN.runs
             for stop in stops(run)
         ),
         *collected(""),
@@ -144,9 +144,9 @@ if workflow.is_main_process and "--unlock" not in sys.argv:
 # here: an experiment of DVC in a folder of its own runs its own. How they execute is told in their environment: it is
 # not part of what a run is, so that its change runs nothing again.
 ENVIRONMENT = {
-    "FEDPIPE_DEVICE": PLAN["execution"]["device"],
-    "FEDPIPE_STACK": PLAN["execution"]["stack"],
-    "FEDPIPE_KEEP_MODELS": PLAN["artifacts"]["keep_models"],
+    "FEDPIPE_DEVICE": PLAN.execution.device,
+    "FEDPIPE_STACK": PLAN.execution.stack,
+    "FEDPIPE_KEEP_MODELS": PLAN.keep_models,
 }
 PREFIX = (
     f"export PATH={shlex.quote(str(Path(sys.executable).parent))}"
@@ -178,13 +178,11 @@ def run_of(wildcards):
 
 
 def assignment(wildcards):
-    return f"results/partitions/{run_of(wildcards)['partition']}/assignment.parquet"
+    return f"results/partitions/{run_of(wildcards).partition}/assignment.parquet"
 
 
 def dataset_of_partition(wildcards):
-    dataset = next(
-        run["dataset"] for run in PLAN["runs"] if run["partition"] == wildcards.key
-    )
+    dataset = next(run.dataset for run in PLAN.runs if run.partition == wildcards.key)
     return f"results/data/{dataset}.pt"
 
 
@@ -192,36 +190,34 @@ def run_inputs(wildcards):
     """What every job of a run reads: its settings, data set and partition."""
     run = run_of(wildcards)
     return {
-        "settings": ancient(f"{run['path']}/run.yaml"),
-        "data": f"results/data/{run['dataset']}.pt",
+        "settings": ancient(f"{run.path}/run.yaml"),
+        "data": f"results/data/{run.dataset}.pt",
         "assignment": assignment(wildcards),
     }
 
 
 def segment_inputs(wildcards):
     run, stop = run_of(wildcards), int(wildcards.stop)
-    start = max((each for each in stops(run) if each < stop), default=0)
-    previous = {"previous": f"{run['path']}/segments/{start:04d}.json"} if start else {}
+    start = max((earlier for earlier in stops(run) if earlier < stop), default=0)
+    previous = {"previous": f"{run.path}/segments/{start:04d}.json"} if start else {}
     return run_inputs(wildcards) | previous
 
 
 def blocks(wildcards):
     """Indices of a round's blocks of participants."""
-    return range(-(-run_of(wildcards)["participants"] // BLOCK))
+    return range(-(-run_of(wildcards).participants // BLOCK))
 
 
 def block_files(wildcards):
     run = run_of(wildcards)
     return [
-        f"{run['path']}/rounds/{wildcards.round}/block-{block:04d}.pt"
+        f"{run.path}/rounds/{wildcards.round}/block-{block:04d}.pt"
         for block in blocks(wildcards)
     ]
 
 
 def state_before(wildcards):
-    return (
-        f"{run_of(wildcards)['path']}/rounds/{int(wildcards.round) - 1:04d}/state.json"
-    )
+    return f"{run_of(wildcards).path}/rounds/{int(wildcards.round) - 1:04d}/state.json"
 
 
 def train_inputs(wildcards):
@@ -233,8 +229,8 @@ def rounds_done(wildcards):
     run, rounds = run_of(wildcards), int(wildcards.stop)
     if BLOCK:
         numbers = range(1, rounds + 1)
-        return [f"{run['path']}/rounds/{number:04d}/round.json" for number in numbers]
-    return [f"{run['path']}/segments/{stop:04d}.json" for stop in stops(run)]
+        return [f"{run.path}/rounds/{number:04d}/round.json" for number in numbers]
+    return [f"{run.path}/segments/{stop:04d}.json" for stop in stops(run)]
 
 
 def summaries():
@@ -249,7 +245,7 @@ def summaries():
             f"{FILES.plots}/{name}.csv"
             for name in ("curves", "clients", "matrices", "partition")
         ),
-        *(f"{FILES.keys(algorithm)}" for algorithm in PLAN["algorithms"]),
+        *(f"{FILES.keys(algorithm)}" for algorithm in PLAN.algorithms),
     ]
 
 
@@ -258,11 +254,11 @@ def all_results():
     figures = [
         "curves",
         "matrices",
-        *(f"partition-{key}" for key in PLAN["partitions"]),
+        *(f"partition-{key}" for key in PLAN.partitions),
     ]
     return [
-        *sorted({f"results/data/{run['dataset']}.pt" for run in PLAN["runs"]}),
-        *(f"results/partitions/{key}/assignment.parquet" for key in PLAN["partitions"]),
+        *sorted({f"results/data/{run.dataset}.pt" for run in PLAN.runs}),
+        *(f"results/partitions/{key}/assignment.parquet" for key in PLAN.partitions),
         *collected("joined.json"),
         *summaries(),
         *(

@@ -9,7 +9,7 @@ rule table:
         ),
         expand(
             "results/partitions/{key}/{name}.parquet",
-            key=PLAN["partitions"],
+            key=PLAN.partitions,
             name=["assignment", "heterogeneity"],
         ),
     output:
@@ -23,7 +23,7 @@ rule table:
         f"{FILES.metrics}",
         f"{FILES.plots}/curves.csv",
         [f"{FILES.plots}/{name}.csv" for name in ("clients", "matrices", "partition")],
-        recorded=[str(FILES.keys(algorithm)) for algorithm in PLAN["algorithms"]],
+        recorded=[str(FILES.keys(algorithm)) for algorithm in PLAN.algorithms],
     log:
         f"{FILES.path}/logs/table.log",
     conda:
@@ -31,7 +31,7 @@ rule table:
     params:
         study=STUDY,
         shown=SHOWN,
-        shared=PLAN["shared"],  # the table tells which runs are of other code
+        shared=PLAN.shared,  # the table tells which runs are of other code
     shell:
         "fedpipe table --params {params.study:q} > {log:q} 2>&1"
 

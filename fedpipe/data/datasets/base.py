@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,22 +12,16 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedpipe import artifacts, code, pins, registry
+from fedpipe import artifacts, pins, registry
+from fedpipe.data import formats
 from fedpipe.data.fetch import Fetcher, File
+from fedpipe.data.samples import Samples as Samples  # those who write a data set find it here
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.pins import Pin, Sha256
 from fedpipe.registry import Component
 
 Vocabulary = Annotated[int, Field(ge=5)]
 Length = Annotated[int, Field(ge=1)]
-
-
-class Samples(NamedTuple):
-    """All samples of a data set, training and test together, in a fixed order."""
-
-    x: npt.NDArray[Any]  #: inputs, shape (n, *shape): images in uint8 (c, h, w), token ids in integers, or floats
-    y: npt.NDArray[np.int64]  #: classes, shape (n,), values 0 to C-1
-    test: npt.NDArray[np.bool_]  #: whether a sample belongs to the official test set, shape (n,)
 
 
 class Facts(NamedTuple):
@@ -66,22 +59,22 @@ class Dataset(Component):
         """Shape, classes and size; None if only the stored samples tell."""
         return Facts(self.shape, self.classes, self.size, self.tests)
 
-    def described(self) -> dict[str, Any]:
-        """All that its tensors depend on: the code that reads it, parameters and identity.
+    def keyed(self) -> dict[str, Any]:
+        """Its parameters and its identity, which are all that its tensors depend on beside the code that reads it.
 
         Raises
         ------
         SettingsError
             Its identity is not known yet.
         """
-        name = registry.name_of(registry.DATASET, type(self))
         if not self.identity:
+            name = registry.name_of(registry.DATASET, type(self))
             raise SettingsError(
                 f"dataset.name: '{name}' has no checksum; set {type(self).__qualname__}.checksum to the one "
                 f"that `fedpipe download {name}` prints."
             )
-        parameters = {key: value for key, value in dataclasses.asdict(self).items() if key not in {"path", "sha256"}}
-        return {"name": name, "code": code.of(*self.made_of()).text, **parameters, "sha256": self.identity}
+        parameters = {key: value for key, value in super().keyed().items() if key not in {"path", "sha256"}}
+        return {**parameters, "sha256": self.identity}
 
     def measure(self, samples: Samples) -> Facts:
         """The facts of loaded samples, in which a class or a word may be missing."""
@@ -183,9 +176,7 @@ class Images(Published):
     suffix: ClassVar[str] = ".npz"
 
     def _read_declared(self, path: Path) -> Samples:
-        from fedpipe.data.formats import read_npz
-
-        return read_npz(path)
+        return formats.read_npz(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,9 +191,7 @@ class Texts(Published):
         return Facts((self.length,), self.classes, size, tests, self.vocabulary)
 
     def _read_declared(self, path: Path) -> Samples:
-        from fedpipe.data.formats import read_parquet
-
-        table = read_parquet(path)
+        table = formats.read_parquet(path)
         if table.texts is None:
             raise ArtifactError(f"{path} holds images; it should hold text.")
         return self._encoded(table.texts, table.labels, table.test)

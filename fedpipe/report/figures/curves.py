@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedpipe.planned import Plan
 from fedpipe.report import results
 from fedpipe.report.curves import curves
 from fedpipe.report.figures import style
-from fedpipe.report.results import Plan
 
 COLUMNS = {1: 1, 2: 2, 4: 2}  #: of panels, by number of protocols; 3 for all others
 CROWD = len(style.COLOURS)  #: more lines than these can't be told apart in one panel
@@ -36,13 +36,13 @@ def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
     What the grid varies for all algorithms makes panels; what it varies for one algorithm makes lines. Where these are
     too many for one panel, each has its own, whose lines are the protocols.
     """
-    shared = [name for name in plan["grid"] if not name.startswith("algorithms.")]
-    own = [name for name in plan["grid"] if name not in shared]
-    each = zip(frame["algorithm"], _labels(frame, own), strict=True)
-    names = [f"{algorithm} ({told})" if told else algorithm for algorithm, told in each]
+    shared = [name for name in plan.grid if not name.startswith("algorithms.")]
+    own = [name for name in plan.grid if name not in shared]
+    pairs = zip(frame["algorithm"], _labels(frame, own), strict=True)
+    names = [f"{algorithm} ({told})" if told else algorithm for algorithm, told in pairs]
     frame = frame.assign(point=_labels(frame, shared), line=names)
     lines = list(frame["line"].unique())
-    protocols = [each for each in results.protocols(plan, frame) if each in set(frame["protocol"])]
+    protocols = [name for name in results.protocols(plan, frame) if name in set(frame["protocol"])]
     if len(lines) > CROWD:
         return _apart(plan, frame, lines, protocols)
     panels = list(itertools.product(frame["point"].unique(), protocols))
@@ -74,9 +74,9 @@ def _apart(plan: Plan, frame: pd.DataFrame, lines: list[str], protocols: list[st
     marker = "" if frame["round"].nunique() > 1 else "o"  # one round makes no line
     for ax, (point, name) in zip(axes.flat, panels, strict=False):
         there = frame[frame["point"] == point]
-        panel, other = (there[there["line"] == each] for each in (name, reference))
+        panel, other = (there[there["line"] == line] for line in (name, reference))
         for index, protocol in enumerate(protocols):
-            own, grey = (each[each["protocol"] == protocol] for each in (panel, other))
+            own, grey = (rows[rows["protocol"] == protocol] for rows in (panel, other))
             look = style.line(index) | {"marker": marker}
             if name != reference and len(own):
                 ax.plot(grey["round"], grey["mean"], **look | GREY | {"label": f"{reference}: the same in grey"})
@@ -116,7 +116,7 @@ def _curve(ax: Axes, part: pd.DataFrame, name: str, **look: Any) -> None:
 
 def _seeds(plan: Plan) -> str:
     """What a curve and its band are, where there are several seeds."""
-    seeds = len(plan["seeds"])
+    seeds = len(plan.seeds)
     return f"mean ± std, {seeds} seeds" if seeds > 1 else ""
 
 

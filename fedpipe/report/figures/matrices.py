@@ -13,9 +13,9 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpipe import artifacts
 from fedpipe.artifacts import JoinedFiles
+from fedpipe.planned import Plan
 from fedpipe.report import results
 from fedpipe.report.figures import style
-from fedpipe.report.results import Plan
 
 Floats = npt.NDArray[np.float64]
 
@@ -32,7 +32,7 @@ def draw(plan: Plan, stem: Path) -> None:
 
     Those of the first seed and grid point, in the last round, measured on the global test set for both.
     """
-    title = f"Global models after round {max(cell['rounds'] for cell in plan['cells'])}, seed {plan['seeds'][0]}"
+    title = f"Global models after round {max(cell.rounds for cell in plan.cells)}, seed {plan.seeds[0]}"
     style.save(figure(chosen(plan), title), stem)
 
 
@@ -71,12 +71,12 @@ def _cells(ax: Axes, matrix: Floats, top: float) -> AxesImage:
 
 def chosen(plan: Plan) -> dict[str, dict[str, Floats]]:
     """The last matrices of two algorithms that have a global model, those of `PREFERRED` before others."""
-    names = [*(each for each in PREFERRED if each in plan["algorithms"]), *plan["algorithms"]]
+    names = [*(label for label in PREFERRED if label in plan.algorithms), *plan.algorithms]
     found: dict[str, dict[str, Floats]] = {}
     for name in dict.fromkeys(names):
-        cell = next(cell for cell in plan["cells"] if cell["algorithm"] == name)
+        cell = next(cell for cell in plan.cells if cell.algorithm == name)
         point = results.label(results.point(plan, cell))
-        measured = _measured(results.files(cell))
+        measured = _measured(cell.joined)
         if measured and len(found) < 2:
             found[f"{name} ({point})" if point else name] = measured
     return found
@@ -90,5 +90,5 @@ def _measured(files: JoinedFiles) -> dict[str, Floats]:
     frame = table.to_pandas()
     frame = frame[(frame["source"] == "measured") & (frame["client"] == -1)]
     frame = frame[frame["round"] == frame["round"].max()].sort_values("class")
-    classes = [str(each) for each in range(frame["class"].nunique())]
+    classes = [str(number) for number in range(frame["class"].nunique())]
     return {str(name): rows[classes].to_numpy() for name, rows in frame.groupby("matrix")}

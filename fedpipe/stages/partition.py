@@ -28,7 +28,7 @@ def partition(key: str) -> Path:
     table = _assigned(settings, samples.y.numpy(), samples.test.numpy())
     counts = Assignment.of(table).class_counts
     tables = {artifacts.heterogeneity_file(key): heterogeneity.summary(counts), path: table}
-    hashes = {each.name: artifacts.write_parquet(each, content) for each, content in tables.items()}
+    hashes = {place.name: artifacts.write_parquet(place, content) for place, content in tables.items()}
     artifacts.write_json(path.with_suffix(".json"), hashes)
     return path
 
@@ -63,8 +63,8 @@ def preview(params: Path) -> Iterator[tuple[str, dict[str, Any], Integers]]:
     """
     made = plan.make(params)
     section = config.parse(config.read(params), config.download(params)).dataset
-    for key in made["partitions"]:
-        settings = yaml.safe_load(made["files"][str(artifacts.assignment_file(key).with_name("partition.yaml"))])
+    for key in made.partitions:
+        settings = yaml.safe_load(made.texts[str(artifacts.assignment_file(key).with_name("partition.yaml"))])
         path = store.place(settings["dataset"])
         if path.is_file() or path != section.file:
             samples = store.load(path)
@@ -81,7 +81,7 @@ def _assigned(settings: dict[str, Any], labels: Integers, test: npt.NDArray[np.b
     dataset = settings["dataset"]
     chosen = subset(labels, test, dataset["subset"]) if "subset" in dataset else np.arange(len(labels))
     table = assign(
-        cast(Scheme, plan.built(registry.PARTITION, "scheme", settings["partition"] | settings.get("origin", {}))),
+        cast(Scheme, registry.restored(registry.PARTITION, settings["partition"] | settings.get("origin", {}))),
         labels[chosen],
         test[chosen],
         settings["clients"],

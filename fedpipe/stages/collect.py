@@ -1,4 +1,4 @@
-"""The end of a run: its rounds' small files joined into one each. Imports no torch, so that it takes no time."""
+"""The collect stage: a run's small files of rounds joined into one each. Imports no torch, so that it takes no time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from fedpipe import artifacts
 from fedpipe.archive import ArchiveError
 from fedpipe.artifacts import RoundFiles, RunFiles
-from fedpipe.engine.pruning import prune
+from fedpipe.engine.checkpoint import prune
 from fedpipe.errors import ArtifactError
 
 
@@ -61,18 +61,18 @@ def _join(files: RunFiles, numbers: range) -> Joined:
     times: list[dict[str, Any]] = []
     made_by: list[dict[str, Any]] = []
     for number in numbers:
-        each = files.round(number)
-        sealed = artifacts.read_json(each.state)
-        traffic = artifacts.read_parquet(each.participants, sealed["sha256"][each.participants.name])
+        place = files.round(number)
+        sealed = artifacts.read_json(place.state)
+        traffic = artifacts.read_parquet(place.participants, sealed["sha256"][place.participants.name])
         mean = {name: sum(traffic[name].to_pylist()) / len(traffic) for name in ("bytes_down", "bytes_up")}
         left_out = traffic["finite"].to_pylist().count(False)
         counts = {"participants": len(traffic), "left_out": left_out}
         rows.append({"round": number, **counts, **mean, **sealed["observed"]})
-        times.append({"round": number, **artifacts.read_json(each.times)})
-        made_by += [each for each in sealed["made_by"] if each not in made_by]
+        times.append({"round": number, **artifacts.read_json(place.times)})
+        made_by += [maker for maker in sealed["made_by"] if maker not in made_by]
     return Joined(
-        _tables(files, numbers, lambda each: [each.metrics, each.trained]),
-        _tables(files, numbers, lambda each: [each.matrices, each.exchanged]),
+        _tables(files, numbers, lambda place: [place.metrics, place.trained]),
+        _tables(files, numbers, lambda place: [place.matrices, place.exchanged]),
         pa.Table.from_pylist(rows),
         {"rounds": times, "made_by": made_by},
     )
@@ -81,7 +81,7 @@ def _join(files: RunFiles, numbers: range) -> Joined:
 def _tables(files: RunFiles, numbers: range, names: Callable[[RoundFiles], list[Path]]) -> pa.Table:
     tables = []
     for number in numbers:
-        each = files.round(number)
-        hashes = artifacts.hashes(each, each.marker)
-        tables += [artifacts.read_parquet(path, hashes[path.name]) for path in names(each) if path.name in hashes]
+        place = files.round(number)
+        hashes = artifacts.hashes(place, place.marker)
+        tables += [artifacts.read_parquet(path, hashes[path.name]) for path in names(place) if path.name in hashes]
     return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})

@@ -6,14 +6,13 @@ it can be told whether a file is what the runs give.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
 from fedpipe import artifacts
-from fedpipe.artifacts import StudyFiles
 from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.report import results
-from fedpipe.report.results import Plan
+from fedpipe.planned import Cell, Plan
 
 Contents = dict[Path, bytes]  #: files with what shall stand in them
 
@@ -27,7 +26,7 @@ def tables(plan: Plan) -> Contents:
     """``results.csv``, ``results.md``, ``times.csv``, ``metrics.json`` and ``curves.csv``."""
     from fedpipe.report import plots, tables
 
-    files, table, times = _files(plan), tables.table(plan), tables.times(plan)
+    files, table, times = plan.study, tables.table(plan), tables.times(plan)
     return {
         files.tables / "results.csv": tables.csv(table),
         files.tables / "results.md": tables.markdown(plan, table, times).encode(),
@@ -42,15 +41,15 @@ def plots(plan: Plan) -> Contents:
     from fedpipe.report import plots, tables
 
     frames = {"clients": plots.clients(plan), "matrices": plots.cells(plan), "partition": plots.partitions(plan)}
-    return {_files(plan).plots / f"{name}.csv": tables.csv(frame) for name, frame in frames.items()}
+    return {plan.study.plots / f"{name}.csv": tables.csv(frame) for name, frame in frames.items()}
 
 
 def keys(plan: Plan) -> Contents:
     """The keys of each algorithm's runs with their numbers of rounds: what a commit needs of what studies share."""
     found = {}
-    for label in plan["algorithms"]:
-        rounds = {run["key"]: run["rounds"] for run in plan["runs"] if run["algorithm"] == label}
-        found[_files(plan).keys(label)] = artifacts.json_bytes({"keys": rounds})
+    for label in plan.algorithms:
+        rounds = {run.key: run.rounds for run in plan.runs if run.algorithm == label}
+        found[plan.study.keys(label)] = artifacts.json_bytes({"keys": rounds})
     return found
 
 
@@ -69,23 +68,23 @@ def write_figure_curves(plan: Plan) -> None:
     """Draw accuracy against round."""
     from fedpipe.report.figures import curves
 
-    curves.draw(plan, _files(plan).figures / "curves")
+    curves.draw(plan, plan.study.figures / "curves")
 
 
 def write_figure_partition(plan: Plan, key: str) -> None:
     """Draw how many training samples of each class each client has."""
     from fedpipe.report.figures import partition
 
-    if key not in plan["partitions"]:
-        raise SettingsError(f"'{key}' can't be drawn; it should be a partition of {plan['params']}.")
-    partition.draw(key, plan["partitions"][key], _files(plan).figures / f"partition-{key}")
+    if key not in plan.partitions:
+        raise SettingsError(f"'{key}' can't be drawn; it should be a partition of {plan.params}.")
+    partition.draw(key, plan.partitions[key], plan.study.figures / f"partition-{key}")
 
 
 def write_figure_matrices(plan: Plan) -> None:
     """Draw the soft-label and class-relation matrices of two algorithms."""
     from fedpipe.report.figures import matrices
 
-    matrices.draw(plan, _files(plan).figures / "matrices")
+    matrices.draw(plan, plan.study.figures / "matrices")
 
 
 def show(plan: Plan) -> str:
@@ -96,11 +95,11 @@ def show(plan: Plan) -> str:
     ArtifactError
         There is no table yet, or it is not what the runs give.
     """
-    folder, table = _files(plan).figures, _files(plan).tables / "results.md"
-    if table.is_file() and len(_complete(plan)) < len(plan["cells"]):
+    folder, table = plan.study.figures, plan.study.tables / "results.md"
+    if table.is_file() and len(_complete(plan)) < len(plan.cells):
         raise ArtifactError(f"{table} is of an earlier plan; run `{command(plan)}` to make the runs of this one.")
     check(plan, table.name)
-    names = ["curves", "matrices", *(f"partition-{key}" for key in plan["partitions"])]
+    names = ["curves", "matrices", *(f"partition-{key}" for key in plan.partitions)]
     figures: list[Path] = [path for name in names if (path := folder / f"{name}.svg").is_file()]
     listed = "".join(f"\n  {path}" for path in figures)
     return table.read_text() + (f"\nFigures (PNG beside SVG):{listed}" if figures else "")
@@ -114,13 +113,13 @@ def check(plan: Plan, *names: str) -> None:
     ArtifactError
         One is missing, or says something else.
     """
-    for path in (_files(plan).tables / name for name in names):
+    for path in (plan.study.tables / name for name in names):
         if not path.is_file():
             raise ArtifactError(f"{path} is missing; run `{command(plan)}` to make it.")
     for path in differing(tables(plan)):
         if path.name in names:
             raise ArtifactError(
-                f"{path} is not what the runs of {plan['params']} give; delete it and run `{command(plan)}`."
+                f"{path} is not what the runs of {plan.params} give; delete it and run `{command(plan)}`."
             )
 
 
@@ -129,17 +128,14 @@ def partial(plan: Plan) -> str:
     from fedpipe.report import status, tables
 
     complete = _complete(plan)
-    if len(complete) == len(plan["cells"]):
+    if len(complete) == len(plan.cells):
         return ""
     runs, failures = status.progress(plan)
     said = [failure.told() for failure in failures]
     if not complete:
         return "\n".join(said)
-    there = {(cell["algorithm"], cell["key"]) for cell in complete}
-    shown = plan | {
-        "cells": complete,
-        "runs": [run for run in plan["runs"] if (run["algorithm"], run["key"]) in there],
-    }
+    there = tuple(run for run in plan.runs if any(run.serves(cell) for cell in complete))
+    shown = dataclasses.replace(plan, cells=complete, runs=there)
     head = f"PARTIAL, and written nowhere: {status.summary(runs)}"
     table = tables.markdown(shown, tables.table(shown), tables.times(shown))
     return "\n".join([head, "", table, *said])
@@ -147,12 +143,8 @@ def partial(plan: Plan) -> str:
 
 def command(plan: Plan) -> str:
     """What makes the study's table."""
-    return artifacts.making(Path(plan["params"]))
+    return artifacts.making(plan.params)
 
 
-def _complete(plan: Plan) -> list[results.Cell]:
-    return [cell for cell in plan["cells"] if results.files(cell).marker.is_file()]
-
-
-def _files(plan: Plan) -> StudyFiles:
-    return StudyFiles.of(Path(plan["params"]))
+def _complete(plan: Plan) -> tuple[Cell, ...]:
+    return tuple(cell for cell in plan.cells if cell.joined.marker.is_file())

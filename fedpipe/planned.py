@@ -1,0 +1,266 @@
+"""What a study's ``plan.json`` holds: its runs, the cells of its tables, and what jobs and figures are told.
+
+All that a study's commands and its Snakefile know of it is read from there. Every node that parses the Snakefile does
+so: nothing here imports torch or pydantic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from fedpipe import artifacts
+from fedpipe.artifacts import JoinedFiles, RunFiles, StudyFiles
+from fedpipe.errors import ArtifactError
+
+ReportedRound = Literal["last", "best", "mean-last"]
+Average = Literal["sample", "client"]
+
+LABEL = r"[a-z][a-z0-9_]*"  #: of an algorithm
+KEY = r"[0-9a-f]{12}"  #: of a run or partition
+DATASET = r"[A-Za-z0-9_.]+-[0-9a-f]{12}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rounds:
+    """The first so many rounds of a run."""
+
+    algorithm: str  #: its label in the study
+    seed: int
+    key: str  #: the run's
+    rounds: int
+
+    @cached_property
+    def files(self) -> RunFiles:
+        """The run's files."""
+        return RunFiles.of(self.algorithm, self.key)
+
+    @property
+    def joined(self) -> JoinedFiles:
+        """The files that join these rounds."""
+        return self.files.joined(self.rounds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun(_Rounds):
+    """A run of the study, which stands in its plan once, however many cells it serves."""
+
+    partition: str  #: the key of its partition
+    dataset: str  #: its stored data set, as ``digits-0123456789ab``
+    participants: int  #: clients in a round, m
+
+    @cached_property
+    def path(self) -> Path:
+        """Its folder."""
+        return self.files.path
+
+    def serves(self, cell: Cell) -> bool:
+        """Whether a cell's number is of this run."""
+        return (self.algorithm, self.key) == (cell.algorithm, cell.key)
+
+    def held(self) -> dict[str, Any]:
+        """As ``plan.json`` holds it."""
+        return _held(self) | {"path": str(self.path)}
+
+    @classmethod
+    def of(cls, held: dict[str, Any]) -> PlannedRun:
+        """The run that ``plan.json`` holds so; see :meth:`Plan.of`."""
+        run = cls(**_fields(cls, held))
+        _refuse_others(LABEL, [run.algorithm])
+        _refuse_others(KEY, [run.key, run.partition])
+        _refuse_others(DATASET, [run.dataset])
+        _refuse_no_numbers([run.seed, run.rounds, run.participants])
+        if held["path"] != str(run.path):
+            raise ValueError(held["path"])
+        return run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(_Rounds):
+    """What tables and figures show: so many rounds of a run, at a point of the grid."""
+
+    grid: dict[str, Any]  #: its point, where that concerns the algorithm
+
+    def held(self) -> dict[str, Any]:
+        """As ``plan.json`` holds it."""
+        return _held(self)
+
+    @classmethod
+    def of(cls, held: dict[str, Any]) -> Cell:
+        """The cell that ``plan.json`` holds so; see :meth:`Plan.of`."""
+        cell = cls(**_fields(cls, held))
+        _refuse_others(LABEL, [cell.algorithm])
+        _refuse_others(KEY, [cell.key])
+        _refuse_no_numbers([cell.seed, cell.rounds])
+        return cell
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jobs:
+    """How jobs are cut and where they run: section `execution`."""
+
+    rounds_per_job: int | None
+    clients_per_job: int | None
+    device: str
+    stack: int | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reported:
+    """What the tables show: section `report`."""
+
+    round: ReportedRound
+    last_k: int
+    average: Average
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A study's plan."""
+
+    params: Path  #: the study's file
+    algorithms: tuple[str, ...]  #: labels, in the order of the study
+    seeds: tuple[int, ...]
+    grid: dict[str, list[Any]]  #: names and values
+    protocols: tuple[str, ...]
+    partitions: dict[str, dict[str, Any]]  #: by key, all that each depends on
+    runs: tuple[PlannedRun, ...]
+    cells: tuple[Cell, ...]
+    warnings: tuple[str, ...]
+    files: tuple[str, ...]  #: what is written with the plan, for jobs to read, by name
+    shared: str  #: the digest of the code that all runs share
+    execution: Jobs
+    keep_models: str | int  #: see `artifacts.keep_models`
+    report: Reported
+
+    @property
+    def study(self) -> StudyFiles:
+        """Where the study's own files lie."""
+        return StudyFiles.of(self.params)
+
+    def held(self) -> dict[str, Any]:
+        """As ``plan.json`` holds it."""
+        return {
+            "params": str(self.params),
+            "algorithms": list(self.algorithms),
+            "seeds": list(self.seeds),
+            "grid": self.grid,
+            "protocols": list(self.protocols),
+            "partitions": self.partitions,
+            "runs": [run.held() for run in self.runs],
+            "cells": [cell.held() for cell in self.cells],
+            "warnings": list(self.warnings),
+            "files": list(self.files),
+            "shared": self.shared,
+            "execution": _held(self.execution),
+            "artifacts": {"keep_models": self.keep_models},
+            "report": _held(self.report),
+        }
+
+    def write(self) -> None:
+        """Write ``plan.json``."""
+        artifacts.write_json(self.study.plan, self.held())
+
+    @classmethod
+    def read(cls, place: Path) -> Plan:
+        """The plan in a ``plan.json``, all of whose names are such as a plan gives: none leads out of the folder.
+
+        Raises
+        ------
+        ArtifactError
+            It is missing, damaged, or of another study.
+        """
+        found = artifacts.read_json(place)
+        try:
+            plan = cls.of(found)
+            ours = plan.study.plan.resolve() == place.resolve()
+        except (LookupError, TypeError, ValueError, AttributeError):
+            ours = False
+        if not ours:
+            raise ArtifactError(f"{place} is no plan of a study that belongs there; delete it and run again.")
+        return plan
+
+    @classmethod
+    def of(cls, held: dict[str, Any]) -> Plan:
+        """The plan that a ``plan.json`` holds so.
+
+        Raises
+        ------
+        LookupError, TypeError, ValueError, AttributeError
+            Something is missing, of another type than a plan gives it, or leads elsewhere.
+        """
+        plan = cls(
+            params=Path(held["params"]),
+            algorithms=_texts(held["algorithms"]),
+            seeds=tuple(held["seeds"]),
+            grid={name: list(values) for name, values in held["grid"].items()},
+            protocols=_texts(held["protocols"]),
+            partitions={key: dict(settings) for key, settings in held["partitions"].items()},
+            runs=tuple(map(PlannedRun.of, held["runs"])),
+            cells=tuple(map(Cell.of, held["cells"])),
+            warnings=_texts(held["warnings"]),
+            files=_texts(held["files"]),
+            shared=held["shared"],
+            execution=Jobs(**_fields(Jobs, held["execution"])),
+            keep_models=held["artifacts"]["keep_models"],
+            report=Reported(**_fields(Reported, held["report"])),
+        )
+        _refuse_others(LABEL, plan.algorithms)
+        _refuse_others(KEY, [*plan.partitions, plan.shared])
+        _refuse_no_numbers([*plan.seeds, plan.report.last_k])
+        made = {(run.algorithm, run.key) for run in plan.runs}
+        whole = made >= {(cell.algorithm, cell.key) for cell in plan.cells}
+        whole &= {run.algorithm for run in plan.runs} == set(plan.algorithms)
+        whole &= {run.partition for run in plan.runs} == set(plan.partitions)
+        whole &= all(cell.grid.keys() <= plan.grid.keys() for cell in plan.cells) and bool(plan.protocols)
+        whole &= plan.report.round in get_args(ReportedRound) and plan.report.average in get_args(Average)
+        whole &= _is_keep_models(plan.keep_models) and _are_jobs(plan.execution)
+        if not whole:
+            raise ValueError(held["params"])
+        return plan
+
+
+def _held(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def _fields(kind: type, held: dict[str, Any]) -> dict[str, Any]:
+    return {field.name: held[field.name] for field in dataclasses.fields(kind)}
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise TypeError(values)
+    return tuple(values)
+
+
+def _refuse_others(pattern: str, names: Iterable[Any]) -> None:
+    """Refuse names that are not such as a plan gives; what is no text at all is a TypeError."""
+    for name in names:
+        if not re.fullmatch(pattern, name):
+            raise ValueError(name)
+
+
+def _refuse_no_numbers(values: Iterable[Any]) -> None:
+    for value in values:
+        if type(value) is not int:
+            raise TypeError(value)
+
+
+def _is_keep_models(value: Any) -> bool:
+    return value in ("all", "last") or _is_count(value)
+
+
+def _are_jobs(jobs: Jobs) -> bool:
+    whole = _is_count(jobs.stack) or jobs.stack == "auto"
+    whole &= all(count is None or _is_count(count) for count in (jobs.rounds_per_job, jobs.clients_per_job))
+    return whole and jobs.device in ("auto", "cpu", "cuda")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value > 0

@@ -1,0 +1,1 @@
+"""The stages of a study beside its rounds, each named as its rule: download, partition, collect, report."""

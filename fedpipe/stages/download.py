@@ -1,0 +1,187 @@
+"""The download stage: from a data set's name to its samples as one stored file, checked.
+
+`fedpipe download` also declares in a study's file which files the study is of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import yaml
+
+from fedpipe import artifacts, config, pins, registry
+from fedpipe.data import store
+from fedpipe.data.datasets.base import Dataset, Declared, Facts
+from fedpipe.data.fetch import Fetcher
+from fedpipe.data.samples import Samples
+from fedpipe.errors import ArtifactError, SettingsError
+
+
+def is_planned(name: str) -> bool:
+    """Whether some plan calls a data set so, as ``imdb-0123456789ab``."""
+    return store.settings_file(name).is_file()
+
+
+def download(name: str) -> Path:
+    """Obtain and store a data set of a plan.
+
+    Parameters
+    ----------
+    name
+        As the plan calls it, ``imdb-0123456789ab``.
+
+    Returns
+    -------
+    Path
+        Where it lies now.
+
+    Raises
+    ------
+    ArtifactError
+        No plan has it, or what the plan said of it was edited; or see :func:`obtain`.
+    """
+    settings = store.settings_file(name)
+    if not is_planned(name):
+        raise ArtifactError(f"{settings} is missing; '{name}' should be a data set of a plan.")
+    try:
+        section = config.dataset(yaml.safe_load(settings.read_text()))
+        found = section.file.stem
+    except (yaml.YAMLError, SettingsError) as error:
+        raise ArtifactError(
+            f"{settings} is damaged ({' '.join(str(error).split())}); `fedpipe plan` mends it."
+        ) from None
+    if found != name:
+        raise ArtifactError(
+            f"{settings} was edited: it speaks of {found}; `fedpipe plan` mends it, and params.yaml is what to change."
+        )
+    return obtain(section.source, section.fetcher)
+
+
+def obtain(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
+    """Load a data set, check that it is the one the keys of runs speak of, and save it with a manifest of its facts.
+
+    Parameters
+    ----------
+    dataset
+        The data set.
+    fetch
+        Where its files come from.
+    path
+        Where to save it; by default its :func:`~fedpipe.data.store.place`.
+
+    Returns
+    -------
+    Path
+        Where it lies now.
+
+    Raises
+    ------
+    ArtifactError
+        A file can't be had, or the samples are not those that the data set's class speaks of; nothing is saved.
+    """
+    samples = Samples(**store.canonical(dataset.load(fetch)))
+    name, found = registry.name_of(registry.DATASET, type(dataset)), store.checksum(samples)
+    if found != dataset.expected and (dataset.expected or not dataset.identity):
+        raise ArtifactError(
+            f"dataset.name: the samples of '{name}' have checksum {found}, but {dataset.expected or 'none'} was "
+            f"expected; obtain the original again (with the versions in requirements.lock), or, if the new samples are "
+            f"meant, set {type(dataset).__qualname__}.checksum to theirs."
+        )
+    measured = dataset.measure(samples)
+    _agree(name, samples, measured, dataset.facts)
+    path = path or store.place(registry.described(registry.DATASET, dataset))
+    sha256 = store.save(path, samples)
+    artifacts.write_json(path.with_suffix(".json"), {path.name: sha256, **measured._asdict()})
+    return path
+
+
+def declare(name: str | None, params: Path) -> str:
+    """Obtain a data set and store it; where the study should declare the SHA-256 of a file and does not, fill it in.
+
+    With the study's own data set go the file of its partition and that of its model's weights.
+
+    Parameters
+    ----------
+    name
+        As in ``dataset.name``; by default the study's own, and its other files.
+    params
+        The study.
+
+    Returns
+    -------
+    str
+        What was done, and what is left to do.
+
+    Raises
+    ------
+    SettingsError
+        There is no such data set or study, or a file that the study names is missing.
+    ArtifactError
+        The data set's files can't be had or are not what they should be.
+    """
+    settings = config.read(params) if name is None or params.is_file() else {}
+    section = config.dataset(settings.get("dataset", {}))
+    named_there = name is None or name == section.name
+    if not named_there:
+        section = config.dataset({"name": name, "mirror": section.mirror})
+    source, sha256 = section.source, None
+    if isinstance(source, Declared) and (sha256 := source.undeclared(section.fetcher)) is not None:
+        source = dataclasses.replace(source, sha256=sha256)
+    done = [f"{obtain(source, section.fetcher)} is stored."]
+    if sha256 is not None and not (named_there and _fill_in(params, "dataset", sha256, done)):
+        done.append(f"Declare it in {params}, under dataset, where name is {section.name}:\n  sha256: {sha256}")
+    for kind in (registry.PARTITION, registry.MODEL) if named_there else ():
+        pin = registry.parsed(kind, settings.get(kind.section, {})).pin
+        if pin is None or pin.sha256:
+            continue
+        if not pin.path.is_file():
+            raise SettingsError(f"{kind.section}.{pin.field}: {pin.path} is missing; it should be a file.")
+        sha256 = pins.content(pin.path)
+        if not _fill_in(params, kind.section, sha256, done):
+            done.append(f"Declare {pin.path} in {params}, under {kind.section}:\n  sha256: {sha256}")
+    return "\n".join(done)
+
+
+def _agree(name: str, samples: Samples, measured: Facts, known: Facts | None) -> None:
+    """Refuse samples that are not what the data set says of itself."""
+    lengths = {len(array) for array in samples}
+    inside = len(lengths) == 1 and samples.x.shape[1:] == measured.shape and samples.y.max() < measured.classes
+    if known not in (None, measured) or not inside:
+        wanted = known or measured
+        raise ArtifactError(
+            f"dataset.name: the files of '{name}' hold {len(samples.y)} samples of shape {samples.x.shape[1:]} in "
+            f"{samples.y.max() + 1} classes; it should be {wanted.size} of shape {wanted.shape} in {wanted.classes}."
+        )
+
+
+def _fill_in(params: Path, section: str, sha256: str, done: list[str]) -> bool:
+    """Add a section's ``sha256`` to a YAML file, and leave all else as it is; False, and nothing done, if it fails."""
+    text = params.read_text()
+    node = _mapping(yaml.compose(text, Loader=yaml.SafeLoader), section)
+    if node is None or not node.value:
+        return False
+    if node.flow_style:
+        end = node.value[0][1].end_mark.index
+        filled = f"{text[:end]}, sha256: {sha256}{text[end:]}"
+    else:
+        before = node.value[:2][-1][0].start_mark  # of the second key, or the only one
+        filled = f"{text[: before.index]}sha256: {sha256}\n{' ' * before.column}{text[before.index :]}"
+    wanted = config.override(config.read(params), {f"{section}.sha256": sha256})
+    try:
+        if yaml.safe_load(filled) != wanted:
+            return False
+    except (yaml.YAMLError, SettingsError):
+        return False
+    artifacts.write_bytes(params, filled.encode())
+    done.append(f"{params} declares it now: {section}.sha256 is {sha256}.")
+    return True
+
+
+def _mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:
+    """The mapping that stands under a key."""
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            if name.value == key and isinstance(value, yaml.MappingNode):
+                return value
+    return None
