@@ -15,7 +15,8 @@ ROOT = Path(__file__).parent.parent
 #: or modules that belong together.
 HOUSE = (
     ("cli, __main__",),
-    ("lineage", "testing", "documentation", "new_algorithm, templates"),
+    ("new_algorithm, templates",),
+    ("lineage", "testing", "documentation"),
     ("stages",),
     ("report",),
     ("engine",),
