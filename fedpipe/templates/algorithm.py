@@ -17,7 +17,7 @@ from fedpipe.tensors import Tensors
 # hooks that your method changes and delete the others (FedAvg's then hold). fedpipe/algorithms/base.py has the rest:
 # send, personalize, local_passes (of Train, Measure and Update), predict, global_model. Everything is written for one
 # client, as pure functions of tensors without `if` on values. Models are added and scaled: a + b, a * 0.5. What goes
-# further than an average is of parameters alone, model.only(self.net.names): BatchNorm's variances can't be extrapolated.
+# further than an average is of parameters alone, model.only(self.net.names): a variance of BatchNorm's may not.
 
 
 @dataclass(frozen=True, kw_only=True)
