@@ -1,4 +1,4 @@
-# make setup, demo, gallery, test, test-all, lint: all that anyone has to know.
+# make setup, demo, gallery, test, test-all, lint: the targets that matter.
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -29,7 +29,7 @@ gallery: setup
 test: setup
 	pytest -q -n 2 --dist worksteal -m "not slow"
 
-# What is slow: kills at random moments, whole studies. A file's tests share a process, and what they start there.
+# The slow tests: kills at random moments, whole studies. Tests of one file share a process, and what they start there.
 test-all: setup
 	pytest -q -n 2 --dist loadfile -m slow
 
@@ -40,7 +40,7 @@ lint: setup
 	snakefmt --check Snakefile workflow
 	snakemake --lint
 
-# What is made of the code: type this after a change of a component's parameters or docstring.
+# Files generated from the code: run this after a change of a component's parameters or docstring.
 docs: setup
 	fedpipe docs algorithms > docs/algorithms.md
 	fedpipe schema > params.schema.json

@@ -137,7 +137,7 @@ def _open(archive: Path, _: Path, stat: tuple[int, ...]) -> zipfile.ZipFile:
     seen: set[str] = set()
     for member in members:
         if not MEMBER.fullmatch(member.orig_filename) or member.orig_filename in seen:
-            raise ArchiveError(archive, f"{member.orig_filename!r} in it is no file of a round, or is there twice")
+            raise ArchiveError(archive, f"{member.orig_filename!r} in it is not a file of a round, or appears twice")
         stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1
         if not stored or member.compress_size != member.file_size:
             raise ArchiveError(archive, f"{member.orig_filename} in it is not stored as it is")

@@ -344,7 +344,7 @@ def write_bytes(path: Path, data: bytes | memoryview) -> str:
                 if attempt == ATTEMPTS - 1:
                     raise
     except OSError as error:
-        raise ArtifactError(f"{path} can't be written ({error.strerror}); mend that and run again.") from error
+        raise ArtifactError(f"{path} can't be written ({error.strerror}); fix that and run again.") from error
     return hashlib.sha256(data).hexdigest()
 
 
@@ -457,7 +457,7 @@ def _alone() -> Iterator[None]:
         LOCK.parent.mkdir(exist_ok=True)
         lock.acquire()
     except OSError as error:
-        raise ArtifactError(f"{LOCK} can't be locked ({error.strerror}); mend that and run again.") from error
+        raise ArtifactError(f"{LOCK} can't be locked ({error.strerror}); fix that and run again.") from error
     try:
         yield
     finally:
@@ -536,11 +536,11 @@ def hashes(files: RoundFiles, record: Path) -> dict[str, str]:
     found = read_json(record)
     recorded = found.get("sha256") if isinstance(found, dict) else None
     if not isinstance(recorded, dict):
-        raise _unreadable(record, "it does not tell the SHA-256 of its round's files")
+        raise _unreadable(record, "it does not record the SHA-256 of its round's files")
     for name, sha256 in recorded.items():
         known = name in TENSORS or ("/" not in name and archive.takes(files.path / name))
         if not known or not isinstance(sha256, str):
-            raise _unreadable(record, f"it speaks of {name!r}, which is no file of its round")
+            raise _unreadable(record, f"it names {name!r}, which is no file of its round")
     return recorded
 
 
@@ -569,7 +569,7 @@ def manifest(path: Path, record: str | None = None) -> str:
     try:
         sha256: str = read_json(place)[path.name]
     except (LookupError, TypeError):
-        raise ArtifactError(f"{place} does not tell the SHA-256 of {path.name}; delete both and run again.") from None
+        raise ArtifactError(f"{place} does not record the SHA-256 of {path.name}; delete both and run again.") from None
     return sha256
 
 

@@ -170,7 +170,7 @@ def partition(
 
         found = [layout.text(*dealt) for dealt in stage.preview(params) if key in (None, dealt[0])]
         if not found:
-            raise SettingsError(f"'{key}' is no partition of {params}; without it, all of them are shown.")
+            raise SettingsError(f"'{key}' is not a partition of {params}; without it, all of them are shown.")
         for text in found:
             typer.echo(text)
     elif key is None:

@@ -77,7 +77,7 @@ class Section(BaseModel):
 def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
     twice = [value for value in values if values.count(value) > 1]
     if twice:
-        raise ValueError(f"'{twice[0]}' stands there twice; each should stand once.")
+        raise ValueError(f"'{twice[0]}' is listed twice; each may appear once.")
     return values
 
 
@@ -600,9 +600,7 @@ class _Once(yaml.SafeLoader):
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             line = key.start_mark.line + 1
             if key.value in lines:
-                raise SettingsError(
-                    f"{key.value}: the key stands twice, in lines {lines[key.value]} and {line}; once is right."
-                )
+                raise SettingsError(f"{key.value}: duplicate key, lines {lines[key.value]} and {line}.")
             lines[key.value] = line
         return node
 
@@ -629,13 +627,13 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SettingsError(f"{path}: it can't be read ({error.strerror}); it should be a YAML file.") from None
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: it is no UTF-8 text ({error.reason} at byte {error.start}).") from None
+        raise SettingsError(f"{path}: it is not UTF-8 text ({error.reason} at byte {error.start}).") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise SettingsError(f"{path}: it is no valid YAML ({where}{error.problem}).") from None
+        raise SettingsError(f"{path}: it is not valid YAML ({where}{error.problem}).") from None
     except yaml.YAMLError as error:
-        raise SettingsError(f"{path}: it is no valid YAML ({' '.join(str(error).split())}).") from None
+        raise SettingsError(f"{path}: it is not valid YAML ({' '.join(str(error).split())}).") from None
     if not isinstance(settings, dict):
         raise SettingsError(f"{path}: it should be a mapping of sections, as `federation: {{clients: 10}}`.")
     return settings

@@ -182,7 +182,7 @@ class Plan:
         except (LookupError, TypeError, ValueError, AttributeError):
             ours = False
         if not ours:
-            raise ArtifactError(f"{place} is no plan of a study that belongs there; delete it and run again.")
+            raise ArtifactError(f"{place} is not the plan of the study that belongs there; delete it and run again.")
         return plan
 
     @classmethod

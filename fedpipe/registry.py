@@ -107,8 +107,9 @@ def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
             return made
         if not (inspect.isclass(found) and issubclass(found, _base(kind))):
             instead = ", or be a function (def) that returns a body and a head" if kind.functions else ""
+            one = f"{'an' if kind is ALGORITHM else 'a'} {kind.name}"
             raise SettingsError(
-                f"{key}: '{name}' is no {kind.name}; it should derive from {_base(kind).__qualname__}{instead}."
+                f"{key}: '{name}' is not {one}; it should derive from {_base(kind).__qualname__}{instead}."
             )
         types = vars(found).get("__annotations__", {}).values()
         fields = [annotation for annotation in types if "ClassVar" not in str(annotation)]

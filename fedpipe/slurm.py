@@ -48,7 +48,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         path = f"{Path.cwd()}{sys.executable}"
         if not workflow.executor_settings.pass_command_as_script and (odd := re.search(r"[$`\\]", path)):
             raise WorkflowError(
-                f"fedpipe: {Path.cwd()}: a path with {odd[0]} gets lost on its way to Slurm's nodes; move the clone."
+                f"fedpipe: {Path.cwd()}: a path with {odd[0]} cannot be passed on to Slurm's nodes; move the clone."
             )
         self._reported: set[Any] = set()  #: jobs whose end was told in this poll
         self._missed: set[str] = set()  #: numbers that Slurm did not know in the poll before

@@ -246,7 +246,7 @@ def test_a_pack_takes_every_file_of_a_round_but_tensors(run: RunFiles) -> None:
 def test_a_record_speaks_of_files_of_its_round_alone(run: RunFiles, name: str) -> None:
     files = run.round(1)
     artifacts.write_json(files.marker, {"sha256": {"server.pt": "0", name: "0"}})
-    said = rf"0001/round\.json can't be read \(it speaks of '{re.escape(name)}', which is no file of its round\); "
+    said = rf"0001/round\.json can't be read \(it names '{re.escape(name)}', which is no file of its round\); "
     with pytest.raises(ArtifactError, match=said):
         artifacts.hashes(files, files.marker)
     for wrong in ([], {}, {"sha256": []}, {"sha256": {"server.pt": 1}}):
@@ -258,7 +258,7 @@ def test_a_record_speaks_of_files_of_its_round_alone(run: RunFiles, name: str) -
 def test_a_record_that_does_not_name_the_file_is_named(tmp_path: Path) -> None:
     for record in ({}, [], {"other.parquet": "0"}):
         artifacts.write_json(tmp_path / "joined.json", record)
-        with pytest.raises(ArtifactError, match=r"joined\.json does not tell the SHA-256 of metrics\.parquet"):
+        with pytest.raises(ArtifactError, match=r"joined\.json does not record the SHA-256 of metrics\.parquet"):
             artifacts.manifest(tmp_path / "metrics.parquet", "joined.json")
 
 

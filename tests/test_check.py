@@ -252,7 +252,7 @@ def test_a_breach_by_the_real_command(project: Path) -> None:
         ("class Own(:\n", "own.Own: 'own.Own' can't be imported (invalid syntax (own.py, line 1)); it should be the"),
         ("import torch\n1 / 0\n", "can't be imported (ZeroDivisionError: division by zero, own.py, line 2); it"),
         ("import nowhere\n", "can't be imported (No module named 'nowhere', own.py, line 1); it should be"),
-        ("class Own:\n pass\n", "own.Own: 'own.Own' is no algorithm; it should derive from Algorithm."),
+        ("class Own:\n pass\n", "own.Own: 'own.Own' is not an algorithm; it should derive from Algorithm."),
         (f"{HEAD}class Own(FedAvg):\n mu = 1\n nu: float = 2\n", "has fields; it should be a @dataclass(frozen=True"),
         (
             f"{HEAD}@dataclass(frozen=True, kw_only=True)\nclass Own(FedAvg):\n"

@@ -75,7 +75,7 @@ FILES = {
 
 @pytest.fixture
 def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """The digest of a class of ``own.py`` after edits (file, old, new) of a folder with modules of one's own."""
+    """The digest of a class of ``own.py`` after edits (file, old, new) of a folder with your own modules."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     mine = ("own", "helper", "pack", "other")

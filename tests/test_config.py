@@ -250,7 +250,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "no-algorithm",
         {"algorithms": {"fedavg": {"algorithm": "pathlib.Path"}}},
-        "algorithms.fedavg: 'pathlib.Path' is no algorithm; it should derive from Algorithm.",
+        "algorithms.fedavg: 'pathlib.Path' is not an algorithm; it should derive from Algorithm.",
     ),
     (
         "label-with-hyphen",
@@ -267,9 +267,9 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "algorithm-twice",
         {"study__algorithms": ["fedavg", "fedavg"]},
-        "study.algorithms: 'fedavg' stands there twice; each should stand once.",
+        "study.algorithms: 'fedavg' is listed twice; each may appear once.",
     ),
-    ("seed-twice", {"study__seeds": [0, 1, 0]}, "study.seeds: '0' stands there twice; each should stand once."),
+    ("seed-twice", {"study__seeds": [0, 1, 0]}, "study.seeds: '0' is listed twice; each may appear once."),
     (
         "momentum-with-adam",
         {"federation__optimizer": "adam", "federation__momentum": 0.9},
@@ -338,12 +338,12 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "grid-twice",
         {"study__grid": {"partition.alpha": [0.1, 0.1]}},
-        "study.grid.partition.alpha: '0.1' stands there twice; each should stand once.",
+        "study.grid.partition.alpha: '0.1' is listed twice; each may appear once.",
     ),
     (
         "protocols-twice",
         {"evaluation__protocols": ["global-on-global", "global-on-global"]},
-        "evaluation.protocols: 'global-on-global' stands there twice; each should stand once.",
+        "evaluation.protocols: 'global-on-global' is listed twice; each may appear once.",
     ),
     (
         "list-too-short",
@@ -447,19 +447,19 @@ def test_a_folder() -> None:
 
 def test_no_yaml() -> None:
     assert refusal("federation: {clients: 10\n") == (
-        "params.yaml: it is no valid YAML (line 2, column 1: expected ',' or '}', but got '<stream end>')."
+        "params.yaml: it is not valid YAML (line 2, column 1: expected ',' or '}', but got '<stream end>')."
     )
 
 
 def test_no_text() -> None:
     Path("params.yaml").write_bytes(b"# caf\xe9\n")
-    assert refusal(None) == "params.yaml: it is no UTF-8 text (invalid continuation byte at byte 5)."
+    assert refusal(None) == "params.yaml: it is not UTF-8 text (invalid continuation byte at byte 5)."
 
 
 def test_a_key_that_stands_twice_is_a_mistake() -> None:
     """PyYAML takes the last one, so that half of the settings would be ignored in silence."""
     text = "federation:\n  clients: 5\nmodel: {name: mlp}\nfederation: {rounds: 2}\n"
-    assert refusal(text) == "federation: the key stands twice, in lines 1 and 4; once is right."
+    assert refusal(text) == "federation: duplicate key, lines 1 and 4."
 
 
 def test_a_merge_key_is_no_key_of_its_own() -> None:

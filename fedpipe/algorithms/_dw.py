@@ -143,7 +143,7 @@ def with_dw(method: Any) -> type[Any]:
 
 
 def objection(method: Any) -> str:
-    """Why a method can't be had with it; empty where it can."""
+    """Why a method could not be fetched with it; empty where it can."""
     reason: str = getattr(method, "without_dw", "")
     return reason
 

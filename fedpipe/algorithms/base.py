@@ -320,7 +320,7 @@ class Algorithm(Component):
             try:
                 net = Net(lambda: self.adapt(model.outline(facts.shape, facts.classes)), device="meta")
                 _outlines[named] = Outline(len(net.layers()), bool(net.norm_names))
-            except Exception:  # a model of one's own that can't be built here: its jobs will say why
+            except Exception:  # a user's own model that can't be built here: its jobs will say why
                 _outlines[named] = Outline(None, None)
         return _outlines[named]
 

@@ -19,7 +19,7 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class CFL(Algorithm):
-    r"""FedAvg in clusters, which are split in two where it has come to rest but its clients still disagree.
+    r"""FedAvg per cluster; a cluster is bisected once its mean update is small but single updates stay large.
 
     Source: Sattler, Mueller and Samek, Clustered Federated Learning, IEEE TNNLS 2021, and the authors' code.
     With :math:`\Delta_k` the updates of a round's participants in a cluster c, their mean weighted as in FedAvg, c is

@@ -16,7 +16,7 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class CwFedAvg(Algorithm):
-    r"""One global model per class, mixed for each client by its class distribution.
+    r"""One global model per class; each client gets a mixture of them, weighted by its class distribution.
 
     Source: Lee and Choi, Class-Wise Federated Averaging for Efficient Personalization, ICCV 2025, eq. 4-9, Alg. 1.
     With :math:`p_{ij}` the share of class j at client i, and :math:`p_i` the client's weight,

@@ -20,7 +20,7 @@ WINDOW = 10  #: passes whose losses decide whether the first mixing has settled 
 
 @dataclass(frozen=True, kw_only=True)
 class FedALA(FedAvg):
-    r"""Before training, each client learns element by element how much of the global model to take.
+    r"""Before local training, each client learns an element-wise mixture of its last model and the global model.
 
     Source: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023, Alg. 1.
     In the top layers, with weights W in [0, 1] of the same shape (ones at first),

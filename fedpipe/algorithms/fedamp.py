@@ -17,7 +17,7 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class FedAMP(Algorithm):
-    r"""Personal models that attract each other, the more the nearer they are (attentive message passing).
+    r"""Personal models that attract each other, more strongly the closer they are (attentive message passing).
 
     Source: Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021, Alg. 1, with
     :math:`A(x) = 1 - e^{-x/\sigma}`. The server mixes the clients' models for each client, who stays near the mixture:

@@ -10,7 +10,7 @@ from fedpipe.algorithms.base import Algorithm, State, Uploads
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Algorithm):
-    r"""Local training, then the weighted average of the models.
+    r"""Local training, then the weighted average of the local models.
 
     Source: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
 

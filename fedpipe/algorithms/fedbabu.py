@@ -13,7 +13,7 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class FedBABU(SharedBody):
-    r"""The federation trains the body alone, under one random head that nobody changes; fine-tuning personalizes.
+    r"""Trains only the body, under a fixed random head; fine-tuning on local data personalizes the model.
 
     Source: Oh et al., FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022, Alg. 1.
     With h the head of the common initial model, in all rounds and for all clients:

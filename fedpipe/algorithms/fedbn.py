@@ -13,7 +13,7 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class FedBN(FedAvg):
-    r"""FedAvg of everything but normalization layers, which stay at their clients.
+    r"""FedAvg of all layers except normalization layers, which stay at their clients.
 
     Source: Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021, Alg. 1.
     With :math:`\beta_k` the weights, biases and running statistics of client k's normalization layers and

@@ -18,7 +18,7 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class FedDistillPlus(FedDW):
-    r"""FedAvg whose clients also learn from the mean outputs that all clients have for each class.
+    r"""FedAvg plus distillation from the mean soft labels of each class over all clients.
 
     Source: Jeong et al., Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation
     under Non-IID Private Data, arXiv 1811.11479, 2018 (FedDistill); "+": the models are averaged too, as in FedDW's

@@ -22,7 +22,7 @@ MODES: dict[str, dict[str, Any]] = {"paper": {"vector": "pseudo-gradient", "iter
 
 @dataclass(frozen=True, kw_only=True)
 class FedDUAL(FedAvg):
-    r"""An adaptive loss at the client, and a barycenter of the last layers' updates at the server.
+    r"""An adaptive loss at the clients, and a Wasserstein barycenter of the last layers' updates at the server.
 
     Source: Sahoo et al., FedDUAL: A Dual-Strategy with Adaptive Loss and Dynamic Aggregation for Mitigating Data
     Heterogeneity in Federated Learning, 2025, eq. 3-13, Alg. 1.

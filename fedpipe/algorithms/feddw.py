@@ -17,7 +17,7 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class FedDW(Algorithm):
-    r"""Each client's classification layer is pulled to agree with the soft labels of all clients.
+    r"""Regularizes each client's classification layer towards the soft labels averaged over all clients.
 
     Source: Liu et al., FedDW: Distilling Weights through Consistency Optimization in Heterogeneous Federated
     Learning, 2024, eq. 4-12, Alg. 1. After training, client n measures its soft-label (SL) matrix, whose row i is the

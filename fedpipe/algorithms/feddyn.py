@@ -16,7 +16,7 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(FedAvg):
-    r"""A linear term at each client, learnt from round to round, so that the clients' optima agree with the global one.
+    r"""Dynamic regularization: a linear term, updated each round, aligns the clients' optima with the global one.
 
     Source: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Alg. 1:
 

@@ -21,7 +21,7 @@ EPSILON = 1e-5  #: added to distances, one of which may be 0 (PFLlib)
 
 @dataclass(frozen=True, kw_only=True)
 class FedFomo(Algorithm):
-    r"""Each client downloads a few other models and mixes those that are better on its data.
+    r"""Each client downloads a few other clients' models and mixes in those that do better on its validation data.
 
     Source: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021, eq. 3-5. Of
     its own last trained model and M others :math:`\theta_n`, measured on validation data against the model

@@ -21,7 +21,7 @@ CLIP = 10.0  #: largest norm of a gradient (authors' code)
 
 @dataclass(frozen=True, kw_only=True)
 class FedNH(Algorithm):
-    r"""The head is made of class prototypes on the unit sphere, which clients don't train and the server smooths.
+    r"""A head of class prototypes on the unit sphere, which clients do not train and the server smooths over rounds.
 
     Source: Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes, AAAI 2023, Alg. 1. With
     features z, prototypes :math:`W_c` of norm 1 that begin orthogonal to each other (as far as the width allows), and

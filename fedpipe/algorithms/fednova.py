@@ -15,7 +15,7 @@ from fedpipe.algorithms.fedprox import FedProx
 
 @dataclass(frozen=True, kw_only=True)
 class FedNova(FedProx):
-    r"""Updates are averaged per step, so that clients that take more steps don't pull the model further.
+    r"""Normalizes updates by local steps, so that clients that take more steps do not weigh more.
 
     Source: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization,
     NeurIPS 2020, Alg. 1. Client k's update is a weighted sum of the gradients that it met; with :math:`a_k` the sum of

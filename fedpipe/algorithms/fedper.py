@@ -16,7 +16,7 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class FedPer(SharedBody):
-    r"""Shared base layers under personal top layers, trained together.
+    r"""Shared base layers and personal top layers, trained together.
 
     Source: Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818, 2019, Alg. 1-2. From
     the downloaded base :math:`\phi` and its own top :math:`h_k`, client k minimizes the mean cross-entropy over both

@@ -27,7 +27,7 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class FedProto(Algorithm):
-    r"""Clients keep their models and exchange class prototypes, to which their features are pulled.
+    r"""Clients keep their models and exchange only class prototypes, towards which features are regularized.
 
     Source: Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022, Alg. 1. With
     :math:`f` the extractor (of width d) and :math:`\bar C_j` the global prototype of class j,

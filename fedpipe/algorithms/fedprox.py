@@ -14,7 +14,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
-    r"""FedAvg with a pull towards the round's global model.
+    r"""FedAvg with a proximal term: local training is pulled towards the global model.
 
     Source: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, eq. 2:
 

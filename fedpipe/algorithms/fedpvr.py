@@ -14,7 +14,7 @@ from fedpipe.config import Params
 
 @dataclass(frozen=True, kw_only=True)
 class FedPVR(Scaffold):
-    r"""SCAFFOLD's correction on the last layers only, where clients differ most.
+    r"""SCAFFOLD's variance reduction on the last layers only, where clients differ most.
 
     Source: Li et al., On the Effectiveness of Partial Variance Reduction in Federated Learning with Heterogeneous Data,
     CVPR 2023, Alg. 1. With V the parameters of the last ``layers`` layers,

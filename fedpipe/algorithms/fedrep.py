@@ -14,7 +14,7 @@ from fedpipe.algorithms.base import Pass, Train
 
 @dataclass(frozen=True, kw_only=True)
 class FedRep(SharedBody):
-    r"""A shared representation under personal heads: many steps of the head, then few of the representation.
+    r"""A shared representation and personal heads; each client trains its head first, then the representation.
 
     Source: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021, Alg. 1.
     From the downloaded representation :math:`\phi^t`, client k fits its own head h, then the representation under it:

@@ -15,7 +15,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class FedUV(FedAvg):
-    r"""FedAvg whose clients imitate IID training: predictions that vary within a batch, features that spread out.
+    r"""FedAvg with two regularizers that emulate IID training: variance of predictions and uniformity of features.
 
     Source: Son et al., FedUV: Uniformity and Variance for Heterogeneous Federated Learning, CVPR 2024. With p the
     softmax outputs and z the features of a batch,

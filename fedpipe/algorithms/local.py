@@ -11,7 +11,7 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Algorithm):
-    r"""Each client trains alone: what a federation has to beat.
+    r"""Each client trains alone: the baseline that a federation has to beat.
 
     Source: a baseline of the papers, with none of its own. From a common initial model, client k minimizes its mean
     cross-entropy :math:`F_k` for E epochs in every round in which it is a participant, with a fresh optimizer; in the

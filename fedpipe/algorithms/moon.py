@@ -18,7 +18,7 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class MOON(FedAvg):
-    r"""A contrast of models: a client's features should be like the global model's, unlike those of its last model.
+    r"""Model-contrastive: features are pulled towards the global model's and away from the client's previous model's.
 
     Source: Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021, eq. 3-4, Alg. 1. With z, :math:`z_g` and
     :math:`z_p` a sample's features by the model in training, the downloaded one and the client's previous one,

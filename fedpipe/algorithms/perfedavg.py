@@ -16,7 +16,7 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class PerFedAvg(FedAvg):
-    r"""An initial model that is good after one gradient step on a client's own data.
+    r"""Meta-learning (MAML): a global model that does well after one gradient step on a client's data.
 
     Source: Fallah, Mokhtari and Ozdaglar, Personalized Federated Learning with Theoretical Guarantees: A
     Model-Agnostic Meta-Learning Approach, NeurIPS 2020, Alg. 1:

@@ -15,7 +15,7 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(Algorithm):
-    r"""Each client's personal model is a proximal point near its copy of the global model (a Moreau envelope).
+    r"""Personal models by Moreau envelopes: each is a proximal point of the client's loss around the global model.
 
     Source: Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, Alg. 1. For each
     batch, with K gradient steps of ``inner_rate`` for the minimization and :math:`\eta` the federation's rate,

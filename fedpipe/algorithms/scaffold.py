@@ -16,7 +16,7 @@ from fedpipe.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(FedAvg):
-    r"""Local steps corrected by control variates, which estimate how a client's gradient differs from all clients'.
+    r"""Control variates correct local steps for the difference between a client's gradient and the average one.
 
     Source: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, Alg. 1
     with option II. With :math:`c_k` the client's and :math:`c` the server's control, K local steps of rate

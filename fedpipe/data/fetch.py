@@ -62,7 +62,7 @@ class Fetcher:
         Raises
         ------
         ArtifactError
-            A file is not what its checksum says, or can't be had; the sentence says where to put it.
+            A file is not what its checksum says, or could not be fetched; the sentence says where to put it.
         """
         found: list[Path] = []
         for file in files:
@@ -86,7 +86,7 @@ class Fetcher:
             return cached
         if self.mirror is None:
             raise ArtifactError(
-                f"dataset.sha256: it speaks of a mirror's {name}, but no mirror is named; set dataset.mirror or "
+                f"dataset.sha256: it names a mirror's {name}, but no mirror is named; set dataset.mirror or "
                 f"{ENVIRONMENT} to where {name} lies, or remove it to take the original."
             )
         if (path := self._local(name)) is not None:
@@ -97,7 +97,9 @@ class Fetcher:
         try:
             return self._download(self._address(name), f"sha256:{sha256}", cached)
         except OSError as error:
-            raise ArtifactError(f"dataset.mirror: {self._address(name)} can't be had ({_reason(error)}).") from error
+            raise ArtifactError(
+                f"dataset.mirror: {self._address(name)} could not be fetched ({_reason(error)})."
+            ) from error
 
     def undeclared(self, name: str) -> Path | None:
         """The mirror's file of that name, whatever is in it, on this machine; None if the mirror has none."""
@@ -110,7 +112,9 @@ class Fetcher:
         try:
             return self._download(self._address(name), None, fresh)
         except OSError as error:
-            raise ArtifactError(f"dataset.mirror: {self._address(name)} can't be had ({_reason(error)}).") from error
+            raise ArtifactError(
+                f"dataset.mirror: {self._address(name)} could not be fetched ({_reason(error)})."
+            ) from error
 
     def holds(self, name: str) -> bool:
         """Whether the mirror has a file of that name."""

@@ -43,16 +43,16 @@ def trace(table: Path, cell: str) -> dict[str, Any]:
         The table is not the one that the plan's runs make, or an artifact is missing or damaged.
     """
     if table.parent.name != "tables":
-        raise SettingsError(f"'{table}' is no study's table; it should be as results/tables/results.md.")
+        raise SettingsError(f"'{table}' is not a study's table; it should be as results/tables/results.md.")
     if RESULTS.resolve() not in table.resolve().parents:
-        raise SettingsError(f"'{table}' is no table of this folder's studies; go to the folder that it is of.")
+        raise SettingsError(f"'{table}' is not a table of this folder's studies; go to the folder that it is of.")
     plan = Plan.read(table.parent.parent / "plan.json")
     check(plan, "results.md", "results.csv")
     report = plan.report
     found = _cells(plan, table)
     if cell not in found:
         near = [name for name in found if name.partition(".")[0] == cell.partition(".")[0]]
-        raise SettingsError(f"'{cell}' is no cell of {table}; {nearest(cell, near or list(found))}")
+        raise SettingsError(f"'{cell}' is not a cell of {table}; {nearest(cell, near or list(found))}")
     row = found[cell]
     cells = tuple(run for run in results.cells(plan) if run.algorithm == row["algorithm"] and _at(plan, run, row))
     frame = results.load(dataclasses.replace(plan, cells=cells))

@@ -116,8 +116,8 @@ class Model(Component):
                 )
         if extra := [name for name in found if name not in held]:
             raise SettingsError(
-                f"model.weights: {self.weights} has a tensor '{extra[0]}', which the network has not; it should have "
-                f"{those}."
+                f"model.weights: {self.weights} has a tensor '{extra[0]}', which the network does not have; it should "
+                f"have {those}."
             )
         if any(value.dtype == torch.float64 for value in found.values()):
             network.double()  # rounded where federation.dtype says so, and not before
@@ -134,7 +134,9 @@ class Model(Component):
             One sentence that begins with the key of params.yaml.
         """
         if self.sha256 is not None and self.weights is None:
-            raise SettingsError("model.sha256: there is no model.weights that it is of; name that file, or remove it.")
+            raise SettingsError(
+                "model.sha256: there is no model.weights that it could belong to; name that file, or remove it."
+            )
         if self.pin is not None and self.pin.path.is_file():
             with torch.random.fork_rng(devices=[]):
                 self.network(shape, classes)

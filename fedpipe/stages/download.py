@@ -49,11 +49,12 @@ def download(name: str) -> Path:
         found = section.file.stem
     except (yaml.YAMLError, SettingsError) as error:
         raise ArtifactError(
-            f"{settings} is damaged ({' '.join(str(error).split())}); `fedpipe plan` mends it."
+            f"{settings} is damaged ({' '.join(str(error).split())}); `fedpipe plan` writes it again."
         ) from None
     if found != name:
         raise ArtifactError(
-            f"{settings} was edited: it speaks of {found}; `fedpipe plan` mends it, and params.yaml is what to change."
+            f"{settings} was edited: it names {found}; `fedpipe plan` writes it again, and params.yaml is what to "
+            "change."
         )
     return obtain(section.source, section.fetcher)
 
@@ -78,7 +79,7 @@ def obtain(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
     Raises
     ------
     ArtifactError
-        A file can't be had, or the samples are not those that the data set's class speaks of; nothing is saved.
+        A file could not be fetched, or the samples are not those that the data set's class speaks of; nothing is saved.
     """
     samples = Samples(**store.canonical(dataset.load(fetch)))
     name, found = registry.name_of(registry.DATASET, type(dataset)), store.checksum(samples)
@@ -118,7 +119,7 @@ def declare(name: str | None, params: Path) -> str:
     SettingsError
         There is no such data set or study, or a file that the study names is missing.
     ArtifactError
-        The data set's files can't be had or are not what they should be.
+        The data set's files could not be fetched or are not what they should be.
     """
     settings = config.read(params) if name is None or params.is_file() else {}
     section = config.dataset(settings.get("dataset", {}))

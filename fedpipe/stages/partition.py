@@ -48,10 +48,13 @@ def read(key: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise ArtifactError(f"{place} is missing; '{key}' should be a partition of results/plan.json.") from None
     except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{place} is damaged ({' '.join(str(error).split())}); `fedpipe plan` mends it.") from None
+        raise ArtifactError(
+            f"{place} is damaged ({' '.join(str(error).split())}); `fedpipe plan` writes it again."
+        ) from None
     if found != key:
         raise ArtifactError(
-            f"{place} was edited: its key would be {found}; `fedpipe plan` mends it, and params.yaml is what to change."
+            f"{place} was edited: its key would be {found}; `fedpipe plan` writes it again, and params.yaml is "
+            "what to change."
         )
     return settings
 

@@ -156,7 +156,7 @@ def check_memory(algorithm: Algorithm) -> Iterator[str]:
     """What is remembered lies in the states alone: nothing on the algorithm, nothing changed in place."""
     trial = make_trial(algorithm)
     bound = cast(Loop, trial.executor)._idle
-    remembered = [_remembered(each) for each in (trial.algorithm, *bound)]
+    remembered = [_remembered(worker) for worker in (trial.algorithm, *bound)]
     trial.run(1)
     before = pytree.tree_map(torch.clone, (trial.server, trial.kept))
     trial.aggregate(trial.uploads(trial.train(tests=TESTS)))
@@ -379,7 +379,7 @@ def _scrambled(algorithm: Algorithm, state: State) -> State:
     for part, value in state.items():
         kept = counted.get(part)
         if isinstance(value, Tensors):
-            made[part] = Tensors((name, other(each, kept and kept.get(name))) for name, each in value.items())
+            made[part] = Tensors((name, other(tensor, kept and kept.get(name))) for name, tensor in value.items())
         else:
             made[part] = other(value, kept)
     return made
@@ -464,7 +464,7 @@ def _compared(
 
 def _apart(trial: Trial, other: Trial, within: float) -> str | None:
     """Where two trials differ after a round."""
-    found, wanted = (_results(each.outcomes) | {"server": each.server} for each in (trial, other))
+    found, wanted = (_results(side.outcomes) | {"server": side.server} for side in (trial, other))
     return difference(found, wanted, within)
 
 
@@ -499,8 +499,7 @@ def _beyond(name: str, value: Tensor, known: Sequence[Tensors]) -> str | None:
     right = "the server should average running statistics, and move parameters alone (net.names) further than that"
     if name.endswith("running_var") and bool((value < 0).any()):
         return f"the server's '{name}' has a variance of {value.min():.3g}; {right}."
-    each = [model[name].reshape(-1, *value.shape[-1:]) for model in known if name in model]
-    rows = torch.cat(each)
+    rows = torch.cat([model[name].reshape(-1, *value.shape[-1:]) for model in known if name in model])
     low, high = rows.min(0).values, rows.max(0).values
     slack = STATISTICS * rows.abs().max()
     if bool((value < low - slack).any()) or bool((value > high + slack).any()):
@@ -530,9 +529,9 @@ def _frozen(value: Any) -> Any:
         case np.ndarray():
             return (value.shape, value.tobytes())
         case dict():
-            return {repr(name): _frozen(each) for name, each in value.items()}
+            return {repr(name): _frozen(part) for name, part in value.items()}
         case list() | tuple() | set() | frozenset():
-            return [_frozen(each) for each in value]
+            return [_frozen(part) for part in value]
         case bool() | int() | float() | str() | None:
             return value
     return id(value)

@@ -222,7 +222,7 @@ def test_a_path_that_gets_lost_on_the_way_is_refused(clone: Clone) -> None:
     clone.folder = clone.folder.rename(clone.folder.with_name("a$(touch PWN) {b}"))
     before = clone.cluster.jobs("all")
     said = clone.on_slurm(*ALL, check=False)
-    assert said.count("a path with $ gets lost on its way to Slurm's nodes; move the clone.") == 1
+    assert said.count("a path with $ cannot be passed on to Slurm's nodes; move the clone.") == 1
     assert "Traceback" not in said
     assert clone.cluster.jobs("all") == before
     assert not list(clone.folder.parent.rglob("PWN"))

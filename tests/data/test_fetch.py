@@ -308,11 +308,13 @@ def test_a_declared_file_needs_a_mirror(make_fetcher: Callable[..., Fetcher]) ->
     with pytest.raises(ArtifactError) as error:
         make_fetcher().declared("own.npz", SHA256)
     assert str(error.value) == (
-        "dataset.sha256: it speaks of a mirror's own.npz, but no mirror is named; set dataset.mirror or "
+        "dataset.sha256: it names a mirror's own.npz, but no mirror is named; set dataset.mirror or "
         "FEDPIPE_MIRROR to where own.npz lies, or remove it to take the original."
     )
 
 
 def test_a_mirror_that_is_down_is_named(make_fetcher: Callable[..., Fetcher]) -> None:
-    with pytest.raises(ArtifactError, match=rf"^dataset\.mirror: {NOWHERE}/own\.npz can't be had \(no connection\)\.$"):
+    with pytest.raises(
+        ArtifactError, match=rf"^dataset\.mirror: {NOWHERE}/own\.npz could not be fetched \(no connection\)\.$"
+    ):
         make_fetcher(NOWHERE).declared("own.npz", SHA256)

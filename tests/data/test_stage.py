@@ -109,7 +109,7 @@ def test_the_preview_shows_all_partitions_or_one() -> None:
     assert first not in one.output
     assert one.output in every.output
     for arguments, sentence in (
-        (["0123456789ab", "--preview"], "'0123456789ab' is no partition of params.yaml"),
+        (["0123456789ab", "--preview"], "'0123456789ab' is not a partition of params.yaml"),
         ([], "KEY: missing; it should be a partition of the plan"),
     ):
         with pytest.raises(SettingsError, match=sentence):

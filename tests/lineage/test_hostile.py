@@ -121,5 +121,5 @@ def test_a_plan_that_leads_out_of_the_folder_is_refused(
         ["verify"],
         ["trace", "results/tables/results.md", "fedavg.global-on-global"],
     ):
-        said = "fedpipe: results/plan.json is no plan of a study that belongs there; delete it and run again.\n"
+        said = "fedpipe: results/plan.json is not the plan of the study that belongs there; delete it and run again.\n"
         assert typed(monkeypatch, capsys, *arguments) == (2, said), arguments

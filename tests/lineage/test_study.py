@@ -98,7 +98,7 @@ def test_a_table_of_another_folder_is_not_traced(
         artifacts.write_bytes(Path("copy", name), Path(name).read_bytes())
     out, sentence = said(monkeypatch, capsys, "trace", f"copy/{SHOWN}", "fedavg.global-on-global")
     assert out == ""
-    assert sentence.startswith(f"fedpipe: 'copy/{SHOWN}' is no table of this folder's studies")
+    assert sentence.startswith(f"fedpipe: 'copy/{SHOWN}' is not a table of this folder's studies")
 
 
 def test_a_plan_that_its_settings_do_not_give_is_told(study: Path) -> None:

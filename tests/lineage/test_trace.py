@@ -76,9 +76,9 @@ def test_a_grid_names_its_points_and_a_dash_has_no_number(tmp_path: Path, monkey
 
 
 def test_mistakes_are_one_sentence(study: Path) -> None:
-    with pytest.raises(SettingsError, match=r"'results/metrics.json' is no study's table"):
+    with pytest.raises(SettingsError, match=r"'results/metrics.json' is not a study's table"):
         trace(Path("results/metrics.json"), "fedavg.global-on-global")
-    with pytest.raises(SettingsError, match=r"'fedavg\.global' is no cell of .*fedavg\.global-on-global"):
+    with pytest.raises(SettingsError, match=r"'fedavg\.global' is not a cell of .*fedavg\.global-on-global"):
         trace(TABLE, "fedavg.global")
     csv = TABLE.with_suffix(".csv")
     text = csv.read_text()

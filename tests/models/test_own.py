@@ -143,7 +143,9 @@ def test_a_function_has_no_parameters() -> None:
 @pytest.mark.parametrize("name", ["Of", "anonymous", "OWN"])
 def test_what_is_no_model_is_refused(name: str, own: Path) -> None:
     own.write_text(OWN + "OWN = 3\n")
-    wanted = rf"^model\.name: 'own_models\.{name}' is no model; it should derive from Model, or be a function \(def\)"
+    wanted = (
+        rf"^model\.name: 'own_models\.{name}' is not a model; it should derive from Model, or be a function \(def\)"
+    )
     with pytest.raises(SettingsError, match=wanted):
         registry.find(registry.MODEL, f"own_models.{name}", "model.name")
 

@@ -164,7 +164,7 @@ def wrong(change: dict[str, Any]) -> dict[str, Tensor]:
         ({"head.bias": None}, "start.pt has no tensor 'head.bias'; it should have the 4 of the network, from 'body.1."),
         (
             {"fc.bias": torch.zeros(10)},
-            "start.pt has a tensor 'fc.bias', which the network has not; it should have the",
+            "start.pt has a tensor 'fc.bias', which the network does not have; it should have the",
         ),
         (
             {"head.weight": torch.zeros(10, 15)},

@@ -95,7 +95,7 @@ def test_a_read_only_folder_is_named_and_untouched() -> None:
     read_only = "mount --bind results results && mount -o remount,bind,ro results"
     found = mended(path, read_only, "mount -o remount,bind,rw results")
     assert found["said"] == (
-        f"{path}/rounds/0000/server.pt can't be written (Read-only file system); mend that and run again."
+        f"{path}/rounds/0000/server.pt can't be written (Read-only file system); fix that and run again."
     )
     assert found["before"] == found["after"]
     assert found["bits"] == once

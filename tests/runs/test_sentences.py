@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from fedpipe import cli
 from tests import studies
 
 OWN = """
@@ -33,9 +33,9 @@ BRANCH = "def loss(self, client, batch):\n        return self.risk(client, batch
         (
             BRANCH,
             "2",
-            "fedpipe: own.Own: own.py, line 13, in loss: `return self.risk(client, batch) * (1 if batch.y.sum() > 3 else "
-            "2)` takes a tensor's value into Python, as `if`, float() and item() do; clients that train in one call "
-            "differ in it, so that it should be torch.where, or the condition `when` of a Train pass.",
+            "fedpipe: own.Own: own.py, line 13, in loss: `return self.risk(client, batch) * (1 if batch.y.sum() > 3 "
+            "else 2)` takes a tensor's value into Python, as `if`, float() and item() do; clients that train in one "
+            "call differ in it, so that it should be torch.where, or the condition `when` of a Train pass.",
         ),
         (
             "def upload(self, client):\n        return {'model': client['model'], 'n': 0.5}",
@@ -52,14 +52,15 @@ BRANCH = "def loss(self, client, batch):\n        return self.risk(client, batch
         (
             "def keep(self, client):\n        return {'last': torch.ones(2)}",
             "1",
-            "fedpipe: own.Own.keep gives 'last', which init_client does not give; a state should have the same parts, of "
-            "the same shapes and dtypes, in every round.",
+            "fedpipe: own.Own.keep gives 'last', which init_client does not give; a state should have the same parts, "
+            "of the same shapes and dtypes, in every round.",
         ),
         (
-            "def aggregate(self, server, uploads):\n        return {'model': uploads.mean('model'), 'n': torch.ones(1)}",
+            "def aggregate(self, server, uploads):\n"
+            "        return {'model': uploads.mean('model'), 'n': torch.ones(1)}",
             "1",
-            "fedpipe: own.Own.aggregate gives 'n', which init does not give; a state should have the same parts, of the "
-            "same shapes and dtypes, in every round.",
+            "fedpipe: own.Own.aggregate gives 'n', which init does not give; a state should have the same parts, of "
+            "the same shapes and dtypes, in every round.",
         ),
         (
             "def local_passes(self):\n        return Train(self.loss)",
@@ -70,7 +71,7 @@ BRANCH = "def loss(self, client, batch):\n        return self.risk(client, batch
         (
             "def loss(self, client, batch):\n        return 0.5",
             "1",
-            "fedpipe: own.Own: what one of its hooks gives can't be used (AttributeError: 'float' object has no attribute",
+            "fedpipe: own.Own: what one of its hooks gives can't be used (TypeError: 'float' object",
         ),
         (
             "def init(self, fresh):\n        return {'model': fresh(0)['nothing']}",
@@ -80,15 +81,24 @@ BRANCH = "def loss(self, client, batch):\n        return self.risk(client, batch
         ),
     ],
 )
-def test_a_job_says_it(body: str, stack: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_says_it(
+    body: str,
+    stack: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own", raising=False)
     (tmp_path / "own.py").write_text(OWN.format(body))
     made = studies.prepare(studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}}))
     path = made["runs"][0]["path"]
-    command = [sys.executable, "-m", "fedpipe", "segment", path, "--stop", "1", "--stack", stack]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith(sentence), done.stderr
+    monkeypatch.setattr(sys, "argv", ["fedpipe", "segment", path, "--stop", "1", "--stack", stack])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith(sentence), said

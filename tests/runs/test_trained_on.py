@@ -155,7 +155,7 @@ def test_an_edited_partition_yaml_deals_nothing(made: NewPlan) -> None:
         with pytest.raises(ArtifactError) as error:
             typed("partition", key)
         assert str(error.value).startswith(f"{place} {told}")
-        assert "`fedpipe plan` mends it" in str(error.value)
+        assert "`fedpipe plan` writes it again" in str(error.value)
         assert not path.exists()
     typed("plan")
     assert place.read_text() == right
@@ -166,7 +166,7 @@ def test_an_edited_partition_yaml_deals_nothing(made: NewPlan) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"name": "imdb"}, "was edited: it speaks of imdb-"),
+        ({"name": "imdb"}, "was edited: it names imdb-"),
         ({"name": "npz", "path": "own.npz"}, "is damaged ("),
         ({"name": "digts"}, "is damaged (dataset.name: unknown data set 'digts'; did you mean 'digits'?)"),
         ([], "is damaged ("),

@@ -13,7 +13,7 @@ from fedpipe.data.fetch import Fetcher
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(Dataset):
-    """1,797 grey 8x8 images of the digits 0 to 9, pixels in [0, 1].
+    """1,797 gray 8x8 images of the digits 0 to 9, pixels in [0, 1].
 
     The collection has no test set of its own. Here a stratified fifth of it, drawn once (``random_state=0``), is the
     official one: it belongs to the data set and depends on no seed of a study.

@@ -22,7 +22,7 @@ MD5 = {
 
 @dataclass(frozen=True, kw_only=True)
 class FashionMNIST(Images):
-    """70,000 grey 28x28 images of clothes in ten classes, 10,000 of them for testing.
+    """70,000 gray 28x28 images of clothes in ten classes, 10,000 of them for testing.
 
     Source: H. Xiao, K. Rasul and R. Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
     Algorithms, arXiv:1708.07747, 2017; read by `torchvision.datasets.FashionMNIST`, with its checksums.

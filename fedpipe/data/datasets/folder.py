@@ -12,7 +12,7 @@ from fedpipe.errors import ArtifactError
 
 @dataclass(frozen=True, kw_only=True)
 class Folder(Own):
-    """One's own images, all of one size, in one folder a class, below train and test or directly.
+    """Your own images, all of one size, in one folder per class, below train and test or directly.
 
     Images are grey if all of them are. Without the folders train and test there is no test set.
 

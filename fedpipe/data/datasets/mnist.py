@@ -24,7 +24,7 @@ MD5 = {
 
 @dataclass(frozen=True, kw_only=True)
 class MNIST(Images):
-    """70,000 grey 28x28 images of handwritten digits, 10,000 of them for testing.
+    """70,000 gray 28x28 images of handwritten digits, 10,000 of them for testing.
 
     Source: Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, Gradient-Based Learning Applied to Document Recognition,
     Proceedings of the IEEE 86, 1998; read by `torchvision.datasets.MNIST`, with its checksums.

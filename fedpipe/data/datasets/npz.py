@@ -10,7 +10,7 @@ from fedpipe.data.datasets.base import Own, Samples
 
 @dataclass(frozen=True, kw_only=True)
 class Npz(Own):
-    """One's own arrays: x_train and y_train (x_test and y_test), or x and y (and test, a mask), in an .npz.
+    """Your own arrays: x_train and y_train (x_test and y_test), or x and y (and test, a mask), in an .npz.
 
     Inputs of uint8 are images, with or without channels, which stand first or last; of floats, anything; of other
     integers, token ids. Labels are integers from 0, or anything that can be sorted.

@@ -11,7 +11,7 @@ from fedpipe.data.datasets.base import Facts, Length, Own, Samples, Vocabulary
 
 @dataclass(frozen=True, kw_only=True)
 class Parquet(Own):
-    """One's own table with the columns label, text or image (encoded, all of one size), and split ("train", "test").
+    """Your own table with the columns label, text or image (encoded, all of one size), and split ("train", "test").
 
     Without a column split there is no test set. Labels are integers from 0, or anything that can be sorted. Texts are
     taken apart as IMDB's are.

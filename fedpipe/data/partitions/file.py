@@ -25,7 +25,7 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class File(Scheme):
-    """Each client owns the samples that a table of one's own gives it.
+    """Each client owns the samples that your own table assigns to it.
 
     The table has a row for each pair of a sample and its client, with columns ``sample`` (index into the data set as
     it is stored, from 0, so that there is no ``dataset.subset``) and ``client`` (0 to N-1). A sample may stand nowhere.
@@ -147,7 +147,7 @@ class File(Scheme):
         pairs = np.stack([sample, client])
         if len(np.unique(pairs, axis=1).T) < len(sample):
             raise SettingsError(
-                f"partition.path: {self.path} has a sample twice with one client; it should stand once."
+                f"partition.path: {self.path} lists a sample twice for one client; each may appear once."
             )
         if len(sample) and sample.min() < 0:
             raise SettingsError(f"partition.path: sample {sample.min()} of {self.path} should be at least 0.")
