@@ -156,3 +156,9 @@ def test_a_circle_is_found_in_functions_and_not_in_types(tmp_path: Path) -> None
     assert set(circle(tmp_path)) == {"fedpipe.engine.one", "fedpipe.engine.other"}
     other.write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from fedpipe.engine import one\n")
     assert circle(tmp_path) == []
+
+
+def test_the_page_of_the_architecture_names_every_room() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    picture = page.partition("```mermaid")[2].partition("```")[0]
+    assert [name for name in FLOOR if not name.startswith("__") and name not in picture] == []
