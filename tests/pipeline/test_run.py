@@ -65,6 +65,7 @@ def test_what_is_printed_does_the_same_when_it_is_typed(project: Project) -> Non
     assert jobs(again.stdout) == jobs(dry.stdout)
 
 
+@pytest.mark.slow
 def test_a_study_runs_also_where_the_environment_is_not_activated(project: Project) -> None:
     write(project, "params.yaml")
     bare = os.pathsep.join(part for part in ENVIRONMENT["PATH"].split(os.pathsep) if part != str(BIN))
@@ -78,6 +79,7 @@ def test_a_study_runs_also_where_the_environment_is_not_activated(project: Proje
     assert "Nothing to be done" in dry.stdout + dry.stderr
 
 
+@pytest.mark.slow
 def test_its_status_is_snakemakes(project: Project) -> None:
     (project.folder / "own.py").write_text(RAISES)
     write(project, "params.yaml", algorithms={"fedavg": {"algorithm": "own.Broken"}})
