@@ -86,7 +86,7 @@ def test_a_job_says_it(body: str, stack: str, sentence: str, tmp_path: Path, mon
     monkeypatch.delitem(sys.modules, "own", raising=False)
     (tmp_path / "own.py").write_text(OWN.format(body))
     made = studies.prepare(studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}}))
-    path = made["runs"][0]["path"]
+    path = str(made.runs[0].path)
     command = [sys.executable, "-m", "fedpipe", "segment", path, "--stop", "1", "--stack", stack]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
