@@ -94,7 +94,7 @@ def test_a_job_says_it(
     monkeypatch.delitem(sys.modules, "own", raising=False)
     (tmp_path / "own.py").write_text(OWN.format(body))
     made = studies.prepare(studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}}))
-    path = made["runs"][0]["path"]
+    path = str(made.runs[0].path)
     monkeypatch.setattr(sys, "argv", ["fedpipe", "segment", path, "--stop", "1", "--stack", stack])
     with pytest.raises(SystemExit) as end:
         cli.main()

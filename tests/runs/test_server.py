@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -14,8 +15,8 @@ import torch
 
 from fedpipe import cli, registry
 from fedpipe import plan as planning
-from fedpipe.engine import collecting
 from fedpipe.engine.server import M, V
+from fedpipe.stages import collect
 from tests import studies
 
 ADAM = {"optimizer": "adam", "learning_rate": 0.01}
@@ -50,17 +51,17 @@ def study(*labels: str, server: Any = None, **sections: Any) -> dict[str, Any]:
 
 def keys(params: dict[str, Any]) -> list[str]:
     studies.write(params, Path())
-    return [run["key"] for run in planning.make()["runs"]]
+    return [run.key for run in planning.make().runs]
 
 
 def test_a_grid_from_params_yaml_to_the_table(fedpipe: Command) -> None:
     params = study("fedavg", "fedper", rounds=2)
     params["study"]["grid"] = {"federation.server": GRID}
     made = studies.prepare(params)
-    assert len(made["runs"]) == 6
-    for planned, run in zip(made["runs"], studies.open_runs(made), strict=True):
-        *_, done = run.segment(planned["rounds"])
-        collecting.collect(run.files, done, "all")
+    assert len(made.runs) == 6
+    for planned, run in zip(made.runs, studies.open_runs(made), strict=True):
+        *_, done = run.segment(planned.rounds)
+        collect.collect(run.files, done, "all")
     told, _, status = fedpipe("plan", "--dry-run")
     assert status == 0
     assert told.count("federation.server={'optimizer': 'momentum'}") == 2
@@ -96,11 +97,11 @@ def test_a_default_that_is_typed_changes_no_key() -> None:
 def test_its_state_is_saved_and_a_run_goes_on_from_it() -> None:
     """Interrupted after two rounds, and in blocks of clients: the bits of one go."""
     made = studies.prepare(study("fedavg", "fedrep", server=ADAM))
-    for planned in made["runs"]:
-        (run,) = studies.open_runs(made | {"runs": [planned]})
+    for planned in made.runs:
+        (run,) = studies.open_runs(dataclasses.replace(made, runs=(planned,)))
         *_, done = run.segment(4)
         whole = studies.bits(run.files.path)
-        part = {"fedavg": "model", "fedrep": "body"}[planned["algorithm"]]
+        part = {"fedavg": "model", "fedrep": "body"}[planned.algorithm]
         saved = torch.load(run.files.round(done).server, weights_only=True)
         names = {name for name in saved[part] if "running" not in name}
         assert {M, V} < saved.keys()
@@ -109,12 +110,12 @@ def test_its_state_is_saved_and_a_run_goes_on_from_it() -> None:
 
         studies.forget(run.files.path)
         for stop in (2, 4):
-            (again,) = studies.open_runs(made | {"runs": [planned]})
+            (again,) = studies.open_runs(dataclasses.replace(made, runs=(planned,)))
             list(again.segment(stop))
         assert studies.bits(run.files.path) == whole
 
         studies.forget(run.files.path)
-        (again,) = studies.open_runs(made | {"runs": [planned]})
+        (again,) = studies.open_runs(dataclasses.replace(made, runs=(planned,)))
         again.initialize()
         for number in range(1, 5):
             ids = again.participants(number)
