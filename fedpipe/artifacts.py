@@ -420,10 +420,21 @@ def pack(folder: Path) -> None:
             write_bytes(archive.of(folder), archive.join(archive.contents(archive.of(folder), members) | members))
         for path, data in loose.items():
             with suppress(FileNotFoundError):
-                if path.read_bytes() == data:  # not written anew meanwhile
-                    path.unlink()
+                _unlink(path, data)
             with suppress(OSError):  # tensors lie there
                 path.parent.rmdir()
+
+
+def _unlink(path: Path, data: bytes) -> None:
+    """Delete a file if these are its bytes; who writes it anew at this very moment finds it there afterwards."""
+    if path.read_bytes() != data:
+        return
+    aside = path.with_name(f".{path.name}.packed.tmp")
+    path.replace(aside)
+    if aside.read_bytes() != data:  # written anew between those two lines
+        with suppress(FileExistsError):  # or once more since
+            path.hardlink_to(aside)
+    aside.unlink()
 
 
 def unpack(folder: Path) -> None:

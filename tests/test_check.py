@@ -142,16 +142,16 @@ LATER = {
         checks.check_evaluation,
         "own.Own: fine-tuning leaves the personal model as it is; the passes of `finetune` should train",
     ),
-    "def init(self, fresh):\n  return {'model': fresh(0), 'speed': fresh(0).zeros()}\n"
-    " def aggregate(self, server, uploads):\n"
-    "  speed = 0.9 * server['speed'] + (uploads.mean('model') - server['model'])\n"
-    "  return {'model': server['model'] + speed, 'speed': speed}": (
+    "def upload(self, client):\n  return {'theta': client['model']}\n"
+    " def aggregate(self, server, uploads):\n  mean, name = uploads.mean('theta'), 'body.1.running_var'\n"
+    "  return {'model': mean | {name: mean[name] - 10}}": (
         checks.check_batch_normalization,
-        "own.Own: the server's 'body.1.running_var' has a variance of -0.",
+        "own.Own: the server's 'body.1.running_var' has a variance of -",
     ),
-    "def aggregate(self, server, uploads):\n  return {'model': uploads.mean('model') * 2}": (
+    "def upload(self, client):\n  return {'theta': client['model']}\n"
+    " def aggregate(self, server, uploads):\n  return {'model': uploads.mean('theta') * 2}": (
         checks.check_batch_normalization,
-        "lies outside of what clients sent; the server should average running statistics, and move parameters alone",
+        "lies outside of what clients sent; the server should average running statistics, and move self.net.parameters",
     ),
     "def upload(self, client):\n  return {'model': client['model'] | self.net.own | self.federation_statistics}\n"
     " @property\n def federation_statistics(self):\n"
@@ -223,6 +223,17 @@ def test_a_check_says_what_it_finds(body: str, project: Path) -> None:
     check, sentence = LATER[body]
     found = check(own(project, body).Own())
     assert sentence in found[0]
+
+
+def test_momentum_of_whole_models_keeps_the_contract(project: Path) -> None:
+    """As one would write it: what is uploaded as `model` has the mean of the statistics, whatever the rule makes."""
+    body = (
+        "def init(self, fresh):\n  return {'model': fresh(0), 'speed': fresh(0).zeros()}\n"
+        " def aggregate(self, server, uploads):\n"
+        "  speed = 0.9 * server['speed'] + (uploads.mean('model') - server['model'])\n"
+        "  return {'model': server['model'] + speed, 'speed': speed}"
+    )
+    assert checks.check_batch_normalization(own(project, body).Own()) == []
 
 
 def fedpipe(folder: Path, *args: str) -> tuple[int, str]:

@@ -232,7 +232,7 @@ def test_a_grid_of_one_algorithm_does_not_multiply_others() -> None:
 def test_a_value_that_stands_twice_in_the_grid_however_written_is_refused() -> None:
     settings = study()
     settings["study"]["grid"] = {"partition.alpha": [10, 10.0]}
-    with pytest.raises(SettingsError, match=r"^study\.grid\.partition\.alpha: '10' stands there twice"):
+    with pytest.raises(SettingsError, match=r"^study\.grid\.partition\.alpha: '10' is listed twice"):
         make(settings)
 
 

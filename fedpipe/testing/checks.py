@@ -260,7 +260,8 @@ def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
             yield f"with batch normalization, clients in one call differ from clients one by one ({told}); {PADDING}."
             return
         known = [*_models(before), *(model for sent in loop.outcomes for model in _models(sent.upload))]
-        for model in _models(loop.server):
+        common, own = loop.send(range(len(loop.clients)))  # what models are made of: not all that the server remembers
+        for model in [*_models(common), *_models(own)]:
             for name in held:
                 if name in model and (told := _beyond(name, model[name], known)):
                     yield told
@@ -496,7 +497,7 @@ def _received(trial: Trial, client: int) -> State:
 
 def _beyond(name: str, value: Tensor, known: Sequence[Tensors]) -> str | None:
     """A statistic that is no mean of those that were known, if a sentence can be said of it."""
-    right = "the server should average running statistics, and move parameters alone (net.names) further than that"
+    right = "the server should average running statistics, and move self.net.parameters alone further than that"
     if name.endswith("running_var") and bool((value < 0).any()):
         return f"the server's '{name}' has a variance of {value.min():.3g}; {right}."
     rows = torch.cat([model[name].reshape(-1, *value.shape[-1:]) for model in known if name in model])
