@@ -38,9 +38,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """A number as printed; ``mean``, ``std`` and ``runs`` are None where print has none."""
+    """A number as printed, ``printed`` to the letter; ``mean``, ``std`` and ``runs`` are None where print has none."""
 
     place: Place
+    printed: str
     mean: float | None
     std: float | None
     runs: int | None
@@ -64,6 +65,7 @@ def load() -> dict[Place, Published]:
             )
         found[place] = Published(
             place,
+            " ± ".join(filter(None, (row["mean"], row["std"]))),
             float(row["mean"]) if row["mean"] else None,
             float(row["std"]) if row["std"] else None,
             int(row["runs"]) if row["runs"] else None,
