@@ -262,7 +262,8 @@ def _ordered(orders: Sequence[Order]) -> dict[str, Any]:
 
 def _table(paper: Paper, name: str, comparison: Comparison) -> dict[str, Any]:
     table, notes = paper.tables[name], Notes()
-    view = {place: _cell(paper, comparison.cells[place], notes) for place in cells.shown(paper, name)}
+    hours = {reason: _cost(of) for reason, of in _not_run(paper, name, comparison).items()}
+    view = {place: _cell(paper, comparison.cells[place], notes, hours) for place in cells.shown(paper, name)}
     stub, heads, body = _grid(table, view)
     return {
         "heading": name,
@@ -295,7 +296,7 @@ def _grid(
     return table.stub, table.heads, body
 
 
-def _cell(paper: Paper, cell: Cell, notes: Notes) -> CellView:
+def _cell(paper: Paper, cell: Cell, notes: Notes, hours: Mapping[str, str] | None = None) -> CellView:
     decimals = _decimals(paper, cell.place)
     number, printed = cell.number, _printed(cell.published)
     shown, note, runs = DASH, "", ""
@@ -306,12 +307,13 @@ def _cell(paper: Paper, cell: Cell, notes: Notes) -> CellView:
         if cell.measured and cell.measured.generated:
             note = notes.letter(GENERATED)
     else:
-        note = notes.letter(_reason(cell.measured))
+        reason = _reason(cell.measured)
+        note = notes.letter(reason + (hours or {}).get(reason, ""))
     printed_note = ""
     if cell.published is None or cell.published.status == "absent":
         printed_note = notes.letter(cells.UNPRINTED)
     elif cell.published.status in {"failed", "suspect"}:
-        printed_note = notes.letter(f"print: {published.STATUS[cell.published.status]}")
+        printed_note = notes.letter(published.STATUS[cell.published.status])
     kind = cell.word.partition(" ")[0] if cell.verdict else "plain"
     target = _cell_id(paper, cell.place) if number else ""
     sign = SIGNS.get(cell.word, "")
@@ -319,8 +321,9 @@ def _cell(paper: Paper, cell: Cell, notes: Notes) -> CellView:
 
 
 def _decimals(paper: Paper, place: Place) -> int | None:
-    table = paper.tables.get(place.table)
-    return None if table is None or place.metric == "hyperparameter" else table.decimals
+    if place.table == layouts.TEXT:
+        return 2 if place.metric.endswith(("_points", "_epoch")) else None
+    return paper.tables[place.table].decimals
 
 
 def _shown(number: Number, decimals: int | None) -> str:
@@ -328,21 +331,20 @@ def _shown(number: Number, decimals: int | None) -> str:
         return "not finite"
     mean = f"{number.mean:.6g}" if decimals is None else f"{number.mean:.{decimals}f}"
     std = "" if number.std is None else f"{number.std:.3g}" if decimals is None else f"{number.std:.{decimals}f}"
-    return f"{mean} ± {std}" if std else mean
+    return (f"{mean} ± {std}" if std else mean).replace("-", "−")
 
 
 def _printed(number: Published | None) -> str:
     """What print has; a formula stands in its notes."""
     if number and number.place.metric == "communication_cost":
         return number.notes.split()[1].replace("*Sigma", "Σ")
+    if number and number.status == "failed":
+        return "failed"
     return number.printed if number else ""
 
 
 def _reason(measured: Measured | None) -> str:
-    if measured is None:
-        return cells.NOT_RUN
-    hours = f", some {_hours(measured.hours)}" if math.isfinite(measured.hours) else ""
-    return (measured.reason or cells.NOT_RUN) + hours
+    return (measured.reason if measured else "") or cells.NOT_RUN
 
 
 def _protocols(table: Table) -> list[tuple[str, str]]:
@@ -464,13 +466,6 @@ def _text(paper: Paper, text: layouts.Text, comparison: Comparison) -> dict[str,
 
 def _costs(paper: Paper, comparison: Comparison) -> list[dict[str, Any]]:
     """What was not run, by table and reason: how many cells, and the hours that they would take."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for name, table in paper.tables.items():
-        for place in cells.shown(paper, name):
-            cell = comparison.cells[place]
-            if cell.number is None and not table.rows[place.row].minus:
-                reason = (cell.measured.reason if cell.measured else "") or cells.NOT_RUN
-                found.setdefault((name, reason), []).append(cell.measured.hours if cell.measured else math.nan)
     return [
         {
             "heading": name,
@@ -479,8 +474,25 @@ def _costs(paper: Paper, comparison: Comparison) -> list[dict[str, Any]]:
             "cells": len(hours),
             "hours": _hours(sum(hours)) if all(map(math.isfinite, hours)) else "unknown",
         }
-        for (name, reason), hours in found.items()
+        for name in paper.tables
+        for reason, hours in _not_run(paper, name, comparison).items()
     ]
+
+
+def _not_run(paper: Paper, name: str, comparison: Comparison) -> dict[str, list[float]]:
+    """The hours of each cell of a table that was not run, by reason; NaN where nobody told them."""
+    found: dict[str, list[float]] = {}
+    for place in cells.shown(paper, name):
+        cell = comparison.cells[place]
+        if cell.number is None and not paper.tables[name].rows[place.row].minus:
+            hours = cell.measured.hours if cell.measured else math.nan
+            found.setdefault(_reason(cell.measured), []).append(hours)
+    return found
+
+
+def _cost(hours: Sequence[float]) -> str:
+    """What follows a reason where the hours of all its cells are known."""
+    return f": some {_hours(sum(hours))} for {len(hours)} cells" if all(map(math.isfinite, hours)) else ""
 
 
 def _paths(table: Table) -> dict[str, str]:

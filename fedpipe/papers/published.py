@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 Status: TypeAlias = Literal["target", "failed", "absent", "suspect", "formula", "setting", "derived", "claim"]
 STATUS: dict[Status, str] = {  #: what each status means, for readers
     "target": "a number to be met",
-    "failed": "print marks the method as failed: it crashed, or did not converge",
+    "failed": "marked as failed in print: it crashed, or did not converge",
     "absent": "the text that we have lacks the table's body",
     "suspect": "printed, but contradicted by the table itself: no target",
     "formula": "follows from shapes alone, and is compared exactly",

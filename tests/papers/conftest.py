@@ -30,7 +30,10 @@ def measured_cells(seeds=(0, 1, 2), shift=0.0, keep=lambda place: True):
         center = number.mean if number and number.mean is not None else OTHERS.get(place.metric, 12.0)
         accuracy = place.metric == "accuracy_pct"
         noise = chance.normal(shift, 1.2, len(seeds)) if accuracy else np.zeros(len(seeds))
-        values = {seed: float(np.clip(center + off, 0, 100 if accuracy else None)) for seed, off in zip(seeds, noise)}
+        values = {
+            seed: float(np.clip(center + off, 0, 100 if accuracy else None))
+            for seed, off in zip(seeds, noise, strict=True)
+        }
         several = len(seeds) > 1
         rows.append(
             {
@@ -55,6 +58,19 @@ def measured_cells(seeds=(0, 1, 2), shift=0.0, keep=lambda place: True):
 def whole():
     """All cells, of three seeds."""
     return measured_cells()
+
+
+@pytest.fixture(scope="session")
+def make():
+    """A function that makes a frame of measured cells."""
+    return measured_cells
+
+
+@pytest.fixture(scope="session")
+def judged(whole):
+    """All cells compared, by scale."""
+    there = cells.measured(whole)
+    return {scale: cells.compare(there, scale) for scale in ("paper", "reduced", "smoke")}
 
 
 @pytest.fixture
