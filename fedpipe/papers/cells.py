@@ -7,6 +7,7 @@ not run. `compare` joins the two, and `csv` writes what it finds.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
@@ -178,14 +179,14 @@ def places() -> Iterator[Place]:
 
 
 def counts(paper: Paper, tables: Sequence[str], comparison: Comparison, once: bool = False) -> dict[str, int]:
-    """How often each word stands in some tables of a paper; ``once`` leaves out what another table has, too."""
-    words = [
-        comparison.cells[place].word
-        for name in tables
-        for place in shown(paper, name)
-        if not (once and paper.original(place))
-    ]
-    return {word: words.count(word) for word in dict.fromkeys(words)}
+    """How many cells some tables of a paper have (``all``), how many were ``measured``, and how often each word stands.
+
+    ``once`` leaves out what another table has, too.
+    """
+    places = [place for name in tables for place in shown(paper, name) if not (once and paper.original(place))]
+    words = Counter(comparison.cells[place].word for place in places)
+    there = sum(comparison.cells[place].number is not None for place in places)
+    return {"all": len(places), "measured": there, **words}
 
 
 def shown(paper: Paper, name: str) -> list[Place]:
@@ -207,8 +208,9 @@ def checked(paper: Paper, name: str, claim: Claim, comparison: Comparison) -> li
             row: _number(number) for row, number in targets.items() if number.mean is not None and _sound(number)
         }
         here = {row: cell.number for row, cell in cells.items() if cell.number and comparison.scale != "smoke"}
-        spread = verdicts.pooled([*printed.values(), *here.values()])
-        found.append(Checked(column, *_contrast(claim, printed, spread), *_contrast(claim, here, spread)))
+        theirs = _contrast(claim, printed, verdicts.pooled(printed.values()))
+        ours = _contrast(claim, here, verdicts.pooled([*printed.values(), *here.values()]))
+        found.append(Checked(column, *theirs, *ours))
     return found
 
 

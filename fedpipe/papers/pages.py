@@ -222,31 +222,25 @@ def _paper(paper: Paper, comparison: Comparison, figures: Mapping[tuple[str, str
 
 def _summary(paper: Paper, comparison: Comparison) -> list[dict[str, Any]]:
     """A row a table: how many cells have which verdict, and how near the orders are."""
-    rows: list[dict[str, Any]] = []
-    for name, table in paper.tables.items():
-        rows.append(
-            {
-                "heading": name,
-                "id": _id(name),
-                "reason": table.reason,
-            }
-            | _words(cells.counts(paper, [name], comparison))
-            | _ordered([order for at, order in comparison.orders.items() if at[:2] == (paper.paper, name)])
-        )
-    return rows
+    return [
+        {"heading": name, "id": _id(name), "reason": table.reason}
+        | _words(paper, [name], comparison)
+        | _ordered([order for at, order in comparison.orders.items() if at[:2] == (paper.paper, name)])
+        for name, table in paper.tables.items()
+    ]
 
 
 def _counted(paper: Paper, comparison: Comparison) -> dict[str, Any]:
     """The same of a whole paper, where a number that stands in two tables counts once."""
     orders = [order for at, order in comparison.orders.items() if at[0] == paper.paper]
-    return _words(cells.counts(paper, list(paper.tables), comparison, once=True)) | _ordered(orders)
+    return _words(paper, list(paper.tables), comparison) | _ordered(orders)
 
 
-def _words(counts: Mapping[str, int]) -> dict[str, Any]:
-    agree = {"few": counts.get("agrees (one seed)", 0) + counts.get("agrees (two seeds)", 0)}
-    others = ("agrees", "near", "differs")
-    lacking = {"missing": counts.get(cells.UNMEASURED, 0)}
-    return {word: counts.get(word, 0) for word in others} | agree | lacking | {"all": sum(counts.values())}
+def _words(paper: Paper, tables: Sequence[str], comparison: Comparison) -> dict[str, Any]:
+    """How many cells these tables have, how many were measured, and how many have which verdict."""
+    counts = cells.counts(paper, tables, comparison, once=len(tables) > 1)
+    few = counts.get("agrees (one seed)", 0) + counts.get("agrees (two seeds)", 0)
+    return {word: counts.get(word, 0) for word in ("all", "measured", "agrees", "near", "differs")} | {"few": few}
 
 
 def _ordered(orders: Sequence[Order]) -> dict[str, Any]:
@@ -254,8 +248,8 @@ def _ordered(orders: Sequence[Order]) -> dict[str, Any]:
     ceilings = [order.ceiling for order in orders if order.ceiling is not None]
     held = sum(order.holds for order in orders)
     return {
-        "tau": f"{sum(taus) / len(taus):.2f}" if taus else DASH,
-        "ceiling": f"{sum(ceilings) / len(ceilings):.2f}" if ceilings else DASH,
+        "tau": _fixed(sum(taus) / len(taus)) if taus else DASH,
+        "ceiling": _fixed(sum(ceilings) / len(ceilings)) if ceilings else DASH,
         "held": f"{held} of {len(orders)}" if orders else DASH,
     }
 
@@ -365,8 +359,8 @@ def _orders(paper: Paper, name: str, comparison: Comparison) -> list[dict[str, A
             rows.append(
                 {
                     "column": label,
-                    "tau": DASH if order.tau is None else f"{order.tau:.2f}",
-                    "ceiling": DASH if order.ceiling is None else f"{order.ceiling:.2f}",
+                    "tau": DASH if order.tau is None else _fixed(order.tau),
+                    "ceiling": DASH if order.ceiling is None else _fixed(order.ceiling),
                     "pairs": f"{order.concordant} of {order.resolved}",
                     "best": _row_name(table, order.best),
                     "ours": _row_name(table, order.ours),
@@ -518,6 +512,10 @@ def _hours(hours: float) -> str:
     if hours < 1:
         return f"{60 * hours:.0f} min"
     return f"{hours:.1f} h" if hours < 10 else f"{hours:,.0f} h"
+
+
+def _fixed(value: float) -> str:
+    return f"{value:.2f}".replace("-", "−")
 
 
 def _signed(value: float) -> str:
