@@ -46,13 +46,19 @@ FORMS = {
 }
 
 
+@pytest.fixture(scope="module")
+def drawn():
+    """An SVG of each form."""
+    return {form: draw() for form, draw in FORMS.items()}
+
+
 def texts(svg):
     return [element.text for element in ElementTree.fromstring(svg).iter(f"{{{pages.SVG}}}text")]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_labels_are_text_as_they_are_and_bytes_the_same(form):
-    svg = FORMS[form]()
+def test_labels_are_text_as_they_are_and_bytes_the_same(drawn, form):
+    svg = drawn[form]
     assert svg == FORMS[form]()
     assert any(HOSTILE in text for text in texts(svg)), texts(svg)
     assert "date" not in svg
@@ -60,8 +66,8 @@ def test_labels_are_text_as_they_are_and_bytes_the_same(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_page_takes_each_form(form):
-    made = pages.inline(FORMS[form](), "x-", "what it shows")
+def test_a_page_takes_each_form(drawn, form):
+    made = pages.inline(drawn[form], "x-", "what it shows")
     assert set(re.findall(r'(?:href="|url\()#(..)', made)) <= {"x-"}
     assert not re.search(r'href="(?!#|data:image/png)', made)
     assert 'aria-label="what it shows"' in made
@@ -106,5 +112,5 @@ def test_measures_of_heat_maps_have_scales_of_their_own():
     assert {"samples", "norm"} <= set(found)
 
 
-def test_counterexamples_are_red():
-    assert FORMS["circles"]().lower().count(figures.RED.lower()) >= 2
+def test_counterexamples_are_red(drawn):
+    assert drawn["circles"].lower().count(figures.RED.lower()) >= 2

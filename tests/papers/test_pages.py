@@ -163,19 +163,21 @@ def test_the_same_bytes_each_time(folder, whole, tmp_path):
     assert set(found[0]) == {*(f"{name}.html" for name in PAGES), "cells.csv"}
 
 
-def hostile_pages(make, folder):
+@pytest.fixture(scope="session")
+def hostile(make, tmp_path_factory):
     """Pages whose every text that comes from outside is hostile."""
+    here = tmp_path_factory.mktemp("hostile")
     frame = make(keep=lambda place: place.paper == "FedDW")
     frame = frame.assign(trace=HOSTILE, keys=[[HOSTILE]] * len(frame), settings=[{HOSTILE: HOSTILE}] * len(frame))
     missing = make(keep=lambda place: place.paper == "FedDUAL").assign(mean=float("nan"), values=None, reason=HOSTILE)
     told = {("FedDW", "Figure 6"): Drawn(drawn().svg, HOSTILE), ("FedDW", "Figure 7"): HOSTILE}
-    pages.write(folder, "paper", pd.concat([frame, missing]), told, About(HOSTILE, 1.0, (HOSTILE,), HOSTILE))
+    pages.write(here, "paper", pd.concat([frame, missing]), told, About(HOSTILE, 1.0, (HOSTILE,), HOSTILE))
+    return here
 
 
-def test_hostile_texts_are_text(make, tmp_path):
-    hostile_pages(make, tmp_path)
+def test_hostile_texts_are_text(hostile):
     for name in PAGES:
-        page = Parsed((tmp_path / f"{name}.html").read_text())
+        page = Parsed((hostile / f"{name}.html").read_text())
         assert not {"script", "img"} & {tag for tag, _ in page.elements}
         assert not [attribute for _, found in page.elements for attribute in found if attribute == "onerror"]
 
@@ -308,6 +310,15 @@ def test_a_browser_shows_it_at_both_widths(browser, folder, name):
     assert first < 300, "the first column of numbers is on the screen of a phone"
 
 
+def test_the_browser_tells_what_is_wrong(browser, tmp_path):
+    page = tmp_path / "wrong.html"
+    page.write_text("<!doctype html><img src='x.png'><div style='width: 500px'>.</div><script>nothing()</script>")
+    wrong, asked = seen(browser, page, 375)
+    assert {event["method"] for event in wrong} == {"Log.entryAdded", "Runtime.exceptionThrown"}
+    assert asked == [(tmp_path / "x.png").as_uri()]
+    assert browser.tell("document.documentElement.scrollWidth") > 375
+
+
 def test_a_browser_draws_a_figure_in_its_own_box(browser, folder):
     seen(browser, folder / "feddw.html", 1280)
     box = "document.querySelector('#figure-6 svg').getBoundingClientRect()"
@@ -317,10 +328,9 @@ def test_a_browser_draws_a_figure_in_its_own_box(browser, folder):
     assert "a panel" in texts
 
 
-def test_a_browser_finds_no_script_in_hostile_pages(browser, make, tmp_path):
-    hostile_pages(make, tmp_path)
+def test_a_browser_finds_no_script_in_hostile_pages(browser, hostile):
     for name in PAGES:
-        assert seen(browser, tmp_path / f"{name}.html", 375) == ([], [])
+        assert seen(browser, hostile / f"{name}.html", 375) == ([], [])
         assert browser.tell("document.scripts.length + document.images.length") == 0
         assert browser.tell("document.documentElement.scrollWidth") <= 375
         assert "alert(1)" in browser.tell("document.body.innerText")
