@@ -36,14 +36,14 @@ SIGNS = {  #: of verdicts, which colors repeat
 }
 SCALES: dict[Scale, str] = {
     "paper": "Every setting is the paper's.",
-    "reduced": "Shorter runs on less data, as the study files say. Not values are judged, but the order of methods.",
+    "reduced": "Shorter runs on less data, as the study files say: only the order of methods is judged.",
     "smoke": "A few rounds on a few samples: it shows that everything runs. Nothing is judged.",
 }
 GENERATED = "on generated data of the data set's shape, since the data are not here"
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
 DROPPED = {"metadata", "style", "title"}  #: elements of a figure that a page has no use for
-ACTIVE = {"script", "foreignObject", "iframe", "a", "use-external"}  #: elements that a figure must not have
+ACTIVE = {"script", "foreignObject", "iframe", "a"}  #: elements that a figure must not have
 
 
 @dataclass(frozen=True)

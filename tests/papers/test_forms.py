@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedpipe.papers import figures, pages
+from fedpipe.papers import figures, layouts, pages
 
 HOSTILE = 'a <b>&"$\\frac{</b>'
 GRID = [(x, y) for x in np.linspace(-1, 1, 5) for y in np.linspace(-1, 1, 5)]
@@ -29,6 +29,9 @@ def cells(panels=("one",), size=(3, 4), low=0.0):
 
 STEPS = frame("panel class step value", [(p, c, s, 0.1 * c) for p in ("a", HOSTILE) for c in range(3) for s in (0, 1)])
 POINTS = frame("group true estimate", [("a", 0.1, 0.2), (HOSTILE, 0.3, 0.3)])
+WEIGHTS = frame(
+    "panel layer source target weight critical", [(HOSTILE, 0, 0, 1, 0.5, True), (HOSTILE, 1, 1, 0, -1.0, False)]
+)
 FORMS = {
     "curves": lambda: figures.curves(lines()),
     "sweep": lambda: figures.sweep(lines(), HOSTILE),
@@ -43,6 +46,11 @@ FORMS = {
     "surface": lambda: figures.surface(frame("panel x y value", [(HOSTILE, x, y, x * x + y) for x, y in GRID])),
     "layers": lambda: figures.layers(frame("line layer mean", [("IID", HOSTILE, 1.0), ("IID", "head", 2.0)])),
     "traces": lambda: figures.traces(STEPS, POINTS),
+    "paths": lambda: figures.paths(
+        frame(
+            "panel layer source target weight critical", [(HOSTILE, 0, 0, 1, 0.5, True), (HOSTILE, 1, 1, 0, -1.0, True)]
+        )
+    ),
 }
 
 
@@ -110,6 +118,11 @@ def test_measures_of_heat_maps_have_scales_of_their_own():
     )
     found = texts(figures.heatmaps(both))
     assert {"samples", "norm"} <= set(found)
+
+
+def test_every_form_of_a_figure_can_be_drawn():
+    forms = {figure.form for paper in layouts.papers().values() for figure in paper.figures.values()}
+    assert forms - {"diagram"} == set(FORMS)
 
 
 def test_counterexamples_are_red(drawn):
