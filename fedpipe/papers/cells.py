@@ -105,9 +105,9 @@ def measured(frame: pd.DataFrame) -> dict[Place, Measured]:
     ----------
     frame
         A row a cell: ``paper``, ``table``, ``row``, ``column`` and ``metric``, as in `published` or `layouts`; ``mean``
-        (NaN where it was not measured), ``std`` and ``runs``; ``keys`` of the runs; ``settings`` that differ from the
-        study's, as a mapping; ``hours``. Then, where it has them, ``values`` (a mapping of seeds to values, which mean,
-        std and runs are checked against), and the fields of `Measured`.
+        (NaN where it was not measured), ``std`` and ``runs``; ``keys`` of the runs (a list, or text with spaces between
+        them); ``settings`` that differ from the study's, as a mapping; ``hours``. Then, where it has them, ``values`` (a
+        mapping of seeds to values, which mean, std and runs are checked against), and the fields of `Measured`.
 
     Raises
     ------
@@ -234,10 +234,11 @@ def _measured(place: Place, row: Mapping[str, Any]) -> Measured:
             raise ValueError(f"measured cells: {tuple(place)}: {number.mean} is no accuracy in percent.")
         if place.metric == "accuracy_pct" and (row["tests"] is None or row["classes"] is None):
             raise ValueError(f"measured cells: {tuple(place)}: an accuracy needs its tests and classes.")
+    keys = row.get("keys", ())
     whole = {name: None if row[name] is None else int(row[name]) for name in ("tests", "classes")}
     return Measured(
         number,
-        tuple(row.get("keys") or ()),
+        tuple(map(str, keys.split() if isinstance(keys, str) else keys)),
         dict(row.get("settings") or {}),
         float(row.get("hours", math.nan)),
         int(row["diverged"]),

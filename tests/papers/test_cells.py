@@ -172,6 +172,13 @@ def test_what_can_not_be_is_refused(at, change, told):
     assert told in str(error.value)
 
 
+def test_keys_are_a_list_or_text(at):
+    place = ("FedDW", "Table I", "FedDW", "practical/CIFAR-10")
+    for keys in (["abc", "def"], "abc def", np.array(["abc", "def"])):
+        frame = one(at, *place, values={0: 66.0}).assign(keys=[keys])
+        assert cells.measured(frame)[at(*place)].keys == ("abc", "def")
+
+
 def test_a_cell_twice_or_measured_beside_its_parts_is_refused(at):
     place = ("FedDW", "Table I", "FedDW", "practical/CIFAR-10")
     frame = one(at, *place, values={0: 66.0})

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -65,6 +66,15 @@ def test_suspect_are_the_three_that_print_itself_contradicts(numbers):
         ("cwFedAvg", "Table 2", "FedNH", "alpha=1.0"),
         ("cwFedAvg", "Table 2", "FedUV", "alpha=1.0"),
     ]
+
+
+def test_all_data_of_the_package_ship_with_it():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    folder = ROOT / "fedpipe" / "papers"
+    data = {path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py"}
+    shipped = {path.name for pattern in settings["fedpipe.papers"] for path in folder.glob(pattern)}
+    assert data == shipped
+    assert "published.csv" in shipped
 
 
 def test_the_same_numbers_as_in_the_transcript(numbers):
