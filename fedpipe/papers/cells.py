@@ -106,8 +106,8 @@ def measured(frame: pd.DataFrame) -> dict[Place, Measured]:
     frame
         A row a cell: ``paper``, ``table``, ``row``, ``column`` and ``metric``, as in `published` or `layouts`; ``mean``
         (NaN where it was not measured), ``std`` and ``runs``; ``keys`` of the runs (a list, or text with spaces between
-        them); ``settings`` that differ from the study's, as a mapping; ``hours``. Then, where it has them, ``values`` (a
-        mapping of seeds to values, which mean, std and runs are checked against), and the fields of `Measured`.
+        them); ``settings`` that differ from the study's, as a mapping; ``hours``. Then, where it has them, ``values``
+        (by seed, which mean, std and runs are checked against), and the fields of `Measured`.
 
     Raises
     ------
