@@ -1,0 +1,505 @@
+"""The forms of the papers' figures: pure functions from a tidy frame to the text of an SVG.
+
+Labels are taken as they are (a dollar sign is no formula), text stays text, and the same frame gives the same bytes.
+Panels, lines and groups come in the order in which they first stand in the frame.
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec
+
+import matplotlib as mpl
+import matplotlib.style
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+
+from fedpipe.report.figures import style
+
+_P = ParamSpec("_P")
+STYLE = style.STYLE | {"svg.fonttype": "none", "text.parse_math": False, "axes.formatter.use_mathtext": False}
+FONTS = "'DejaVu Sans', Verdana, Arial, sans-serif"  #: a browser may lack the font that the layout was measured with
+PANEL = 2.5  #: inches that a panel of several is high
+LEGEND_COLUMNS = 4
+NUMBERS = 12  #: rows and columns up to which a heat map's cells tell their number
+RED = "#C0392B"  #: of what contradicts a claim
+DIVERGING = "PuOr"  #: a color map with white at zero, which color-blind readers can read
+
+
+def _svg(draw: Callable[_P, Figure]) -> Callable[_P, str]:
+    """Decorate a function that makes a figure: it returns the text of its SVG instead."""
+
+    def drawn(*args: _P.args, **kwargs: _P.kwargs) -> str:
+        with mpl.style.context(["default", STYLE]):
+            buffer = io.BytesIO()
+            draw(*args, **kwargs).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        return buffer.getvalue().decode().replace("'DejaVu Sans'", FONTS)
+
+    drawn.__doc__ = draw.__doc__
+    return drawn
+
+
+@_svg
+def curves(frame: pd.DataFrame, x_label: str = "round", y_label: str = "test accuracy (%)") -> Figure:
+    """Curves with bands of one standard deviation, in panels.
+
+    Parameters
+    ----------
+    frame
+        ``panel``, ``line``, ``x``, ``mean`` and, where there are several runs, ``std``. With a column ``measure``, each
+        of its values is a row of panels with an axis of its own.
+    x_label, y_label
+        What the axes show; with ``measure``, its values label the vertical axes.
+    """
+    return _lines(frame, x_label, y_label, log=False, every=False)
+
+
+@_svg
+def sweep(frame: pd.DataFrame, x_label: str, y_label: str = "test accuracy (%)", log: bool = False) -> Figure:
+    """A quantity against the value of a setting, a marker at each value; columns as those of `curves`.
+
+    A value of 0 has a place of its own at the left of a logarithmic axis.
+    """
+    return _lines(frame, x_label, y_label, log, every=True)
+
+
+@_svg
+def bars(frame: pd.DataFrame, x_label: str = "rounds to the target accuracy", missing: str = "not reached") -> Figure:
+    """A bar a line, in panels; where there is no number, ``missing`` stands in its place.
+
+    Parameters
+    ----------
+    frame
+        ``panel``, ``line``, ``value`` (NaN where it has none) and, where there are several runs, ``std``.
+    x_label
+        What the bars show.
+    missing
+        What no number means.
+    """
+    frame = _named(frame, panel="", line="")
+    panels, lines = _unique(frame, "panel"), _unique(frame, "line")
+    made = Figure(figsize=(style.WIDTH, 0.85 + 0.26 * len(lines)))
+    axes = made.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for ax, panel in zip(axes, panels, strict=True):
+        rows = frame[frame["panel"] == panel].set_index("line").reindex(lines)
+        values = rows["value"].to_numpy(dtype=float)
+        std = rows["std"].to_numpy(dtype=float) if "std" in rows else np.zeros(len(lines))
+        ax.barh(range(len(lines)), values, color=style.COLOURS[0], height=0.66)
+        ax.errorbar(values, range(len(lines)), xerr=std, fmt="none", ecolor="#444444", elinewidth=0.9)
+        for place, (value, reach) in enumerate(zip(values, np.nan_to_num(std), strict=True)):
+            there = np.isfinite(value)
+            text, edge = (f"{value:.4g}", value + reach) if there else (missing, 0)
+            shade = "#222222" if there else "#666666"
+            ax.annotate(text, (edge, place), (4, 0), textcoords="offset points", va="center", fontsize=7.5, color=shade)
+        ax.set(title=panel, yticks=range(len(lines)), yticklabels=lines, xlabel=x_label)
+        ax.set_xlim(0, 1.3 * max(np.nanmax(frame[["value"]].to_numpy(dtype=float), initial=1), 1))
+        ax.grid(visible=False, axis="y")
+        ax.tick_params(left=False)
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes[0].invert_yaxis()
+    return made
+
+
+@_svg
+def heatmaps(
+    frame: pd.DataFrame, x_label: str = "class", y_label: str = "client", z_label: str = "", columns: int = 3
+) -> Figure:
+    """Heat maps in panels, light to dark on one scale.
+
+    Parameters
+    ----------
+    frame
+        ``panel``, ``row``, ``column`` and ``value``. With a column ``measure``, panels of each of its values have a
+        scale of their own. Where values are negative, white is zero.
+    x_label, y_label, z_label
+        What columns, rows and shades are.
+    columns
+        Number of panels beside each other.
+    """
+    frame = _named(frame, panel="", measure="")
+    panels = _unique(frame, "panel")
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    shape = frame.groupby("panel")["row"].nunique().max() / frame.groupby("panel")["column"].nunique().max()
+    width = style.WIDTH / columns
+    height = width * min(max(0.8 * shape, 0.5), 1.5)
+    made = Figure(figsize=(style.WIDTH, rows * (0.6 + height)))
+    axes = made.subplots(rows, columns, squeeze=False)
+    shades = {str(name): _shade(values) for name, values in frame.groupby("measure")["value"]}
+    drawn: dict[str, list[tuple[Axes, AxesImage]]] = {}
+    for place, (ax, panel) in enumerate(zip(axes.flat, panels, strict=False)):
+        part = frame[frame["panel"] == panel]
+        measure = str(part["measure"].iloc[0])
+        matrix = part.pivot(index="row", columns="column", values="value")
+        color, shade = shades[measure]
+        image = ax.imshow(matrix, cmap=color, norm=shade, aspect="auto", interpolation="nearest")
+        drawn.setdefault(measure, []).append((ax, image))
+        ax.grid(visible=False)
+        _name_cells(ax.xaxis, matrix.columns, int(width * 5))
+        _name_cells(ax.yaxis, matrix.index, int(height * 8))
+        if max(matrix.shape) <= NUMBERS and columns <= 2:
+            _tell(ax, matrix.to_numpy(dtype=float), shade)
+        ax.set_title(textwrap.fill(panel, int(width * 10)), fontsize=8.5)
+        ax.set_xlabel(x_label if place + columns >= len(panels) else "")
+        ax.set_ylabel(y_label if place % columns == 0 else "")
+    for ax in list(axes.flat)[len(panels) :]:
+        ax.set_axis_off()
+    for measure, images in drawn.items():
+        bar = made.colorbar(images[0][1], ax=[ax for ax, _ in images], shrink=0.7, aspect=30, pad=0.02)
+        bar.set_label(measure or z_label)
+        bar.outline.set_visible(False)
+    return made
+
+
+@_svg
+def circles(frame: pd.DataFrame, y_label: str = "norm of the head's row, relative") -> Figure:
+    """A circle a class, as large as its share of the data, at the height of its norm; white where it has no data.
+
+    Parameters
+    ----------
+    frame
+        ``panel``, ``class``, ``share`` (of the samples), ``norm`` and ``contrary``: whether it contradicts the claim
+        that the norm follows the share.
+    y_label
+        What the height is.
+    """
+    frame = _named(frame, panel="")
+    panels = _unique(frame, "panel")
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    made = Figure(figsize=(style.WIDTH, 0.4 + 1.9 * rows))
+    axes = made.subplots(rows, columns, squeeze=False, sharey="row")
+    top = frame["share"].max()
+    for place, (ax, panel) in enumerate(zip(axes.flat, panels, strict=False)):
+        part = frame[frame["panel"] == panel]
+        color = [RED if contrary else style.COLOURS[0] for contrary in part["contrary"]]
+        filled = [shade if share > 0 else "white" for shade, share in zip(color, part["share"], strict=True)]
+        size = 12 + 300 * part["share"] / top
+        ax.scatter(part["class"], part["norm"], s=size, c=filled, edgecolors=color, linewidths=0.9, alpha=0.85)
+        for label, share, norm, shade in zip(part["class"], part["share"], part["norm"], color, strict=True):
+            ax.annotate(
+                f"{norm:.3g}".removeprefix("0"),
+                (label, norm),
+                (0, -4 - 8.6 * np.sqrt(max(share, 0.02) / top)),
+                textcoords="offset points",
+                ha="center",
+                va="top",
+                fontsize=6.5,
+                color=shade if shade == RED else "#222222",
+            )
+        ax.set(title=panel, xticks=sorted(part["class"].unique()))
+        ax.margins(x=0.09)
+        ax.set_xlabel("class" if place + columns >= len(panels) else "")
+    for ax in list(axes.flat)[len(panels) :]:
+        ax.set_axis_off()
+    for row in range(rows):
+        norms = frame[frame["panel"].isin(panels[row * columns : (row + 1) * columns])]["norm"]
+        span = float(norms.max() - norms.min()) or 1.0
+        axes[row, 0].set_ylim(norms.min() - 0.35 * span, norms.max() + 0.2 * span)
+    made.supylabel(y_label, fontsize=9)
+    return made
+
+
+@_svg
+def scatter(frame: pd.DataFrame) -> Figure:
+    """Features of samples as dots and rows of the head as crosses, in two dimensions, by class.
+
+    Parameters
+    ----------
+    frame
+        ``x``, ``y``, ``class``, and ``kind``: ``feature`` or ``row``; with ``panel``, in panels.
+    """
+    frame = _named(frame, panel="")
+    panels, classes = _unique(frame, "panel"), sorted(frame["class"].unique())
+    made = Figure(figsize=(style.WIDTH, 4.4 if len(panels) == 1 else 3.4))
+    axes = made.subplots(1, len(panels), squeeze=False)[0]
+    for ax, panel in zip(axes, panels, strict=True):
+        for index, label in enumerate(classes):
+            part = frame[(frame["panel"] == panel) & (frame["class"] == label)]
+            dots, crosses = (part[part["kind"] == kind] for kind in ("feature", "row"))
+            color = style.COLOURS[index % len(style.COLOURS)]
+            ax.scatter(dots["x"], dots["y"], s=7, color=color, alpha=0.55, linewidths=0, label=str(label))
+            ax.scatter(crosses["x"], crosses["y"], s=75, marker="X", color=color, edgecolors="white", linewidths=1.1)
+            for x, y in zip(crosses["x"], crosses["y"], strict=True):
+                ax.annotate(str(label), (x, y), (6, 5), textcoords="offset points", fontsize=8.5, weight="bold")
+        ax.set(title=panel, xticks=[], yticks=[], aspect="equal")
+        ax.grid(visible=False)
+    made.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", title="class", markerscale=2)
+    return made
+
+
+@_svg
+def surface(frame: pd.DataFrame, z_label: str = "training loss") -> Figure:
+    """The loss around a model in two directions, as contours; panels share their levels, and a cross is the model.
+
+    Parameters
+    ----------
+    frame
+        ``panel``, ``x``, ``y`` (steps in the two directions, 0 at the model) and ``value``.
+    z_label
+        What the levels are.
+    """
+    frame = _named(frame, panel="")
+    panels = _unique(frame, "panel")
+    finite = frame["value"][np.isfinite(frame["value"])]
+    levels = np.linspace(finite.min(), np.quantile(finite, 0.95), 15)  # the corners would take all levels
+    made = Figure(figsize=(style.WIDTH, 0.4 + 0.82 * style.WIDTH / max(len(panels), 2)))
+    axes = made.subplots(1, max(len(panels), 2), squeeze=False, sharey=True)[0]
+    for ax, panel in zip(axes, panels, strict=False):
+        grid = frame[frame["panel"] == panel].pivot(index="y", columns="x", values="value")
+        filled = ax.contourf(grid.columns, grid.index, grid, levels=levels, cmap="Blues", extend="max")
+        ax.contour(grid.columns, grid.index, grid, levels=levels, colors="#444444", linewidths=0.45)
+        ax.plot(0, 0, marker="P", color=style.COLOURS[1], markersize=8, markeredgecolor="white")
+        ax.set(title=panel, aspect="equal", xlabel="direction 1")
+        ax.xaxis.set_major_locator(MaxNLocator(4, prune="both"))
+        ax.grid(visible=False)
+    axes[0].set_ylabel("direction 2")
+    for ax in axes[len(panels) :]:
+        ax.set_axis_off()
+    bar = made.colorbar(filled, ax=list(axes[: len(panels)]), label=z_label, shrink=0.75, format="%.3g")
+    bar.outline.set_visible(False)
+    return made
+
+
+@_svg
+def layers(frame: pd.DataFrame, y_label: str = "gradient norm") -> Figure:
+    """A quantity of each layer, a line a group, from the input to the output.
+
+    Parameters
+    ----------
+    frame
+        ``line``, ``layer`` (in the order of the model), ``mean`` and, where there are several, ``std``; with ``panel``,
+        in panels.
+    y_label
+        What is shown.
+    """
+    frame = _named(frame, panel="", line="", layer="")
+    panels, lines, names = (_unique(frame, name) for name in ("panel", "line", "layer"))
+    made = Figure(figsize=(style.WIDTH, 3.2))
+    axes = made.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for ax, panel in zip(axes, panels, strict=True):
+        for index, line in enumerate(lines):
+            part = frame[(frame["panel"] == panel) & (frame["line"] == line)].set_index("layer").reindex(names)
+            mean = part["mean"].to_numpy(dtype=float)
+            ax.plot(range(len(names)), mean, label=line, **style.line(index))
+            if "std" in part:
+                std = part["std"].fillna(0).to_numpy(dtype=float)
+                low, high = mean - std, mean + std
+                ax.fill_between(range(len(names)), low, high, color=style.line(index)["color"], alpha=0.12, linewidth=0)
+        ax.set(title=panel)
+        ax.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=7.5)
+    axes[0].set_ylabel(y_label)
+    _legend(made, axes, lines)
+    return made
+
+
+@_svg
+def traces(steps: pd.DataFrame, points: pd.DataFrame) -> Figure:
+    """Estimates of a client's class distribution by step, a line a class, and at last against the true one.
+
+    Parameters
+    ----------
+    steps
+        ``panel`` (as without and with a regularizer), ``class``, ``step`` and ``value``.
+    points
+        ``group`` (the same names), ``true`` and ``estimate``.
+    """
+    steps, points = _named(steps, panel=""), _named(points, group="")
+    panels, classes = _unique(steps, "panel"), sorted(steps["class"].unique())
+    made = Figure(figsize=(style.WIDTH, 3.1))
+    axes = made.subplots(1, len(panels) + 1)
+    shares = steps.groupby("class")["value"].last()
+    heavy = set(shares.nlargest(len(style.COLOURS) - 1).index) if len(classes) > len(style.COLOURS) else set(classes)
+    for ax, panel in zip(axes, panels, strict=False):
+        for label in classes:
+            part = steps[(steps["panel"] == panel) & (steps["class"] == label)]
+            named = label in heavy
+            color = style.COLOURS[sorted(heavy).index(label)] if named else "#C8C8C8"
+            ax.plot(
+                part["step"],
+                part["value"],
+                color=color,
+                linewidth=1.3 if named else 0.5,
+                zorder=2 + named,
+                label=str(label) if named else None,
+            )
+        ax.set(title=panel, xlabel="step")
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        ax.set_ylim(0, 1.05 * max(steps["value"].max(), 1e-9))
+    axes[0].set_ylabel("estimated share p̃")
+    for index, (group, marker) in enumerate(zip(_unique(points, "group"), "^osDv", strict=False)):
+        part = points[points["group"] == group]
+        color = style.COLOURS[index]
+        axes[-1].scatter(part["true"], part["estimate"], s=22, marker=marker, color=color, alpha=0.8, label=group)
+    end = 1.05 * max(points["true"].max(), points["estimate"].max())
+    axes[-1].plot([0, end], [0, end], color="#888888", linewidth=0.8, linestyle=(0, (4, 3)))
+    axes[-1].set(title="after the epoch", xlabel="true share p", ylabel="estimated share p̃")
+    axes[-1].legend(loc="upper left", handletextpad=0.2, fontsize=7.5)
+    handles, names = axes[0].get_legend_handles_labels()
+    made.legend(handles, names, title="class", loc="outside upper left", ncols=10, handlelength=1.4, columnspacing=1.2)
+    return made
+
+
+@_svg
+def paths(frame: pd.DataFrame, columns: int = 4) -> Figure:
+    """Small networks in panels: their critical weights as lines, by sign and size, all others faint.
+
+    Parameters
+    ----------
+    frame
+        ``panel``, ``layer`` (of the weight, from 0), ``source`` and ``target`` (numbers of neurons), ``weight`` and
+        ``critical``: whether it is among the largest.
+    columns
+        Number of panels beside each other.
+    """
+    frame = _named(frame, panel="")
+    panels = _unique(frame, "panel")
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    made = Figure(figsize=(style.WIDTH, 0.3 + 1.75 * rows))
+    axes = made.subplots(rows, columns, squeeze=False)
+    ends = [frame.groupby("layer")[end].max() + 1 for end in ("source", "target")]
+    sizes = [int(ends[0].iloc[0]), *ends[1].astype(int)]
+    top = frame["weight"].abs().max() or 1.0
+
+    def at(layer: int, neuron: int) -> tuple[float, float]:
+        return layer, (sizes[layer] - 1) / 2 - neuron
+
+    for ax, panel in zip(axes.flat, panels, strict=False):
+        for _, row in frame[frame["panel"] == panel].sort_values("critical", kind="stable").iterrows():
+            (x, y), (right, other) = at(row["layer"], row["source"]), at(row["layer"] + 1, row["target"])
+            color = style.COLOURS[0] if row["weight"] > 0 else style.COLOURS[1]
+            dash = "-" if row["weight"] > 0 else (0, (4, 1.5))
+            look = {"color": color, "linestyle": dash, "linewidth": 0.5 + 3 * abs(row["weight"]) / top}
+            ax.plot([x, right], [y, other], **(look if row["critical"] else {"color": "#DDDDDD", "linewidth": 0.6}))
+        for layer, size in enumerate(sizes):
+            places = [at(layer, neuron) for neuron in range(size)]
+            ax.scatter(*zip(*places, strict=True), s=46, color="white", edgecolors="#444444", linewidths=0.9, zorder=3)
+        ax.set_title(textwrap.fill(panel, 22), fontsize=8.5)
+        ax.margins(0.12)
+    for ax in axes.flat:
+        ax.set_axis_off()
+    signs = [Line2D([], [], color=style.COLOURS[0]), Line2D([], [], color=style.COLOURS[1], linestyle=(0, (4, 1.5)))]
+    made.legend(signs, ["positive", "negative"], loc="outside upper left", ncols=2)
+    return made
+
+
+def _lines(frame: pd.DataFrame, x_label: str, y_label: str, log: bool, every: bool) -> Figure:
+    """Lines with bands in panels; markers at ``every`` point, or at a few."""
+    frame = _named(frame, panel="", measure=y_label, line="")
+    panels, measures, lines = (_unique(frame, name) for name in ("panel", "measure", "line"))
+    several = len(measures) > 1
+    columns = len(panels) if several else {1: 1, 2: 2, 4: 2}.get(len(panels), 3 if len(panels) <= 9 else 5)
+    rows = len(measures) if several else -(-len(panels) // columns)
+    height = 3.4 if rows * columns == 1 else rows * (PANEL if columns < 5 else 1.5)
+    made = Figure(figsize=(style.WIDTH, height + 0.24 * -(-len(lines) // LEGEND_COLUMNS)))
+    axes = made.subplots(rows, columns, squeeze=False, sharex=not every, sharey="row" if several else columns < 5)
+    cells = [(panel, measure) for measure in measures for panel in panels]
+    for place, (ax, (panel, measure)) in enumerate(zip(axes.flat, cells, strict=False)):
+        for index, line in enumerate(lines):
+            part = frame[(frame["panel"] == panel) & (frame["measure"] == measure) & (frame["line"] == line)]
+            places = _places(frame[frame["panel"] == panel]["x"], log)
+            x, mean = part["x"].map(places).to_numpy(dtype=float), part["mean"].to_numpy(dtype=float)
+            gap = 1 if every else max(1, len(part) // 6)
+            look = style.line(index) | {"markevery": (0 if every else index % gap, gap)}
+            if "std" in part and len(part):
+                std = part["std"].fillna(0).to_numpy(dtype=float)
+                ax.fill_between(x, mean - std, mean + std, color=look["color"], alpha=0.12, linewidth=0)
+            ax.plot(x, mean, label=line, **look)
+        ax.set_title(panel, fontsize=9 if columns < 5 else 8)
+        _scale(ax, frame[frame["panel"] == panel]["x"], log, every)
+        ax.set_xlabel(x_label if place + columns >= len(cells) else "")
+        ax.set_ylabel(measure if place % columns == 0 else "")
+    for ax in list(axes.flat)[len(cells) :]:
+        ax.set_axis_off()
+    _legend(made, axes.flat, lines)
+    return made
+
+
+def _places(known: pd.Series[Any], log: bool) -> Callable[[float], float]:
+    """Where a value lies on the horizontal axis: on a logarithmic one, 0 has the place of a step below the least."""
+    if not log:
+        return float
+    values = sorted(value for value in known.unique() if value > 0)
+    step = values[1] / values[0] if len(values) > 1 else 10.0
+    return lambda value: float(value) if value > 0 else float(values[0] / step)
+
+
+def _scale(ax: Axes, values: pd.Series[Any], log: bool, every: bool) -> None:
+    """Ticks at the values of a setting, or at round numbers of a count."""
+    if not every:
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        return
+    known = sorted(float(value) for value in values.unique())
+    if not log:
+        ax.xaxis.set_major_locator(FixedLocator(known) if _apart(known) else MaxNLocator(6))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        return
+    ax.set_xscale("log")
+    positive = [value for value in known if value > 0]
+    step = positive[1] / positive[0] if len(positive) > 1 else 10.0
+    names = {value if value > 0 else positive[0] / step: f"{value:g}" for value in known}
+    ax.xaxis.set_major_locator(FixedLocator(list(names)))
+    ax.xaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: names[min(names, key=lambda known: abs(known - value))])
+    )
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _apart(values: Sequence[float]) -> bool:
+    """Whether ticks at all these values have room for their labels."""
+    gaps = np.diff(values)
+    return len(values) <= 10 and (len(gaps) == 0 or float(gaps.min()) >= 0.07 * (values[-1] - values[0]))
+
+
+def _shade(values: pd.Series[Any]) -> tuple[str, Normalize]:
+    low, high = float(values.min()), float(values.max())
+    if low < 0:
+        reach = max(-low, high)
+        return DIVERGING, Normalize(-reach, reach)
+    return style.MAP, Normalize(0, high or 1)
+
+
+def _name_cells(axis: Any, names: pd.Index[Any], most: int) -> None:
+    """Name the rows or columns of a heat map, as many as there is room for."""
+    gap = next(step for step in (1, 2, 5, 10, 20, 50, 100, len(names)) if len(names) / step <= most)
+    axis.set_ticks(range(0, len(names), gap), [str(name) for name in names[::gap]])
+    axis.set_tick_params(labelsize=7)
+
+
+def _tell(ax: Axes, matrix: np.ndarray[Any, Any], shade: Normalize) -> None:
+    for (row, column), value in np.ndenumerate(matrix):
+        dark = abs(float(shade(value)) - (0.5 if shade.vmin and shade.vmin < 0 else 0.0))
+        ink = style.ink(dark * (2 if shade.vmin and shade.vmin < 0 else 1))
+        text = f"{value:.0f}" if float(value).is_integer() else f"{value:.2f}".replace("0.", ".")
+        ax.text(column, row, text, ha="center", va="center", fontsize=5.5, color=ink)
+
+
+def _legend(made: Figure, axes: Iterable[Axes], lines: Sequence[str]) -> None:
+    """One legend for all panels, above them; none for a single line."""
+    if len(lines) < 2:
+        return
+    handles: dict[str, Any] = {}
+    for ax in axes:
+        handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    made.legend(
+        [handles[line] for line in lines], lines, loc="outside upper left", ncols=LEGEND_COLUMNS, handlelength=2.8
+    )
+
+
+def _named(frame: pd.DataFrame, **otherwise: str) -> pd.DataFrame:
+    """The frame with these columns as text; those that it lacks have one value."""
+    return frame.assign(**{name: frame[name].astype(str) if name in frame else otherwise[name] for name in otherwise})
+
+
+def _unique(frame: pd.DataFrame, name: str) -> list[str]:
+    return [str(value) for value in frame[name].unique()]

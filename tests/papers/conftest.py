@@ -1,0 +1,83 @@
+"""Measured cells as a study would give them, made from print with some noise."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedpipe.papers import cells, layouts, published
+from fedpipe.papers.published import Place
+
+CLASSES = {"MNIST": 10, "FMNIST": 10, "CIFAR-100": 100, "IMDB": 2, "Tiny": 200, "AG News": 4}
+OTHERS = {"time": 2.5, "communication_cost": 2.0, "best_epsilon": 1e-5, "best_wb_iterations": 150, "counterexamples": 4}
+
+
+def made_of_others(place):
+    """Whether a cell is made of other cells, so that nobody measures it."""
+    paper = layouts.papers()[place.paper]
+    if place.table == "text":
+        text = next(text for text in paper.text if (text.row, text.column, text.metric) == place[2:])
+        return bool(text.minus or text.largest)
+    return place.row in paper.tables[place.table].rows and bool(paper.tables[place.table].rows[place.row].minus)
+
+
+def measured_cells(seeds=(0, 1, 2), shift=0.0, keep=lambda place: True):
+    """A frame of all cells that can be measured and that ``keep`` keeps, around the printed values."""
+    chance, numbers, rows = np.random.default_rng(5), published.load(), []
+    for place in cells.places():
+        if made_of_others(place) or place.row == "(unnamed)" or not keep(place):
+            continue
+        number = numbers.get(place)
+        center = number.mean if number and number.mean is not None else OTHERS.get(place.metric, 12.0)
+        accuracy = place.metric == "accuracy_pct"
+        noise = chance.normal(shift, 1.2, len(seeds)) if accuracy else np.zeros(len(seeds))
+        values = {
+            seed: float(np.clip(center + off, 0, 100 if accuracy else None))
+            for seed, off in zip(seeds, noise, strict=True)
+        }
+        several = len(seeds) > 1
+        rows.append(
+            {
+                **place._asdict(),
+                "mean": float(np.mean(list(values.values()))),
+                "std": float(np.std(list(values.values()), ddof=1)) if several else np.nan,
+                "runs": len(seeds),
+                "keys": [f"{chance.integers(16**12):012x}" for _ in seeds],
+                "settings": {"federation.learning_rate": 0.05} if place.row == "FedProx" else {},
+                "hours": 0.4,
+                "values": values,
+                "tests": 10_000 if accuracy else np.nan,
+                "classes": next((n for name, n in CLASSES.items() if name in place.column), 10) if accuracy else np.nan,
+                "expected": 2.0 if place.metric == "communication_cost" else np.nan,
+                "trace": f"fedpipe trace results/studies/papers/{place.table}/tables/results.md {place.row}",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+@pytest.fixture(scope="session")
+def whole():
+    """All cells, of three seeds."""
+    return measured_cells()
+
+
+@pytest.fixture(scope="session")
+def make():
+    """A function that makes a frame of measured cells."""
+    return measured_cells
+
+
+@pytest.fixture(scope="session")
+def judged(whole):
+    """All cells compared, by scale."""
+    there = cells.measured(whole)
+    return {scale: cells.compare(there, scale) for scale in ("paper", "reduced", "smoke")}
+
+
+@pytest.fixture
+def at():
+    """A cell's place by its paper, table, row and column."""
+
+    def find(paper, table, row, column):
+        return Place(paper, table, row, column, layouts.papers()[paper].tables[table].metric_of(row, column))
+
+    return find

@@ -1,0 +1,197 @@
+"""Cells: what is measured beside what is printed, its verdicts, and the table of all of them."""
+
+import io
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedpipe.papers import cells, layouts, published
+
+HEAD = [
+    *("paper", "table", "row", "column", "metric"),
+    *("published_mean", "published_std", "published_runs", "status"),
+    *("measured_mean", "measured_std", "measured_runs", "scale", "verdict", "keys"),
+]
+
+
+def compared(frame, scale="paper"):
+    return cells.compare(cells.measured(frame), scale)
+
+
+def one(at, *place, values, **others):
+    """A frame of one measured cell."""
+    numbers = list(values.values())
+    row = dict(at(*place)._asdict(), mean=float(np.mean(numbers)), runs=len(numbers), values=values, keys=["abc"])
+    row |= {"std": float(np.std(numbers, ddof=1)) if len(numbers) > 1 else np.nan, "settings": {}, "hours": 1.0}
+    return pd.DataFrame([row | {"tests": 10_000, "classes": 10} | others])
+
+
+@pytest.mark.parametrize("scale", ["paper", "reduced", "smoke"])
+def test_a_row_for_every_printed_number_at_every_scale(judged, scale):
+    for comparison in (judged[scale], cells.compare({}, scale)):
+        table = pd.read_csv(io.BytesIO(cells.csv(comparison)), keep_default_na=False)
+        assert list(table.columns) == HEAD
+        assert len(table) == 641
+        assert set(table["scale"]) == {scale}
+        assert (table["verdict"] != "").all()
+        assert list(table["status"]) == [number.status for number in published.load().values()]
+
+
+def test_no_value_is_judged_at_a_smaller_scale(judged):
+    verdicts = {"agrees", "agrees (one seed)", "agrees (two seeds)", "near", "differs"}
+    words = {scale: {cell.word for cell in comparison.cells.values()} for scale, comparison in judged.items()}
+    assert not verdicts & (words["reduced"] | words["smoke"])
+    assert verdicts & words["paper"]
+
+
+def test_orders_at_a_reduced_scale_and_none_at_smoke(judged):
+    assert judged["smoke"].orders == {}
+    reduced = judged["reduced"].orders
+    assert reduced == judged["paper"].orders
+    assert ("FedDW", "Table I", "practical/IMDB") in reduced
+    suspect = reduced["cwFedAvg", "Table 2", "alpha=1.0"]
+    assert suspect.methods == 7, "FedNH and FedUV are no targets there"
+
+
+def test_words(at):
+    frame = one(at, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0, 1: 66.2, 2: 66.4})
+    found = compared(frame)
+    assert found.cells[at("FedDW", "Table I", "FedDW", "practical/CIFAR-10")].word == "agrees"
+    assert found.cells[at("FedDW", "Table I", "FedAvg", "practical/CIFAR-10")].word == "not measured"
+    assert found.cells[at("FedDW", "Table III", "FedAvg", "CIFAR-100")].word == "not in print"
+    assert found.cells[at("FedDW", "Table IV", "FedAvg", "with DW")].word == "not in print"
+
+
+def test_a_single_seed_is_judged_by_what_the_columns_runs_vary(at):
+    place = ("FedDW", "Table I", "FedProto", "pathological/MNIST")
+    cell = compared(one(at, *place, values={0: 56.0})).cells[at(*place)]
+    assert cell.word == "agrees (one seed)"
+    spread = np.sqrt(np.mean(np.square([0.5, 0.1, 0.2, 0.3, 0.4, 1.2, 4.2, 1.2, 0.5, 2.2, 9.2, 0.5])))
+    assert cell.verdict.band.error == pytest.approx(np.sqrt(spread**2 + 4.2**2 / 5))
+
+
+def test_failed_in_print_is_met_by_failing(at):
+    place = ("FedDW", "Table I", "Per-FedAvg", "pathological/CIFAR-10")
+    values = {0: 40.0, 1: 41.0, 2: 42.0}
+    assert compared(one(at, *place, values=values)).cells[at(*place)].word == "differs"
+    assert compared(one(at, *place, values=values, diverged=1)).cells[at(*place)].word == "agrees"
+
+
+def test_formulas_are_compared_exactly_with_the_studys_parameters(at):
+    place = ("cwFedAvg", "Table 2", "FedFomo", "cost")
+    for expected, word in ((6.0, "agrees"), (3.0, "differs"), (np.nan, "not judged")):
+        frame = one(at, *place, values={0: 6.0}, expected=expected)
+        assert compared(frame).cells[at(*place)].word == word
+    place = ("cwFedAvg", "Table 7", "cwFedAvg (All)", "100")
+    assert compared(one(at, *place, values={0: 1122.78})).cells[at(*place)].word == "agrees"
+
+
+def test_generated_data_are_never_judged(whole):
+    found = compared(whole.assign(generated=True))
+    assert not any(cell.verdict for cell in found.cells.values())
+    assert found.orders == {}
+
+
+def test_differences_are_made_of_cells_by_seed(at):
+    frames = [
+        one(at, "PFPS-LWC", "Table 2", row, "0.5/0.3", values=values)
+        for row, values in {"PFPS-LWC": {0: 80.0, 1: 82.0}, "FedPer": {0: 75.0, 1: 78.0}}.items()
+    ]
+    cell = compared(pd.concat(frames)).cells[at("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
+    assert cell.number.values == {0: 5.0, 1: 4.0}
+    assert (cell.number.mean, cell.number.std) == (4.5, pytest.approx(np.sqrt(0.5)))
+    assert (cell.word, cell.verdict) == ("not judged", None)
+    alone = compared(frames[0]).cells[at("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
+    assert (alone.number, alone.word) == (None, "not measured")
+
+
+def test_numbers_in_running_text_are_made_of_cells(judged):
+    there = judged["paper"].cells
+    found = {tuple(place)[2:]: cell for place, cell in there.items() if place.table == "text"}
+    mean = {place: cell.number.mean for place, cell in there.items() if cell.number}
+
+    def of(*names):
+        return next(value for place, value in mean.items() if tuple(place)[:4] == names)
+
+    drop = found["FedDW", "practical - pathological/CIFAR-10", "accuracy_drop_points"].number.mean
+    one_way, other = (of("FedDW", "Table I", "FedDW", f"{name}/CIFAR-10") for name in ("practical", "pathological"))
+    assert drop == pytest.approx(one_way - other)
+    milliseconds = found["FedDW - FedAvg", "CIFAR-100", "time_difference_ms_per_epoch"].number.mean
+    assert milliseconds == pytest.approx(0)
+    gains = [of("PFPS-LWC", "Table 2", "Δ", f"{beta}/{share}") for beta in (0.1, 0.3, 0.5) for share in (0.3, 0.5, 0.7)]
+    assert found["PFPS-LWC - FedPer", "CIFAR-10", "best_gain_points"].number.mean == max(gains)
+
+
+def test_claims_are_contrasts_with_the_best_of_the_others(at):
+    paper = layouts.papers()["cwFedAvg"]
+    rows = {"FedAvg": 79.0, "FedAMP": 98.4, "FedFomo": 98.0, "cwFedAvg": 98.9}
+    shifts = {0: 0.0, 1: 0.3, 2: 0.6}
+    frame = pd.concat(
+        one(at, "cwFedAvg", "Table 6", row, "AG News", values={seed: mean + by for seed, by in shifts.items()})
+        for row, mean in rows.items()
+    )
+    (found,) = cells.checked(paper, "Table 6", paper.tables["Table 6"].claims[0], compared(frame))
+    assert (found.printed_over, found.measured_over) == ("FedAMP", "FedAMP")
+    assert found.printed.difference == pytest.approx(0.24)
+    assert found.measured.paired
+    assert found.measured.sign == "+"
+    assert found.measured.low == pytest.approx(0.5)
+    (found,) = cells.checked(paper, "Table 6", paper.tables["Table 6"].claims[0], compared(frame, "smoke"))
+    assert found.measured is None
+
+
+def test_counts_leave_out_what_another_table_has(judged):
+    paper, found = layouts.papers()["FedDW"], judged["paper"]
+    tables = ["Table I", "Table II"]
+    twice, once = (cells.counts(paper, tables, found, once) for once in (False, True))
+    assert [(counts["all"], counts["measured"]) for counts in (twice, once)] == [(192, 192), (168, 168)]
+    assert sum(count for word, count in once.items() if word not in {"all", "measured"}) == 168
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"row": "FedNova"}, "no cell of a paper"),
+        ({"mean": 50.0}, "not those of its values"),
+        ({"std": 3.0}, "not those of its values"),
+        ({"runs": 2}, "not those of its values"),
+        ({"runs": np.nan}, "needs its number of runs"),
+        ({"mean": 166.0, "values": {0: 166.0}, "std": np.nan, "runs": 1}, "no accuracy in percent"),
+        ({"tests": np.nan}, "needs its tests and classes"),
+        ({"colour": 1}, "unknown: ['colour']"),
+    ],
+)
+def test_what_can_not_be_is_refused(at, change, told):
+    place = ("FedDW", "Table I", "FedDW", "practical/CIFAR-10")
+    frame = pd.concat([one(at, *place, values={0: 66.0, 1: 66.2, 2: 66.4})])
+    for name, value in change.items():
+        frame[name] = [value]
+    with pytest.raises(ValueError, match=r"measured cells: ") as error:
+        compared(frame)
+    assert told in str(error.value)
+
+
+def test_keys_are_a_list_or_text(at):
+    place = ("FedDW", "Table I", "FedDW", "practical/CIFAR-10")
+    for keys in (["abc", "def"], "abc def", np.array(["abc", "def"])):
+        frame = one(at, *place, values={0: 66.0}).assign(keys=[keys])
+        assert cells.measured(frame)[at(*place)].keys == ("abc", "def")
+
+
+def test_a_cell_twice_or_measured_beside_its_parts_is_refused(at):
+    place = ("FedDW", "Table I", "FedDW", "practical/CIFAR-10")
+    frame = one(at, *place, values={0: 66.0})
+    with pytest.raises(ValueError, match="twice"):
+        compared(pd.concat([frame, frame]))
+    rows = [one(at, "PFPS-LWC", "Table 2", row, "0.1/0.3", values={0: 50.0}) for row in ("PFPS-LWC", "FedPer", "Δ")]
+    with pytest.raises(ValueError, match="made of other cells"):
+        compared(pd.concat(rows))
+    with pytest.raises(ValueError, match="missing: \\['keys'\\]"):
+        compared(frame.drop(columns="keys"))
+    with pytest.raises(ValueError, match="scale 'tiny' is unknown"):
+        cells.compare({}, "tiny")
+
+
+def test_the_same_bytes_each_time(judged, whole):
+    assert cells.csv(judged["paper"]) == cells.csv(compared(whole))

@@ -1,0 +1,127 @@
+"""Layouts: every printed number has its place in a table, and every place that print fills has its number."""
+
+import re
+from collections import Counter
+from typing import get_args
+
+import pytest
+
+from fedpipe.config import Protocol
+from fedpipe.papers import layouts, published
+from fedpipe.papers.layouts import Head
+from fedpipe.papers.published import Place
+
+PAPERS = layouts.papers()
+TABLES = [(paper, name) for paper in PAPERS.values() for name in paper.tables]
+
+
+def test_twenty_tables_and_45_figures_under_their_headings_in_print():
+    assert len(TABLES) == 20
+    assert list(PAPERS["FedDW"].tables) == ["Table I", "Table II", "Table III", "Table IV"]
+    others = {name: len(paper.tables) for name, paper in PAPERS.items() if name != "FedDW"}
+    assert others == {"FedDUAL": 4, "PFPS-LWC": 5, "cwFedAvg": 7}
+    figures = {name: list(paper.figures) for name, paper in PAPERS.items()}
+    for name, count in {"FedDW": 8, "FedDUAL": 15, "PFPS-LWC": 8, "cwFedAvg": 14}.items():
+        assert figures[name] == [f"Figure {number}" for number in range(1, count + 1)]
+    diagrams = sum(figure.form == "diagram" for paper in PAPERS.values() for figure in paper.figures.values())
+    assert diagrams == 7
+
+
+@pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
+def test_a_tables_places_are_those_of_print(paper, name):
+    table = paper.tables[name]
+    laid_out = list(paper.places(name))
+    assert len(set(laid_out)) == len(laid_out)
+    in_print = {
+        place for place, number in published.load().items() if (place.paper, place.table) == (paper.paper, name)
+    }
+    if not table.columns:
+        assert table.reason
+        assert not in_print
+    elif name == "Table IV":  # print's body is missing, and one row of ours tells so
+        assert [(place.row, place.column) for place in in_print] == [("(unnamed)", "with and without DW")]
+    elif table.flat:
+        assert in_print < set(laid_out)
+    else:
+        assert set(laid_out) == in_print
+
+
+def test_numbers_in_running_text_are_those_of_print():
+    for paper in PAPERS.values():
+        texts = [Place(paper.paper, "text", text.row, text.column, text.metric) for text in paper.text]
+        assert texts == [place for place in published.load() if place[:2] == (paper.paper, "text")]
+
+
+@pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
+def test_a_tables_parts_fit(paper, name):
+    table = paper.tables[name]
+    assert len(table.caption) > 20
+    methods = {row.method for row in table.rows.values()}
+    for label, row in table.rows.items():
+        assert len(row.stub) == len(table.stub), label
+        assert (row.method is None) == (row.minus is not None)
+        assert set(row.minus or ()) <= set(table.rows)
+    assert set(table.shown) <= methods | {"feduv"}  # Table 6 of cwFedAvg shares a list with larger tables
+    assert set(table.metrics) <= {*table.rows, *table.leaves}
+    for claim in table.claims:
+        assert {claim.own, claim.over or claim.own} <= set(table.rows)
+        assert set(claim.columns) <= set(table.leaves)
+    if table.metric == "accuracy_pct":
+        assert {table.protocol_of(row) for row in table.rows} <= set(get_args(Protocol))
+        assert table.study
+
+
+@pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
+def test_what_stands_in_two_tables_is_the_same_in_both(paper, name):
+    numbers, table = published.load(), paper.tables[name]
+    repeated = {place: paper.original(place) for place in paper.places(name) if paper.original(place)}
+    assert bool(repeated) == bool(table.repeats)
+    for place, original in repeated.items():
+        assert numbers[place].mean == pytest.approx(numbers[original].mean, abs=0.05), place
+
+
+def test_how_many_stand_in_two_tables():
+    repeated = [place for paper, name in TABLES for place in paper.places(name) if paper.original(place)]
+    assert Counter(place.paper for place in repeated) == {"FedDW": 24, "FedDUAL": 3, "PFPS-LWC": 12, "cwFedAvg": 12}
+
+
+def test_the_head_of_a_table_with_three_levels():
+    table = PAPERS["FedDW"].tables["Table I"]
+    names = ["MNIST", "CIFAR-10", "CIFAR-100", "IMDB"]
+    assert table.heads == [
+        [Head("Practical heterogeneous", 4, 1), Head("Pathological heterogeneous", 4, 1)],
+        [Head("CV", 3, 1), Head("NLP", 1, 1)] * 2,
+        [Head(name, 1, 1) for name in names] * 2,
+    ]
+    assert list(table.leaves)[4:6] == ["pathological/MNIST", "pathological/CIFAR-10"]
+
+
+def test_a_head_of_one_level_beside_others_of_two():
+    heads = PAPERS["cwFedAvg"].tables["Table 2"].heads
+    assert heads[0][0] == Head("Comm. cost", 1, 2)
+    assert [head.label for head in heads[1]] == ["50 clients", "100 clients", "α = 0.01", "α = 0.5", "α = 1.0"]
+
+
+def test_numbers_in_text_are_made_of_cells_that_are_there():
+    for paper in PAPERS.values():
+        for text in paper.text:
+            for table, row, column in text.minus or ():
+                assert row in paper.tables[table].rows
+                assert column in paper.tables[table].leaves
+            if text.largest:
+                assert text.largest[1] in paper.tables[text.largest[0]].rows
+
+
+def test_studies_are_files_of_one_table_or_figure():
+    for paper in PAPERS.values():
+        entries = [*paper.tables.values(), *paper.figures.values()]
+        assert all(re.fullmatch(r"(table|figure)\d+", entry.study) for entry in entries if entry.study)
+        assert all(bool(figure.study) != (figure.form == "diagram") for figure in paper.figures.values())
+
+
+def test_protocols_by_method():
+    table = PAPERS["cwFedAvg"].tables["Table 1"]
+    assert table.protocol_of("FedUV") == "trained-on-local"
+    assert table.protocol_of("cwFedAvg") == "personal-on-local"
+    assert PAPERS["FedDW"].tables["Table I"].protocol_of("FedPer") == "personal-on-global"
+    assert PAPERS["PFPS-LWC"].tables["Table 4"].protocol_of("FedProto") == "prototype-on-local"

@@ -1,0 +1,336 @@
+"""Pages: complete, self-contained, harmless, and the same bytes each time; then seen by a real browser."""
+
+import fcntl
+import html
+import html.parser
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pandas as pd
+import pytest
+
+from fedpipe.papers import figures, layouts, pages
+from fedpipe.papers.pages import About, Drawn
+
+PAGES = ("index", "feddw", "feddual", "pfps_lwc", "cwfedavg")
+ABOUT = About("0123abc", 12.5, ("two cores", "torch 2.11.0"), "2026-11-22")
+HOSTILE = """"><script>alert(1)</script><img src=x onerror='alert(2)'>'&amp;"""
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Parsed(html.parser.HTMLParser):
+    """Elements of a page by name, with their attributes and, of headings, their text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.headings, self.inside = [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self.inside = tag == "h2"
+
+    def handle_data(self, data):
+        if self.inside:
+            self.headings.append(data)
+            self.inside = False
+
+    def of(self, name):
+        return [attributes[name] for _, attributes in self.elements if name in attributes]
+
+
+def drawn():
+    rows = [("a panel", line, x, 10.0 * x, 1.0) for line in ("fedavg", "feddw") for x in (1, 2, 3)]
+    frame = pd.DataFrame(rows, columns=["panel", "line", "x", "mean", "std"])
+    return Drawn(figures.curves(frame), frame.to_csv(index=False))
+
+
+@pytest.fixture(scope="session")
+def folder(whole, tmp_path_factory):
+    """Pages of all cells but some, with two figures and a reason."""
+    here = tmp_path_factory.mktemp("pages")
+    absent = whole["column"].str.contains("Tiny") & (whole["paper"] == "cwFedAvg")
+    nothing = {"mean": float("nan"), "std": float("nan"), "runs": float("nan"), "values": None, "keys": None}
+    told = whole.assign(reason="")
+    for name, value in (nothing | {"reason": "too costly", "hours": 150.0}).items():
+        told[name] = told[name].where(~absent, value)
+    some = {
+        ("FedDW", "Figure 6"): drawn(),
+        ("FedDW", "Figure 7"): drawn(),
+        ("FedDUAL", "Figure 6"): "VGG16 is not here.",
+    }
+    pages.write(here, "paper", told, some, ABOUT)
+    return here
+
+
+@pytest.fixture(scope="session")
+def parsed(folder):
+    return {name: Parsed((folder / f"{name}.html").read_text()) for name in PAGES}
+
+
+def test_every_table_and_figure_has_its_heading(parsed):
+    for paper in layouts.papers().values():
+        headings = parsed[paper.stem].headings
+        wanted = [*paper.tables, *paper.figures]
+        assert [heading for heading in headings if heading in wanted] == wanted
+
+
+def test_also_where_nothing_was_measured(whole, tmp_path):
+    pages.write(tmp_path, "smoke", whole.head(0), {}, ABOUT)
+    for paper in layouts.papers().values():
+        text = (tmp_path / f"{paper.stem}.html").read_text()
+        assert {*paper.tables, *paper.figures} <= set(Parsed(text).headings)
+        assert "not run" in text
+
+
+def test_ids_are_unique_and_links_lead_somewhere(parsed):
+    ids = {name: page.of("id") for name, page in parsed.items()}
+    for name, page in parsed.items():
+        assert len(set(ids[name])) == len(ids[name])
+        for link in page.of("href"):
+            file, _, target = link.partition("#")
+            if link.startswith("data:") or file == "cells.csv":
+                continue
+            there = name if not file else file.removesuffix(".html")
+            assert there in PAGES, link
+            assert not target or target in ids[there], link
+
+
+def test_self_contained_and_without_scripts(folder):
+    for name in PAGES:
+        text = (folder / f"{name}.html").read_text()
+        page = Parsed(text)
+        assert not {"script", "link", "img", "iframe", "object"} & {
+            tag for tag, attributes in page.elements if attributes.get("href") != "data:,"
+        }
+        assert not [attribute for _, found in page.elements for attribute in found if attribute.startswith("on")]
+        assert set(re.findall(r"https?://[^\s\"'<)]+", text)) <= {pages.SVG, pages.XLINK}
+        assert "@import" not in text
+
+
+def test_a_cell_shows_both_numbers_its_verdict_in_words_and_what_it_is_made_of(folder, judged):
+    text = (folder / "feddw.html").read_text()
+    place = next(place for place in judged["paper"].cells if place[1:4] == ("Table I", "FedDW", "practical/CIFAR-10"))
+    cell = judged["paper"].cells[place]
+    shown = f"{cell.number.mean:.2f} ± {cell.number.std:.2f}"
+    (found,) = re.findall(rf'<td class="(\w+)">[^\n]*<a href="#([\w-]+)">{re.escape(shown)}</a>', text)
+    assert found[0] == cell.word.partition(" ")[0]
+    assert re.search(rf'<span class="spoken">{re.escape(cell.word)}: </span><a href="#{found[1]}">', text)
+    row = text[text.index(f'<tr id="{found[1]}">') :].partition("</tr>\n")[0]
+    for told in ("66.24 ± 0.6", cell.word, *cell.measured.keys, cell.measured.trace, "floor 1.00"):
+        assert told in row, told
+
+
+def test_a_dash_tells_its_reason_with_the_hours_of_all_its_cells(folder):
+    text = (folder / "cwfedavg.html").read_text()
+    assert "too costly: some 2,700 h for 18 cells" in text  # Tiny ImageNet and Tiny ImageNet* of nine methods
+    assert "VGG16 is not here." in (folder / "feddual.html").read_text()
+    assert "A diagram: nothing of it is measured." in (folder / "feddw.html").read_text()
+    assert "in print: it crashed, or did not converge" in (folder / "feddw.html").read_text()
+
+
+def test_what_was_run_stands_at_the_top(folder):
+    for name in PAGES:
+        top = (folder / f"{name}.html").read_text().partition('<section class="table"')[0]
+        for told in ("<strong>paper</strong>", "12.5", "0123abc", "two cores", "2026-11-22"):
+            assert told in top or told == "2026-11-22"
+
+
+def test_no_signs_at_smaller_scales(whole, tmp_path):
+    for scale in ("reduced", "smoke"):
+        pages.write(tmp_path, scale, whole, {}, ABOUT)
+        text = (tmp_path / "feddw.html").read_text()
+        body = text[text.index('<section class="table"') :]
+        assert not re.findall(r'<td class="(?:agrees|near|differs)"', body)
+        assert 'class="sign"' not in body
+        assert ("Order of methods" in body) == (scale == "reduced")
+
+
+def test_generated_data_are_marked(whole, tmp_path):
+    pages.write(tmp_path, "smoke", whole.assign(generated=True), {}, ABOUT)
+    assert pages.GENERATED in html.unescape((tmp_path / "feddw.html").read_text())
+
+
+def test_the_same_bytes_each_time(folder, whole, tmp_path):
+    found = []
+    for name in ("one", "two"):
+        pages.write(tmp_path / name, "paper", whole, {("FedDW", "Figure 6"): drawn()}, ABOUT)
+        found.append({path.name: path.read_bytes() for path in sorted((tmp_path / name).iterdir())})
+    assert found[0] == found[1]
+    assert set(found[0]) == {*(f"{name}.html" for name in PAGES), "cells.csv"}
+
+
+@pytest.fixture(scope="session")
+def hostile(make, tmp_path_factory):
+    """Pages whose every text that comes from outside is hostile."""
+    here = tmp_path_factory.mktemp("hostile")
+    frame = make(keep=lambda place: place.paper == "FedDW")
+    frame = frame.assign(trace=HOSTILE, keys=[[HOSTILE]] * len(frame), settings=[{HOSTILE: HOSTILE}] * len(frame))
+    missing = make(keep=lambda place: place.paper == "FedDUAL").assign(mean=float("nan"), values=None, reason=HOSTILE)
+    told = {("FedDW", "Figure 6"): Drawn(drawn().svg, HOSTILE), ("FedDW", "Figure 7"): HOSTILE}
+    pages.write(here, "paper", pd.concat([frame, missing]), told, About(HOSTILE, 1.0, (HOSTILE,), HOSTILE))
+    return here
+
+
+def test_hostile_texts_are_text(hostile):
+    for name in PAGES:
+        page = Parsed((hostile / f"{name}.html").read_text())
+        assert not {"script", "img"} & {tag for tag, _ in page.elements}
+        assert not [attribute for _, found in page.elements for attribute in found if attribute == "onerror"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "<script>alert(1)</script>",
+        '<rect onclick="alert(1)"/>',
+        '<image href="http://example.org/x.png"/>',
+        '<use xlink:href="http://example.org/x.svg#a"/>',
+        '<rect style="fill: url(http://example.org/x)"/>',
+        "<foreignObject/>",
+        '<a href="#x"/>',
+    ],
+)
+def test_a_figure_that_acts_or_asks_is_refused(part):
+    svg = f'<svg xmlns="{pages.SVG}" xmlns:xlink="{pages.XLINK}">{part}</svg>'
+    with pytest.raises(ValueError, match="a figure can't"):
+        pages.inline(svg, "x-", "label")
+
+
+def test_figures_of_no_paper_are_refused(whole, tmp_path):
+    with pytest.raises(ValueError, match="no figure of a paper"):
+        pages.write(tmp_path, "smoke", whole.head(0), {("FedDW", "Figure 9"): "?"}, ABOUT)
+    assert not list(tmp_path.iterdir())
+
+
+class Browser:
+    """A headless Chromium, spoken to by its debugging pipe."""
+
+    def __init__(self, profile):
+        there, write = os.pipe()
+        read, back = os.pipe()
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (there, back)]
+
+        def place():  # the browser reads from 3 and writes to 4
+            for number, end in zip((3, 4), ends, strict=True):
+                os.dup2(end, number)
+
+        command = [BROWSER, *flags, "about:blank"]
+        self.process = subprocess.Popen(command, preexec_fn=place, close_fds=False, stderr=subprocess.DEVNULL)
+        for end in (there, back, *ends):
+            os.close(end)
+        self.reading, self.writing = os.fdopen(read, "rb"), os.fdopen(write, "wb")
+        self.rest, self.events, self.number, self.session = b"", [], 0, None
+        (target,) = [one for one in self("Target.getTargets")["targetInfos"] if one["type"] == "page"]
+        self.session = self("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            self(f"{domain}.enable")
+
+    def __call__(self, method, **parameters):
+        """Call a method and return what it answers; events that come before it are kept."""
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        message |= {"sessionId": self.session} if self.session else {}
+        self.writing.write(json.dumps(message).encode() + b"\0")
+        self.writing.flush()
+        while True:
+            found = self.next()
+            if found.get("id") == self.number:
+                assert "error" not in found, found
+                return found["result"]
+            self.events.append(found)
+
+    def next(self):
+        while b"\0" not in self.rest:
+            part = self.reading.read1()
+            assert part, "the browser is gone"
+            self.rest += part
+        first, _, self.rest = self.rest.partition(b"\0")
+        return json.loads(first)
+
+    def open(self, path, width):
+        """Load a page at a width, and return all events until it is loaded."""
+        self("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
+        self.events = []
+        self("Page.navigate", url=path.as_uri())
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self.next())
+        return self.events
+
+    def tell(self, expression):
+        return self("Runtime.evaluate", expression=expression, returnByValue=True)["result"]["value"]
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait()
+        self.reading.close()
+        self.writing.close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if not BROWSER:
+        pytest.skip("there is no Chromium here")
+    made = Browser(tmp_path_factory.mktemp("profile"))
+    yield made
+    made.close()
+
+
+def seen(browser, path, width):
+    """What a browser complained of, and what it asked for but the page itself."""
+    events = browser.open(path, width)
+    wrong = [event for event in events if event.get("method") in {"Log.entryAdded", "Runtime.exceptionThrown"}]
+    wrong += [event for event in events if event.get("method") == "Runtime.consoleAPICalled"]
+    asked = [
+        event["params"]["request"]["url"] for event in events if event.get("method") == "Network.requestWillBeSent"
+    ]
+    return wrong, [url for url in asked if url != path.as_uri() and not url.startswith("data:")]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_browser_shows_it_at_both_widths(browser, folder, name):
+    for width in (1280, 375):
+        assert seen(browser, folder / f"{name}.html", width) == ([], [])
+        assert browser.tell("document.documentElement.scrollWidth") <= width
+        assert browser.tell("document.compatMode") == "CSS1Compat"
+    wide = browser.tell("[...document.querySelectorAll('table')].every(one => one.closest('.scroll'))")
+    assert wide
+    if name == "index":
+        return
+    paper = next(paper for paper in layouts.papers().values() if paper.stem == name)
+    headings = browser.tell(
+        "[...document.querySelectorAll('h2')].filter(one => one.offsetHeight).map(one => one.innerText)"
+    )
+    assert {*paper.tables, *paper.figures} <= set(headings)
+    first = browser.tell("document.querySelector('table.results tbody td').getBoundingClientRect().left")
+    assert first < 300, "the first column of numbers is on the screen of a phone"
+
+
+def test_the_browser_tells_what_is_wrong(browser, tmp_path):
+    page = tmp_path / "wrong.html"
+    page.write_text("<!doctype html><img src='x.png'><div style='width: 500px'>.</div><script>nothing()</script>")
+    wrong, asked = seen(browser, page, 375)
+    assert {event["method"] for event in wrong} == {"Log.entryAdded", "Runtime.exceptionThrown"}
+    assert asked == [(tmp_path / "x.png").as_uri()]
+    assert browser.tell("document.documentElement.scrollWidth") > 375
+
+
+def test_a_browser_draws_a_figure_in_its_own_box(browser, folder):
+    seen(browser, folder / "feddw.html", 1280)
+    box = "document.querySelector('#figure-6 svg').getBoundingClientRect()"
+    assert browser.tell(f"{box}.width") > 500
+    assert browser.tell(f"{box}.height") > 200
+    texts = browser.tell("[...document.querySelectorAll('#figure-6 svg text')].map(one => one.textContent)")
+    assert "a panel" in texts
+
+
+def test_a_browser_finds_no_script_in_hostile_pages(browser, hostile):
+    for name in PAGES:
+        assert seen(browser, hostile / f"{name}.html", 375) == ([], [])
+        assert browser.tell("document.scripts.length + document.images.length") == 0
+        assert browser.tell("document.documentElement.scrollWidth") <= 375
+        assert "alert(1)" in browser.tell("document.body.innerText")

@@ -1,0 +1,95 @@
+"""The printed numbers: all of them, each once, and the same as in the transcript that they were taken from."""
+
+import csv
+import os
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fedpipe.papers import published
+from fedpipe.papers.published import Place
+
+ROOT = Path(__file__).parents[2]
+SHARED = Path(os.environ.get("FEDPIPE_SHARED", ROOT.parent / "shared"))
+COUNTS = {
+    "target": 551,
+    "failed": 9,
+    "absent": 8,
+    "suspect": 3,
+    "formula": 18,
+    "setting": 15,
+    "derived": 34,
+    "claim": 3,
+}
+
+
+@pytest.fixture
+def numbers():
+    return published.load()
+
+
+def test_641_numbers_by_status(numbers):
+    assert len(numbers) == 641
+    assert Counter(number.status for number in numbers.values()) == COUNTS
+
+
+def test_what_print_lacks_has_no_number(numbers):
+    for number in numbers.values():
+        cost = number.place.metric == "communication_cost"  # a formula in words
+        assert (number.mean is None) == (number.status in {"failed", "absent"} or cost), number
+        assert number.mean is not None or number.std is number.runs is None
+        assert number.std is None or (number.std > 0 and number.runs is not None)
+
+
+def test_targets_are_accuracies_with_as_many_runs_as_the_paper_states(numbers):
+    targets = [number for number in numbers.values() if number.status == "target"]
+    assert {number.place.metric for number in targets} == {"accuracy_pct"}
+    assert all(0 < number.mean < 100 for number in targets)
+    runs = {(number.place.paper, number.runs, number.std is not None) for number in targets}
+    assert runs == {("FedDW", 5, True), ("FedDUAL", 3, True), ("PFPS-LWC", None, False), ("cwFedAvg", 3, True)}
+
+
+def test_places_are_names_of_axis_values(numbers):
+    assert numbers[Place("FedDW", "Table I", "FedDW", "practical/IMDB", "accuracy_pct")].mean == 84.46
+    assert numbers[Place("FedDUAL", "Table 4", "both", "CIFAR-100", "accuracy_pct")].std == 0.24
+    assert numbers[Place("PFPS-LWC", "Table 3", "FedBN", "0.5/0.7", "accuracy_pct")].mean == 32.51
+    assert numbers[Place("PFPS-LWC", "Table 4", "Δ", "CIFAR-10/0.7", "accuracy_gain_points")].mean == 2.22
+    assert numbers[Place("cwFedAvg", "Table 1", "IFCA", "practical/Tiny ImageNet*", "accuracy_pct")].mean == 26.68
+
+
+def test_suspect_are_the_three_that_print_itself_contradicts(numbers):
+    suspect = [tuple(place)[:4] for place, number in numbers.items() if number.status == "suspect"]
+    assert suspect == [
+        ("FedDW", "Table II", "Local", "N=50"),
+        ("cwFedAvg", "Table 2", "FedNH", "alpha=1.0"),
+        ("cwFedAvg", "Table 2", "FedUV", "alpha=1.0"),
+    ]
+
+
+def test_all_data_of_the_package_ship_with_it():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    folder = ROOT / "fedpipe" / "papers"
+    data = {path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py"}
+    shipped = {path.name for pattern in settings["fedpipe.papers"] for path in folder.glob(pattern)}
+    assert data == shipped
+    assert "published.csv" in shipped
+
+
+def test_the_same_numbers_as_in_the_transcript(numbers):
+    path = SHARED / "spec" / "published_results.csv"
+    if not path.exists():
+        pytest.skip(f"{path}, the transcript of the papers' numbers, is not at hand (FEDPIPE_SHARED names its folder)")
+    with path.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(numbers)
+    for row, number in zip(rows, numbers.values(), strict=True):
+        place = number.place
+        assert (row["paper"], row["table"], row["metric"]) == (place.paper, place.table, place.metric)
+        assert [row["mean"], row["std"]] == ["", ""] or float(row["mean"]) == number.mean
+        assert float(row["std"] or 0) == (number.std or 0)
+        assert number.notes.startswith(row["notes"].replace("personalised", "personalized"))
+        if place.table in {"Table I", "Table 1"} and place.paper != "PFPS-LWC":
+            assert place.row == row["algorithm"]
+            assert row["dataset"] in place.column

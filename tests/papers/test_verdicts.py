@@ -1,0 +1,210 @@
+"""Verdicts: against numbers worked out by hand, and against scipy's tests."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedpipe.papers import published, verdicts
+from fedpipe.papers.verdicts import Number, Spread
+
+TESTS = 10_000
+
+
+def test_a_number_of_values_by_seed():
+    number = Number.of({0: 61.0, 1: 62.0, 2: 66.0})
+    assert (number.mean, number.runs) == (63.0, 3)
+    assert number.std == pytest.approx(math.sqrt((4 + 1 + 9) / 2))
+    assert Number.of({3: 61.0}).std is None
+
+
+def test_pooled_by_degrees_of_freedom_without_single_runs():
+    numbers = [Number(1, 2.0, 3), Number(1, 1.0, 5), Number(1, None, 1), Number(1, None, None)]
+    spread = verdicts.pooled(numbers)
+    assert spread.df == 6
+    assert spread.std == pytest.approx(math.sqrt((2 * 4 + 4 * 1) / 6))
+    assert verdicts.pooled(numbers[2:]) is None
+
+
+def test_a_band_worked_out_by_hand():
+    # s^2/n = 9/3 = 3 and S^2/m = 4/5 = 0.8; df = 3.8^2 / (3^2/2 + 0.8^2/4) = 14.44 / 4.66
+    band = verdicts.band(Number(50, 2, 5), Number(50, 3, 3), None, TESTS)
+    assert band.error == pytest.approx(math.sqrt(3.8))
+    assert band.t == pytest.approx(stats.t.ppf(0.975, 14.44 / 4.66))
+    assert band.width == pytest.approx(band.t * band.error)
+    assert band.floor == 1.0  # twice the sampling error of 10,000 tests at 50% is one point, too
+
+
+def test_values_agree_where_welchs_test_finds_no_difference():
+    chance, judged = np.random.default_rng(1), {"agrees": 0, "other": 0}
+    for _ in range(500):
+        std, other = chance.uniform(2, 4, 2)
+        runs, others = chance.integers(3, 8, 2).tolist()
+        mean = 50 + chance.normal(0, 4)
+        verdict = verdicts.value(Number(50, std, runs), Number(mean, other, others), None, 10**9)
+        if verdict.band.t == verdicts.CAP or verdict.band.width == verdict.band.floor:
+            continue
+        p = stats.ttest_ind_from_stats(50, std, runs, mean, other, others, equal_var=False).pvalue
+        assert (verdict.word == "agrees") == (p >= 0.05)
+        judged["agrees" if p >= 0.05 else "other"] += 1
+    assert min(judged.values()) > 50
+
+
+def test_t_is_capped_at_that_of_two_degrees_of_freedom():
+    band = verdicts.band(Number(50, 10, 2), Number(50, 0.01, 2), None, TESTS)
+    assert band.t == 4.3 < stats.t.ppf(0.975, 1.1)
+
+
+@pytest.mark.parametrize(
+    ("mean", "tests", "floor"),
+    [
+        (80.0, 10_000, 1.0),  # 2 sqrt(80 * 20 / 10000) = 0.8
+        (50.0, 1_000, 2 * math.sqrt(2.5)),
+        (95.0, 10_000, 1.0),
+        (95.01, 10_000, 0.5),
+        (96.0, 100, math.sqrt(3.84)),  # half of 2 sqrt(96 * 4 / 100)
+    ],
+)
+def test_floor(mean, tests, floor):
+    band = verdicts.band(Number(mean, 0.01, 5), Number(mean, 0.01, 5), None, tests)
+    assert band.floor == band.width == pytest.approx(floor)
+
+
+@pytest.mark.parametrize(
+    ("difference", "word"),
+    [(0.99, "agrees"), (-0.99, "agrees"), (1.01, "near"), (-2.99, "near"), (3.01, "differs"), (-30, "differs")],
+)
+def test_words_by_bands(difference, word):
+    verdict = verdicts.value(Number(80, 0.1, 5), Number(80 + difference, 0.1, 3), None, TESTS)
+    assert (verdict.word, verdict.difference) == (word, pytest.approx(difference))
+
+
+def test_one_or_two_seeds_agree_with_that_caveat_only():
+    spread = Spread(0.1, 20)
+    one, two = (Number(80, std, runs) for std, runs in ((None, 1), (0.1, 2)))
+    assert verdicts.value(Number(80, 0.1, 5), one, spread, TESTS).word == "agrees (one seed)"
+    assert verdicts.value(Number(80, 0.1, 5), two, spread, TESTS).word == "agrees (two seeds)"
+    assert verdicts.value(Number(90, 0.1, 5), one, spread, TESTS).word == "differs"
+
+
+def test_a_missing_std_is_the_columns():
+    # both sides of one run: error^2 = 2 * 1.5^2, with the 20 degrees of freedom of each counted once more
+    band = verdicts.band(Number(50), Number(50, None, 1), Spread(1.5, 20), TESTS)
+    assert band.error == pytest.approx(1.5 * math.sqrt(2))
+    assert band.t == pytest.approx(stats.t.ppf(0.975, 40))
+
+
+def test_where_nothing_tells_how_runs_vary_the_floor_is_the_band():
+    band = verdicts.band(Number(80), Number(80, None, 1), None, TESTS)
+    assert band == (1.0, 0.0, 0.0, 1.0)
+
+
+def test_failed_in_print():
+    assert verdicts.failed(Number(50, 1, 3), 1, 10).word == "agrees"
+    assert verdicts.failed(Number(20, 1, 3), 0, 10).word == "agrees"
+    assert verdicts.failed(Number(20.1, 1, 3), 0, 10).word == "differs"
+    assert verdicts.failed(Number(1.9, None, 1), 0, 100).word == "agrees (one seed)"
+
+
+def test_formulas_to_a_thousandth():
+    assert verdicts.exactly(11.18, 11.181642).word == "agrees"
+    assert verdicts.exactly(1122.67, 1122.78).word == "agrees"
+    assert verdicts.exactly(11.18, 11.2).word == "differs"
+    assert verdicts.exactly(2, 2).word == "agrees"
+
+
+def test_tau_b_is_scipys_where_ties_are_equal_values():
+    chance = np.random.default_rng(2)
+    for _ in range(100):
+        one, two = chance.integers(0, 5, (2, 7))
+        if len(set(one)) == 1 or len(set(two)) == 1:
+            continue
+        signs = [[np.sign(of[a] - of[b]) for a in range(7) for b in range(a)] for of in (one, two)]
+        assert verdicts.tau_b(*signs) == pytest.approx(stats.kendalltau(one, two, variant="b").statistic)
+    assert verdicts.tau_b([0, 0], [1, 1]) is None
+
+
+def test_an_order_worked_out_by_hand():
+    print_ = {"a": Number(90, 0.1, 5), "b": Number(80, 0.1, 5), "c": Number(70, 0.1, 5), "d": Number(70.05, 0.1, 5)}
+    # standard errors are 0.14 of a difference: c and d are a tie in print, a and b a tie here
+    here = {"a": Number(85, 0.1, 1), "b": Number(85.05, 0.1, 1), "c": Number(70, 0.1, 1), "d": Number(60, 0.1, 1)}
+    order = verdicts.order(print_, here)
+    assert order.methods == 4
+    assert order.resolved == 5  # all but c and d
+    assert order.concordant == 4  # all of these but a and b, which stand the other way round
+    assert order.tau == pytest.approx(4 / math.sqrt(5 * 5))  # ac ad bc bd agree; ab is untied in print, cd here
+    assert (order.best, order.ours, order.holds) == ("a", "b", True)
+
+
+def test_print_and_print_are_of_one_order():
+    columns = {}
+    for place, number in published.load().items():
+        if number.status == "target":
+            column = columns.setdefault((place.paper, place.table, place.column), {})
+            column[place.row] = Number(number.mean, number.std, number.runs)
+    for column in columns.values():
+        order = verdicts.order(column, column)
+        assert order.tau == (pytest.approx(1) if order.resolved else None)
+        assert order.concordant == order.resolved
+        assert order.holds
+
+
+def test_a_reversed_order():
+    print_ = {name: Number(mean, 0.1, 5) for name, mean in zip("abc", (50, 60, 70), strict=True)}
+    here = {name: Number(mean, 0.1, 5) for name, mean in zip("abc", (70, 60, 50), strict=True)}
+    order = verdicts.order(print_, here)
+    assert (order.tau, order.concordant, order.best, order.ours, order.holds) == (-1, 0, "c", "a", False)
+
+
+def test_what_one_side_lacks_has_no_order():
+    assert verdicts.order({"a": Number(1), "b": Number(2)}, {"b": Number(1)}) is None
+
+
+def test_ceilings_rise_with_runs_and_are_the_same_each_time():
+    close = [Number(mean, 0.5, 5) for mean in (60, 60.8, 61.6, 62.4)]
+    one, three, many = (verdicts.ceiling(close, runs, None) for runs in (1, 3, 1000))
+    assert 0 < one < three < many <= 1
+    assert verdicts.ceiling(close, 1, None) == one
+    apart = [Number(mean, 0.5, 5) for mean in (20, 40, 60)]
+    assert verdicts.ceiling(apart, 1, None) == 1
+
+
+def test_ceilings_of_print_are_near_those_of_the_survey():
+    # FedDW's Table I: 0.88 with one seed and 0.93 with three, by tau without ties; its weakest column is MNIST
+    columns = {}
+    for place, number in published.load().items():
+        if place.table == "Table I" and number.status == "target":
+            column = columns.setdefault(place.column, [])
+            column.append(Number(number.mean, number.std, number.runs))
+    found = {name: [verdicts.ceiling(column, runs, None) for runs in (1, 3)] for name, column in columns.items()}
+    assert np.mean(list(found.values()), axis=0) == pytest.approx([0.88, 0.93], abs=0.05)
+    assert min(found, key=found.get) == "practical/MNIST"
+
+
+def test_a_contrast_paired_by_seed_is_scipys():
+    own, other = (
+        {seed: value for seed, value in enumerate(values)} for values in ([61, 64, 63, 70], [60, 62, 62.5, 66])
+    )
+    contrast = verdicts.contrast(Number.of(own), Number.of(other | {9: 10.0}), None)
+    low, high = stats.ttest_rel(list(own.values()), list(other.values())).confidence_interval()
+    assert contrast == (pytest.approx(1.875), pytest.approx(low), pytest.approx(high), True)
+    assert contrast.sign == "?"
+    assert low < 0 < high
+
+
+def test_a_contrast_without_common_seeds_is_welchs():
+    own, other = {0: 61.0, 1: 64.0, 2: 63.0}, {5: 50.0, 6: 52.0, 7: 51.0, 8: 50.5}
+    contrast = verdicts.contrast(Number.of(own), Number.of(other), None)
+    low, high = stats.ttest_ind(list(own.values()), list(other.values()), equal_var=False).confidence_interval()
+    assert (contrast.low, contrast.high, contrast.paired) == (pytest.approx(low), pytest.approx(high), False)
+    assert contrast.sign == "+"
+    assert verdicts.contrast(Number.of(other), Number.of(own), None).sign == "−"
+
+
+def test_a_contrast_of_single_runs_has_the_columns_interval_or_none():
+    own, other = Number.of({0: 61.0}), Number.of({0: 60.0})
+    assert verdicts.contrast(own, other, None) == (1.0, None, None, False)
+    assert verdicts.contrast(own, other, None).sign == "?"
+    wide = verdicts.contrast(own, other, Spread(0.1, 50))
+    assert wide.high - wide.low == pytest.approx(2 * stats.t.ppf(0.975, 100) * 0.1 * math.sqrt(2))
