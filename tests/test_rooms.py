@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 HOUSE = (
     ("cli, __main__",),
     ("new_algorithm, templates",),
-    ("lineage", "testing", "documentation"),
+    ("lineage", "testing", "documentation", "papers"),
     ("stages",),
     ("report",),
     ("engine",),
