@@ -521,7 +521,7 @@ def test_the_sha256_of_a_file_has_to_be_written(tmp_path: Path) -> None:
         ({"sample": [0, 1], "client": [0, 1], "split": ["train", "test"]}, "gives client 1 no training sample"),
         ({"sample": [0, 1], "client": [0, 1], "split": ["train", "tset"]}, "split 'tset' of .* should be one of train"),
         ({"sample": [0, 1, 2], "client": [0, 1, -1]}, "client -1 of .* should be at least 0"),
-        ({"sample": [0, 1, 1], "client": [0, 1, 1]}, "a sample twice with one client"),
+        ({"sample": [0, 1, 1], "client": [0, 1, 1]}, "a sample twice for one client"),
         ({"sample": [], "client": []}, "should hold whole numbers only|no training sample"),
     ],
     ids=str,
