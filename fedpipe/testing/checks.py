@@ -260,8 +260,8 @@ def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
             yield f"with batch normalization, clients in one call differ from clients one by one ({told}); {PADDING}."
             return
         known = [*_models(before), *(model for sent in loop.outcomes for model in _models(sent.upload))]
-        common, own = loop.send(range(len(loop.clients)))  # what models are made of: not all that the server remembers
-        for model in [*_models(common), *_models(own)]:
+        received = [loop.algorithm.traffic(_received(loop, client)) for client in range(len(loop.clients))]
+        for model in [model for state in received for model in _models(state)]:
             for name in held:
                 if name in model and (told := _beyond(name, model[name], known)):
                     yield told

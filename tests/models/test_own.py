@@ -185,7 +185,7 @@ def test_a_class_whose_parameters_nobody_would_see_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("import nn_of_mine\n", "No module named 'nn_of_mine'"),
+        ("import nn_of_mine\n", "No module named 'nn_of_mine', own_models.py, line 1"),
         ("def make(:\n", "invalid syntax (own_models.py, line 1)"),
         ("\nx = y\n", "NameError: name 'y' is not defined, own_models.py, line 2"),
     ],

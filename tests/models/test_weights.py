@@ -239,7 +239,7 @@ def test_a_run_whose_file_is_gone_is_read_but_does_not_begin() -> None:
 
 
 def test_a_sum_without_a_file_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"^model\.sha256: there is no model\.weights that it is of"):
+    with pytest.raises(SettingsError, match=r"^model\.sha256: there is no model\.weights that it could belong to"):
         config.parse(studies.settings(model={"sha256": "0" * 64}))
 
 
