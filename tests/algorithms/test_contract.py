@@ -67,7 +67,7 @@ def test_what_is_expected_is_checked():
     assert testing.check_expected(fedavg, right, "traffic") == []
     assert testing.check_expected(
         fedavg, Expected(traffic=[({}, lambda n: (n.all, n.body))], centralized={}), "traffic"
-    ) == ["traffic: [(528, 528)] bytes are counted with {}, not (528, 288)"]
+    ) == ["traffic: [(512, 512)] bytes are counted with {}, not (512, 288)"]
     excepted = Expected(traffic=whole, centralized={}, exceptions={"class_names": "of no reason"})
     assert testing.check_expected(fedavg, excepted, "class_names") == [
         "class_names: holds, although it should not (of no reason); strike that exception."
