@@ -193,8 +193,8 @@ def main() -> None:
     rate = matrix_rate(options.threads, options.device)
     plain = plain_loop(clients, options.threads)
     work = (trained * MFLOP_TRAINED + evaluated * MFLOP_EVALUATED) / 1e3  # GFLOP
-    train = sum(each["train"] for each in times) / options.rounds
-    evaluate = sum(each["evaluate"] for each in times) / options.rounds
+    train = sum(measured["train"] for measured in times) / options.rounds
+    evaluate = sum(measured["evaluate"] for measured in times) / options.rounds
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if options.device == "cuda":
         memory = torch.cuda.max_memory_allocated() / 2**20

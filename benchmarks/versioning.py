@@ -58,7 +58,7 @@ def write_study(folder: Path, algorithms: list[str], rounds: int, size: int) -> 
         (results / name).mkdir(parents=True)
         (results / name / "some").write_text(name)
     shutil.copy(ROOT / "results" / ".gitignore", results)
-    plots = (f"plots/{each}.csv" for each in ("curves", "clients", "matrices", "partition"))
+    plots = (f"plots/{name}.csv" for name in ("curves", "clients", "matrices", "partition"))
     for name in ("plan.json", "metrics.json", *plots):
         (results / name).write_text("{}")
     settings = {"algorithms": {name: {} for name in algorithms}, "study": {"algorithms": algorithms}}

@@ -55,9 +55,9 @@ def of(*objects: Any) -> Digest:
     SettingsError
         A source or a declared data file is missing, or the declaration is not a list of names.
     """
-    for top in {each.__module__.partition(".")[0] for each in objects} - _followed:
+    for top in {item.__module__.partition(".")[0] for item in objects} - _followed:
         _followed.add(top)
-    bases = [base for each in objects if isinstance(each, type) for base in each.__mro__[1:]]
+    bases = [base for item in objects if isinstance(item, type) for base in item.__mro__[1:]]
     return _walked(map(_place, objects), _defines_components, map(_place, bases))
 
 
@@ -80,7 +80,7 @@ def canonical(node: ast.AST) -> str:
     for name, value in ast.iter_fields(node):
         if isinstance(value, list) and value:
             listed = _merged(value) if isinstance(node, ast.JoinedStr) else value
-            listed = [each for each in listed if not _is_idle(each)]
+            listed = [statement for statement in listed if not _is_idle(statement)]
             parts.append(f"{name}=[{','.join(map(_told, listed))}]")
         elif value not in (None, []) and name not in {"kind", "ctx", "type_comment"}:
             parts.append(f"{name}={_told(value)}")
@@ -190,21 +190,21 @@ def _is_for_types(statement: ast.stmt) -> bool:
 
 def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
     """What is imported anywhere within a statement: the local name, and what it stands for."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Import):
-            for alias in each.names:
+    for found in ast.walk(node):
+        if isinstance(found, ast.Import):
+            for alias in found.names:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
                 if not alias.asname and "." in alias.name:
                     yield f"{alias.name}!", alias.name  # no name by itself, but the submodule is executed
-        elif isinstance(each, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) - each.level + 1] if each.level else []
-            module = ".".join([*base, *([each.module] if each.module else [])])
-            for alias in each.names:
+        elif isinstance(found, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - found.level + 1] if found.level else []
+            module = ".".join([*base, *([found.module] if found.module else [])])
+            for alias in found.names:
                 yield alias.asname or alias.name, module if alias.name == "*" else f"{module}.{alias.name}"
-        elif isinstance(each, ast.Call) and each.args and isinstance(each.args[0], ast.Constant):
-            called = each.func.attr if isinstance(each.func, ast.Attribute) else getattr(each.func, "id", "")
-            if called in {"import_module", "__import__"} and isinstance(each.args[0].value, str):
-                yield f"{each.args[0].value}()", each.args[0].value
+        elif isinstance(found, ast.Call) and found.args and isinstance(found.args[0], ast.Constant):
+            called = found.func.attr if isinstance(found.func, ast.Attribute) else getattr(found.func, "id", "")
+            if called in {"import_module", "__import__"} and isinstance(found.args[0].value, str):
+                yield f"{found.args[0].value}()", found.args[0].value
 
 
 @functools.cache
@@ -221,17 +221,17 @@ def _origin(module: str) -> Path | None:
     spec = getattr(loaded, "__spec__", None) or (None if loaded else importlib.util.find_spec(top))
     origin = getattr(loaded, "__file__", None) or (spec.origin if spec else None)
     path = Path(origin).resolve() if origin and Path(origin).is_file() else None
-    folders = [Path(each) for each in (spec.submodule_search_locations or ())] if spec else []
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
     if path is None and not folders:
         raise ModuleNotFoundError(module)
     for part in parts:
         if path is not None and path.stem == "__init__":
             folders = [path.parent]
         places = [folder / part for folder in folders]
-        files = [file for each in places for file in (each / "__init__.py", each.with_name(f"{part}.py"))]
+        files = [file for place in places for file in (place / "__init__.py", place.with_name(f"{part}.py"))]
         files += [file for folder in folders for file in folder.glob(f"{part}.*.so")]
         path = next((file.resolve() for file in files if file.is_file()), None)
-        folders = [each for each in places if each.is_dir()]
+        folders = [place for place in places if place.is_dir()]
         if path is None and not folders:
             raise ModuleNotFoundError(module)
     return path
@@ -282,7 +282,7 @@ def _is_others(top: str) -> bool:
 def _defines_components(module: str) -> bool:
     """Whether a module is followed for a component: one of fedpipe's that defines some, or the user's own."""
     if module.partition(".")[0] == ROOM:
-        return module.startswith(tuple(f"{each}." for each in COMPONENTS)) and module.rpartition(".")[2] != "base"
+        return module.startswith(tuple(f"{package}." for package in COMPONENTS)) and module.rpartition(".")[2] != "base"
     return _is_module(module)
 
 
@@ -407,7 +407,7 @@ class _Walk:
             self._attribute(target, attributes)
         elif module and not _is_module(target) and self._follows(module):
             self._attribute(module, [name, *attributes])
-        elif target == ROOM or (_is_module(target) and any(each.startswith(f"{target}.") for each in COMPONENTS)):
+        elif target == ROOM or (_is_module(target) and any(package.startswith(f"{target}.") for package in COMPONENTS)):
             self._chain(target, attributes)
 
     def _chain(self, package: str, attributes: list[str]) -> None:

@@ -26,14 +26,15 @@ def markdown(kind: Kind, plural: str) -> str:
     own = {name: set(_defaults(component)) for name, component in plain.items()}
     common = set.intersection(*own.values()).union(*(fields[name] - own[name] for name in found))
     without = [name for name in found if not common <= fields[name]]
-    contents = [f"- [{name}](#{name}): {inline(registry.summary(each))}" for name, each in found.items()]
+    contents = [f"- [{name}](#{name}): {inline(registry.summary(component))}" for name, component in found.items()]
     all_of_them = f"All of them but {' and '.join(without)}" if without else "All of them"
     shared = [f"{all_of_them} have\n\n{table(next(iter(found.values())), common)}"] if common else []
     sections = [
-        f"## {name}\n\n" + "\n\n".join(filter(None, (_text(each), table(each, set(_defaults(each)) - common))))
-        for name, each in found.items()
+        f"## {name}\n\n"
+        + "\n\n".join(filter(None, (_text(component), table(component, set(_defaults(component)) - common))))
+        for name, component in found.items()
     ]
-    head = [f"# {plural.capitalize()}", f"Made of the docstrings by `fedpipe docs {plural}`; edit those."]
+    head = [f"# {plural.capitalize()}", f"Generated from the docstrings by `fedpipe docs {plural}`; edit those."]
     return "\n\n".join([*head, "\n".join(contents), *shared, *sections]) + "\n"
 
 
@@ -56,8 +57,8 @@ def table(component: type[Component], names: set[str]) -> str:
 def inherited(component: type[Component]) -> dict[str, str]:
     """What is said of each parameter that the component's own docstring does not name, by those it derives from."""
     told: dict[str, str] = {}
-    for each in component.__mro__[1:]:
-        told = _parameters(each) | told
+    for base in component.__mro__[1:]:
+        told = _parameters(base) | told
     own = _parameters(component)
     return {name: text for name, text in told.items() if name not in own}
 

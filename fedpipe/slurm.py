@@ -159,7 +159,8 @@ def _largest_memory(job: Any) -> int:
     for node in _scontrol("node"):
         if wanted in node.get("Gres", "") and {*partitions.split(",")} & {"", *node.get("Partitions", "").split(",")}:
             found.append(int(node["RealMemory"]) - int(node.get("MemSpecLimit", 0)))
-    limits = [each.get("MaxMemPerNode", "") for each in _scontrol("partition") if each["PartitionName"] in partitions]
+    asked = [partition for partition in _scontrol("partition") if partition["PartitionName"] in partitions]
+    limits = [partition.get("MaxMemPerNode", "") for partition in asked]
     return min([max(found), *(int(limit) for limit in limits if limit.isdigit())])
 
 

@@ -64,6 +64,6 @@ def mapped(extractor: list[nn.Module], width: int, classes: int, bias: bool) -> 
 
 def out_of_place(module: nn.Module) -> None:
     """Make every ReLU write to a tensor of its own: torch.func can't overwrite one that is not batched."""
-    for each in module.modules():
-        if isinstance(each, (nn.ReLU, nn.ReLU6)):
-            each.inplace = False
+    for layer in module.modules():
+        if isinstance(layer, (nn.ReLU, nn.ReLU6)):
+            layer.inplace = False

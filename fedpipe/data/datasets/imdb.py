@@ -65,7 +65,7 @@ class IMDB(Texts):
                         reviews[part == "test", LABELS[label], number] = stream.read().decode()
         order = sorted(reviews)
         labels = np.array([label for _, label, _ in order])
-        return self._encoded([reviews[each] for each in order], labels, np.array([test for test, _, _ in order]))
+        return self._encoded([reviews[index] for index in order], labels, np.array([test for test, _, _ in order]))
 
     def _encoded(self, texts: Sequence[str], labels: npt.NDArray[np.int64], test: npt.NDArray[np.bool_]) -> Samples:
         return Samples(text.encode(texts, test, text.words(), self.vocabulary, self.length), labels, test)

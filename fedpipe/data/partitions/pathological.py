@@ -87,8 +87,8 @@ class Pathological(Scheme):
         left, and so there are always k to choose from.
         """
         k = self.classes_per_client
-        each, more = divmod(clients * k, classes)
-        wanted = rng.permutation(np.arange(classes) < more) + each
+        owners, more = divmod(clients * k, classes)
+        wanted = rng.permutation(np.arange(classes) < more) + owners
         owns = np.zeros((clients, classes), dtype=np.bool_)
         for left, client in zip(range(clients, 0, -1), rng.permutation(clients), strict=True):
             needed = np.flatnonzero(wanted == left)
