@@ -94,7 +94,7 @@ def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> Non
     params = own_study(*labels)
     clone.study(params)
     clone.set_profile(retries=5)
-    running = clone.start(*RUNS)
+    running = clone.begin(*RUNS)
 
     def attempt(number: int, ended: Collection[int] = ()) -> dict[str, int]:
         """The next job of each algorithm, once both have done a round."""
@@ -140,7 +140,7 @@ def test_a_job_over_its_time_limit_goes_on_in_the_next(clone: Clone, reference) 
     params = own_study("slow")
     clone.study(params)
     clone.set_profile(training={"gpu_model": "fake"})
-    running = clone.start(*RUNS)
+    running = clone.begin(*RUNS)
     clone.until(clone.at_work, "it did a round")
     ((first, label),) = clone.at_work().items()
     assert clone.cluster.details(first)["TresPerJob"] == "gres:gpu:fake:1"
@@ -161,7 +161,7 @@ def test_an_outage_longer_than_slurms_memory(clone: Clone, reference) -> None:
     """While slurmctld is down one job ends and another dies; both are forgotten before Snakemake has asked twice."""
     params = own_study("ending", "dying")
     clone.study(params)
-    running = clone.start(*RUNS)
+    running = clone.begin(*RUNS)
     clone.until(lambda: len(clone.at_work()) == 2, "both did a round")
     jobs = {label: job for job, label in clone.at_work().items()}
     trainers = {label: clone.trainer(job) for label, job in jobs.items()}
@@ -183,7 +183,7 @@ def test_memory_grows_after_running_out_of_it(clone: Clone) -> None:
     """Up to what the largest node has, never beyond."""
     clone.study(own_study("hungry"))
     clone.set_profile(training={"mem_mb": 1500}, retries=1)
-    running = clone.start(*RUNS)
+    running = clone.begin(*RUNS)
     clone.until(clone.at_work, "it did a round with more memory")
     clone.hurry()
     said = clone.end(running)
@@ -203,7 +203,7 @@ def test_a_time_limit_shorter_than_a_round_is_told(clone: Clone) -> None:
     assert submissions(said) == 1
 
     clone.cluster.run("scontrol", "update", "PartitionName=gpu", "MaxTime=INFINITE")
-    running = clone.start(*RUNS)
+    running = clone.begin(*RUNS)
     clone.until(lambda: any(map(clone.trainer, clone.segments())), "it trains")
     (job,) = clone.segments()
     log = clone.open_log("endless")
@@ -232,7 +232,7 @@ def test_snakemake_interrupted_and_killed(clone: Clone, reference) -> None:
     """By SIGINT, which cancels its jobs; by SIGKILL, which leaves an orphan that writes on."""
     params = own_study("slow")
     clone.study(params)
-    running = clone.start(*RUNS)
+    running = clone.begin(*RUNS)
     clone.until(clone.at_work, "a round was done")
     cancelled = clone.segments()
     running.send_signal(signal.SIGINT)
@@ -240,7 +240,7 @@ def test_snakemake_interrupted_and_killed(clone: Clone, reference) -> None:
     assert running.returncode
     done = clone.rounds()
 
-    running = clone.start(*RUNS)
+    running = clone.begin(*RUNS)
     clone.until(lambda: clone.at_work().keys() - cancelled, "the next job did a round")
     running.kill()
     clone.end(running, check=False)
@@ -252,7 +252,7 @@ def test_snakemake_interrupted_and_killed(clone: Clone, reference) -> None:
     clone.run(*unlock.split())
     assert orphan in clone.segments(), "it should write on"
 
-    running = clone.start(*RUNS)
+    running = clone.begin(*RUNS)
     clone.until(lambda: clone.at_work().keys() - {orphan}, "the next job did a round beside the orphan")
     clone.hurry()
     clone.end(running)
@@ -268,7 +268,7 @@ def test_two_studies_at_once_share_what_is_there(clone: Clone, reference) -> Non
     (clone.folder / "params.yaml").rename(clone.folder / "studies/other.yaml")
     clone.study(params)
     made = {path: path.stat().st_mtime_ns for path in clone.folder.glob("results/partitions/*/*")}
-    both = [clone.start(*OFTEN, "all"), clone.start(*OFTEN, "all", "--config", "params=studies/other.yaml")]
+    both = [clone.begin(*OFTEN, "all"), clone.begin(*OFTEN, "all", "--config", "params=studies/other.yaml")]
     clone.until(lambda: len(clone.at_work()) == 2, "both did a round")
     clone.hurry()
     for said in map(clone.end, both):
