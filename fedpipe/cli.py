@@ -130,9 +130,10 @@ def segment(
     device: Device = "auto",
     stack: Stack = "auto",
     keep_models: KeepModels = "all",
+    collected: Annotated[bool, typer.Option("--collect", help="Collect them, too, when all are complete.")] = False,
 ) -> None:
     """Run consecutive rounds: train, aggregate, evaluate; goes on from what it finds; SIGTERM ends it after a round."""
-    from fedpipe.engine import interrupts
+    from fedpipe.engine import collecting, interrupts
     from fedpipe.report import progress
 
     done: list[int] = []
@@ -153,6 +154,8 @@ def segment(
             if number < stop and asked_to_stop():
                 typer.echo(f"{path}: stopped by SIGTERM after round {number}; the same command goes on from there")
                 raise typer.Exit(interrupts.STOPPED)
+        if collected:
+            collecting.collect(run.files, stop, _number(keep_models))
 
 
 @app.command()

@@ -33,6 +33,8 @@ def prune(files: RunFiles, number: int, keep_models: str | int) -> None:
         return
     ends = {wish.rounds for wish in wishes if artifacts.exists(files.round(wish.rounds).state)} | {number}
     lasting = ends | {end - 1 for end in ends}
+    # Else a power failure could leave none to go on from: a round has several files, and all of them count.
+    artifacts.settle(*files.round(number - 1).path.glob("[!.]*"))
     needed = {last for each in lasting for last in artifacts.read_json(files.round(each).state)["last"]}
     for earlier in range(1, number):
         if earlier not in lasting and not any(kept(earlier, wish.keep_models) for wish in wishes):
