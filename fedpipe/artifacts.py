@@ -1,8 +1,8 @@
 """Where everything lies, what is in it, and how it is written and read.
 
 Writes are atomic (a temporary name, ``os.replace``), so a file is whole or absent whatever is killed, and a second
-writer of the same run writes the same bytes. Reads are checked against the SHA-256 that a manifest recorded. Small files of
-rounds may lie in their folder's pack (`fedpipe.archive`); whoever reads them here need not know.
+writer of the same run writes the same bytes. Reads are checked against the SHA-256 that a manifest recorded. Small
+files of rounds may lie in their folder's pack (`fedpipe.archive`); whoever reads them here need not know.
 
 No write waits for the disk. A power failure may take what was written in the last half minute: then it is found by its
 SHA-256, and done again, like anything that is damaged. What it must not take is the older files from which that is done
