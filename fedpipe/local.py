@@ -43,6 +43,7 @@ SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGT
 IDLE = ("SHLVL", "_")
 MESSAGE = 1 << 16  #: bytes of a message at most; longer commands run by themselves
 LOST = "fedpipe: the process that local jobs are forked from, or snakemake, was killed; type the same command again.\n"
+SERVER = "from fedpipe import local; local.main()"
 DEATH = 1  #: Linux's PR_SET_PDEATHSIG
 
 # -- the command that waits --------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ def _start(place: str, snakemake: int) -> None:
             os.umask(before)
         listener.listen(128)
         subprocess.Popen(
-            [sys.executable, "-m", "fedpipe.local", str(snakemake), str(listener.fileno()), place],
+            [sys.executable, "-c", SERVER, str(snakemake), str(listener.fileno()), place],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -231,7 +232,3 @@ def main() -> None:
 
     sys.argv = ["fedpipe", *arguments]
     command_line()
-
-
-if __name__ == "__main__":
-    main()
