@@ -61,6 +61,16 @@ class Checkpoint:
         ids, states = self._packs[last]
         return unstack(states, ids.index(client))
 
+    def times(self, number: int) -> dict[str, float]:
+        """Seconds of a round's steps; nobody vouches for them, so that they may be missing or damaged."""
+        try:
+            found = artifacts.read_json(self.files.round(number).times)
+        except ArchiveError:
+            raise
+        except ArtifactError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def seal(
@@ -122,6 +132,8 @@ class Checkpoint:
         except ArchiveError:  # nobody knows which rounds there were
             raise
         except ArtifactError:
+            return False
+        if number and not self.times(number):  # a power failure may have taken them, and collect wants them
             return False
         states = {files.server.name, files.clients.name}
         return all(name in states or artifacts.intact(files.path / name, hashes[name]) for name in hashes)

@@ -199,8 +199,9 @@ class Run:
         facts = {"observed": observed, "made_by": made_by, "trained_on": dict(self.clients.trained_on)}
         self.checkpoint.seal(number, server, list(uploads.ids), kept, hashes, **facts)
         times = {"train": sum(block.seconds for block in blocks), "aggregate": time.perf_counter() - begin}
-        before = artifacts.read_json(files.times) if artifacts.exists(files.times) else {}
-        artifacts.write_json(files.times, before | times)  # of a round that another has done, they stay whole
+        artifacts.write_json(
+            files.times, self.checkpoint.times(number) | times
+        )  # of a round that another has done, they stay whole
 
     def evaluate(self, number: int) -> None:
         """Accuracies and matrices of a round; then the round is complete."""
@@ -226,7 +227,7 @@ class Run:
             hashes[files.metrics.name] = artifacts.write_parquet(files.metrics, metrics)
             if found.matrices is not None:
                 hashes[files.matrices.name] = artifacts.write_parquet(files.matrices, found.matrices)
-        times = artifacts.read_json(files.times) | {"evaluate": time.perf_counter() - begin}
+        times = self.checkpoint.times(number) | {"evaluate": time.perf_counter() - begin}
         artifacts.write_json(files.times, times)
         self.checkpoint.finish(number, hashes)
 
