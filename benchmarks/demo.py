@@ -94,7 +94,7 @@ def main() -> None:
         "wall_s": wall,
         "compute_core_s": compute,
         "cores": cores,
-        "ratio": wall / (compute / cores),
+        "ratio": wall * cores / compute,
         "cpu_core_s": used,
     }
     for name, value in figures.items():

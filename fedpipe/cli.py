@@ -130,7 +130,7 @@ def segment(
     device: Device = "auto",
     stack: Stack = "auto",
     keep_models: KeepModels = "all",
-    collected: Annotated[bool, typer.Option("--collect", help="Collect them, too, when all are complete.")] = False,
+    collected: Annotated[bool, typer.Option("--collect", help="Then collect all rounds.")] = False,
 ) -> None:
     """Run consecutive rounds: train, aggregate, evaluate; goes on from what it finds; SIGTERM ends it after a round."""
     from fedpipe.engine import collecting, interrupts

@@ -76,19 +76,23 @@ class Snakemake:
         return running.returncode, *said
 
     def processes(self) -> list[int]:
-        """Its servers and what they have forked."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                if f"{local.SERVER}\0{self.process.pid}\0" in path.read_text(errors="replace"):
-                    found.append(int(path.parent.name))
-            except OSError:  # it has just ended
-                continue
-        return sorted(found)
+        return processes(self.process.pid)
 
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+def processes(snakemake: int) -> list[int]:
+    """The servers of a snakemake, and what they have forked."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if f"{local.SERVER}\0{snakemake}\0" in path.read_text(errors="replace"):
+                found.append(int(path.parent.name))
+        except OSError:  # it has just ended
+            continue
+    return sorted(found)
 
 
 @pytest.fixture

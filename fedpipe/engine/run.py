@@ -199,9 +199,8 @@ class Run:
         facts = {"observed": observed, "made_by": made_by, "trained_on": dict(self.clients.trained_on)}
         self.checkpoint.seal(number, server, list(uploads.ids), kept, hashes, **facts)
         times = {"train": sum(block.seconds for block in blocks), "aggregate": time.perf_counter() - begin}
-        artifacts.write_json(
-            files.times, self.checkpoint.times(number) | times
-        )  # of a round that another has done, they stay whole
+        before = self.checkpoint.times(number)  # of a round that another has done, they stay whole
+        artifacts.write_json(files.times, before | times)
 
     def evaluate(self, number: int) -> None:
         """Accuracies and matrices of a round; then the round is complete."""
