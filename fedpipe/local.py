@@ -108,7 +108,7 @@ def _start(place: str, snakemake: int) -> None:
             os.umask(before)
         listener.listen(128)
         subprocess.Popen(
-            [sys.executable, "-c", SERVER, str(snakemake), str(listener.fileno()), place],
+            [sys.executable, "-P", "-c", SERVER, str(snakemake), str(listener.fileno()), place],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -228,7 +228,20 @@ def main() -> None:
         if arguments is None:
             os.unlink(place)
             return
+    import threading
+
     from fedpipe.cli import main as command_line
 
     sys.argv = ["fedpipe", *arguments]
-    command_line()
+    try:
+        command_line()
+        status = 0
+    except SystemExit as end:
+        if not isinstance(end.code, int):
+            raise
+        status = end.code
+    # As what multiprocessing forks: it leaves at once. To take down modules that the server shares takes a second.
+    threading._shutdown()  # type: ignore[attr-defined]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
