@@ -1,8 +1,12 @@
 """Where everything lies, what is in it, and how it is written and read.
 
-Writes are atomic (a temporary name, fsync, ``os.replace``), so a file is whole or absent, and a second writer of the
-same run writes the same bytes. Reads are checked against the SHA-256 that a manifest recorded. Small files of rounds
-may lie in their folder's pack (`fedpipe.archive`); whoever reads them here need not know.
+Writes are atomic (a temporary name, ``os.replace``), so a file is whole or absent whatever is killed, and a second
+writer of the same run writes the same bytes. Reads are checked against the SHA-256 that a manifest recorded. Small
+files of rounds may lie in their folder's pack (`fedpipe.archive`); whoever reads them here need not know.
+
+No write waits for the disk. A power failure may take what was written in the last half minute: then it is found by its
+SHA-256, and done again, like anything that is damaged. What it must not take is the older files from which that is done
+again, so those that replace others are on the disk (`settle`) before the others are deleted.
 """
 
 from __future__ import annotations
@@ -354,13 +358,18 @@ def _replace(path: Path, data: bytes | memoryview) -> None:
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
         Path(temporary).chmod(0o666 & ~_umask())
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def settle(*paths: Path) -> None:
+    """Wait until what was written is on the disk; files that have lain there for a while cost next to nothing."""
+    for path in paths:
+        with suppress(FileNotFoundError), path.open("rb") as stream:
+            os.fsync(stream.fileno())
 
 
 def write_pt(path: Path, tree: Mapping[str, Any]) -> str:
@@ -418,6 +427,7 @@ def pack(folder: Path) -> None:
         if loose:
             members = {archive.holding(path)[1]: data for path, data in loose.items()}
             write_bytes(archive.of(folder), archive.join(archive.contents(archive.of(folder), members) | members))
+            settle(archive.of(folder))
         for path, data in loose.items():
             with suppress(FileNotFoundError):
                 _unlink(path, data)
@@ -455,6 +465,7 @@ def unpack(folder: Path) -> None:
             if not path.exists():
                 write_bytes(path, data)
                 os.utime(path, ns=(made, made))
+        settle(*(folder / name for name in archive.names(zipped)))
         zipped.unlink()
 
 

@@ -187,10 +187,12 @@ def segment(
     device: Device = "auto",
     stack: Stack = "auto",
     keep_models: KeepModels = "all",
+    collected: Annotated[bool, typer.Option("--collect", help="Then collect all rounds.")] = False,
 ) -> None:
     """Run consecutive rounds: train, aggregate, evaluate; goes on from what it finds; SIGTERM ends it after a round."""
     from fedpipe.engine import interrupts
     from fedpipe.report import progress
+    from fedpipe.stages import collect as stage
 
     done: list[int] = []
 
@@ -210,6 +212,8 @@ def segment(
             if number < stop and asked_to_stop():
                 typer.echo(f"{path}: stopped by SIGTERM after round {number}; the same command goes on from there")
                 raise typer.Exit(interrupts.STOPPED)
+        if collected:
+            stage.collect(run.files, stop, _number(keep_models))
 
 
 @app.command(rich_help_panel=STAGES)

@@ -103,8 +103,8 @@ def test_a_write_survives_another_process_that_begins_with_the_run(
     run: RunFiles, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of the write, or just before it, when the folder is there but empty."""
-    step, real = ("fsync", os.fsync) if name == "sweep" else ("mkstemp", tempfile.mkstemp)
-    module = os if name == "sweep" else tempfile
+    module, step = (artifacts, "_umask") if name == "sweep" else (tempfile, "mkstemp")
+    real = getattr(module, step)
     run.round(2).path.mkdir()
 
     def disturbed(*args: Any, **more: Any) -> Any:

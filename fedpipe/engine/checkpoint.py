@@ -69,6 +69,16 @@ class Checkpoint:
         ids, states = self._packs[last]
         return unstack(states, ids.index(client))
 
+    def times(self, number: int) -> dict[str, float]:
+        """Seconds of a round's steps; nobody vouches for them, so that they may be missing or damaged."""
+        try:
+            found = artifacts.read_json(self.files.round(number).times)
+        except ArchiveError:
+            raise
+        except ArtifactError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def seal(
@@ -135,6 +145,8 @@ class Checkpoint:
             raise
         except ArtifactError:
             return False
+        if number and not self.times(number):  # a power failure may have taken them, and collect wants them
+            return False
         states = {files.server.name, files.clients.name}
         return all(name in states or artifacts.intact(files.path / name, hashes[name]) for name in hashes)
 
@@ -172,6 +184,8 @@ def prune(files: RunFiles, number: int, keep_models: str | int) -> None:
         return
     ends = {wish.rounds for wish in wishes if artifacts.exists(files.round(wish.rounds).state)} | {number}
     lasting = ends | {end - 1 for end in ends}
+    # Else a power failure could leave none to go on from: a round has several files, and all of them count.
+    artifacts.settle(*files.round(number - 1).path.glob("[!.]*"))
     needed = {last for end in lasting for last in artifacts.read_json(files.round(end).state)["last"]}
     for earlier in range(1, number):
         if earlier not in lasting and not any(kept(earlier, wish.keep_models) for wish in wishes):

@@ -198,8 +198,8 @@ class Run:
         facts = {"observed": observed, "made_by": made_by, "trained_on": dict(self.clients.trained_on)}
         self.checkpoint.seal(number, server, list(sent.uploads.ids), sent.kept, hashes, **facts)
         times = {"train": sent.block.seconds, "aggregate": time.perf_counter() - begin}
-        before = artifacts.read_json(files.times) if artifacts.exists(files.times) else {}
-        artifacts.write_json(files.times, before | times)  # of a round that another has done, they stay whole
+        before = self.checkpoint.times(number)  # of a round that another has done, they stay whole
+        artifacts.write_json(files.times, before | times)
 
     def _weigh(self, number: int, block: Block) -> Weighed:
         """What each participant of a round counts for."""
@@ -264,7 +264,7 @@ class Run:
             hashes[files.metrics.name] = artifacts.write_parquet(files.metrics, metrics)
             if found.matrices is not None:
                 hashes[files.matrices.name] = artifacts.write_parquet(files.matrices, found.matrices)
-        times = artifacts.read_json(files.times) | {"evaluate": time.perf_counter() - begin}
+        times = self.checkpoint.times(number) | {"evaluate": time.perf_counter() - begin}
         artifacts.write_json(files.times, times)
         self.checkpoint.finish(number, hashes)
 

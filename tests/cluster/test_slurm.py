@@ -58,7 +58,7 @@ def test_the_literal_command_makes_the_local_table_bit_for_bit(clone: Clone, tmp
 
     submitted = {int(job) for job in re.findall(r"submitted with SLURM jobid (\d+)", said)}
     placed = [(rule, clone.cluster.details(job)) for job, rule in clone.cluster.jobs("all").items() if job in submitted]
-    assert sorted(rule.split("_")[1] for rule, _ in placed) == ["collect"] * 2 + ["partition"] + ["segment"] * 2
+    assert sorted(rule.split("_")[1] for rule, _ in placed) == ["partition"] + ["segment"] * 2
     for rule, job in placed:
         training = rule.startswith("rule_segment")
         assert job["Partition"] == ("gpu" if training else "cpu")

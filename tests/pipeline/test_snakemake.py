@@ -25,7 +25,6 @@ def test_a_study_from_digits_to_table_and_figures(project: Project) -> None:
         "partition": 2,
         "partition_figure": 2,
         "segment": 6,
-        "collect": 6,
         "table": 1,
         "curves": 1,
         "matrices": 1,
@@ -119,7 +118,7 @@ def test_snakemake_killed_says_what_to_type_and_then_goes_on(project: Project) -
     command = ["snakemake", "runs", *LOCAL]
     with subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT, process_group=0) as killed:
         reach(project, 3, killed)
-        killed.kill()  # snakemake alone: its jobs are orphans and write on
+        killed.kill()  # snakemake alone: what its jobs were forked from ends with it, and so do they
     said = project.snakemake("runs", check=False)
     assert "--unlock" in said
     project.snakemake("runs", "--unlock")

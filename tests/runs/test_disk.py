@@ -101,6 +101,50 @@ def test_a_read_only_folder_is_named_and_untouched() -> None:
     assert found["bits"] == once
 
 
+def test_no_round_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = studies.open_runs(studies.prepare(studies.settings(("scaffold",), ROUNDS)))[0]
+    settled: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda stream: settled.append(Path(f"/proc/self/fd/{stream}").readlink()))
+    list(run.segment(ROUNDS))
+    assert settled == [archive.of(run.files.history).resolve()], "only what takes the place of deleted files"
+
+
+def test_a_power_failure_at_any_deletion_costs_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves files whose bytes never came to the disk; nothing but fsync brings them there, at worst."""
+    made = studies.prepare(studies.settings(("scaffold",), 6, artifacts={"keep_models": "last"}))
+    run, folder = studies.open_runs(made)[0], Path(made["runs"][0]["path"])
+    settled: set[tuple[int, int]] = set()
+    failures: list[tuple[int, Path]] = []
+
+    def settle(stream: int) -> None:
+        settled.add((os.fstat(stream).st_ino, os.fstat(stream).st_mtime_ns))
+
+    def fail(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".pt" and path.exists():
+            left = Path(f"left-{len(failures)}")
+            shutil.copytree(folder, left)
+            for name in (each.relative_to(folder) for each in folder.rglob("*") if each.is_file()):
+                stat = (folder / name).stat()
+                if name.name != "run.yaml" and (stat.st_ino, stat.st_mtime_ns) not in settled:
+                    (left / name).write_bytes(b"")
+            failures.append((max(run.files.complete()), left))
+        unlink(path, missing_ok)
+
+    unlink = Path.unlink
+    with monkeypatch.context() as watched:
+        watched.setattr(os, "fsync", settle)
+        watched.setattr(Path, "unlink", fail)
+        list(run.segment(6))
+    once = studies.bits(folder)
+    assert len(failures) >= 4
+    for number, left in failures:
+        shutil.rmtree(folder)
+        left.rename(folder)
+        found, *_ = studies.open_runs(made)[0].segment(6)
+        assert found >= number - 1
+        assert studies.bits(folder) == once
+
+
 class Harmful:
     def __reduce__(self):
         return (os.system, ("touch harm",))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedpipe.artifacts import PARAMS, StudyFiles, study
 from fedpipe.errors import UserError
+from fedpipe.local import SNAKEMAKE
 from fedpipe.planned import Plan
 
 # A literal DAG of single rounds is deep.
@@ -97,11 +98,13 @@ SHOWN = hashlib.sha256(
     ).encode()
 ).hexdigest()
 BLOCK = PLAN.execution.clients_per_job
+LENGTH = PLAN.execution.rounds_per_job
+WHOLE = LENGTH is None  # a run is one job
 
 
 def stops(run):
     """The last rounds of a run's segments, ascending."""
-    length = PLAN.execution.rounds_per_job or run.rounds
+    length = LENGTH or run.rounds
     return [*range(length, run.rounds, length), run.rounds]
 
 
@@ -148,6 +151,13 @@ ENVIRONMENT = {
     "FEDPIPE_STACK": PLAN.execution.stack,
     "FEDPIPE_KEEP_MODELS": PLAN.keep_models,
 }
+# Jobs of this machine share one import of PyTorch, see fedpipe/local.py; not those that run here beside submitted ones.
+if (
+    workflow.is_main_process
+    and workflow.resource_settings.nodes is None
+    and hasattr(os, "pidfd_open")
+):
+    ENVIRONMENT[SNAKEMAKE] = os.getpid()
 PREFIX = (
     f"export PATH={shlex.quote(str(Path(sys.executable).parent))}"
     ':"$PATH" PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" '

@@ -1,5 +1,19 @@
-# Two grains of one DAG. Segments (the default): one job runs consecutive rounds and goes on from those it finds.
-# Single rounds (execution.clients_per_job): train blocks of participants, aggregate, evaluate. Same files, same bits.
+# Three grains of one DAG, with the same files and the same bits. A segment, one job, runs consecutive rounds, and goes on
+# from those it finds: all of a run's, and then it collects them (the default), or so many (execution.rounds_per_job).
+# Single rounds (execution.clients_per_job) train blocks of participants, aggregate, evaluate.
+
+# The number of rounds is part of the place, so that studies of other lengths share a run's rounds, never its results.
+JOINED = [
+    "results/runs/{algorithm}/{key}/joined/{stop}/" + name
+    for name in (
+        "metrics.parquet",
+        "matrices.parquet",
+        "rounds.parquet",
+        "joined.json",
+        "times.json",
+    )
+]
+
 if BLOCK is None:
 
     rule segment:
@@ -7,15 +21,17 @@ if BLOCK is None:
             unpack(segment_inputs),
         output:
             "results/runs/{algorithm}/{key}/segments/{stop}.json",
+            JOINED if WHOLE else [],
         log:
             "results/logs/segment/{algorithm}-{key}-{stop}.log",
         conda:
             CONDA
         params:
             stop=lambda wildcards: int(wildcards.stop),
+            collect="--collect" if WHOLE else "",
         shell:  # exec: so that SIGTERM ends no shell above it, and the segment stops at a round's end
             "exec fedpipe segment results/runs/{wildcards.algorithm}/{wildcards.key} --stop {params.stop} "
-            "--threads {threads} > {log} 2>&1"
+            "--threads {threads} {params.collect} > {log} 2>&1"
 
 else:
 
@@ -82,21 +98,18 @@ else:
             "--threads {threads} > {log} 2>&1"
 
 
-# The number of rounds is part of the place, so that studies of other lengths share a run's rounds, never its results.
-rule collect:
-    input:
-        rounds_done,
-    output:
-        "results/runs/{algorithm}/{key}/joined/{stop}/metrics.parquet",
-        "results/runs/{algorithm}/{key}/joined/{stop}/matrices.parquet",
-        "results/runs/{algorithm}/{key}/joined/{stop}/rounds.parquet",
-        "results/runs/{algorithm}/{key}/joined/{stop}/joined.json",
-        "results/runs/{algorithm}/{key}/joined/{stop}/times.json",
-    log:
-        "results/logs/collect/{algorithm}-{key}-{stop}.log",
-    conda:
-        CONDA
-    params:
-        rounds=lambda wildcards: int(wildcards.stop),
-    shell:
-        "fedpipe collect results/runs/{wildcards.algorithm}/{wildcards.key} --rounds {params.rounds} > {log} 2>&1"
+if not WHOLE:
+
+    rule collect:
+        input:
+            rounds_done,
+        output:
+            JOINED,
+        log:
+            "results/logs/collect/{algorithm}-{key}-{stop}.log",
+        conda:
+            CONDA
+        params:
+            rounds=lambda wildcards: int(wildcards.stop),
+        shell:
+            "fedpipe collect results/runs/{wildcards.algorithm}/{wildcards.key} --rounds {params.rounds} > {log} 2>&1"

@@ -1,0 +1,247 @@
+"""Local jobs without their start: processes forked from one that has imported PyTorch and fedpipe already.
+
+A job of a small study computes for two seconds, after imports of two. So `fedpipe`, where a local snakemake calls it,
+hands its command over to a fork server and waits. That is a process that has done all imports and nothing else (it has
+not computed, and has no threads of its own); it forks one for each command. What is forked has the arguments, streams
+and exit status of the process that waits for it, gets its signals, and dies with it.
+
+The first command starts the server, in its own environment and folder; a command that has others, or finds that
+fedpipe's code has changed, starts another one. So what is forked is what the command itself would have been after its
+imports: with the same threads and bits. A server and all that it forked end with snakemake, however that ends.
+Where a server can't be had, a command runs in its own process. Imports next to nothing, since each job waits for it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+from types import FrameType
+from typing import NamedTuple
+
+SNAKEMAKE = "FEDPIPE_SNAKEMAKE"  #: in a job's environment: the process number of the snakemake that it ends with
+FOLDER = ".snakemake/fedpipe/workers"  #: for sockets; relative, since their paths have to be short
+#: What most commands import, also late: pyarrow reads tables as arrays with the help of pandas.
+PRELOADED = (
+    "fedpipe.cli",
+    "fedpipe.engine.run",
+    "fedpipe.report.progress",
+    "fedpipe.stages.collect",
+    "filelock",
+    "pandas",
+    "pyarrow.dataset",
+    "pyarrow.parquet",
+)
+#: What a waiting command hands on. Those that stop and continue it (Ctrl+Z, `fg`) do so to the job as well.
+SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
+#: What differs between processes that are alike: bash counts there, and names the command.
+IDLE = ("SHLVL", "_")
+MESSAGE = 1 << 16  #: bytes of a message at most; longer commands run by themselves
+LOST = "fedpipe: the process that local jobs are forked from, or snakemake, was killed; type the same command again.\n"
+SERVER = "from fedpipe import local; local.main()"
+DEATH = 1  #: Linux's PR_SET_PDEATHSIG
+
+# -- the command that waits --------------------------------------------------------------------------------------------
+
+
+def hand_over(snakemake: int) -> None:
+    """Let a preloaded process do this process' command, and end as it ends; returns where that can't be had."""
+    try:
+        server = _connected(snakemake)
+        socket.send_fds(server, ["\0".join(sys.argv[1:]).encode("utf-8", "surrogateescape")], [0, 1, 2])
+        job = server.recv(MESSAGE)
+    except OSError:
+        return
+    if job:  # else it could not import, and this process will tell why
+        _hand_on_signals(int(job))
+        _end(server.recv(MESSAGE))
+
+
+def _connected(snakemake: int) -> socket.socket:
+    """A connection to the server for processes like this one, which is started where there is none."""
+    os.makedirs(FOLDER, exist_ok=True)
+    place = f"{FOLDER}/{snakemake}-{_likeness()}"
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with open(f"{FOLDER}/lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            connection.connect(place)
+        except (FileNotFoundError, ConnectionRefusedError):
+            _start(place, snakemake)
+            connection.connect(place)
+    return connection
+
+
+def _likeness() -> str:
+    """A digest of what a process is like before it does its command: environment, folder, Python, fedpipe's code."""
+    variables = (f"{name}={value}" for name, value in sorted(os.environ.items()) if name not in IDLE)
+    marks = [sys.executable, os.getcwd(), *variables]
+    folders = [os.path.dirname(os.path.abspath(__file__))]
+    for folder in folders:
+        with os.scandir(folder) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.is_dir():
+                    folders.append(entry.path)
+                elif entry.name.endswith(".py"):
+                    stat = entry.stat()
+                    marks.append(f"{entry.path} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.sha256("\0".join(marks).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _start(place: str, snakemake: int) -> None:
+    """Start a server, in a session of its own: Ctrl+C reaches its jobs by the processes that wait for them."""
+    import subprocess
+
+    os.pidfd_open(snakemake)  # an error, where there is no such process, or this system can't watch one
+    with suppress(FileNotFoundError):
+        os.unlink(place)  # of a server that was killed
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        before = os.umask(0o077)  # nobody else's commands
+        try:
+            listener.bind(place)
+        finally:
+            os.umask(before)
+        listener.listen(128)
+        subprocess.Popen(
+            [sys.executable, "-P", "-c", SERVER, str(snakemake), str(listener.fileno()), place],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+
+
+def _hand_on_signals(job: int) -> None:
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(job, signal.SIGSTOP if number == signal.SIGTSTP else number)
+        if number == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    for name in SIGNALS:
+        if signal.getsignal(number := signal.Signals[name]) != signal.SIG_IGN:  # as by nohup
+            signal.signal(number, hand_on)
+
+
+def _end(message: bytes) -> None:
+    """End as the job has ended: by its signal, or with its status."""
+    if not message:
+        sys.stderr.write(LOST)
+        sys.stderr.flush()
+        os._exit(1)
+    status = os.waitstatus_to_exitcode(int(message))
+    if status < 0:
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+
+class Job(NamedTuple):
+    """A command at work."""
+
+    process: int
+    ended: int  #: readable when it has ended
+    asked: socket.socket  #: the connection to the process that waits for it; readable when that has ended
+
+
+def serve(snakemake: int, listener: socket.socket) -> list[str] | None:
+    """Fork a process for each command that comes, until snakemake ends; returns in each of them, with its arguments.
+
+    Returns None at the end, or where fedpipe's code changed while it was imported: nobody knows what of it was.
+    """
+    import importlib
+
+    here, watched, begun = os.getpid(), os.pidfd_open(snakemake), _likeness()
+    for name in PRELOADED:
+        importlib.import_module(name)
+    importlib.import_module("fedpipe.code").shared()  # reads the code, once for all
+    if _likeness() != begun:
+        return None
+    jobs: list[Job] = []
+    while True:
+        ready = _readable([watched, listener, *(job.ended for job in jobs), *(job.asked for job in jobs)])
+        if watched in ready:
+            return None  # and what was forked dies with its parent
+        for job in [job for job in jobs if job.asked in ready]:
+            os.kill(job.process, signal.SIGKILL)  # as whoever waited for it
+        for job in [job for job in jobs if job.ended in ready]:
+            with suppress(OSError):
+                job.asked.send(str(os.waitpid(job.process, 0)[1]).encode())
+            os.close(job.ended)
+            job.asked.close()
+            jobs.remove(job)
+        if listener in ready:
+            asked, _ = listener.accept()
+            command, streams, _, _ = socket.recv_fds(asked, MESSAGE, 3)
+            if len(streams) < 3:  # it has ended already
+                asked.close()
+            elif process := os.fork():
+                for stream in streams:
+                    os.close(stream)
+                jobs.append(Job(process, os.pidfd_open(process), asked))
+                with suppress(OSError):
+                    asked.send(str(process).encode())
+            else:
+                _become(here, streams, [watched, *(job.ended for job in jobs)], [asked, *(job.asked for job in jobs)])
+                return command.decode("utf-8", "surrogateescape").split("\0")
+
+
+def _readable(files: list[int | socket.socket]) -> list[int | socket.socket]:
+    """Those of the files that can be read now, once there are any."""
+    descriptors = {file if isinstance(file, int) else file.fileno(): file for file in files}
+    waiting = select.poll()
+    for descriptor in descriptors:
+        waiting.register(descriptor, select.POLLIN)
+    return [descriptors[descriptor] for descriptor, _ in waiting.poll()]
+
+
+def _become(server: int, streams: list[int], descriptors: list[int], connections: list[socket.socket]) -> None:
+    """In what was forked: take the streams of the command that it does, and leave the server's files to the server."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(DEATH, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(1)  # the server has ended meanwhile
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    for descriptor in (*streams, *descriptors):
+        os.close(descriptor)
+    for connection in connections:
+        connection.close()
+
+
+def main() -> None:
+    """Serve; in what was forked, run the command line."""
+    snakemake, descriptor, place = sys.argv[1:]
+    with socket.socket(fileno=int(descriptor)) as listener:
+        arguments = serve(int(snakemake), listener)
+        if arguments is None:
+            os.unlink(place)
+            return
+    import threading
+
+    from fedpipe.cli import main as command_line
+
+    sys.argv = ["fedpipe", *arguments]
+    try:
+        command_line()
+        status = 0
+    except SystemExit as end:
+        if not isinstance(end.code, int):
+            raise
+        status = end.code
+    # As what multiprocessing forks: it leaves at once. To take down modules that the server shares takes a second.
+    threading._shutdown()  # type: ignore[attr-defined]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

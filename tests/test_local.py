@@ -1,0 +1,319 @@
+"""Commands that a fork server's processes do: as those that import by themselves, and gone with who waits for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedpipe import local
+from fedpipe.artifacts import RunFiles
+from tests import studies
+from tests.runs.test_resume import unfinished
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="fork servers need Linux")
+
+LONG = 400  #: rounds that nobody waits for
+#: What the installed `fedpipe` does.
+INSTALLED = "import sys; from fedpipe.__main__ import main; sys.argv[0] = 'fedpipe'; sys.exit(main())"
+#: In a module of one's own: what the process that imports it is like.
+OWN = """
+import json, os, sys
+from dataclasses import dataclass
+from pathlib import Path
+import torch
+from fedpipe.algorithms.fedavg import FedAvg
+
+parent = Path(f"/proc/{os.getppid()}/cmdline").read_text().replace("\\0", " ")
+facts = {"parent": parent, "arguments": sys.argv[1:], "folder": os.getcwd(), "threads": torch.get_num_threads()}
+facts["environment"] = {name: value for name, value in os.environ.items() if name not in ("SHLVL", "_")}
+Path(f"like-{os.getpid()}.json").write_text(json.dumps(facts))
+
+@dataclass(frozen=True, kw_only=True)
+class Own(FedAvg):
+    pass
+"""
+
+
+class Snakemake:
+    """A process that commands take for the snakemake that they end with, and what it calls.
+
+    Parameters
+    ----------
+    folder
+        Where it does so.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.process = folder, subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+
+    def call(self, *command: str, served: bool = True, **environment: str) -> subprocess.Popen[str]:
+        """A command, which begins."""
+        told = {local.SNAKEMAKE: str(self.process.pid)} if served else {}
+        return subprocess.Popen(
+            [sys.executable, "-c", INSTALLED, *command],
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": str(studies.ROOT), "OMP_NUM_THREADS": "1"} | told | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *command: str, served: bool = True, **environment: str) -> tuple[int, str, str]:
+        """Status, output and errors of a command."""
+        with self.call(*command, served=served, **environment) as running:
+            said = running.communicate()
+        return running.returncode, *said
+
+    def processes(self) -> list[int]:
+        return processes(self.process.pid)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def processes(snakemake: int) -> list[int]:
+    """The servers of a snakemake, and what they have forked."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if f"{local.SERVER}\0{snakemake}\0" in path.read_text(errors="replace"):
+                found.append(int(path.parent.name))
+        except OSError:  # it has just ended
+            continue
+    return sorted(found)
+
+
+@pytest.fixture
+def snakemake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Snakemake]:
+    monkeypatch.chdir(tmp_path)
+    made = Snakemake(tmp_path)
+    yield made
+    made.end()
+
+
+def wait_for_end(processes: list[int]) -> None:
+    """Return when they have ended; they have to."""
+    for process in processes:
+        try:
+            descriptor = os.pidfd_open(process)
+        except ProcessLookupError:
+            continue
+        ended = select.poll()
+        ended.register(descriptor, select.POLLIN)
+        assert ended.poll(60_000), f"process {process} should have ended"
+        os.close(descriptor)
+
+
+def prepared(rounds: int, own: bool = False) -> str:
+    """A run that is yet to begin."""
+    params = studies.settings(("scaffold",), rounds)
+    if own:
+        Path("witness.py").write_text(OWN)
+        params |= {"algorithms": {"own": {"algorithm": "witness.Own"}}, "study": {"algorithms": ["own"]}}
+    run: str = studies.prepare(params)["runs"][0]["path"]
+    return run
+
+
+def read_until(words: str, running: subprocess.Popen[str]) -> None:
+    assert running.stdout
+    for line in running.stdout:
+        if words in line:
+            return
+    raise AssertionError(f"it ended before it said '{words}': {running.stderr.read() if running.stderr else ''}")
+
+
+def test_a_served_command_is_what_it_would_be_by_itself(snakemake: Snakemake) -> None:
+    path = prepared(2, own=True)
+    for like in Path().glob("like-*.json"):  # of this process
+        like.unlink()
+    found = {}
+    for threads in ("1", "2"):
+        for served in (True, False):
+            command = ("segment", path, "--stop", "2", "--threads", threads, "--collect")
+            status, said, errors = snakemake.run(*command, served=served, OMP_NUM_THREADS=threads, TOLD="a 'quote' ü\n")
+            assert (status, errors) == (0, "")
+            (like,) = Path().glob("like-*.json")
+            facts = json.loads(like.read_text())
+            made_by = json.loads(Path(path, "joined/0002/times.json").read_text())["made_by"]
+            assert (local.SERVER in facts.pop("parent")) == served
+            facts["environment"].pop(local.SNAKEMAKE, None)
+            found[threads, served] = (facts, said, made_by, studies.bits(Path(path)))
+            like.unlink()
+            studies.forget(Path(path))
+    for threads in ("1", "2"):
+        assert found[threads, True] == found[threads, False]
+        assert found[threads, True][0]["threads"] == int(threads)
+        assert f"{threads} threads" in found[threads, True][1]
+    assert found["1", True][-1] == found["2", True][-1]
+    assert len(snakemake.processes()) == 2, "a server for each environment"
+
+
+def test_mistakes_statuses_and_help_are_those_of_the_command(snakemake: Snakemake) -> None:
+    path = prepared(2)
+    commands = (
+        ("segmnt", path),
+        ("segment", path),
+        ("segment", "results/runs/none", "--stop", "1"),
+        ("describe", "fedavg"),
+    )
+    for command in commands:
+        assert snakemake.run(*command) == snakemake.run(*command, served=False)
+    assert len(snakemake.processes()) == 1
+
+
+def test_sigterm_reaches_a_segment_once_and_ends_it_after_its_round(snakemake: Snakemake) -> None:
+    path = prepared(LONG)
+    with snakemake.call("segment", path, "--stop", str(LONG)) as running:
+        read_until("round 2 of", running)  # then the first is known to be done
+        running.send_signal(signal.SIGTERM)
+        said = running.communicate()[0]
+    assert running.returncode == 143
+    assert said.count("SIGTERM; it ends after round") == 1
+    stopped = re.search(r"stopped by SIGTERM after round (\d+); the same command goes on from there\n$", said)
+    assert stopped, said
+    assert RunFiles(Path(path)).complete() == list(range(int(stopped[1]) + 1))
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_what_it_is_for_the_command_itself(snakemake: Snakemake) -> None:
+    path = prepared(LONG)
+    ends = []
+    for served in (True, False):
+        with snakemake.call("segment", path, "--stop", str(LONG), served=served) as running:
+            read_until("round ", running)
+            running.send_signal(signal.SIGINT)
+            ends.append((running.communicate()[1], running.returncode))
+    assert ends[0] == ends[1]
+    assert ends[0][1] == 130
+
+
+@pytest.mark.slow
+def test_a_stopped_command_stops_and_goes_on(snakemake: Snakemake) -> None:
+    path = prepared(LONG)
+    with snakemake.call("segment", path, "--stop", str(LONG)) as running:
+        read_until("round 1 of", running)
+        (job,) = set(snakemake.processes()) - {min(snakemake.processes())}
+        running.send_signal(signal.SIGTSTP)
+        os.waitpid(running.pid, os.WUNTRACED)
+        status = Path(f"/proc/{job}/stat").read_text().rpartition(")")[2].split()[0]
+        assert status == "T", "the job goes on computing"
+        running.send_signal(signal.SIGCONT)
+        read_until("round 2 of", running)
+        running.kill()
+        wait_for_end([job])
+
+
+def test_a_job_dies_with_the_command_that_waits_for_it_and_no_other_does(snakemake: Snakemake) -> None:
+    path = prepared(LONG)
+    with snakemake.call("segment", path, "--stop", str(LONG)) as running:
+        read_until("round 1 of", running)
+        (server, job) = snakemake.processes()
+        with snakemake.call("segment", path, "--stop", str(LONG)) as other:
+            read_until("rounds are complete", other)
+            running.kill()
+            wait_for_end([job])
+            assert snakemake.run("describe", "fedavg")[0] == 0
+            (still, another) = snakemake.processes()
+            assert still == server
+            read_until("round ", other)
+            os.kill(another, signal.SIGSEGV)
+            other.wait()
+    assert other.returncode == -signal.SIGSEGV, "what ends the job ends the command"
+
+
+def test_all_ends_with_snakemake_however_that_ends(snakemake: Snakemake) -> None:
+    path = prepared(LONG)
+    with snakemake.call("segment", path, "--stop", str(LONG)) as running:
+        read_until("round 1 of", running)
+        before = snakemake.processes()
+        assert len(before) == 2
+        snakemake.end()
+        wait_for_end([*before, running.pid])
+        assert running.returncode is None or running.wait() == 1
+        assert running.stderr
+        assert running.stderr.read() == local.LOST
+    assert not [place for place in Path(local.FOLDER).iterdir() if place.name != "lock"], "sockets are left behind"
+    complete = RunFiles(Path(path)).complete()
+    with snakemake.call("segment", path, "--stop", str(LONG)) as orphan:  # it does its command itself, as it always did
+        read_until(f"{complete[-1]} of {LONG} rounds are complete", orphan)
+        assert not snakemake.processes()
+        orphan.kill()
+    assert len(unfinished(Path(path))) <= 2, "at most one half-written file of each killed job"
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_costs_its_jobs_and_the_next_command_starts_another(snakemake: Snakemake) -> None:
+    path = prepared(LONG)
+    with snakemake.call("segment", path, "--stop", str(LONG)) as running:
+        read_until("round 1 of", running)
+        (server, job) = snakemake.processes()
+        os.kill(server, signal.SIGKILL)
+        wait_for_end([server, job])
+        assert running.communicate()[1] == local.LOST
+    assert running.returncode == 1
+    assert snakemake.run("describe", "fedavg")[0] == 0
+    (new,) = snakemake.processes()
+    assert new != server
+
+
+def test_edited_code_is_what_runs(tmp_path: Path) -> None:
+    """A server that imported the code before is not asked again."""
+    clone = studies.copy_project(tmp_path / "clone")
+    snakemake = Snakemake(clone)
+    try:
+        assert snakemake.run("describe", "fedavg", PYTHONPATH=".")[0] == 0
+        before = snakemake.processes()
+        edited = clone / "fedpipe/algorithms/fedavg.py"
+        edited.write_text(edited.read_text().replace("Local training, then", "Edited. Local training, then"))
+        assert "Edited. " in snakemake.run("describe", "fedavg", PYTHONPATH=".")[1]
+        assert len(snakemake.processes()) == len(before) + 1
+    finally:
+        snakemake.end()
+
+
+@pytest.mark.slow
+def test_where_imports_fail_the_command_says_what_it_always_said(snakemake: Snakemake) -> None:
+    poison = snakemake.folder / "poison"
+    poison.mkdir()
+    (poison / "torch.py").write_text("raise SystemExit('torch was imported')")
+    path = prepared(2)
+    places = f"{poison}{os.pathsep}{studies.ROOT}"
+    said = snakemake.run("segment", path, "--stop", "1", PYTHONPATH=places)
+    assert said == snakemake.run("segment", path, "--stop", "1", served=False, PYTHONPATH=places)
+    assert "torch was imported" in said[2]
+
+
+def test_whoever_waits_imports_next_to_nothing() -> None:
+    told = "import sys, fedpipe.__main__, fedpipe.local; print(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(studies.ROOT)!r}); {told}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    modules = done.stdout.split()
+    assert "fedpipe.local" in modules
+    assert not {"torch", "numpy", "typer", "pydantic", "pathlib", "subprocess", "fedpipe.cli"} & set(modules)
+    assert len(modules) < 90
+
+
+def test_nobody_else_may_ask(snakemake: Snakemake) -> None:
+    before = os.umask(0)
+    try:
+        assert snakemake.run("describe", "fedavg")[0] == 0
+    finally:
+        os.umask(before)
+    (place,) = (place for place in Path(local.FOLDER).iterdir() if place.name != "lock")
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
