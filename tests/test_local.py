@@ -122,7 +122,7 @@ def prepared(rounds: int, own: bool = False) -> str:
     if own:
         Path("witness.py").write_text(OWN)
         params |= {"algorithms": {"own": {"algorithm": "witness.Own"}}, "study": {"algorithms": ["own"]}}
-    run: str = studies.prepare(params)["runs"][0]["path"]
+    run: str = str(studies.prepare(params).runs[0].path)
     return run
 
 

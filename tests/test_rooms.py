@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 #: The house, from the top floor down: a room may import those below it, and no other on its floor. A room is a package,
 #: or modules that belong together.
 HOUSE = (
-    ("cli, __main__",),
+    ("cli, __main__, local",),
     ("new_algorithm, templates",),
     ("lineage", "testing", "documentation", "papers"),
     ("stages",),
@@ -25,7 +25,7 @@ HOUSE = (
     ("config",),
     ("data", "models"),
     ("registry",),
-    ("slurm", "planned, pins", "layers"),
+    ("slurm, locks", "planned, pins", "layers"),
     ("artifacts, archive", "code", "tensors", "rng", "__init__"),
     ("errors",),
 )

@@ -112,7 +112,7 @@ def test_no_round_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_power_failure_at_any_deletion_costs_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """It leaves files whose bytes never came to the disk; nothing but fsync brings them there, at worst."""
     made = studies.prepare(studies.settings(("scaffold",), 6, artifacts={"keep_models": "last"}))
-    run, folder = studies.open_runs(made)[0], Path(made["runs"][0]["path"])
+    run, folder = studies.open_runs(made)[0], Path(made.runs[0].path)
     settled: set[tuple[int, int]] = set()
     failures: list[tuple[int, Path]] = []
 
