@@ -41,6 +41,8 @@ PRELOADED = (
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 #: What differs between processes that are alike: bash counts there, and names the command.
 IDLE = ("SHLVL", "_")
+#: How Arrow's allocator is told to have no thread of its own: whatever that holds would stay locked in what is forked.
+ALLOCATOR, ALONE = "JE_ARROW_MALLOC_CONF", "background_thread:false"
 MESSAGE = 1 << 16  #: bytes of a message at most; longer commands run by themselves
 LOST = "fedpipe: the process that local jobs are forked from, or snakemake, was killed; type the same command again.\n"
 SERVER = "from fedpipe import local; local.main()"
@@ -157,15 +159,20 @@ class Job(NamedTuple):
 def serve(snakemake: int, listener: socket.socket) -> list[str] | None:
     """Fork a process for each command that comes, until snakemake ends; returns in each of them, with its arguments.
 
-    Returns None at the end, or where fedpipe's code changed while it was imported: nobody knows what of it was.
+    Returns None at the end, or where it must not fork: fedpipe's code changed while it was imported, and nobody knows
+    what of it was; or an import has started a thread.
     """
     import importlib
 
     here, watched, begun = os.getpid(), os.pidfd_open(snakemake), _likeness()
+    told = os.environ.get(ALLOCATOR)
+    os.environ[ALLOCATOR] = told or ALONE
     for name in PRELOADED:
         importlib.import_module(name)
     importlib.import_module("fedpipe.code").shared()  # reads the code, once for all
-    if _likeness() != begun:
+    if told is None:
+        del os.environ[ALLOCATOR]
+    if _likeness() != begun or len(os.listdir("/proc/self/task")) > 1:
         return None
     jobs: list[Job] = []
     while True:

@@ -54,6 +54,8 @@ def test_another_study_shares_runs_and_leaves_the_main_one_as_it_is(project: Pro
 
 @pytest.mark.slow
 def test_a_study_that_ends_leaves_the_lock_of_another(project: Project) -> None:
+    studies.write(studies.settings(rounds=1), project.folder)
+    project.snakemake("runs")  # what both share, which neither may lock
     studies.write(studies.settings(rounds=2), project.folder)
     (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
     studies.write(studies.settings(("scaffold",), 400), project.folder)
