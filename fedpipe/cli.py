@@ -10,15 +10,18 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from fedpipe import __version__, artifacts, registry
+from fedpipe import __version__, artifacts
 from fedpipe.artifacts import PARAMS, RunFiles, StudyFiles
 from fedpipe.errors import ArtifactError, SettingsError, UserError, nearest
 from fedpipe.planned import Plan
+
+if TYPE_CHECKING:
+    from fedpipe import registry
 
 DELETING = ("prune",)  #: no mistake leads there
 PEOPLE, STAGES, GENERATED = "For people", "Stages, which Snakemake and DVC call", "Generated files, by make docs"
@@ -409,6 +412,8 @@ def prune(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False
 @app.command("list", rich_help_panel=PEOPLE)
 def list_(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models or partitions.")]) -> None:
     """Print what may be named in params.yaml: a name a line, with a line of what it is."""
+    from fedpipe import registry
+
     found = _kind(kind)
     names = registry.names(found)
     for name in names:
@@ -418,7 +423,7 @@ def list_(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models
 @app.command(rich_help_panel=PEOPLE)
 def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, model or partition scheme.")]) -> None:
     """Print a component's documentation with its parameters and their defaults."""
-    from fedpipe import documentation
+    from fedpipe import documentation, registry
 
     kinds = [kind for kind in registry.KINDS if name in registry.names(kind)]
     if not kinds and "." in name:
@@ -507,6 +512,8 @@ def _runs_here(profile: str) -> bool:
 
 
 def _kind(plural: str) -> registry.Kind:
+    from fedpipe import registry
+
     kinds = {
         "algorithms": registry.ALGORITHM,
         "datasets": registry.DATASET,

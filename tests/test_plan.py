@@ -141,7 +141,9 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("label", "change"), CHANGES, ids=[f"{label}-{next(iter(each))}" for label, each in CHANGES])
+@pytest.mark.parametrize(
+    ("label", "change"), CHANGES, ids=[f"{label}-{next(iter(change))}" for label, change in CHANGES]
+)
 def test_everything_that_changes_bits_changes_the_key(label: str, change: dict[str, Any]) -> None:
     settings = study((label,))
     changed = config.override(settings, change)

@@ -97,7 +97,7 @@ def test_studies_of_other_lengths_share_rounds_never_results(project: Project) -
     project.run("rm", "-r", "results/runs", "results/tables", "results/metrics.json", "results/studies")
     commands = [["snakemake", "all", *options, *LOCAL] for options in ((), SHORT)]
     working = [subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT) for command in commands]
-    assert [each.wait() for each in working] == [0, 0]
+    assert [segment.wait() for segment in working] == [0, 0]
     assert numbers(project, "results") == long
     assert numbers(project, "results/studies/deep/short") == short
     assert project.bits() == bits
