@@ -2,7 +2,8 @@
 
 A job of a small study computes for two seconds, after imports of two. So `fedpipe`, where a local snakemake calls it,
 hands its command over to a fork server and waits. That is a process that has done all imports and nothing else (it has
-not computed, and has no threads of its own); it forks one for each command. What is forked has the arguments, streams
+not computed, and of threads it has at most OpenBLAS', which that library ends before a fork); it forks one for each
+command. What is forked has the arguments, streams
 and exit status of the process that waits for it, gets its signals, and dies with it.
 
 The first command starts the server, in its own environment and folder; a command that has others, or finds that
@@ -159,8 +160,7 @@ class Job(NamedTuple):
 def serve(snakemake: int, listener: socket.socket) -> list[str] | None:
     """Fork a process for each command that comes, until snakemake ends; returns in each of them, with its arguments.
 
-    Returns None at the end, or where it must not fork: fedpipe's code changed while it was imported, and nobody knows
-    what of it was; or an import has started a thread.
+    Returns None at the end, or where fedpipe's code changed while it was imported: nobody knows what of it was.
     """
     import importlib
 
@@ -172,7 +172,7 @@ def serve(snakemake: int, listener: socket.socket) -> list[str] | None:
     importlib.import_module("fedpipe.code").shared()  # reads the code, once for all
     if told is None:
         del os.environ[ALLOCATOR]
-    if _likeness() != begun or len(os.listdir("/proc/self/task")) > 1:
+    if _likeness() != begun:
         return None
     jobs: list[Job] = []
     while True:
