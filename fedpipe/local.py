@@ -1,10 +1,10 @@
 """Local jobs without their start: processes forked from one that has imported PyTorch and fedpipe already.
 
 A job of a small study computes for two seconds, after imports of two. So `fedpipe`, where a local snakemake calls it,
-hands its command over to a fork server and waits. That is a process that has done all imports and nothing else (it has
-not computed, and of threads it has at most OpenBLAS', which that library ends before a fork); it forks one for each
-command. What is forked has the arguments, streams
-and exit status of the process that waits for it, gets its signals, and dies with it.
+hands its command over to a fork server and waits. That is a process that has done all imports and nothing else: it has
+not computed, and its only threads are OpenBLAS', which that library ends before each fork. It forks one process for
+each command. What is forked has the arguments, streams and exit status of the process that waits for it, gets its
+signals, and dies with it.
 
 The first command starts the server, in its own environment and folder; a command that has others, or finds that
 fedpipe's code has changed, starts another one. So what is forked is what the command itself would have been after its
