@@ -20,7 +20,7 @@ HOUSE = (
     ("stages",),
     ("report",),
     ("engine",),
-    ("plan, changes",),
+    ("plan, changes, grid",),
     ("algorithms",),
     ("config",),
     ("data", "models"),

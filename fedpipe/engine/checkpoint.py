@@ -199,6 +199,6 @@ def _wishes(files: RunFiles) -> Iterator[Wish]:
     for path in filter(Path.exists, [RESULTS / "plan.json", *RESULTS.glob("studies/**/plan.json")]):
         try:
             plan = Plan.read(path)
-            yield from (Wish(run.rounds, plan.keep_models) for run in plan.runs if run.path == files.path)
+            yield from (Wish(rounds, plan.keep_models) for rounds in plan.lengths.get(files.path, ()))
         except ArtifactError:
             yield Wish(0, "all")

@@ -53,10 +53,12 @@ class Tree:
             )
         self.plan = Plan(
             params=Path("params.yaml"),
+            scale="paper",
             algorithms=tuple(algorithms),
             seeds=tuple(seeds),
             grid={name: list(values) for name, values in grid.items()},
             protocols=("global-on-global", "personal-on-local"),
+            shown={},
             partitions={
                 PARTITION: {
                     "dataset": {"name": "digits", "split": "official"},
