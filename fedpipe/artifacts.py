@@ -95,7 +95,7 @@ class RoundFiles:
 
     @property
     def times(self) -> Path:
-        """Seconds of training, aggregation and evaluation."""
+        """Seconds of training, aggregation and evaluation, and of a client's local epoch."""
         return self.path / "times.json"
 
     @property

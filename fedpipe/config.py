@@ -46,8 +46,10 @@ Protocol = Literal[
     "global-on-local",
     "personal-on-local",
     "personal-on-global",
+    "personal-on-train",
     "trained-on-local",
     "trained-on-global",
+    "trained-on-train",
     "kept-on-local",
     "kept-on-global",
     "finetuned-on-local",
@@ -361,7 +363,8 @@ class Evaluation(Section):
         description="MODEL-on-TEST. global: the server's model; personal: all clients, after they took the new server "
         "state and before they train; trained: this round's participants, right after training; kept: all clients, "
         "as each was trained last, or initially; finetuned: all clients, a copy after finetune_epochs of training; "
-        "prototype: the personal model, read by the nearest class prototype.",
+        "prototype: the personal model, read by the nearest class prototype. On train: on the samples that the client "
+        "trains on, as they are, for its training loss.",
     )
     every: int = Field(1, ge=1, description="Measure after every k-th round.")
     finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned protocols.")

@@ -12,6 +12,7 @@ import functools
 import itertools
 import os
 import platform
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -197,7 +198,8 @@ class Run:
         observed = {name: float(value) for name, value in self.algorithm.metrics(server).items()}
         facts = {"observed": observed, "made_by": made_by, "trained_on": dict(self.clients.trained_on)}
         self.checkpoint.seal(number, server, list(sent.uploads.ids), sent.kept, hashes, **facts)
-        times = {"train": sent.block.seconds, "aggregate": time.perf_counter() - begin}
+        epoch = statistics.fmean(sent.block.spent) / self.federation.local_epochs
+        times = {"train": sent.block.seconds, "epoch": epoch, "aggregate": time.perf_counter() - begin}
         before = self.checkpoint.times(number)  # of a round that another has done, they stay whole
         artifacts.write_json(files.times, before | times)
 
