@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from fedpipe import artifacts, code, config, pins, registry
+from fedpipe import artifacts, code, config, pins, probing, registry
 from fedpipe.artifacts import PARAMS
 from fedpipe.config import SPLITTING, Data, Evaluation, Federation, Params, Transforms
 from fedpipe.data import store
@@ -26,7 +26,7 @@ from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.planned import Cell, Jobs, Plan, PlannedRun, Reported
 from fedpipe.registry import Component
 
-FIXED = ("study", "execution", "artifacts", "report", "federation.rounds")  #: what a grid can't vary
+FIXED = ("study", "execution", "artifacts", "report", "probes", "federation.rounds")  #: what a grid can't vary
 
 
 @dataclass(frozen=True)
@@ -213,6 +213,8 @@ def make(path: Path = PARAMS) -> NewPlan:
                 algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=mine
             )
             runs[label, run.key] = run
+    probes = probing.planned(study, cells.values())
+    texts |= {str(probe.files.settings): probing.text(study, probe) for probe in probes}
     return NewPlan(
         params=artifacts.study(path),
         algorithms=study.study.algorithms,
@@ -228,6 +230,7 @@ def make(path: Path = PARAMS) -> NewPlan:
         execution=Jobs(**study.execution.model_dump()),
         keep_models=study.artifacts.keep_models,
         report=Reported(**study.report.model_dump()),
+        probes=probes,
         texts=texts,
         sources=_sources(path, components) | stamps,
     )

@@ -108,7 +108,8 @@ class Run:
         self._one_model = family.whole
         net = Net(lambda: bare.adapt(build()), dtype, self._device, self.federation.buffers)
         self.algorithm = bare.bind(net, self.federation)
-        self.executor = self._executor(execution.stack if family.stackable else 1, threads)
+        self._stack = execution.stack if family.stackable else 1
+        self.executor = self.executor_of(self.algorithm)
         with torch.no_grad(), contract.told(self.algorithm):
             self._first = to_host(init_client(self.algorithm, init_server(self.algorithm, self.fresh), self.fresh))
         self.checkpoint = Checkpoint(files, self._first)
@@ -121,12 +122,13 @@ class Run:
         other.files, other.checkpoint, other._is_copy = files, Checkpoint(files, self._first), True
         return other
 
-    def _executor(self, stack: int | str, threads: int) -> Executor:
+    def executor_of(self, algorithm: Algorithm) -> Executor:
+        """The run's executor, at work for this algorithm: the run's, or one that probes make of it."""
+        stack, epochs = self._stack, self.evaluation.finetune_epochs
         width = stack if isinstance(stack, int) else WIDTH_ON_GPU if self._device.type == "cuda" else 1
-        epochs = self.evaluation.finetune_epochs
         if width > 1:
-            return Stack(self.algorithm, self.clients, width, epochs)
-        return Loop(self.algorithm, self.clients, threads, epochs)
+            return Stack(algorithm, self.clients, width, epochs)
+        return Loop(algorithm, self.clients, self._threads, epochs)
 
     def fresh(self, index: int) -> Tensors:
         """The run's ``index``-th initial model.
