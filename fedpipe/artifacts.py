@@ -96,7 +96,7 @@ class RoundFiles:
 
     @property
     def times(self) -> Path:
-        """Seconds of training, aggregation and evaluation."""
+        """Seconds of training, aggregation and evaluation, and of a client's local epoch."""
         return self.path / "times.json"
 
     @property
@@ -233,6 +233,33 @@ class RunFiles:
     def all_joined(self) -> list[JoinedFiles]:
         """What was joined for studies of any length, ascending."""
         return [JoinedFiles(path.parent) for path in sorted(self.path.glob("joined/[0-9]*/joined.json"))]
+
+
+@dataclass(frozen=True)
+class ProbeFiles:
+    """The files of one probe, below ``results/probes/<algorithm>/<run's key>/<round>``."""
+
+    path: Path  #: without the ends of the names
+
+    @classmethod
+    def of(cls, label: str, run: str, number: int, kind: str, key: str) -> ProbeFiles:
+        """The place of a probe of a round."""
+        return cls(RESULTS / "probes" / label / run / f"{number:04d}" / f"{kind}-{key}")
+
+    @property
+    def settings(self) -> Path:
+        """All that it depends on, from which its key is computed."""
+        return self.path.with_suffix(".yaml")
+
+    @property
+    def table(self) -> Path:
+        """What it found."""
+        return self.path.with_suffix(".parquet")
+
+    @property
+    def marker(self) -> Path:
+        """The SHA-256 of the table, and what made it."""
+        return self.path.with_suffix(".json")
 
 
 @dataclass(frozen=True)

@@ -282,6 +282,20 @@ def collect(
 
 
 @app.command(rich_help_panel=STAGES)
+def probe(
+    path: Annotated[Path, typer.Argument(help="A probe's settings, results/probes/ALGORITHM/KEY/ROUND/KIND-KEY.yaml.")],
+    threads: Threads = 1,
+    device: Device = "auto",
+    stack: Stack = "auto",
+) -> None:
+    """Look at what a study's section `probes` asks for in the states of a run; the run stays as it is."""
+    from fedpipe.config import Execution
+    from fedpipe.stages import probe as stage
+
+    stage.probe(path, Execution.model_validate({"device": device, "stack": _number(stack)}), threads)
+
+
+@app.command(rich_help_panel=STAGES)
 def table(params: StudyFile = PARAMS, scale: Scale = PAPER) -> None:
     """Write the result table, metrics.json, the plots' numbers, and the keys of each algorithm's runs."""
     from fedpipe.stages import report as stage

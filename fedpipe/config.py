@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Collection, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 import yaml
 from pydantic import (
@@ -51,8 +51,10 @@ Protocol = Literal[
     "global-on-local",
     "personal-on-local",
     "personal-on-global",
+    "personal-on-train",
     "trained-on-local",
     "trained-on-global",
+    "trained-on-train",
     "kept-on-local",
     "kept-on-global",
     "finetuned-on-local",
@@ -430,7 +432,8 @@ class Evaluation(Section):
         description="MODEL-on-TEST. global: the server's model; personal: all clients, after they took the new server "
         "state and before they train; trained: this round's participants, right after training; kept: all clients, "
         "as each was trained last, or initially; finetuned: all clients, a copy after finetune_epochs of training; "
-        "prototype: the personal model, read by the nearest class prototype.",
+        "prototype: the personal model, read by the nearest class prototype. On train: on the samples that the client "
+        "trains on, as they are, for its training loss.",
     )
     every: int = Field(1, ge=1, description="Measure after every k-th round.")
     finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned protocols.")
@@ -563,7 +566,7 @@ class Report(Section):
     _no_value_twice = field_validator("best_over")(_once)
 
 
-FIXED = ("study", "execution", "artifacts", "report", "scales")  #: sections that are one for the whole study
+FIXED = ("study", "execution", "artifacts", "report", "scales", "probes")  #: sections that are one for the whole study
 
 
 def _no_paper(scales: dict[str, Any]) -> dict[str, Any]:
@@ -578,6 +581,115 @@ def _no_paper(scales: dict[str, Any]) -> dict[str, Any]:
             if key in WHOLE:
                 raise ValueError(f"scales.{name}: '{key}' can't be set as a whole; name its keys, as {key}.rounds.")
     return scales
+
+
+class _Probe(Section):
+    """What is looked at in stored states, and where; it changes no run, and its change runs no training."""
+
+    rounds: tuple[Annotated[int, Field(ge=1, strict=True)] | Literal["last"], ...] = Field(
+        ("last",), min_length=1, description="After which rounds; the states of each and of the one before it stay."
+    )
+    algorithms: tuple[Label, ...] | None = Field(None, min_length=1, description="Of which methods; all by default.")
+    seeds: tuple[int, ...] | None = Field(None, min_length=1, description="Of which seeds; all by default.")
+    where: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Of which points of the grid: a value, or a list of values, of any name of study.grid.",
+    )
+
+    _no_value_twice = field_validator("rounds", "algorithms", "seeds", "models", "clients", check_fields=False)(
+        lambda values: values and _once(values)
+    )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is looked at, without where."""
+        return self.model_dump(mode="json", exclude=set(_Probe.model_fields))
+
+
+class HeadNorms(_Probe):
+    """Norms of the rows of heads, beside the class shares of who owns them."""
+
+    kind: Literal["head-norms"]
+    models: tuple[Literal["received", "trained", "finetuned", "class", "global"], ...] = Field(
+        ("trained",),
+        min_length=1,
+        description="trained: the round's participants', right after training; received, finetuned: all clients', as "
+        "the next round begins; class: the server's models of classes (cwfedavg); global: the server's model.",
+    )
+    finetune_epochs: int = Field(1, ge=1, description="Of the fine-tuned ones.")
+
+
+class Features(_Probe):
+    """Features of global test samples and the rows of the head, in two dimensions by t-SNE."""
+
+    kind: Literal["features"]
+    samples: int = Field(500, ge=3, description="At most so many of the global test set, drawn once.")
+    perplexity: float = Field(30, gt=0, description="Of t-SNE.")
+    seed: int = Field(0, ge=0, description="Of samples and of t-SNE.")
+
+
+class Surface(_Probe):
+    """The training loss around the global model, in two filter-normalized random directions."""
+
+    kind: Literal["surface"]
+    points: int = Field(21, ge=3, description="Of the grid, along each direction; an odd number has the model itself.")
+    radius: float = Field(1.0, gt=0, description="Of the grid, where 1 is as long as the model's own filters.")
+    samples: int | None = Field(1000, ge=1, description="At most so many training samples, drawn once; null: all.")
+    seed: int = Field(0, ge=0, description="Of samples and directions, the same for all runs.")
+
+
+class Gradients(_Probe):
+    """Norms of each layer's gradient: of each client on its data, and of the global model on all."""
+
+    kind: Literal["gradients"]
+
+
+class Locals(_Probe):
+    """The class shares that the head's norms tell, by step of the participants' training in the round."""
+
+    kind: Literal["locals"]
+    clients: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, min_length=1, description="Of these participants; all by default."
+    )
+
+
+Probe = HeadNorms | Features | Surface | Gradients | Locals
+KINDS = tuple(get_args(probe.model_fields["kind"].annotation)[0] for probe in get_args(Probe))
+
+
+def _kind(value: Any) -> str:
+    """Which kind an entry of `probes` is of."""
+    return str(value.get("kind")) if isinstance(value, dict) else str(getattr(value, "kind", value))
+
+
+def _kinds_known(entries: Any) -> Any:
+    for name, entry in entries.items() if isinstance(entries, dict) else ():
+        if isinstance(entry, _Probe):
+            continue
+        if not isinstance(entry, dict) or "kind" not in entry:
+            raise ValueError(f"probes.{name}: its kind is missing; it should be one of: {', '.join(KINDS)}.")
+        if entry["kind"] not in KINDS:
+            told = nearest(str(entry["kind"]), KINDS)
+            raise ValueError(f"probes.{name}.kind: there is no probe '{entry['kind']}'; {told}")
+    return entries
+
+
+#: Entries of `probes`, by names of one's own; what else an entry may hold follows from its kind.
+ProbeSections = Annotated[
+    dict[
+        Label,
+        Annotated[
+            Annotated[HeadNorms, Tag("head-norms")]
+            | Annotated[Features, Tag("features")]
+            | Annotated[Surface, Tag("surface")]
+            | Annotated[Gradients, Tag("gradients")]
+            | Annotated[Locals, Tag("locals")],
+            Discriminator(_kind),
+        ],
+    ],
+    BeforeValidator(_kinds_known),
+    Field(default_factory=dict, description="What is looked at in stored states, by names of your own."),
+]
 
 
 class Params(Section):
@@ -599,6 +711,7 @@ class Params(Section):
         description="Other sizes of the study by name, as `smoke: {federation.rounds: 2, study.seeds: [0]}`: keys that "
         "stand above all else where `--scale NAME` asks for it.",
     )
+    probes: ProbeSections
 
     @property
     def pins(self) -> dict[str, Pin]:
@@ -730,7 +843,8 @@ def parse(settings: Any, download: str | None = DOWNLOAD, labels: Collection[str
     try:
         return Params.model_validate(settings, context=context)
     except ValidationError as error:
-        raise SettingsError("\n".join(sentences(error, settings, "", _keys))) from None
+        known = partial(_keys, settings=settings)
+        raise SettingsError("\n".join(sentences(error, settings, "", known))) from None
 
 
 def dataset(settings: Any) -> Data:
@@ -755,8 +869,11 @@ class _Once(yaml.SafeLoader):
         return node
 
 
-def _keys(location: Location) -> list[str]:
+def _keys(location: Location, settings: Any) -> list[str]:
     section: Any = Params
+    if location[:1] == ("probes",) and len(location) == 2:
+        kind = _kind(settings["probes"][location[1]])
+        section, location = dict(zip(KINDS, get_args(Probe), strict=True))[kind], ()
     for part in location:
         section = section.model_fields[str(part)].annotation
     return list(section.model_fields)

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from fedpipe import artifacts, code, config, grid, pins, registry
+from fedpipe import artifacts, code, config, grid, pins, probing, registry
 from fedpipe.artifacts import PAPER, PARAMS
 from fedpipe.config import SPLITTING, Data, Evaluation, Federation, Params, Transforms
 from fedpipe.data import store
@@ -218,6 +218,8 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
             )
             other = runs.get((label, run.key), run)  # of another number of rounds, which is no part of the key
             runs[label, run.key] = run if run.rounds > other.rounds else other
+    probes = probing.planned(study, cells.values())
+    texts |= {str(probe.files.settings): probing.text(study, probe) for probe in probes}
     return NewPlan(
         params=artifacts.study(path),
         scale=scale,
@@ -235,6 +237,7 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
         execution=Jobs(**study.execution.model_dump()),
         keep_models=study.artifacts.keep_models,
         report=Reported(**study.report.model_dump()),
+        probes=probes,
         texts=texts,
         sources=_sources(path, components) | stamps,
     )

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedpipe import artifacts
-from fedpipe.artifacts import JoinedFiles, RunFiles, StudyFiles
+from fedpipe.artifacts import JoinedFiles, ProbeFiles, RunFiles, StudyFiles
 from fedpipe.errors import ArtifactError
 
 ReportedRound = Literal["last", "best", "mean-last"]
 Average = Literal["sample", "client"]
 
 LABEL = r"[a-z][a-z0-9_]*"  #: of an algorithm
+KIND = r"[a-z][a-z-]*"  #: of a probe
 KEY = r"[0-9a-f]{12}"  #: of a run or partition
 DATASET = r"[A-Za-z0-9_.]+-[0-9a-f]{12}"
 
@@ -101,6 +102,45 @@ class Cell(_Rounds):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedProbe:
+    """What the study looks at in the states after a round of a run."""
+
+    name: str  #: of its entry in `probes`
+    kind: str
+    algorithm: str  #: the label and
+    run_key: str  #: the key of the run
+    rounds: int  #: of the run, in this study
+    round: int
+    key: str  #: a hash of its settings, of the run's key and of the probe's code
+
+    @property
+    def run(self) -> RunFiles:
+        """The run's files."""
+        return RunFiles.of(self.algorithm, self.run_key)
+
+    @property
+    def files(self) -> ProbeFiles:
+        """Its own files."""
+        return ProbeFiles.of(self.algorithm, self.run_key, self.round, self.kind, self.key)
+
+    def held(self) -> dict[str, Any]:
+        """As ``plan.json`` holds it."""
+        return _held(self) | {"path": str(self.files.table)}
+
+    @classmethod
+    def of(cls, held: dict[str, Any]) -> PlannedProbe:
+        """The probe that ``plan.json`` holds so; see :meth:`Plan.of`."""
+        probe = cls(**_fields(cls, held))
+        _refuse_others(LABEL, [probe.name, probe.algorithm])
+        _refuse_others(KIND, [probe.kind])
+        _refuse_others(KEY, [probe.run_key, probe.key])
+        _refuse_no_numbers([probe.rounds, probe.round])
+        if held["path"] != str(probe.files.table):
+            raise ValueError(held["path"])
+        return probe
+
+
+@dataclass(frozen=True, kw_only=True)
 class Jobs:
     """How jobs are cut and where they run: section `execution`."""
 
@@ -140,6 +180,7 @@ class Plan:
     execution: Jobs
     keep_models: str | int  #: see `artifacts.keep_models`
     report: Reported
+    probes: tuple[PlannedProbe, ...] = ()
 
     @property
     def study(self) -> StudyFiles:
@@ -178,6 +219,7 @@ class Plan:
             "execution": _held(self.execution),
             "artifacts": {"keep_models": self.keep_models},
             "report": _held(self.report) | {"best_over": list(self.report.best_over)},
+            "probes": [probe.held() for probe in self.probes],
         }
 
     def write(self) -> None:
@@ -229,12 +271,14 @@ class Plan:
             execution=Jobs(**_fields(Jobs, held["execution"])),
             keep_models=held["artifacts"]["keep_models"],
             report=Reported(**_fields(Reported, held["report"]) | {"best_over": _texts(held["report"]["best_over"])}),
+            probes=tuple(map(PlannedProbe.of, held["probes"])),
         )
         _refuse_others(LABEL, [plan.scale, *plan.algorithms])
         _refuse_others(KEY, [*plan.partitions, plan.shared])
         _refuse_no_numbers([*plan.seeds, plan.report.last_k])
         made = {(run.algorithm, run.key) for run in plan.runs}
         whole = made >= {(cell.algorithm, cell.key) for cell in plan.cells}
+        whole &= made >= {(probe.algorithm, probe.run_key) for probe in plan.probes}
         whole &= {run.algorithm for run in plan.runs} == set(plan.algorithms)
         whole &= {run.partition for run in plan.runs} == set(plan.partitions)
         whole &= all(run.rounds == max(plan.lengths.get(run.path, (0,))) for run in plan.runs)

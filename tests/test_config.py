@@ -20,9 +20,9 @@ ROOT = Path(__file__).parent.parent
 SECTIONS = ", ".join(config.Params.model_fields)
 ALGORITHMS = ", ".join(registry.names(registry.ALGORITHM))
 PROTOCOLS = (
-    "'global-on-global', 'global-on-local', 'personal-on-local', 'personal-on-global', 'trained-on-local', "
-    "'trained-on-global', 'kept-on-local', 'kept-on-global', 'finetuned-on-local', 'finetuned-on-global', "
-    "'prototype-on-local' or 'prototype-on-global'"
+    "'global-on-global', 'global-on-local', 'personal-on-local', 'personal-on-global', 'personal-on-train', "
+    "'trained-on-local', 'trained-on-global', 'trained-on-train', 'kept-on-local', 'kept-on-global', "
+    "'finetuned-on-local', 'finetuned-on-global', 'prototype-on-local' or 'prototype-on-global'"
 )
 JARGON = re.compile(r"Tuple|String|Keys|literal\[|constrained|\[key\]|\binstance\b|after validation|pydantic")
 

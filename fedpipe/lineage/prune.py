@@ -82,6 +82,8 @@ def unneeded() -> list[Unneeded]:
         partitions.add(artifacts.assignment_file(digest(needed.partition_settings)).parent)
         data.add(store.place(needed.dataset))
     spare: list[tuple[Path, ...]] = [(path,) for path in sorted(RESULTS.glob("runs/*/*")) if path not in runs]
+    looked = {RESULTS / "probes" / path.relative_to(RESULTS / "runs") for path in runs}
+    spare += [(path,) for path in sorted(RESULTS.glob("probes/*/*")) if path not in looked]
     spare += [(path,) for path in sorted(dealt - partitions)]
     spare += [tuple(sorted(path.parent.glob(f"{path.stem}.*"))) for path in sorted(stored - data)]
     return [Unneeded.of(paths, cache) for paths in spare]

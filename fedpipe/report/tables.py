@@ -13,7 +13,7 @@ from fedpipe.config import Data
 from fedpipe.data.heterogeneity import Overall
 from fedpipe.planned import Plan
 from fedpipe.report import results
-from fedpipe.report.results import AVERAGES, REPORTED_ROUNDS, SECONDS
+from fedpipe.report.results import AVERAGES, EPOCH, REPORTED_ROUNDS, SECONDS
 
 DASH = "–"  #: stands for a protocol that an algorithm does not have
 
@@ -61,8 +61,8 @@ def table(plan: Plan) -> pd.DataFrame:
 
 
 def times(plan: Plan) -> pd.DataFrame:
-    """Seconds of a run by algorithm and grid point, mean over seeds: ``train``, ``aggregate`` and ``evaluate``."""
-    return results.times(plan).groupby(_row(plan), sort=False)[list(SECONDS)].mean().reset_index()
+    """Seconds of a run by algorithm and grid point, mean over seeds: the columns of `results.times`."""
+    return results.times(plan).groupby(_row(plan), sort=False)[[*SECONDS, EPOCH]].mean().reset_index()
 
 
 def metrics(plan: Plan, table: pd.DataFrame) -> dict[str, Any]:

@@ -247,7 +247,9 @@ def test_files_are_written_with_the_same_bytes_each_time(two):
     report.write(report.tables(two.plan))
     assert {name: (Path("results") / name).read_bytes() for name in names} == first
     assert json.loads(first["metrics.json"])["fedavg"]["global-on-global"] == 0.7
-    assert first["tables/times.csv"] == b"algorithm,train,aggregate,evaluate\nfedavg,6.0,1.5,0.75\nlocal,3.0,1.5,0.75\n"
+    assert first["tables/times.csv"] == (
+        b"algorithm,train,aggregate,evaluate,epoch\nfedavg,6.0,1.5,0.75,0.5\nlocal,3.0,1.5,0.75,0.25\n"
+    )
 
 
 def test_times_change_neither_results_nor_metrics(two):

@@ -97,7 +97,7 @@ RUNS = {str(run.path): run for run in PLAN.runs}
 
 # What tables and figures say besides numbers of runs: they are made again where it has changed, as by another grid point
 # of the same runs.
-UNSAID = {"shared", "files", "execution", "artifacts"}
+UNSAID = {"shared", "files", "execution", "artifacts", "probes"}
 SHOWN = hashlib.sha256(
     json.dumps(
         {name: said for name, said in PLAN.held().items() if name not in UNSAID},
@@ -187,6 +187,7 @@ wildcard_constraints:
     round=r"(?!0000)\d{4}",
     stop=r"\d{4}",
     block=r"\d{4}",
+    probe=r"[a-z-]+-[0-9a-f]{12}",
     dataset=r"[A-Za-z0-9_.]+-[0-9a-f]{12}",
 
 
@@ -284,6 +285,7 @@ def all_results():
         *sorted({f"results/data/{run.dataset}.pt" for run in PLAN.runs}),
         *(f"results/partitions/{key}/assignment.parquet" for key in PLAN.partitions),
         *collected("joined.json"),
+        *(str(probe.files.table) for probe in PLAN.probes),
         *summaries(),
         *(
             f"{FILES.figures}/{name}.{kind}"
