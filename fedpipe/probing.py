@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 
 from fedpipe import code
-from fedpipe.algorithms.cwfedavg import CwFedAvg
 from fedpipe.artifacts import ProbeFiles
 from fedpipe.config import HeadNorms, Params, Probe
 from fedpipe.errors import ArtifactError, SettingsError, nearest
@@ -129,6 +128,8 @@ def _check(study: Params, name: str, probe: Probe) -> None:
                     f"probes.{name}.where: '{point}' is never {value!r} in study.grid; {_instead(value, options)}"
                 )
     if isinstance(probe, HeadNorms) and "class" in probe.models:
+        from fedpipe.algorithms.cwfedavg import CwFedAvg  # here, since the table's commands import no torch
+
         for label in probe.algorithms or study.study.algorithms:
             if not isinstance(study.algorithms[label], CwFedAvg):
                 raise SettingsError(
