@@ -46,8 +46,7 @@ def keys(raw: dict[str, Any], study: Params, above: dict[str, Any]) -> dict[str,
             raise SettingsError(f"study.grid.{name}: its values set no keys; at least one of them should.")
         if not any(concerns(found[name], label) for label in study.study.algorithms):
             raise SettingsError(f"study.grid: '{name}' varies nothing, since its algorithm is not in study.algorithms.")
-    places = [(name, key) for name, own in found.items() for key in own]
-    for (name, key), (other, twice) in itertools.combinations(places, 2):
+    for (name, key), (other, twice) in _set_at_once(study, found):
         if within(key, twice) or within(twice, key):
             both = f"'{name}' and '{other}' set" if name != other else f"'{name}' sets"
             what = f"'{key}'" if key == twice else f"'{key}' and '{twice}', of which one is in the other"
@@ -56,6 +55,17 @@ def keys(raw: dict[str, Any], study: Params, above: dict[str, Any]) -> dict[str,
         if key := next((key for key in above if within(name, key)), None):
             raise SettingsError(f"study.grid: '{name}' varies nothing, since the scale sets '{key}'.")
     return found
+
+
+def _set_at_once(study: Params, keys: dict[str, list[str]]) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+    """All pairs of keys that one point may set, each with the name that sets it."""
+    for name, values in study.study.grid.items():
+        for part in values.values() if isinstance(values, dict) else ():
+            for key, twice in itertools.combinations(part, 2):
+                yield (name, key), (name, twice)
+    for name, other in itertools.combinations(keys, 2):
+        for key, twice in itertools.product(keys[name], keys[other]):
+            yield (name, key), (other, twice)
 
 
 def points(study: Params) -> Iterator[Point]:

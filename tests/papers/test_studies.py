@@ -21,7 +21,7 @@ RUNS = {
     "feddw/table1": 480,
     "feddw/table2": 360,
     "feddw/table3": 7,
-    "feddw/table4": 120,
+    "feddw/table4": 60,
     "feddual/table1": 81,
     "feddual/table2": 9,
     "feddual/table3": 9,
