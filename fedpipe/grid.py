@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +93,10 @@ def settings(
     SettingsError
         They can't be; each sentence says where.
     """
-    there = config.override(raw, point.changes, above)
+    values = ", ".join(f"{name}: {value}" for name, value in point.values.items())
+    at = [f"at the point {values} of study.grid"] if values else []
+    with _told(at):
+        there = config.override(raw, point.changes, above)
     groups: dict[str, list[str]] = {}
     own: dict[str, dict[str, Any]] = {}
     for label in study.study.algorithms:
@@ -101,18 +105,22 @@ def settings(
         groups.setdefault(name, []).append(label)
         own[name] = changes
     for name, labels in groups.items():
-        changed = own[name]
-        if not (point.changes or changed):
+        if not (point.changes or own[name]):
             yield study, labels
             continue
-        places = [", ".join(f"{name}: {value}" for name, value in point.values.items())] if point.values else []
-        at = [f"at the point {place} of study.grid" for place in places]
-        at += [f"with algorithms.{labels[0]}.with"] if changed else []
-        try:
-            yield config.parse(config.override(there, changed, above), None, labels), labels
-        except SettingsError as error:
-            lines = (f"{line} ({', '.join(at)})" for line in str(error).splitlines())
-            raise SettingsError("\n".join(lines)) from None
+        with _told([*at, *([f"with algorithms.{labels[0]}.with"] if own[name] else [])]):
+            params = config.parse(config.override(there, own[name], above), None, labels)
+        yield params, labels
+
+
+@contextmanager
+def _told(places: list[str]) -> Iterator[None]:
+    """Say behind each sentence about settings where they are."""
+    try:
+        yield
+    except SettingsError as error:
+        behind = f" ({', '.join(places)})" if places else ""
+        raise SettingsError("\n".join(f"{line}{behind}" for line in str(error).splitlines())) from None
 
 
 def concerns(keys: list[str], label: str) -> bool:

@@ -65,7 +65,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "hyper-parameter-of-none",
         {"algorithms": {"fedavg": {"mu": 1}}},
-        "algorithms.fedavg.mu: unknown key; it should be one of: dw.",
+        "algorithms.fedavg.mu: unknown key; it should be one of: with, shown, dw.",
     ),
     # types
     (
