@@ -59,7 +59,7 @@ def test_nothing_is_guessed_of_what_was_not_run_here(measured: dict[str, float])
     assert (other.runs, other.known) == (2, 1)
     assert "1 of 2 runs that are left" in str(other)
     assert "nothing like the other 1 was run here" in str(other)
-    assert foreseen(model={"name": "cnn"}).known == 0
+    assert foreseen(model={"name": "cnn", "hidden": 16}).known == 0
 
 
 def test_a_study_of_more_than_a_day_is_not_started_unasked(
