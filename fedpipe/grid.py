@@ -53,8 +53,8 @@ def keys(raw: dict[str, Any], study: Params, above: dict[str, Any]) -> dict[str,
             what = f"'{key}'" if key == twice else f"'{key}' and '{twice}', of which one is in the other"
             raise SettingsError(f"study.grid: {both} {what}; a key should be set once.")
     for name in (name for name, values in study.study.grid.items() if not isinstance(values, dict)):
-        if key := next((key for key in above if within(name, key)), None):
-            raise SettingsError(f"study.grid: '{name}' varies nothing, since the scale sets '{key}'.")
+        if higher := next((key for key in above if within(name, key)), None):
+            raise SettingsError(f"study.grid: '{name}' varies nothing, since the scale sets '{higher}'.")
     return found
 
 
