@@ -93,12 +93,15 @@ def plan(
     """Check params.yaml, or another study, and write its plan: runs, keys, jobs."""
     from fedpipe import changes
     from fedpipe import plan as planning
+    from fedpipe.report import forecast
 
     made = planning.make(params, scale)
     for sentence in changes.told(made):
         typer.echo(f"fedpipe: {sentence}", err=True)
     for warning in made.warnings:
         typer.echo(f"fedpipe: warning: {warning}", err=True)
+    if (found := forecast.forecast(made)).known:
+        typer.echo(f"fedpipe: {found}", err=True)
     if dry_run:
         points: dict[tuple[str, str], list[str]] = {}
         for cell in made.cells:
@@ -125,6 +128,9 @@ def run(
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", min=1, help="Jobs at once: cores here, jobs in a cluster's queue.")
     ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Start it even if it takes more than a day on this machine.")
+    ] = False,
 ) -> None:
     """Run a whole study: print the snakemake command that does it, and become that command.
 
@@ -142,6 +148,8 @@ def run(
         )
     if any(word.startswith(("--config", "-C")) for word in further):
         raise SettingsError("--config can't be used here; another study is named by --params, and its file says all.")
+    if not (yes or dry_run) and _runs_here(profile):
+        _refuse_long(params, scale, jobs)
     _, *all_of_it = shlex.split(artifacts.making(artifacts.study(params), scale))
     limit = [] if jobs is None else ["--cores" if _runs_here(profile) else "--jobs", str(jobs)]
     command = [_snakemake(), *all_of_it, "--profile", profile, *(["-n"] if dry_run else []), *limit, *further]
@@ -520,6 +528,18 @@ def _snakemake() -> str:
     if not (found or beside.is_file()):
         raise SettingsError("snakemake is not installed here; run `make setup`, then `source .venv/bin/activate`.")
     return str(beside) if beside.is_file() and not (found and beside.samefile(found)) else "snakemake"
+
+
+def _refuse_long(params: Path, scale: str, jobs: int | None) -> None:
+    """Refuse a study that would keep this machine busy for more than a day."""
+    from fedpipe import plan as planning
+    from fedpipe.report import forecast
+
+    found = forecast.forecast(planning.make(params, scale), jobs)
+    if found.seconds > forecast.DAY:
+        others = [other for other in planning.scales(params) if other not in {scale, PAPER}]
+        smaller = f", --scale {' or '.join(others)} for a smaller one" if others else ""
+        raise SettingsError(f"{params}: {found} Type --yes to start it{smaller}, or --profile for a cluster.")
 
 
 def _runs_here(profile: str) -> bool:
