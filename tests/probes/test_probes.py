@@ -137,6 +137,19 @@ def test_norms_by_hand() -> None:
     assert (row["relative"], row["share"], row["samples"]) == (0, None, None)
 
 
+def test_the_distance_between_shares_and_norms_by_hand() -> None:
+    heads = {0: ([[3.0, 4.0], [0.0, 5.0]], [1, 3]), 1: ([[1.0, 0.0], [0.0, 0.0]], [4, 0])}
+    rows = [
+        row
+        for owner, (head, counts) in heads.items()
+        for row in norms.norms("trained", owner, torch.tensor(head), counts)
+    ]
+    rows += norms.norms("received", 0, torch.ones(2, 2), [0, 8])
+    table = pa.Table.from_pylist(rows, norms.SCHEMA)
+    assert norms.distance(table) == pytest.approx((math.sqrt(2 * 0.25**2) + 0) / 2)
+    assert norms.distance(table, "received") == pytest.approx(math.sqrt(0.5))
+
+
 def test_norms_of_all_models_of_a_run() -> None:
     run = finished("cwfedavg")
     asked = ["received", "trained", "finetuned", "class"]
