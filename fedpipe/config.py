@@ -791,6 +791,12 @@ class Params(Section):
                 "would train on what another tests on; it should be 'official'."
             )
         self.transforms.check(facts.shape)
+        if self.model.frozen_base and self.transforms.random:
+            key = next(name for name in ("crop", "flip", "rotation") if getattr(self.transforms, name))
+            raise SettingsError(
+                f"transforms.{key}: images can't change at random under the frozen base of the model, whose features "
+                f"are computed once; leave it out, or set model.frozen to false."
+            )
         self.model.check(facts.shape, facts.classes)
         self.model.check_weights(facts.shape, facts.classes)
         words = getattr(self.model, "vocabulary", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -104,6 +105,13 @@ class Clients:
         if not self.transforms.on_test:
             return x
         return changed(self.transforms, x, torch.tensor(self.key(-1, round, "test", 0) + number, device=self.device))
+
+    def with_inputs(self, x: Tensor, made_of: Mapping[str, str]) -> Clients:
+        """The same clients and classes with other inputs, which are taken as they are; ``made_of`` goes on record."""
+        other = copy.copy(self)
+        other.x, other.transforms = x.to(self.device, self.dtype), Transforms()
+        other.trained_on = {**self.trained_on, **made_of}
+        return other
 
     def measured(self, client: int, test: str) -> Integers:
         """The samples on which a client's model is measured: ``local``, ``global`` or ``train``."""
