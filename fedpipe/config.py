@@ -33,7 +33,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedpipe import artifacts, registry
+from fedpipe import artifacts, callbacks, registry
 from fedpipe.data import store
 from fedpipe.data.datasets.base import Dataset, Facts, Published
 from fedpipe.data.fetch import ENVIRONMENT, Fetcher
@@ -415,6 +415,17 @@ class Execution(Section):
         description="Clients that train in one call: 1 is client by client (the loop), n a stack of n, "
         "auto the loop on a CPU and a stack of up to 32 on a GPU.",
     )
+    callbacks: tuple[str, ...] = Field(
+        (),
+        description="What looks on while runs go: dvclive, or classes of your own, as own.Board (docs/callbacks.md).",
+    )
+
+    @field_validator("callbacks")
+    @classmethod
+    def _found(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in _once(names):
+            callbacks.find(name)
+        return names
 
     @field_validator("stack")
     @classmethod
@@ -475,11 +486,11 @@ class Params(Section):
         components = {"dataset": self.dataset.source, "partition": self.partition, "model": self.model}
         return {section: component.pin for section, component in components.items() if component.pin}
 
-    def _there(self, download: str | None) -> None:
+    def _there(self, download: str | None, obtain: str) -> None:
         """Everything that is not declared, stored, or what it was declared as, is said at once."""
         found = {section: pin.mistake(section, download) for section, pin in self.pins.items()}
         if found.get("dataset") is None:
-            found["dataset"] = self.dataset.lacking(download or DOWNLOAD)
+            found["dataset"] = self.dataset.lacking(obtain)
         if told := [sentence for sentence in found.values() if sentence]:
             raise SettingsError("\n".join(told))
 
@@ -509,7 +520,7 @@ class Params(Section):
                     f"federation.server: {label} has no averaged model that {self.federation.server.optimizer} could "
                     f"move; it should be left out, or study.algorithms do without {label}."
                 )
-        self._there((info.context or {}).get("download"))
+        self._there((info.context or {}).get("download"), (info.context or {}).get("obtain", DOWNLOAD))
         for label in self.study.algorithms if self.model.whole else ():
             if self.algorithms[label].several:
                 raise several(label)
@@ -560,7 +571,32 @@ def download(path: Path) -> str:
     return DOWNLOAD if path == artifacts.PARAMS else f"{DOWNLOAD} --params {shlex.quote(str(path))}"
 
 
-def parse(settings: Any, download: str | None = DOWNLOAD) -> Params:
+def unheard(settings: Any) -> dict[str, str]:
+    """The partition's parameters that only other schemes have, each with a warning.
+
+    Where a grid, or `dvc exp run -S`, changes the scheme alone, those of the former one are left behind.
+    """
+    section = settings.get("partition") if isinstance(settings, dict) else None
+    if not isinstance(section, dict):
+        return {}
+    scheme = section.get("scheme", registry.PARTITION.default)
+    try:
+        taken = _parameters(str(scheme))
+    except SettingsError:  # told where it is built
+        return {}
+    others = {name for other in registry.names(registry.PARTITION) for name in _parameters(other)} - taken
+    return {
+        name: f"partition.{name}: {value} is left out, since the scheme {scheme} has no such parameter."
+        for name, value in section.items()
+        if name in others - {"scheme"}
+    }
+
+
+def _parameters(scheme: str) -> set[str]:
+    return {field.name for field in registry.parameters_of(registry.find(registry.PARTITION, scheme))}
+
+
+def parse(settings: Any, download: str | None = DOWNLOAD, obtain: str | None = None) -> Params:
     """Settings as they stand in the YAML file, checked and with their defaults filled in.
 
     Parameters
@@ -569,6 +605,8 @@ def parse(settings: Any, download: str | None = DOWNLOAD) -> Params:
         All of them, in sections.
     download
         The command that declares files in the study's file; None where it can't, as at a point of a grid.
+    obtain
+        The command that obtains the study's data; by default ``download``.
 
     Raises
     ------
@@ -577,8 +615,11 @@ def parse(settings: Any, download: str | None = DOWNLOAD) -> Params:
     """
     if not isinstance(settings, dict):
         raise SettingsError("params.yaml: it should be a mapping of sections, as `federation: {clients: 10}`.")
+    if left_out := unheard(settings):
+        kept = {name: value for name, value in settings["partition"].items() if name not in left_out}
+        settings = settings | {"partition": kept}
     try:
-        return Params.model_validate(settings, context={"download": download})
+        return Params.model_validate(settings, context={"download": download, "obtain": obtain or download or DOWNLOAD})
     except ValidationError as error:
         raise SettingsError("\n".join(sentences(error, settings, "", _keys))) from None
 

@@ -22,7 +22,7 @@ from fedpipe import artifacts, code, config, pins, registry
 from fedpipe.artifacts import PARAMS
 from fedpipe.config import SPLITTING, Data, Evaluation, Federation, Params, Transforms
 from fedpipe.data import store
-from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.errors import ArtifactError, SettingsError, nearest
 from fedpipe.planned import Cell, Jobs, Plan, PlannedRun, Reported
 from fedpipe.registry import Component
 
@@ -183,7 +183,10 @@ def make(path: Path = PARAMS) -> NewPlan:
     warnings: list[str] = []
     stamps: dict[str, str] = {}
     for point in _points(study):
-        params = _at(raw, point) if point else study
+        params = _at(raw, point, path) if point else study
+        left_out = config.unheard(config.override(raw, point))
+        warnings += left_out.values()
+        point = {name: value for name, value in point.items() if name not in {f"partition.{key}" for key in left_out}}
         stamps |= {str(pin.path): pins.stamp(pin.path) for pin in params.pins.values()}
         components += [params.partition, params.model, params.dataset.source]
         for label in study.study.algorithms:
@@ -257,6 +260,7 @@ def write(plan: NewPlan) -> None:
 
 def _points(study: Params) -> list[dict[str, Any]]:
     for name in study.study.grid:
+        _refuse_unknown(name, study)
         fixed = next((section for section in FIXED if _within(name, section) or _within(section, name)), None)
         if fixed:
             raise SettingsError(f"study.grid: '{name}' can't be varied, since {fixed} is one for the whole study.")
@@ -268,13 +272,27 @@ def _points(study: Params) -> list[dict[str, Any]]:
     return [dict(zip(names, point, strict=True)) for point in itertools.product(*values)]
 
 
-def _at(raw: dict[str, Any], point: dict[str, Any]) -> Params:
+def _at(raw: dict[str, Any], point: dict[str, Any], path: Path) -> Params:
     try:
-        return config.parse(config.override(raw, point), None)
+        return config.parse(config.override(raw, point), None, config.download(path))
     except SettingsError as error:
         where = ", ".join(f"{name}: {value}" for name, value in point.items())
         lines = (f"{line} (at the point {where} of study.grid)" for line in str(error).splitlines())
         raise SettingsError("\n".join(lines)) from None
+
+
+def _refuse_unknown(name: str, study: Params) -> None:
+    """Refuse a key that begins with no section, as `mu`; the sentence names those that end so."""
+    if name.partition(".")[0] in Params.model_fields:
+        return
+    components = {f"algorithms.{label}": study.algorithms[label] for label in study.study.algorithms}
+    components |= {"partition": study.partition, "model": study.model, "dataset": study.dataset.source}
+    keys = [f"{place}.{field.name}" for place, found in components.items() for field in dataclasses.fields(found)]
+    for section in ("dataset", "transforms", "federation", "evaluation"):
+        keys += [f"{section}.{field}" for field in type(getattr(study, section)).model_fields]
+    meant = [key for key in keys if key.endswith(f".{name}")]
+    hint = f"did you mean {' or '.join(meant)}?" if meant else nearest(name, [*Params.model_fields])
+    raise SettingsError(f"study.grid: '{name}' is no key of params.yaml; {hint}")
 
 
 def _within(name: str, section: str) -> bool:
