@@ -322,7 +322,9 @@ class Federation(Section):
         20, ge=1, le=9999, strict=True, description="Communication rounds T; more rounds continue a shorter run."
     )
     local_epochs: int = Field(1, ge=1, description="Passes over a client's training data in a round.")
-    batch_size: int = Field(32, ge=1, description="Samples in a training step; the last partial batch is kept.")
+    batch_size: Annotated[int, Field(ge=1)] | Literal["full"] = Field(
+        32, description="Samples in a training step, the last partial batch is kept; or full: all that a client has."
+    )
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="Started afresh at every client in every round.")
     learning_rate: float = Field(0.05, ge=0)
     momentum: float = Field(0.0, ge=0, lt=1, description="Heavy-ball momentum (sgd).")
