@@ -120,7 +120,6 @@ def test_every_experiment_shows_its_own_numbers(story: Story) -> None:
 
 def test_the_table_of_experiments_shows_what_changed(story: Story) -> None:
     shown = block(story, "dvc exp show")
-    assert max(map(len, shown.splitlines())) <= 160
     for column in ("feddw", "partition.alpha", "algorithms.feddw.mu"):
         assert column in shown
     assert "learning_rate" not in shown

@@ -32,7 +32,7 @@ ELSEWHERE = {
     "dvc plots diff": f"{TUTORIAL}::test_plots_have_the_numbers_of_both_revisions",
     "dvc exp run -n softer -S algorithms.feddw.mu=0.1": f"{TUTORIAL}::test_every_experiment_shows_its_own_numbers",
     "dvc exp show --only-changed --drop results": (
-        "tests/pipeline/test_experiments.py::test_the_shipped_study_with_experiments_fits_into_a_terminal"
+        "tests/pipeline/test_experiments.py::test_the_shipped_study_with_an_experiment_fits_into_a_terminal"
     ),
     "fedpipe run --profile slurm": SLURM,
     "FEDPIPE_PROFILE=slurm dvc repro": SLURM,
