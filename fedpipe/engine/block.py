@@ -26,7 +26,8 @@ class Block:
     down: list[int] = field(default_factory=list)  #: bytes received by each
     up: list[int] = field(default_factory=list)  #: bytes sent by each
     scores: list[dict[Test, Score]] = field(default_factory=list)  #: right after training
-    seconds: float = 0.0
+    spent: list[float] = field(default_factory=list)  #: seconds of each one's own work
+    seconds: float = 0.0  #: of all of it, with tests and whatever lies between
 
     def add(self, outcome: Outcome) -> None:
         """One more participant."""
@@ -36,13 +37,14 @@ class Block:
         self.down.append(outcome.down)
         self.up.append(outcome.up)
         self.scores.append(outcome.scores)
+        self.spent.append(outcome.seconds)
 
     @classmethod
     def joined(cls, blocks: Sequence[Block]) -> Block:
         """All participants of a round, of all its blocks; who made which is told by the blocks alone."""
         whole = cls({}, seconds=sum(block.seconds for block in blocks))
         for block in blocks:
-            for part in ("ids", "uploads", "kept", "down", "up", "scores"):
+            for part in ("ids", "uploads", "kept", "down", "up", "scores", "spent"):
                 getattr(whole, part).extend(getattr(block, part))
         return whole
 
@@ -58,6 +60,7 @@ class Block:
                 test: torch.tensor([list(scores[test]) for scores in self.scores], dtype=torch.float64)
                 for test in self.scores[0]
             },
+            "spent": torch.tensor(self.spent, dtype=torch.float64),
             "seconds": torch.tensor(self.seconds, dtype=torch.float64),
         }
 
@@ -79,6 +82,7 @@ class Block:
             down=down,
             up=up,
             scores=[scores(row) for row in range(len(ids))],
+            spent=tree["spent"].tolist(),
             seconds=float(tree["seconds"]),
         )
 

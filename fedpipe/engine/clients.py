@@ -110,6 +110,15 @@ class Clients:
             return x
         return changed(self.transforms, x, torch.tensor(self.key(-1, round, "test", 0) + number, device=self.device))
 
+    def measured(self, client: int, test: str) -> Integers:
+        """The samples on which a client's model is measured: ``local``, ``global`` or ``train``."""
+        return {"local": self.test, "train": self.train}[test][client] if test != "global" else self.global_test
+
+    def measuring_key(self, client: int, round: int, test: str) -> int | None:
+        """Where the noise of those samples begins; None where they are taken as they are."""
+        noisy = self.transforms.on_test and test != "train"
+        return self.key(client, round, f"test/{test}", 0) if noisy else None
+
     def key(self, client: int, round: int, stream: str, epoch: int) -> int:
         """Where the noise of an epoch begins: 62 bits, to which the number of a batch is added."""
         return rng.entropy(self.seed, f"{stream}/noise/{epoch}", round, client) >> 66

@@ -12,6 +12,7 @@ import functools
 import itertools
 import os
 import platform
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -107,7 +108,8 @@ class Run:
         self._one_model = family.whole
         net = Net(lambda: bare.adapt(build()), dtype, self._device, self.federation.buffers)
         self.algorithm = bare.bind(net, self.federation)
-        self.executor = self._executor(execution.stack if family.stackable else 1, threads)
+        self._stack = execution.stack if family.stackable else 1
+        self.executor = self.executor_of(self.algorithm)
         with torch.no_grad(), contract.told(self.algorithm):
             self._first = to_host(init_client(self.algorithm, init_server(self.algorithm, self.fresh), self.fresh))
         self.checkpoint = Checkpoint(files, self._first)
@@ -120,12 +122,13 @@ class Run:
         other.files, other.checkpoint, other._is_copy = files, Checkpoint(files, self._first), True
         return other
 
-    def _executor(self, stack: int | str, threads: int) -> Executor:
+    def executor_of(self, algorithm: Algorithm) -> Executor:
+        """The run's executor, at work for this algorithm: the run's, or one that probes make of it."""
+        stack, epochs = self._stack, self.evaluation.finetune_epochs
         width = stack if isinstance(stack, int) else WIDTH_ON_GPU if self._device.type == "cuda" else 1
-        epochs = self.evaluation.finetune_epochs
         if width > 1:
-            return Stack(self.algorithm, self.clients, width, epochs)
-        return Loop(self.algorithm, self.clients, threads, epochs)
+            return Stack(algorithm, self.clients, width, epochs)
+        return Loop(algorithm, self.clients, self._threads, epochs)
 
     def fresh(self, index: int) -> Tensors:
         """The run's ``index``-th initial model.
@@ -197,7 +200,8 @@ class Run:
         observed = {name: float(value) for name, value in self.algorithm.metrics(server).items()}
         facts = {"observed": observed, "made_by": made_by, "trained_on": dict(self.clients.trained_on)}
         self.checkpoint.seal(number, server, list(sent.uploads.ids), sent.kept, hashes, **facts)
-        times = {"train": sent.block.seconds, "aggregate": time.perf_counter() - begin}
+        epoch = statistics.fmean(sent.block.spent) / self.federation.local_epochs
+        times = {"train": sent.block.seconds, "epoch": epoch, "aggregate": time.perf_counter() - begin}
         before = self.checkpoint.times(number)  # of a round that another has done, they stay whole
         artifacts.write_json(files.times, before | times)
 

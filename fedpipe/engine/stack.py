@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from fedpipe.engine.executor import (
     noisy,
     passes,
     readout,
+    seconds_since,
     start_client,
     train_mode,
     trained_names,
@@ -101,8 +103,10 @@ class Stack:
         facts = self._clients.facts(padded, round)
         state: State = vmap(functools.partial(start_client, algorithm), in_dims=(0, axes, 0))(resident, received, facts)
         work = _Work(algorithm, self._clients, round, padded, len(members))
+        begin = time.perf_counter()
         for pass_ in passes(algorithm, phase, self._finetune_epochs):
             state = work.run(pass_, state)
+        seconds = seconds_since(begin, device) / len(members)
         scores = {test: work.scores(state, phase, test) for test in tests}
         uploads, kept_on = {}, {}
         if phase == "train":
@@ -114,7 +118,7 @@ class Stack:
             down = size_in_bytes(algorithm.traffic(common | unstack(own, row)))
             sent = unstack(uploads, row)
             up = size_in_bytes(algorithm.traffic(sent)) if sent else 0
-            outcomes.append(Outcome(client, down, up, sent, unstack(kept_on, row), mine))
+            outcomes.append(Outcome(client, down, up, sent, unstack(kept_on, row), mine, seconds))
         return outcomes
 
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
@@ -201,16 +205,12 @@ class _Work:
         return vmap(follow)(state, totals)
 
     def scores(self, state: State, phase: Phase, test: Test) -> list[Score]:
-        """Every client of the stack on its own or on the global test set."""
-        if test == "local":
-            orders = [self._clients.test[client] for client in self._ids]
-        else:
-            orders = [self._clients.global_test] * len(self._ids)
+        """Every client of the stack on a test set."""
+        orders = [self._clients.measured(client, test) for client in self._ids]
         right = torch.zeros(len(orders), dtype=torch.int64, device=self._clients.device)
         loss = torch.zeros(len(orders), dtype=torch.float64, device=self._clients.device)
-        keys = None
-        if self._clients.transforms.on_test:
-            keys = [self._clients.key(i, self._round, f"test/{test}", 0) for i in self._ids]
+        noise = [self._clients.measuring_key(client, self._round, test) for client in self._ids]
+        keys = [key for key in noise if key is not None] or None  # of all of them, or of none
 
         def score(client: State, *samples: Tensor) -> tuple[Tensor, Tensor]:
             batch = Batch(*samples)

@@ -16,7 +16,8 @@ from fedpipe.planned import Cell, Plan, ReportedRound
 
 AVERAGES = ("sample", "client", "worst")  #: over test samples; over clients; over the worst tenth of the clients
 REPORTED_ROUNDS: tuple[ReportedRound, ...] = get_args(ReportedRound)
-SECONDS = ("train", "aggregate", "evaluate")
+SECONDS = ("train", "aggregate", "evaluate")  #: of a round, all of it
+EPOCH = "epoch"  #: of a client
 
 
 def cells(plan: Plan) -> list[Cell]:
@@ -131,11 +132,19 @@ def left_out(plan: Plan) -> pd.DataFrame:
 
 
 def times(plan: Plan) -> pd.DataFrame:
-    """Seconds of training, aggregation and evaluation: the sum over rounds, one row a cell; NaN where one is lost."""
+    """Seconds, one row a cell; NaN where one is lost.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``train``, ``aggregate`` and ``evaluate``: the sums over rounds; ``epoch``: a client's local epoch, the mean
+        over participants and rounds of its passes' seconds, without tests, over `federation.local_epochs`.
+    """
     frames = []
     for cell in cells(plan):
         rounds = seconds(cell)["rounds"]
         sums = {name: [sum(float(spent.get(name, math.nan)) for spent in rounds)] for name in SECONDS}
+        sums[EPOCH] = [sum(float(spent.get(EPOCH, math.nan)) for spent in rounds) / len(rounds)]
         frames.append(labelled(plan, cell, pd.DataFrame(sums)))
     return pd.concat(frames, ignore_index=True)
 
