@@ -64,6 +64,9 @@ RoundNumber = Annotated[int, typer.Option("--round", min=1, help="The round.")]
 Threads = Annotated[int, typer.Option(min=1, help="Cores to use.")]
 Device = Annotated[str, typer.Option(envvar="FEDPIPE_DEVICE", help="As execution.device: auto, cpu or cuda.")]
 Stack = Annotated[str, typer.Option(envvar="FEDPIPE_STACK", help="As execution.stack: auto, or clients in one call.")]
+Callbacks = Annotated[
+    str, typer.Option(envvar="FEDPIPE_CALLBACKS", help="As execution.callbacks, with spaces between.")
+]
 KeepModels = Annotated[str, typer.Option(envvar="FEDPIPE_KEEP_MODELS", help="As artifacts.keep_models.")]
 
 
@@ -204,9 +207,11 @@ def segment(
     device: Device = "auto",
     stack: Stack = "auto",
     keep_models: KeepModels = "all",
+    callbacks: Callbacks = "",
     collected: Annotated[bool, typer.Option("--collect", help="Then collect all rounds.")] = False,
 ) -> None:
     """Run consecutive rounds: train, aggregate, evaluate; goes on from what it finds; SIGTERM ends it after a round."""
+    from fedpipe.callbacks import Watch
     from fedpipe.engine import interrupts
     from fedpipe.report import progress
     from fedpipe.stages import collect as stage
@@ -221,10 +226,10 @@ def segment(
             "round: give the job more, or cut rounds into jobs (execution: {rounds_per_job: 1, clients_per_job: 1})"
         )
 
-    with interrupts.deferred(told) as asked_to_stop:
+    with interrupts.deferred(told) as asked_to_stop, Watch(callbacks.split(), RunFiles(path), stop) as watch:
         run = _open(path, threads, device, stack, keep_models)
         typer.echo(f"{path}: {run.place()}")
-        for number in progress.told(path, stop, run.segment(stop)):
+        for number in progress.told(path, stop, watch.rounds(run.segment(stop))):
             done.append(number)
             if number < stop and asked_to_stop():
                 typer.echo(f"{path}: stopped by SIGTERM after round {number}; the same command goes on from there")
@@ -271,10 +276,21 @@ def aggregate(
 
 @app.command(rich_help_panel=STAGES)
 def evaluate(
-    path: RunPath, round: RoundNumber, threads: Threads = 1, device: Device = "auto", stack: Stack = "auto"
+    path: RunPath,
+    round: RoundNumber,
+    threads: Threads = 1,
+    device: Device = "auto",
+    stack: Stack = "auto",
+    callbacks: Callbacks = "",
 ) -> None:
     """Measure a round's models; then the round is complete."""
-    _open(path, threads, device, stack).evaluate(round)
+    from fedpipe.callbacks import Watch
+
+    run = _open(path, threads, device, stack)
+    with Watch(callbacks.split(), run.files, round) as watch:
+        watch.begin(round - 1)
+        run.evaluate(round)
+        watch.round(round)
 
 
 @app.command(rich_help_panel=STAGES)
@@ -421,6 +437,21 @@ def diff(
 
 
 @app.command(rich_help_panel=PEOPLE)
+def compare(
+    revisions: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[REV]...", help="Commits, tags or experiments; one alone is compared with what is here."
+        ),
+    ] = None,
+) -> None:
+    """Print the tables of commits or experiments side by side: differences by seed, and settings that differ."""
+    from fedpipe.lineage import compare as lineage
+
+    typer.echo(lineage.compare(revisions or []))
+
+
+@app.command(rich_help_panel=PEOPLE)
 def prune(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False) -> None:
     """Remove runs, partitions and data that no study here and no commit needs, after showing what that frees."""
     from fedpipe.lineage import prune as lineage
@@ -455,7 +486,7 @@ def list_(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models
 @app.command(rich_help_panel=PEOPLE)
 def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, model or partition scheme.")]) -> None:
     """Print a component's documentation with its parameters and their defaults."""
-    from fedpipe import documentation, registry
+    from fedpipe import documentation, equations, registry
 
     kinds = [kind for kind in registry.KINDS if name in registry.names(kind)]
     if not kinds and "." in name:
@@ -464,13 +495,13 @@ def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, m
         known = sorted({component for kind in registry.KINDS for component in registry.names(kind)})
         raise SettingsError(f"'{name}' is unknown; {nearest(name, known)}")
     kind, found = kinds[0], registry.documented(kinds[0], registry.find(kinds[0], name))
-    typer.echo(f"{name} ({kind.name})\n\n{inspect.getdoc(found)}\n")
+    typer.echo(f"{name} ({kind.name})\n\n{equations.plain(inspect.getdoc(found) or '')}\n")
     fields = registry.parameters_of(found)
     if fields:
         typer.echo(f"In params.yaml, under {kind.section}:")
     told = documentation.inherited(found)
     for field in fields:
-        meaning = f"    # {told[field.name]}" if field.name in told else ""
+        meaning = f"    # {equations.plain(told[field.name])}" if field.name in told else ""
         typer.echo(f"  {field.name}: {documentation.default(field)}{meaning}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 from fedpipe import config
 from fedpipe.config import FIXED, WHOLE, Params
-from fedpipe.errors import SettingsError
+from fedpipe.errors import SettingsError, nearest
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,12 @@ def points(study: Params) -> Iterator[Point]:
 
 
 def settings(
-    raw: dict[str, Any], study: Params, point: Point, above: dict[str, Any]
+    raw: dict[str, Any], study: Params, point: Point, above: dict[str, Any], obtain: str
 ) -> Iterator[tuple[Params, list[str]]]:
     """The settings at a point, with the methods that have them: those that set keys of their own have others.
 
-    The grid's keys stand above the study's, a method's own above these, and those of the scale above all.
+    The grid's keys stand above the study's, a method's own above these, and those of the scale above all. ``obtain`` is
+    the command that obtains the study's data.
 
     Raises
     ------
@@ -109,7 +111,7 @@ def settings(
             yield study, labels
             continue
         with _told([*at, *([f"with algorithms.{labels[0]}.with"] if own[name] else [])]):
-            params = config.parse(config.override(there, own[name], above), None, labels)
+            params = config.parse(config.override(there, own[name], above), None, labels, obtain)
         yield params, labels
 
 
@@ -137,6 +139,7 @@ def within(key: str, section: str) -> bool:
 
 def _check(name: str, key: str, raw: dict[str, Any], study: Params) -> None:
     where = f"study.grid.{name}" if isinstance(study.study.grid[name], dict) else "study.grid"
+    _refuse_unknown(where, key, study)
     fixed = next((section for section in FIXED if within(key, section) or within(section, key)), None)
     if fixed:
         raise SettingsError(f"{where}: '{key}' can't be varied, since {fixed} is one for the whole study.")
@@ -153,3 +156,17 @@ def _check(name: str, key: str, raw: dict[str, Any], study: Params) -> None:
             raise SettingsError(
                 f"{where}: '{key}' varies nothing for {label}, since algorithms.{label}.with sets '{own}'."
             )
+
+
+def _refuse_unknown(where: str, key: str, study: Params) -> None:
+    """Refuse a key that begins with no section, as `mu`; the sentence names those that end so."""
+    if key.partition(".")[0] in Params.model_fields:
+        return
+    components = {f"algorithms.{label}": study.algorithms[label] for label in study.study.algorithms}
+    components |= {"partition": study.partition, "model": study.model, "dataset": study.dataset.source}
+    known = [f"{place}.{field.name}" for place, found in components.items() for field in dataclasses.fields(found)]
+    for section in ("dataset", "transforms", "federation", "evaluation"):
+        known += [f"{section}.{field}" for field in type(getattr(study, section)).model_fields]
+    meant = [full for full in known if full.endswith(f".{key}")]
+    hint = f"did you mean {' or '.join(meant)}?" if meant else nearest(key, [*Params.model_fields])
+    raise SettingsError(f"{where}: '{key}' is no key of params.yaml; {hint}")

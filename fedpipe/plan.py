@@ -186,8 +186,10 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
     stamps: dict[str, str] = {}
     keys = grid.keys(raw, study, above)
     for point in grid.points(study):
-        settings = {label: params for params, labels in grid.settings(raw, study, point, above) for label in labels}
+        found = list(grid.settings(raw, study, point, above, config.download(path)))
+        settings = {label: params for params, labels in found for label in labels}
         for params in {id(params): params for params in settings.values()}.values():
+            warnings += params.left_out.values()
             stamps |= {str(pin.path): pins.stamp(pin.path) for pin in params.pins.values()}
             components += [params.partition, params.model, params.dataset.source]
             data = params.dataset.file.stem
@@ -215,7 +217,8 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
                 participants=params.federation.participants,
             )
             texts[str(run.files.settings)] = held.dump()
-            mine = point.at(label, keys)
+            heard = {name: [key for key in own if key not in params.left_out] for name, own in keys.items()}
+            mine = point.at(label, heard)
             cells[digest([label, seed, mine])] = Cell(
                 algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=mine
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +75,10 @@ class Clients:
 
     def __len__(self) -> int:
         return len(self.train)
+
+    def batch(self, size: int | Literal["full"]) -> int:
+        """Samples in a training step; of a full batch so many that every client's fit into one."""
+        return int(self.sizes.max()) if size == "full" else size
 
     def facts(self, client: int | Sequence[int], round: int) -> ClientInfo:
         """What a client knows of itself as a round begins; with a first axis for several clients."""

@@ -153,7 +153,8 @@ class _Work:
         first = self._epochs.get(training.stream, 0)
         count = federation.local_epochs if training.epochs is None else training.epochs
         self._epochs[training.stream] = first + count
-        names, size = trained_names(algorithm, training, state), federation.batch_size * training.batches
+        names = trained_names(algorithm, training, state)
+        size = self._clients.batch(federation.batch_size) * training.batches
         state = vmap(functools.partial(with_optimizer_state, algorithm, training))(state)
 
         def step(client: State, *batch: Tensor) -> State:

@@ -157,6 +157,7 @@ ENVIRONMENT = {
     "FEDPIPE_DEVICE": PLAN.execution.device,
     "FEDPIPE_STACK": PLAN.execution.stack,
     "FEDPIPE_KEEP_MODELS": PLAN.keep_models,
+    "FEDPIPE_CALLBACKS": " ".join(PLAN.execution.callbacks),
 }
 # Jobs of this machine share one import of PyTorch, see fedpipe/local.py; not those that run here beside submitted ones.
 if (
