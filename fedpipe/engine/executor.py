@@ -151,10 +151,16 @@ def with_optimizer_state(algorithm: Algorithm, training: Train, state: State) ->
     return state | {_slots(training): optimizer(algorithm.federation).init(parameters)}
 
 
-def descend(algorithm: Algorithm, training: Train, client: State, gradient: Tensors) -> State:
-    """One client after a step of the federation's optimizer on what a pass trains."""
+def descend(
+    algorithm: Algorithm, training: Train, client: State, gradient: Tensors, donated: bool = False
+) -> State:
+    """One client after a step of the federation's optimizer on what a pass trains.
+
+    A gradient that is ``donated``, which has memory of its own and nobody reads again, may give it to what comes out.
+    """
     group, slots = client[training.group], _slots(training)
-    parameters, moved = optimizer(algorithm.federation).update(group.only(gradient), gradient, client[slots])
+    rule = optimizer(algorithm.federation)
+    parameters, moved = rule.update(group.only(gradient), gradient, client[slots], donated)
     return client | {training.group: group | parameters, slots: moved}
 
 

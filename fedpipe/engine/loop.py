@@ -153,7 +153,7 @@ class Loop:
                 if training.step is not None:
                     state = training.step(state, batch, gradient)
                 else:
-                    state = gradient.descend(state, gradient(state)[0])
+                    state = descend(algorithm, training, state, gradient(state)[0], donated=True)
                 if gradient.recorded:
                     state = with_batch_stats(training, state, gradient.recorded)
             if training.after is not None:
@@ -209,8 +209,9 @@ class _Gradient:
         leaves = Tensors((name, group[name].detach().requires_grad_()) for name in self._names)
         with torch.enable_grad(), train_mode(self._algorithm, self._training, client, batch) as self.recorded:
             value = self._training.loss(client | {self._training.group: group | leaves}, batch)
-        gradient = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
-        return Tensors(zip(self._names, gradient, strict=True)), value.detach()
+        value.backward(inputs=list(leaves.values()))  # what it accumulates is laid out as the leaf, and shared with none
+        gradient = leaves.map(lambda leaf: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+        return gradient, value.detach()
 
     def descend(self, client: State, gradient: Tensors) -> State:
         return descend(self._algorithm, self._training, client, gradient)
