@@ -25,6 +25,7 @@ class Mode:
     training: bool = False  #: batch statistics and dropout, or running statistics and none
     mask: Tensor | None = None  #: 1 for samples and 0 for padding, shape (B,); None where nothing is padded
     key: Tensor | None = None  #: of this batch's noise, an int64 scalar
+    lowered: bool = False  #: products and convolutions are of a lower precision than models
     buffers: Mapping[str, Tensor] = field(default_factory=dict)  #: the client's own, where models carry none
     began: Mapping[str, Tensor] = field(default_factory=dict)  #: those as the client began, which are its teachers'
     recorded: dict[str, Tensor] = field(default_factory=dict)  #: new running statistics, by name
@@ -37,10 +38,11 @@ class Mode:
         key: Tensor | None = None,
         buffers: Mapping[str, Tensor] | None = None,
         began: Mapping[str, Tensor] | None = None,
+        lowered: bool = False,
     ) -> Iterator[dict[str, Tensor]]:
         """What holds within the block; gives what training calls within it record."""
         before = vars(self).copy()
-        self.training, self.mask, self.key, self.recorded = training, mask, key, {}
+        self.training, self.mask, self.key, self.lowered, self.recorded = training, mask, key, lowered, {}
         self.buffers = {} if buffers is None else buffers
         self.began = self.buffers if began is None else began
         try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from fedpipe.engine.executor import (
     keep,
     noisy,
     passes,
+    personal_passes,
     readout,
     start_client,
     train_mode,
@@ -36,9 +37,25 @@ from fedpipe.engine.executor import (
     with_batch_stats,
     with_optimizer_state,
 )
+from fedpipe.engine.memory import keep_pages
 from fedpipe.engine.transforms import changed
 from fedpipe.engine.trees import move, size_in_bytes, to_host, unstack
 from fedpipe.tensors import Tensors
+
+HELD_BYTES = 2**30  #: of personal models that are held until their clients train
+
+
+class Personal(NamedTuple):
+    """A client after its personal passes, and what they began with."""
+
+    round: int
+    began: State
+    state: State
+    epochs: dict[str, int]  #: how far each stream has come
+
+    def follows(self, round: int, state: State) -> bool:
+        """Whether they would make the same of this state, since it is the same bit for bit."""
+        return self.round == round and _same(self.began, state)
 
 
 class Loop:
@@ -60,8 +77,10 @@ class Loop:
 
     def __init__(self, algorithm: Algorithm, clients: Clients, threads: int = 1, finetune_epochs: int = 1) -> None:
         torch.set_num_threads(1)
+        keep_pages()
         self._clients, self._finetune_epochs = clients, finetune_epochs
         self._idle = [algorithm.bind(algorithm.net.replica(), algorithm.federation) for _ in range(threads)]
+        self._held: dict[int, Personal] = {}
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def run(
@@ -72,8 +91,12 @@ class Loop:
         kept: Callable[[int], State],
         send: Callable[[Sequence[int]], tuple[State, State]],
         tests: Sequence[Test] = (),
+        again: Collection[int] = (),
     ) -> Iterator[Outcome]:
         """See :class:`~fedpipe.engine.executor.Executor`."""
+        wanted = set(again)
+        if phase != "begin":
+            self._held = {client: held for client, held in self._held.items() if held.round == round}
 
         def one(client: int) -> Outcome:
             algorithm = self._idle.pop()
@@ -81,7 +104,8 @@ class Loop:
                 with torch.no_grad(), contract.told(algorithm):
                     common, own = contract.sent(algorithm, send([client]))
                     received = move(common | unstack(own, 0), self._clients.device)
-                    return self._client(algorithm, phase, round, client, kept(client), received, tests)
+                    hold = client in wanted
+                    return self._client(algorithm, phase, round, client, kept(client), received, tests, hold)
             finally:
                 self._idle.append(algorithm)
 
@@ -101,11 +125,14 @@ class Loop:
         kept: State,
         received: State,
         tests: Sequence[Test],
+        hold: bool,
     ) -> Outcome:
         clients = self._clients
         state = _fast(start_client(algorithm, move(kept, clients.device), received, clients.facts(client, round)))
-        epochs: dict[str, int] = {}
-        for pass_ in passes(algorithm, phase, self._finetune_epochs):
+        due, epochs = passes(algorithm, phase, self._finetune_epochs), dict[str, int]()
+        if personal := personal_passes(algorithm) if phase != "begin" else []:
+            state, epochs = self._personal(algorithm, personal, state, round, client, hold)
+        for pass_ in due[len(personal) :]:
             state = self._pass(algorithm, pass_, state, round, client, epochs)
         scores = {test: self._score(algorithm, phase, state, round, client, test) for test in tests}
         down = size_in_bytes(algorithm.traffic(received))
@@ -114,6 +141,20 @@ class Loop:
         sent = to_host(upload(algorithm, state))
         up = size_in_bytes(algorithm.traffic(sent))
         return Outcome(client, down, up, sent, to_host(keep(algorithm, state)), scores)
+
+    def _personal(
+        self, algorithm: Algorithm, personal: list[Pass], began: State, round: int, client: int, hold: bool
+    ) -> tuple[State, dict[str, int]]:
+        """The client's state after its personal passes, made once for all that begins with them."""
+        held = self._held.pop(client, None)
+        if held is None or not held.follows(round, began):
+            state, epochs = began, dict[str, int]()
+            for pass_ in personal:
+                state = self._pass(algorithm, pass_, state, round, client, epochs)
+            held = Personal(round, began, state, epochs)
+        if hold and (len(self._held) + 1) * size_in_bytes([held.began, held.state]) <= HELD_BYTES:
+            self._held[client] = held
+        return held.state, held.epochs.copy()
 
     def _pass(
         self, algorithm: Algorithm, pass_: Pass, state: State, round: int, client: int, epochs: dict[str, int]
@@ -209,12 +250,22 @@ class _Gradient:
         leaves = Tensors((name, group[name].detach().requires_grad_()) for name in self._names)
         with torch.enable_grad(), train_mode(self._algorithm, self._training, client, batch) as self.recorded:
             value = self._training.loss(client | {self._training.group: group | leaves}, batch)
-        value.backward(inputs=list(leaves.values()))  # what it accumulates is laid out as the leaf, and shared with none
+        value.backward(
+            inputs=list(leaves.values())
+        )  # what it accumulates is laid out as the leaf, and shared with none
         gradient = leaves.map(lambda leaf: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
         return gradient, value.detach()
 
     def descend(self, client: State, gradient: Tensors) -> State:
         return descend(self._algorithm, self._training, client, gradient)
+
+
+def _same(one: State, other: State) -> bool:
+    """Whether two states hold the same bits."""
+    if one.keys() != other.keys():
+        return False
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True)
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
 def _fast(tree: Any) -> Any:

@@ -105,7 +105,8 @@ class Run:
         shape = tuple(self.clients.x.shape[1:])
         build = functools.partial(family.network, shape, self.clients.classes)
         self._one_model = family.whole
-        net = Net(lambda: bare.adapt(build()), dtype, self._device, self.federation.buffers)
+        federation = self.federation
+        net = Net(lambda: bare.adapt(build()), dtype, self._device, federation.buffers, federation.precision)
         self.algorithm = bare.bind(net, self.federation)
         self.executor = self._executor(execution.stack if family.stackable else 1, threads)
         with torch.no_grad(), contract.told(self.algorithm):
@@ -255,6 +256,7 @@ class Run:
                 self.server(number),
                 functools.partial(self.kept, number=number),
                 number,
+                again=self.participants(number + 1),
             )
             metrics = found.metrics
             if evaluation.tests(self.evaluation, "kept"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,7 @@ class Stack:
         kept: Callable[[int], State],
         send: Callable[[Sequence[int]], tuple[State, State]],
         tests: Sequence[Test] = (),
+        again: Collection[int] = (),
     ) -> Iterator[Outcome]:
         """See :class:`~fedpipe.engine.executor.Executor`."""
         for first in range(0, len(ids), self._width):
