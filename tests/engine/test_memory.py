@@ -8,14 +8,16 @@ import sys
 
 import pytest
 
-#: Faults of a thread, by getrusage: 20 times a tensor of 40 MB, larger than glibc ever keeps by itself.
+#: Faults of a thread, by getrusage: 20 times a tensor of 40 MB, larger than glibc ever keeps by itself. Before that it
+#: comes to have enough: what it gave back lies in pieces, which grow together.
 TOUCH = """
 import resource, sys, threading, torch
 from fedpipe.engine.memory import keep_pages
 
 def touch():
     torch.set_num_threads(1)
-    torch.ones(10_000_000)
+    for _ in range(20):
+        torch.ones(10_000_000)
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
     for _ in range(20):
         torch.ones(10_000_000)
