@@ -411,6 +411,30 @@ class Federation(Section):
     )
     server: Server = Field(Server(), description="The server's optimizer, where the method averages models.")
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of models and data.")
+    precision: Literal["full", "bfloat16"] = Field(
+        "full",
+        description="Of the network's products and convolutions in training: that of dtype, or bfloat16 (autocast). "
+        "Weights, their updates, losses and evaluation are of dtype in any case.",
+    )
+
+    @model_validator(mode="after")
+    def _lower_than_float32(self) -> Federation:
+        if self.precision == "bfloat16" and self.dtype != "float32":
+            raise ValueError(
+                f"federation.precision: bfloat16 is for models of float32, not of {self.dtype}; it should be full, or "
+                "federation.dtype float32."
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before_precision(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a precision that is full: keys are those of runs from before it could be lowered."""
+        return {name: value for name, value in handler(self).items() if (name, value) != ("precision", "full")}
+
+    @property
+    def arithmetic(self) -> str:
+        """The least precise numbers that it computes with."""
+        return self.dtype if self.precision == "full" else self.precision
 
     @model_validator(mode="after")
     def _momentum_is_sgds(self) -> Federation:

@@ -110,7 +110,8 @@ class Run:
             self.clients = frozen.featured(self.clients, base, frozen.place(settings), threads, self._versions())
             build = functools.partial(_above_base, family, whole)
         self._one_model = family.whole
-        net = Net(lambda: bare.adapt(build()), dtype, self._device, self.federation.buffers)
+        federation = self.federation
+        net = Net(lambda: bare.adapt(build()), dtype, self._device, federation.buffers, federation.precision)
         self.algorithm = bare.bind(net, self.federation)
         self._stack = execution.stack if family.stackable else 1
         self.executor = self.executor_of(self.algorithm)
@@ -263,6 +264,7 @@ class Run:
                 self.server(number),
                 functools.partial(self.kept, number=number),
                 number,
+                again=self.participants(number + 1),
             )
             metrics = found.metrics
             if evaluation.tests(self.evaluation, "kept"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,7 @@ class Stack:
         kept: Callable[[int], State],
         send: Callable[[Sequence[int]], tuple[State, State]],
         tests: Sequence[Test] = (),
+        again: Collection[int] = (),
     ) -> Iterator[Outcome]:
         """See :class:`~fedpipe.engine.executor.Executor`."""
         for first in range(0, len(ids), self._width):
