@@ -60,6 +60,7 @@ RoundNumber = Annotated[int, typer.Option("--round", min=1, help="The round.")]
 Threads = Annotated[int, typer.Option(min=1, help="Cores to use.")]
 Device = Annotated[str, typer.Option(envvar="FEDPIPE_DEVICE", help="As execution.device: auto, cpu or cuda.")]
 Stack = Annotated[str, typer.Option(envvar="FEDPIPE_STACK", help="As execution.stack: auto, or clients in one call.")]
+Graphs = Annotated[bool, typer.Option("--graphs", envvar="FEDPIPE_GRAPHS", help="As execution.graphs.")]
 KeepModels = Annotated[str, typer.Option(envvar="FEDPIPE_KEEP_MODELS", help="As artifacts.keep_models.")]
 
 
@@ -186,6 +187,7 @@ def segment(
     threads: Threads = 1,
     device: Device = "auto",
     stack: Stack = "auto",
+    graphs: Graphs = False,
     keep_models: KeepModels = "all",
     collected: Annotated[bool, typer.Option("--collect", help="Then collect all rounds.")] = False,
 ) -> None:
@@ -205,7 +207,7 @@ def segment(
         )
 
     with interrupts.deferred(told) as asked_to_stop:
-        run = _open(path, threads, device, stack, keep_models)
+        run = _open(path, threads, device, stack, graphs, keep_models)
         typer.echo(f"{path}: {run.place()}")
         for number in progress.told(path, stop, run.segment(stop)):
             done.append(number)
@@ -231,9 +233,10 @@ def train(
     threads: Threads = 1,
     device: Device = "auto",
     stack: Stack = "auto",
+    graphs: Graphs = False,
 ) -> None:
     """Train one block of a round's participants."""
-    run = _open(path, threads, device, stack)
+    run = _open(path, threads, device, stack, graphs)
     ids = run.participants(round)[block * size : (block + 1) * size]
     if not ids:
         raise SettingsError(f"--block: {block} can't be trained; round {round} has no block {block} of {size} clients.")
@@ -254,10 +257,15 @@ def aggregate(
 
 @app.command(rich_help_panel=STAGES)
 def evaluate(
-    path: RunPath, round: RoundNumber, threads: Threads = 1, device: Device = "auto", stack: Stack = "auto"
+    path: RunPath,
+    round: RoundNumber,
+    threads: Threads = 1,
+    device: Device = "auto",
+    stack: Stack = "auto",
+    graphs: Graphs = False,
 ) -> None:
     """Measure a round's models; then the round is complete."""
-    _open(path, threads, device, stack).evaluate(round)
+    _open(path, threads, device, stack, graphs).evaluate(round)
 
 
 @app.command(rich_help_panel=STAGES)
@@ -527,11 +535,18 @@ def _plan(params: Path) -> Plan:
     return Plan.read(place)
 
 
-def _open(path: Path, threads: int = 1, device: str = "auto", stack: str = "auto", keep_models: str = "all") -> Any:
+def _open(
+    path: Path,
+    threads: int = 1,
+    device: str = "auto",
+    stack: str = "auto",
+    graphs: bool = False,
+    keep_models: str = "all",
+) -> Any:
     from fedpipe.config import Execution
     from fedpipe.engine.run import open_run
 
-    execution = Execution.model_validate({"device": device, "stack": _number(stack)})
+    execution = Execution.model_validate({"device": device, "stack": _number(stack), "graphs": graphs})
     return open_run(path, execution, threads, _number(keep_models))
 
 

@@ -415,6 +415,11 @@ class Execution(Section):
         description="Clients that train in one call: 1 is client by client (the loop), n a stack of n, "
         "auto the loop on a CPU and a stack of up to 32 on a GPU.",
     )
+    graphs: bool = Field(
+        False,
+        description="Whether a stack's steps are recorded as CUDA graphs and replayed, which changes no bits; off "
+        "until it has been tried on a GPU.",
+    )
 
     @field_validator("stack")
     @classmethod

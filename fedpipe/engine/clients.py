@@ -13,7 +13,7 @@ from torch import Tensor
 from fedpipe import rng
 from fedpipe.algorithms.base import ClientInfo
 from fedpipe.config import Transforms
-from fedpipe.engine.transforms import changed, normalized
+from fedpipe.engine.transforms import Normalization, changed
 
 Integers = npt.NDArray[np.int64]
 
@@ -67,6 +67,7 @@ class Clients:
         parts = zip(validation or self.train, self.train, strict=True)
         self.validation = [own if len(own) else train for own, train in parts]  # who has no such part uses the whole
         self.transforms, self.trained_on = transforms, trained_on
+        self._normalized = Normalization(transforms, dtype, self.device)
         counts = np.stack([np.bincount(y[indices].cpu().numpy(), minlength=classes) for indices in self.train])
         self.class_counts = torch.as_tensor(counts, dtype=dtype, device=self.device)
         self.sizes = np.array([len(indices) for indices in self.train])
@@ -85,8 +86,13 @@ class Clients:
         indices = self.train[client]
         if share < 1:
             subset = rng.generator(self.seed, f"{stream}/share", round, client).permutation(len(indices))
-            indices = indices[np.sort(subset[: max(1, round_half_up(share * len(indices)))])]
+            indices = indices[np.sort(subset[: self.drawn(client, share)])]
         return rng.generator(self.seed, f"{stream}/{epoch}", round, client).permutation(indices)
+
+    def drawn(self, client: int, share: float = 1.0) -> int:
+        """How many of the client's training samples a share of them is."""
+        count = len(self.train[client])
+        return count if share >= 1 else max(1, round_half_up(share * count))
 
     def gather(self, indices: Integers | Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and classes of these samples."""
@@ -96,7 +102,7 @@ class Clients:
             x = x.to(self.dtype) / 255
         elif not x.is_floating_point():
             return x.long(), self.y[rows]
-        return normalized(self.transforms, x), self.y[rows]
+        return self._normalized(x), self.y[rows]
 
     def tested(self, rows: Integers, round: int, number: int) -> Tensor:
         """Inputs of the ``number``-th batch of test samples, as the server's model meets them after a round."""

@@ -72,6 +72,7 @@ class Loop:
         kept: Callable[[int], State],
         send: Callable[[Sequence[int]], tuple[State, State]],
         tests: Sequence[Test] = (),
+        among: Sequence[int] | None = None,
     ) -> Iterator[Outcome]:
         """See :class:`~fedpipe.engine.executor.Executor`."""
 
@@ -88,6 +89,10 @@ class Loop:
         # The largest clients begin first, so that no core waits long for the last; outcomes keep the order of ids.
         begun = {client: self._pool.submit(one, client) for client in sorted(ids, key=self._size)}
         return (begun.pop(client).result() for client in ids)
+
+    def stacks(self, among: Sequence[int]) -> list[dict[str, Any]]:
+        """See :class:`~fedpipe.engine.executor.Executor`."""
+        return []
 
     def _size(self, client: int) -> int:
         return -int(self._clients.sizes[client])

@@ -12,6 +12,7 @@ import functools
 import itertools
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,8 +31,9 @@ from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution, several
 from fedpipe.data import store
 from fedpipe.data.assignment import Assignment, checksum
-from fedpipe.engine import contract, evaluation, redo
+from fedpipe.engine import contract, evaluation, gpus, redo
 from fedpipe.engine.block import Block
+from fedpipe.engine.capture import cuda_graph
 from fedpipe.engine.checkpoint import Checkpoint, prune
 from fedpipe.engine.clients import Clients
 from fedpipe.engine.executor import Executor, Score, Test, init_client
@@ -107,7 +109,7 @@ class Run:
         self._one_model = family.whole
         net = Net(lambda: bare.adapt(build()), dtype, self._device, self.federation.buffers)
         self.algorithm = bare.bind(net, self.federation)
-        self.executor = self._executor(execution.stack if family.stackable else 1, threads)
+        self.executor = self._executor(execution.stack if family.stackable else 1, threads, execution.graphs)
         with torch.no_grad(), contract.told(self.algorithm):
             self._first = to_host(init_client(self.algorithm, init_server(self.algorithm, self.fresh), self.fresh))
         self.checkpoint = Checkpoint(files, self._first)
@@ -120,11 +122,15 @@ class Run:
         other.files, other.checkpoint, other._is_copy = files, Checkpoint(files, self._first), True
         return other
 
-    def _executor(self, stack: int | str, threads: int) -> Executor:
+    def _executor(self, stack: int | str, threads: int, graphs: bool) -> Executor:
         width = stack if isinstance(stack, int) else WIDTH_ON_GPU if self._device.type == "cuda" else 1
         epochs = self.evaluation.finetune_epochs
+        cuda = self._device.type == "cuda"
+        if graphs and not (cuda and width > 1):
+            reason = "clients train one by one" if cuda else "there is no GPU"
+            print(f"execution.graphs: steps run one by one, since {reason} here", file=sys.stderr)
         if width > 1:
-            return Stack(self.algorithm, self.clients, width, epochs)
+            return Stack(self.algorithm, self.clients, width, epochs, cuda_graph() if graphs and cuda else None)
         return Loop(self.algorithm, self.clients, threads, epochs)
 
     def fresh(self, index: int) -> Tensors:
@@ -170,8 +176,9 @@ class Run:
         kept = functools.partial(self.kept, number=number - 1)
         due = evaluation.due(self.evaluation, self._measured(number)).values()
         tests: list[Test] = sorted({test for on in due for test in on})
-        block = Block(self.made_by())
-        for outcome in self.executor.run("train", number, ids, kept, send, tests):
+        everyone = self.participants(number)
+        block = Block(self.made_by(), stacks=self.executor.stacks(everyone))
+        for outcome in self.executor.run("train", number, ids, kept, send, tests, everyone):
             contract.alike(self.algorithm, "keep", outcome.keep, self._first, "init_client")
             contract.alike(
                 self.algorithm, "upload", outcome.upload, (block.uploads or [outcome.upload])[0], "another client"
@@ -196,6 +203,7 @@ class Run:
             made_by.append(self.made_by())
         observed = {name: float(value) for name, value in self.algorithm.metrics(server).items()}
         facts = {"observed": observed, "made_by": made_by, "trained_on": dict(self.clients.trained_on)}
+        facts |= {"stacks": sent.block.stacks} if sent.block.stacks else {}
         self.checkpoint.seal(number, server, list(sent.uploads.ids), sent.kept, hashes, **facts)
         times = {"train": sent.block.seconds, "aggregate": time.perf_counter() - begin}
         before = self.checkpoint.times(number)  # of a round that another has done, they stay whole
@@ -404,6 +412,15 @@ def _device(execution: Execution) -> torch.device:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
     if execution.device == "cuda" and not torch.cuda.is_available():
         raise SettingsError("execution.device: cuda can't be used; PyTorch sees no GPU here. It should be auto or cpu.")
-    if execution.device != "auto":
-        return torch.device(execution.device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if execution.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    device = torch.device("cuda", _gpu(count) if count > 1 else 0)
+    torch.cuda.set_device(device)
+    return device
+
+
+@functools.cache
+def _gpu(count: int) -> int:
+    """The index of this process's own of so many GPUs."""
+    return gpus.own(gpus.names(count))

@@ -104,10 +104,11 @@ class Trial:
     def train(
         self, ids: Sequence[int] | None = None, tests: Sequence[Test] = (), phase: Phase = "train"
     ) -> list[Outcome]:
-        """What the next round's participants, or these clients, send; changes nothing."""
+        """What the next round's participants, or these of all clients, send; changes nothing."""
         number = self.rounds + 1
-        ids = self.participants(number) if ids is None else ids
-        return list(self.executor.run(phase, number, ids, self.kept.__getitem__, self.send, tests))
+        among = self.participants(number) if ids is None else None
+        ids = among or ids or []
+        return list(self.executor.run(phase, number, ids, self.kept.__getitem__, self.send, tests, among))
 
     def send(self, ids: Sequence[int]) -> tuple[State, State]:
         """What clients receive from the server."""
