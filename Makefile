@@ -27,11 +27,11 @@ gallery: setup
 
 # The everyday tests, real snakemake and dvc included; a process that has none left takes over some of the other's.
 test: setup
-	pytest -q -n 2 --dist worksteal -m "not slow"
+	pytest -q -n 2 --dist worksteal --durations 30 -m "not slow"
 
 # The slow tests: kills at random moments, whole studies. Tests of one file share a process, and what they start there.
 test-all: setup
-	pytest -q -n 2 --dist loadfile -m slow
+	pytest -q -n 2 --dist loadfile --durations 30 -m slow
 
 lint: setup
 	ruff check

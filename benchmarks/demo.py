@@ -73,7 +73,7 @@ def run(folder: Path) -> tuple[float, float]:
 def computed(folder: Path) -> float:
     """Core seconds of all rounds' training, aggregation and evaluation."""
     found = [json.loads(path.read_text()) for path in folder.glob("results/runs/*/*/joined/*/times.json")]
-    return sum(each[phase] for times in found for each in times["rounds"] for phase in PHASES)
+    return sum(seconds[phase] for times in found for seconds in times["rounds"] for phase in PHASES)
 
 
 def main() -> None:

@@ -1,3 +1,43 @@
 """Federated-learning experiments as one declarative DAG of cached stages, on Snakemake and DVC."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedpipe.loaded import Results
+
 __version__ = "0.1.0"
+
+
+def load(path: str | Path = "params.yaml") -> Results:
+    """A study's results as pandas frames, and its models as torch modules.
+
+    Parameters
+    ----------
+    path
+        A study's file, a folder that holds params.yaml, or a folder of results (``results``, ``results/studies/NAME``).
+
+    Returns
+    -------
+    fedpipe.loaded.Results
+        ``accuracies``, ``clients``, ``traffic``, ``times``, ``matrices``, ``partitions``, ``table`` and ``provenance``
+        are frames; ``model(algorithm, seed)`` is a torch module, ``settings(algorithm, seed)`` all that made it.
+
+    Raises
+    ------
+    SettingsError
+        There is no such study.
+    ArtifactError
+        It has not run, or has been edited since.
+
+    Examples
+    --------
+    >>> results = fedpipe.load("params.yaml")  # doctest: +SKIP
+    >>> results.accuracies.query("round == 20").groupby(["algorithm", "protocol"])["accuracy"].mean()  # doctest: +SKIP
+    """
+    found: Results = importlib.import_module("fedpipe.loaded").load(path)  # with pandas, which takes a second
+    return found

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 RESULTS = Path("results")
 PARAMS = Path("params.yaml")  #: the main study
+PAPER = "paper"  #: the scale of a study as it stands in its file
 STUDIES = Path("studies")  #: where other studies lie
 LOCK = Path(".snakemake/archive.lock")  #: held while a pack is written; neither git nor DVC looks there
 RESTORE = "`dvc checkout` brings back what DVC has recorded, and `snakemake all` makes the rest again"
@@ -95,7 +96,7 @@ class RoundFiles:
 
     @property
     def times(self) -> Path:
-        """Seconds of training, aggregation and evaluation."""
+        """Seconds of training, aggregation and evaluation, and of a client's local epoch."""
         return self.path / "times.json"
 
     @property
@@ -235,14 +236,43 @@ class RunFiles:
 
 
 @dataclass(frozen=True)
+class ProbeFiles:
+    """The files of one probe, below ``results/probes/<algorithm>/<run's key>/<round>``."""
+
+    path: Path  #: without the ends of the names
+
+    @classmethod
+    def of(cls, label: str, run: str, number: int, kind: str, key: str) -> ProbeFiles:
+        """The place of a probe of a round."""
+        return cls(RESULTS / "probes" / label / run / f"{number:04d}" / f"{kind}-{key}")
+
+    @property
+    def settings(self) -> Path:
+        """All that it depends on, from which its key is computed."""
+        return self.path.with_suffix(".yaml")
+
+    @property
+    def table(self) -> Path:
+        """What it found."""
+        return self.path.with_suffix(".parquet")
+
+    @property
+    def marker(self) -> Path:
+        """The SHA-256 of the table, and what made it."""
+        return self.path.with_suffix(".json")
+
+
+@dataclass(frozen=True)
 class StudyFiles:
     """The files of one study; runs, partitions and data lie under keys and names that all studies share."""
 
     path: Path
 
     @classmethod
-    def of(cls, params: Path) -> StudyFiles:
+    def of(cls, params: Path, scale: str = PAPER) -> StudyFiles:
         """The place of a study: ``results`` for params.yaml, and for others ``results/studies/...`` as in ``studies``.
+
+        At a scale other than the whole study's, ``@`` and its name are put behind.
 
         Raises
         ------
@@ -250,8 +280,13 @@ class StudyFiles:
             A study there would share its place with another's, or `fedpipe prune` would not find it.
         """
         params = study(params)
+        behind = "" if scale == PAPER else f"@{scale}"
+        if not re.fullmatch("[a-z][a-z0-9_]*", scale):
+            raise SettingsError(
+                f"'{scale}' is no scale; it should be a name of the study's section scales, or {PAPER}."
+            )
         if params == PARAMS:
-            return cls(RESULTS)
+            return cls(RESULTS / "studies" / behind if behind else RESULTS)
         name = params.name.removesuffix(".yaml")
         parts = (*params.parts[1:-1], name)
         if params.parts[:1] != STUDIES.parts or name == params.name or not all(part.strip(".") for part in parts):
@@ -259,12 +294,12 @@ class StudyFiles:
         for above, part in itertools.pairwise(parts):
             if part.lower() in PARTS:
                 raise SettingsError(f"{params}: '{above}/{part}' is for files of a study '{above}'; rename '{part}'.")
-        if odd := re.search(r"[^\w ./+()@=-]", str(params)):
+        if odd := re.search(r"[^\w ./+()=-]", str(params)):
             raise SettingsError(
                 f"{str(params)!r}: {odd[0]!r} can't be part of a study's path; it should be of letters, digits, spaces "
-                "and ./_-+=@()."
+                "and ./_-+=()."
             )
-        return cls(RESULTS / "studies" / Path(*parts))
+        return cls(RESULTS / "studies" / Path(*parts[:-1], f"{name}{behind}"))
 
     @property
     def plan(self) -> Path:
@@ -311,9 +346,10 @@ def study(params: Path) -> Path:
     return params.relative_to(here) if ".." not in params.parts and params.is_relative_to(here) else params
 
 
-def making(params: Path) -> str:
+def making(params: Path, scale: str = PAPER) -> str:
     """The command that makes a study, as it is typed."""
-    return "snakemake all" + ("" if params == PARAMS else f" --config {shlex.quote(f'params={params}')}")
+    asked = [*([] if params == PARAMS else [f"params={params}"]), *([] if scale == PAPER else [f"scale={scale}"])]
+    return shlex.join(["snakemake", "all", *(["--config", *asked] if asked else [])])
 
 
 def dataset_file(name: str) -> Path:

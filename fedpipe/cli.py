@@ -10,15 +10,18 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from fedpipe import __version__, artifacts, registry
-from fedpipe.artifacts import PARAMS, RunFiles, StudyFiles
+from fedpipe import __version__, artifacts
+from fedpipe.artifacts import PAPER, PARAMS, RunFiles, StudyFiles
 from fedpipe.errors import ArtifactError, SettingsError, UserError, nearest
 from fedpipe.planned import Plan
+
+if TYPE_CHECKING:
+    from fedpipe import registry
 
 DELETING = ("prune",)  #: no mistake leads there
 PEOPLE, STAGES, GENERATED = "For people", "Stages, which Snakemake and DVC call", "Generated files, by make docs"
@@ -55,6 +58,7 @@ app = typer.Typer(
 )
 
 StudyFile = Annotated[Path, typer.Option("--params", help="The study.")]
+Scale = Annotated[str, typer.Option("--scale", help="One of the study's scales.")]
 RunPath = Annotated[Path, typer.Argument(help="A run's folder, results/runs/ALGORITHM/KEY.")]
 RoundNumber = Annotated[int, typer.Option("--round", min=1, help="The round.")]
 Threads = Annotated[int, typer.Option(min=1, help="Cores to use.")]
@@ -82,6 +86,7 @@ def options(
 @app.command(rich_help_panel=PEOPLE)
 def plan(
     params: StudyFile = PARAMS,
+    scale: Scale = PAPER,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the settings and show the runs; write nothing.")
     ] = False,
@@ -90,15 +95,18 @@ def plan(
     from fedpipe import changes
     from fedpipe import plan as planning
 
-    made = planning.make(params)
+    made = planning.make(params, scale)
     for sentence in changes.told(made):
         typer.echo(f"fedpipe: {sentence}", err=True)
     for warning in made.warnings:
         typer.echo(f"fedpipe: warning: {warning}", err=True)
     if dry_run:
+        points: dict[tuple[str, str], list[str]] = {}
+        for cell in made.cells:
+            point = ", ".join(f"{name}={value}" for name, value in cell.grid.items())
+            points.setdefault((cell.algorithm, cell.key), []).append(point)
         for run in made.runs:
-            points = [cell.grid for cell in made.cells if run.serves(cell)]
-            told = "; ".join(", ".join(f"{name}={value}" for name, value in point.items()) for point in points)
+            told = "; ".join(points[run.algorithm, run.key])
             typer.echo(f"{run.algorithm:<16} seed {run.seed}  {f'{told}  ' if told else ''}{run.key}")
     else:
         planning.write(made)
@@ -112,6 +120,7 @@ def plan(
 def run(
     context: typer.Context,
     params: StudyFile = PARAMS,
+    scale: Scale = PAPER,
     profile: Annotated[str, typer.Option("--profile", help="Snakemake's profile: a folder, or slurm.")] = LOCAL,
     dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Show the jobs; run nothing.")] = False,
     jobs: Annotated[
@@ -124,7 +133,7 @@ def run(
     """
     if not params.is_file():
         raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
-    StudyFiles.of(params)  # a study that has no place is refused
+    StudyFiles.of(params, scale)  # a study that has no place is refused
     further = list(context.args)
     if further and not further[0].startswith("-"):
         raise SettingsError(
@@ -134,7 +143,7 @@ def run(
         )
     if any(word.startswith(("--config", "-C")) for word in further):
         raise SettingsError("--config can't be used here; another study is named by --params, and its file says all.")
-    _, *all_of_it = shlex.split(artifacts.making(artifacts.study(params)))
+    _, *all_of_it = shlex.split(artifacts.making(artifacts.study(params), scale))
     limit = [] if jobs is None else ["--cores" if _runs_here(profile) else "--jobs", str(jobs)]
     command = [_snakemake(), *all_of_it, "--profile", profile, *(["-n"] if dry_run else []), *limit, *further]
     typer.echo(shlex.join(command), err=True)
@@ -281,11 +290,25 @@ def collect(
 
 
 @app.command(rich_help_panel=STAGES)
-def table(params: StudyFile = PARAMS) -> None:
+def probe(
+    path: Annotated[Path, typer.Argument(help="A probe's settings, results/probes/ALGORITHM/KEY/ROUND/KIND-KEY.yaml.")],
+    threads: Threads = 1,
+    device: Device = "auto",
+    stack: Stack = "auto",
+) -> None:
+    """Look at what a study's section `probes` asks for in the states of a run; the run stays as it is."""
+    from fedpipe.config import Execution
+    from fedpipe.stages import probe as stage
+
+    stage.probe(path, Execution.model_validate({"device": device, "stack": _number(stack)}), threads)
+
+
+@app.command(rich_help_panel=STAGES)
+def table(params: StudyFile = PARAMS, scale: Scale = PAPER) -> None:
     """Write the result table, metrics.json, the plots' numbers, and the keys of each algorithm's runs."""
     from fedpipe.stages import report as stage
 
-    stage.write(stage.contents(_plan(params)))
+    stage.write(stage.contents(_plan(params, scale)))
 
 
 @app.command(rich_help_panel=STAGES)
@@ -293,26 +316,27 @@ def figure(
     name: Annotated[str, typer.Argument(help="curves, matrices or partition.")],
     key: Annotated[str | None, typer.Argument(help="The partition's key.")] = None,
     params: StudyFile = PARAMS,
+    scale: Scale = PAPER,
 ) -> None:
     """Draw a figure, as SVG and PNG."""
     from fedpipe.stages import report as stage
 
     if name == "curves":
-        stage.write_figure_curves(_plan(params))
+        stage.write_figure_curves(_plan(params, scale))
     elif name == "matrices":
-        stage.write_figure_matrices(_plan(params))
+        stage.write_figure_matrices(_plan(params, scale))
     elif name == "partition" and key is not None:
-        stage.write_figure_partition(_plan(params), key)
+        stage.write_figure_partition(_plan(params, scale), key)
     else:
         raise SettingsError(f"'{name}' can't be drawn; it should be curves, matrices, or partition with its key.")
 
 
 @app.command(rich_help_panel=PEOPLE)
-def show(params: StudyFile = PARAMS) -> None:
+def show(params: StudyFile = PARAMS, scale: Scale = PAPER) -> None:
     """Print the result table and where the figures lie; of a study with failed runs, what is complete, and why."""
     from fedpipe.stages import report as stage
 
-    made = _plan(params)
+    made = _plan(params, scale)
     if partial := stage.partial(made):
         typer.echo(partial)
     typer.echo(stage.show(made))
@@ -321,25 +345,27 @@ def show(params: StudyFile = PARAMS) -> None:
 @app.command(rich_help_panel=PEOPLE)
 def status(
     params: StudyFile = PARAMS,
+    scale: Scale = PAPER,
     watch: Annotated[bool, typer.Option("--watch", help="Draw it again every two seconds, until all is done.")] = False,
 ) -> None:
     """Show how far each run has come, how long the rest takes, and the end of each failed job's log."""
     from fedpipe.report import status as progress
 
-    progress.show(_plan(params), watch)
+    progress.show(_plan(params, scale), watch)
 
 
 @app.command(rich_help_panel=STAGES)
 def record(
-    algorithm: Annotated[str, typer.Argument(help="An entry of study.algorithms.")], params: StudyFile = PARAMS
+    algorithm: Annotated[str, typer.Argument(help="An entry of study.algorithms.")],
+    params: StudyFile = PARAMS,
+    scale: Scale = PAPER,
 ) -> None:
     """Check that all runs of an algorithm are complete, in the plan's rounds, for DVC to record."""
-    made = _plan(params)
+    made = _plan(params, scale)
     if algorithm not in made.algorithms:
         raise SettingsError(f"'{algorithm}' is not in the study; {nearest(algorithm, made.algorithms)}")
-    for run in made.runs:
-        if run.algorithm == algorithm:
-            run.joined.check()
+    for joined in dict.fromkeys(cell.joined for cell in made.cells if cell.algorithm == algorithm):
+        joined.check()
 
 
 @app.command(rich_help_panel=PEOPLE)
@@ -360,6 +386,7 @@ def verify(
     runs: Annotated[list[Path] | None, typer.Argument(help="Runs' folders; by default all runs of the study.")] = None,
     rerun: Annotated[int, typer.Option(min=0, help="Runs of which a round, drawn at random, is run again.")] = 1,
     params: StudyFile = PARAMS,
+    scale: Scale = PAPER,
 ) -> None:
     """Hash all files of runs, make the study's tables again, run a round again, and say whether all agree."""
     import itertools
@@ -371,7 +398,7 @@ def verify(
     if runs:
         verdicts = lineage.verify(runs, rerun, random.Random())
     else:
-        made = _plan(params)
+        made = _plan(params, scale)
         paths = [run.path for run in made.runs]
         verdicts = itertools.chain([study.verify(made)], lineage.verify(paths, rerun, random.Random()))
     holds = True
@@ -417,6 +444,8 @@ def prune(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False
 @app.command("list", rich_help_panel=PEOPLE)
 def list_(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models or partitions.")]) -> None:
     """Print what may be named in params.yaml: a name a line, with a line of what it is."""
+    from fedpipe import registry
+
     found = _kind(kind)
     names = registry.names(found)
     for name in names:
@@ -426,7 +455,7 @@ def list_(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models
 @app.command(rich_help_panel=PEOPLE)
 def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, model or partition scheme.")]) -> None:
     """Print a component's documentation with its parameters and their defaults."""
-    from fedpipe import documentation
+    from fedpipe import documentation, registry
 
     kinds = [kind for kind in registry.KINDS if name in registry.names(kind)]
     if not kinds and "." in name:
@@ -515,6 +544,8 @@ def _runs_here(profile: str) -> bool:
 
 
 def _kind(plural: str) -> registry.Kind:
+    from fedpipe import registry
+
     kinds = {
         "algorithms": registry.ALGORITHM,
         "datasets": registry.DATASET,
@@ -526,12 +557,12 @@ def _kind(plural: str) -> registry.Kind:
     return kinds[plural]
 
 
-def _plan(params: Path) -> Plan:
-    place = StudyFiles.of(params).plan
+def _plan(params: Path, scale: str) -> Plan:
+    place = StudyFiles.of(params, scale).plan
     if not place.is_file():
         if not params.is_file():
             raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
-        raise ArtifactError(f"{place} is missing; run `{artifacts.making(params)}` first.")
+        raise ArtifactError(f"{place} is missing; run `{artifacts.making(params, scale)}` first.")
     return Plan.read(place)
 
 

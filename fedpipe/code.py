@@ -24,6 +24,13 @@ ROOM = "fedpipe"
 #: Packages whose modules define components; what several of them share lies in modules that begin with an underscore.
 COMPONENTS = ("fedpipe.algorithms", "fedpipe.models", "fedpipe.data.partitions", "fedpipe.data.datasets")
 SHARED = (("fedpipe.engine.run", "Run"), ("fedpipe.engine.run", "open_run"))  #: where the shared code begins
+PROBES = {  #: kinds of probes, and the modules that compute them
+    "head-norms": "fedpipe.probes.norms",
+    "features": "fedpipe.probes.features",
+    "surface": "fedpipe.probes.surface",
+    "gradients": "fedpipe.probes.gradients",
+    "locals": "fedpipe.probes.locals",
+}
 FILES = "FILES"  #: in an own module: the data files that it reads, from the folder of params.yaml
 DIGITS = 12
 
@@ -65,6 +72,12 @@ def of(*objects: Any) -> Digest:
 def shared() -> str:
     """The digest of the code that all runs share: executors, optimizers, streams, layers, base classes, evaluation."""
     return _walked(SHARED, _is_shared).text
+
+
+@functools.cache
+def probe(kind: str) -> str:
+    """The digest of the code of a kind of probe, ``head-norms``: of what probes have of their own."""
+    return _walked([(PROBES[kind], "probe")], lambda module: module.startswith("fedpipe.probes.")).text
 
 
 def _place(value: Any) -> tuple[str, str]:

@@ -10,10 +10,12 @@ import copy
 import dataclasses
 import json
 import os
+import re
 import shlex
+from collections.abc import Collection, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 import yaml
 from pydantic import (
@@ -21,9 +23,11 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     PlainSerializer,
     SerializerFunctionWrapHandler,
+    Tag,
     ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
@@ -34,6 +38,7 @@ from pydantic import (
 )
 
 from fedpipe import artifacts, registry
+from fedpipe.artifacts import PAPER
 from fedpipe.data import store
 from fedpipe.data.datasets.base import Dataset, Facts, Published
 from fedpipe.data.fetch import ENVIRONMENT, Fetcher
@@ -46,8 +51,10 @@ Protocol = Literal[
     "global-on-local",
     "personal-on-local",
     "personal-on-global",
+    "personal-on-train",
     "trained-on-local",
     "trained-on-global",
+    "trained-on-train",
     "kept-on-local",
     "kept-on-global",
     "finetuned-on-local",
@@ -55,6 +62,7 @@ Protocol = Literal[
     "prototype-on-local",
     "prototype-on-global",
 ]
+WHOLE = ("federation",)  #: never set as a whole: all of its keys that are not given would have their defaults
 SPLITTING = ("split", "test_share", "stratified", "validation_share")  #: keys of `dataset` that say how to split it
 DOWNLOAD = "fedpipe download"  #: what obtains a study's data
 OWN = {"type": "string", "pattern": r"\."}  #: a dotted path, in the JSON Schema
@@ -85,12 +93,75 @@ def _component(kind: Kind, value: Any) -> Component:
     return value if isinstance(value, Component) else registry.parsed(kind, value)
 
 
+class Method(Section):
+    """What an entry of `algorithms` says beside the algorithm's parameters."""
+
+    settings: dict[str, Any] = Field(
+        default_factory=dict,
+        alias="with",
+        description="Keys of federation, model and transforms with the values that they have for this method alone, "
+        "as `{federation.learning_rate: 0.05}`.",
+    )
+    shown: Protocol | None = Field(
+        None, description="The protocol by which the table shows this method; the study's first, where none is given."
+    )
+
+    @field_validator("settings")
+    @classmethod
+    def _its_own(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        for key in settings:
+            if key == "federation.clients" or key.partition(".")[0] not in {"federation", "model", "transforms"}:
+                raise ValueError(
+                    f"'{key}' is the same for all methods, which are compared on the same data; it should be a key of "
+                    "federation (other than clients), model or transforms."
+                )
+            if key == "federation":
+                raise ValueError(
+                    "'federation' can't be set as a whole, since all of its keys that are not given would have their "
+                    "defaults; name its keys, as federation.learning_rate."
+                )
+        return settings
+
+
+OF_METHODS = tuple(str(field.alias or name) for name, field in Method.model_fields.items())  #: with, shown
+
+
+def method(settings: Any, label: str) -> Method:
+    """What settings, as they stand in the YAML file, say of one method beside its algorithm's parameters.
+
+    Raises
+    ------
+    SettingsError
+        One sentence for each mistake.
+    """
+    entries = settings.get("algorithms") or {}
+    entry = entries.get(label) if isinstance(entries, Mapping) else None
+    return _method(entry, label)
+
+
+def _method(entry: Any, label: str) -> Method:
+    given = {name: value for name, value in entry.items() if name in OF_METHODS} if isinstance(entry, Mapping) else {}
+    try:
+        return Method.model_validate(given)
+    except ValidationError as error:
+        raise SettingsError("\n".join(sentences(error, given, f"algorithms.{label}", lambda _: []))) from None
+
+
+def _algorithm(entry: Any, label: str) -> Component:
+    if isinstance(entry, Component):
+        return entry
+    if isinstance(entry, Mapping):
+        entry = {name: value for name, value in entry.items() if name not in OF_METHODS}
+    return registry.parsed(registry.ALGORITHM, entry, label, OF_METHODS)
+
+
 def _entries(entries: dict[str, Any]) -> dict[str, Component]:
     """The algorithm of each entry; the mistakes of all entries are told at once."""
     found, mistakes = {}, []
     for label, value in entries.items():
         try:
-            found[label] = value if isinstance(value, Component) else registry.parsed(registry.ALGORITHM, value, label)
+            _method(value, label)
+            found[label] = _algorithm(value, label)
         except SettingsError as error:
             mistakes.append(str(error))
     if mistakes:
@@ -361,12 +432,27 @@ class Evaluation(Section):
         description="MODEL-on-TEST. global: the server's model; personal: all clients, after they took the new server "
         "state and before they train; trained: this round's participants, right after training; kept: all clients, "
         "as each was trained last, or initially; finetuned: all clients, a copy after finetune_epochs of training; "
-        "prototype: the personal model, read by the nearest class prototype.",
+        "prototype: the personal model, read by the nearest class prototype. On train: on the samples that the client "
+        "trains on, as they are, for its training loss.",
     )
     every: int = Field(1, ge=1, description="Measure after every k-th round.")
     finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned protocols.")
 
     _no_value_twice = field_validator("protocols")(_once)
+
+
+#: Columns of a study's tables, which no axis may be called.
+COLUMNS = (
+    *("algorithm", "seed", "key", "protocol", "average", "round", "accuracy", "mean", "std", "seeds", "line"),
+    *("partition", "client", "class", "samples", "matrix", "row", "column", "value", "left_out", "diverged"),
+    *("bytes_down", "bytes_up", "train", "aggregate", "evaluate"),
+)
+AxisValue = Annotated[str, Field(pattern=r"^[^|\s]([^|\n]*[^|\s])?$")]
+Axis = dict[AxisValue, dict[str, Any]]  #: by the name of each value, the keys that it sets
+Varied = Annotated[
+    Annotated[tuple[Any, ...], Tag("list")] | Annotated[Axis, Tag("axis")],
+    Discriminator(lambda given: "axis" if isinstance(given, dict) else "list"),
+]
 
 
 class Study(Section):
@@ -376,8 +462,11 @@ class Study(Section):
         ("fedavg",), min_length=1, description="Methods to run: names of fedpipe's, entries of `algorithms`."
     )
     seeds: tuple[int, ...] = Field((0,), min_length=1, description="Each drives partition, initial model and training.")
-    grid: dict[str, tuple[Any, ...]] = Field(
-        default_factory=dict, description="Any key to a list of values, as `partition.alpha: [0.1, 0.5]`."
+    grid: dict[str, Varied] = Field(
+        default_factory=dict,
+        description="Any key to a list of values, as `partition.alpha: [0.1, 0.5]`; or an axis, whose name is your "
+        "own: named values, each a mapping of the keys that change together, as "
+        "`environment: {mild: {partition.alpha: 0.5}, harsh: {partition.alpha: 0.1, federation.participation: 0.5}}`.",
     )
 
     _no_value_twice = field_validator("algorithms", "seeds")(_once)
@@ -393,12 +482,28 @@ class Study(Section):
 
     @field_validator("grid")
     @classmethod
-    def _points_once(cls, grid: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    def _points_once(cls, grid: dict[str, Varied]) -> dict[str, Varied]:
         for name, values in grid.items():
             try:
-                _once(values)
+                _once(tuple(values))
             except ValueError as error:
                 raise ValueError(f"study.grid.{name}: {error}") from None
+        return grid
+
+    @field_validator("grid")
+    @classmethod
+    def _names(cls, grid: dict[str, Varied]) -> dict[str, Varied]:
+        for name in (name for name, values in grid.items() if isinstance(values, dict)):
+            if "." in name:
+                raise ValueError(
+                    f"study.grid.{name}: a key's values should be a list; an axis, whose values are named, has a name "
+                    "of its own, without dots."
+                )
+            if name in COLUMNS or not re.fullmatch(r"[A-Za-z][\w -]*", name):
+                raise ValueError(
+                    f"study.grid.{name}: an axis can't be called so; it should be a word of your own, as environment, "
+                    "that is no column of the tables."
+                )
         return grid
 
 
@@ -457,6 +562,139 @@ class Report(Section):
     average: Literal["sample", "client"] = Field(
         "sample", description="Accuracy over all test samples, or the mean of the clients' accuracies."
     )
+    best_over: tuple[str, ...] = Field(
+        (),
+        description="Lists or axes of the grid, as `[federation.learning_rate]`, of which the table shows each "
+        "method's best value in each column, chosen on the test samples themselves, as its caption says.",
+    )
+
+    _no_value_twice = field_validator("best_over")(_once)
+
+
+FIXED = ("study", "execution", "artifacts", "report", "scales", "probes")  #: sections that are one for the whole study
+
+
+def _no_paper(scales: dict[str, Any]) -> dict[str, Any]:
+    for name, changes in scales.items():
+        if name == PAPER:
+            raise ValueError(
+                f"scales.{name}: it is the study as it stands in the file; a scale should have another name."
+            )
+        for key in changes:
+            if key.partition(".")[0] == "scales":
+                raise ValueError(f"scales.{name}: '{key}' can't be set by a scale.")
+            if key in WHOLE:
+                raise ValueError(f"scales.{name}: '{key}' can't be set as a whole; name its keys, as {key}.rounds.")
+    return scales
+
+
+class _Probe(Section):
+    """What is looked at in stored states, and where; it changes no run, and its change runs no training."""
+
+    rounds: tuple[Annotated[int, Field(ge=1, strict=True)] | Literal["last"], ...] = Field(
+        ("last",), min_length=1, description="After which rounds; the states of each and of the one before it stay."
+    )
+    algorithms: tuple[Label, ...] | None = Field(None, min_length=1, description="Of which methods; all by default.")
+    seeds: tuple[int, ...] | None = Field(None, min_length=1, description="Of which seeds; all by default.")
+    where: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Of which points of the grid: a value, or a list of values, of any name of study.grid.",
+    )
+
+    _no_value_twice = field_validator("rounds", "algorithms", "seeds", "models", "clients", check_fields=False)(
+        lambda values: values and _once(values)
+    )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is looked at, without where."""
+        return self.model_dump(mode="json", exclude=set(_Probe.model_fields))
+
+
+class HeadNorms(_Probe):
+    """Norms of the rows of heads, beside the class shares of who owns them."""
+
+    kind: Literal["head-norms"]
+    models: tuple[Literal["received", "trained", "finetuned", "class", "global"], ...] = Field(
+        ("trained",),
+        min_length=1,
+        description="trained: the round's participants', right after training; received, finetuned: all clients', as "
+        "the next round begins; class: the server's models of classes (cwfedavg); global: the server's model.",
+    )
+    finetune_epochs: int = Field(1, ge=1, description="Of the fine-tuned ones.")
+
+
+class Features(_Probe):
+    """Features of global test samples and the rows of the head, in two dimensions by t-SNE."""
+
+    kind: Literal["features"]
+    samples: int = Field(500, ge=3, description="At most so many of the global test set, drawn once.")
+    perplexity: float = Field(30, gt=0, description="Of t-SNE.")
+    seed: int = Field(0, ge=0, description="Of samples and of t-SNE.")
+
+
+class Surface(_Probe):
+    """The training loss around the global model, in two filter-normalized random directions."""
+
+    kind: Literal["surface"]
+    points: int = Field(21, ge=3, description="Of the grid, along each direction; an odd number has the model itself.")
+    radius: float = Field(1.0, gt=0, description="Of the grid, where 1 is as long as the model's own filters.")
+    samples: int | None = Field(1000, ge=1, description="At most so many training samples, drawn once; null: all.")
+    seed: int = Field(0, ge=0, description="Of samples and directions, the same for all runs.")
+
+
+class Gradients(_Probe):
+    """Norms of each layer's gradient: of each client on its data, and of the global model on all."""
+
+    kind: Literal["gradients"]
+
+
+class Locals(_Probe):
+    """The class shares that the head's norms tell, by step of the participants' training in the round."""
+
+    kind: Literal["locals"]
+    clients: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, min_length=1, description="Of these participants; all by default."
+    )
+
+
+Probe = HeadNorms | Features | Surface | Gradients | Locals
+KINDS = tuple(get_args(probe.model_fields["kind"].annotation)[0] for probe in get_args(Probe))
+
+
+def _kind(value: Any) -> str:
+    """Which kind an entry of `probes` is of."""
+    return str(value.get("kind")) if isinstance(value, dict) else str(getattr(value, "kind", value))
+
+
+def _kinds_known(entries: Any) -> Any:
+    for name, entry in entries.items() if isinstance(entries, dict) else ():
+        if isinstance(entry, _Probe):
+            continue
+        if not isinstance(entry, dict) or "kind" not in entry:
+            raise ValueError(f"probes.{name}: its kind is missing; it should be one of: {', '.join(KINDS)}.")
+        if entry["kind"] not in KINDS:
+            told = nearest(str(entry["kind"]), KINDS)
+            raise ValueError(f"probes.{name}.kind: there is no probe '{entry['kind']}'; {told}")
+    return entries
+
+
+#: Entries of `probes`, by names of one's own; what else an entry may hold follows from its kind.
+ProbeSections = Annotated[
+    dict[
+        Label,
+        Annotated[
+            Annotated[HeadNorms, Tag("head-norms")]
+            | Annotated[Features, Tag("features")]
+            | Annotated[Surface, Tag("surface")]
+            | Annotated[Gradients, Tag("gradients")]
+            | Annotated[Locals, Tag("locals")],
+            Discriminator(_kind),
+        ],
+    ],
+    BeforeValidator(_kinds_known),
+    Field(default_factory=dict, description="What is looked at in stored states, by names of your own."),
+]
 
 
 class Params(Section):
@@ -473,6 +711,12 @@ class Params(Section):
     execution: Execution = Execution()
     artifacts: Artifacts = Artifacts()
     report: Report = Report()
+    scales: Annotated[dict[Label, dict[str, Any]], AfterValidator(_no_paper)] = Field(
+        default_factory=dict,
+        description="Other sizes of the study by name, as `smoke: {federation.rounds: 2, study.seeds: [0]}`: keys that "
+        "stand above all else where `--scale NAME` asks for it.",
+    )
+    probes: ProbeSections
 
     @property
     def pins(self) -> dict[str, Pin]:
@@ -490,12 +734,28 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> Params:
+        context = info.context or {}
+        labels, given = context.get("labels"), context.get("settings", {})
+        if labels is None:
+            labels = [label for label in self.study.algorithms if not method(given, label).settings]
         for label in self.study.algorithms:
             if label not in self.algorithms:  # one of fedpipe's needs no entry
                 known = sorted({*self.algorithms, *registry.names(registry.ALGORITHM)})
                 if label not in known:
                     raise SettingsError(f"study.algorithms: unknown algorithm '{label}'; {nearest(label, known)}")
                 self.algorithms[label] = registry.parsed(registry.ALGORITHM, {}, label)
+        for name in self.report.best_over:
+            if name not in self.study.grid:
+                known = list(self.study.grid)
+                raise SettingsError(f"report.best_over: '{name}' is not in study.grid; {nearest(name, known)}")
+        for label in self.study.algorithms:
+            shown = method(given, label).shown
+            if shown and shown not in self.evaluation.protocols:
+                raise SettingsError(
+                    f"algorithms.{label}.shown: {shown} is not measured; it should be one of evaluation.protocols, "
+                    f"{', '.join(self.evaluation.protocols)}."
+                )
+        for label in labels:
             algorithm = self.algorithms[label]
             if algorithm.needs_sgd and self.federation.optimizer != "sgd":
                 raise SettingsError(
@@ -514,8 +774,8 @@ class Params(Section):
                     f"federation.server: {label} has no averaged model that {self.federation.server.optimizer} could "
                     f"move; it should be left out, or study.algorithms do without {label}."
                 )
-        self._there((info.context or {}).get("download"))
-        for label in self.study.algorithms if self.model.whole else ():
+        self._there(context.get("download"))
+        for label in labels if self.model.whole else ():
             if self.algorithms[label].several:
                 raise several(label)
         facts = self.dataset.facts
@@ -565,7 +825,7 @@ def download(path: Path) -> str:
     return DOWNLOAD if path == artifacts.PARAMS else f"{DOWNLOAD} --params {shlex.quote(str(path))}"
 
 
-def parse(settings: Any, download: str | None = DOWNLOAD) -> Params:
+def parse(settings: Any, download: str | None = DOWNLOAD, labels: Collection[str] | None = None) -> Params:
     """Settings as they stand in the YAML file, checked and with their defaults filled in.
 
     Parameters
@@ -574,6 +834,8 @@ def parse(settings: Any, download: str | None = DOWNLOAD) -> Params:
         All of them, in sections.
     download
         The command that declares files in the study's file; None where it can't, as at a point of a grid.
+    labels
+        The methods that these settings are for; by default those of the study that have none of their own (`with`).
 
     Raises
     ------
@@ -582,10 +844,12 @@ def parse(settings: Any, download: str | None = DOWNLOAD) -> Params:
     """
     if not isinstance(settings, dict):
         raise SettingsError("params.yaml: it should be a mapping of sections, as `federation: {clients: 10}`.")
+    context = {"download": download, "labels": labels, "settings": settings}
     try:
-        return Params.model_validate(settings, context={"download": download})
+        return Params.model_validate(settings, context=context)
     except ValidationError as error:
-        raise SettingsError("\n".join(sentences(error, settings, "", _keys))) from None
+        known = partial(_keys, settings=settings)
+        raise SettingsError("\n".join(sentences(error, settings, "", known))) from None
 
 
 def dataset(settings: Any) -> Data:
@@ -610,8 +874,11 @@ class _Once(yaml.SafeLoader):
         return node
 
 
-def _keys(location: Location) -> list[str]:
+def _keys(location: Location, settings: Any) -> list[str]:
     section: Any = Params
+    if location[:1] == ("probes",) and len(location) == 2:
+        kind = _kind(settings["probes"][location[1]])
+        section, location = dict(zip(KINDS, get_args(Probe), strict=True))[kind], ()
     for part in location:
         section = section.model_fields[str(part)].annotation
     return list(section.model_fields)
@@ -644,10 +911,10 @@ def read(path: Path) -> dict[str, Any]:
     return settings
 
 
-def override(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A copy of ``settings`` in which the value at each dotted key is replaced."""
+def override(settings: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
+    """A copy of ``settings`` in which the value at each dotted key is replaced; the last changes are made last."""
     changed = copy.deepcopy(settings)
-    for key, value in changes.items():
+    for key, value in (change for part in changes for change in copy.deepcopy(part).items()):
         *sections, last = key.split(".")
         place = changed
         for section in sections:
@@ -656,6 +923,26 @@ def override(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any
                 raise SettingsError(f"study.grid: '{key}' goes through '{section}', which is a value and no section.")
         place[last] = value
     return changed
+
+
+def at_scale(settings: dict[str, Any], scale: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings at one of a study's scales, and those of its keys that stand above grid and methods, too.
+
+    Raises
+    ------
+    SettingsError
+        The study has no such scale.
+    """
+    if scale == PAPER:
+        return settings, {}
+    scales = settings.get("scales")
+    known = list(scales) if isinstance(scales, Mapping) else []
+    if scale not in known:
+        raise SettingsError(f"--scale: '{scale}' is no scale of this study; {nearest(scale, [*known, PAPER])}")
+    parsed = parse(settings).scales[scale]
+    return override(settings, parsed), {
+        key: value for key, value in parsed.items() if key.partition(".")[0] not in FIXED
+    }
 
 
 def json_schema() -> dict[str, Any]:
@@ -680,14 +967,15 @@ def json_schema() -> dict[str, Any]:
     properties = schema["properties"]
     properties["partition"] = options(registry.PARTITION)
     properties["model"] = options(registry.MODEL)
+    of_methods = Method.model_json_schema(mode="validation")["properties"]
     properties["algorithms"] = {
         "type": "object",
         "properties": {
-            choice["title"]: choice | {"required": []}
+            choice["title"]: choice | {"required": [], "properties": choice["properties"] | of_methods}
             for choice in options(registry.ALGORITHM)["anyOf"]
             if choice["title"] != "own"
         },
-        "additionalProperties": {"type": "object"},
+        "additionalProperties": {"type": "object", "properties": of_methods},
     }
     own_keys = definitions.pop("Data")["properties"]
     properties["dataset"] = options(registry.DATASET)

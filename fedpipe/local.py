@@ -1,9 +1,10 @@
 """Local jobs without their start: processes forked from one that has imported PyTorch and fedpipe already.
 
 A job of a small study computes for two seconds, after imports of two. So `fedpipe`, where a local snakemake calls it,
-hands its command over to a fork server and waits. That is a process that has done all imports and nothing else (it has
-not computed, and has no threads of its own); it forks one for each command. What is forked has the arguments, streams
-and exit status of the process that waits for it, gets its signals, and dies with it.
+hands its command over to a fork server and waits. That is a process that has done all imports and nothing else: it has
+not computed, and its only threads are OpenBLAS', which that library ends before each fork. It forks one process for
+each command. What is forked has the arguments, streams and exit status of the process that waits for it, gets its
+signals, and dies with it.
 
 The first command starts the server, in its own environment and folder; a command that has others, or finds that
 fedpipe's code has changed, starts another one. So what is forked is what the command itself would have been after its
@@ -41,6 +42,8 @@ PRELOADED = (
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 #: What differs between processes that are alike: bash counts there, and names the command.
 IDLE = ("SHLVL", "_")
+#: How Arrow's allocator is told to have no thread of its own: whatever that holds would stay locked in what is forked.
+ALLOCATOR, ALONE = "JE_ARROW_MALLOC_CONF", "background_thread:false"
 MESSAGE = 1 << 16  #: bytes of a message at most; longer commands run by themselves
 LOST = "fedpipe: the process that local jobs are forked from, or snakemake, was killed; type the same command again.\n"
 SERVER = "from fedpipe import local; local.main()"
@@ -162,9 +165,13 @@ def serve(snakemake: int, listener: socket.socket) -> list[str] | None:
     import importlib
 
     here, watched, begun = os.getpid(), os.pidfd_open(snakemake), _likeness()
+    told = os.environ.get(ALLOCATOR)
+    os.environ[ALLOCATOR] = told or ALONE
     for name in PRELOADED:
         importlib.import_module(name)
     importlib.import_module("fedpipe.code").shared()  # reads the code, once for all
+    if told is None:
+        del os.environ[ALLOCATOR]
     if _likeness() != begun:
         return None
     jobs: list[Job] = []

@@ -18,15 +18,15 @@ from typing import Any
 
 import yaml
 
-from fedpipe import artifacts, code, config, pins, registry
-from fedpipe.artifacts import PARAMS
+from fedpipe import artifacts, code, config, grid, pins, probing, registry
+from fedpipe.artifacts import PAPER, PARAMS
 from fedpipe.config import SPLITTING, Data, Evaluation, Federation, Params, Transforms
 from fedpipe.data import store
-from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.errors import ArtifactError
 from fedpipe.planned import Cell, Jobs, Plan, PlannedRun, Reported
 from fedpipe.registry import Component
 
-FIXED = ("study", "execution", "artifacts", "report", "federation.rounds")  #: what a grid can't vary
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  #: a study may have a thousand runs
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Settings:
         """The text of ``run.yaml``."""
         head = "# All that this run's bits depend on; its key, the folder's name, is a hash of it.\n"
         held = {name: value for name, value in dataclasses.asdict(self).items() if name != "origin" or value}
-        return head + yaml.safe_dump(held, sort_keys=False)
+        return head + str(yaml.dump(held, Dumper=_DUMPER, sort_keys=False))
 
     @property
     def key(self) -> str:
@@ -164,8 +164,8 @@ class NewPlan(Plan):
     sources: dict[str, str]  #: the files that the plan was made of, each with its SHA-256 or its stamp
 
 
-def make(path: Path = PARAMS) -> NewPlan:
-    """The plan of the study in ``path``; nothing is written.
+def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
+    """The plan of the study in ``path``, at one of its scales; nothing is written.
 
     Raises
     ------
@@ -173,7 +173,7 @@ def make(path: Path = PARAMS) -> NewPlan:
         One sentence for each mistake in the settings.
     """
     sys.path.insert(0, str(Path.cwd()))  # own algorithms lie beside params.yaml
-    raw = config.read(path)
+    raw, above = config.at_scale(config.read(path), scale)
     study = config.parse(raw, config.download(path))
     runs: dict[tuple[str, str], PlannedRun] = {}
     cells: dict[str, Cell] = {}
@@ -182,43 +182,52 @@ def make(path: Path = PARAMS) -> NewPlan:
     components: list[Component] = []
     warnings: list[str] = []
     stamps: dict[str, str] = {}
-    for point in _points(study):
-        params = _at(raw, point) if point else study
-        stamps |= {str(pin.path): pins.stamp(pin.path) for pin in params.pins.values()}
-        components += [params.partition, params.model, params.dataset.source]
-        for label in study.study.algorithms:
-            components.append(algorithm := params.algorithms[label])
-            warnings += algorithm.warnings(params, f"algorithms.{label}")
-        for label, seed in itertools.product(study.study.algorithms, study.study.seeds):
-            settings = Settings.of(params, label, seed)
-            partition = digest(settings.partition_settings)
-            partitions[partition] = settings.partition_settings
-            dealt = artifacts.assignment_file(partition).with_name("partition.yaml")
-            origin = {"origin": params.partition.origin} if params.partition.origin else {}
-            texts[str(dealt)] = yaml.safe_dump(settings.partition_settings | origin, sort_keys=False)
+    keys = grid.keys(raw, study, above)
+    for point in grid.points(study):
+        settings = {label: params for params, labels in grid.settings(raw, study, point, above) for label in labels}
+        for params in {id(params): params for params in settings.values()}.values():
+            stamps |= {str(pin.path): pins.stamp(pin.path) for pin in params.pins.values()}
+            components += [params.partition, params.model, params.dataset.source]
             data = params.dataset.file.stem
             texts[str(store.settings_file(data))] = yaml.safe_dump(params.dataset.origin, sort_keys=False)
-            mine = {name: value for name, value in point.items() if _concerns(name, label)}
+        for label in study.study.algorithms:
+            components.append(algorithm := settings[label].algorithms[label])
+            warnings += algorithm.warnings(settings[label], f"algorithms.{label}")
+        told = {label: Settings.of(params, label, study.study.seeds[0]) for label, params in settings.items()}
+        for label, seed in itertools.product(study.study.algorithms, study.study.seeds):
+            params, held = settings[label], dataclasses.replace(told[label], seed=seed)
+            partition = digest(held.partition_settings)
+            if partition not in partitions:
+                partitions[partition] = held.partition_settings
+                dealt = artifacts.assignment_file(partition).with_name("partition.yaml")
+                origin = {"origin": params.partition.origin} if params.partition.origin else {}
+                texts[str(dealt)] = yaml.safe_dump(held.partition_settings | origin, sort_keys=False)
             run = PlannedRun(
                 algorithm=label,
                 seed=seed,
-                key=settings.key,
+                key=held.key,
                 rounds=params.federation.rounds,
                 partition=partition,
-                dataset=data,
+                dataset=params.dataset.file.stem,
                 participants=params.federation.participants,
             )
-            texts[str(run.files.settings)] = settings.dump()
+            texts[str(run.files.settings)] = held.dump()
+            mine = point.at(label, keys)
             cells[digest([label, seed, mine])] = Cell(
                 algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=mine
             )
-            runs[label, run.key] = run
+            other = runs.get((label, run.key), run)  # of another number of rounds, which is no part of the key
+            runs[label, run.key] = run if run.rounds > other.rounds else other
+    probes = probing.planned(study, cells.values())
+    texts |= {str(probe.files.settings): probing.text(study, probe) for probe in probes}
     return NewPlan(
         params=artifacts.study(path),
+        scale=scale,
         algorithms=study.study.algorithms,
         seeds=study.study.seeds,
         grid={name: list(values) for name, values in study.study.grid.items()},
         protocols=study.evaluation.protocols,
+        shown={label: shown for label in study.study.algorithms if (shown := config.method(raw, label).shown)},
         partitions=partitions,
         runs=tuple(runs.values()),
         cells=tuple(cells.values()),
@@ -228,9 +237,15 @@ def make(path: Path = PARAMS) -> NewPlan:
         execution=Jobs(**study.execution.model_dump()),
         keep_models=study.artifacts.keep_models,
         report=Reported(**study.report.model_dump()),
+        probes=probes,
         texts=texts,
         sources=_sources(path, components) | stamps,
     )
+
+
+def scales(path: Path) -> list[str]:
+    """All scales of a study, the whole one first."""
+    return [PAPER, *config.parse(config.read(path), config.download(path)).scales]
 
 
 def write(plan: NewPlan) -> None:
@@ -253,37 +268,6 @@ def write(plan: NewPlan) -> None:
             artifacts.unpack(run.files.history)
     plan.write()
     artifacts.write_json(sources, plan.sources)
-
-
-def _points(study: Params) -> list[dict[str, Any]]:
-    for name in study.study.grid:
-        fixed = next((section for section in FIXED if _within(name, section) or _within(section, name)), None)
-        if fixed:
-            raise SettingsError(f"study.grid: '{name}' can't be varied, since {fixed} is one for the whole study.")
-        if _within(name, "algorithms") and not any(_concerns(name, label) for label in study.study.algorithms):
-            raise SettingsError(f"study.grid: '{name}' varies nothing, since its algorithm is not in study.algorithms.")
-        if not study.study.grid[name]:
-            raise SettingsError(f"study.grid.{name}: its list is empty; it should hold at least one value.")
-    names, values = list(study.study.grid), list(study.study.grid.values())
-    return [dict(zip(names, point, strict=True)) for point in itertools.product(*values)]
-
-
-def _at(raw: dict[str, Any], point: dict[str, Any]) -> Params:
-    try:
-        return config.parse(config.override(raw, point), None)
-    except SettingsError as error:
-        where = ", ".join(f"{name}: {value}" for name, value in point.items())
-        lines = (f"{line} (at the point {where} of study.grid)" for line in str(error).splitlines())
-        raise SettingsError("\n".join(lines)) from None
-
-
-def _within(name: str, section: str) -> bool:
-    return f"{name}.".startswith(f"{section}.")
-
-
-def _concerns(name: str, label: str) -> bool:
-    """Whether a key of the grid makes a difference to an algorithm."""
-    return not _within(name, "algorithms") or name == "algorithms" or _within(name, f"algorithms.{label}")
 
 
 def _sources(path: Path, components: list[Component]) -> dict[str, str]:

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedpipe import artifacts
-from fedpipe.artifacts import JoinedFiles, RunFiles, StudyFiles
+from fedpipe.artifacts import JoinedFiles, ProbeFiles, RunFiles, StudyFiles
 from fedpipe.errors import ArtifactError
 
 ReportedRound = Literal["last", "best", "mean-last"]
 Average = Literal["sample", "client"]
 
 LABEL = r"[a-z][a-z0-9_]*"  #: of an algorithm
+KIND = r"[a-z][a-z-]*"  #: of a probe
 KEY = r"[0-9a-f]{12}"  #: of a run or partition
 DATASET = r"[A-Za-z0-9_.]+-[0-9a-f]{12}"
 
@@ -101,6 +102,45 @@ class Cell(_Rounds):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedProbe:
+    """What the study looks at in the states after a round of a run."""
+
+    name: str  #: of its entry in `probes`
+    kind: str
+    algorithm: str  #: the label and
+    run_key: str  #: the key of the run
+    rounds: int  #: of the run, in this study
+    round: int
+    key: str  #: a hash of its settings, of the run's key and of the probe's code
+
+    @property
+    def run(self) -> RunFiles:
+        """The run's files."""
+        return RunFiles.of(self.algorithm, self.run_key)
+
+    @property
+    def files(self) -> ProbeFiles:
+        """Its own files."""
+        return ProbeFiles.of(self.algorithm, self.run_key, self.round, self.kind, self.key)
+
+    def held(self) -> dict[str, Any]:
+        """As ``plan.json`` holds it."""
+        return _held(self) | {"path": str(self.files.table)}
+
+    @classmethod
+    def of(cls, held: dict[str, Any]) -> PlannedProbe:
+        """The probe that ``plan.json`` holds so; see :meth:`Plan.of`."""
+        probe = cls(**_fields(cls, held))
+        _refuse_others(LABEL, [probe.name, probe.algorithm])
+        _refuse_others(KIND, [probe.kind])
+        _refuse_others(KEY, [probe.run_key, probe.key])
+        _refuse_no_numbers([probe.rounds, probe.round])
+        if held["path"] != str(probe.files.table):
+            raise ValueError(held["path"])
+        return probe
+
+
+@dataclass(frozen=True, kw_only=True)
 class Jobs:
     """How jobs are cut and where they run: section `execution`."""
 
@@ -118,6 +158,7 @@ class Reported:
     round: ReportedRound
     last_k: int
     average: Average
+    best_over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +166,12 @@ class Plan:
     """A study's plan."""
 
     params: Path  #: the study's file
+    scale: str  #: which of its scales
     algorithms: tuple[str, ...]  #: labels, in the order of the study
     seeds: tuple[int, ...]
     grid: dict[str, list[Any]]  #: names and values
     protocols: tuple[str, ...]
+    shown: dict[str, str]  #: by label the protocol of a method that tables show by another than the first
     partitions: dict[str, dict[str, Any]]  #: by key, all that each depends on
     runs: tuple[PlannedRun, ...]
     cells: tuple[Cell, ...]
@@ -138,20 +181,36 @@ class Plan:
     execution: Jobs
     keep_models: str | int  #: see `artifacts.keep_models`
     report: Reported
+    probes: tuple[PlannedProbe, ...] = ()
 
     @property
     def study(self) -> StudyFiles:
         """Where the study's own files lie."""
-        return StudyFiles.of(self.params)
+        return StudyFiles.of(self.params, self.scale)
+
+    @cached_property
+    def joined(self) -> tuple[JoinedFiles, ...]:
+        """What its tables are made of, each once: so many rounds of a run."""
+        return tuple(dict.fromkeys(cell.joined for cell in self.cells))
+
+    @cached_property
+    def lengths(self) -> dict[Path, tuple[int, ...]]:
+        """By run the numbers of rounds that cells show, ascending: several, where the grid varies nothing else."""
+        found: dict[Path, set[int]] = {}
+        for cell in self.cells:
+            found.setdefault(cell.files.path, set()).add(cell.rounds)
+        return {path: tuple(sorted(lengths)) for path, lengths in found.items()}
 
     def held(self) -> dict[str, Any]:
         """As ``plan.json`` holds it."""
         return {
             "params": str(self.params),
+            "scale": self.scale,
             "algorithms": list(self.algorithms),
             "seeds": list(self.seeds),
             "grid": self.grid,
             "protocols": list(self.protocols),
+            "shown": self.shown,
             "partitions": self.partitions,
             "runs": [run.held() for run in self.runs],
             "cells": [cell.held() for cell in self.cells],
@@ -160,7 +219,8 @@ class Plan:
             "shared": self.shared,
             "execution": _held(self.execution),
             "artifacts": {"keep_models": self.keep_models},
-            "report": _held(self.report),
+            "report": _held(self.report) | {"best_over": list(self.report.best_over)},
+            "probes": [probe.held() for probe in self.probes],
         }
 
     def write(self) -> None:
@@ -197,10 +257,12 @@ class Plan:
         """
         plan = cls(
             params=Path(held["params"]),
+            scale=held["scale"],
             algorithms=_texts(held["algorithms"]),
             seeds=tuple(held["seeds"]),
             grid={name: list(values) for name, values in held["grid"].items()},
             protocols=_texts(held["protocols"]),
+            shown=dict(held["shown"]),
             partitions={key: dict(settings) for key, settings in held["partitions"].items()},
             runs=tuple(map(PlannedRun.of, held["runs"])),
             cells=tuple(map(Cell.of, held["cells"])),
@@ -209,16 +271,21 @@ class Plan:
             shared=held["shared"],
             execution=Jobs(**_fields(Jobs, held["execution"])),
             keep_models=held["artifacts"]["keep_models"],
-            report=Reported(**_fields(Reported, held["report"])),
+            report=Reported(**_fields(Reported, held["report"]) | {"best_over": _texts(held["report"]["best_over"])}),
+            probes=tuple(map(PlannedProbe.of, held["probes"])),
         )
-        _refuse_others(LABEL, plan.algorithms)
+        _refuse_others(LABEL, [plan.scale, *plan.algorithms])
         _refuse_others(KEY, [*plan.partitions, plan.shared])
         _refuse_no_numbers([*plan.seeds, plan.report.last_k])
         made = {(run.algorithm, run.key) for run in plan.runs}
         whole = made >= {(cell.algorithm, cell.key) for cell in plan.cells}
+        whole &= made >= {(probe.algorithm, probe.run_key) for probe in plan.probes}
         whole &= {run.algorithm for run in plan.runs} == set(plan.algorithms)
         whole &= {run.partition for run in plan.runs} == set(plan.partitions)
+        whole &= all(run.rounds == max(plan.lengths.get(run.path, (0,))) for run in plan.runs)
         whole &= all(cell.grid.keys() <= plan.grid.keys() for cell in plan.cells) and bool(plan.protocols)
+        whole &= plan.shown.keys() <= set(plan.algorithms) and set(plan.shown.values()) <= set(plan.protocols)
+        whole &= set(plan.report.best_over) <= plan.grid.keys()
         whole &= plan.report.round in get_args(ReportedRound) and plan.report.average in get_args(Average)
         whole &= _is_keep_models(plan.keep_models) and _are_jobs(plan.execution)
         if not whole:

@@ -51,7 +51,7 @@ def blocks(page: str) -> list[Block]:
 
 def commands(page: str) -> list[str]:
     """The lines that a page asks to type, in order, without the comments behind them."""
-    shell = [each for each in blocks(page) if each.language in {"", "sh"} and each.section not in LISTINGS]
+    shell = [block for block in blocks(page) if block.language in {"", "sh"} and block.section not in LISTINGS]
     return [re.split(r"\s{2,}#", line)[0] for block in shell for line in block.lines]
 
 

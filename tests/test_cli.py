@@ -187,7 +187,7 @@ def test_a_study_that_was_never_run_is_told_how_to(
             "results/runs/fedavg/0123456789ab/run.yaml is missing; run `fedpipe plan` to write it again.",
         ),
     ],
-    ids=lambda each: "-".join(each[:2]) if isinstance(each, tuple) else "",
+    ids=lambda told: "-".join(told[:2]) if isinstance(told, tuple) else "",
 )
 def test_a_mistake_is_one_sentence_and_status_2(
     arguments: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -210,13 +210,13 @@ def test_a_mistake_is_one_sentence_and_status_2(
         (("show",), "results/tables/results.md"),
         (("table",), "joined.json"),
     ],
-    ids=lambda each: "-".join(each[:2]).replace("/", "-") if isinstance(each, tuple) else "",
+    ids=lambda told: "-".join(told[:2]).replace("/", "-") if isinstance(told, tuple) else "",
 )
 def test_a_stage_that_can_not_run_says_so_without_a_traceback(
     arguments: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(planned().runs[0].path)
-    sentence = refused(monkeypatch, capsys, *(path if each == "RUN" else each for each in arguments))
+    sentence = refused(monkeypatch, capsys, *(path if argument == "RUN" else argument for argument in arguments))
     assert named in sentence
 
 

@@ -20,9 +20,9 @@ ROOT = Path(__file__).parent.parent
 SECTIONS = ", ".join(config.Params.model_fields)
 ALGORITHMS = ", ".join(registry.names(registry.ALGORITHM))
 PROTOCOLS = (
-    "'global-on-global', 'global-on-local', 'personal-on-local', 'personal-on-global', 'trained-on-local', "
-    "'trained-on-global', 'kept-on-local', 'kept-on-global', 'finetuned-on-local', 'finetuned-on-global', "
-    "'prototype-on-local' or 'prototype-on-global'"
+    "'global-on-global', 'global-on-local', 'personal-on-local', 'personal-on-global', 'personal-on-train', "
+    "'trained-on-local', 'trained-on-global', 'trained-on-train', 'kept-on-local', 'kept-on-global', "
+    "'finetuned-on-local', 'finetuned-on-global', 'prototype-on-local' or 'prototype-on-global'"
 )
 JARGON = re.compile(r"Tuple|String|Keys|literal\[|constrained|\[key\]|\binstance\b|after validation|pydantic")
 
@@ -316,14 +316,162 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         "partition.alfa: unknown key; did you mean 'alpha'? (at the point partition.alfa: 0.1 of study.grid)",
     ),
     (
-        "grid-of-rounds",
-        {"study__grid": {"federation.rounds": [1, 2]}},
-        "study.grid: 'federation.rounds' can't be varied, since federation.rounds is one for the whole study.",
+        "grid-of-a-section-with-many-keys",
+        {"study__grid": {"federation": [{"rounds": 3}, {"rounds": 5}]}},
+        "study.grid: 'federation' can't be varied as a whole, since all of its keys that are not given would have "
+        "their defaults; name its keys, as federation.rounds.",
     ),
     (
-        "grid-of-a-section-with-rounds",
-        {"study__grid": {"federation": [{"rounds": 3}, {"rounds": 5}]}},
-        "study.grid: 'federation' can't be varied, since federation.rounds is one for the whole study.",
+        "axis-of-a-section-with-many-keys",
+        {"study__grid": {"length": {"short": {"federation": {"rounds": 3}}}}},
+        "study.grid.length: 'federation' can't be varied as a whole, since all of its keys that are not given would "
+        "have their defaults; name its keys, as federation.rounds.",
+    ),
+    (
+        "axes-that-set-one-key",
+        {
+            "study__grid": {
+                "environment": {"mild": {"partition.alpha": 0.5}, "harsh": {"partition.alpha": 0.1}},
+                "data": {"A": {}, "B": {"partition.alpha": 1.0}},
+            }
+        },
+        "study.grid: 'environment' and 'data' set 'partition.alpha'; a key should be set once.",
+    ),
+    (
+        "axis-and-list-that-set-one-key",
+        {"study__grid": {"data": {"A": {"partition": {"scheme": "iid"}}}, "partition.alpha": [0.1, 0.5]}},
+        "study.grid: 'data' and 'partition.alpha' set 'partition' and 'partition.alpha', of which one is in the other; "
+        "a key should be set once.",
+    ),
+    (
+        "axis-that-sets-a-section-and-its-key",
+        {"study__grid": {"data": {"A": {"partition": {"scheme": "iid"}}, "B": {"partition.alpha": 0.5}}}},
+        "study.grid: 'data' sets 'partition' and 'partition.alpha', of which one is in the other; "
+        "a key should be set once.",
+    ),
+    (
+        "axis-of-seeds",
+        {"study__grid": {"lot": {"few": {"study.seeds": [1]}, "many": {}}}},
+        "study.grid.lot: 'study.seeds' can't be varied, since study is one for the whole study.",
+    ),
+    (
+        "axis-empty",
+        {"study__grid": {"environment": {}}},
+        "study.grid.environment: its axis has no values; it should have at least one value.",
+    ),
+    (
+        "axis-without-keys",
+        {"study__grid": {"environment": {"mild": {}, "harsh": {}}}},
+        "study.grid.environment: its values set no keys; at least one of them should.",
+    ),
+    (
+        "axis-of-a-key",
+        {"study__grid": {"partition.alpha": {"mild": {}, "harsh": {"partition.alpha": 0.1}}}},
+        "study.grid.partition.alpha: a key's values should be a list; an axis, whose values are named, has a name of "
+        "its own, without dots.",
+    ),
+    (
+        "axis-that-is-a-column",
+        {"study__grid": {"round": {"early": {"federation.rounds": 2}}}},
+        "study.grid.round: an axis can't be called so; it should be a word of your own, as environment, that is no "
+        "column of the tables.",
+    ),
+    (
+        "axis-without-a-mapping",
+        {"study__grid": {"environment": {"mild": 0.5}}},
+        "study.grid.environment.mild: 0.5 can't be used; it should be a valid mapping.",
+    ),
+    (
+        "axis-value-that-is-no-text",
+        {"study__grid": {"alphas": {0.5: {"partition.alpha": 0.5}}}},
+        "study.grid.alphas: 0.5 can't be used; it should be a name.",
+    ),
+    # what one method has for itself
+    (
+        "with-data-of-its-own",
+        {"algorithms__fedavg": {"with": {"partition.alpha": 0.1}}},
+        "algorithms.fedavg.with: 'partition.alpha' is the same for all methods, which are compared on the same data; "
+        "it should be a key of federation (other than clients), model or transforms.",
+    ),
+    (
+        "with-clients-of-its-own",
+        {"algorithms__fedavg": {"with": {"federation.clients": 5}}},
+        "algorithms.fedavg.with: 'federation.clients' is the same for all methods, which are compared on the same "
+        "data; it should be a key of federation (other than clients), model or transforms.",
+    ),
+    (
+        "with-a-whole-federation",
+        {"algorithms__fedavg": {"with": {"federation": {"learning_rate": 0.1}}}},
+        "algorithms.fedavg.with: 'federation' can't be set as a whole, since all of its keys that are not given would "
+        "have their defaults; name its keys, as federation.learning_rate.",
+    ),
+    (
+        "with-a-bad-value",
+        {"algorithms__fedavg": {"with": {"federation.learning_rate": -1}}},
+        "federation.learning_rate: -1 can't be used; it should be greater than or equal to 0. "
+        "(with algorithms.fedavg.with)",
+    ),
+    (
+        "with-no-mapping",
+        {"algorithms__fedavg": {"with": 0.1}},
+        "algorithms.fedavg.with: 0.1 can't be used; it should be a valid mapping.",
+    ),
+    (
+        "with-what-the-grid-varies",
+        {
+            "algorithms__fedavg": {"with": {"federation.learning_rate": 0.1}},
+            "study__grid": {"federation.learning_rate": [0.1, 0.2]},
+        },
+        "study.grid: 'federation.learning_rate' varies nothing for fedavg, since algorithms.fedavg.with sets "
+        "'federation.learning_rate'.",
+    ),
+    (
+        "with-mistyped",
+        {"algorithms__fedavg": {"wiht": {"federation.learning_rate": 0.1}}},
+        "algorithms.fedavg.wiht: unknown key; did you mean 'with'?",
+    ),
+    (
+        "shown-unmeasured",
+        {"algorithms__fedavg": {"shown": "kept-on-local"}},
+        "algorithms.fedavg.shown: kept-on-local is not measured; it should be one of evaluation.protocols, "
+        "global-on-global, personal-on-local.",
+    ),
+    (
+        "shown-in-the-grid",
+        {"study__grid": {"algorithms.fedavg.shown": ["global-on-global", "personal-on-local"]}},
+        "study.grid: 'algorithms.fedavg.shown' can't be varied, since a table shows a method by one protocol.",
+    ),
+    (
+        "best-over-what-is-not-varied",
+        {"report__best_over": ["federation.learning_rat"], "study__grid": {"federation.learning_rate": [0.1, 0.2]}},
+        "report.best_over: 'federation.learning_rat' is not in study.grid; did you mean 'federation.learning_rate'?",
+    ),
+    # scales
+    (
+        "scale-called-paper",
+        {"scales": {"paper": {"federation.rounds": 1}}},
+        "scales.paper: it is the study as it stands in the file; a scale should have another name.",
+    ),
+    (
+        "scale-of-a-whole-federation",
+        {"scales": {"smoke": {"federation": {"rounds": 1}}}},
+        "scales.smoke: 'federation' can't be set as a whole; name its keys, as federation.rounds.",
+    ),
+    (
+        "scale-of-scales",
+        {"scales": {"smoke": {"scales.other": {}}}},
+        "scales.smoke: 'scales.other' can't be set by a scale.",
+    ),
+    (
+        "scale-in-the-grid",
+        {"study__grid": {"scales.smoke": [{}]}, "scales": {"smoke": {}}},
+        "study.grid: 'scales.smoke' can't be varied, since scales is one for the whole study.",
+    ),
+    (
+        "axis-bad-value",
+        {"study__grid": {"environment": {"mild": {"partition.alpha": -1}}}},
+        "partition.alpha: -1 can't be used; it should be greater than 0. (at the point environment: mild of "
+        "study.grid)",
     ),
     (
         "grid-of-seeds",

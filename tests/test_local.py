@@ -158,6 +158,8 @@ def test_a_served_command_is_what_it_would_be_by_itself(snakemake: Snakemake) ->
         assert f"{threads} threads" in found[threads, True][1]
     assert found["1", True][-1] == found["2", True][-1]
     assert len(snakemake.processes()) == 2, "a server for each environment"
+    threads_of = [len(list(Path(f"/proc/{server}/task").iterdir())) for server in snakemake.processes()]
+    assert min(threads_of) == 1, "what another thread holds while it forks stays locked in the job"
 
 
 def test_mistakes_statuses_and_help_are_those_of_the_command(snakemake: Snakemake) -> None:

@@ -67,6 +67,12 @@ def key(settings: dict[str, Any], label: str = "fedavg", seed: int = 0) -> str:
     return Settings.of(config.parse(settings), label, seed).key
 
 
+def refused(settings: dict[str, Any]) -> list[str]:
+    with pytest.raises(SettingsError) as error:
+        make(settings)
+    return str(error.value).splitlines()
+
+
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
@@ -141,7 +147,9 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("label", "change"), CHANGES, ids=[f"{label}-{next(iter(each))}" for label, each in CHANGES])
+@pytest.mark.parametrize(
+    ("label", "change"), CHANGES, ids=[f"{label}-{next(iter(change))}" for label, change in CHANGES]
+)
 def test_everything_that_changes_bits_changes_the_key(label: str, change: dict[str, Any]) -> None:
     settings = study((label,))
     changed = config.override(settings, change)
@@ -255,6 +263,164 @@ def test_points_of_one_key_are_one_run_and_each_a_cell() -> None:
     assert shares == [0.2, 0.3]
     assert len(made.cells) == 2 + 4
     assert {(cell.algorithm, cell.key) for cell in made.cells} == {(run.algorithm, run.key) for run in made.runs}
+
+
+ENVIRONMENT: dict[str, Any] = {
+    "mild": {"partition.alpha": 0.5, "federation.participation": 1.0},
+    "harsh": {"partition.alpha": 0.1},
+}
+DATA: dict[str, Any] = {
+    "digits": {},
+    "flat MNIST/2": {
+        "dataset": {"name": "mnist"},
+        "model": {"name": "mlp", "hidden": [4]},
+        "federation.rounds": 6,
+        "algorithms.fedprox.mu": 0.5,
+    },
+}
+
+
+def test_an_axis_changes_its_keys_together() -> None:
+    """Each run is that of a study without a grid in which these keys stand; only the product of axes is a grid."""
+    settings = study(("fedavg", "fedprox"), study__seeds=[0, 1])
+    settings["study"]["grid"] = {"environment": ENVIRONMENT, "data": DATA, "federation.learning_rate": [0.1, 0.2]}
+    made = make(settings)
+    assert len(made.cells) == len(made.runs) == 2 * 2 * 2 * 2 * 2
+    assert made.grid == {
+        "environment": ["mild", "harsh"],
+        "data": ["digits", "flat MNIST/2"],
+        "federation.learning_rate": [0.1, 0.2],
+    }
+    runs = {run.key: run for run in made.runs}
+    for cell in made.cells:
+        point = cell.grid
+        changes = ENVIRONMENT[point["environment"]] | DATA[point["data"]]
+        alone = study(("fedavg", "fedprox"), federation__learning_rate=point["federation.learning_rate"])
+        assert cell.key == key(config.override(alone, changes), cell.algorithm, cell.seed)
+        assert (cell.rounds, runs[cell.key].dataset.split("-")[0]) == ((4, "digits"), (6, "mnist"))[
+            point["data"] != "digits"
+        ]
+    assert {run.participants for run in made.runs} == {5, 10}
+
+
+def test_the_settings_at_one_value_of_an_axis_are_not_left_at_the_next() -> None:
+    settings = study()
+    settings["study"]["grid"] = {"data": dict(reversed(DATA.items()))}
+    first, second = make(settings).runs
+    assert (first.rounds, second.rounds) == (6, 4)
+    assert second.key == key(study())
+
+
+def test_an_axis_of_one_algorithm_does_not_multiply_others() -> None:
+    settings = study(("fedavg", "fedprox", "pfps_lwc"))
+    mu = {"weak": {"algorithms.fedprox.mu": 0.1}, "strong": {"algorithms.fedprox.mu": 1.0}, "own": {}}
+    settings["study"]["grid"] = {"pull": mu}
+    cells = make(settings).cells
+    assert [(cell.algorithm, cell.grid) for cell in cells if cell.algorithm != "fedprox"] == [
+        ("fedavg", {}),
+        ("pfps_lwc", {}),
+    ]
+    assert [cell.grid["pull"] for cell in cells if cell.algorithm == "fedprox"] == ["weak", "strong", "own"]
+
+
+def test_an_axis_of_an_algorithm_that_does_not_run_is_a_mistake() -> None:
+    settings = study()
+    settings["study"]["grid"] = {"pull": {"weak": {"algorithms.fedprox.mu": 0.1}}}
+    with pytest.raises(SettingsError, match=r"^study\.grid: 'pull' varies nothing"):
+        make(settings)
+
+
+def test_settings_of_one_method_are_its_alone() -> None:
+    """Its runs are those of a study in which the keys stand for all; the others' are as without."""
+    settings = study(("fedavg", "scaffold"), federation__optimizer="adam")
+    settings["algorithms"]["scaffold"] = {"with": {"federation.optimizer": "sgd", "federation.rounds": 6}}
+    first, second = make(settings).runs
+    assert first.key == key(study(federation__optimizer="adam"))
+    assert second.key == key(study(("scaffold",)), "scaffold")
+    assert (first.rounds, second.rounds) == (4, 6)
+    assert first.partition == second.partition
+    (sentence,) = refused(settings | {"algorithms": {}})
+    assert sentence.startswith("federation.optimizer: adam can't be used with scaffold")
+
+
+def test_settings_of_one_method_stand_above_those_of_the_grid() -> None:
+    settings = study(("fedavg", "fedprox"))
+    settings["algorithms"]["fedprox"] = {"with": {"model.hidden": [4]}}
+    settings["study"]["grid"] = {"data": {"A": {}, "B": {"model": {"name": "mlp", "hidden": [8]}}}}
+    made = {(cell.algorithm, cell.grid["data"]): cell.key for cell in make(settings).cells}
+    assert made["fedprox", "A"] == made["fedprox", "B"] == key(study(("fedprox",), model__hidden=[4]), "fedprox")
+    assert made["fedavg", "B"] == key(study(model__hidden=[8]))
+
+
+def test_by_which_protocol_a_method_is_shown_is_in_no_key() -> None:
+    settings = study(("fedavg", "fedprox"))
+    settings["algorithms"]["fedprox"] = {"shown": "personal-on-local"}
+    made = make(settings)
+    assert made.shown == {"fedprox": "personal-on-local"}
+    assert [run.key for run in made.runs] == [run.key for run in make(study(("fedavg", "fedprox"))).runs]
+
+
+SCALED = {
+    "smoke": {"federation.rounds": 2, "federation.local_epochs": 1, "dataset.subset": 300, "study.seeds": [7]},
+    "reduced": {"study.grid.data": {"digits": {}, "MNIST": {"dataset": {"name": "mnist"}}}, "federation.rounds": 3},
+    "single": {"study.algorithms": ["fedavg"]},
+}
+
+
+def scaled(scale: str) -> NewPlan:
+    settings = study(("fedavg", "fedprox"), study__seeds=[0, 1]) | {"scales": SCALED}
+    settings["algorithms"]["fedprox"] = {"with": {"federation.local_epochs": 5}}
+    settings["study"]["grid"] = {"data": DATA, "partition.alpha": [0.1, 0.5]}
+    studies.write(settings, Path())
+    return planning.make(Path("params.yaml"), scale)
+
+
+def test_a_scale_stands_above_the_grid_and_methods() -> None:
+    """Its runs are those of a study in which its keys stand; and its name is in no key."""
+    made = scaled("smoke")
+    assert (made.seeds, len(made.cells)) == ((7,), 2 * 2 * 2)
+    assert {cell.rounds for cell in made.cells} == {2}
+    flat = {"dataset": {"name": "mnist", "subset": 300}, "model": DATA["flat MNIST/2"]["model"]}
+    for cell in made.cells:
+        changes = {"dataset.subset": 300} if cell.grid["data"] == "digits" else flat | {"algorithms.fedprox.mu": 0.5}
+        alone = config.override(study(("fedavg", "fedprox"), partition__alpha=cell.grid["partition.alpha"]), changes)
+        assert cell.key == key(alone, cell.algorithm, 7)
+    assert scaled("reduced").grid["data"] == ["digits", "MNIST"]
+    assert {cell.rounds for cell in scaled("reduced").cells} == {3}
+    assert scaled("single").algorithms == ("fedavg",)
+    assert {run.key for run in scaled("single").runs} < {run.key for run in scaled("paper").runs}
+
+
+def test_a_scale_has_a_place_of_its_own() -> None:
+    for path, place in (("params.yaml", "results/studies/@smoke"), ("studies/a/t1.yaml", "results/studies/a/t1@smoke")):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(yaml.safe_dump(study() | {"scales": {"smoke": {"federation.rounds": 1}}}))
+        planning.write(made := planning.make(Path(path), "smoke"))
+        assert str(made.study.plan) == f"{place}/plan.json"
+        assert Plan.read(made.study.plan).scale == "smoke"
+        assert planning.scales(Path(path)) == ["paper", "smoke"]
+    with pytest.raises(SettingsError, match="'@' can't be part of a study's path"):
+        planning.make(Path("studies/a/t1@smoke.yaml"))
+
+
+def test_a_scale_that_is_not_there_is_a_mistake() -> None:
+    with pytest.raises(SettingsError, match=r"^--scale: 'smok' is no scale of this study; did you mean 'smoke'\?$"):
+        scaled("smok")
+    settings = study(study__grid={"partition.alpha": [0.1, 0.5]}) | {"scales": {"smoke": {"partition.alpha": 1.0}}}
+    studies.write(settings, Path())
+    with pytest.raises(SettingsError, match=r"^study\.grid: 'partition\.alpha' varies nothing, since the scale sets"):
+        planning.make(Path("params.yaml"), "smoke")
+
+
+def test_numbers_of_rounds_are_cells_of_one_run() -> None:
+    settings = study(("fedavg",), execution={"rounds_per_job": 3})
+    settings["study"]["grid"] = {"federation.rounds": [2, 7, 4]}
+    made = make(settings)
+    (run,) = made.runs
+    assert run.rounds == 7
+    assert [(cell.key, cell.rounds) for cell in made.cells] == [(run.key, 2), (run.key, 7), (run.key, 4)]
+    assert made.lengths == {run.path: (2, 4, 7)}
+    assert [joined.length for joined in made.joined] == [2, 7, 4]
 
 
 def test_two_entries_of_one_algorithm_are_two_runs() -> None:
@@ -408,7 +574,7 @@ def test_what_is_written_is_read_back() -> None:
     planning.write(made)
     read = Plan.read(Path("results/plan.json"))
     assert type(read) is Plan
-    assert {field.name: getattr(made, field.name) for field in dataclasses.fields(Plan)} == vars(read)
+    assert all(getattr(made, field.name) == getattr(read, field.name) for field in dataclasses.fields(Plan))
     assert (read.execution.stack, read.keep_models, read.report.round, len(read.runs)) == (4, 2, "best", 2 * 2 * 3)
 
 

@@ -60,7 +60,7 @@ def test_languages_are_known() -> None:
     """So that no example escapes what is below."""
     assert {block.language for block in blocks("README.md")} == {"", "yaml", "python", "mermaid"}
     assert {block.language for block in blocks("CONTRIBUTING.md")} == {"", "python"}
-    assert len(STUDIES) == 4
+    assert len(STUDIES) == 5
 
 
 @pytest.mark.parametrize("block", STUDIES, ids=lambda block: block.section)
@@ -114,7 +114,7 @@ def test_the_cpu_installation_leaves_out_what_pytorchs_cuda_build_alone_needs() 
     assert len(out) > 10
     for installed in importlib.metadata.distributions():
         name = installed.metadata["Name"].lower().replace("_", "-")
-        needed = {re.split(r"[^\w.-]", each)[0].lower() for each in installed.requires or () if "extra ==" not in each}
+        needed = {re.split(r"[^\w.-]", said)[0].lower() for said in installed.requires or () if "extra ==" not in said}
         assert name in {"torch", *out} or not needed & out, f"{name} needs {sorted(needed & out)}"
     (line,) = [line for line in commands("README.md") if "--index-url" in line]
     assert re.findall(r"(\w+)==(\S+)", line) == [pair for pair in locked if pair[0] in {"torch", "torchvision"}]
@@ -163,7 +163,7 @@ def test_what_lies_where_lies_there() -> None:
     (listing,) = [block for block in blocks("README.md") if block.section == "Where things lie"]
     places = [re.split(r"\s{2,}", line)[0] for line in listing.lines if not line.startswith(" ")]
     made = ("results/", "results/.provenance")
-    for place in (name for each in places for name in each.split(", ")):
+    for place in (name for listed in places for name in listed.split(", ")):
         assert place.startswith(made) or (ROOT / place).exists(), place
     assert len(places) > 10
 

@@ -18,9 +18,9 @@ HOUSE = (
     ("new_algorithm, templates",),
     ("lineage", "testing", "documentation", "papers"),
     ("stages",),
-    ("report",),
+    ("report", "probes"),
     ("engine",),
-    ("plan, changes",),
+    ("plan, changes, grid, probing",),
     ("algorithms",),
     ("config",),
     ("data", "models"),
@@ -33,7 +33,7 @@ FLOOR = {name: number for number, floor in enumerate(HOUSE) for room in floor fo
 ROOM = {name: room for floor in HOUSE for room in floor for name in room.split(", ")}
 
 #: Modules of the room `stages`, as the rules of the Snakefile are called; the engine is the fifth.
-STAGES = {"download", "partition", "collect", "report"}
+STAGES = {"download", "partition", "collect", "probe", "report"}
 
 
 def modules(root: Path) -> dict[str, ast.Module]:

@@ -81,7 +81,7 @@ def test_scalars(a, b):
 def test_the_norms_gradient_at_0_is_0():
     zero = Tensors(w=torch.zeros(2, requires_grad=True), b=torch.zeros(1, requires_grad=True))
     gradient = torch.autograd.grad(zero.norm(), list(zero.values()))
-    assert [each.tolist() for each in gradient] == [[0, 0], [0]]
+    assert [part.tolist() for part in gradient] == [[0, 0], [0]]
 
 
 def test_it_is_a_pytree(a):

@@ -14,6 +14,8 @@ from torch import Tensor
 from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Measure, Pass, State, Train, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Params
+from fedpipe.errors import SettingsError, nearest
+from fedpipe.models.base import Net
 from fedpipe.tensors import Tensors
 
 CODE: dict[str, Any] = {"vector": "gradient", "iterations": 1000, "layers": 1}
@@ -69,7 +71,7 @@ class FedDUAL(FedAvg):
     iterations
         At most so many fixed-point iterations; they end when b stands still. By default 150 (paper), 1000 (code).
     layers
-        How many parametrized layers, from the output, the barycenter combines.
+        How many parametrized layers, from the output, the barycenter combines; or their names, as [body.0, head].
     mode
         The paper's definition, or the authors' code; see above.
     vector
@@ -81,7 +83,7 @@ class FedDUAL(FedAvg):
 
     epsilon: Annotated[float, Field(gt=0)] = 1e-5
     iterations: Annotated[int, Field(ge=1)] | None = None
-    layers: Annotated[int, Field(ge=1)] = 1
+    layers: Annotated[int, Field(ge=1)] | Annotated[tuple[str, ...], Field(min_length=1)] = 1
     mode: Literal["paper", "code"] = "paper"
     vector: Literal["pseudo-gradient", "gradient"] | None = None
     adaptive_loss: bool = True
@@ -101,7 +103,12 @@ class FedDUAL(FedAvg):
     @property
     def last(self) -> tuple[str, ...]:
         """Names of the parameters that the barycenter combines."""
-        return self.net.last(self.layers if self.dynamic_aggregation else 0, buffers=False)
+        if not self.dynamic_aggregation:
+            return ()
+        if isinstance(self.layers, int):
+            return self.net.last(self.layers, buffers=False)
+        self._there("algorithms.feddual", self.net)
+        return tuple(name for name in self.net.names if layer_of(name) in self.layers)
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The model, and all clients effective."""
@@ -182,9 +189,28 @@ class FedDUAL(FedAvg):
         return {f"effective_clients.{name}": value for name, value in server["effective"].items()}
 
     def warnings(self, params: Params, key: str) -> Sequence[str]:
-        """Layers that do not exist."""
+        """Layers that do not exist, which names of some may not be."""
+        if not isinstance(self.layers, int):
+            try:
+                facts, model = params.dataset.facts, params.model
+                net = Net(lambda: self.adapt(model.outline(facts.shape, facts.classes)), device="meta")
+            except Exception:  # a user's own model that can't be built here: its jobs will say why
+                return ()
+            self._there(key, net)
+            return ()
         layers = self.layers if self.dynamic_aggregation else 0
         return self.beyond(params, f"{key}.layers", layers, "so that the barycenter combines all of them")
+
+    def _there(self, key: str, net: Net) -> None:
+        known = list(dict.fromkeys(map(layer_of, net.names)))
+        for name in () if isinstance(self.layers, int) else self.layers:
+            if name not in known:
+                raise SettingsError(f"{key}.layers: the network has no layer '{name}'; {nearest(name, known)}")
+
+
+def layer_of(name: str) -> str:
+    """The layer that a tensor belongs to."""
+    return name.rpartition(".")[0]
 
 
 def weight_divergence(local: Tensors, anchor: Tensors) -> Tensor:

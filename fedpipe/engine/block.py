@@ -26,7 +26,8 @@ class Block:
     down: list[int] = field(default_factory=list)  #: bytes received by each
     up: list[int] = field(default_factory=list)  #: bytes sent by each
     scores: list[dict[Test, Score]] = field(default_factory=list)  #: right after training
-    seconds: float = 0.0
+    spent: list[float] = field(default_factory=list)  #: seconds of each one's own work
+    seconds: float = 0.0  #: of all of it, with tests and whatever lies between
     stacks: list[dict[str, Any]] = field(default_factory=list)  #: of the whole round, where clients train in one call
 
     def add(self, outcome: Outcome) -> None:
@@ -37,6 +38,7 @@ class Block:
         self.down.append(outcome.down)
         self.up.append(outcome.up)
         self.scores.append(outcome.scores)
+        self.spent.append(outcome.seconds)
 
     @classmethod
     def joined(cls, blocks: Sequence[Block]) -> Block:
@@ -44,7 +46,7 @@ class Block:
         stacks = next((block.stacks for block in blocks if block.stacks), [])
         whole = cls({}, seconds=sum(block.seconds for block in blocks), stacks=stacks)
         for block in blocks:
-            for part in ("ids", "uploads", "kept", "down", "up", "scores"):
+            for part in ("ids", "uploads", "kept", "down", "up", "scores", "spent"):
                 getattr(whole, part).extend(getattr(block, part))
         return whole
 
@@ -61,6 +63,7 @@ class Block:
                 test: torch.tensor([list(scores[test]) for scores in self.scores], dtype=torch.float64)
                 for test in self.scores[0]
             },
+            "spent": torch.tensor(self.spent, dtype=torch.float64),
             "seconds": torch.tensor(self.seconds, dtype=torch.float64),
         }
 
@@ -83,6 +86,7 @@ class Block:
             down=down,
             up=up,
             scores=[scores(row) for row in range(len(ids))],
+            spent=tree["spent"].tolist(),
             seconds=float(tree["seconds"]),
         )
 

@@ -166,6 +166,7 @@ class Wish(NamedTuple):
 
     rounds: int
     keep_models: str | int
+    probed: frozenset[int] = frozenset()  #: rounds whose states, and those of the round before, it looks at
 
 
 def kept(number: int, keep_models: str | int) -> bool:
@@ -176,13 +177,15 @@ def kept(number: int, keep_models: str | int) -> bool:
 def prune(files: RunFiles, number: int, keep_models: str | int) -> None:
     """Delete states of the rounds before ``number`` that are not kept, and that nothing needs.
 
-    Those that a round and the one before it begin with stay, so that the last round can be done again. Where studies of
-    other lengths or another `artifacts.keep_models` share the run, what any of them keeps stays.
+    Those that a round and the one before it begin with stay, so that the last round can be done again, and so does each
+    that a probe looks into. Where studies of other lengths or another `artifacts.keep_models` share the run, what any
+    of them keeps stays.
     """
     wishes = [Wish(number, keep_models), *_wishes(files)] if keep_models != "all" else []
     if any(wish.keep_models == "all" for wish in wishes) or not wishes:
         return
-    ends = {wish.rounds for wish in wishes if artifacts.exists(files.round(wish.rounds).state)} | {number}
+    ends = {end for wish in wishes for end in (wish.rounds, *wish.probed)}
+    ends = {end for end in ends if artifacts.exists(files.round(end).state)} | {number}
     lasting = ends | {end - 1 for end in ends}
     # Else a power failure could leave none to go on from: a round has several files, and all of them count.
     artifacts.settle(*files.round(number - 1).path.glob("[!.]*"))
@@ -199,6 +202,7 @@ def _wishes(files: RunFiles) -> Iterator[Wish]:
     for path in filter(Path.exists, [RESULTS / "plan.json", *RESULTS.glob("studies/**/plan.json")]):
         try:
             plan = Plan.read(path)
-            yield from (Wish(run.rounds, plan.keep_models) for run in plan.runs if run.path == files.path)
+            probed = frozenset(probe.round for probe in plan.probes if probe.run == files)
+            yield from (Wish(rounds, plan.keep_models, probed) for rounds in plan.lengths.get(files.path, ()))
         except ArtifactError:
             yield Wish(0, "all")

@@ -67,13 +67,21 @@ class Clients:
         parts = zip(validation or self.train, self.train, strict=True)
         self.validation = [own if len(own) else train for own, train in parts]  # who has no such part uses the whole
         self.transforms, self.trained_on = transforms, trained_on
-        self._normalized = Normalization(transforms, dtype, self.device)
         counts = np.stack([np.bincount(y[indices].cpu().numpy(), minlength=classes) for indices in self.train])
         self.class_counts = torch.as_tensor(counts, dtype=dtype, device=self.device)
         self.sizes = np.array([len(indices) for indices in self.train])
 
     def __len__(self) -> int:
         return len(self.train)
+
+    @property
+    def transforms(self) -> Transforms:
+        """What is done to gathered inputs."""
+        return self._transforms
+
+    @transforms.setter
+    def transforms(self, transforms: Transforms) -> None:
+        self._transforms, self._normalized = transforms, Normalization(transforms, self.dtype, self.device)
 
     def facts(self, client: int | Sequence[int], round: int) -> ClientInfo:
         """What a client knows of itself as a round begins; with a first axis for several clients."""
@@ -110,6 +118,15 @@ class Clients:
         if not self.transforms.on_test:
             return x
         return changed(self.transforms, x, torch.tensor(self.key(-1, round, "test", 0) + number, device=self.device))
+
+    def measured(self, client: int, test: str) -> Integers:
+        """The samples on which a client's model is measured: ``local``, ``global`` or ``train``."""
+        return {"local": self.test, "train": self.train}[test][client] if test != "global" else self.global_test
+
+    def measuring_key(self, client: int, round: int, test: str) -> int | None:
+        """Where the noise of those samples begins; None where they are taken as they are."""
+        noisy = self.transforms.on_test and test != "train"
+        return self.key(client, round, f"test/{test}", 0) if noisy else None
 
     def key(self, client: int, round: int, stream: str, epoch: int) -> int:
         """Where the noise of an epoch begins: 62 bits, to which the number of a batch is added."""

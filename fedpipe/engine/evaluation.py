@@ -49,7 +49,7 @@ class Measured(NamedTuple):
 
 def tests(settings: Evaluation, model: str) -> list[Test]:
     """The test sets on which a model is measured."""
-    listed: tuple[Test, ...] = ("local", "global")
+    listed: tuple[Test, ...] = ("local", "global", "train")
     return [test for test in listed if f"{model}-on-{test}" in settings.protocols]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Pass, State, Train
@@ -18,7 +20,7 @@ from fedpipe.tensors import Tensors
 #: train: everything up to the upload; receive: what is due before training; finetune: that, and a few epochs on top;
 #: prototype: as receive, but classes are read off the nearest prototype; begin: nothing at all.
 Phase = Literal["train", "receive", "finetune", "prototype", "begin"]
-Test = Literal["local", "global"]
+Test = Literal["local", "global", "train"]  #: a client's own test samples, all of the server's, or what it trains on
 
 BUFFERS = "buffers"  #: part of a client's state: the running statistics that it keeps to itself
 BEGAN = "buffers/began"  #: those with which it began, which its teachers keep
@@ -42,6 +44,7 @@ class Outcome(NamedTuple):
     upload: State  #: empty unless trained
     keep: State  #: empty unless trained
     scores: dict[Test, Score]
+    seconds: float = 0.0  #: of its passes, where it trained; a client of a stack has its share of them
 
 
 class Executor(Protocol):
@@ -84,6 +87,13 @@ class Executor(Protocol):
 
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
         """Logits of the server's model after a round on many test samples, shape (n, C)."""
+
+
+def seconds_since(begin: float, device: torch.device) -> float:
+    """Seconds since ``time.perf_counter`` said so, with what the device has still to compute."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
 
 
 def passes(algorithm: Algorithm, phase: Phase, finetune_epochs: int) -> list[Pass]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -29,6 +30,7 @@ from fedpipe.engine.executor import (
     noisy,
     passes,
     readout,
+    seconds_since,
     start_client,
     train_mode,
     trained_names,
@@ -110,15 +112,17 @@ class Loop:
         clients = self._clients
         state = _fast(start_client(algorithm, move(kept, clients.device), received, clients.facts(client, round)))
         epochs: dict[str, int] = {}
+        begin = time.perf_counter()
         for pass_ in passes(algorithm, phase, self._finetune_epochs):
             state = self._pass(algorithm, pass_, state, round, client, epochs)
+        seconds = seconds_since(begin, clients.device)
         scores = {test: self._score(algorithm, phase, state, round, client, test) for test in tests}
         down = size_in_bytes(algorithm.traffic(received))
         if phase != "train":
             return Outcome(client, down, 0, {}, {}, scores)
         sent = to_host(upload(algorithm, state))
         up = size_in_bytes(algorithm.traffic(sent))
-        return Outcome(client, down, up, sent, to_host(keep(algorithm, state)), scores)
+        return Outcome(client, down, up, sent, to_host(keep(algorithm, state)), scores, seconds)
 
     def _pass(
         self, algorithm: Algorithm, pass_: Pass, state: State, round: int, client: int, epochs: dict[str, int]
@@ -176,8 +180,7 @@ class Loop:
             yield Batch(_fast(inputs), y[first : first + size], None, noise)
 
     def _score(self, algorithm: Algorithm, phase: Phase, state: State, round: int, client: int, test: Test) -> Score:
-        indices = self._clients.test[client] if test == "local" else self._clients.global_test
-        key = self._clients.key(client, round, f"test/{test}", 0) if self._clients.transforms.on_test else None
+        indices, key = self._clients.measured(client, test), self._clients.measuring_key(client, round, test)
         correct, loss = 0, 0.0
         with eval_mode(algorithm, state):
             for batch in self._batches(indices, MEASURE_BATCH, key):

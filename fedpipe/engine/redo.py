@@ -21,6 +21,7 @@ from fedpipe.artifacts import RunFiles
 from fedpipe.errors import ArtifactError
 
 if TYPE_CHECKING:
+    from fedpipe.engine.executor import Executor
     from fedpipe.engine.run import Run
 
 #: Of what a round changes, the share by which other devices and executors may differ: rounding, amplified by a round.
@@ -69,8 +70,15 @@ class Comparison:
         return f"bits differ in {', '.join(self.differ)} (states by {self.distance:.2g} of what the round changed)"
 
 
-def again(run: Run, number: int) -> Comparison | None:
-    """Do a complete round again, by the code, executor and device of this process; writes nothing into the run.
+def again(run: Run, number: int, executor: Executor | None = None) -> Comparison | None:
+    """Do a complete round again, by the code and device of this process; writes nothing into the run.
+
+    Parameters
+    ----------
+    run, number
+        The run and the round.
+    executor
+        By default the run's own; probes look into it.
 
     Returns
     -------
@@ -80,6 +88,7 @@ def again(run: Run, number: int) -> Comparison | None:
     files = run.files
     with tempfile.TemporaryDirectory(prefix="fedpipe-redo-") as folder:
         copy = run.at(before(files, number, Path(folder) / files.path.name))
+        copy.executor = executor or run.executor
         if number == 0:
             copy.initialize()
         elif copy.checkpoint.complete(number - 1) < number - 1:

@@ -12,6 +12,7 @@ import functools
 import itertools
 import os
 import platform
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,7 +110,8 @@ class Run:
         self._one_model = family.whole
         net = Net(lambda: bare.adapt(build()), dtype, self._device, self.federation.buffers)
         self.algorithm = bare.bind(net, self.federation)
-        self.executor = self._executor(execution.stack if family.stackable else 1, threads, execution.graphs)
+        self._stack, self._graphs = execution.stack if family.stackable else 1, execution.graphs
+        self.executor = self.executor_of(self.algorithm)
         with torch.no_grad(), contract.told(self.algorithm):
             self._first = to_host(init_client(self.algorithm, init_server(self.algorithm, self.fresh), self.fresh))
         self.checkpoint = Checkpoint(files, self._first)
@@ -122,16 +124,17 @@ class Run:
         other.files, other.checkpoint, other._is_copy = files, Checkpoint(files, self._first), True
         return other
 
-    def _executor(self, stack: int | str, threads: int, graphs: bool) -> Executor:
-        width = stack if isinstance(stack, int) else WIDTH_ON_GPU if self._device.type == "cuda" else 1
-        epochs = self.evaluation.finetune_epochs
-        cuda = self._device.type == "cuda"
-        if graphs and not (cuda and width > 1):
+    def executor_of(self, algorithm: Algorithm) -> Executor:
+        """The run's executor, at work for this algorithm: the run's, or one that probes make of it."""
+        stack, epochs, cuda = self._stack, self.evaluation.finetune_epochs, self._device.type == "cuda"
+        width = stack if isinstance(stack, int) else WIDTH_ON_GPU if cuda else 1
+        if self._graphs and not (cuda and width > 1):
             reason = "clients train one by one" if cuda else "there is no GPU"
             print(f"execution.graphs: steps run one by one, since {reason} here", file=sys.stderr)
         if width > 1:
-            return Stack(self.algorithm, self.clients, width, epochs, cuda_graph() if graphs and cuda else None)
-        return Loop(self.algorithm, self.clients, threads, epochs)
+            record = cuda_graph() if self._graphs and cuda and algorithm is self.algorithm else None
+            return Stack(algorithm, self.clients, width, epochs, record)
+        return Loop(algorithm, self.clients, self._threads, epochs)
 
     def fresh(self, index: int) -> Tensors:
         """The run's ``index``-th initial model.
@@ -205,7 +208,8 @@ class Run:
         facts = {"observed": observed, "made_by": made_by, "trained_on": dict(self.clients.trained_on)}
         facts |= {"stacks": sent.block.stacks} if sent.block.stacks else {}
         self.checkpoint.seal(number, server, list(sent.uploads.ids), sent.kept, hashes, **facts)
-        times = {"train": sent.block.seconds, "aggregate": time.perf_counter() - begin}
+        epoch = statistics.fmean(sent.block.spent) / self.federation.local_epochs
+        times = {"train": sent.block.seconds, "epoch": epoch, "aggregate": time.perf_counter() - begin}
         before = self.checkpoint.times(number)  # of a round that another has done, they stay whole
         artifacts.write_json(files.times, before | times)
 

@@ -42,8 +42,8 @@ def stacks(sizes: Integers, ids: Iterable[int], width: int) -> list[list[int]]:
 
 
 def steps(count: int, size: int, most: int | None = None) -> int:
-    """Batches of ``size`` that so many samples make, at most ``most``."""
-    found = -(-count // size)
+    """Batches of ``size`` that so many samples make, at most ``most``; one without any where there are no samples."""
+    found = max(1, -(-count // size))
     return found if most is None else min(found, most)
 
 

@@ -7,6 +7,7 @@ from the host; only a pass with a condition (`when`) asks for it before each epo
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from fedpipe.engine.executor import (
     noisy,
     passes,
     readout,
+    seconds_since,
     start_client,
     train_mode,
     trained_names,
@@ -128,8 +130,10 @@ class Stack:
         resident = move(stack([kept(client) for client in work.rows]), device)
         facts = self._clients.facts(work.rows, round)
         state: State = vmap(functools.partial(start_client, algorithm), in_dims=(0, axes, 0))(resident, received, facts)
+        begin = time.perf_counter()
         for number, pass_ in enumerate(passes(algorithm, phase, self._finetune_epochs)):
             state = work.run(pass_, state, f"pass {number} of the phase '{phase}'")
+        seconds = seconds_since(begin, device) / len(members)
         scores = {test: work.scores(state, phase, test) for test in tests}
         uploads, kept_on = {}, {}
         if phase == "train":
@@ -141,7 +145,7 @@ class Stack:
             down = size_in_bytes(algorithm.traffic(common | unstack(own, row)))
             sent = unstack(uploads, row)
             up = size_in_bytes(algorithm.traffic(sent)) if sent else 0
-            outcomes.append(Outcome(client, down, up, sent, unstack(kept_on, row), mine))
+            outcomes.append(Outcome(client, down, up, sent, unstack(kept_on, row), mine, seconds))
         return outcomes
 
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
@@ -210,7 +214,7 @@ class Work:
         epochs = range(begin, begin + count)
         state = vmap(functools.partial(with_optimizer_state, self._algorithm, training))(state)
         step, legs, active = self.step(training, state), self._legs(training), None
-        for span in [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)]:
+        for span in [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)][:count]:
             if training.when is not None:
                 going = vmap(training.when)(state)
                 active = going if active is None else active & going
@@ -285,8 +289,9 @@ class Work:
                 return measuring.then(client, sums)
 
         samples = self._clients.train if measuring.on == "train" else self._clients.validation
-        noise = "measure" if measuring.changed else None
-        return vmap(follow)(state, self._sums(self.terms(measuring), state, samples, noise))
+        noise = [self._clients.key(client, self._round, "measure", 0) for client in self._members]
+        sums = self._sums(self.terms(measuring), state, samples, noise if measuring.changed else None)
+        return vmap(follow)(state, sums)
 
     def terms(self, measuring: Measure) -> Terms:
         """A pass's sums over the samples of a step."""
@@ -298,9 +303,11 @@ class Work:
         return lambda state, row: vmap(measure)(state, *_batch(self._clients, row))
 
     def scores(self, state: State, phase: Phase, test: Test) -> list[Score]:
-        """Every member on its own or on the global test set."""
+        """Every member on a test set."""
         clients = self._clients
-        samples = clients.test if test == "local" else [clients.global_test] * len(clients)
+        samples = [clients.measured(client, test) for client in range(len(clients))]
+        noise = [clients.measuring_key(client, self._round, test) for client in self._members]
+        keys = [key for key in noise if key is not None] or None  # of all of them, or of none
 
         def score(client: State, *samples: Tensor) -> dict[str, Tensor]:
             batch = Batch(*samples)
@@ -310,14 +317,15 @@ class Work:
             losses = torch.where(samples[2] > 0, losses, 0)  # infinity times a mask of 0 would be NaN
             return {"right": batch.sum(hits.to(logits.dtype)).long(), "loss": batch.sum(losses).double()}
 
-        noise = f"test/{test}" if clients.transforms.on_test else None
-        sums = self._sums(lambda state, row: vmap(score)(state, *_batch(clients, row)), state, samples, noise)
+        sums = self._sums(lambda state, row: vmap(score)(state, *_batch(clients, row)), state, samples, keys)
         right, loss = sums["right"].tolist(), sums["loss"].tolist()
         return [Score(right[row], len(samples[client]), loss[row]) for row, client in enumerate(self._members)]
 
-    def _sums(self, terms: Terms, state: State, samples: Sequence[Integers], noise: str | None) -> dict[str, Tensor]:
-        """Sums over each client's samples of what ``terms`` gives for some of them; ``noise`` names their stream."""
-        legs, feed = self.reading(samples, noise)
+    def _sums(
+        self, terms: Terms, state: State, samples: Sequence[Integers], keys: list[int] | None
+    ) -> dict[str, Tensor]:
+        """Sums over each client's samples of what ``terms`` gives for some of them, with each one's noise."""
+        legs, feed = self.reading(samples, keys)
         sums: dict[str, Tensor] = {}
         for leg in legs:
             part, plan = _cut(state, leg.width), feed.leg(leg.first, leg.stop, leg.width)
@@ -328,14 +336,12 @@ class Work:
                 }
         return sums
 
-    def reading(self, samples: Sequence[Integers], noise: str | None) -> tuple[list[Leg], Feed]:
+    def reading(self, samples: Sequence[Integers], keys: list[int] | None) -> tuple[list[Leg], Feed]:
         """How sets of samples are read; every client is met at least once, with nothing where it has no samples."""
-        counts = [max(1, schedule.steps(len(samples[client]), MEASURE_BATCH)) for client in self._mates]
-        legs, orders, keys = schedule.legs(counts, self._rungs), [samples[client] for client in self._members], None
-        if noise is not None:
-            keys = [self._clients.key(client, self._round, noise, 0) for client in self._members]
+        counts = [schedule.steps(len(samples[client]), MEASURE_BATCH) for client in self._mates]
+        legs, orders = schedule.legs(counts, self._rungs), [samples[client] for client in self._members]
         plan = schedule.table(orders, keys, MEASURE_BATCH, legs[-1].stop, len(self.rows))
-        return legs, Feed.sent(plan, noise is not None, self._clients.dtype, self._clients.device)
+        return legs, Feed.sent(plan, keys is not None, self._clients.dtype, self._clients.device)
 
 
 def _batch(clients: Clients, row: Row) -> tuple[Tensor, ...]:

@@ -82,6 +82,8 @@ def unneeded() -> list[Unneeded]:
         partitions.add(artifacts.assignment_file(digest(needed.partition_settings)).parent)
         data.add(store.place(needed.dataset))
     spare: list[tuple[Path, ...]] = [(path,) for path in sorted(RESULTS.glob("runs/*/*")) if path not in runs]
+    looked = {RESULTS / "probes" / path.relative_to(RESULTS / "runs") for path in runs}
+    spare += [(path,) for path in sorted(RESULTS.glob("probes/*/*")) if path not in looked]
     spare += [(path,) for path in sorted(dealt - partitions)]
     spare += [tuple(sorted(path.parent.glob(f"{path.stem}.*"))) for path in sorted(stored - data)]
     return [Unneeded.of(paths, cache) for paths in spare]
@@ -117,12 +119,13 @@ def _studies() -> tuple[set[Path], set[Path], set[Path]]:
     others = glob.glob(f"{STUDIES}/**/*.yaml", recursive=True, include_hidden=True)  # noqa: PTH207  # follows links
     for path in [PARAMS, *map(Path, sorted(others))]:
         try:
-            made = plan.make(path)
+            plans = [plan.make(path, scale) for scale in plan.scales(path)]
         except SettingsError as error:
             raise SettingsError(f"{path}: what this study needs can't be known. {error}") from None
-        runs |= {run.path for run in made.runs}
-        partitions |= {artifacts.assignment_file(key).parent for key in made.partitions}
-        data |= {artifacts.dataset_file(run.dataset) for run in made.runs}
+        for made in plans:
+            runs |= {run.path for run in made.runs}
+            partitions |= {artifacts.assignment_file(key).parent for key in made.partitions}
+            data |= {artifacts.dataset_file(run.dataset) for run in made.runs}
     return runs, partitions, data
 
 

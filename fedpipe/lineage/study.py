@@ -19,7 +19,7 @@ def verify(plan: Plan) -> Verdict:
     sources = artifacts.read_json(place.sources) if place.sources.is_file() else {}
     changed = [path for path, mark in sources.items() if pins.changed(Path(path), mark)]
     try:
-        if not changed and not _is(plan, planning.make(plan.params)):
+        if not changed and not _is(plan, planning.make(plan.params, plan.scale)):
             said = f"{place.plan}: not what {plan.params} gives; delete it and run `{report.command(plan)}`"
             return Verdict(said, False)
         for cell in results.cells(plan):

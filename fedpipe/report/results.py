@@ -16,7 +16,8 @@ from fedpipe.planned import Cell, Plan, ReportedRound
 
 AVERAGES = ("sample", "client", "worst")  #: over test samples; over clients; over the worst tenth of the clients
 REPORTED_ROUNDS: tuple[ReportedRound, ...] = get_args(ReportedRound)
-SECONDS = ("train", "aggregate", "evaluate")
+SECONDS = ("train", "aggregate", "evaluate")  #: of a round, all of it
+EPOCH = "epoch"  #: of a client
 
 
 def cells(plan: Plan) -> list[Cell]:
@@ -60,7 +61,7 @@ def load(plan: Plan) -> pd.DataFrame:
     ArtifactError
         A run is not complete.
     """
-    frames = [_labelled(plan, cell, accuracies(_read(cell.joined.metrics))) for cell in cells(plan)]
+    frames = [labelled(plan, cell, accuracies(_read(cell.joined.metrics))) for cell in cells(plan)]
     return pd.concat(frames, ignore_index=True)
 
 
@@ -108,7 +109,7 @@ def traffic(plan: Plan) -> pd.DataFrame:
     """Bytes that a participant receives and sends in a round: the mean over rounds, one row a cell."""
     names = ["bytes_down", "bytes_up"]
     means = [_read(cell.joined.rounds)[names].mean().to_frame().T for cell in cells(plan)]
-    frames = [_labelled(plan, cell, mean) for cell, mean in zip(cells(plan), means, strict=True)]
+    frames = [labelled(plan, cell, mean) for cell, mean in zip(cells(plan), means, strict=True)]
     return pd.concat(frames, ignore_index=True)
 
 
@@ -126,23 +127,31 @@ def left_out(plan: Plan) -> pd.DataFrame:
         rounds = _read(cell.joined.rounds)
         alone = rounds[rounds["left_out"] == rounds["participants"]]["round"]
         found = {"left_out": [int(rounds["left_out"].sum())], "diverged": [int(alone.min()) if len(alone) else 0]}
-        frames.append(_labelled(plan, cell, pd.DataFrame(found)))
+        frames.append(labelled(plan, cell, pd.DataFrame(found)))
     return pd.concat(frames, ignore_index=True)
 
 
 def times(plan: Plan) -> pd.DataFrame:
-    """Seconds of training, aggregation and evaluation: the sum over rounds, one row a cell; NaN where one is lost."""
+    """Seconds, one row a cell; NaN where one is lost.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``train``, ``aggregate`` and ``evaluate``: the sums over rounds; ``epoch``: a client's local epoch, the mean
+        over participants and rounds of its passes' seconds, without tests, over `federation.local_epochs`.
+    """
     frames = []
     for cell in cells(plan):
-        rounds = _times(cell)["rounds"]
-        sums = {name: [sum(float(seconds.get(name, math.nan)) for seconds in rounds)] for name in SECONDS}
-        frames.append(_labelled(plan, cell, pd.DataFrame(sums)))
+        rounds = seconds(cell)["rounds"]
+        sums = {name: [sum(float(spent.get(name, math.nan)) for spent in rounds)] for name in SECONDS}
+        sums[EPOCH] = [sum(float(spent.get(EPOCH, math.nan)) for spent in rounds) / len(rounds)]
+        frames.append(labelled(plan, cell, pd.DataFrame(sums)))
     return pd.concat(frames, ignore_index=True)
 
 
 def provenance(plan: Plan) -> list[dict[str, str]]:
     """What the runs were made by (executor, device, versions), each once; `fedpipe trace` tells the code's hash too."""
-    made_by = [maker for cell in cells(plan) for maker in _times(cell)["made_by"]]
+    made_by = [maker for cell in cells(plan) for maker in seconds(cell)["made_by"]]
     makers = [{name: value for name, value in maker.items() if name != "code"} for maker in made_by]
     return [maker for index, maker in enumerate(makers) if maker not in makers[:index]]
 
@@ -160,7 +169,7 @@ def accuracies(metrics: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(averages, names=["average"]).rename("accuracy").reset_index()
 
 
-def _labelled(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFrame:
+def labelled(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with columns before it that tell the cell."""
     columns: dict[str, Any] = {"algorithm": cell.algorithm, **point(plan, cell), "seed": cell.seed, "key": cell.key}
     for place, (name, value) in enumerate(columns.items()):
@@ -173,7 +182,8 @@ def _read(path: Path) -> pd.DataFrame:
     return frame
 
 
-def _times(cell: Cell) -> dict[str, Any]:
+def seconds(cell: Cell) -> dict[str, Any]:
+    """Seconds of each round of a cell, as ``rounds``, and what made them, as ``made_by``."""
     joined = cell.joined
     found: dict[str, Any] = artifacts.read_json(joined.times, joined.sha256(joined.times))
     return found

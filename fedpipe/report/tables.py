@@ -13,7 +13,7 @@ from fedpipe.config import Data
 from fedpipe.data.heterogeneity import Overall
 from fedpipe.planned import Plan
 from fedpipe.report import results
-from fedpipe.report.results import AVERAGES, REPORTED_ROUNDS, SECONDS
+from fedpipe.report.results import AVERAGES, EPOCH, REPORTED_ROUNDS, SECONDS
 
 DASH = "–"  #: stands for a protocol that an algorithm does not have
 
@@ -61,8 +61,8 @@ def table(plan: Plan) -> pd.DataFrame:
 
 
 def times(plan: Plan) -> pd.DataFrame:
-    """Seconds of a run by algorithm and grid point, mean over seeds: ``train``, ``aggregate`` and ``evaluate``."""
-    return results.times(plan).groupby(_row(plan), sort=False)[list(SECONDS)].mean().reset_index()
+    """Seconds of a run by algorithm and grid point, mean over seeds: the columns of `results.times`."""
+    return results.times(plan).groupby(_row(plan), sort=False)[[*SECONDS, EPOCH]].mean().reset_index()
 
 
 def metrics(plan: Plan, table: pd.DataFrame) -> dict[str, Any]:
@@ -83,22 +83,26 @@ def metrics(plan: Plan, table: pd.DataFrame) -> dict[str, Any]:
 
 def markdown(plan: Plan, table: pd.DataFrame, times: pd.DataFrame) -> str:
     """The table for people: what it shows, a row an algorithm and grid point, and what it was made by."""
-    shown, seeds = _reported(plan, table), _seeds(plan)
+    shown, seeds, kept = _reported(plan, table), _seeds(plan), best(plan, table)
+    seconds = {tuple(key): train for *key, train in times[[*_row(plan), "train"]].itertuples(index=False)}
     rows = []
     for key, cells in shown.groupby(_row(plan), sort=False):
+        if key not in kept:
+            continue
         algorithm, *point = key
         rows.append(
             {
                 "algorithm": algorithm,
                 **dict(zip(results.short(plan.grid), (value or DASH for value in point), strict=True)),
                 **seeds.get(key, {}),
+                **_shown(plan, cells),
                 **{cell["protocol"]: _accuracy(cell) for cell in cells.to_dict("records")},
                 "bytes down": size(cells["bytes_down"].iloc[0]),
                 "bytes up": size(cells["bytes_up"].iloc[0]),
+                "training (s)": f"{seconds[key]:.1f}",
             }
         )
     wide = pd.DataFrame(rows)
-    wide["training (s)"] = [f"{seconds:.1f}" for seconds in times["train"]]  # the same rows in the same order
     sides = ["left" if name < len(_row(plan)) else "right" for name in range(wide.shape[1])]
     body = wide.to_markdown(index=False, disable_numparse=True, colalign=sides)
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
@@ -113,11 +117,18 @@ def caption(plan: Plan) -> str:
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     reported = REPORTED[report.round].format(last_k=report.last_k)
     setups = dict.fromkeys(map(setup, partitions(plan).values()))
+    own = f"Column `shown`: by {plan.protocols[0]}, or by the protocol that stands there. " if plan.shown else ""
+    if report.best_over:
+        own += (
+            f"Of {' and '.join(report.best_over)}, each row has the value that is best for it, which was chosen on the "
+            "test samples themselves. "
+        )
     lengths = " or ".join(str(rounds) for rounds in sorted({cell.rounds for cell in plan.cells}))
+    scale = "" if plan.scale == artifacts.PAPER else f"Scale {plan.scale}. "
     return (
-        f"Test accuracy (%) {reported} ({lengths} rounds), {AVERAGED[report.average]}; {spread}. "
+        f"{scale}Test accuracy (%) {reported} ({lengths} rounds), {AVERAGED[report.average]}; {spread}. "
         f"Bytes are those of one participant in one round; training takes the seconds of a whole run. "
-        f"A dash: the method has no such model. Data: {'; '.join(setups)}."
+        f"{own}A dash: the method has no such model. Data: {'; '.join(setups)}."
     )
 
 
@@ -172,6 +183,26 @@ def _rows(plan: Plan) -> pd.DataFrame:
     return pd.DataFrame(rows).drop_duplicates(ignore_index=True)
 
 
+def best(plan: Plan, table: pd.DataFrame) -> list[tuple[Hashable, ...]]:
+    """The rows that people's table shows, as algorithm and values of the grid: all, or only the best of some lists.
+
+    The best has the highest mean, in the round and average that are reported, by the method's own protocol, or the
+    study's first that it has.
+    """
+    shown, over = _reported(plan, table), plan.report.best_over
+    rows: list[tuple[Hashable, ...]] = [key for key, _ in shown.groupby(_row(plan), sort=False)]
+    if not over:
+        return rows
+    columns = [name for name in _row(plan) if name not in over]
+    found = []
+    for key, cells in shown.groupby(columns, sort=False):
+        protocols = [plan.shown.get(str(key[0]), plan.protocols[0]), *plan.protocols]
+        protocol = next((name for name in protocols if cells[cells["protocol"] == name]["seeds"].any()), protocols[0])
+        ranked = cells[cells["protocol"] == protocol].sort_values("mean", ascending=False, kind="stable")
+        found.append(tuple(ranked.iloc[0][_row(plan)]))
+    return [row for row in rows if row in found]
+
+
 def _seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, str]]:
     """Where not all cells are there, a column by row that tells of how many seeds it is."""
     rows = [(cell.algorithm, *results.point(plan, cell).values()) for cell in plan.cells]
@@ -195,6 +226,16 @@ def _accuracy(cell: dict[Hashable, Any]) -> str:
     if not cell["seeds"]:
         return DASH
     return f"{cell['mean']:.2f}" + (f" ± {cell['std']:.2f}" if cell["seeds"] > 1 else "")
+
+
+def _shown(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
+    """Where methods are shown by protocols of their own, the row's number by its method's, which stands beside it."""
+    if not plan.shown:
+        return {}
+    algorithm = cells["algorithm"].iloc[0]
+    protocol = plan.shown.get(algorithm, plan.protocols[0])
+    (cell,) = cells[cells["protocol"] == protocol].to_dict("records")
+    return {"shown": f"{_accuracy(cell)} ({protocol})" if algorithm in plan.shown else _accuracy(cell)}
 
 
 def _failures(plan: Plan) -> list[str]:

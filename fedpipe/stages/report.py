@@ -143,7 +143,7 @@ def partial(plan: Plan) -> str:
 
 def command(plan: Plan) -> str:
     """What makes the study's table."""
-    return artifacts.making(plan.params)
+    return artifacts.making(plan.params, plan.scale)
 
 
 def _complete(plan: Plan) -> tuple[Cell, ...]:

@@ -14,6 +14,7 @@ from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network
 from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
+from tests import studies
 
 EXPECTED = Expected(
     traffic=[
@@ -140,6 +141,44 @@ def test_the_effective_number_of_clients_is_observed(make_trial):
     found = trial.algorithm.metrics(trial.server)
     assert float(found["effective_clients.head.weight"]) == pytest.approx(1, abs=1e-6)
     assert any(torch.allclose(winner, each.upload["model"]["head.weight"], atol=1e-6) for each in trial.outcomes)
+
+
+@pytest.mark.parametrize(
+    ("layers", "names"),
+    [
+        (("head",), ["head.weight", "head.bias"]),
+        (("body.1",), ["body.1.weight", "body.1.bias"]),
+        (("head", "body.1"), ["body.1.weight", "body.1.bias", "head.weight", "head.bias"]),
+    ],
+)
+def test_layers_may_be_named(make_trial, assert_same, layers, names):
+    """Those are combined by the barycenter, all others are the mean."""
+    trial = make_trial(FedDUAL(layers=layers, epsilon=0.01))
+    assert list(trial.algorithm.last) == names
+    outcomes = trial.train()
+    found = trial.aggregate(trial.uploads(outcomes))["model"]
+    models = [outcome.upload["model"] for outcome in outcomes]
+    for name, before in trial.server["model"].items():
+        if name in names:
+            moved, _ = barycenter(torch.stack([(before - model[name]).flatten() for model in models]), 0.01, 150)
+            assert_same(found[name], before - moved.reshape(before.shape))
+        else:
+            assert_same(found[name], torch.stack([model[name] for model in models]).mean(0), within=1e-12)
+
+
+def test_a_layer_that_the_network_lacks_is_refused_by_the_plan():
+    def planned(**parameters):
+        params = studies.settings(("feddual",), algorithms={"feddual": parameters})
+        found = parse(params)
+        return found.algorithms["feddual"].warnings(found, "algorithms.feddual")
+
+    assert planned(layers=["body.1"]) == ()
+    with pytest.raises(
+        SettingsError, match=r"algorithms\.feddual\.layers: the network has no layer 'body\.0'; did you"
+    ):
+        planned(layers=["body.0"])
+    with pytest.raises(SettingsError, match=r"algorithms\.feddual\.layers"):
+        planned(layers=[])
 
 
 @pytest.mark.parametrize(("layers", "count"), [(1, 2), (2, 4)])

@@ -65,7 +65,7 @@ def size(name: str, shape: tuple[int, ...], classes: int, **parameters: Any) -> 
     assert isinstance(made, Model)
     made.check(shape, classes)
     with torch.device("meta"):
-        return sum(each.numel() for each in made.build(shape, classes).parameters())
+        return sum(tensor.numel() for tensor in made.build(shape, classes).parameters())
 
 
 @pytest.mark.parametrize(
@@ -91,16 +91,18 @@ def test_parameters_of_cnn() -> None:
 
 def test_parameters_of_cnn5() -> None:
     assert size("cnn5", CIFAR, 10, batch_norm=True) == 62_006 + 2 * (6 + 16 + 120 + 84)
-    plain, normalized = (family("cnn5", batch_norm=each).build(CIFAR, 10) for each in (False, True))
-    layers = [each for each in normalized.body if not isinstance(each, (nn.BatchNorm1d, nn.BatchNorm2d))]
-    assert [type(each) for each in plain.body] == [type(each) for each in layers]
+    plain, normalized = (family("cnn5", batch_norm=batch_norm).build(CIFAR, 10) for batch_norm in (False, True))
+    layers = [layer for layer in normalized.body if not isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d))]
+    assert [type(layer) for layer in plain.body] == [type(layer) for layer in layers]
     before = [type(normalized.body[index - 1]) for index, each in enumerate(normalized.body) if each not in layers]
     assert before == [nn.Conv2d, nn.Conv2d, nn.Linear, nn.Linear]
 
 
 def test_parameters_of_mlp() -> None:
     assert size("mlp", (1, 8, 8), 10) == (64 * 64 + 64) + (64 * 10 + 10) == 4_810
-    count = sum(each.numel() for each in family("mlp", hidden=[5, 3]).build((2, 4), 6).parameters())
+    toy = family("mlp", hidden=[4], bias=False).build((3,), 2)  # the network of cwFedAvg's first figure
+    assert [tuple(tensor.shape) for tensor in toy.parameters()] == [(4, 3), (2, 4)]
+    count = sum(tensor.numel() for tensor in family("mlp", hidden=[5, 3]).build((2, 4), 6).parameters())
     assert count == (8 * 5 + 5) + (5 * 3 + 3) + (3 * 6 + 6)
 
 
@@ -155,8 +157,8 @@ def test_parameters_of_vgg16() -> None:
 def test_the_output_layer_without_bias(name: str) -> None:
     with torch.device("meta"):
         made = [family(name, bias=bias).build(shape_for(name), CLASSES) for bias in (True, False)]
-    assert [each.head.bias is None for each in made] == [False, True]
-    sizes = [sum(value.numel() for value in each.parameters()) for each in made]
+    assert [network.head.bias is None for network in made] == [False, True]
+    sizes = [sum(tensor.numel() for tensor in network.parameters()) for network in made]
     assert sizes[0] - sizes[1] == CLASSES
 
 
@@ -185,10 +187,10 @@ def test_names_are_those_of_body_and_head(name: str) -> None:
     made = net(name)
     assert {*made.names, *made.buffer_names} == {*made.body_names, *made.head_names}
     assert made.head_names == ("head.weight", "head.bias")
-    assert all(each.startswith("body.") for each in made.body_names)
+    assert all(name.startswith("body.") for name in made.body_names)
     assert tuple(fresh(name, 1)) == made.names + made.buffer_names
     assert bool(made.norm_names) == (name in NORMALISED)
-    assert all(each in made.norm_names for each in made.buffer_names)
+    assert all(name in made.norm_names for name in made.buffer_names)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -196,8 +198,8 @@ def test_layers_hold_every_tensor_once_and_end_with_the_head(name: str) -> None:
     made = net(name)
     layers = made.layers()
     assert layers[-1] == ("head.weight", "head.bias")
-    assert sorted(each for layer in layers for each in layer) == sorted(made.names + made.buffer_names)
-    assert all(len({each.rpartition(".")[0] for each in layer}) == 1 for layer in layers)
+    assert sorted(name for layer in layers for name in layer) == sorted(made.names + made.buffer_names)
+    assert all(len({name.rpartition(".")[0] for name in layer}) == 1 for layer in layers)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -217,8 +219,8 @@ def test_a_fresh_model_is_a_function_of_the_entropy_alone(name: str) -> None:
     torch.manual_seed(99)
     torch.randn(10)
     again, other = made.fresh(large), made.fresh(large + 1)
-    assert all(torch.equal(one[each], again[each]) for each in one)
-    drawn = [each for each in one if one[each].dim() > 1]  # vectors may be constants, as those of BatchNorm
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    drawn = [name for name in one if one[name].dim() > 1]  # vectors may be constants, as those of BatchNorm
     assert len(drawn) > 1
     assert all(not torch.equal(one[each], other[each]) for each in drawn)
     double = net(name, torch.float64).fresh(large)
@@ -263,7 +265,7 @@ def test_the_call_depends_on_what_is_given_and_changes_nothing(name: str) -> Non
 def test_samples_do_not_meet_in_evaluation(name: str) -> None:
     made, model = net(name, torch.float64), fresh(name, 1, torch.float64)
     x = inputs(name, dtype=torch.float64)
-    together, alone = made(model, x), torch.cat([made(model, each[None]) for each in x])
+    together, alone = made(model, x), torch.cat([made(model, sample[None]) for sample in x])
     assert torch.allclose(together, alone, rtol=1e-9, atol=1e-12)
 
 

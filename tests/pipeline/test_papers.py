@@ -91,4 +91,4 @@ def test_a_round_through_the_dag(project: Project, tmp_path: Path, names: list[s
     for found in metrics.values():
         assert 0 <= found["global-on-global"] <= 1
     dealt = list((project.folder / "results/partitions").glob("*/assignment.parquet"))
-    assert [len(pq.read_table(each)) for each in dealt] == [SUBSET] * len(datasets)
+    assert [len(pq.read_table(path)) for path in dealt] == [SUBSET] * len(datasets)

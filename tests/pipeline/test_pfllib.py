@@ -69,11 +69,11 @@ def test_the_page_block_by_block(project: Project) -> None:
     table = pq.read_table(dealt).to_pandas()
     (data,) = (project.folder / "results/data").glob("npz-*.pt")
     samples = artifacts.read_pt(data)
-    assert len(table) == len(samples["y"]) == sum(len(each["y"]) for each in theirs.values())
-    for (part, client), each in theirs.items():
+    assert len(table) == len(samples["y"]) == sum(len(arrays["y"]) for arrays in theirs.values())
+    for (part, client), arrays in theirs.items():
         mine = table[(table["split"] == part) & (table["client"] == client)]["sample"].to_numpy()
-        assert np.array_equal(samples["x"].numpy()[mine], each["x"]), "sample by sample"
-        assert np.array_equal(samples["y"].numpy()[mine], each["y"])
+        assert np.array_equal(samples["x"].numpy()[mine], arrays["x"]), "sample by sample"
+        assert np.array_equal(samples["y"].numpy()[mine], arrays["y"])
     runs = [RunFiles(path) for path in (project.folder / "results/runs/fedavg").iterdir()]
     assert len(runs) == 2
     for run in runs:

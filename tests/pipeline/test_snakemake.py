@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -227,6 +229,42 @@ def test_points_that_make_no_difference_are_rows_of_one_run(project: Project) ->
     rows = [line for line in project.run("fedpipe", "show").splitlines() if line.startswith("| fedavg")]
     assert [row.split("|")[2].strip() for row in rows] == ["0.2", "0.3"]
     assert "1 run (1 done)" in project.run("fedpipe", "status")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("execution", "ran"),
+    [
+        ({}, {"segment": 2}),
+        ({"rounds_per_job": 3}, {"segment": 3, "collect": 2}),
+        ({"rounds_per_job": 1, "clients_per_job": 3}, {"train": 8, "collect": 2}),
+    ],
+    ids=["whole", "segments", "blocks"],
+)
+def test_numbers_of_rounds_are_rows_of_one_run(
+    project: Project, execution: dict[str, Any], ran: dict[str, int]
+) -> None:
+    """The shorter one is what the longer one was then, whatever the grain."""
+    params = studies.settings(rounds=4, execution=execution, artifacts={"keep_models": "last"})
+    params["study"]["grid"] = {"length": {"short": {"federation.rounds": 2}, "long": {}}}
+    studies.write(params, project.folder)
+    counted = jobs(project.snakemake())
+    assert {rule: counted[rule] for rule in ran} == ran
+    frame = pd.read_csv(project.folder / "results/plots/curves.csv").set_index(["length", "protocol", "round"])["mean"]
+    assert list(frame["short"]["global-on-global"].index) == [1, 2]
+    assert list(frame["long"]["global-on-global"].index) == [1, 2, 3, 4]
+    assert frame["short"]["global-on-global"].equals(frame["long"]["global-on-global"].loc[:2])
+    last = {name: round(frame[name]["global-on-global"].iloc[-1] / 100, 4) for name in ("short", "long")}
+    shown = project.metrics()["fedavg"]
+    assert {name: shown[f"length={name}"]["global-on-global"] for name in last} == last
+    (run,) = (project.folder / "results/runs/fedavg").iterdir()
+    kept = sorted(path.parent.name for path in run.glob("rounds/*/server.pt"))
+    assert kept == ["0000", "0001", "0002", "0003", "0004"], "what either number of rounds ends with"
+    assert NOTHING in project.snakemake()
+    assert "(2 or 4 rounds)" in project.run("fedpipe", "show")
+    assert "1 run (1 done), 4 of 4 rounds" in project.run("fedpipe", "status")
+    project.run("fedpipe", "record", "fedavg")
+    project.run("fedpipe", "verify")
 
 
 @pytest.mark.slow

@@ -53,7 +53,33 @@ def test_another_study_shares_runs_and_leaves_the_main_one_as_it_is(project: Pro
 
 
 @pytest.mark.slow
+def test_a_scale_of_a_study_has_its_own_table_and_shares_runs(project: Project) -> None:
+    params = studies.settings(("fedavg", "fedprox"), 2, study={"seeds": [0, 1]})
+    scales = {"smoke": {"study.seeds": [0], "study.algorithms": ["fedavg"]}, "short": {"federation.rounds": 1}}
+    studies.write(params | {"scales": scales}, project.folder)
+    (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
+    smoke = ("--params", "studies/other.yaml", "--scale", "smoke")
+    printed = project.run("fedpipe", "run", *smoke)
+    assert "snakemake all --config params=studies/other.yaml scale=smoke --profile" in printed
+    assert jobs(printed)["segment"] == 1
+    assert (project.folder / "results/studies/other@smoke/tables/results.md").read_text().startswith("Scale smoke. ")
+    assert not (project.folder / "results/studies/other").exists()
+    assert "| fedprox" not in project.run("fedpipe", "show", *smoke)
+    assert "1 run (1 done)" in project.run("fedpipe", "status", *smoke)
+    assert "other@smoke: " in project.run("fedpipe", "verify", *smoke)
+    assert len(project.run("fedpipe", "plan", "--dry-run", *smoke).splitlines()) == 1
+    assert NOTHING in project.snakemake("-n", "all", *OTHER, "scale=smoke")
+    assert jobs(project.snakemake("-n", "all", *OTHER))["segment"] == 4 - 1, "what the scale has run is found"
+    told = project.run("fedpipe", "show", "--params", "studies/other.yaml", "--scale", "short", check=False)
+    assert "run `snakemake all --config params=studies/other.yaml scale=short` first" in told
+    for command in (("fedpipe", "plan", "--scale", "smok", *smoke[:2]), ("snakemake", "-n", *OTHER, "scale=smok")):
+        assert "'smok' is no scale of this study; did you mean 'smoke'?" in project.run(*command, check=False)
+
+
+@pytest.mark.slow
 def test_a_study_that_ends_leaves_the_lock_of_another(project: Project) -> None:
+    studies.write(studies.settings(rounds=1), project.folder)
+    project.snakemake("runs")  # what both share, which neither may lock
     studies.write(studies.settings(rounds=2), project.folder)
     (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
     studies.write(studies.settings(("scaffold",), 400), project.folder)
@@ -95,7 +121,7 @@ def test_studies_of_other_lengths_share_rounds_never_results(project: Project) -
     project.run("rm", "-r", "results/runs", "results/tables", "results/metrics.json", "results/studies")
     commands = [["snakemake", "all", *options, *LOCAL] for options in ((), SHORT)]
     working = [subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT) for command in commands]
-    assert [each.wait() for each in working] == [0, 0]
+    assert [segment.wait() for segment in working] == [0, 0]
     assert numbers(project, "results") == long
     assert numbers(project, "results/studies/deep/short") == short
     assert project.bits() == bits

@@ -53,10 +53,12 @@ class Tree:
             )
         self.plan = Plan(
             params=Path("params.yaml"),
+            scale="paper",
             algorithms=tuple(algorithms),
             seeds=tuple(seeds),
             grid={name: list(values) for name, values in grid.items()},
             protocols=("global-on-global", "personal-on-local"),
+            shown={},
             partitions={
                 PARTITION: {
                     "dataset": {"name": "digits", "split": "official"},
@@ -108,7 +110,10 @@ class Tree:
         sent = {"participants": 2, "left_out": 0, "bytes_up": 2.0 * traffic}
         rows_sent = [{"round": n, **sent, "bytes_down": traffic * n} for n in range(1, len(rounds) + 1)]
         self.write_table(files.rounds, pa.Table.from_pylist(rows_sent))
-        times = [{"round": n + 1, "train": seconds, "aggregate": 0.5, "evaluate": 0.25} for n in range(len(rounds))]
+        times = [
+            {"round": n + 1, "train": seconds, "epoch": seconds / 4, "aggregate": 0.5, "evaluate": 0.25}
+            for n in range(len(rounds))
+        ]
         self.write_json(files.times, {"rounds": times, "made_by": [MADE_BY | made_by]})
 
     def joined(self, run: int) -> JoinedFiles:

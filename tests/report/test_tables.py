@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,38 @@ def test_of_a_data_set_all_is_told_that_is_not_by_default():
     assert told == "imdb (pooled split, length=100, test_share=0.1), 3 clients, partition iid"
 
 
+def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
+    tree = make(["fedavg", "local"], [0])
+    tree.write(0, one_round(6))
+    tree.write(1, [{"personal-on-local": [(7, 10), (9, 10)]}])
+    tree.change(shown={"local": "personal-on-local"})
+    text = tables.markdown(tree.plan, tables.table(tree.plan), tables.times(tree.plan))
+    assert "Column `shown`: by global-on-global, or by the protocol that stands there." in text
+    head, _, fedavg, local = [
+        re.split(r" *\| *", line.strip("| ")) for line in text.splitlines() if line.startswith("|")
+    ][:4]
+    assert head[:4] == ["algorithm", "shown", "global-on-global", "personal-on-local"]
+    assert fedavg[:4] == ["fedavg", "60.00", "60.00", "60.00"]
+    assert local[:4] == ["local", "80.00 (personal-on-local)", "–", "80.00"]
+
+
+def test_the_best_of_a_grid_stands_in_peoples_table_for_each_method_and_column(grid):
+    """Runs by grid point, then algorithm: right answers of 10 are 0 to 5; the last of each column is its best."""
+    grid.change(report=dataclasses.replace(grid.plan.report, best_over=("algorithms.fedprox.mu",)))
+    grid.write(1, one_round(9))  # fedprox at alpha 0.1 and mu 1
+    table = tables.table(grid.plan)
+    text = tables.markdown(grid.plan, table, tables.times(grid.plan))
+    rows = [re.split(r" *\| *", line.strip("| "))[:4] for line in text.splitlines() if line.startswith("| fed")]
+    assert rows == [
+        ["fedavg", "0.1", "–", "0.00"],
+        ["fedavg", "0.5", "–", "30.00"],
+        ["fedprox", "0.1", "1", "90.00"],
+        ["fedprox", "0.5", "2", "50.00"],
+    ]
+    assert "Of algorithms.fedprox.mu, each row has the value that is best for it, which was chosen on the test" in text
+    assert len(table) == 6 * 2 * 3 * 3, "the table for programs has them all"
+
+
 def test_a_grid_of_lists(make):
     tree = make(["fedavg"], [0], {"model.channels": [[8, 16], [16, 32]]})
     tree.write(0, one_round(1))
@@ -214,7 +247,9 @@ def test_files_are_written_with_the_same_bytes_each_time(two):
     report.write(report.tables(two.plan))
     assert {name: (Path("results") / name).read_bytes() for name in names} == first
     assert json.loads(first["metrics.json"])["fedavg"]["global-on-global"] == 0.7
-    assert first["tables/times.csv"] == b"algorithm,train,aggregate,evaluate\nfedavg,6.0,1.5,0.75\nlocal,3.0,1.5,0.75\n"
+    assert first["tables/times.csv"] == (
+        b"algorithm,train,aggregate,evaluate,epoch\nfedavg,6.0,1.5,0.75,0.5\nlocal,3.0,1.5,0.75,0.25\n"
+    )
 
 
 def test_times_change_neither_results_nor_metrics(two):

@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from fedpipe.artifacts import PARAMS, StudyFiles, study
+from fedpipe.artifacts import PAPER, PARAMS, StudyFiles, study
 from fedpipe.errors import UserError
 from fedpipe.local import SNAKEMAKE
 from fedpipe.planned import Plan
@@ -35,7 +35,7 @@ if workflow.is_main_process:
 
 def refuse_settings():
     """Refuse what `--config` and `--configfile` can't set, so that nobody believes that it was heard."""
-    unknown = [key for key in config if key != "params"]
+    unknown = [key for key in config if key not in ("params", "scale")]
     if unknown:
         keys = ", ".join(f"'{key}'" for key in unknown)
         sys.stderr.write(
@@ -48,10 +48,12 @@ def refuse_settings():
 refuse_settings()
 
 # Another study beside the main one: snakemake all --config params=studies/NAME.yaml. Its plan, tables and figures lie in
-# results/studies/NAME; runs, partitions and data lie under their keys, so that studies share them.
+# results/studies/NAME; runs, partitions and data lie under their keys, so that studies share them. So do the scales of
+# a study, as --config params=studies/NAME.yaml scale=smoke, whose tables lie in results/studies/NAME@smoke.
 STUDY = str(study(Path(str(config.get("params", PARAMS)))))
+SCALE = str(config.get("scale", PAPER))
 try:
-    FILES = StudyFiles.of(Path(STUDY))
+    FILES = StudyFiles.of(Path(STUDY), SCALE)
 except UserError as error:
     sys.stderr.write(f"fedpipe: {error}\n")
     sys.exit(2)
@@ -65,7 +67,7 @@ def stale():
         plan = Plan.read(FILES.plan)
         sources = json.loads(FILES.sources.read_text())
         return (
-            str(plan.params) != STUDY
+            (str(plan.params), plan.scale) != (STUDY, SCALE)
             or any(changed(Path(path), mark) for path, mark in sources.items())
             or not all(Path(path).is_file() for path in plan.files)
         )
@@ -77,7 +79,10 @@ def load_plan():
     """The study's plan, made anew where it is stale."""
     if not FILES.plan.is_file() or (workflow.is_main_process and stale()):
         done = subprocess.run(
-            [sys.executable, "-m", "fedpipe", "plan", "--params", STUDY],
+            [
+                *(sys.executable, "-m", "fedpipe", "plan"),
+                *("--params", STUDY, "--scale", SCALE),
+            ],
             capture_output=True,
             text=True,
         )
@@ -92,7 +97,7 @@ RUNS = {str(run.path): run for run in PLAN.runs}
 
 # What tables and figures say besides numbers of runs: they are made again where it has changed, as by another grid point
 # of the same runs.
-UNSAID = {"shared", "files", "execution", "artifacts"}
+UNSAID = {"shared", "files", "execution", "artifacts", "probes"}
 SHOWN = hashlib.sha256(
     json.dumps(
         {name: said for name, said in PLAN.held().items() if name not in UNSAID},
@@ -107,12 +112,12 @@ WHOLE = LENGTH is None  # a run is one job
 def stops(run):
     """The last rounds of a run's segments, ascending."""
     length = LENGTH or run.rounds
-    return [*range(length, run.rounds, length), run.rounds]
+    return sorted({*range(length, run.rounds, length), *PLAN.lengths[run.path]})
 
 
 def collected(*names):
     """What the table is made of: files that join the rounds of all runs."""
-    return [f"{run.joined.path}/{name}" for name in names for run in PLAN.runs]
+    return [f"{joined.path}/{name}" for name in names for joined in PLAN.joined]
 
 
 def tell_of_lock():
@@ -183,6 +188,7 @@ wildcard_constraints:
     round=r"(?!0000)\d{4}",
     stop=r"\d{4}",
     block=r"\d{4}",
+    probe=r"[a-z-]+-[0-9a-f]{12}",
     dataset=r"[A-Za-z0-9_.]+-[0-9a-f]{12}",
 
 
@@ -238,12 +244,19 @@ def train_inputs(wildcards):
 
 
 def rounds_done(wildcards):
-    """Manifests of a run's rounds to join, ascending, so that the DAG is never built depth first."""
+    """Manifests of a run's rounds, ascending, so that the DAG is never built depth first; and what is joined before.
+
+    Of a run that is collected after several numbers of rounds, one job at a time, and none beside a segment.
+    """
     run, rounds = run_of(wildcards), int(wildcards.stop)
+    shorter = [length for length in PLAN.lengths[run.path] if length < rounds]
+    earlier = [f"{run.path}/joined/{max(shorter):04d}/joined.json"] if shorter else []
     if BLOCK:
-        numbers = range(1, rounds + 1)
-        return [f"{run.path}/rounds/{number:04d}/round.json" for number in numbers]
-    return [f"{run.path}/segments/{stop:04d}.json" for stop in stops(run)]
+        numbers = range(1, run.rounds + 1)
+        return [
+            f"{run.path}/rounds/{number:04d}/round.json" for number in numbers
+        ] + earlier
+    return [f"{run.path}/segments/{stop:04d}.json" for stop in stops(run)] + earlier
 
 
 def summaries():
@@ -273,6 +286,7 @@ def all_results():
         *sorted({f"results/data/{run.dataset}.pt" for run in PLAN.runs}),
         *(f"results/partitions/{key}/assignment.parquet" for key in PLAN.partitions),
         *collected("joined.json"),
+        *(str(probe.files.table) for probe in PLAN.probes),
         *summaries(),
         *(
             f"{FILES.figures}/{name}.{kind}"

@@ -30,10 +30,11 @@ rule table:
         CONDA
     params:
         study=STUDY,
+        scale=SCALE,
         shown=SHOWN,
         shared=PLAN.shared,  # the table tells which runs are of other code
     shell:
-        "fedpipe table --params {params.study:q} > {log:q} 2>&1"
+        "fedpipe table --params {params.study:q} --scale {params.scale} > {log:q} 2>&1"
 
 
 rule curves:
@@ -52,9 +53,10 @@ rule curves:
         CONDA
     params:
         study=STUDY,
+        scale=SCALE,
         shown=SHOWN,
     shell:
-        "fedpipe figure curves --params {params.study:q} > {log:q} 2>&1"
+        "fedpipe figure curves --params {params.study:q} --scale {params.scale} > {log:q} 2>&1"
 
 
 rule matrices:
@@ -73,9 +75,10 @@ rule matrices:
         CONDA
     params:
         study=STUDY,
+        scale=SCALE,
         shown=SHOWN,
     shell:
-        "fedpipe figure matrices --params {params.study:q} > {log:q} 2>&1"
+        "fedpipe figure matrices --params {params.study:q} --scale {params.scale} > {log:q} 2>&1"
 
 
 rule partition_figure:
@@ -94,5 +97,6 @@ rule partition_figure:
         CONDA
     params:
         study=STUDY,
+        scale=SCALE,
     shell:
-        "fedpipe figure partition {wildcards.key} --params {params.study:q} > {log:q} 2>&1"
+        "fedpipe figure partition {wildcards.key} --params {params.study:q} --scale {params.scale} > {log:q} 2>&1"

@@ -36,8 +36,12 @@ def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
     What the grid varies for all algorithms makes panels; what it varies for one algorithm makes lines. Where these are
     too many for one panel, each has its own, whose lines are the protocols.
     """
-    shared = [name for name in plan.grid if not name.startswith("algorithms.")]
-    own = [name for name in plan.grid if name not in shared]
+    own = [
+        name
+        for name in plan.grid
+        if name.startswith("algorithms.") or not all(name in cell.grid for cell in plan.cells)
+    ]
+    shared = [name for name in plan.grid if name not in own]
     pairs = zip(frame["algorithm"], _labels(frame, own), strict=True)
     names = [f"{algorithm} ({told})" if told else algorithm for algorithm, told in pairs]
     frame = frame.assign(point=_labels(frame, shared), line=names)

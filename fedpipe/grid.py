@@ -1,0 +1,137 @@
+"""The points of a study's grid: which keys each of them sets, and the settings there, of each method."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fedpipe import config
+from fedpipe.config import FIXED, WHOLE, Params
+from fedpipe.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the grid: by the name of each list or axis the value, and by key what is set there."""
+
+    values: dict[str, Any]
+    changes: dict[str, Any]
+
+    def at(self, label: str, keys: dict[str, list[str]]) -> dict[str, Any]:
+        """The part that concerns an algorithm; ``keys`` are those that each name sets."""
+        return {name: value for name, value in self.values.items() if concerns(keys[name], label)}
+
+
+def keys(raw: dict[str, Any], study: Params, above: dict[str, Any]) -> dict[str, list[str]]:
+    """The keys that each list or axis of a study's grid sets; ``above`` are those that the scale sets.
+
+    Raises
+    ------
+    SettingsError
+        One can't be varied, varies nothing, or is set twice.
+    """
+    found: dict[str, list[str]] = {}
+    for name, values in study.study.grid.items():
+        if not values:
+            kind = "axis has no values; it should have" if isinstance(values, dict) else "list is empty; it should hold"
+            raise SettingsError(f"study.grid.{name}: its {kind} at least one value.")
+        axis = values.values() if isinstance(values, dict) else [[name]]
+        found[name] = list(dict.fromkeys(key for part in axis for key in part))
+        for key in found[name]:
+            _check(name, key, raw, study)
+        if not found[name]:
+            raise SettingsError(f"study.grid.{name}: its values set no keys; at least one of them should.")
+        if not any(concerns(found[name], label) for label in study.study.algorithms):
+            raise SettingsError(f"study.grid: '{name}' varies nothing, since its algorithm is not in study.algorithms.")
+    places = [(name, key) for name, own in found.items() for key in own]
+    for (name, key), (other, twice) in itertools.combinations(places, 2):
+        if within(key, twice) or within(twice, key):
+            both = f"'{name}' and '{other}' set" if name != other else f"'{name}' sets"
+            what = f"'{key}'" if key == twice else f"'{key}' and '{twice}', of which one is in the other"
+            raise SettingsError(f"study.grid: {both} {what}; a key should be set once.")
+    for name in (name for name, values in study.study.grid.items() if not isinstance(values, dict)):
+        if key := next((key for key in above if within(name, key)), None):
+            raise SettingsError(f"study.grid: '{name}' varies nothing, since the scale sets '{key}'.")
+    return found
+
+
+def points(study: Params) -> Iterator[Point]:
+    """All points, the last name's values changing fastest."""
+    grid = study.study.grid
+    for chosen in itertools.product(*grid.values()):
+        values = dict(zip(grid, chosen, strict=True))
+        changes: dict[str, Any] = {}
+        for name, value in values.items():
+            axis = grid[name]
+            changes |= axis[value] if isinstance(axis, dict) else {name: value}
+        yield Point(values, changes)
+
+
+def settings(
+    raw: dict[str, Any], study: Params, point: Point, above: dict[str, Any]
+) -> Iterator[tuple[Params, list[str]]]:
+    """The settings at a point, with the methods that have them: those that set keys of their own have others.
+
+    The grid's keys stand above the study's, a method's own above these, and those of the scale above all.
+
+    Raises
+    ------
+    SettingsError
+        They can't be; each sentence says where.
+    """
+    there = config.override(raw, point.changes, above)
+    groups: dict[str, list[str]] = {}
+    own: dict[str, dict[str, Any]] = {}
+    for label in study.study.algorithms:
+        changes = config.method(there, label).settings
+        name = json.dumps(changes, sort_keys=True, default=str)
+        groups.setdefault(name, []).append(label)
+        own[name] = changes
+    for name, labels in groups.items():
+        changed = own[name]
+        if not (point.changes or changed):
+            yield study, labels
+            continue
+        places = [", ".join(f"{name}: {value}" for name, value in point.values.items())] if point.values else []
+        at = [f"at the point {place} of study.grid" for place in places]
+        at += [f"with algorithms.{labels[0]}.with"] if changed else []
+        try:
+            yield config.parse(config.override(there, changed, above), None, labels), labels
+        except SettingsError as error:
+            lines = (f"{line} ({', '.join(at)})" for line in str(error).splitlines())
+            raise SettingsError("\n".join(lines)) from None
+
+
+def concerns(keys: list[str], label: str) -> bool:
+    """Whether some of these keys makes a difference to an algorithm."""
+    return any(
+        not within(key, "algorithms") or key == "algorithms" or within(key, f"algorithms.{label}") for key in keys
+    )
+
+
+def within(key: str, section: str) -> bool:
+    """Whether a dotted key is a section or stands in it."""
+    return f"{key}.".startswith(f"{section}.")
+
+
+def _check(name: str, key: str, raw: dict[str, Any], study: Params) -> None:
+    where = f"study.grid.{name}" if isinstance(study.study.grid[name], dict) else "study.grid"
+    fixed = next((section for section in FIXED if within(key, section) or within(section, key)), None)
+    if fixed:
+        raise SettingsError(f"{where}: '{key}' can't be varied, since {fixed} is one for the whole study.")
+    if within(key, "algorithms") and key.endswith(".shown"):
+        raise SettingsError(f"{where}: '{key}' can't be varied, since a table shows a method by one protocol.")
+    if key in WHOLE:
+        raise SettingsError(
+            f"{where}: '{key}' can't be varied as a whole, since all of its keys that are not given would have their "
+            f"defaults; name its keys, as {key}.rounds."
+        )
+    for label in study.study.algorithms:
+        own = next((one for one in config.method(raw, label).settings if within(key, one)), None)
+        if own:
+            raise SettingsError(
+                f"{where}: '{key}' varies nothing for {label}, since algorithms.{label}.with sets '{own}'."
+            )

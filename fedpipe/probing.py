@@ -1,0 +1,148 @@
+"""Which states a study's probes look at, and under which key what they find lies: the section `probes` of a study.
+
+A probe's key is a hash of its settings, of its run's key and round, and of its own code; it is in no run's key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedpipe import code
+from fedpipe.artifacts import ProbeFiles
+from fedpipe.config import HeadNorms, Params, Probe
+from fedpipe.errors import ArtifactError, SettingsError, nearest
+from fedpipe.planned import Cell, PlannedProbe
+
+
+def planned(study: Params, cells: Iterable[Cell]) -> tuple[PlannedProbe, ...]:
+    """All probes of a study, each once, however many cells its run serves.
+
+    Raises
+    ------
+    SettingsError
+        An entry names what the study does not have.
+    """
+    found: dict[tuple[str, Path], PlannedProbe] = {}
+    cells = list(cells)
+    for name, probe in study.probes.items():
+        _check(study, name, probe)
+        chosen = [cell for cell in cells if _concerns(probe, cell)]
+        if not chosen:
+            raise SettingsError(f"probes.{name}: no run of the study is at such a point; its `where` should name one.")
+        for cell in chosen:
+            for number in probe.rounds:
+                made = _planned(name, probe, cell, cell.rounds if number == "last" else number)
+                found[name, made.files.path] = made
+    return tuple(found.values())
+
+
+def text(study: Params, probe: PlannedProbe) -> str:
+    """The text of a probe's settings file, which its job reads."""
+    head = "# All that this probe depends on; the key in the file's name is a hash of it.\n"
+    return head + yaml.safe_dump(_settings(study.probes[probe.name], probe.run_key, probe.round), sort_keys=False)
+
+
+def read(files: ProbeFiles) -> dict[str, Any]:
+    """The settings in a probe's file.
+
+    Raises
+    ------
+    ArtifactError
+        It is missing, is not the one that its name holds the key of, or is of other code than lies here.
+    """
+    path = files.settings
+    try:
+        settings: dict[str, Any] = yaml.safe_load(path.read_text())
+        kind, key = str(settings["kind"]), digest(settings)
+    except FileNotFoundError:
+        raise ArtifactError(f"{path} is missing; run `fedpipe plan` to write it again.") from None
+    except (yaml.YAMLError, LookupError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{path} is damaged ({error}); delete it and run `fedpipe plan`.") from None
+    names = [f"{kind}-{key}", f"{settings['round']:04d}", settings["run"]]
+    if names != [path.stem, *(above.name for above in list(path.parents)[:2])] or kind not in code.PROBES:
+        raise ArtifactError(f"{path} was edited: its key would be {key}; change the study's `probes` instead.")
+    if settings["code"] != code.probe(kind):
+        raise ArtifactError(
+            f"{path} is of other code of {kind} than lies here; run `snakemake all`, which plans again."
+        )
+    return settings
+
+
+def digest(settings: dict[str, Any]) -> str:
+    """A probe's key."""
+    text = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _planned(name: str, probe: Probe, cell: Cell, number: int) -> PlannedProbe:
+    if number > cell.rounds:
+        raise SettingsError(
+            f"probes.{name}.rounds: {number} is beyond the last round, {cell.rounds}; it should be that at most."
+        )
+    key = digest(_settings(probe, cell.key, number))
+    return PlannedProbe(
+        name=name,
+        kind=probe.kind,
+        algorithm=cell.algorithm,
+        run_key=cell.key,
+        rounds=cell.rounds,
+        round=number,
+        key=key,
+    )
+
+
+def _settings(probe: Probe, run: str, number: int) -> dict[str, Any]:
+    return {"run": run, "round": number, **probe.settings, "code": code.probe(probe.kind)}
+
+
+def _concerns(probe: Probe, cell: Cell) -> bool:
+    """Whether a probe looks at a cell's run; what does not concern the cell's method can't keep it out."""
+    for name, wanted in probe.where.items():
+        values = wanted if isinstance(wanted, list) else [wanted]
+        if name in cell.grid and cell.grid[name] not in values and [cell.grid[name]] != [wanted]:
+            return False
+    return cell.algorithm in (probe.algorithms or [cell.algorithm]) and cell.seed in (probe.seeds or [cell.seed])
+
+
+def _check(study: Params, name: str, probe: Probe) -> None:
+    known: dict[str, Any] = {"algorithms": study.study.algorithms, "seeds": study.study.seeds}
+    for key, options in known.items():
+        for value in getattr(probe, key) or ():
+            if value not in options:
+                raise SettingsError(f"probes.{name}.{key}: the study has no '{value}'; {_instead(value, options)}")
+    for point, wanted in probe.where.items():
+        if point not in study.study.grid:
+            raise SettingsError(
+                f"probes.{name}.where: '{point}' is not in study.grid; {_instead(point, study.study.grid)}"
+            )
+        options = list(study.study.grid[point])
+        for value in wanted if isinstance(wanted, list) and wanted not in options else [wanted]:
+            if value not in options:
+                raise SettingsError(
+                    f"probes.{name}.where: '{point}' is never {value!r} in study.grid; {_instead(value, options)}"
+                )
+    if isinstance(probe, HeadNorms) and "class" in probe.models:
+        from fedpipe.algorithms.cwfedavg import CwFedAvg  # here, since the table's commands import no torch
+
+        for label in probe.algorithms or study.study.algorithms:
+            if not isinstance(study.algorithms[label], CwFedAvg):
+                raise SettingsError(
+                    f"probes.{name}.models: 'class' can't be used with {label}, which has no models of classes; "
+                    f"probes.{name}.algorithms should do without it."
+                )
+    clients = getattr(probe, "clients", None) or ()
+    if too_large := [client for client in clients if client >= study.federation.clients]:
+        raise SettingsError(
+            f"probes.{name}.clients: there is no client {too_large[0]}; it should be less than federation.clients "
+            f"({study.federation.clients})."
+        )
+
+
+def _instead(value: Any, options: Iterable[Any]) -> str:
+    return nearest(str(value), [str(option) for option in options])

@@ -1,0 +1,175 @@
+"""The papers' studies: each plans without its data at hand, and has the runs that print has."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedpipe import plan as planning
+from fedpipe.config import read
+from fedpipe.papers import layouts, published
+from fedpipe.plan import NewPlan
+from tests.studies import ROOT
+
+FILES = sorted((ROOT / "studies/papers").rglob("*.yaml"))
+RUNS = {
+    "feddw/table1": 480,
+    "feddw/table2": 360,
+    "feddw/table3": 7,
+    "feddw/table4": 120,
+    "feddual/table1": 81,
+    "feddual/table2": 9,
+    "feddual/table3": 9,
+    "feddual/table4": 9,
+    "pfps_lwc/table2": 63,
+    "pfps_lwc/table3": 63,
+    "pfps_lwc/table4": 42,
+    "pfps_lwc/table5": 24,
+    "pfps_lwc/figure7": 17,
+    "pfps_lwc/figure8": 16,
+    "cwfedavg/table1": 189,
+    "cwfedavg/table2": 135,
+    "cwfedavg/table3": 75,
+    "cwfedavg/table4": 18,
+    "cwfedavg/table6": 12,
+}
+SHARED = {  #: how many runs of one study are another's, too
+    ("feddw/figure6", "feddw/table1"): 20,
+    ("feddual/table2", "feddual/table1"): 3,
+    ("feddual/table3", "feddual/table1"): 3,
+    ("feddual/table4", "feddual/table1"): 3,
+    ("feddual/figure15", "feddual/figure14"): 27,
+    ("feddual/figure14", "feddual/table1"): 27,
+    ("pfps_lwc/table5", "pfps_lwc/table2"): 6,
+    ("pfps_lwc/table5", "pfps_lwc/table3"): 6,
+    ("pfps_lwc/figure7", "pfps_lwc/table2"): 1,
+    ("pfps_lwc/figure8", "pfps_lwc/table2"): 2,
+    ("cwfedavg/table3", "cwfedavg/table1"): 30,
+    ("cwfedavg/table4", "cwfedavg/table3"): 6,
+}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT / "studies/papers").with_suffix(""))
+
+
+@functools.cache
+def planned(study: str, scale: str = "paper") -> NewPlan:
+    return planning.make(Path("studies/papers") / f"{study}.yaml", scale)
+
+
+@pytest.fixture(autouse=True)
+def beside_the_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with the studies and nothing else: no data, no results."""
+    (tmp_path / "studies").symlink_to(ROOT / "studies")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDPIPE_MIRROR", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def keys(study: str) -> set[Path]:
+    return {run.path for run in planned(study).runs}
+
+
+def columns(study: str) -> set[str]:
+    """The names of a study's columns: values of its lists and axes, with a slash between."""
+    plan = planned(study)
+    names = [axis for axis in plan.grid if not axis.startswith("algorithms.")]
+    return {"/".join(str(cell.grid[axis]) for axis in names) for cell in plan.cells}
+
+
+@pytest.mark.parametrize("study", [name(path) for path in FILES])
+def test_a_study_plans_without_its_data(study: str) -> None:
+    made = planned(study)
+    assert {cell.algorithm for cell in made.cells} == set(made.algorithms)
+    assert len(made.runs) == RUNS.get(study, len(made.runs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", [name(path) for path in FILES])
+def test_a_study_has_its_smaller_scales(study: str) -> None:
+    assert set(read(Path("studies/papers") / f"{study}.yaml")["scales"]) == {"smoke", "reduced"}
+    whole = planned(study)
+    for scale in ("smoke", "reduced"):
+        made = planned(study, scale)
+        assert made.seeds == (0,)
+        assert len(made.runs) <= len(whole.runs)
+        assert set(made.algorithms) <= set(whole.algorithms)
+        assert {partition["dataset"].get("subset", 0) for partition in made.partitions.values()} != {
+            0
+        } or scale != "smoke"
+
+
+def test_every_table_that_needs_runs_is_declared() -> None:
+    wanted = {
+        f"{paper.stem}/{part.study}" for paper in layouts.papers().values() for part in parts(paper) if part.study
+    }
+    assert wanted - {"cwfedavg/figure1"} == {name(path) for path in FILES}, "the toy network's data are not published"
+
+
+def parts(paper: layouts.Paper) -> Iterator[layouts.Table | layouts.Figure]:
+    yield from paper.tables.values()
+    yield from paper.figures.values()
+
+
+@pytest.mark.parametrize("paper", layouts.papers().values(), ids=layouts.PAPERS)
+def test_rows_and_columns_of_the_layouts_are_those_of_the_studies(paper: layouts.Paper) -> None:
+    for number, table in paper.tables.items():
+        if table.study is None or table.flat:
+            continue
+        made = planned(f"{paper.stem}/{table.study}")
+        methods = {row.method for row in table.rows.values() if row.method}
+        assert methods == set(made.algorithms), number
+        elsewhere = {column for repeat in table.repeats for column in repeat.columns if not repeat.rows}
+        formulas = {column for column in table.leaves if table.metric_of("", column) != table.metric}
+        assert set(table.leaves) - elsewhere - formulas == columns(f"{paper.stem}/{table.study}"), number
+        for row, entry in table.rows.items():
+            if entry.method and table.metric == "accuracy_pct":
+                assert made.shown.get(entry.method, made.protocols[0]) == table.protocol_of(row), (number, row)
+
+
+@pytest.mark.parametrize(("study", "other"), SHARED, ids=["-".join(pair) for pair in SHARED])
+def test_runs_that_two_studies_share_exist_once(study: str, other: str) -> None:
+    assert len(keys(study) & keys(other)) == SHARED[study, other]
+
+
+def test_the_settings_in_print_are_those_of_the_studies() -> None:
+    """cwFedAvg's Table 5, which is a table of settings, and the coefficients in its text."""
+    names = {"alpha_k": "alpha", "sigma": "sigma", "eps1": "eps1", "eps2": "eps2", "rho": "rho"}
+    own = {("FedProx", "mu"): "mu", ("FedAMP", "lambda"): "attraction", ("FedUV", "mu"): "variance"}
+    own |= {("FedUV", "lambda"): "uniformity"}
+    methods = {
+        "FedProx": "fedprox",
+        "FedAMP": "fedamp",
+        "CFL": "cfl",
+        "IFCA": "ifca",
+        "FedNH": "fednh",
+        "FedUV": "feduv",
+    }
+    made = planned("cwfedavg/table1")
+    checked = 0
+    for place, number in published.load().items():
+        if (place.paper, place.metric) != ("cwFedAvg", "hyperparameter"):
+            continue
+        for cell in made.cells:
+            data = str(cell.grid["data"]).partition("/")[2].rstrip("*")
+            if place.row == "cwFedAvg" and (cell.algorithm, f"lambda/{data}") == ("cwfedavg", place.column):
+                parameter = "wdr"
+            elif cell.algorithm != methods.get(place.row):
+                continue
+            elif place.row == "IFCA":
+                if data not in place.column.removeprefix("k/").split(" and "):
+                    continue
+                parameter = "clusters"
+            else:
+                parameter = own.get((place.row, place.column)) or names[place.column]
+            settings = yaml.safe_load(made.texts[str(cell.files.settings)])
+            assert settings["algorithm"][parameter] == number.mean, (place, data)
+            checked += 1
+    # by seed: in seven columns FedProx, FedAMP's three, CFL's two, FedNH, FedUV's two; IFCA in six; lambda in seven
+    assert checked == 3 * (7 * 9 + 6 + 7)

@@ -1,0 +1,104 @@
+"""Losses and accuracies on the samples that a client trains on, and the seconds of its epochs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedpipe import artifacts
+from fedpipe.engine import executor, run
+from fedpipe.engine.run import Run
+from fedpipe.report import tables
+from fedpipe.stages import collect
+from tests import studies
+
+ROUNDS = 3
+NOISY = {"mean": [0.4], "std": [0.3], "crop": 2, "flip": True, "on_test": True}
+
+
+def finished(**execution: Any) -> Run:
+    """A study whose images change at random wherever they may."""
+    protocols = ["personal-on-train", "trained-on-train", "personal-on-local"]
+    params = studies.settings(("fedavg",), ROUNDS, evaluation={"protocols": protocols}, transforms=NOISY)
+    made = studies.prepare(params)
+    found = studies.open_runs(made, **execution)[0]
+    list(found.segment(ROUNDS))
+    collect.collect(found.files, ROUNDS, "all")
+    return found
+
+
+def measured(found: Run, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:
+    rows = artifacts.read_joined(found.files.joined(ROUNDS).metrics).to_pylist()
+    return {
+        (row["round"], row["client"]): (row["correct"], row["total"], row["loss"])
+        for row in rows
+        if row["protocol"] == protocol
+    }
+
+
+def by_hand(found: Run, model: Any, client: int) -> tuple[int, int, float]:
+    """By plain PyTorch, on the images as they are stored, in [0, 1], but for `mean` and `std`."""
+    rows = torch.as_tensor(found.clients.train[client])
+    x, y = (found.clients.x[rows] - 0.4) / 0.3, found.clients.y[rows]
+    network = found.algorithm.net._build()
+    network.load_state_dict(model)
+    with torch.no_grad():
+        logits = network.eval()(x)
+    return int((logits.argmax(-1) == y).sum()), len(rows), float(F.cross_entropy(logits, y))
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_models_are_measured_on_what_their_clients_train_on(stack: int) -> None:
+    found = finished(stack=stack)
+    personal, trained = measured(found, "personal-on-train"), measured(found, "trained-on-train")
+    everyone = range(found.federation.clients)
+    assert personal.keys() == {(number, client) for number in range(1, ROUNDS + 1) for client in everyone}
+    takes_part = {(number, client) for number in range(1, ROUNDS + 1) for client in found.participants(number)}
+    assert trained.keys() == takes_part
+    for (number, client), score in personal.items():
+        wanted = by_hand(found, found.server(number)["model"], client)
+        assert score[:2] == wanted[:2]
+        assert score[2] == pytest.approx(wanted[2], rel=1e-4)
+    for number in range(1, ROUNDS + 1):
+        block = found.train(number, found.participants(number))
+        for client, upload in zip(block.ids, block.uploads, strict=True):
+            wanted = by_hand(found, upload["model"], client)
+            assert trained[number, client][:2] == wanted[:2]
+            assert trained[number, client][2] == pytest.approx(wanted[2], rel=1e-4)
+    assert len({score[2] for score in personal.values()}) == len(personal), "models and clients must differ"
+
+
+@pytest.mark.parametrize("stack", [1, 5])
+def test_an_epochs_seconds_are_those_of_passes_alone(stack: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that a pass moves by six seconds and nothing else does."""
+    clock = [0.0]
+    passes = executor.passes
+
+    def slow(*args: Any) -> Any:
+        clock[0] += 6.0
+        return passes(*args)
+
+    class Clock:
+        @staticmethod
+        def perf_counter() -> float:
+            return clock[0]
+
+    for module in ("loop", "stack"):
+        monkeypatch.setattr(f"fedpipe.engine.{module}.passes", slow)
+    for place in (executor, run):
+        monkeypatch.setattr(place, "time", Clock)
+    for module in ("loop", "stack"):
+        monkeypatch.setattr(f"fedpipe.engine.{module}.time", Clock)
+    params = studies.settings(("fedavg",), 1, federation={"local_epochs": 3})
+    made = studies.prepare(params)
+    (found,) = studies.open_runs(made, stack=stack)
+    list(found.segment(1))
+    collect.collect(found.files, 1, "all")
+    (times,) = artifacts.read_json(found.files.joined(1).times)["rounds"]
+    assert found.federation.participants == 5
+    assert times["epoch"] == pytest.approx(6.0 / 3 / (1 if stack == 1 else 5))
+    assert times["train"] == pytest.approx(30.0 if stack == 1 else 6.0)
+    assert tables.times(made)["epoch"].to_list() == [pytest.approx(times["epoch"])]

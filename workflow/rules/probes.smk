@@ -1,0 +1,36 @@
+# What the study looks at in stored states (section `probes`). Of a run it reads what is joined, which tells that its
+# states are there; another setting is another file, and trains nothing.
+
+# DVC records the folder, whether or not a study of this clone has probes.
+Path("results/probes").mkdir(parents=True, exist_ok=True)
+
+PROBES = {str(probe.files.table): probe for probe in PLAN.probes}
+
+
+def probe_of(wildcards):
+    return PROBES[
+        f"results/probes/{wildcards.algorithm}/{wildcards.key}/{wildcards.round}/{wildcards.probe}.parquet"
+    ]
+
+
+def probe_inputs(wildcards):
+    probe = probe_of(wildcards)
+    return run_inputs(wildcards) | {
+        "settings": ancient(str(probe.files.settings)),
+        "joined": ancient(str(probe.run.joined(probe.rounds).marker)),
+    }
+
+
+rule probe:
+    input:
+        unpack(probe_inputs),
+    output:
+        "results/probes/{algorithm}/{key}/{round}/{probe}.parquet",
+        "results/probes/{algorithm}/{key}/{round}/{probe}.json",
+    log:
+        "results/logs/probe/{algorithm}-{key}-{round}-{probe}.log",
+    conda:
+        CONDA
+    shell:
+        "fedpipe probe results/probes/{wildcards.algorithm}/{wildcards.key}/{wildcards.round}/{wildcards.probe}.yaml "
+        "--threads {threads} > {log} 2>&1"
