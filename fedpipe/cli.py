@@ -67,6 +67,7 @@ Stack = Annotated[str, typer.Option(envvar="FEDPIPE_STACK", help="As execution.s
 Callbacks = Annotated[
     str, typer.Option(envvar="FEDPIPE_CALLBACKS", help="As execution.callbacks, with spaces between.")
 ]
+Graphs = Annotated[bool, typer.Option("--graphs", envvar="FEDPIPE_GRAPHS", help="As execution.graphs.")]
 KeepModels = Annotated[str, typer.Option(envvar="FEDPIPE_KEEP_MODELS", help="As artifacts.keep_models.")]
 
 
@@ -206,6 +207,7 @@ def segment(
     threads: Threads = 1,
     device: Device = "auto",
     stack: Stack = "auto",
+    graphs: Graphs = False,
     keep_models: KeepModels = "all",
     callbacks: Callbacks = "",
     collected: Annotated[bool, typer.Option("--collect", help="Then collect all rounds.")] = False,
@@ -227,7 +229,7 @@ def segment(
         )
 
     with interrupts.deferred(told) as asked_to_stop, Watch(callbacks.split(), RunFiles(path), stop) as watch:
-        run = _open(path, threads, device, stack, keep_models)
+        run = _open(path, threads, device, stack, graphs, keep_models)
         typer.echo(f"{path}: {run.place()}")
         for number in progress.told(path, stop, watch.rounds(run.segment(stop))):
             done.append(number)
@@ -253,9 +255,10 @@ def train(
     threads: Threads = 1,
     device: Device = "auto",
     stack: Stack = "auto",
+    graphs: Graphs = False,
 ) -> None:
     """Train one block of a round's participants."""
-    run = _open(path, threads, device, stack)
+    run = _open(path, threads, device, stack, graphs)
     ids = run.participants(round)[block * size : (block + 1) * size]
     if not ids:
         raise SettingsError(f"--block: {block} can't be trained; round {round} has no block {block} of {size} clients.")
@@ -281,12 +284,13 @@ def evaluate(
     threads: Threads = 1,
     device: Device = "auto",
     stack: Stack = "auto",
+    graphs: Graphs = False,
     callbacks: Callbacks = "",
 ) -> None:
     """Measure a round's models; then the round is complete."""
     from fedpipe.callbacks import Watch
 
-    run = _open(path, threads, device, stack)
+    run = _open(path, threads, device, stack, graphs)
     with Watch(callbacks.split(), run.files, round) as watch:
         watch.begin(round - 1)
         run.evaluate(round)
@@ -609,11 +613,18 @@ def _plan(params: Path, scale: str) -> Plan:
     return Plan.read(place)
 
 
-def _open(path: Path, threads: int = 1, device: str = "auto", stack: str = "auto", keep_models: str = "all") -> Any:
+def _open(
+    path: Path,
+    threads: int = 1,
+    device: str = "auto",
+    stack: str = "auto",
+    graphs: bool = False,
+    keep_models: str = "all",
+) -> Any:
     from fedpipe.config import Execution
     from fedpipe.engine.run import open_run
 
-    execution = Execution.model_validate({"device": device, "stack": _number(stack)})
+    execution = Execution.model_validate({"device": device, "stack": _number(stack), "graphs": graphs})
     return open_run(path, execution, threads, _number(keep_models))
 
 

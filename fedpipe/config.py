@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
@@ -547,6 +547,11 @@ class Execution(Section):
         description="Clients that train in one call: 1 is client by client (the loop), n a stack of n, "
         "auto the loop on a CPU and a stack of up to 32 on a GPU.",
     )
+    graphs: bool = Field(
+        False,
+        description="Whether a stack's steps are recorded as CUDA graphs and replayed, which changes no bits; off "
+        "until it has been tried on a GPU.",
+    )
     callbacks: tuple[str, ...] = Field(
         (),
         description="What looks on while runs go: dvclive, or classes of your own, as own.Board (docs/callbacks.md).",
@@ -1037,7 +1042,7 @@ def json_schema() -> dict[str, Any]:
         choices, selector = [], kind.selector
         for name in registry.names(kind):
             component = registry.documented(kind, registry.find(kind, name))
-            described = registry.adapter(component).json_schema(ref_template="#/$defs/{model}")
+            described = registry.adapter(cast(Hashable, component)).json_schema(ref_template="#/$defs/{model}")
             definitions.update(described.pop("$defs", {}))
             described["title"] = name
             described["description"] = registry.summary(component)

@@ -143,7 +143,7 @@ def measure(
         wanted = tests(settings, model)
         if wanted and (model != "prototype" or algorithm.prototypes):
             send = functools.partial(algorithm.send, server)
-            outcomes = executor.run(phase, round + 1, range(len(clients)), kept, send, wanted, again)
+            outcomes = executor.run(phase, round + 1, range(len(clients)), kept, send, wanted, again=again)
             found.append(table(round, model, {outcome.client: outcome.scores for outcome in outcomes}))
     wanted = tests(settings, "global")
     complete = not algorithm.net.own  # statistics that stay at the clients leave the server's model without any

@@ -60,6 +60,7 @@ class Executor(Protocol):
         kept: Callable[[int], State],
         send: Callable[[Sequence[int]], tuple[State, State]],
         tests: Sequence[Test] = (),
+        among: Sequence[int] | None = None,
         again: Collection[int] = (),
     ) -> Iterator[Outcome]:
         """Outcomes in the order of ``ids``.
@@ -78,10 +79,15 @@ class Executor(Protocol):
             What some clients receive, as :meth:`~fedpipe.algorithms.base.Algorithm.send`.
         tests
             Test sets on which the resulting models are measured.
+        among
+            Everyone who is at work in this phase, in any job; all clients by default.
         again
             Clients that are asked for again from the same states, in the same round: what `personalize` makes of them
             may be held until then.
         """
+
+    def stacks(self, among: Sequence[int]) -> list[dict[str, Any]]:
+        """Which of a round's participants are computed in one call, and at which widths; empty where none are."""
 
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
         """Logits of the server's model after a round on many test samples, shape (n, C)."""

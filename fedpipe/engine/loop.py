@@ -94,6 +94,7 @@ class Loop:
         kept: Callable[[int], State],
         send: Callable[[Sequence[int]], tuple[State, State]],
         tests: Sequence[Test] = (),
+        among: Sequence[int] | None = None,
         again: Collection[int] = (),
     ) -> Iterator[Outcome]:
         """See :class:`~fedpipe.engine.executor.Executor`."""
@@ -115,6 +116,10 @@ class Loop:
         # The largest clients begin first, so that no core waits long for the last; outcomes keep the order of ids.
         begun = {client: self._pool.submit(one, client) for client in sorted(ids, key=self._size)}
         return (begun.pop(client).result() for client in ids)
+
+    def stacks(self, among: Sequence[int]) -> list[dict[str, Any]]:
+        """See :class:`~fedpipe.engine.executor.Executor`."""
+        return []
 
     def _size(self, client: int) -> int:
         return -int(self._clients.sizes[client])
@@ -254,9 +259,8 @@ class _Gradient:
         leaves = Tensors((name, group[name].detach().requires_grad_()) for name in self._names)
         with torch.enable_grad(), train_mode(self._algorithm, self._training, client, batch) as self.recorded:
             value = self._training.loss(client | {self._training.group: group | leaves}, batch)
-        value.backward(
-            inputs=list(leaves.values())
-        )  # what it accumulates is laid out as the leaf, and shared with none
+        # Not torch.autograd.grad: what accumulates is laid out as the leaf, and shared with none.
+        torch.autograd.backward(value, inputs=list(leaves.values()))
         gradient = leaves.map(lambda leaf: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
         return gradient, value.detach()
 

@@ -8,7 +8,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pandas as pd
 import yaml
@@ -120,12 +120,13 @@ def _read(name: str, report: Reported | None) -> Revision:
     frame = results.asked(results.reported(results.load(plan), chosen.round, chosen.last_k))
     frame = frame[frame["average"] == chosen.average]
     rows = [_row(plan, cell) for cell in results.cells(plan)]
-    told = frame.assign(row=[_row_of(plan, row) for row in frame.to_dict("records")])
+    rows_of: list[Any] = [_row_of(plan, found) for found in frame.to_dict("records")]
+    told = frame.assign(row=rows_of)
     return Revision(
         name,
         plan,
         {
-            (row, str(protocol)): 100 * cells.set_index("seed")["accuracy"]
+            (cast(Row, row), str(protocol)): 100 * cells.set_index("seed")["accuracy"]
             for (row, protocol), cells in told.groupby(["row", "protocol"], sort=False)
         },
         {row: {cell.key for cell in plan.cells if _row(plan, cell) == row} for row in rows},

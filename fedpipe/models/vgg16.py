@@ -87,8 +87,9 @@ class VGG16(Model):
     def parted(self, network: Network) -> tuple[nn.Module, Network]:
         """See :class:`~fedpipe.models.base.Model`: the convolutions with their pool, and the classifier."""
         body = cast(nn.Sequential, network.body)
-        passing = [nn.Identity() for _ in body[:BASE_PARTS]]
-        return body[:BASE_PARTS], Network(nn.Sequential(*passing, *body[BASE_PARTS:]), network.head)
+        parts = list(body.children())
+        passing = [nn.Identity() for _ in parts[:BASE_PARTS]]
+        return body[:BASE_PARTS], Network(nn.Sequential(*passing, *parts[BASE_PARTS:]), network.head)
 
     @property
     def imagenet(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -69,7 +70,7 @@ def _models(run: Run, number: int, name: str, epochs: int) -> Iterator[tuple[int
             kind = run.settings.algorithm["name"]
             raise SettingsError(f"probes: {kind} has no class models, whose head `models: [class]` could look at.")
         for label in range(run.clients.classes):
-            yield label, classes.map(lambda value, label=label: value[label]), None
+            yield label, classes.map(operator.itemgetter(label)), None
     else:
         if name == "trained":
             found: Iterator[models.Local] = iter(models.trained(run, number))

@@ -232,7 +232,8 @@ def test_a_personal_model_is_made_once_for_evaluation_and_training(make_trial, a
 
     def run(phase, clients, tests=(), again=()):
         Counted.steps.clear()
-        outcomes = list(trial.executor.run(phase, number, clients, trial.kept.__getitem__, trial.send, tests, again))
+        kept = trial.kept.__getitem__
+        outcomes = list(trial.executor.run(phase, number, clients, kept, trial.send, tests, again=again))
         return sent(outcomes), len(Counted.steps)
 
     alone = {phase: run(phase, everyone, ("local",)) for phase in ("receive", "finetune")}

@@ -156,6 +156,7 @@ if workflow.is_main_process and "--unlock" not in sys.argv:
 ENVIRONMENT = {
     "FEDPIPE_DEVICE": PLAN.execution.device,
     "FEDPIPE_STACK": PLAN.execution.stack,
+    "FEDPIPE_GRAPHS": int(PLAN.execution.graphs),
     "FEDPIPE_KEEP_MODELS": PLAN.keep_models,
     "FEDPIPE_CALLBACKS": " ".join(PLAN.execution.callbacks),
 }
