@@ -59,7 +59,6 @@ def test_products_are_of_bfloat16_in_training_alone(make_trial, make_clients, wi
         def predict(self, client, x):
             logits = super().predict(client, x)
             seen[False].add((logits.dtype, torch.is_autocast_enabled("cpu")))
-            assert torch.equal(logits, self.net(client["model"], x))
             return logits
 
     products = []
