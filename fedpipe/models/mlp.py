@@ -21,17 +21,17 @@ class MLP(Model):
     ----------
     hidden
         Widths of the hidden layers.
-    bias
+    biases
         Whether layers have biases, all of them or none.
     """
 
     hidden: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (64,)
-    bias: bool = True
+    biases: bool = True
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
         """See :class:`~fedpipe.models.base.Model`."""
         widths = (math.prod(shape), *self.hidden)
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in itertools.pairwise(widths):
-            layers += [nn.Linear(inputs, outputs, bias=self.bias), nn.ReLU()]
-        return Network(nn.Sequential(*layers), nn.Linear(widths[-1], classes, bias=self.bias))
+            layers += [nn.Linear(inputs, outputs, bias=self.biases), nn.ReLU()]
+        return Network(nn.Sequential(*layers), nn.Linear(widths[-1], classes, bias=self.biases))

@@ -100,7 +100,7 @@ def test_parameters_of_cnn5() -> None:
 
 def test_parameters_of_mlp() -> None:
     assert size("mlp", (1, 8, 8), 10) == (64 * 64 + 64) + (64 * 10 + 10) == 4_810
-    toy = family("mlp", hidden=[4], bias=False).build((3,), 2)  # the network of cwFedAvg's first figure
+    toy = family("mlp", hidden=[4], biases=False).build((3,), 2)  # the network of cwFedAvg's first figure
     assert [tuple(tensor.shape) for tensor in toy.parameters()] == [(4, 3), (2, 4)]
     count = sum(tensor.numel() for tensor in family("mlp", hidden=[5, 3]).build((2, 4), 6).parameters())
     assert count == (8 * 5 + 5) + (5 * 3 + 3) + (3 * 6 + 6)
