@@ -120,14 +120,14 @@ def _read(name: str, report: Reported | None) -> Revision:
     frame = results.asked(results.reported(results.load(plan), chosen.round, chosen.last_k))
     frame = frame[frame["average"] == chosen.average]
     rows = [_row(plan, cell) for cell in results.cells(plan)]
-    told = frame.assign(row=[_row_of(plan, row) for row in frame.to_dict("records")])
+    found: dict[tuple[Row, str], dict[int, float]] = {}
+    for line in frame.to_dict("records"):
+        by_seed = found.setdefault((_row_of(plan, line), line["protocol"]), {})
+        by_seed[line["seed"]] = 100 * line["accuracy"]
     return Revision(
         name,
         plan,
-        {
-            (row, str(protocol)): 100 * cells.set_index("seed")["accuracy"]
-            for (row, protocol), cells in told.groupby(["row", "protocol"], sort=False)
-        },
+        {cell: pd.Series(by_seed) for cell, by_seed in found.items()},
         {row: {cell.key for cell in plan.cells if _row(plan, cell) == row} for row in rows},
         {_row(plan, cell): _held(cell) for cell in reversed(results.cells(plan))},
     )
