@@ -129,7 +129,10 @@ def _read(name: str, report: Reported | None) -> Revision:
         plan,
         {cell: pd.Series(by_seed) for cell, by_seed in found.items()},
         {row: {cell.key for cell in plan.cells if _row(plan, cell) == row} for row in rows},
-        {_row(plan, cell): _held(cell) for cell in reversed(results.cells(plan))},
+        {
+            row: _held(next(cell for cell in results.cells(plan) if _row(plan, cell) == row))
+            for row in dict.fromkeys(rows)
+        },
     )
 
 
