@@ -154,10 +154,12 @@ def _fetch(name: str, folder: Path) -> None:
     """Bring the plan of a revision, and what its table is made of, into a folder, by DVC's record of that revision."""
     from dvc.api import DVCFileSystem
     from dvc.exceptions import DvcException
-    from dvc.scm import SCMError
+    from dvc.repo import Repo
+    from dvc.scm import SCMError, resolve_rev
 
     try:
-        recorded = DVCFileSystem(".", rev=name)
+        with Repo(".") as repo:
+            recorded = DVCFileSystem(".", rev=resolve_rev(repo.scm, name))
         plan = StudyFiles.of(PARAMS).plan
         if not recorded.exists(str(plan)):
             raise SettingsError(f"'{name}' records no results; run `dvc repro` there, and commit.")
