@@ -1,6 +1,6 @@
 """Whether every algorithm learns: its own protocol's accuracy on digits, and what personalization gains over FedAvg.
 
-    python benchmarks/learns.py [--seeds N] [--algorithms NAME ...] [--json FILE]
+    python benchmarks/learns.py [--seeds N] [--algorithms NAME ...] [--rounds N] [--json FILE]
 
 The study is studies/gallery.yaml (10 clients, 20 rounds; its hyper-parameters) with all clients in every round, at
 Dirichlet(0.3) and Dirichlet(0.1). Accuracies are over all test samples after the last round, means over seeds. What
@@ -43,13 +43,14 @@ GLOBAL += ("feddual", "fednh")
 OWN = {"fedbabu": "finetuned-on-local", "fedproto": "prototype-on-local"} | dict.fromkeys(GLOBAL, "global-on-global")
 
 
-def study(seeds: int, algorithms: list[str] | None) -> dict[str, Any]:
+def study(seeds: int, algorithms: list[str] | None, rounds: int | None) -> dict[str, Any]:
     """The gallery's settings at both partitions, with all clients in every round."""
     settings = config.read(GALLERY)
     names = list(dict.fromkeys(["fedavg", *(algorithms or settings["study"]["algorithms"])]))
     settings["algorithms"] = {name: settings["algorithms"][name] for name in names}
     grid = {"partition.alpha": [EASY, HARD]}
     settings["federation"]["participation"] = 1.0
+    settings["federation"]["rounds"] = rounds or settings["federation"]["rounds"]
     settings["evaluation"]["every"] = settings["federation"]["rounds"]
     return settings | {"study": {"algorithms": names, "seeds": list(range(seeds)), "grid": grid}}
 
@@ -116,11 +117,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default 3)")
     parser.add_argument("--algorithms", nargs="+", help="some of the gallery's algorithms (default all)")
+    parser.add_argument("--rounds", type=int, help="by default as the gallery has them")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time (default one a core)")
     parser.add_argument("--json", type=Path, help="write all figures and the settings to this file")
     options = parser.parse_args()
 
-    settings, json_file = study(options.seeds, options.algorithms), options.json and options.json.resolve()
+    settings, json_file = (
+        study(options.seeds, options.algorithms, options.rounds),
+        options.json and options.json.resolve(),
+    )
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

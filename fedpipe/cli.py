@@ -67,6 +67,7 @@ Stack = Annotated[str, typer.Option(envvar="FEDPIPE_STACK", help="As execution.s
 Callbacks = Annotated[
     str, typer.Option(envvar="FEDPIPE_CALLBACKS", help="As execution.callbacks, with spaces between.")
 ]
+Graphs = Annotated[bool, typer.Option("--graphs", envvar="FEDPIPE_GRAPHS", help="As execution.graphs.")]
 KeepModels = Annotated[str, typer.Option(envvar="FEDPIPE_KEEP_MODELS", help="As artifacts.keep_models.")]
 
 
@@ -96,12 +97,15 @@ def plan(
     """Check params.yaml, or another study, and write its plan: runs, keys, jobs."""
     from fedpipe import changes
     from fedpipe import plan as planning
+    from fedpipe.report import forecast
 
     made = planning.make(params, scale)
     for sentence in changes.told(made):
         typer.echo(f"fedpipe: {sentence}", err=True)
     for warning in made.warnings:
         typer.echo(f"fedpipe: warning: {warning}", err=True)
+    if (found := forecast.forecast(made)).known:
+        typer.echo(f"fedpipe: {found}", err=True)
     if dry_run:
         points: dict[tuple[str, str], list[str]] = {}
         for cell in made.cells:
@@ -128,6 +132,9 @@ def run(
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", min=1, help="Jobs at once: cores here, jobs in a cluster's queue.")
     ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Start it even if it takes more than a day on this machine.")
+    ] = False,
 ) -> None:
     """Run a whole study: print the snakemake command that does it, and become that command.
 
@@ -145,6 +152,8 @@ def run(
         )
     if any(word.startswith(("--config", "-C")) for word in further):
         raise SettingsError("--config can't be used here; another study is named by --params, and its file says all.")
+    if not (yes or dry_run) and _runs_here(profile):
+        _refuse_long(params, scale, jobs)
     _, *all_of_it = shlex.split(artifacts.making(artifacts.study(params), scale))
     limit = [] if jobs is None else ["--cores" if _runs_here(profile) else "--jobs", str(jobs)]
     command = [_snakemake(), *all_of_it, "--profile", profile, *(["-n"] if dry_run else []), *limit, *further]
@@ -198,6 +207,7 @@ def segment(
     threads: Threads = 1,
     device: Device = "auto",
     stack: Stack = "auto",
+    graphs: Graphs = False,
     keep_models: KeepModels = "all",
     callbacks: Callbacks = "",
     collected: Annotated[bool, typer.Option("--collect", help="Then collect all rounds.")] = False,
@@ -219,7 +229,7 @@ def segment(
         )
 
     with interrupts.deferred(told) as asked_to_stop, Watch(callbacks.split(), RunFiles(path), stop) as watch:
-        run = _open(path, threads, device, stack, keep_models)
+        run = _open(path, threads, device, stack, graphs, keep_models)
         typer.echo(f"{path}: {run.place()}")
         for number in progress.told(path, stop, watch.rounds(run.segment(stop))):
             done.append(number)
@@ -245,9 +255,10 @@ def train(
     threads: Threads = 1,
     device: Device = "auto",
     stack: Stack = "auto",
+    graphs: Graphs = False,
 ) -> None:
     """Train one block of a round's participants."""
-    run = _open(path, threads, device, stack)
+    run = _open(path, threads, device, stack, graphs)
     ids = run.participants(round)[block * size : (block + 1) * size]
     if not ids:
         raise SettingsError(f"--block: {block} can't be trained; round {round} has no block {block} of {size} clients.")
@@ -273,12 +284,13 @@ def evaluate(
     threads: Threads = 1,
     device: Device = "auto",
     stack: Stack = "auto",
+    graphs: Graphs = False,
     callbacks: Callbacks = "",
 ) -> None:
     """Measure a round's models; then the round is complete."""
     from fedpipe.callbacks import Watch
 
-    run = _open(path, threads, device, stack)
+    run = _open(path, threads, device, stack, graphs)
     with Watch(callbacks.split(), run.files, round) as watch:
         watch.begin(round - 1)
         run.evaluate(round)
@@ -553,6 +565,18 @@ def _snakemake() -> str:
     return str(beside) if beside.is_file() and not (found and beside.samefile(found)) else "snakemake"
 
 
+def _refuse_long(params: Path, scale: str, jobs: int | None) -> None:
+    """Refuse a study that would keep this machine busy for more than a day."""
+    from fedpipe import plan as planning
+    from fedpipe.report import forecast
+
+    found = forecast.forecast(planning.make(params, scale), jobs)
+    if found.seconds > forecast.DAY:
+        others = [other for other in planning.scales(params) if other not in {scale, PAPER}]
+        smaller = f", --scale {' or '.join(others)} for a smaller one" if others else ""
+        raise SettingsError(f"{params}: {found} Type --yes to start it{smaller}, or --profile for a cluster.")
+
+
 def _runs_here(profile: str) -> bool:
     """Whether jobs under a profile of Snakemake run on this machine, where `cores: all` in it outdoes --jobs."""
     import yaml
@@ -589,11 +613,18 @@ def _plan(params: Path, scale: str) -> Plan:
     return Plan.read(place)
 
 
-def _open(path: Path, threads: int = 1, device: str = "auto", stack: str = "auto", keep_models: str = "all") -> Any:
+def _open(
+    path: Path,
+    threads: int = 1,
+    device: str = "auto",
+    stack: str = "auto",
+    graphs: bool = False,
+    keep_models: str = "all",
+) -> Any:
     from fedpipe.config import Execution
     from fedpipe.engine.run import open_run
 
-    execution = Execution.model_validate({"device": device, "stack": _number(stack)})
+    execution = Execution.model_validate({"device": device, "stack": _number(stack), "graphs": graphs})
     return open_run(path, execution, threads, _number(keep_models))
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
@@ -411,6 +411,30 @@ class Federation(Section):
     )
     server: Server = Field(Server(), description="The server's optimizer, where the method averages models.")
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of models and data.")
+    precision: Literal["full", "bfloat16"] = Field(
+        "full",
+        description="Of the network's products and convolutions in training: that of dtype, or bfloat16 (autocast). "
+        "Weights, their updates, losses and evaluation are of dtype in any case.",
+    )
+
+    @model_validator(mode="after")
+    def _lower_than_float32(self) -> Federation:
+        if self.precision == "bfloat16" and self.dtype != "float32":
+            raise ValueError(
+                f"federation.precision: bfloat16 is for models of float32, not of {self.dtype}; it should be full, or "
+                "federation.dtype float32."
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before_precision(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a precision that is full: keys are those of runs from before it could be lowered."""
+        return {name: value for name, value in handler(self).items() if (name, value) != ("precision", "full")}
+
+    @property
+    def arithmetic(self) -> str:
+        """The least precise numbers that it computes with."""
+        return self.dtype if self.precision == "full" else self.precision
 
     @model_validator(mode="after")
     def _momentum_is_sgds(self) -> Federation:
@@ -522,6 +546,11 @@ class Execution(Section):
         "auto",
         description="Clients that train in one call: 1 is client by client (the loop), n a stack of n, "
         "auto the loop on a CPU and a stack of up to 32 on a GPU.",
+    )
+    graphs: bool = Field(
+        False,
+        description="Whether a stack's steps are recorded as CUDA graphs and replayed, which changes no bits; off "
+        "until it has been tried on a GPU.",
     )
     callbacks: tuple[str, ...] = Field(
         (),
@@ -812,6 +841,12 @@ class Params(Section):
                 "would train on what another tests on; it should be 'official'."
             )
         self.transforms.check(facts.shape)
+        if self.model.frozen_base and self.transforms.random:
+            key = next(name for name in ("crop", "flip", "rotation") if getattr(self.transforms, name))
+            raise SettingsError(
+                f"transforms.{key}: images can't change at random under the frozen base of the model, whose features "
+                f"are computed once; leave it out, or set model.frozen to false."
+            )
         self.model.check(facts.shape, facts.classes)
         self.model.check_weights(facts.shape, facts.classes)
         words = getattr(self.model, "vocabulary", None)
@@ -1007,7 +1042,7 @@ def json_schema() -> dict[str, Any]:
         choices, selector = [], kind.selector
         for name in registry.names(kind):
             component = registry.documented(kind, registry.find(kind, name))
-            described = registry.adapter(component).json_schema(ref_template="#/$defs/{model}")
+            described = registry.adapter(cast(Hashable, component)).json_schema(ref_template="#/$defs/{model}")
             definitions.update(described.pop("$defs", {}))
             described["title"] = name
             described["description"] = registry.summary(component)

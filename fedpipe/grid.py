@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,16 +48,26 @@ def keys(raw: dict[str, Any], study: Params, above: dict[str, Any]) -> dict[str,
             raise SettingsError(f"study.grid.{name}: its values set no keys; at least one of them should.")
         if not any(concerns(found[name], label) for label in study.study.algorithms):
             raise SettingsError(f"study.grid: '{name}' varies nothing, since its algorithm is not in study.algorithms.")
-    places = [(name, key) for name, own in found.items() for key in own]
-    for (name, key), (other, twice) in itertools.combinations(places, 2):
+    for (name, key), (other, twice) in _set_at_once(study, found):
         if within(key, twice) or within(twice, key):
             both = f"'{name}' and '{other}' set" if name != other else f"'{name}' sets"
             what = f"'{key}'" if key == twice else f"'{key}' and '{twice}', of which one is in the other"
             raise SettingsError(f"study.grid: {both} {what}; a key should be set once.")
     for name in (name for name, values in study.study.grid.items() if not isinstance(values, dict)):
-        if key := next((key for key in above if within(name, key)), None):
-            raise SettingsError(f"study.grid: '{name}' varies nothing, since the scale sets '{key}'.")
+        if higher := next((key for key in above if within(name, key)), None):
+            raise SettingsError(f"study.grid: '{name}' varies nothing, since the scale sets '{higher}'.")
     return found
+
+
+def _set_at_once(study: Params, keys: dict[str, list[str]]) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+    """All pairs of keys that one point may set, each with the name that sets it."""
+    for name, values in study.study.grid.items():
+        for part in values.values() if isinstance(values, dict) else ():
+            for key, twice in itertools.combinations(part, 2):
+                yield (name, key), (name, twice)
+    for name, other in itertools.combinations(keys, 2):
+        for key, twice in itertools.product(keys[name], keys[other]):
+            yield (name, key), (other, twice)
 
 
 def points(study: Params) -> Iterator[Point]:
@@ -84,7 +95,10 @@ def settings(
     SettingsError
         They can't be; each sentence says where.
     """
-    there = config.override(raw, point.changes, above)
+    values = ", ".join(f"{name}: {value}" for name, value in point.values.items())
+    at = [f"at the point {values} of study.grid"] if values else []
+    with _told(at):
+        there = config.override(raw, point.changes, above)
     groups: dict[str, list[str]] = {}
     own: dict[str, dict[str, Any]] = {}
     for label in study.study.algorithms:
@@ -93,18 +107,22 @@ def settings(
         groups.setdefault(name, []).append(label)
         own[name] = changes
     for name, labels in groups.items():
-        changed = own[name]
-        if not (point.changes or changed):
+        if not (point.changes or own[name]):
             yield study, labels
             continue
-        places = [", ".join(f"{name}: {value}" for name, value in point.values.items())] if point.values else []
-        at = [f"at the point {place} of study.grid" for place in places]
-        at += [f"with algorithms.{labels[0]}.with"] if changed else []
-        try:
-            yield config.parse(config.override(there, changed, above), None, labels, obtain), labels
-        except SettingsError as error:
-            lines = (f"{line} ({', '.join(at)})" for line in str(error).splitlines())
-            raise SettingsError("\n".join(lines)) from None
+        with _told([*at, *([f"with algorithms.{labels[0]}.with"] if own[name] else [])]):
+            params = config.parse(config.override(there, own[name], above), None, labels, obtain)
+        yield params, labels
+
+
+@contextmanager
+def _told(places: list[str]) -> Iterator[None]:
+    """Say behind each sentence about settings where they are."""
+    try:
+        yield
+    except SettingsError as error:
+        behind = f" ({', '.join(places)})" if places else ""
+        raise SettingsError("\n".join(f"{line}{behind}" for line in str(error).splitlines())) from None
 
 
 def concerns(keys: list[str], label: str) -> bool:

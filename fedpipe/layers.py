@@ -25,6 +25,7 @@ class Mode:
     training: bool = False  #: batch statistics and dropout, or running statistics and none
     mask: Tensor | None = None  #: 1 for samples and 0 for padding, shape (B,); None where nothing is padded
     key: Tensor | None = None  #: of this batch's noise, an int64 scalar
+    lowered: bool = False  #: products and convolutions are of a lower precision than models
     buffers: Mapping[str, Tensor] = field(default_factory=dict)  #: the client's own, where models carry none
     began: Mapping[str, Tensor] = field(default_factory=dict)  #: those as the client began, which are its teachers'
     recorded: dict[str, Tensor] = field(default_factory=dict)  #: new running statistics, by name
@@ -37,10 +38,11 @@ class Mode:
         key: Tensor | None = None,
         buffers: Mapping[str, Tensor] | None = None,
         began: Mapping[str, Tensor] | None = None,
+        lowered: bool = False,
     ) -> Iterator[dict[str, Tensor]]:
         """What holds within the block; gives what training calls within it record."""
         before = vars(self).copy()
-        self.training, self.mask, self.key, self.recorded = training, mask, key, {}
+        self.training, self.mask, self.key, self.lowered, self.recorded = training, mask, key, lowered, {}
         self.buffers = {} if buffers is None else buffers
         self.began = self.buffers if began is None else began
         try:
@@ -85,32 +87,36 @@ class BatchNorm(nn.Module):
         mode = self._mode
         if self.track and not mode.training:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-        if mode.mask is None:
-            count, total = x.numel() // x.shape[1], None
-            variance, mean = torch.var_mean(x, [axis for axis in range(x.dim()) if axis != 1], correction=0)
+        if mode.mask is None and x.numel() > x.shape[1]:
+            return self._by_kernel(x)
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        if mode.mask is None:  # a single value per channel, which the kernel refuses
+            variance, mean = torch.var_mean(x, axes, correction=0)
         else:
-            axes = [axis for axis in range(x.dim()) if axis != 1]
             present = mode.mask.reshape(-1, *(1,) * (x.dim() - 1))
             total = mode.mask.sum() * (x[0, 0].numel())
             divisor = total.clamp(min=1)
             mean = (x * present).sum(axes) / divisor
             variance = ((x - _along(mean, x)).square() * present).sum(axes) / divisor
-        if mode.training and self.track:
-            self._record(mean.detach(), variance.detach(), count if total is None else total)
+            if mode.training and self.track:
+                self._record(mean.detach(), variance.detach(), total)
         y = (x - _along(mean, x)) * _along(torch.rsqrt(variance + self.eps), x)
         if self.weight is None:
             return y
         return y * _along(self.weight, x) + _along(self.bias, x)
 
-    def _record(self, mean: Tensor, variance: Tensor, count: int | Tensor) -> None:
-        if isinstance(count, int):
-            if count < 2:
-                return
-            share: float | Tensor = self.momentum
-            unbiased = variance * (count / (count - 1))
-        else:
-            share = self.momentum * (count > 1).to(mean.dtype)
-            unbiased = variance * count / (count - 1).clamp(min=1)
+    def _by_kernel(self, x: Tensor) -> Tensor:
+        """Where nothing is padded: PyTorch's kernel, which moves copies of the running statistics."""
+        mean, variance = (self.running_mean.clone(), self.running_var.clone()) if self.track else (None, None)
+        y = F.batch_norm(x, mean, variance, self.weight, self.bias, True, self.momentum, self.eps)
+        if mean is not None and variance is not None:
+            recorded = self._mode.recorded
+            recorded[f"{self._name}.running_mean"], recorded[f"{self._name}.running_var"] = mean, variance
+        return y
+
+    def _record(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        share = self.momentum * (count > 1).to(mean.dtype)
+        unbiased = variance * count / (count - 1).clamp(min=1)
         recorded = self._mode.recorded
         recorded[f"{self._name}.running_mean"] = self.running_mean + share * (mean - self.running_mean)
         recorded[f"{self._name}.running_var"] = self.running_var + share * (unbiased - self.running_var)

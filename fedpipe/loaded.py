@@ -116,7 +116,8 @@ class Results:
                 frame.insert(0, "partition", run.partition)
                 names = dict(enumerate(_class_names(run.dataset)))
                 frames.append(frame.assign(class_name=frame["label"].map(names)))
-        return pd.concat(frames, ignore_index=True)
+        joined: pd.DataFrame = pd.concat(frames, ignore_index=True)
+        return joined
 
     @cached_property
     def provenance(self) -> pd.DataFrame:

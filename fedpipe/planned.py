@@ -148,6 +148,7 @@ class Jobs:
     clients_per_job: int | None
     device: str
     stack: int | str
+    graphs: bool
     callbacks: tuple[str, ...] = ()  #: what looks on
 
 
@@ -332,6 +333,7 @@ def _is_keep_models(value: Any) -> bool:
 def _are_jobs(jobs: Jobs) -> bool:
     whole = _is_count(jobs.stack) or jobs.stack == "auto"
     whole &= all(count is None or _is_count(count) for count in (jobs.rounds_per_job, jobs.clients_per_job))
+    whole &= type(jobs.graphs) is bool
     return whole and jobs.device in ("auto", "cpu", "cuda")
 
 

@@ -14,9 +14,9 @@ import inspect
 import json
 import pkgutil
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
@@ -221,7 +221,7 @@ def build(
         found = _dw().chosen(found, parameters, key)
         parameters = {field: value for field, value in parameters.items() if (field, value) != ("dw", None)}
     try:
-        made = adapter(found).validate_python(dict(parameters))
+        made = adapter(cast(Hashable, found)).validate_python(dict(parameters))
         refuse_truths(parameters, made)
     except ValidationError as error:
         known = [*beside, *(field.name for field in parameters_of(documented(kind, found)))]
@@ -241,7 +241,8 @@ def _dw() -> Any:
     return importlib.import_module("fedpipe.algorithms._dw")
 
 
-def adapter(component: type[Component]) -> TypeAdapter[Component]:
+@functools.cache
+def adapter(component: Any) -> TypeAdapter[Component]:
     """What checks a component's parameters and writes their JSON Schema."""
     try:
         return TypeAdapter(component)

@@ -14,6 +14,8 @@ from fedpipe.algorithms._slots import filled, points, renewed
 from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Pass, State, Train, Update, Uploads
 from fedpipe.tensors import Tensors
 
+COLUMNS = 1024  #: coordinates that are compared at a time, so that those of all points stay in a core's cache
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedAMP(Algorithm):
@@ -104,8 +106,7 @@ class FedAMP(Algorithm):
 
     def mixing(self, models: Tensors, seen: Tensor) -> Tensor:
         """Each client's weights of all models, shape (N, N); ``seen``, shape (N,), is 1 for those that uploaded."""
-        flat = points(self.net.parameters(models))
-        distances = torch.stack([(flat - model).square().sum(1) for model in flat])
+        distances = square_distances(points(self.net.parameters(models)))
         attention = self.alpha / self.sigma * torch.exp(-distances / self.sigma) * torch.outer(seen, seen)
         attention = attention / attention.sum(1, keepdim=True).clamp(min=1)  # a convex mixture, whatever alpha is
         others = attention - attention.diag().diag()
@@ -113,3 +114,11 @@ class FedAMP(Algorithm):
 
     def global_model(self, server: State) -> None:
         """There are personal models only."""
+
+
+def square_distances(points: Tensor) -> Tensor:
+    """Squared Euclidean distances between the rows of ``points``, shape (N, L): a matrix (N, N)."""
+    found = points.new_zeros(len(points), len(points))
+    for columns in torch.split(points, COLUMNS, 1):
+        found += torch.stack([(columns - point).square().sum(1) for point in columns])
+    return found

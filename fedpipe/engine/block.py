@@ -28,6 +28,7 @@ class Block:
     scores: list[dict[Test, Score]] = field(default_factory=list)  #: right after training
     spent: list[float] = field(default_factory=list)  #: seconds of each one's own work
     seconds: float = 0.0  #: of all of it, with tests and whatever lies between
+    stacks: list[dict[str, Any]] = field(default_factory=list)  #: of the whole round, where clients train in one call
 
     def add(self, outcome: Outcome) -> None:
         """One more participant."""
@@ -42,7 +43,8 @@ class Block:
     @classmethod
     def joined(cls, blocks: Sequence[Block]) -> Block:
         """All participants of a round, of all its blocks; who made which is told by the blocks alone."""
-        whole = cls({}, seconds=sum(block.seconds for block in blocks))
+        stacks = next((block.stacks for block in blocks if block.stacks), [])
+        whole = cls({}, seconds=sum(block.seconds for block in blocks), stacks=stacks)
         for block in blocks:
             for part in ("ids", "uploads", "kept", "down", "up", "scores", "spent"):
                 getattr(whole, part).extend(getattr(block, part))
@@ -51,7 +53,8 @@ class Block:
     def tree(self) -> dict[str, Any]:
         """As tensors, for a file."""
         return {
-            "made_by": torch.frombuffer(bytearray(json.dumps(self.made_by).encode()), dtype=torch.uint8),
+            "made_by": _written(self.made_by),
+            "stacks": _written(self.stacks),
             "ids": torch.tensor(self.ids),
             "uploads": stack(self.uploads),
             "kept": stack(self.kept),
@@ -75,7 +78,8 @@ class Block:
             return {test: Score(int(correct), int(total), loss) for test, (correct, total, loss) in rows.items()}
 
         return cls(
-            made_by=json.loads(bytes(tree["made_by"].tolist())),
+            made_by=_read(tree["made_by"]),
+            stacks=_read(tree["stacks"]),
             ids=ids,
             uploads=[unstack(uploads, row) for row in range(len(ids))],
             kept=[unstack(kept, row) for row in range(len(ids))],
@@ -90,3 +94,12 @@ class Block:
 def named(tree: dict[str, Any]) -> State:
     """A state as it comes from a file: its inner dicts become :class:`~fedpipe.tensors.Tensors` again."""
     return {part: Tensors(value) if isinstance(value, dict) else value for part, value in tree.items()}
+
+
+def _written(value: Any) -> torch.Tensor:
+    """As JSON, in bytes."""
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _read(written: torch.Tensor) -> Any:
+    return json.loads(bytes(written.tolist()))

@@ -34,7 +34,7 @@ class Checkpoint:
         self.files, self._first = files, first
         self._sealed: dict[int, dict[str, Any]] = {}
         self._servers: dict[int, State] = {}
-        self._packs: dict[int, tuple[list[int], State]] = {}
+        self._packs: dict[int, tuple[dict[int, int], State]] = {}  #: where each client lies, and all of them stacked
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -65,9 +65,10 @@ class Checkpoint:
         if last not in self._packs:
             files = self.files.round(last)
             tree = artifacts.read_pt(files.clients, self.sealed(last)["sha256"][files.clients.name])
-            self._packs[last] = (tree["ids"].tolist(), named(tree["kept"]))
-        ids, states = self._packs[last]
-        return unstack(states, ids.index(client))
+            places = {client: place for place, client in enumerate(tree["ids"].tolist())}
+            self._packs[last] = (places, named(tree["kept"]))
+        places, states = self._packs[last]
+        return unstack(states, places[client])
 
     def times(self, number: int) -> dict[str, float]:
         """Seconds of a round's steps; nobody vouches for them, so that they may be missing or damaged."""
@@ -109,11 +110,13 @@ class Checkpoint:
             pack = {"ids": torch.tensor(ids), "kept": stack(keeps)}
             hashes[files.clients.name] = artifacts.write_pt(files.clients, pack)
         before = self.sealed(number - 1)["last"] if number else facts.pop("last")
-        last = [number if client in ids else round for client, round in enumerate(before)]
+        trained = set(ids)
+        last = [number if client in trained else round for client, round in enumerate(before)]
         sealed = {"round": number, "participants": ids, "last": last, "sha256": hashes, **facts}
         artifacts.write_json(files.state, sealed)
         self._sealed[number], self._servers = sealed, {number: server}
-        self._packs = {round: pack for round, pack in self._packs.items() if round in set(last) - {number}}
+        needed = set(last) - {number}
+        self._packs = {round: pack for round, pack in self._packs.items() if round in needed}
 
     def finish(self, number: int, hashes: dict[str, str]) -> None:
         """Write the marker that a round is complete."""

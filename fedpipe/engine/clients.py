@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
@@ -14,7 +15,7 @@ from torch import Tensor
 from fedpipe import rng
 from fedpipe.algorithms.base import ClientInfo
 from fedpipe.config import Transforms
-from fedpipe.engine.transforms import changed, normalized
+from fedpipe.engine.transforms import Normalization, changed
 
 Integers = npt.NDArray[np.int64]
 
@@ -79,6 +80,15 @@ class Clients:
         """Samples in a training step; of a full batch so many that every client's fit into one."""
         return int(self.sizes.max()) if size == "full" else size
 
+    @property
+    def transforms(self) -> Transforms:
+        """What is done to gathered inputs."""
+        return self._transforms
+
+    @transforms.setter
+    def transforms(self, transforms: Transforms) -> None:
+        self._transforms, self._normalized = transforms, Normalization(transforms, self.dtype, self.device)
+
     def facts(self, client: int | Sequence[int], round: int) -> ClientInfo:
         """What a client knows of itself as a round begins; with a first axis for several clients."""
         classes = self.class_counts[client if isinstance(client, int) else list(client)]
@@ -90,8 +100,13 @@ class Clients:
         indices = self.train[client]
         if share < 1:
             subset = rng.generator(self.seed, f"{stream}/share", round, client).permutation(len(indices))
-            indices = indices[np.sort(subset[: max(1, round_half_up(share * len(indices)))])]
+            indices = indices[np.sort(subset[: self.drawn(client, share)])]
         return rng.generator(self.seed, f"{stream}/{epoch}", round, client).permutation(indices)
+
+    def drawn(self, client: int, share: float = 1.0) -> int:
+        """How many of the client's training samples a share of them is."""
+        count = len(self.train[client])
+        return count if share >= 1 else max(1, round_half_up(share * count))
 
     def gather(self, indices: Integers | Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and classes of these samples."""
@@ -101,7 +116,7 @@ class Clients:
             x = x.to(self.dtype) / 255
         elif not x.is_floating_point():
             return x.long(), self.y[rows]
-        return normalized(self.transforms, x), self.y[rows]
+        return self._normalized(x), self.y[rows]
 
     def tested(self, rows: Integers, round: int, number: int) -> Tensor:
         """Inputs of the ``number``-th batch of test samples, as the server's model meets them after a round."""
@@ -109,6 +124,13 @@ class Clients:
         if not self.transforms.on_test:
             return x
         return changed(self.transforms, x, torch.tensor(self.key(-1, round, "test", 0) + number, device=self.device))
+
+    def with_inputs(self, x: Tensor, made_of: Mapping[str, str]) -> Clients:
+        """The same clients and classes with other inputs, which are taken as they are; ``made_of`` goes on record."""
+        other = copy.copy(self)
+        other.x, other.transforms = x.to(self.device, self.dtype), Transforms()
+        other.trained_on = {**self.trained_on, **made_of}
+        return other
 
     def measured(self, client: int, test: str) -> Integers:
         """The samples on which a client's model is measured: ``local``, ``global`` or ``train``."""

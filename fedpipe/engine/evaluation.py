@@ -11,7 +11,7 @@ that model, and nothing of it travels.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -132,14 +132,18 @@ def measure(
     server: State,
     kept: Callable[[int], State],
     round: int,
+    again: Collection[int] = (),
 ) -> Measured:
-    """All protocols but the trained and kept ones, on the server's state after a round and on what the clients keep."""
+    """All protocols but the trained and kept ones, on the server's state after a round and on what the clients keep.
+
+    The clients ``again`` train next.
+    """
     found = []
     for model, phase in PHASES.items():
         wanted = tests(settings, model)
         if wanted and (model != "prototype" or algorithm.prototypes):
             send = functools.partial(algorithm.send, server)
-            outcomes = executor.run(phase, round + 1, range(len(clients)), kept, send, wanted)
+            outcomes = executor.run(phase, round + 1, range(len(clients)), kept, send, wanted, again=again)
             found.append(table(round, model, {outcome.client: outcome.scores for outcome in outcomes}))
     wanted = tests(settings, "global")
     complete = not algorithm.net.own  # statistics that stay at the clients leave the server's model without any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -60,6 +60,8 @@ class Executor(Protocol):
         kept: Callable[[int], State],
         send: Callable[[Sequence[int]], tuple[State, State]],
         tests: Sequence[Test] = (),
+        among: Sequence[int] | None = None,
+        again: Collection[int] = (),
     ) -> Iterator[Outcome]:
         """Outcomes in the order of ``ids``.
 
@@ -77,7 +79,15 @@ class Executor(Protocol):
             What some clients receive, as :meth:`~fedpipe.algorithms.base.Algorithm.send`.
         tests
             Test sets on which the resulting models are measured.
+        among
+            Everyone who is at work in this phase, in any job; all clients by default.
+        again
+            Clients that are asked for again from the same states, in the same round: what `personalize` makes of them
+            may be held until then.
         """
+
+    def stacks(self, among: Sequence[int]) -> list[dict[str, Any]]:
+        """Which of a round's participants are computed in one call, and at which widths; empty where none are."""
 
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
         """Logits of the server's model after a round on many test samples, shape (n, C)."""
@@ -90,9 +100,14 @@ def seconds_since(begin: float, device: torch.device) -> float:
     return time.perf_counter() - begin
 
 
+def personal_passes(algorithm: Algorithm) -> list[Pass]:
+    """Those with which all phases but ``begin`` begin."""
+    return contract.passes(algorithm, "personalize", algorithm.personalize())
+
+
 def passes(algorithm: Algorithm, phase: Phase, finetune_epochs: int) -> list[Pass]:
     """The passes of a phase, in order."""
-    listed = contract.passes(algorithm, "personalize", algorithm.personalize()) if phase != "begin" else []
+    listed = personal_passes(algorithm) if phase != "begin" else []
     if phase == "train":
         listed += contract.passes(algorithm, "local_passes", algorithm.local_passes())
     elif phase == "finetune":
@@ -123,18 +138,21 @@ def upload(algorithm: Algorithm, state: State) -> State:
     return contract.state(algorithm, "upload", algorithm.upload(state))
 
 
-def eval_mode(algorithm: Algorithm, state: State, mask: Tensor | None = None) -> AbstractContextManager[Any]:
+def eval_mode(
+    algorithm: Algorithm, state: State, mask: Tensor | None = None, lowered: bool = False
+) -> AbstractContextManager[Any]:
     """Calls of the network within are in evaluation mode, for this client."""
-    return algorithm.net.mode.of(False, mask, buffers=state.get(BUFFERS), began=state.get(BEGAN))
+    return algorithm.net.mode.of(False, mask, None, state.get(BUFFERS), state.get(BEGAN), lowered)
 
 
 def train_mode(
     algorithm: Algorithm, training: Train, state: State, batch: Batch
 ) -> AbstractContextManager[dict[str, Tensor]]:
     """Calls of the network within are in the pass's mode, for this client; gives the statistics that they record."""
+    lowered = algorithm.net.lowered
     if training.eval_mode:
-        return eval_mode(algorithm, state, batch.mask)
-    return algorithm.net.mode.of(True, batch.mask, batch.key, state.get(BUFFERS), state.get(BEGAN))
+        return eval_mode(algorithm, state, batch.mask, lowered)
+    return algorithm.net.mode.of(True, batch.mask, batch.key, state.get(BUFFERS), state.get(BEGAN), lowered)
 
 
 def noisy(algorithm: Algorithm, training: Train, transforms: Transforms) -> bool:
@@ -161,10 +179,14 @@ def with_optimizer_state(algorithm: Algorithm, training: Train, state: State) ->
     return state | {_slots(training): optimizer(algorithm.federation).init(parameters)}
 
 
-def descend(algorithm: Algorithm, training: Train, client: State, gradient: Tensors) -> State:
-    """One client after a step of the federation's optimizer on what a pass trains."""
+def descend(algorithm: Algorithm, training: Train, client: State, gradient: Tensors, donated: bool = False) -> State:
+    """One client after a step of the federation's optimizer on what a pass trains.
+
+    A gradient that is ``donated``, which has memory of its own and nobody reads again, may give it to what comes out.
+    """
     group, slots = client[training.group], _slots(training)
-    parameters, moved = optimizer(algorithm.federation).update(group.only(gradient), gradient, client[slots])
+    rule = optimizer(algorithm.federation)
+    parameters, moved = rule.update(group.only(gradient), gradient, client[slots], donated)
     return client | {training.group: group | parameters, slots: moved}
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from fedpipe.engine.executor import (
     keep,
     noisy,
     passes,
+    personal_passes,
     readout,
     seconds_since,
     start_client,
@@ -38,9 +39,26 @@ from fedpipe.engine.executor import (
     with_batch_stats,
     with_optimizer_state,
 )
+from fedpipe.engine.memory import keep_pages
 from fedpipe.engine.transforms import changed
 from fedpipe.engine.trees import move, size_in_bytes, to_host, unstack
 from fedpipe.tensors import Tensors
+
+HELD_BYTES = 2**30  #: of personal models that are held until their clients train
+
+
+class Personal(NamedTuple):
+    """A client after its personal passes, and what they began with."""
+
+    round: int
+    began: State
+    state: State
+    epochs: dict[str, int]  #: how far each stream has come
+    seconds: float
+
+    def follows(self, round: int, state: State) -> bool:
+        """Whether they would make the same of this state, since it is the same bit for bit."""
+        return self.round == round and _same(self.began, state)
 
 
 class Loop:
@@ -62,8 +80,10 @@ class Loop:
 
     def __init__(self, algorithm: Algorithm, clients: Clients, threads: int = 1, finetune_epochs: int = 1) -> None:
         torch.set_num_threads(1)
+        keep_pages()
         self._clients, self._finetune_epochs = clients, finetune_epochs
         self._idle = [algorithm.bind(algorithm.net.replica(), algorithm.federation) for _ in range(threads)]
+        self._held: dict[int, Personal] = {}
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def run(
@@ -74,8 +94,13 @@ class Loop:
         kept: Callable[[int], State],
         send: Callable[[Sequence[int]], tuple[State, State]],
         tests: Sequence[Test] = (),
+        among: Sequence[int] | None = None,
+        again: Collection[int] = (),
     ) -> Iterator[Outcome]:
         """See :class:`~fedpipe.engine.executor.Executor`."""
+        wanted = set(again)
+        if phase != "begin":
+            self._held = {client: held for client, held in self._held.items() if held.round == round}
 
         def one(client: int) -> Outcome:
             algorithm = self._idle.pop()
@@ -83,13 +108,18 @@ class Loop:
                 with torch.no_grad(), contract.told(algorithm):
                     common, own = contract.sent(algorithm, send([client]))
                     received = move(common | unstack(own, 0), self._clients.device)
-                    return self._client(algorithm, phase, round, client, kept(client), received, tests)
+                    hold = client in wanted
+                    return self._client(algorithm, phase, round, client, kept(client), received, tests, hold)
             finally:
                 self._idle.append(algorithm)
 
         # The largest clients begin first, so that no core waits long for the last; outcomes keep the order of ids.
         begun = {client: self._pool.submit(one, client) for client in sorted(ids, key=self._size)}
         return (begun.pop(client).result() for client in ids)
+
+    def stacks(self, among: Sequence[int]) -> list[dict[str, Any]]:
+        """See :class:`~fedpipe.engine.executor.Executor`."""
+        return []
 
     def _size(self, client: int) -> int:
         return -int(self._clients.sizes[client])
@@ -103,14 +133,17 @@ class Loop:
         kept: State,
         received: State,
         tests: Sequence[Test],
+        hold: bool,
     ) -> Outcome:
         clients = self._clients
         state = _fast(start_client(algorithm, move(kept, clients.device), received, clients.facts(client, round)))
-        epochs: dict[str, int] = {}
+        due, epochs, before = passes(algorithm, phase, self._finetune_epochs), dict[str, int](), 0.0
+        if personal := personal_passes(algorithm) if phase != "begin" else []:
+            state, epochs, before = self._personal(algorithm, personal, state, round, client, hold)
         begin = time.perf_counter()
-        for pass_ in passes(algorithm, phase, self._finetune_epochs):
+        for pass_ in due[len(personal) :]:
             state = self._pass(algorithm, pass_, state, round, client, epochs)
-        seconds = seconds_since(begin, clients.device)
+        seconds = before + seconds_since(begin, clients.device)
         scores = {test: self._score(algorithm, phase, state, round, client, test) for test in tests}
         down = size_in_bytes(algorithm.traffic(received))
         if phase != "train":
@@ -118,6 +151,20 @@ class Loop:
         sent = to_host(upload(algorithm, state))
         up = size_in_bytes(algorithm.traffic(sent))
         return Outcome(client, down, up, sent, to_host(keep(algorithm, state)), scores, seconds)
+
+    def _personal(
+        self, algorithm: Algorithm, personal: list[Pass], began: State, round: int, client: int, hold: bool
+    ) -> tuple[State, dict[str, int], float]:
+        """The client's state after its personal passes, made once for all that begins with them, and their seconds."""
+        held = self._held.pop(client, None)
+        if held is None or not held.follows(round, began):
+            begin, state, epochs = time.perf_counter(), began, dict[str, int]()
+            for pass_ in personal:
+                state = self._pass(algorithm, pass_, state, round, client, epochs)
+            held = Personal(round, began, state, epochs, seconds_since(begin, self._clients.device))
+        if hold and (len(self._held) + 1) * size_in_bytes([held.began, held.state]) <= HELD_BYTES:
+            self._held[client] = held
+        return held.state, held.epochs.copy(), held.seconds
 
     def _pass(
         self, algorithm: Algorithm, pass_: Pass, state: State, round: int, client: int, epochs: dict[str, int]
@@ -157,7 +204,7 @@ class Loop:
                 if training.step is not None:
                     state = training.step(state, batch, gradient)
                 else:
-                    state = gradient.descend(state, gradient(state)[0])
+                    state = descend(algorithm, training, state, gradient(state)[0], donated=True)
                 if gradient.recorded:
                     state = with_batch_stats(training, state, gradient.recorded)
             if training.after is not None:
@@ -212,11 +259,21 @@ class _Gradient:
         leaves = Tensors((name, group[name].detach().requires_grad_()) for name in self._names)
         with torch.enable_grad(), train_mode(self._algorithm, self._training, client, batch) as self.recorded:
             value = self._training.loss(client | {self._training.group: group | leaves}, batch)
-        gradient = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
-        return Tensors(zip(self._names, gradient, strict=True)), value.detach()
+        # Not torch.autograd.grad: what accumulates is laid out as the leaf, and shared with none.
+        torch.autograd.backward(value, inputs=list(leaves.values()))
+        gradient = leaves.map(lambda leaf: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+        return gradient, value.detach()
 
     def descend(self, client: State, gradient: Tensors) -> State:
         return descend(self._algorithm, self._training, client, gradient)
+
+
+def _same(one: State, other: State) -> bool:
+    """Whether two states hold the same bits."""
+    if one.keys() != other.keys():
+        return False
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True)
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
 def _fast(tree: Any) -> Any:

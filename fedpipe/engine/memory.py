@@ -1,41 +1,22 @@
-"""How much the server holds, in elements of tensors: known from shapes alone, so that no run is needed."""
+"""Memory that a process has once had stays with it: a step of training takes again what the last one gave back.
+
+By default the C library returns large blocks to the system, which hands them out again page by page, each filled with
+zeros first: with small batches that costs as much as a convolution.
+"""
 
 from __future__ import annotations
 
-import torch
-from torch.utils import _pytree as pytree
+import ctypes
+from contextlib import suppress
 
-from fedpipe.algorithms.base import Algorithm
-from fedpipe.config import Federation
-from fedpipe.engine.server import init_server
-from fedpipe.models.base import Model, Net
-from fedpipe.tensors import Tensors
+#: Options of glibc's mallopt: to return nothing, to take that much more whenever more is needed (in a thread's memory,
+#: to keep a region that is empty), and to take all blocks but larger ones from what is kept.
+TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = (-1, 2**31 - 1), (-2, 2**26), (-3, 2**30)
 
 
-def elements(
-    algorithm: Algorithm, model: Model, shape: tuple[int, ...], classes: int, federation: Federation
-) -> dict[str, int]:
-    """The number of elements in each part of the server's state, which has the same shapes in every round.
-
-    Nothing is allocated: tensors are on the meta device. What only names tensors, or is a function of the state, is no
-    memory of its own; a state that is made of one tensor several times counts each of them, since training parts them.
-
-    Parameters
-    ----------
-    algorithm
-        Not bound yet.
-    model, shape, classes
-        The network's family, and the inputs and classes that it is for.
-    federation
-        The settings, of which some methods need the number of clients.
-    """
-    dtype = getattr(torch, federation.dtype)
-    with torch.device("meta"), torch.no_grad():
-        net = Net(lambda: algorithm.adapt(model.outline(shape, classes)), dtype, "meta", federation.buffers)
-        fresh = net.fresh(0)
-
-        def another(_: int) -> Tensors:
-            return fresh.map(torch.empty_like)
-
-        state = init_server(algorithm.bind(net, federation), another)
-    return {part: sum(tensor.numel() for tensor in pytree.tree_leaves(value)) for part, value in state.items()}
+def keep_pages() -> None:
+    """Let malloc keep what it has, in all threads; where it is not glibc's, it stays as it is."""
+    with suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for option in (TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD):
+            mallopt(*option)

@@ -23,8 +23,10 @@ class Optimizer(Protocol):
     def init(self, parameters: Tensors) -> Slots:
         """Slots before the first step."""
 
-    def update(self, parameters: Tensors, gradient: Tensors, slots: Slots) -> tuple[Tensors, Slots]:
-        """Parameters and slots after a step."""
+    def update(
+        self, parameters: Tensors, gradient: Tensors, slots: Slots, donated: bool = False
+    ) -> tuple[Tensors, Slots]:
+        """Parameters and slots after a step; a gradient that is ``donated`` may give its memory to them."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,20 @@ class SGD:
         """A momentum buffer of zeros; nothing where there is no momentum."""
         return {"buffer": parameters.zeros()} if self.momentum else {}
 
-    def update(self, parameters: Tensors, gradient: Tensors, slots: Slots) -> tuple[Tensors, Slots]:
+    def update(
+        self, parameters: Tensors, gradient: Tensors, slots: Slots, donated: bool = False
+    ) -> tuple[Tensors, Slots]:
         """``buffer = momentum * buffer + gradient``, and a step against it."""
         if self.weight_decay:
             gradient = gradient + self.weight_decay * parameters
         if self.momentum:
             gradient = self.momentum * slots["buffer"] + gradient
             slots = {"buffer": gradient}
-        moved = {name: torch.add(value, gradient[name], alpha=-self.rate) for name, value in parameters.items()}
+        place = gradient if donated and not self.momentum else {}  # fresh memory costs as much as a small layer
+        moved = (
+            (name, torch.add(value, gradient[name], alpha=-self.rate, out=place.get(name)))
+            for name, value in parameters.items()
+        )
         return Tensors(moved), slots
 
 
@@ -65,7 +73,9 @@ class Adam:
         step = next(iter(parameters.values())).new_zeros(())
         return {"first": parameters.zeros(), "second": parameters.zeros(), "step": step}
 
-    def update(self, parameters: Tensors, gradient: Tensors, slots: Slots) -> tuple[Tensors, Slots]:
+    def update(
+        self, parameters: Tensors, gradient: Tensors, slots: Slots, donated: bool = False
+    ) -> tuple[Tensors, Slots]:
         """Bias-corrected moments, and a step along their ratio."""
         if self.weight_decay:
             gradient = gradient + self.weight_decay * parameters

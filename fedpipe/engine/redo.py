@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedpipe.engine.run import Run
 
 #: Of what a round changes, the share by which other devices and executors may differ: rounding, amplified by a round.
-ROUNDING = {"float32": 1e-3, "float64": 1e-9}
+ROUNDING = {"float32": 1e-3, "float64": 1e-9, "bfloat16": 0.05}
 PLACE = ("executor", "device", "torch", "numpy")  #: where these are equal, the bits are
 
 
@@ -59,9 +59,9 @@ class Comparison:
         """Whether executor, device, CPU and libraries are the same, so that equal code gives equal bits."""
         return all(made.get(name) == self.now[name] for made in self.made_by for name in PLACE)
 
-    def agrees(self, dtype: str) -> bool:
+    def agrees(self, arithmetic: str) -> bool:
         """Whether the round came out the same: in its bits, or elsewhere than it was made within rounding."""
-        return not self.differ or (not self.same_place and self.distance <= ROUNDING[dtype])
+        return not self.differ or (not self.same_place and self.distance <= ROUNDING[arithmetic])
 
     def told(self) -> str:
         """What differs, and by how much."""
@@ -119,7 +119,7 @@ def check(run: Run, number: int) -> None:
     found = again(run, number)
     gone = "that round can't be done again, since a state from before it is gone"
     told = gone if found is None else f"done again now {found.told()}"
-    if found is None or not found.agrees(run.federation.dtype):
+    if found is None or not found.agrees(run.federation.arithmetic):
         raise ArtifactError(
             f"{run.files.path} can't go on: the code that all runs share has changed since round {number}, and {told}; "
             f"restore fedpipe as it was, or type `rm -r {run.files.path}` to have the "

@@ -13,8 +13,9 @@ import itertools
 import os
 import platform
 import statistics
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -31,8 +32,9 @@ from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution, several
 from fedpipe.data import store
 from fedpipe.data.assignment import Assignment, checksum
-from fedpipe.engine import contract, evaluation, redo
+from fedpipe.engine import contract, evaluation, frozen, gpus, redo
 from fedpipe.engine.block import Block
+from fedpipe.engine.capture import cuda_graph
 from fedpipe.engine.checkpoint import Checkpoint, prune
 from fedpipe.engine.clients import Clients
 from fedpipe.engine.executor import Executor, Score, Test, init_client
@@ -41,7 +43,7 @@ from fedpipe.engine.server import aggregate, init_server
 from fedpipe.engine.stack import Stack
 from fedpipe.engine.trees import finite, to_host
 from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.models.base import Model, Net
+from fedpipe.models.base import Model, Net, Network
 from fedpipe.plan import Settings, digest
 from fedpipe.tensors import Tensors
 
@@ -105,10 +107,15 @@ class Run:
         bare = cast(Algorithm, settings.build_algorithm())
         shape = tuple(self.clients.x.shape[1:])
         build = functools.partial(family.network, shape, self.clients.classes)
+        if family.frozen_base:
+            whole, base = build, frozen.parted(family, shape, self.clients.classes)
+            self.clients = frozen.featured(self.clients, base, frozen.place(settings), threads, self._versions())
+            build = functools.partial(_above_base, family, whole)
         self._one_model = family.whole
-        net = Net(lambda: bare.adapt(build()), dtype, self._device, self.federation.buffers)
+        federation = self.federation
+        net = Net(lambda: bare.adapt(build()), dtype, self._device, federation.buffers, federation.precision)
         self.algorithm = bare.bind(net, self.federation)
-        self._stack = execution.stack if family.stackable else 1
+        self._stack, self._graphs = execution.stack if family.stackable else 1, execution.graphs
         self.executor = self.executor_of(self.algorithm)
         with torch.no_grad(), contract.told(self.algorithm):
             self._first = to_host(init_client(self.algorithm, init_server(self.algorithm, self.fresh), self.fresh))
@@ -124,10 +131,14 @@ class Run:
 
     def executor_of(self, algorithm: Algorithm) -> Executor:
         """The run's executor, at work for this algorithm: the run's, or one that probes make of it."""
-        stack, epochs = self._stack, self.evaluation.finetune_epochs
-        width = stack if isinstance(stack, int) else WIDTH_ON_GPU if self._device.type == "cuda" else 1
+        stack, epochs, cuda = self._stack, self.evaluation.finetune_epochs, self._device.type == "cuda"
+        width = stack if isinstance(stack, int) else WIDTH_ON_GPU if cuda else 1
+        if self._graphs and not (cuda and width > 1):
+            reason = "clients train one by one" if cuda else "there is no GPU"
+            print(f"execution.graphs: steps run one by one, since {reason} here", file=sys.stderr)
         if width > 1:
-            return Stack(algorithm, self.clients, width, epochs)
+            record = cuda_graph() if self._graphs and cuda and algorithm is self.algorithm else None
+            return Stack(algorithm, self.clients, width, epochs, record)
         return Loop(algorithm, self.clients, self._threads, epochs)
 
     def fresh(self, index: int) -> Tensors:
@@ -173,8 +184,9 @@ class Run:
         kept = functools.partial(self.kept, number=number - 1)
         due = evaluation.due(self.evaluation, self._measured(number)).values()
         tests: list[Test] = sorted({test for on in due for test in on})
-        block = Block(self.made_by())
-        for outcome in self.executor.run("train", number, ids, kept, send, tests):
+        everyone = self.participants(number)
+        block = Block(self.made_by(), stacks=self.executor.stacks(everyone))
+        for outcome in self.executor.run("train", number, ids, kept, send, tests, everyone):
             contract.alike(self.algorithm, "keep", outcome.keep, self._first, "init_client")
             contract.alike(
                 self.algorithm, "upload", outcome.upload, (block.uploads or [outcome.upload])[0], "another client"
@@ -199,6 +211,7 @@ class Run:
             made_by.append(self.made_by())
         observed = {name: float(value) for name, value in self.algorithm.metrics(server).items()}
         facts = {"observed": observed, "made_by": made_by, "trained_on": dict(self.clients.trained_on)}
+        facts |= {"stacks": sent.block.stacks} if sent.block.stacks else {}
         self.checkpoint.seal(number, server, list(sent.uploads.ids), sent.kept, hashes, **facts)
         epoch = statistics.fmean(sent.block.spent) / self.federation.local_epochs
         times = {"train": sent.block.seconds, "epoch": epoch, "aggregate": time.perf_counter() - begin}
@@ -259,6 +272,7 @@ class Run:
                 self.server(number),
                 functools.partial(self.kept, number=number),
                 number,
+                again=self.participants(number + 1),
             )
             metrics = found.metrics
             if evaluation.tests(self.evaluation, "kept"):
@@ -329,11 +343,12 @@ class Run:
             if not artifacts.exists(self.files.round(earlier).state):
                 continue
             recorded = self.checkpoint.sealed(earlier).get("trained_on", {})
+            lies = {**places(self.settings), "features": frozen.place(self.settings)}
             for name in here:
                 if recorded.get(name) != here[name]:
                     raise ArtifactError(
                         f"{self.files.path}: round {earlier} was made with another {name} (SHA-256 of its content: "
-                        f"{recorded.get(name, 'not recorded')}) than lies in {places(self.settings)[name]} "
+                        f"{recorded.get(name, 'not recorded')}) than lies in {lies[name]} "
                         f"({here[name]}); bring that one back, as `dvc checkout` does where DVC has recorded it, or "
                         f"delete {self.files.path} and run `snakemake all` to make the run anew."
                     )
@@ -343,9 +358,11 @@ class Run:
 
     def made_by(self) -> dict[str, Any]:
         """What else a result's bits depend on: executor, device, versions."""
+        return {"executor": self.executor.name, **self._versions()}
+
+    def _versions(self) -> dict[str, Any]:
         device = self._device
         return {
-            "executor": self.executor.name,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
             "fedpipe": fedpipe.__version__,
             "shared": code.shared(),
@@ -359,6 +376,10 @@ def places(settings: Settings) -> dict[str, Path]:
     """Where a run's data set and its partition lie."""
     dealt = artifacts.assignment_file(digest(settings.partition_settings))
     return {"data set": store.place(settings.dataset), "partition": dealt}
+
+
+def _above_base(family: Model, whole: Callable[[], Network]) -> Network:
+    return family.parted(whole())[1]
 
 
 def open_clients(settings: Settings, dtype: torch.dtype, device: torch.device) -> Clients:
@@ -408,6 +429,15 @@ def _device(execution: Execution) -> torch.device:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
     if execution.device == "cuda" and not torch.cuda.is_available():
         raise SettingsError("execution.device: cuda can't be used; PyTorch sees no GPU here. It should be auto or cpu.")
-    if execution.device != "auto":
-        return torch.device(execution.device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if execution.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    device = torch.device("cuda", _gpu(count) if count > 1 else 0)
+    torch.cuda.set_device(device)
+    return device
+
+
+@functools.cache
+def _gpu(count: int) -> int:
+    """The index of this process's own of so many GPUs."""
+    return gpus.own(gpus.names(count))

@@ -1,11 +1,14 @@
-"""The stack executor: many clients in one call, their tensors along a leading axis that stays on the device."""
+"""The stack executor: many clients in one call, their tensors along a leading axis that stays on the device.
+
+A pass is planned on the host, sent to the device in one transfer, and then runs without reading or copying anything
+from the host; only a pass with a condition (`when`) asks for it before each epoch.
+"""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,8 @@ from torch.func import grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
 from fedpipe.algorithms.base import Algorithm, Batch, Measure, Pass, State, Train, Update
-from fedpipe.engine import contract
+from fedpipe.engine import contract, schedule
+from fedpipe.engine.capture import Library, Record, Step
 from fedpipe.engine.clients import Clients, Integers
 from fedpipe.engine.executor import (
     MEASURE_BATCH,
@@ -38,17 +42,21 @@ from fedpipe.engine.executor import (
     with_batch_stats,
     with_optimizer_state,
 )
+from fedpipe.engine.schedule import Feed, Leg, Row
 from fedpipe.engine.transforms import changed
 from fedpipe.engine.trees import move, size_in_bytes, stack, to_host, unstack
 from fedpipe.tensors import Tensors
 
 Flags = Tensor  #: one truth value a client, shape (width,)
+Terms = Callable[[State, Row], dict[str, Tensor]]  #: of a stack, on the samples of a step
 
 
 class Stack:
-    """Trains ``width`` clients at a time; a short stack is padded, so that a client's bits never depend on its mates.
+    """Trains up to ``width`` clients at a time, in stacks that follow from the round's participants alone.
 
-    Clients with fewer batches stand still while the others go on; samples that pad a batch have no weight.
+    The first rows are the largest clients. As the others end, the stack is cut to the next width of its ladder; those
+    that end in between stand still. Samples that pad a batch have no weight. A client's bits never depend on its mates:
+    where a job trains some of the participants, the others' rows are empty.
 
     Parameters
     ----------
@@ -57,16 +65,30 @@ class Stack:
     clients
         Their samples.
     width
-        Clients in a stack; device memory grows with it, not with the number of clients.
+        Clients in a stack at most; device memory grows with it, not with the number of clients.
     finetune_epochs
         Epochs of the phase ``finetune``.
+    record
+        How steps are recorded, to be replayed; None: each is run from here.
     """
 
-    def __init__(self, algorithm: Algorithm, clients: Clients, width: int, finetune_epochs: int = 1) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        clients: Clients,
+        width: int,
+        finetune_epochs: int = 1,
+        record: Record | None = None,
+    ) -> None:
         self.name = f"stack of {width}"
         torch.set_num_threads(1)  # on a CPU: sums over several threads are in another order
         self._algorithm, self._clients, self._width = algorithm, clients, width
-        self._finetune_epochs = finetune_epochs
+        self._finetune_epochs, self._library = finetune_epochs, record and Library(record)
+
+    def stacks(self, among: Sequence[int]) -> list[dict[str, Any]]:
+        """See :class:`~fedpipe.engine.executor.Executor`."""
+        batch = self._clients.batch(self._algorithm.federation.batch_size)
+        return schedule.recorded(self._clients.sizes, among, self._width, batch)
 
     def run(
         self,
@@ -76,42 +98,48 @@ class Stack:
         kept: Callable[[int], State],
         send: Callable[[Sequence[int]], tuple[State, State]],
         tests: Sequence[Test] = (),
+        among: Sequence[int] | None = None,
+        again: Collection[int] = (),
     ) -> Iterator[Outcome]:
         """See :class:`~fedpipe.engine.executor.Executor`."""
-        for first in range(0, len(ids), self._width):
-            members = list(ids[first : first + self._width])
-            padded = members + members[-1:] * (self._width - len(members))
-            with torch.no_grad(), contract.told(self._algorithm):
-                outcomes = self._stack(phase, round, members, padded, kept, send, tests)
-            yield from outcomes
+        found: dict[int, Outcome] = {}
+        wanted, everyone = set(ids), range(len(self._clients)) if among is None else among
+        for mates in schedule.stacks(self._clients.sizes, everyone, self._width):
+            members = [client for client in mates if client in wanted]
+            if members:
+                with torch.no_grad(), contract.told(self._algorithm):
+                    outcomes = self._stack(phase, round, mates, members, kept, send, tests)
+                found |= {outcome.client: outcome for outcome in outcomes}
+        return (found.pop(client) for client in ids)
 
     def _stack(
         self,
         phase: Phase,
         round: int,
+        mates: list[int],
         members: list[int],
-        padded: list[int],
         kept: Callable[[int], State],
         send: Callable[[Sequence[int]], tuple[State, State]],
         tests: Sequence[Test],
     ) -> list[Outcome]:
         algorithm, device = self._algorithm, self._clients.device
-        common, own = contract.sent(algorithm, send(padded))
+        rungs = schedule.ladder(self._width)
+        work = Work(algorithm, self._clients, round, mates, members, rungs, self._library)
+        common, own = contract.sent(algorithm, send(work.rows))
         received = move(common | own, device)
         axes = dict.fromkeys(common) | dict.fromkeys(own, 0)
-        resident = move(stack([kept(client) for client in padded]), device)
-        facts = self._clients.facts(padded, round)
+        resident = move(stack([kept(client) for client in work.rows]), device)
+        facts = self._clients.facts(work.rows, round)
         state: State = vmap(functools.partial(start_client, algorithm), in_dims=(0, axes, 0))(resident, received, facts)
-        work = _Work(algorithm, self._clients, round, padded, len(members))
         begin = time.perf_counter()
-        for pass_ in passes(algorithm, phase, self._finetune_epochs):
-            state = work.run(pass_, state)
+        for number, pass_ in enumerate(passes(algorithm, phase, self._finetune_epochs)):
+            state = work.run(pass_, state, f"pass {number} of the phase '{phase}'")
         seconds = seconds_since(begin, device) / len(members)
         scores = {test: work.scores(state, phase, test) for test in tests}
         uploads, kept_on = {}, {}
         if phase == "train":
-            uploads = to_host(vmap(functools.partial(upload, algorithm))(state))
-            kept_on = to_host(vmap(functools.partial(keep, algorithm))(state))
+            sent, stays = (vmap(functools.partial(part, algorithm))(state) for part in (upload, keep))
+            uploads, kept_on = to_host(_cut(sent, len(members))), to_host(_cut(stays, len(members)))
         outcomes = []
         for row, client in enumerate(members):
             mine = {test: rows[row] for test, rows in scores.items()}
@@ -130,34 +158,84 @@ class Stack:
             return torch.cat([self._algorithm.net(model, x) for x in batches])
 
 
-class _Work:
-    """The passes of one stack in one round."""
+class Work:
+    """The passes of one stack in one round.
 
-    def __init__(self, algorithm: Algorithm, clients: Clients, round: int, padded: list[int], members: int) -> None:
-        self._algorithm, self._clients, self._round, self._ids = algorithm, clients, round, padded
-        self._present = np.arange(len(padded)) < members
+    Parameters
+    ----------
+    algorithm, clients, round
+        What is done, on whose samples, and when.
+    mates
+        All participants that belong to the stack, the largest first.
+    members
+        Those that this job trains, in the same order.
+    rungs
+        The widths that there are.
+    library
+        Where recorded steps are kept, if any are.
+
+    Attributes
+    ----------
+    rows
+        The client of each row. Rows without one of their own hold the last member's tensors, which nobody reads.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        clients: Clients,
+        round: int,
+        mates: list[int],
+        members: list[int],
+        rungs: tuple[int, ...],
+        library: Library | None = None,
+    ) -> None:
+        self._algorithm, self._clients, self._round, self._library = algorithm, clients, round, library
+        self._mates, self._members, self._rungs = mates, members, rungs
+        width = min(rung for rung in rungs if rung >= len(mates))
+        self.rows = members + members[-1:] * (width - len(members))
         self._epochs: dict[str, int] = {}
 
-    def run(self, pass_: Pass, state: State) -> State:
-        """The stack's state after a pass."""
+    def run(self, pass_: Pass, state: State, name: str = "pass") -> State:
+        """The stack's state after a pass, which has the same name in every round."""
         match pass_:
             case Train():
-                return self._train(pass_, state)
+                return self._train(pass_, state, name)
             case Measure():
                 return self._measure(pass_, state)
             case Update():
                 return vmap(pass_.then)(state)
 
-    def _train(self, training: Train, state: State) -> State:
-        algorithm, federation = self._algorithm, self._algorithm.federation
-        first = self._epochs.get(training.stream, 0)
-        count = federation.local_epochs if training.epochs is None else training.epochs
-        self._epochs[training.stream] = first + count
-        names = trained_names(algorithm, training, state)
-        size = self._clients.batch(federation.batch_size) * training.batches
-        state = vmap(functools.partial(with_optimizer_state, algorithm, training))(state)
+    # -- training ----------------------------------------------------------------------------------------------------
 
-        def step(client: State, *batch: Tensor) -> State:
+    def _train(self, training: Train, state: State, name: str) -> State:
+        begin = self._epochs.get(training.stream, 0)
+        count = self._algorithm.federation.local_epochs if training.epochs is None else training.epochs
+        self._epochs[training.stream] = begin + count
+        epochs = range(begin, begin + count)
+        state = vmap(functools.partial(with_optimizer_state, self._algorithm, training))(state)
+        step, legs, active = self.step(training, state), self._legs(training), None
+        for span in [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)][:count]:
+            if training.when is not None:
+                going = vmap(training.when)(state)
+                active = going if active is None else active & going
+                if not bool(active[: len(self._members)].any()):
+                    break
+            feed = self.feed(training, span)
+            for begin in range(0, len(feed.samples), legs[-1].stop):
+                for leg in legs:
+                    plan = feed.leg(begin + leg.first, begin + leg.stop, leg.width)
+                    state = self._leg(step, state, plan, active, name)
+                if training.after is not None:
+                    state = _advance(training.after, state, active)
+        return state
+
+    def step(self, training: Train, state: State) -> Step:
+        """A pass's step for a stack, of whatever width its state has."""
+        algorithm, clients = self._algorithm, self._clients
+        names = trained_names(algorithm, training, state)
+
+        def one(client: State, *batch: Tensor) -> State:
             gradient = _Gradient(algorithm, training, names, Batch(*batch))
             if training.step is not None:
                 client = training.step(client, gradient.batch, gradient)
@@ -165,94 +243,131 @@ class _Work:
                 client = gradient.descend(client, gradient(client)[0])
             return with_batch_stats(training, client, gradient.recorded) if gradient.recorded else client
 
-        active = torch.as_tensor(self._present, device=self._clients.device)
-        for epoch in range(first, first + count):
-            if training.when is not None:
-                active = active & vmap(training.when)(state)
-                if not bool(active.any()):
-                    break
-            orders = [self._clients.order(i, self._round, training.stream, epoch, training.share) for i in self._ids]
-            keys = None
-            if noisy(algorithm, training, self._clients.transforms):
-                keys = [self._clients.key(i, self._round, training.stream, epoch) for i in self._ids]
-            sizes = np.array([len(order) for order in orders]) * self._present
-            for start, batch in itertools.islice(self._batches(orders, size, keys), training.steps):
-                here = sizes > start
-                everyone = training.when is None and bool(here.all())
-                live = None if everyone else active & torch.as_tensor(here, device=active.device)
-                state = _advance(step, state, live, *batch)
-            if training.after is not None:
-                state = _advance(training.after, state, active)
-        return state
+        return lambda state, row: _advance(one, state, row.live, *_batch(clients, row))
+
+    def feed(self, training: Train, epochs: Sequence[int]) -> Feed:
+        """The plan of some epochs, on the device."""
+        clients, legs = self._clients, self._legs(training)
+        size, length = self._size(training), legs[-1].stop
+        noise = noisy(self._algorithm, training, clients.transforms)
+        plans = []
+        for epoch in epochs:
+            where = self._round, training.stream, epoch
+            orders = [clients.order(client, *where, training.share) for client in self._members]
+            keys = [clients.key(client, *where) for client in self._members] if noise else None
+            plans.append(schedule.table(orders, keys, size, length, len(self.rows)))
+        return Feed.sent(np.concatenate(plans), noise, clients.dtype, clients.device)
+
+    def _size(self, training: Train) -> int:
+        """Samples of a step."""
+        return self._clients.batch(self._algorithm.federation.batch_size) * training.batches
+
+    def _legs(self, training: Train) -> list[Leg]:
+        size = self._size(training)
+        drawn = [self._clients.drawn(client, training.share) for client in self._mates]
+        return schedule.legs([schedule.steps(count, size, training.steps) for count in drawn], self._rungs)
+
+    def _leg(self, step: Step, state: State, plan: Feed, active: Flags | None, name: str) -> State:
+        """The stack after the steps of a leg; with a condition, of the clients that are active."""
+        width = plan.samples.shape[1]
+        before, part = _cut(state, width), None
+        if self._library is not None and active is None:
+            part = self._library.run(name, step, before, plan, plan.masked)
+        if part is None:
+            part = before
+            for number in range(len(plan.samples)):
+                row = plan.row(number)
+                if active is not None:
+                    row = row._replace(live=active[:width] if row.live is None else active[:width] & row.live)
+                part = step(part, row)
+        return state | {
+            name: _joined(value, state[name]) if name in state else value
+            for name, value in part.items()
+            if value is not before.get(name)
+        }
+
+    # -- measuring ---------------------------------------------------------------------------------------------------
 
     def _measure(self, measuring: Measure, state: State) -> State:
-        totals: dict[str, Tensor] = {}
+        def follow(client: State, sums: dict[str, Tensor]) -> State:
+            with eval_mode(self._algorithm, client):
+                return measuring.then(client, sums)
+
         samples = self._clients.train if measuring.on == "train" else self._clients.validation
+        noise = [self._clients.key(client, self._round, "measure", 0) for client in self._members]
+        sums = self._sums(self.terms(measuring), state, samples, noise if measuring.changed else None)
+        return vmap(follow)(state, sums)
+
+    def terms(self, measuring: Measure) -> Terms:
+        """A pass's sums over the samples of a step."""
 
         def measure(client: State, *batch: Tensor) -> dict[str, Tensor]:
             with eval_mode(self._algorithm, client, mask=batch[2]):
                 return measuring.sums(client, Batch(*batch))
 
-        def follow(client: State, sums: dict[str, Tensor]) -> State:
-            with eval_mode(self._algorithm, client):
-                return measuring.then(client, sums)
-
-        orders = [samples[client] for client in self._ids]
-        keys = [self._clients.key(i, self._round, "measure", 0) for i in self._ids] if measuring.changed else None
-        for _, batch in self._batches(orders, MEASURE_BATCH, keys):
-            terms = vmap(measure)(state, *batch)
-            totals = {name: totals[name] + term if totals else term for name, term in terms.items()}
-        return vmap(follow)(state, totals)
+        return lambda state, row: vmap(measure)(state, *_batch(self._clients, row))
 
     def scores(self, state: State, phase: Phase, test: Test) -> list[Score]:
-        """Every client of the stack on a test set."""
-        orders = [self._clients.measured(client, test) for client in self._ids]
-        right = torch.zeros(len(orders), dtype=torch.int64, device=self._clients.device)
-        loss = torch.zeros(len(orders), dtype=torch.float64, device=self._clients.device)
-        noise = [self._clients.measuring_key(client, self._round, test) for client in self._ids]
+        """Every member on a test set."""
+        clients = self._clients
+        samples = [clients.measured(client, test) for client in range(len(clients))]
+        noise = [clients.measuring_key(client, self._round, test) for client in self._members]
         keys = [key for key in noise if key is not None] or None  # of all of them, or of none
 
-        def score(client: State, *samples: Tensor) -> tuple[Tensor, Tensor]:
+        def score(client: State, *samples: Tensor) -> dict[str, Tensor]:
             batch = Batch(*samples)
             with eval_mode(self._algorithm, client, batch.mask):
                 logits = readout(self._algorithm, phase)(client, batch.x)
             hits, losses = (logits.argmax(-1) == batch.y), F.cross_entropy(logits, batch.y, reduction="none")
             losses = torch.where(samples[2] > 0, losses, 0)  # infinity times a mask of 0 would be NaN
-            return batch.sum(hits.to(logits.dtype)), batch.sum(losses)
+            return {"right": batch.sum(hits.to(logits.dtype)).long(), "loss": batch.sum(losses).double()}
 
-        for _, batch in self._batches(orders, MEASURE_BATCH, keys):
-            hits, losses = vmap(score)(state, *batch)
-            right += hits.long()
-            loss += losses
-        return [
-            Score(int(hit), len(order), float(value))
-            for hit, order, value in zip(right.tolist(), orders, loss.tolist(), strict=True)
-        ]
+        sums = self._sums(lambda state, row: vmap(score)(state, *_batch(clients, row)), state, samples, keys)
+        right, loss = sums["right"].tolist(), sums["loss"].tolist()
+        return [Score(right[row], len(samples[client]), loss[row]) for row, client in enumerate(self._members)]
 
-    def _batches(
-        self, orders: list[Integers], size: int, keys: list[int] | None = None
-    ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """Batches of all clients at once, each of ``size`` samples, padded; and where in the order they begin.
+    def _sums(
+        self, terms: Terms, state: State, samples: Sequence[Integers], keys: list[int] | None
+    ) -> dict[str, Tensor]:
+        """Sums over each client's samples of what ``terms`` gives for some of them, with each one's noise."""
+        legs, feed = self.reading(samples, keys)
+        sums: dict[str, Tensor] = {}
+        for leg in legs:
+            part, plan = _cut(state, leg.width), feed.leg(leg.first, leg.stop, leg.width)
+            for number in range(len(plan.samples)):
+                sums = {
+                    name: _joined(sums[name][: leg.width] + term, sums[name]) if sums else term
+                    for name, term in terms(part, plan.row(number)).items()
+                }
+        return sums
 
-        With keys, which seed each client's noise, they are transformed.
-        """
-        longest = max(len(order) for order in orders)
-        width = -(-longest // size) * size
-        rows = np.zeros((len(orders), width), np.int64)
-        there = np.zeros((len(orders), width), bool)
-        for row, order in enumerate(orders):
-            rows[row, : len(order)], there[row, : len(order)] = order, True
-        device, change = self._clients.device, functools.partial(changed, self._clients.transforms)
-        index = torch.as_tensor(rows, device=device)
-        weight = torch.as_tensor(there, device=device).to(self._clients.dtype)
-        for number, start in enumerate(range(0, longest, size)):
-            x, y = self._clients.gather(index[:, start : start + size])
-            mask = weight[:, start : start + size]
-            if keys is None:
-                yield start, (x, y, mask)
-            else:
-                noise = torch.tensor([key + number for key in keys], device=device)
-                yield start, (vmap(change)(x, noise), y, mask, noise)
+    def reading(self, samples: Sequence[Integers], keys: list[int] | None) -> tuple[list[Leg], Feed]:
+        """How sets of samples are read; every client is met at least once, with nothing where it has no samples."""
+        counts = [schedule.steps(len(samples[client]), MEASURE_BATCH) for client in self._mates]
+        legs, orders = schedule.legs(counts, self._rungs), [samples[client] for client in self._members]
+        plan = schedule.table(orders, keys, MEASURE_BATCH, legs[-1].stop, len(self.rows))
+        return legs, Feed.sent(plan, keys is not None, self._clients.dtype, self._clients.device)
+
+
+def _batch(clients: Clients, row: Row) -> tuple[Tensor, ...]:
+    """The samples of a step: inputs, classes, masks, and the key where there is noise."""
+    x, y = clients.gather(row.samples)
+    if row.key is None:
+        return x, y, row.mask
+    return vmap(functools.partial(changed, clients.transforms))(x, row.key), y, row.mask, row.key
+
+
+def _cut(state: State, width: int) -> State:
+    """The first rows; the same tensors where these are all."""
+    mapped: State = pytree.tree_map(lambda value: value if len(value) == width else value[:width], state)
+    return mapped
+
+
+def _joined(part: Any, whole: Any) -> Any:
+    """The first rows as they are in ``part``, the others as they are in ``whole``."""
+    return pytree.tree_map(
+        lambda first, rows: first if len(first) == len(rows) else torch.cat([first, rows[len(first) :]]), part, whole
+    )
 
 
 class _Gradient:

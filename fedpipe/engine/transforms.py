@@ -15,13 +15,20 @@ from fedpipe.config import Transforms
 from fedpipe.layers import uniform
 
 
-def normalized(settings: Transforms, x: Tensor) -> Tensor:
-    """Images of shape (..., c, h, w) with each channel centered and scaled."""
-    if settings.mean:
-        x = x - x.new_tensor(settings.mean).reshape(-1, 1, 1)
-    if settings.std:
-        x = x / x.new_tensor(settings.std).reshape(-1, 1, 1)
-    return x
+class Normalization:
+    """Centers and scales each channel of images, by numbers that lie on the device before the first batch."""
+
+    def __init__(self, settings: Transforms, dtype: torch.dtype, device: torch.device | str) -> None:
+        def channels(values: tuple[float, ...]) -> Tensor | None:
+            return torch.tensor(values, dtype=dtype, device=device).reshape(-1, 1, 1) if values else None
+
+        self._mean, self._std = channels(settings.mean), channels(settings.std)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Of images of shape (..., c, h, w)."""
+        if self._mean is not None:
+            x = x - self._mean
+        return x if self._std is None else x / self._std
 
 
 def changed(settings: Transforms, x: Tensor, key: Tensor) -> Tensor:

@@ -74,19 +74,19 @@ def rerun(files: RunFiles, rng: random.Random) -> Verdict:
         run = Run(files, _as_before(made_by[0]["executor"]))
         found = redo.again(run, number)
         if found is not None:  # else a client's last state was pruned
-            return _judged(files, found, run.federation.dtype)
+            return _judged(files, found, run.federation.arithmetic)
     return Verdict(f"{files.path}: no round can be run again, since no state before one is kept", True)
 
 
-def _judged(files: RunFiles, found: redo.Comparison, dtype: str) -> Verdict:
+def _judged(files: RunFiles, found: redo.Comparison, arithmetic: str) -> Verdict:
     """What was found of a round that was done again: its bits agree, or elsewhere than it was made it is close."""
     reason = ""
     if found.differ:
         made = found.made_by[0]
         other = [f"{name} {made.get(name)}, now {now}" for name, now in found.now.items() if now != made.get(name)]
         reason = f"; made with {'; '.join(other)}" if other else ""
-        reason += "; within rounding" if found.agrees(dtype) else ""
-    return Verdict(f"{files.path}: round {found.round}, run again: {found.told()}{reason}", found.agrees(dtype))
+        reason += "; within rounding" if found.agrees(arithmetic) else ""
+    return Verdict(f"{files.path}: round {found.round}, run again: {found.told()}{reason}", found.agrees(arithmetic))
 
 
 def verify(paths: list[Path], again: int, rng: random.Random) -> Iterator[Verdict]:

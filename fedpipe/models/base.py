@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -57,6 +57,15 @@ class Model(Component):
     sha256: Sha256 | None = None
 
     stackable: ClassVar[bool] = True  #: whether its clients can train in one call (an LSTM's can't: no batching rule)
+
+    @property
+    def frozen_base(self) -> bool:
+        """Whether the first part of the body never trains, so that its features are computed once; see `parted`."""
+        return False
+
+    def parted(self, network: Network) -> tuple[nn.Module, Network]:
+        """A network's frozen base, and what is left, with its tensors' names, for features of shape (B, d)."""
+        raise NotImplementedError
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Refuse inputs that this family can't take, before any job starts.
@@ -201,6 +210,8 @@ class Net:
     buffers
         ``average``: buffers are part of a model; ``keep``: each client has its own; ``drop``: there are none, and every
         batch is normalized by its own statistics.
+    precision
+        ``bfloat16``: so its products and convolutions are computed while it is trained; what comes out is of ``dtype``.
 
     Attributes
     ----------
@@ -220,8 +231,10 @@ class Net:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         buffers: Literal["average", "keep", "drop"] = "average",
+        precision: Literal["full", "bfloat16"] = "full",
     ) -> None:
         self._build, self.dtype, self._buffers = build, dtype, buffers
+        self.lowered, self._device = precision == "bfloat16", torch.device(device).type
         with torch.random.fork_rng(devices=[]):
             self._module, self.mode = self._made()
         self._module.to(device=device, dtype=dtype)
@@ -256,24 +269,29 @@ class Net:
         A ``teacher`` is in evaluation mode whatever the pass; where statistics are the client's own, with those that it
         had as it began.
         """
-        with self.mode.eval_mode() if teacher else nullcontext():
+        with self.mode.eval_mode() if teacher else nullcontext(), self._arithmetic():
             tensors = {**self.mode.buffers, **model}
             logits: Tensor = functional_call(self._module, tensors, (x,), tie_weights=self._tied)
-        return logits
+        return logits.to(self.dtype) if self.mode.lowered else logits
 
     def features(self, model: Tensors, x: Tensor, *, teacher: bool = False) -> Tensor:
         """What the body makes of the inputs, shape (B, d); tensors of the head need not be given."""
-        with self.mode.eval_mode() if teacher else nullcontext():
+        with self.mode.eval_mode() if teacher else nullcontext(), self._arithmetic():
             tensors = {**self.mode.buffers, **model}
             body = {name[5:]: value for name, value in tensors.items() if name.startswith("body.")}
             features: Tensor = functional_call(self._module.body, body, (x,), tie_weights=self._tied)
-        return features.flatten(1)
+        return features.flatten(1).to(self.dtype) if self.mode.lowered else features.flatten(1)
 
     def classify(self, model: Tensors, features: Tensor) -> Tensor:
         """What the head makes of features of shape (B, d): logits, shape (B, C); for losses that need both."""
         head = {name[5:]: value for name, value in model.items() if name.startswith("head.")}
-        logits: Tensor = functional_call(self._module.head, head, (features,))
-        return logits
+        with self._arithmetic():
+            logits: Tensor = functional_call(self._module.head, head, (features,))
+        return logits.to(self.dtype) if self.mode.lowered else logits
+
+    def _arithmetic(self) -> AbstractContextManager[Any]:
+        """That of the pass at work."""
+        return torch.autocast(self._device, torch.bfloat16) if self.mode.lowered else nullcontext()
 
     def parameters(self, model: Tensors) -> Tensors:
         """The trained parameters of a model, or of a part of one, in the network's order."""

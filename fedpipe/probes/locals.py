@@ -46,5 +46,5 @@ def relative(model: Tensors) -> Tensor:
     """The shares of the norms of the head's rows (cwFedAvg, eq. 4), shape (C,)."""
     if "head.weight" not in model:
         raise SettingsError("probes: these models have no head.weight, whose rows could be looked at.")
-    norms = torch.linalg.vector_norm(model["head.weight"], dim=-1)
+    norms: Tensor = torch.linalg.vector_norm(model["head.weight"], dim=-1)
     return norms / norms.sum().clamp(min=torch.finfo(norms.dtype).tiny)

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -165,9 +165,11 @@ class _Watched:
         kept: Callable[[int], State],
         send: Callable[[Sequence[int]], tuple[State, State]],
         tests: Sequence[Test] = (),
+        among: Sequence[int] | None = None,
+        again: Collection[int] = (),
     ) -> Iterator[Outcome]:
         """See :class:`~fedpipe.engine.executor.Executor`."""
-        for outcome in self._executor.run(phase, round, ids, kept, send, tests):
+        for outcome in self._executor.run(phase, round, ids, kept, send, tests, among, again):
             if phase != "train":
                 yield outcome
                 continue
@@ -181,6 +183,10 @@ class _Watched:
             self.found.append(Local(outcome.client, brought[MODEL], brought.get(OWN), trace))
             sent = {part: value for part, value in outcome.upload.items() if part not in brought}
             yield outcome._replace(upload=sent)
+
+    def stacks(self, among: Sequence[int]) -> list[dict[str, Any]]:
+        """See :class:`~fedpipe.engine.executor.Executor`."""
+        return self._executor.stacks(among)
 
     def logits(self, model: Tensors, indices: Any, round: int) -> Tensor:
         """See :class:`~fedpipe.engine.executor.Executor`."""

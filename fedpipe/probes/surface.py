@@ -54,7 +54,8 @@ def direction(model: Tensors, seed: int, index: int) -> Tensors:
             return torch.zeros_like(value)
         filters, norms = drawn.flatten(1), value.flatten(1).norm(dim=1, keepdim=True)
         length = filters.norm(dim=1, keepdim=True).clamp(min=torch.finfo(value.dtype).tiny)
-        return (filters / length * norms).reshape(value.shape)
+        moved: torch.Tensor = (filters / length * norms).reshape(value.shape)
+        return moved
 
     return model.map(scaled)
 

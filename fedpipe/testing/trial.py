@@ -82,7 +82,12 @@ class Trial:
         threads: int = 1,
         fresh: Callable[[int], Tensors] | None = None,
     ) -> None:
-        net = Net(lambda: algorithm.adapt(build()), clients.dtype, buffers=federation.buffers)
+        net = Net(
+            lambda: algorithm.adapt(build()),
+            clients.dtype,
+            buffers=federation.buffers,
+            precision=federation.precision,
+        )
         self.algorithm, self.clients, self.net = algorithm.bind(net, federation), clients, net
         self.executor: Executor = (
             Stack(self.algorithm, clients, width) if width else Loop(self.algorithm, clients, threads)
@@ -104,10 +109,11 @@ class Trial:
     def train(
         self, ids: Sequence[int] | None = None, tests: Sequence[Test] = (), phase: Phase = "train"
     ) -> list[Outcome]:
-        """What the next round's participants, or these clients, send; changes nothing."""
+        """What the next round's participants, or these of all clients, send; changes nothing."""
         number = self.rounds + 1
-        ids = self.participants(number) if ids is None else ids
-        return list(self.executor.run(phase, number, ids, self.kept.__getitem__, self.send, tests))
+        among = self.participants(number) if ids is None else None
+        ids = among or ids or []
+        return list(self.executor.run(phase, number, ids, self.kept.__getitem__, self.send, tests, among))
 
     def send(self, ids: Sequence[int]) -> tuple[State, State]:
         """What clients receive from the server."""

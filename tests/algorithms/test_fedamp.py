@@ -5,7 +5,7 @@ import torch
 
 from fedpipe.algorithms._slots import pick
 from fedpipe.algorithms.base import Uploads
-from fedpipe.algorithms.fedamp import FedAMP
+from fedpipe.algorithms.fedamp import COLUMNS, FedAMP, square_distances
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
@@ -169,3 +169,12 @@ def test_like_clients_attract_each_other_and_unlike_ones_do_not(make_toy):
     assert highest - other < 0.6
     assert low + high == pytest.approx(1, abs=1e-3)
     assert other + highest == pytest.approx(17, abs=1e-3)
+
+
+def test_distances_are_those_of_all_coordinates_however_many():
+    """More than are compared at a time, and not a multiple of that."""
+    points = torch.randn(5, 2 * COLUMNS + 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = square_distances(points)
+    assert torch.allclose(found, torch.cdist(points, points).square(), rtol=1e-12, atol=1e-9)
+    assert torch.equal(found, found.T)
+    assert found.diag().tolist() == [0] * 5

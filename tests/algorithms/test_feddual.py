@@ -1,6 +1,7 @@
 import math
 
 import numpy as np
+import ot
 import pytest
 import torch
 from torch import nn
@@ -96,6 +97,14 @@ def test_a_wide_kernel_gives_the_mean():
     vectors = torch.randn(5, 7, dtype=f64, generator=torch.Generator().manual_seed(0))
     found, _ = barycenter(vectors, epsilon=1e14, iterations=150)
     assert torch.allclose(found, vectors.mean(0), rtol=1e-12, atol=1e-13)
+
+
+def test_distances_are_those_of_pot():
+    """What the authors' code calls."""
+    vectors = torch.randn(4, 50, dtype=f64, generator=torch.Generator().manual_seed(1))
+    distances = ot.wasserstein_1d(vectors.mean(0).unsqueeze(1).expand(-1, 4), vectors.T, p=1)
+    _, weights = barycenter(vectors, epsilon=0.01, iterations=1)
+    assert weights.tolist() == pytest.approx((-distances / 0.01).softmax(0).tolist(), rel=1e-10)
 
 
 @pytest.mark.parametrize("epsilon", [1e-2, 0.1, 1.0])

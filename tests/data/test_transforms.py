@@ -3,7 +3,7 @@ import torch
 from torch.func import vmap
 
 from fedpipe.config import Transforms
-from fedpipe.engine.transforms import changed, normalized
+from fedpipe.engine.transforms import Normalization, changed
 
 KEY = torch.tensor(7)
 
@@ -12,16 +12,20 @@ def images(count=64, side=6, channels=2):
     return torch.arange(1, 1 + count * channels * side * side).reshape(count, channels, side, side).double()
 
 
+def normalized(x, settings):
+    return Normalization(settings, x.dtype, x.device)(x)
+
+
 def test_without_settings_nothing_changes():
     x = images()
     assert changed(Transforms(), x, KEY) is x
-    assert normalized(Transforms(), x) is x
+    assert normalized(x, Transforms()) is x
 
 
 def test_each_channel_is_centered_and_scaled():
     x = torch.tensor([[[[0.5]], [[1.0]]]])
-    assert normalized(Transforms(mean=(0.5, 0.25), std=(0.5, 0.25)), x).flatten().tolist() == [0, 3]
-    assert normalized(Transforms(mean=(0.5,), std=(0.25,)), x).flatten().tolist() == [0, 2]
+    assert normalized(x, Transforms(mean=(0.5, 0.25), std=(0.5, 0.25))).flatten().tolist() == [0, 3]
+    assert normalized(x, Transforms(mean=(0.5,), std=(0.25,))).flatten().tolist() == [0, 2]
 
 
 def test_a_crop_is_a_window_of_the_padded_image():

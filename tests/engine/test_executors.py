@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.base import Measure, Train, Update
+from fedpipe.algorithms.fedala import FedALA
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.engine.executor import MEASURE_BATCH, passes
 from fedpipe.engine.trees import size_in_bytes
@@ -166,3 +169,86 @@ def test_prepared_passes_come_first_in_every_stage(make_trial):
 def test_bytes_are_counted_by_dtype():
     state = {"model": Tensors(w=torch.zeros(3, 2), b=torch.zeros(2, dtype=torch.float64)), "index": torch.tensor(1)}
     assert size_in_bytes(state) == 6 * 4 + 2 * 8 + 8
+
+
+class Borrowed(torch.autograd.Function):
+    """The inner product with a tensor that it hands out as the gradient, as it is."""
+
+    @staticmethod
+    def forward(ctx, x, direction):
+        ctx.save_for_backward(direction)
+        return (x * direction).sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.saved_tensors[0], None
+
+
+class Sharing(FedAvg):
+    """Gradients that are one tensor for two parameters, one number for all entries, or a part of the client's state."""
+
+    def start(self, kept, received, info):
+        return {"model": received["model"], "direction": torch.ones_like(received["model"]["head.bias"])}
+
+    def loss(self, client, batch):
+        first, second = (client["model"][name] for name in ("body.1.bias", "body.1.bias"))
+        added = client["model"]["body.1.weight"].sum() + (first + second).sum()
+        return added + Borrowed.apply(client["model"]["head.bias"], client["direction"])
+
+    def upload(self, client):
+        return super().upload(client) | {"direction": client["direction"]}
+
+
+def test_a_step_writes_into_no_memory_but_its_own(make_trial):
+    trial = make_trial(Sharing(), local_epochs=2)
+    before, rate = trial.server["model"], trial.algorithm.federation.learning_rate
+    received = before.map(lambda value: value.clone())
+    for outcome in trial.train():
+        steps = 2 * -(-int(trial.clients.sizes[outcome.client]) // trial.algorithm.federation.batch_size)
+        moved = {"body.1.weight": 1, "body.1.bias": 2, "head.bias": 1}
+        for name, value in outcome.upload["model"].items():
+            wanted = received[name] - steps * rate * moved.get(name, 0)
+            assert torch.allclose(value, wanted, rtol=0, atol=1e-12), name
+        assert outcome.upload["direction"].tolist() == [1] * len(outcome.upload["direction"])
+    assert all(torch.equal(value, received[name]) for name, value in before.items())
+
+
+class Counted(FedALA):
+    """Counts its mixing steps, by round."""
+
+    steps: ClassVar[list[int]] = []
+
+    def mix(self, client, batch, gradient):
+        self.steps.append(1)
+        return super().mix(client, batch, gradient)
+
+
+@pytest.mark.parametrize("change", [None, "server", "kept"])
+def test_a_personal_model_is_made_once_for_evaluation_and_training(make_trial, assert_same, change):
+    """And anew where what it is made of is not the same."""
+    trial = make_trial(Counted(passes=3), participation=1.0).run(2)
+    number, ids, everyone = 3, [1, 5], range(8)
+    wanted = sent(trial.train(ids))
+
+    def run(phase, clients, tests=(), again=()):
+        Counted.steps.clear()
+        kept = trial.kept.__getitem__
+        outcomes = list(trial.executor.run(phase, number, clients, kept, trial.send, tests, again=again))
+        return sent(outcomes), len(Counted.steps)
+
+    alone = {phase: run(phase, everyone, ("local",)) for phase in ("receive", "finetune")}
+    for before, phase in enumerate(("receive", "finetune", "receive")):
+        (scores, all_steps), (found, steps) = alone[phase], run(phase, everyone, ("local",), ids)
+        assert_same(found, scores)
+        assert 0 < steps < all_steps if before else steps == all_steps > 0
+    if change == "server":
+        trial.server = trial.server | {"model": trial.server["model"] * 1.01}
+    if change == "kept":
+        trial.kept = {client: state | {"local": state["local"] * 1.01} for client, state in trial.kept.items()}
+    found, steps = run("train", ids)
+    assert (steps > 0) == (change is not None)
+    if change is None:
+        assert_same(found, wanted)
+    again, steps = run("train", ids)
+    assert steps > 0, "it was held for one training"
+    assert_same(again, found)

@@ -76,6 +76,18 @@ def test_an_update_changes_nothing_in_place(assert_same, rule):
     assert_same(slots, rule.init(start()))
 
 
+@pytest.mark.parametrize("rule", [SGD(0.1), SGD(0.1, 0.0, 0.01), SGD(0.1, 0.9), SGD(0.1, 0.9, 0.01), Adam(0.1, 0.01)])
+def test_a_donated_gradient_leads_to_the_same_bits_and_leaves_all_else_alone(assert_same, rule):
+    parameters, slots = start(), rule.init(start())
+    found, wanted = (rule.update(parameters, gradient(parameters, 0), slots, donated) for donated in (True, False))
+    assert_same(found, wanted)
+    assert_same(parameters, start())
+    assert_same(slots, rule.init(start()))
+    again, _ = rule.update(found[0], gradient(found[0], 1), found[1], donated=True)
+    assert_same(found, wanted)
+    assert not torch.equal(again["w"], found[0]["w"])
+
+
 @pytest.mark.parametrize("rule", [SGD(0.1, 0.9, 0.01), Adam(0.1, 0.01)])
 def test_clients_in_a_stack_move_as_they_do_alone(assert_same, rule):
     parameters = start()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedpipe import artifacts, registry
+from fedpipe.engine import schedule
 from fedpipe.engine.block import Block
 from fedpipe.engine.run import Run
 from fedpipe.errors import SettingsError
@@ -86,6 +87,10 @@ def test_a_stack_leaves_the_same_bits_whatever_the_jobs(label: str) -> None:
     made = studies.prepare(studies.settings((label,), 2))
     run = studies.open_runs(made, stack=4)[0]
     list(run.segment(2))
+    stacks = [run.checkpoint.sealed(number)["stacks"] for number in (1, 2)]
+    assert stacks == [schedule.recorded(run.clients.sizes, run.participants(number), 4, 40) for number in (1, 2)]
+    assert len(stacks[0]) == 2
+    assert len(stacks[0][0]["widths"]) > 1, "its clients end together, which proves nothing"
     once = finish(run, 2)
     away(run)
     run = studies.open_runs(made, stack=4)[0]
@@ -94,6 +99,7 @@ def test_a_stack_leaves_the_same_bits_whatever_the_jobs(label: str) -> None:
         ids = run.participants(number)
         run.aggregate(number, [run.train(number, ids[:3]), run.train(number, ids[3:])])
         run.evaluate(number)
+    assert [run.checkpoint.sealed(number)["stacks"] for number in (1, 2)] == stacks
     assert finish(run, 2) == once
 
 

@@ -167,6 +167,7 @@ onerror:
 ENVIRONMENT = {
     "FEDPIPE_DEVICE": PLAN.execution.device,
     "FEDPIPE_STACK": PLAN.execution.stack,
+    "FEDPIPE_GRAPHS": int(PLAN.execution.graphs),
     "FEDPIPE_KEEP_MODELS": PLAN.keep_models,
     "FEDPIPE_CALLBACKS": " ".join(PLAN.execution.callbacks),
 }

@@ -1,0 +1,131 @@
+"""Each algorithm's round relative to FedAvg's, against what its passes cost.
+
+    python benchmarks/algorithms.py [--algorithms NAME ...] [--rounds N] [--samples N] [--json FILE]
+
+On a CPU, one thread: the 4-layer CNN of cwFedAvg on MNIST's shape, 10 clients, all in every round, batches of 10, the
+hyper-parameters of studies/gallery.yaml. A round is training and aggregation. What its passes cost is counted: the
+floating-point operations of all products and convolutions in training, forward and backward, over FedAvg's. Round 1
+warms up; the others follow algorithm by algorithm, and processor time is measured, so that other work on the machine
+says little. ``overhead`` is the one ratio over the other: 1 where all that an algorithm does beside its passes is free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedpipe import artifacts, config
+from fedpipe.artifacts import RunFiles
+from fedpipe.config import Execution
+from fedpipe.engine.clients import Clients
+from fedpipe.engine.loop import Loop
+from fedpipe.engine.run import Run
+from fedpipe.plan import Settings
+
+GALLERY = Path(__file__).parent.parent / "studies/gallery.yaml"
+CLASSES, CLIENTS, BATCH = 10, 10, 10
+
+
+def dealt(samples: int) -> Clients:
+    """Pixels without meaning, of MNIST's shape, so many for each client."""
+    random, count = np.random.default_rng(0), samples * CLIENTS
+    x = torch.from_numpy(random.random((count, 1, 28, 28), np.float32))
+    y, parts = torch.from_numpy(random.integers(0, CLASSES, count)), np.split(np.arange(count), CLIENTS)
+    return Clients(x, y, parts, parts, np.arange(count), CLASSES, 0)
+
+
+def open_run(folder: Path, name: str, clients: Clients) -> Run:
+    """A run of an algorithm in an empty folder."""
+    gallery = config.read(GALLERY)
+    params = config.parse(
+        {
+            "dataset": {"name": "mnist"},
+            "model": {"name": "cnn4"},
+            "federation": {"clients": CLIENTS, "batch_size": BATCH, "learning_rate": 0.005},
+            "algorithms": {name: gallery["algorithms"][name]},
+            "study": {"algorithms": [name]},
+        }
+    )
+    settings = Settings.of(params, name, seed=0)
+    files = RunFiles(folder / name / settings.key)
+    artifacts.write_bytes(files.settings, settings.dump().encode())
+    run = Run(files, Execution(device="cpu", stack=1), clients=clients)
+    run.initialize()
+    return run
+
+
+class Operations:
+    """Floating-point operations of all clients that a loop trains within the block."""
+
+    def __init__(self) -> None:
+        self.count, self._lock, self._client = 0, threading.Lock(), Loop._client
+
+    def __enter__(self) -> Operations:
+        Loop._client = functools.partialmethod(Operations._counted, self)  # type: ignore[assignment,method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Loop._client = self._client  # type: ignore[method-assign]
+
+    @staticmethod
+    def _counted(loop: Loop, counter: Operations, *arguments: Any) -> Any:
+        with FlopCounterMode(display=False) as mode:
+            outcome = counter._client(loop, *arguments)
+        with counter._lock:
+            counter.count += mode.get_total_flops()
+        return outcome
+
+
+def measure(run: Run, number: int) -> tuple[float, int]:
+    """Processor seconds of a round, and the operations of its passes."""
+    begin = time.process_time()
+    block = run.train(number, run.participants(number))
+    run.aggregate(number, [block])
+    seconds = time.process_time() - begin
+    with Operations() as operations, torch.no_grad():
+        run.train(number, run.participants(number))  # the same again
+    run.checkpoint.finish(number, {})
+    return seconds, operations.count
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algorithms", nargs="+", help="some of the gallery's (default all)")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one that warms up (default 3)")
+    parser.add_argument("--samples", type=int, default=100, help="of each client (default 100)")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args()
+    names = list(dict.fromkeys(["fedavg", *(options.algorithms or config.read(GALLERY)["study"]["algorithms"])]))
+    clients = dealt(options.samples)
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        runs = {name: open_run(Path(folder), name, clients) for name in names}
+        for number in range(1, options.rounds + 2):
+            for name, run in runs.items():
+                found[name].append(measure(run, number))
+    figures = []
+    print("| algorithm | round over FedAvg's | its passes over FedAvg's | overhead |\n|---|---|---|---|")
+    for name, rounds in found.items():
+        pairs = list(zip(rounds[1:], found["fedavg"][1:], strict=True))
+        round_ = float(np.median([mine[0] / other[0] for mine, other in pairs]))
+        passes = float(np.median([mine[1] / other[1] for mine, other in pairs]))
+        overhead = float(np.median([mine[0] / other[0] * other[1] / mine[1] for mine, other in pairs]))
+        print(f"| {name} | {round_:.2f} | {passes:.2f} | {overhead:.2f} |", flush=True)
+        figures.append({"algorithm": name, "round": round_, "passes": passes, "overhead": overhead})
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Training of the papers' models by fedpipe, against the fastest plain PyTorch loop over the same batches.
+
+    python benchmarks/models.py [--models NAME ...] [--steps N] [--repeats N] [--json FILE]
+
+On a CPU, one thread. Samples are synthetic, of the shapes of the papers' data sets. A plain loop is a module, the
+cross-entropy and ``torch.optim.SGD``, its images as they come or channels-last: the faster of the two counts. Each
+model is trained by fedpipe (float32, and `federation.precision: bfloat16`) and by the plain loops in turn, several
+times over, and each one's best processor time counts: other work on the machine says little. Memory that malloc once
+had stays with the process for all of them alike (`fedpipe/engine/memory.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fedpipe import registry
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.config import Federation
+from fedpipe.engine.clients import Clients
+from fedpipe.engine.loop import Loop
+from fedpipe.models.base import Model, Net
+
+RATE = 0.005
+
+
+class Case(NamedTuple):
+    """A model on a data set's shape."""
+
+    model: str
+    data: str
+    shape: tuple[int, ...]
+    classes: int
+    batch: int
+    parameters: dict[str, Any] = {}  # noqa: RUF012
+    words: int = 0  #: token ids, where inputs are texts
+
+
+CASES = (
+    Case("cnn4", "MNIST", (1, 28, 28), 10, 10),
+    Case("cnn4", "CIFAR-10", (3, 32, 32), 10, 10),
+    Case("cnn4", "CIFAR-10", (3, 32, 32), 10, 64),
+    Case("cnn5", "CIFAR-10", (3, 32, 32), 10, 64),
+    Case("feddw_cnn", "CIFAR-10", (3, 32, 32), 10, 64),
+    Case("lenet", "MNIST", (1, 28, 28), 10, 64),
+    Case("feddw_resnet18", "CIFAR-10", (3, 32, 32), 10, 32),
+    Case("resnet18", "Tiny ImageNet", (3, 64, 64), 200, 32),
+    Case("mobilenet", "CIFAR-10", (3, 32, 32), 10, 32),
+    Case("shufflenet", "CIFAR-10", (3, 32, 32), 10, 32),
+    Case("vgg16", "CIFAR-10", (3, 32, 32), 10, 32, {"weights": None, "frozen": False}),
+    Case("bilstm", "IMDB", (200,), 2, 32, {"vocabulary": 10_000}, 10_000),
+    Case("fasttext", "AG News", (100,), 4, 64, {}, 98_635),
+)
+
+
+def dealt(case: Case, steps: int) -> Clients:
+    """One client with so many whole batches."""
+    random, count = np.random.default_rng(0), steps * case.batch
+    if case.words:
+        x = torch.from_numpy(random.integers(1, case.words, (count, *case.shape)))
+    else:
+        x = torch.from_numpy(random.random((count, *case.shape), np.float32))
+    y, everyone = torch.from_numpy(random.integers(0, case.classes, count)), np.arange(count)
+    return Clients(x, y, [everyone], [everyone[:0]], everyone[:0], case.classes, 0)
+
+
+def fedpipes(case: Case, family: Model, clients: Clients, **settings: Any) -> Callable[[], None]:
+    """A client's round by fedpipe's loop."""
+    federation = Federation(clients=1, batch_size=case.batch, learning_rate=RATE, **settings)
+    net = Net(lambda: family.build(case.shape, case.classes), precision=federation.precision)
+    algorithm = FedAvg().bind(net, federation)
+    server, loop = algorithm.init(lambda _: net.fresh(0)), Loop(algorithm, clients)
+
+    def train() -> None:
+        list(loop.run("train", 1, [0], lambda _: {}, lambda ids: algorithm.send(server, ids)))
+
+    return train
+
+
+def plain(case: Case, family: Model, clients: Clients, layout: torch.memory_format) -> Callable[[], None]:
+    """The same batches as one would write it."""
+    network = family.build(case.shape, case.classes).to(memory_format=layout).train()
+    optimizer = torch.optim.SGD([value for value in network.parameters() if value.requires_grad], lr=RATE)
+
+    def train() -> None:
+        x, y = clients.gather(clients.order(0, 1, "batches", 0))
+        if x.dim() == 4:
+            x = x.contiguous(memory_format=layout)
+        for first in range(0, len(y), case.batch):
+            optimizer.zero_grad()
+            F.cross_entropy(network(x[first : first + case.batch]), y[first : first + case.batch]).backward()
+            optimizer.step()
+
+    return train
+
+
+def seconds(work: Callable[[], None]) -> float:
+    """Processor time of all threads."""
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def measure(case: Case, steps: int, repeats: int) -> dict[str, Any]:
+    """Samples a second of each loop, and fedpipe's over the fastest plain loop's."""
+    torch.manual_seed(0)
+    family = cast(Model, registry.build(registry.MODEL, case.model, case.parameters))
+    clients = dealt(case, steps)
+    loops = {
+        "fedpipe": fedpipes(case, family, clients),
+        "bfloat16": fedpipes(case, family, clients, precision="bfloat16"),
+        "plain": plain(case, family, clients, torch.contiguous_format),
+        "channels_last": plain(case, family, clients, torch.channels_last),
+    }
+    if len(case.shape) != 3:
+        del loops["channels_last"]
+    taken: dict[str, list[float]] = {name: [] for name in loops}
+    for _ in range(repeats + 1):
+        for name, work in loops.items():
+            taken[name].append(seconds(work))
+    rates = {name: steps * case.batch / min(times[1:]) for name, times in taken.items()}  # the first one warms up
+    fastest = max(rate for name, rate in rates.items() if name in {"plain", "channels_last"})
+    return {
+        "model": case.model,
+        "data": case.data,
+        "batch": case.batch,
+        **{f"{name}_samples_per_second": rate for name, rate in rates.items()},
+        "over_fastest_plain": rates["fedpipe"] / fastest,
+        "bfloat16_over_float32": rates["bfloat16"] / rates["fedpipe"],
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", help="some of them (default all)")
+    parser.add_argument("--steps", type=int, default=10, help="batches of a round (default 10)")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds of each, after one that warms up (default 5)")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = []
+    print("| model | data | batch | fedpipe | plain | channels-last | over fastest plain | bfloat16 over float32 |")
+    print("|---|---|---|---|---|---|---|---|")
+    for case in CASES:
+        if options.models and case.model not in options.models:
+            continue
+        row = measure(case, options.steps, options.repeats)
+        rates = (row.get(f"{name}_samples_per_second") for name in ("fedpipe", "plain", "channels_last"))
+        told = " | ".join("–" if rate is None else f"{rate:,.0f}" for rate in rates)
+        ratios = f"{row['over_fastest_plain']:.2f} | {row['bfloat16_over_float32']:.2f}"
+        print(f"| {case.model} | {case.data} | {case.batch} | {told} | {ratios} |", flush=True)
+        found.append(row)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""What a GPU needs of a step, proved on a CPU: nothing of it is on the host, and its recording gives the same bits."""
+
+from __future__ import annotations
+
+import csv
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from fedpipe import registry
+from fedpipe.algorithms.base import Measure, Train
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.config import Server, Transforms
+from fedpipe.engine import contract, schedule
+from fedpipe.engine.capture import donate
+from fedpipe.engine.executor import passes, start_client, with_optimizer_state
+from fedpipe.engine.stack import Stack, Work
+from fedpipe.engine.trees import stack
+from fedpipe.models.base import Network
+from fedpipe.testing.trial import CLASSES
+
+LAUNCHES = Path(__file__).with_name("launches.csv")
+SIZES = (9, 5, 5)  #: in batches of 4: two steps at a width of 3, then one of a client alone
+NAMES = registry.names(registry.ALGORITHM)
+DW = sorted(set(NAMES) - {"feddw", "fednh"})  #: these two define the classification layer themselves
+
+#: Operations that launch nothing: they give another shape of the same memory, or pick one of several results.
+VIEWS = {
+    *("alias", "as_strided", "detach", "diagonal", "expand", "getitem", "permute", "select", "slice", "split"),
+    *("split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view", "_unsafe_view"),
+}
+
+
+def build(name, **parameters):
+    parameters |= {"epsilon": 0.1} if name == "feddual" else {}
+    return registry.build(registry.ALGORITHM, name, parameters)
+
+
+def calls(graph):
+    """Its operations by name."""
+    return [(node.target.__name__.partition(".")[0], node) for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def launches(graph):
+    return sum(name not in VIEWS for name, _ in calls(graph))
+
+
+def assert_on_the_device(graph):
+    """No operation reads the device, makes a tensor of numbers of the host, or copies from one device to another."""
+    for name, node in calls(graph):
+        assert name not in {"_local_scalar_dense", "lift_fresh_copy", "item", "nonzero", "masked_select"}, node
+        if name in {"_to_copy", "copy_"}:
+            assert "device" not in node.kwargs, node
+        others = [value for value in pytree.tree_leaves(node.kwargs) if isinstance(value, torch.device)]
+        assert all(device.type == "meta" for device in others), node
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            value = getattr(graph, node.target)
+            assert value.device.type == "meta" or not value.dim(), f"{node} lies on the host"
+
+
+def at_work(trial, ids):
+    """A stack of all clients as it begins, in a job that trains some of them."""
+    algorithm, clients, number = trial.algorithm, trial.clients, trial.rounds + 1
+    mates = schedule.stacks(clients.sizes, range(len(clients)), len(clients))[0]
+    members = [client for client in mates if client in ids]
+    work = Work(algorithm, clients, number, mates, members, schedule.ladder(len(clients)))
+    common, own = contract.sent(algorithm, trial.send(work.rows))
+    axes = dict.fromkeys(common) | dict.fromkeys(own, 0)
+    kept, start = stack([trial.kept[client] for client in work.rows]), functools.partial(start_client, algorithm)
+    return work, vmap(start, in_dims=(0, axes, 0))(kept, common | own, clients.facts(work.rows, number))
+
+
+def elsewhere(clients, device):
+    """Put the samples on another device; gives where they were."""
+    before = {name: getattr(clients, name) for name in ("x", "y", "device", "_normalized")}
+    clients.x, clients.y, clients.device = clients.x.to(device), clients.y.to(device), torch.device(device)
+    clients._normalized = type(before["_normalized"])(clients.transforms, clients.dtype, device)
+    return before
+
+
+def told(tree):
+    """A state in which nothing known yet, a NaN, is equal to itself."""
+    return pytree.tree_map(lambda value: value.nan_to_num(-1e30) if value.is_floating_point() else value, tree)
+
+
+def proved(trial, assert_same):
+    """All passes of a phase of training are on the device, and repeat bit by bit; gives what each of them launches."""
+    counts = {}
+    with torch.no_grad():
+        work, state = at_work(trial, [0, 1])
+        for number, pass_ in enumerate(passes(trial.algorithm, "train", 1)):
+            before = state
+            if isinstance(pass_, Train):
+                before = vmap(functools.partial(with_optimizer_state, trial.algorithm, pass_))(state)
+                step, row = work.step(pass_, before), work.feed(pass_, [0]).row(0)
+                assert row.live.tolist() == [True, True, False]
+            elif isinstance(pass_, Measure):
+                samples = trial.clients.train if pass_.on == "train" else trial.clients.validation
+                step = work.terms(pass_)
+                row = work.reading(samples, [3, 4] if pass_.changed else None)[1].row(0)
+            if not isinstance(pass_, (Train, Measure)):
+                state = work.run(pass_, state)
+                continue
+            recorded = make_fx(step)(before, row)
+            assert_same(told(recorded(before, row)), told(step(before, row)))
+            kept = elsewhere(trial.clients, "meta")
+            there = pytree.tree_map_only(torch.Tensor, lambda value: value.to("meta"), (before, row))
+            assert_on_the_device(make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*there))
+            vars(trial.clients).update(kept)
+            counts[f"{type(pass_).__name__.lower()} {number}"] = launches(recorded)
+            state = work.run(pass_, state)
+    return counts
+
+
+@pytest.fixture
+def trial(make_clients, make_trial):
+    def make(algorithm, model="cnn", shape=(1, 4, 4), transforms=Transforms(), **settings):  # noqa: B008
+        clients = make_clients(shape, sizes=SIZES, transforms=transforms)
+        chosen = {"participation": 1.0, "local_epochs": 1, "width": 3} | settings
+        return make_trial(algorithm, model, clients, **chosen)
+
+    return make
+
+
+def expected():
+    with LAUNCHES.open() as file:
+        table = list(csv.DictReader(file))
+    return {
+        name: {row["pass"]: int(row["launches"]) for row in table if row["algorithm"] == name}
+        for name in {row["algorithm"] for row in table}
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_pass_stays_on_the_device_and_launches_what_the_table_says(trial, assert_same, name):
+    """`launches.csv` has a line a pass: what is more is slower on a GPU, what is less belongs there."""
+    assert proved(trial(build(name)).run(1), assert_same) == expected().get(name, {})
+
+
+def test_the_table_names_every_algorithm_that_has_such_passes():
+    assert set(expected()) == set(NAMES)
+    assert expected()["fedavg"]["train 0"] <= 90
+
+
+def bare():
+    """A network whose head has no bias, as DW wants it."""
+    return Network(nn.Sequential(nn.Linear(5, 6), nn.ReLU()), nn.Linear(6, CLASSES, bias=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DW)
+def test_passes_with_dw_stay_on_the_device(trial, assert_same, name):
+    proved(trial(build(name, dw={"mu": 0.7}), bare, (5,)).run(1), assert_same)
+
+
+def layered():
+    """A network with everything that is a layer's own in training."""
+    body = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout2d(0.5), nn.Flatten()),
+        *(nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5)),
+    )
+    return Network(body, nn.Linear(6, CLASSES))
+
+
+CHANGES = Transforms(mean=(0.1,), std=(2.0,), crop=1, flip=True, rotation=40)
+SETTINGS = [
+    {"momentum": 0.9, "weight_decay": 0.1},
+    {"optimizer": "adam"},
+    {"server": Server(optimizer="adam")},
+    {"model": layered, "transforms": CHANGES},
+    {"model": layered, "buffers": "keep"},
+    {"model": layered, "buffers": "drop"},
+    {"dtype": "float32"},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: "-".join(settings))
+def test_layers_transforms_and_optimizers_stay_on_the_device(trial, assert_same, settings):
+    proved(trial(FedAvg(), **settings).run(1), assert_same)
+
+
+class Tracer:
+    """Records steps as lists of operations, which a replay goes through without any code of an algorithm."""
+
+    def __init__(self):
+        self.recorded, self.replays = 0, 0
+
+    def __call__(self, advance, buffers):
+        graph, self.recorded = make_fx(advance)(*buffers), self.recorded + 1
+
+        def replay():
+            self.replays += 1
+            donate(buffers, graph(*buffers))
+
+        return replay
+
+
+def recording(made, width=3):
+    """The same trial whose steps are recorded."""
+    tracer = Tracer()
+    made.executor = Stack(made.algorithm, made.clients, width, record=tracer)
+    return made, tracer
+
+
+def results(outcomes):
+    return [(outcome.upload, outcome.keep, outcome.scores) for outcome in outcomes]
+
+
+RECORDED = [
+    ("fedavg", {"momentum": 0.9}),
+    ("fedavg", {"optimizer": "adam", "local_epochs": 2}),
+    ("fedavg", {"model": layered, "transforms": CHANGES, "buffers": "keep"}),
+    ("scaffold", {}),
+    ("feduv", {"local_epochs": 2}),
+    ("feddual", {}),
+    ("fedrep", {}),
+    ("fednova", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), RECORDED, ids=lambda value: value if isinstance(value, str) else None)
+def test_recorded_steps_give_the_bits_of_those_run_one_by_one(trial, assert_same, capsys, name, settings):
+    made, tracer = recording(trial(build(name), **settings))
+    plain, recorded = trial(build(name), **settings).run(2, tests=("local",)), made.run(2, tests=("local",))
+    assert_same(results(recorded.outcomes), results(plain.outcomes))
+    assert_same(recorded.server, plain.server)
+    before = tracer.recorded
+    assert 0 < before < tracer.replays
+    assert_same(results(made.run(1).outcomes), results(plain.run(1).outcomes))
+    assert tracer.recorded == before, "a round of the same shape records nothing anew"
+    assert_same(results(made.train([0, 1])), results(plain.train([0, 1])))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_pass_with_a_condition_runs_step_by_step(trial, assert_same):
+    """FedALA's weights are learned until they settle, which the host asks before each epoch."""
+    made, tracer = recording(trial(build("fedala")).run(1))
+    plain = trial(build("fedala")).run(1)
+    assert_same(results(made.train()), results(plain.train()))
+    assert tracer.recorded > 0, "its local training has no condition"
+
+
+def test_what_cant_be_recorded_runs_step_by_step_and_says_so_once(trial, assert_same, capsys):
+    """As on a GPU, where recording fails at whatever the host would have to wait for."""
+
+    def refuse(advance, buffers):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
+
+    made = trial(FedAvg())
+    made.executor = Stack(made.algorithm, made.clients, 3, record=refuse)
+    assert_same(results(made.run(2).outcomes), results(trial(FedAvg()).run(2).outcomes))
+    assert capsys.readouterr().err == (
+        "execution.graphs: pass 0 of the phase 'train' runs step by step; it can't be recorded (operation not "
+        "permitted when stream is capturing)\n"
+    )

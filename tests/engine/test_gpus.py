@@ -1,0 +1,48 @@
+"""Several jobs on one machine: each takes a GPU of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fedpipe.engine import gpus
+
+JOB = "import sys; from fedpipe.engine import gpus; print(gpus.own(['0', '1']), flush=True); sys.stdin.read()"
+
+
+@contextmanager
+def job(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process at work on a machine with two GPUs, and the one that it took."""
+    command, environment = [sys.executable, "-c", JOB], {"TMPDIR": str(folder), "PYTHONPATH": str(Path.cwd())}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout
+        try:
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def test_jobs_take_gpus_of_their_own_and_a_killed_one_gives_its_back(tmp_path: Path) -> None:
+    with job(tmp_path) as (_, first), job(tmp_path) as (killed, second):
+        assert {first, second} == {0, 1}
+        with job(tmp_path) as (_, third), job(tmp_path) as (_, fourth):
+            assert {third, fourth} == {0, 1}, "four jobs share two GPUs evenly"
+        killed.kill()
+        killed.wait()
+        with job(tmp_path) as (_, next_one):
+            assert next_one == second
+
+
+def test_gpus_are_called_as_they_were_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpus.names(2) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 3")
+    assert gpus.names(2) == ["2", "3"]
+    assert gpus.names(1) == ["2"]

@@ -1,0 +1,117 @@
+"""`federation.precision: bfloat16`: what it lowers, and what it leaves."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedpipe import config
+from fedpipe import plan as planning
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.engine.clients import Clients
+from fedpipe.engine.trees import finite
+from fedpipe.errors import SettingsError
+from fedpipe.testing.trial import difference
+from tests import studies
+
+WIDTHS = [None, 3]
+
+
+def trial(make_trial, make_clients, algorithm="fedavg", model="cnn", precision="bfloat16", **more):
+    """In float32, on images."""
+    exact = make_clients((1, 4, 4) if model == "cnn" else (5,))
+    parts = exact.train, exact.test, exact.global_test
+    clients = Clients(exact.x, exact.y, *parts, exact.classes, exact.seed, torch.float32)
+    settings = {"dtype": "float32", "precision": precision, "learning_rate": 0.1} | more
+    return make_trial(algorithm, model, clients, **settings)
+
+
+def away(found, wanted, begin):
+    """Norm of the difference of two models over the norm of what training has changed."""
+    return float((found - wanted).norm() / (wanted - begin).norm())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("model", ["cnn", "norm"])
+def test_training_is_lowered_and_close(make_trial, make_clients, width, model):
+    lowered = trial(make_trial, make_clients, model=model, width=width)
+    full = trial(make_trial, make_clients, model=model, width=width, precision="full")
+    begin = full.server["model"]
+    for mine, wanted in zip(lowered.train(), full.train(), strict=True):
+        assert {value.dtype for value in mine.upload["model"].values()} == {torch.float32}
+        assert 0 < away(mine.upload["model"], wanted.upload["model"], begin) < 0.3
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_products_are_of_bfloat16_in_training_alone(make_trial, make_clients, width):
+    """Seen by the network; what it gives to losses, and all of evaluation, is of float32."""
+    seen = {True: set(), False: set()}
+
+    class Looking(FedAvg):
+        def risk(self, client, batch):
+            logits = self.net(client["model"], batch.x)
+            seen[True].add((logits.dtype, torch.is_autocast_enabled("cpu")))
+            return super().risk(client, batch)
+
+        def predict(self, client, x):
+            logits = super().predict(client, x)
+            seen[False].add((logits.dtype, torch.is_autocast_enabled("cpu")))
+            return logits
+
+    products = []
+    run = trial(make_trial, make_clients, Looking(), width=width)
+    linear = torch.nn.functional.linear
+
+    def looking(*arguments):
+        product = linear(*arguments)
+        products.append(product.dtype)
+        return product
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "linear", looking)
+        run.train()
+        assert set(products) == {torch.bfloat16}
+        products.clear()
+        run.train(range(8), ("local",), "receive")
+        assert set(products) == {torch.float32}
+    assert seen == {True: {(torch.float32, False)}, False: {(torch.float32, False)}}
+
+
+def test_no_bit_depends_on_threads_and_a_run_repeats_itself(make_trial, make_clients, assert_same):
+    once = trial(make_trial, make_clients).run(2)
+    assert_same(trial(make_trial, make_clients).run(2).server, once.server)
+    assert_same(trial(make_trial, make_clients, threads=3).run(2).server, once.server)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    "name", ["fedala", "fednh", "fedproto", "feduv", "feddw", "feddual", "moon", "perfedavg", "pfedme", "pfps_lwc"]
+)
+def test_methods_whose_losses_take_features_apart_train_so(make_trial, make_clients, name, width):
+    run = trial(make_trial, make_clients, name, width=width, participation=1.0)
+    before = copy.deepcopy(run.server)
+    run.run(2, tests=("local",))
+    assert finite(run.server)
+    assert all(finite(state) for state in run.kept.values())
+    assert difference(run.server, before) is not None
+
+
+def test_a_full_precision_is_in_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs from before it could be lowered are found; another precision is another run."""
+    monkeypatch.chdir(tmp_path)
+    keys = {}
+    for precision in (None, "full", "bfloat16"):
+        studies.write(studies.settings(federation={"precision": precision} if precision else {}), tmp_path)
+        made = planning.make(Path("params.yaml"))
+        keys[precision] = made.runs[0].key
+        written = made.texts[str(made.runs[0].files.settings)]
+        assert ("precision" in written) == (precision == "bfloat16")
+    assert keys[None] == keys["full"] != keys["bfloat16"]
+
+
+def test_float64_can_not_be_lowered() -> None:
+    with pytest.raises(SettingsError, match=r"^federation.precision: bfloat16 is for models of float32, not of float6"):
+        config.parse(studies.settings(federation={"precision": "bfloat16", "dtype": "float64"}))

@@ -1,0 +1,112 @@
+"""Which clients are computed in one call, how wide it is, and the plan of a pass."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch.func import vmap
+
+from fedpipe.algorithms.base import Train
+from fedpipe.config import Transforms
+from fedpipe.data.assignment import Assignment, assign
+from fedpipe.data.partitions.dirichlet import Dirichlet
+from fedpipe.engine import schedule
+from fedpipe.engine.run import WIDTH_ON_GPU
+from fedpipe.engine.schedule import Leg
+from fedpipe.engine.stack import Work, _batch
+from fedpipe.engine.transforms import changed
+
+
+def test_widths_grow_by_half_at_most():
+    assert schedule.ladder(32) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+    assert schedule.ladder(20) == (1, 2, 3, 4, 6, 8, 12, 16, 20)
+    assert [schedule.ladder(width) for width in (1, 2, 3)] == [(1,), (1, 2), (1, 2, 3)]
+
+
+def test_a_stack_is_as_narrow_as_those_that_go_on_allow():
+    assert schedule.legs([5, 3, 3, 1, 1], (1, 2, 3, 4, 6)) == [Leg(6, 0, 1), Leg(3, 1, 3), Leg(1, 3, 5)]
+    assert schedule.legs([1, 5, 3], (1, 2, 3)) == [Leg(3, 0, 3), Leg(2, 3, 5)], "rows keep their places"
+
+
+def test_the_largest_clients_share_a_stack():
+    sizes = np.array([3, 9, 3, 20, 1])
+    assert schedule.stacks(sizes, [4, 2, 0, 1, 3], 2) == [[3, 1], [0, 2], [4]]
+
+
+@pytest.mark.parametrize(
+    ("samples", "clients", "participants", "batch"),
+    [(70_000, 20, 20, 10), (60_000, 100, 10, 64), (60_000, 100, 100, 64), (60_000, 1000, 100, 10)],
+)
+def test_seven_of_ten_padded_samples_are_real(samples, clients, participants, batch):
+    """In the cases for which stacks of one width had a tenth to a quarter."""
+    labels, shares, before = np.arange(samples) % 10, [], []
+    for seed in range(3):
+        scheme = Dirichlet(alpha=0.1, minimum=40 if clients == 20 else 1)
+        dealt = Assignment.of(assign(scheme, labels, np.zeros(samples, bool), clients, "pooled", 0.25, seed=seed))
+        sizes = np.array([len(indices) for indices in dealt.train])
+        ids = np.sort(np.random.default_rng(seed).choice(clients, participants, replace=False)).tolist()
+        found = schedule.recorded(sizes, ids, WIDTH_ON_GPU, batch)
+        assert sorted(client for stack in found for client in stack["clients"]) == ids
+        padded = sum(width * steps * batch for stack in found for width, steps in stack["widths"])
+        shares.append(sizes[ids].sum() / padded)
+        blocks = itertools.batched(ids, WIDTH_ON_GPU) if hasattr(itertools, "batched") else [ids]
+        before += [sizes[list(block)].mean() / sizes[list(block)].max() for block in blocks]
+    assert np.mean(shares) >= 0.7
+    assert np.mean(before) < 0.6, "clients of equal sizes would prove nothing"
+
+
+def batches_as_before(clients, orders, size, keys=None):
+    """How batches of all clients were gathered step by step, before there were plans."""
+    longest = max(len(order) for order in orders)
+    rows = np.zeros((len(orders), -(-longest // size) * size), np.int64)
+    there = np.zeros(rows.shape, bool)
+    for row, order in enumerate(orders):
+        rows[row, : len(order)], there[row, : len(order)] = order, True
+    index, weight = torch.as_tensor(rows), torch.as_tensor(there).to(clients.dtype)
+    for number, start in enumerate(range(0, longest, size)):
+        x, y = clients.gather(index[:, start : start + size])
+        mask = weight[:, start : start + size]
+        if keys is None:
+            yield start, (x, y, mask)
+        else:
+            noise = torch.tensor([key + number for key in keys])
+            yield start, (vmap(functools.partial(changed, clients.transforms))(x, noise), y, mask, noise)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "settings"),
+    [
+        (Transforms(), {}),
+        (Transforms(mean=(0.1,), crop=1, flip=True), {}),
+        (Transforms(), {"share": 0.5, "stream": "weights"}),
+        (Transforms(flip=True), {"steps": 2, "batches": 2}),
+    ],
+)
+def test_a_plan_holds_the_batches_that_were_gathered_step_by_step(make_clients, make_trial, transforms, settings):
+    clients = make_clients((1, 4, 4), transforms=transforms)
+    trial = make_trial("fedavg", "cnn", clients, width=7)
+    training = Train(trial.algorithm.loss, **settings)
+    mates = schedule.stacks(clients.sizes, range(8), 7)[0]
+    members, size = [client for client in mates if client != 3], 4 * training.batches
+    work = Work(trial.algorithm, clients, 5, mates, members, schedule.ladder(7))
+    feed = work.feed(training, [2, 3])
+    length = len(feed.samples) // 2
+    for epoch, begin in ((2, 0), (3, length)):
+        orders = [clients.order(client, 5, training.stream, epoch, training.share) for client in members]
+        keys = [clients.key(client, 5, training.stream, epoch) for client in members] if transforms.random else None
+        wanted = list(itertools.islice(batches_as_before(clients, orders, size, keys), training.steps))
+        assert len(wanted) == length
+        for number, (start, batch) in enumerate(wanted):
+            row = feed.leg(begin, begin + length, len(members)).row(number)
+            here = torch.tensor([len(order) > start for order in orders])
+            assert torch.equal(row.live, here) if row.live is not None else bool(here.all())
+            for found, value in zip(_batch(clients, row), batch, strict=True):
+                present = batch[2].bool() if value.dim() > 1 else slice(None)
+                assert torch.equal(found[present], value[present])
+            assert torch.equal(row.mask, batch[2])
+    assert not feed.live[:, len(members) :].any(), "of a client that another job trains"
+    assert not feed.mask[:, len(members) :].any()

@@ -1,0 +1,92 @@
+"""Each program in benchmarks/ runs, at a tiny size, and tells figures that hang together."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pages import ROOT, read
+
+#: Programs that other tests run: in tests/pipeline/test_workers.py and tests/runs/test_faults.py.
+ELSEWHERE = {"demo", "faults"}
+SMALL = {
+    "algorithms": ("--algorithms", "fedprox", "--rounds", "1", "--samples", "10"),
+    "learns": ("--seeds", "1", "--algorithms", "local", "--rounds", "1", "--workers", "2"),
+    "models": ("--models", "lenet", "fasttext", "--steps", "1", "--repeats", "1"),
+    "partitions": ("--seeds", "1"),
+    "round": ("--samples", "1000", "--rounds", "1", "--threads", "1", "--device", "cpu"),
+    "versioning": ("--algorithms", "2", "--rounds", "1", "--megabytes", "0.1"),
+}
+
+
+def run(name: str, written: Path | None = None) -> Any:
+    """What a program says, or what it writes."""
+    command = [sys.executable, str(ROOT / f"benchmarks/{name}.py"), *SMALL[name]]
+    command += [] if written is None else ["--json", str(written)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout if written is None else json.loads(written.read_text())
+
+
+def test_every_program_is_run_by_a_test() -> None:
+    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == SMALL.keys() | ELSEWHERE
+
+
+def test_a_round(tmp_path: Path) -> None:
+    found = run("round", tmp_path / "figures.json")
+    assert found["training_samples"] + found["test_samples"] == 1000
+    rate, seconds = max(found["blas_gflops"], found["onednn_gflops"]), found["seconds_per_round"]
+    work = (found["training_samples"] * 25.5 + found["test_samples"] * 8.5) / 1e3
+    assert found["matrix_rate_share"] == pytest.approx(work / seconds / rate)
+    assert 0 < found["matrix_rate_share"] < 1
+    assert found["bare_loop_seconds"] / found["bare_loop_over_training"] < seconds
+
+
+def test_models(tmp_path: Path) -> None:
+    lenet, fasttext = run("models", tmp_path / "figures.json")
+    assert (lenet["model"], fasttext["model"]) == ("lenet", "fasttext")
+    fastest = max(lenet["plain_samples_per_second"], lenet["channels_last_samples_per_second"])
+    assert lenet["over_fastest_plain"] == lenet["fedpipe_samples_per_second"] / fastest
+    assert "channels_last_samples_per_second" not in fasttext
+
+
+def test_algorithms(tmp_path: Path) -> None:
+    """FedProx's passes are FedAvg's."""
+    fedavg, fedprox = run("algorithms", tmp_path / "figures.json")
+    assert (fedavg["round"], fedavg["passes"], fedavg["overhead"]) == (1, 1, 1)
+    assert fedprox["passes"] == 1
+    assert fedprox["overhead"] == fedprox["round"] > 0
+
+
+def test_partitions() -> None:
+    schemes = re.findall(r"^\| ([a-z-]+) \| (\d+\.\d\d) \|$", run("partitions"), flags=re.M)
+    assert {"iid", "dirichlet", "shards"} < dict(schemes).keys()
+
+
+@pytest.mark.slow
+def test_what_algorithms_learn(tmp_path: Path) -> None:
+    fedavg, local = run("learns", tmp_path / "figures.json")["figures"]
+    assert (fedavg["algorithm"], local["algorithm"]) == ("fedavg", "local")
+    assert 0 < local["Dir(0.1)"] <= 100
+
+
+@pytest.mark.slow
+def test_what_dvc_costs(tmp_path: Path) -> None:
+    found = run("versioning", tmp_path / "figures.json")
+    assert found["files"] == 2 * 7
+    assert all(value > 0 for value in found.values())
+
+
+def test_every_table_of_results_names_its_commit() -> None:
+    """Above each table: of which commit its figures are."""
+    page = read("benchmarks/RESULTS.md")
+    tables = [part for part in page.split("\n## ")[1:] if "\n|---" in part]
+    assert len(tables) > 5
+    for part in tables:
+        assert re.search(r"at [0-9a-f]{7}\b", part.split("\n|")[0]), part.splitlines()[0]
