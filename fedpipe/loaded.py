@@ -98,7 +98,8 @@ class Results:
         long = long.astype({"column": int}).sort_values(
             [*long.columns.drop(["row", "column", "value"]), "row", "column"]
         )
-        return long.dropna(subset=["value"]).reset_index(drop=True)
+        made: pd.DataFrame = long.dropna(subset=["value"]).reset_index(drop=True)
+        return made
 
     @cached_property
     def partitions(self) -> pd.DataFrame:
@@ -107,7 +108,7 @@ class Results:
         Client -1: nobody's, a sample of the global test set alone. ``label`` is its class, ``class_name`` what that is
         called. :attr:`provenance` tells which runs have which partition.
         """
-        frames = []
+        frames: list[pd.DataFrame] = []
         with self._here():
             for run in {run.partition: run for run in self.plan.runs}.values():
                 path = artifacts.assignment_file(run.partition)

@@ -8,7 +8,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pandas as pd
 import yaml
@@ -120,17 +120,19 @@ def _read(name: str, report: Reported | None) -> Revision:
     frame = results.asked(results.reported(results.load(plan), chosen.round, chosen.last_k))
     frame = frame[frame["average"] == chosen.average]
     rows = [_row(plan, cell) for cell in results.cells(plan)]
-    rows_of: list[Any] = [_row_of(plan, found) for found in frame.to_dict("records")]
-    told = frame.assign(row=rows_of)
+    found: dict[tuple[Row, str], dict[int, float]] = {}
+    for line in frame.to_dict("records"):
+        by_seed = found.setdefault((_row_of(plan, line), line["protocol"]), {})
+        by_seed[line["seed"]] = 100 * line["accuracy"]
     return Revision(
         name,
         plan,
-        {
-            (cast(Row, row), str(protocol)): 100 * cells.set_index("seed")["accuracy"]
-            for (row, protocol), cells in told.groupby(["row", "protocol"], sort=False)
-        },
+        {cell: pd.Series(by_seed) for cell, by_seed in found.items()},
         {row: {cell.key for cell in plan.cells if _row(plan, cell) == row} for row in rows},
-        {_row(plan, cell): _held(cell) for cell in reversed(results.cells(plan))},
+        {
+            row: _held(next(cell for cell in results.cells(plan) if _row(plan, cell) == row))
+            for row in dict.fromkeys(rows)
+        },
     )
 
 
@@ -152,10 +154,12 @@ def _fetch(name: str, folder: Path) -> None:
     """Bring the plan of a revision, and what its table is made of, into a folder, by DVC's record of that revision."""
     from dvc.api import DVCFileSystem
     from dvc.exceptions import DvcException
-    from dvc.scm import SCMError
+    from dvc.repo import Repo
+    from dvc.scm import SCMError, resolve_rev
 
     try:
-        recorded = DVCFileSystem(".", rev=name)
+        with Repo(".") as repo:
+            recorded = DVCFileSystem(".", rev=resolve_rev(repo.scm, name))
         plan = StudyFiles.of(PARAMS).plan
         if not recorded.exists(str(plan)):
             raise SettingsError(f"'{name}' records no results; run `dvc repro` there, and commit.")

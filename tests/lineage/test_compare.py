@@ -66,8 +66,8 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (None, params(1.0)),
         ):
             finish(made)
-            for name in ("results/figures", "results/.provenance"):
-                (folder / name).mkdir(exist_ok=True)
+            for name in ("results/figures", "results/probes", "results/.provenance"):
+                (folder / name).mkdir(exist_ok=True, parents=True)
                 (folder / name / "nothing").write_text("")
             if tag:
                 typed(folder, "dvc", "commit", "-fq")

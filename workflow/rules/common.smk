@@ -150,6 +150,17 @@ def tell_of_lock():
 if workflow.is_main_process and "--unlock" not in sys.argv:
     tell_of_lock()
 
+
+# After a failure, and after Ctrl+C, which Snakemake does not tell apart.
+onerror:
+    if workflow.is_main_process:
+        print(
+            "fedpipe: this ended before all was done. Complete rounds are kept, and the same command goes on after them:\n"
+            f"    {shlex.join(['snakemake', *sys.argv[1:]])}",
+            file=sys.stderr,
+        )
+
+
 # Jobs call `fedpipe` of the environment that snakemake runs in, whether or not it is activated, with the code that lies
 # here: an experiment of DVC in a folder of its own runs its own. How they execute is told in their environment: it is
 # not part of what a run is, so that its change runs nothing again.
