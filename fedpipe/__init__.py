@@ -24,8 +24,9 @@ def load(path: str | Path = "params.yaml") -> Results:
     Returns
     -------
     fedpipe.loaded.Results
-        ``accuracies``, ``clients``, ``traffic``, ``times``, ``matrices``, ``partitions``, ``table`` and ``provenance``
-        are frames; ``model(algorithm, seed)`` is a torch module, ``settings(algorithm, seed)`` all that made it.
+        ``accuracies``, ``clients``, ``traffic``, ``times``, ``matrices``, ``partitions``, ``table``, ``fairness`` and
+        ``provenance`` are frames, as is ``to_target(accuracy)``, the rounds and bytes that it took;
+        ``model(algorithm, seed)`` is a torch module, ``settings(algorithm, seed)`` all that made it.
 
     Raises
     ------

@@ -65,6 +65,9 @@ Threads = Annotated[int, typer.Option(min=1, help="Cores to use.")]
 Device = Annotated[str, typer.Option(envvar="FEDPIPE_DEVICE", help="As execution.device: auto, cpu or cuda.")]
 Stack = Annotated[str, typer.Option(envvar="FEDPIPE_STACK", help="As execution.stack: auto, or clients in one call.")]
 Graphs = Annotated[bool, typer.Option("--graphs", envvar="FEDPIPE_GRAPHS", help="As execution.graphs.")]
+Callbacks = Annotated[
+    str, typer.Option(envvar="FEDPIPE_CALLBACKS", help="As execution.callbacks, with spaces between.")
+]
 KeepModels = Annotated[str, typer.Option(envvar="FEDPIPE_KEEP_MODELS", help="As artifacts.keep_models.")]
 
 
@@ -94,12 +97,15 @@ def plan(
     """Check params.yaml, or another study, and write its plan: runs, keys, jobs."""
     from fedpipe import changes
     from fedpipe import plan as planning
+    from fedpipe.report import forecast
 
     made = planning.make(params, scale)
     for sentence in changes.told(made):
         typer.echo(f"fedpipe: {sentence}", err=True)
     for warning in made.warnings:
         typer.echo(f"fedpipe: warning: {warning}", err=True)
+    if (found := forecast.forecast(made)).known:
+        typer.echo(f"fedpipe: {found}", err=True)
     if dry_run:
         points: dict[tuple[str, str], list[str]] = {}
         for cell in made.cells:
@@ -126,6 +132,9 @@ def run(
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", min=1, help="Jobs at once: cores here, jobs in a cluster's queue.")
     ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Start it even if it takes more than a day on this machine.")
+    ] = False,
 ) -> None:
     """Run a whole study: print the snakemake command that does it, and become that command.
 
@@ -143,6 +152,8 @@ def run(
         )
     if any(word.startswith(("--config", "-C")) for word in further):
         raise SettingsError("--config can't be used here; another study is named by --params, and its file says all.")
+    if not (yes or dry_run) and _runs_here(profile):
+        _refuse_long(params, scale, jobs)
     _, *all_of_it = shlex.split(artifacts.making(artifacts.study(params), scale))
     limit = [] if jobs is None else ["--cores" if _runs_here(profile) else "--jobs", str(jobs)]
     command = [_snakemake(), *all_of_it, "--profile", profile, *(["-n"] if dry_run else []), *limit, *further]
@@ -198,9 +209,11 @@ def segment(
     stack: Stack = "auto",
     graphs: Graphs = False,
     keep_models: KeepModels = "all",
+    callbacks: Callbacks = "",
     collected: Annotated[bool, typer.Option("--collect", help="Then collect all rounds.")] = False,
 ) -> None:
     """Run consecutive rounds: train, aggregate, evaluate; goes on from what it finds; SIGTERM ends it after a round."""
+    from fedpipe.callbacks import Watch
     from fedpipe.engine import interrupts
     from fedpipe.report import progress
     from fedpipe.stages import collect as stage
@@ -215,10 +228,10 @@ def segment(
             "round: give the job more, or cut rounds into jobs (execution: {rounds_per_job: 1, clients_per_job: 1})"
         )
 
-    with interrupts.deferred(told) as asked_to_stop:
+    with interrupts.deferred(told) as asked_to_stop, Watch(callbacks.split(), RunFiles(path), stop) as watch:
         run = _open(path, threads, device, stack, graphs, keep_models)
         typer.echo(f"{path}: {run.place()}")
-        for number in progress.told(path, stop, run.segment(stop)):
+        for number in progress.told(path, stop, watch.rounds(run.segment(stop))):
             done.append(number)
             if number < stop and asked_to_stop():
                 typer.echo(f"{path}: stopped by SIGTERM after round {number}; the same command goes on from there")
@@ -272,9 +285,16 @@ def evaluate(
     device: Device = "auto",
     stack: Stack = "auto",
     graphs: Graphs = False,
+    callbacks: Callbacks = "",
 ) -> None:
     """Measure a round's models; then the round is complete."""
-    _open(path, threads, device, stack, graphs).evaluate(round)
+    from fedpipe.callbacks import Watch
+
+    run = _open(path, threads, device, stack, graphs)
+    with Watch(callbacks.split(), run.files, round) as watch:
+        watch.begin(round - 1)
+        run.evaluate(round)
+        watch.round(round)
 
 
 @app.command(rich_help_panel=STAGES)
@@ -421,6 +441,21 @@ def diff(
 
 
 @app.command(rich_help_panel=PEOPLE)
+def compare(
+    revisions: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[REV]...", help="Commits, tags or experiments; one alone is compared with what is here."
+        ),
+    ] = None,
+) -> None:
+    """Print the tables of commits or experiments side by side: differences by seed, and settings that differ."""
+    from fedpipe.lineage import compare as lineage
+
+    typer.echo(lineage.compare(revisions or []))
+
+
+@app.command(rich_help_panel=PEOPLE)
 def prune(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False) -> None:
     """Remove runs, partitions and data that no study here and no commit needs, after showing what that frees."""
     from fedpipe.lineage import prune as lineage
@@ -455,7 +490,7 @@ def list_(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models
 @app.command(rich_help_panel=PEOPLE)
 def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, model or partition scheme.")]) -> None:
     """Print a component's documentation with its parameters and their defaults."""
-    from fedpipe import documentation, registry
+    from fedpipe import documentation, equations, registry
 
     kinds = [kind for kind in registry.KINDS if name in registry.names(kind)]
     if not kinds and "." in name:
@@ -464,13 +499,13 @@ def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, m
         known = sorted({component for kind in registry.KINDS for component in registry.names(kind)})
         raise SettingsError(f"'{name}' is unknown; {nearest(name, known)}")
     kind, found = kinds[0], registry.documented(kinds[0], registry.find(kinds[0], name))
-    typer.echo(f"{name} ({kind.name})\n\n{inspect.getdoc(found)}\n")
+    typer.echo(f"{name} ({kind.name})\n\n{equations.plain(inspect.getdoc(found) or '')}\n")
     fields = registry.parameters_of(found)
     if fields:
         typer.echo(f"In params.yaml, under {kind.section}:")
     told = documentation.inherited(found)
     for field in fields:
-        meaning = f"    # {told[field.name]}" if field.name in told else ""
+        meaning = f"    # {equations.plain(told[field.name])}" if field.name in told else ""
         typer.echo(f"  {field.name}: {documentation.default(field)}{meaning}")
 
 
@@ -528,6 +563,18 @@ def _snakemake() -> str:
     if not (found or beside.is_file()):
         raise SettingsError("snakemake is not installed here; run `make setup`, then `source .venv/bin/activate`.")
     return str(beside) if beside.is_file() and not (found and beside.samefile(found)) else "snakemake"
+
+
+def _refuse_long(params: Path, scale: str, jobs: int | None) -> None:
+    """Refuse a study that would keep this machine busy for more than a day."""
+    from fedpipe import plan as planning
+    from fedpipe.report import forecast
+
+    found = forecast.forecast(planning.make(params, scale), jobs)
+    if found.seconds > forecast.DAY:
+        others = [other for other in planning.scales(params) if other not in {scale, PAPER}]
+        smaller = f", --scale {' or '.join(others)} for a smaller one" if others else ""
+        raise SettingsError(f"{params}: {found} Type --yes to start it{smaller}, or --profile for a cluster.")
 
 
 def _runs_here(profile: str) -> bool:

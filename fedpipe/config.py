@@ -26,6 +26,7 @@ from pydantic import (
     Discriminator,
     Field,
     PlainSerializer,
+    PrivateAttr,
     SerializerFunctionWrapHandler,
     Tag,
     ValidationError,
@@ -37,7 +38,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedpipe import artifacts, registry
+from fedpipe import artifacts, callbacks, registry
 from fedpipe.artifacts import PAPER
 from fedpipe.data import store
 from fedpipe.data.datasets.base import Dataset, Facts, Published
@@ -393,7 +394,9 @@ class Federation(Section):
         20, ge=1, le=9999, strict=True, description="Communication rounds T; more rounds continue a shorter run."
     )
     local_epochs: int = Field(1, ge=1, description="Passes over a client's training data in a round.")
-    batch_size: int = Field(32, ge=1, description="Samples in a training step; the last partial batch is kept.")
+    batch_size: Annotated[int, Field(ge=1)] | Literal["full"] = Field(
+        32, description="Samples in a training step, the last partial batch is kept; or full: all that a client has."
+    )
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="Started afresh at every client in every round.")
     learning_rate: float = Field(0.05, ge=0)
     momentum: float = Field(0.0, ge=0, lt=1, description="Heavy-ball momentum (sgd).")
@@ -525,6 +528,17 @@ class Execution(Section):
         description="Whether a stack's steps are recorded as CUDA graphs and replayed, which changes no bits; off "
         "until it has been tried on a GPU.",
     )
+    callbacks: tuple[str, ...] = Field(
+        (),
+        description="What looks on while runs go: dvclive, or classes of your own, as own.Board (docs/callbacks.md).",
+    )
+
+    @field_validator("callbacks")
+    @classmethod
+    def _found(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in _once(names):
+            callbacks.find(name)
+        return names
 
     @field_validator("stack")
     @classmethod
@@ -718,17 +732,24 @@ class Params(Section):
     )
     probes: ProbeSections
 
+    _left_out: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """What was given and left out, by key, each with a warning; see :func:`unheard`."""
+        return self._left_out
+
     @property
     def pins(self) -> dict[str, Pin]:
         """The user's own files that the study names, by the section that does."""
         components = {"dataset": self.dataset.source, "partition": self.partition, "model": self.model}
         return {section: component.pin for section, component in components.items() if component.pin}
 
-    def _there(self, download: str | None) -> None:
+    def _there(self, download: str | None, obtain: str) -> None:
         """Everything that is not declared, stored, or what it was declared as, is said at once."""
         found = {section: pin.mistake(section, download) for section, pin in self.pins.items()}
         if found.get("dataset") is None:
-            found["dataset"] = self.dataset.lacking(download or DOWNLOAD)
+            found["dataset"] = self.dataset.lacking(obtain)
         if told := [sentence for sentence in found.values() if sentence]:
             raise SettingsError("\n".join(told))
 
@@ -774,7 +795,7 @@ class Params(Section):
                     f"federation.server: {label} has no averaged model that {self.federation.server.optimizer} could "
                     f"move; it should be left out, or study.algorithms do without {label}."
                 )
-        self._there(context.get("download"))
+        self._there(context.get("download"), context.get("obtain", DOWNLOAD))
         for label in labels if self.model.whole else ():
             if self.algorithms[label].several:
                 raise several(label)
@@ -796,6 +817,12 @@ class Params(Section):
                 "would train on what another tests on; it should be 'official'."
             )
         self.transforms.check(facts.shape)
+        if self.model.frozen_base and self.transforms.random:
+            key = next(name for name in ("crop", "flip", "rotation") if getattr(self.transforms, name))
+            raise SettingsError(
+                f"transforms.{key}: images can't change at random under the frozen base of the model, whose features "
+                f"are computed once; leave it out, or set model.frozen to false."
+            )
         self.model.check(facts.shape, facts.classes)
         self.model.check_weights(facts.shape, facts.classes)
         words = getattr(self.model, "vocabulary", None)
@@ -825,7 +852,37 @@ def download(path: Path) -> str:
     return DOWNLOAD if path == artifacts.PARAMS else f"{DOWNLOAD} --params {shlex.quote(str(path))}"
 
 
-def parse(settings: Any, download: str | None = DOWNLOAD, labels: Collection[str] | None = None) -> Params:
+def unheard(settings: dict[str, Any]) -> dict[str, str]:
+    """The partition's parameters that only other schemes have, by key, each with a warning.
+
+    Where a grid, or `dvc exp run -S`, changes the scheme alone, those of the former one are left behind.
+    """
+    section = settings.get("partition")
+    if not isinstance(section, dict):
+        return {}
+    scheme = section.get("scheme", registry.PARTITION.default)
+    try:
+        taken = _parameters(str(scheme))
+    except SettingsError:  # told where it is built
+        return {}
+    others = {name for other in registry.names(registry.PARTITION) for name in _parameters(other)} - taken
+    return {
+        f"partition.{name}": f"partition.{name}: {value} is left out, since the scheme {scheme} has no such parameter."
+        for name, value in section.items()
+        if name in others - {"scheme"}
+    }
+
+
+def _parameters(scheme: str) -> set[str]:
+    return {field.name for field in registry.parameters_of(registry.find(registry.PARTITION, scheme))}
+
+
+def parse(
+    settings: Any,
+    download: str | None = DOWNLOAD,
+    labels: Collection[str] | None = None,
+    obtain: str | None = None,
+) -> Params:
     """Settings as they stand in the YAML file, checked and with their defaults filled in.
 
     Parameters
@@ -836,6 +893,8 @@ def parse(settings: Any, download: str | None = DOWNLOAD, labels: Collection[str
         The command that declares files in the study's file; None where it can't, as at a point of a grid.
     labels
         The methods that these settings are for; by default those of the study that have none of their own (`with`).
+    obtain
+        The command that obtains the study's data; by default ``download``.
 
     Raises
     ------
@@ -844,12 +903,17 @@ def parse(settings: Any, download: str | None = DOWNLOAD, labels: Collection[str
     """
     if not isinstance(settings, dict):
         raise SettingsError("params.yaml: it should be a mapping of sections, as `federation: {clients: 10}`.")
-    context = {"download": download, "labels": labels, "settings": settings}
+    if left_out := unheard(settings):
+        kept = {name: value for name, value in settings["partition"].items() if f"partition.{name}" not in left_out}
+        settings = settings | {"partition": kept}
+    context = {"download": download, "labels": labels, "settings": settings, "obtain": obtain or download or DOWNLOAD}
     try:
-        return Params.model_validate(settings, context=context)
+        made = Params.model_validate(settings, context=context)
     except ValidationError as error:
         known = partial(_keys, settings=settings)
         raise SettingsError("\n".join(sentences(error, settings, "", known))) from None
+    made._left_out = left_out
+    return made
 
 
 def dataset(settings: Any) -> Data:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from fedpipe import config
 from fedpipe.config import FIXED, WHOLE, Params
-from fedpipe.errors import SettingsError
+from fedpipe.errors import SettingsError, nearest
 
 
 @dataclass(frozen=True)
@@ -46,16 +48,26 @@ def keys(raw: dict[str, Any], study: Params, above: dict[str, Any]) -> dict[str,
             raise SettingsError(f"study.grid.{name}: its values set no keys; at least one of them should.")
         if not any(concerns(found[name], label) for label in study.study.algorithms):
             raise SettingsError(f"study.grid: '{name}' varies nothing, since its algorithm is not in study.algorithms.")
-    places = [(name, key) for name, own in found.items() for key in own]
-    for (name, key), (other, twice) in itertools.combinations(places, 2):
+    for (name, key), (other, twice) in _set_at_once(study, found):
         if within(key, twice) or within(twice, key):
             both = f"'{name}' and '{other}' set" if name != other else f"'{name}' sets"
             what = f"'{key}'" if key == twice else f"'{key}' and '{twice}', of which one is in the other"
             raise SettingsError(f"study.grid: {both} {what}; a key should be set once.")
     for name in (name for name, values in study.study.grid.items() if not isinstance(values, dict)):
-        if key := next((key for key in above if within(name, key)), None):
-            raise SettingsError(f"study.grid: '{name}' varies nothing, since the scale sets '{key}'.")
+        if higher := next((key for key in above if within(name, key)), None):
+            raise SettingsError(f"study.grid: '{name}' varies nothing, since the scale sets '{higher}'.")
     return found
+
+
+def _set_at_once(study: Params, keys: dict[str, list[str]]) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+    """All pairs of keys that one point may set, each with the name that sets it."""
+    for name, values in study.study.grid.items():
+        for part in values.values() if isinstance(values, dict) else ():
+            for key, twice in itertools.combinations(part, 2):
+                yield (name, key), (name, twice)
+    for name, other in itertools.combinations(keys, 2):
+        for key, twice in itertools.product(keys[name], keys[other]):
+            yield (name, key), (other, twice)
 
 
 def points(study: Params) -> Iterator[Point]:
@@ -71,18 +83,22 @@ def points(study: Params) -> Iterator[Point]:
 
 
 def settings(
-    raw: dict[str, Any], study: Params, point: Point, above: dict[str, Any]
+    raw: dict[str, Any], study: Params, point: Point, above: dict[str, Any], obtain: str
 ) -> Iterator[tuple[Params, list[str]]]:
     """The settings at a point, with the methods that have them: those that set keys of their own have others.
 
-    The grid's keys stand above the study's, a method's own above these, and those of the scale above all.
+    The grid's keys stand above the study's, a method's own above these, and those of the scale above all. ``obtain`` is
+    the command that obtains the study's data.
 
     Raises
     ------
     SettingsError
         They can't be; each sentence says where.
     """
-    there = config.override(raw, point.changes, above)
+    values = ", ".join(f"{name}: {value}" for name, value in point.values.items())
+    at = [f"at the point {values} of study.grid"] if values else []
+    with _told(at):
+        there = config.override(raw, point.changes, above)
     groups: dict[str, list[str]] = {}
     own: dict[str, dict[str, Any]] = {}
     for label in study.study.algorithms:
@@ -91,18 +107,22 @@ def settings(
         groups.setdefault(name, []).append(label)
         own[name] = changes
     for name, labels in groups.items():
-        changed = own[name]
-        if not (point.changes or changed):
+        if not (point.changes or own[name]):
             yield study, labels
             continue
-        places = [", ".join(f"{name}: {value}" for name, value in point.values.items())] if point.values else []
-        at = [f"at the point {place} of study.grid" for place in places]
-        at += [f"with algorithms.{labels[0]}.with"] if changed else []
-        try:
-            yield config.parse(config.override(there, changed, above), None, labels), labels
-        except SettingsError as error:
-            lines = (f"{line} ({', '.join(at)})" for line in str(error).splitlines())
-            raise SettingsError("\n".join(lines)) from None
+        with _told([*at, *([f"with algorithms.{labels[0]}.with"] if own[name] else [])]):
+            params = config.parse(config.override(there, own[name], above), None, labels, obtain)
+        yield params, labels
+
+
+@contextmanager
+def _told(places: list[str]) -> Iterator[None]:
+    """Say behind each sentence about settings where they are."""
+    try:
+        yield
+    except SettingsError as error:
+        behind = f" ({', '.join(places)})" if places else ""
+        raise SettingsError("\n".join(f"{line}{behind}" for line in str(error).splitlines())) from None
 
 
 def concerns(keys: list[str], label: str) -> bool:
@@ -119,6 +139,7 @@ def within(key: str, section: str) -> bool:
 
 def _check(name: str, key: str, raw: dict[str, Any], study: Params) -> None:
     where = f"study.grid.{name}" if isinstance(study.study.grid[name], dict) else "study.grid"
+    _refuse_unknown(where, key, study)
     fixed = next((section for section in FIXED if within(key, section) or within(section, key)), None)
     if fixed:
         raise SettingsError(f"{where}: '{key}' can't be varied, since {fixed} is one for the whole study.")
@@ -135,3 +156,17 @@ def _check(name: str, key: str, raw: dict[str, Any], study: Params) -> None:
             raise SettingsError(
                 f"{where}: '{key}' varies nothing for {label}, since algorithms.{label}.with sets '{own}'."
             )
+
+
+def _refuse_unknown(where: str, key: str, study: Params) -> None:
+    """Refuse a key that begins with no section, as `mu`; the sentence names those that end so."""
+    if key.partition(".")[0] in Params.model_fields:
+        return
+    components = {f"algorithms.{label}": study.algorithms[label] for label in study.study.algorithms}
+    components |= {"partition": study.partition, "model": study.model, "dataset": study.dataset.source}
+    known = [f"{place}.{field.name}" for place, found in components.items() for field in dataclasses.fields(found)]
+    for section in ("dataset", "transforms", "federation", "evaluation"):
+        known += [f"{section}.{field}" for field in type(getattr(study, section)).model_fields]
+    meant = [full for full in known if full.endswith(f".{key}")]
+    hint = f"did you mean {' or '.join(meant)}?" if meant else nearest(key, [*Params.model_fields])
+    raise SettingsError(f"{where}: '{key}' is no key of params.yaml; {hint}")

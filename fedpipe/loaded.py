@@ -140,6 +140,62 @@ class Results:
         with self._here():
             return self._frames(of)
 
+    # -- statistics --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def fairness(self) -> pd.DataFrame:
+        """How alike clients' accuracies are in the last round measured: a row a run and protocol with a row a client.
+
+        ``mean``, standard deviation ``std`` (of all clients: over n), ``worst`` (mean of the lowest tenth, at least one
+        client) and ``lowest`` of the accuracies of ``clients`` clients; those without test samples are left out.
+        """
+        own = self.clients[(self.clients["client"] >= 0) & (self.clients["total"] > 0)]
+        keys = [*self._keys, "protocol"]
+        own = own[own["round"] == own.groupby(keys)["round"].transform("max")]
+        by_run = own.groupby(keys, sort=False)["accuracy"]
+        return by_run.agg(
+            mean="mean",
+            std=lambda found: found.std(ddof=0),
+            worst=lambda found: found.nsmallest(max(1, len(found) // 10)).mean(),
+            lowest="min",
+            clients="count",
+        ).reset_index()
+
+    def to_target(self, accuracy: float, protocol: str | None = None) -> pd.DataFrame:
+        """What it took to reach an accuracy: a row a run, with ``round`` and ``bytes`` (NaN where it never did).
+
+        Parameters
+        ----------
+        accuracy
+            In (0, 1], over all test samples; reached in the first round measured that has it.
+        protocol
+            By default the study's first.
+
+        Raises
+        ------
+        SettingsError
+            The accuracy is no share, or nothing is measured by that protocol.
+        """
+        protocol = self.plan.protocols[0] if protocol is None else protocol
+        if not 0 < accuracy <= 1:
+            raise SettingsError(f"accuracy: {accuracy} can't be used; it should be a share, as 0.7 for 70 %.")
+        found = self.accuracies[(self.accuracies["average"] == "sample") & (self.accuracies["protocol"] == protocol)]
+        if found.empty:
+            measured = list(dict.fromkeys(self.accuracies["protocol"]))
+            raise SettingsError(f"protocol: nothing is measured by '{protocol}'; {nearest(protocol, measured)}")
+        first = found[found["accuracy"] >= accuracy].groupby(self._keys, sort=False)["round"].min()
+        sent = self.traffic.assign(
+            bytes=self.traffic["participants"] * (self.traffic["bytes_down"] + self.traffic["bytes_up"])
+        )
+        sent["bytes"] = sent.groupby(self._keys, sort=False)["bytes"].cumsum()
+        runs = found[self._keys].drop_duplicates().merge(first.reset_index(), how="left", on=self._keys)
+        return runs.merge(sent[[*self._keys, "round", "bytes"]], how="left", on=[*self._keys, "round"])
+
+    @property
+    def _keys(self) -> list[str]:
+        """The columns that tell a run, and its cell of the table."""
+        return ["algorithm", *self.plan.grid, "seed", "key"]
+
     # -- single runs -------------------------------------------------------------------------------------------------
 
     def settings(self, algorithm: str, seed: int | None = None, **grid: Any) -> dict[str, Any]:

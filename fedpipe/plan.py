@@ -161,6 +161,7 @@ class NewPlan(Plan):
     """A plan that was just made, with what is written beside it."""
 
     texts: dict[str, str]  #: what jobs read, by path: ``run.yaml``, ``partition.yaml``, data sets' settings
+    samples: dict[str, tuple[int, int]]  #: by partition, about how many are trained on, and how many there are
     sources: dict[str, str]  #: the files that the plan was made of, each with its SHA-256 or its stamp
 
 
@@ -179,13 +180,16 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
     cells: dict[str, Cell] = {}
     partitions: dict[str, dict[str, Any]] = {}
     texts: dict[str, str] = {}
+    samples: dict[str, tuple[int, int]] = {}
     components: list[Component] = []
     warnings: list[str] = []
     stamps: dict[str, str] = {}
     keys = grid.keys(raw, study, above)
     for point in grid.points(study):
-        settings = {label: params for params, labels in grid.settings(raw, study, point, above) for label in labels}
+        found = list(grid.settings(raw, study, point, above, config.download(path)))
+        settings = {label: params for params, labels in found for label in labels}
         for params in {id(params): params for params in settings.values()}.values():
+            warnings += params.left_out.values()
             stamps |= {str(pin.path): pins.stamp(pin.path) for pin in params.pins.values()}
             components += [params.partition, params.model, params.dataset.source]
             data = params.dataset.file.stem
@@ -199,6 +203,7 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
             partition = digest(held.partition_settings)
             if partition not in partitions:
                 partitions[partition] = held.partition_settings
+                samples[partition] = _samples(params)
                 dealt = artifacts.assignment_file(partition).with_name("partition.yaml")
                 origin = {"origin": params.partition.origin} if params.partition.origin else {}
                 texts[str(dealt)] = yaml.safe_dump(held.partition_settings | origin, sort_keys=False)
@@ -212,7 +217,8 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
                 participants=params.federation.participants,
             )
             texts[str(run.files.settings)] = held.dump()
-            mine = point.at(label, keys)
+            heard = {name: [key for key in own if key not in params.left_out] for name, own in keys.items()}
+            mine = point.at(label, heard)
             cells[digest([label, seed, mine])] = Cell(
                 algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=mine
             )
@@ -239,6 +245,7 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
         report=Reported(**study.report.model_dump()),
         probes=probes,
         texts=texts,
+        samples=samples,
         sources=_sources(path, components) | stamps,
     )
 
@@ -268,6 +275,15 @@ def write(plan: NewPlan) -> None:
             artifacts.unpack(run.files.history)
     plan.write()
     artifacts.write_json(sources, plan.sources)
+
+
+def _samples(params: Params) -> tuple[int, int]:
+    """About how many samples are trained on, and how many there are."""
+    data = params.dataset
+    whole = data.subset or data.facts.size
+    if params.partition.splits:
+        return whole, whole
+    return (data.dealt, whole) if data.split == "official" else (round(whole * (1 - data.test_share)), whole)
 
 
 def _sources(path: Path, components: list[Component]) -> dict[str, str]:

@@ -149,6 +149,7 @@ class Jobs:
     device: str
     stack: int | str
     graphs: bool
+    callbacks: tuple[str, ...] = ()  #: what looks on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +270,7 @@ class Plan:
             warnings=_texts(held["warnings"]),
             files=_texts(held["files"]),
             shared=held["shared"],
-            execution=Jobs(**_fields(Jobs, held["execution"])),
+            execution=_jobs(held["execution"]),
             keep_models=held["artifacts"]["keep_models"],
             report=Reported(**_fields(Reported, held["report"]) | {"best_over": _texts(held["report"]["best_over"])}),
             probes=tuple(map(PlannedProbe.of, held["probes"])),
@@ -291,6 +292,11 @@ class Plan:
         if not whole:
             raise ValueError(held["params"])
         return plan
+
+
+def _jobs(held: dict[str, Any]) -> Jobs:
+    """The jobs that ``plan.json`` holds so; a plan of before there were callbacks has none."""
+    return Jobs(**_fields(Jobs, held | {"callbacks": _texts(held.get("callbacks", []))}))
 
 
 def _held(value: Any) -> dict[str, Any]:

@@ -241,6 +241,7 @@ def _dw() -> Any:
     return importlib.import_module("fedpipe.algorithms._dw")
 
 
+@functools.cache
 def adapter(component: type[Component]) -> TypeAdapter[Component]:
     """What checks a component's parameters and writes their JSON Schema."""
     try:

@@ -65,7 +65,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "hyper-parameter-of-none",
         {"algorithms": {"fedavg": {"mu": 1}}},
-        "algorithms.fedavg.mu: unknown key; it should be one of: dw.",
+        "algorithms.fedavg.mu: unknown key; it should be one of: with, shown, dw.",
     ),
     # types
     (
@@ -345,7 +345,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "axis-that-sets-a-section-and-its-key",
-        {"study__grid": {"data": {"A": {"partition": {"scheme": "iid"}}, "B": {"partition.alpha": 0.5}}}},
+        {"study__grid": {"data": {"A": {"partition": {"scheme": "iid"}, "partition.alpha": 0.5}}}},
         "study.grid: 'data' sets 'partition' and 'partition.alpha', of which one is in the other; "
         "a key should be set once.",
     ),

@@ -99,6 +99,48 @@ def test_traffic_times_and_matrices_have_a_row_for_each_thing(study: Path, resul
     np.testing.assert_allclose(sums, 1, rtol=1e-6)
 
 
+def test_fairness_is_of_the_clients_of_the_last_round(results: Any) -> None:
+    found = results.fairness.query("algorithm == 'fedavg' and protocol == 'personal-on-local'")
+    assert len(found) == 2 * 2
+    for row in found.to_dict("records"):
+        rows = results.clients.query(
+            f"key == '{row['key']}' and protocol == 'personal-on-local' and round == {ROUNDS} and total > 0"
+        )
+        shares = sorted(rows["correct"] / rows["total"])
+        assert row["clients"] == len(shares) == 10
+        assert row["std"] == pytest.approx(np.std(shares))
+        assert (row["worst"], row["lowest"]) == (pytest.approx(shares[0]), pytest.approx(shares[0]))
+    assert set(results.fairness["protocol"]) == {"personal-on-local"}
+
+
+def test_rounds_and_bytes_to_a_target_are_those_of_the_first_round_that_has_it(results: Any) -> None:
+    curves = results.accuracies.query(
+        "algorithm == 'fedavg' and protocol == 'global-on-global' and average == 'sample'"
+    )
+    target = float(curves["accuracy"].median())
+    found = results.to_target(target)
+    assert set(found["algorithm"]) == {"fedavg", "pfedme"}, "FedProto has no global model"
+    reached = 0
+    for row in found[found["algorithm"] == "fedavg"].to_dict("records"):
+        run = curves[curves["key"] == row["key"]].set_index("round")["accuracy"]
+        rounds = [number for number in sorted(run.index) if run[number] >= target]
+        if not rounds:
+            assert np.isnan(row["round"])
+            assert np.isnan(row["bytes"])
+            continue
+        reached += 1
+        assert row["round"] == rounds[0]
+        sent = results.traffic[(results.traffic["key"] == row["key"]) & (results.traffic["algorithm"] == "fedavg")]
+        sent = sent[sent["round"] <= rounds[0]]
+        assert row["bytes"] == (5 * (sent["bytes_down"] + sent["bytes_up"])).sum() > 0
+    assert reached
+    assert results.to_target(1.0)["round"].isna().all()
+    with pytest.raises(SettingsError, match=r"accuracy: 70 can't be used; it should be a share, as 0.7 for 70 %"):
+        results.to_target(70)
+    with pytest.raises(SettingsError, match=r"protocol: nothing is measured by 'kept-on-local'"):
+        results.to_target(0.5, "kept-on-local")
+
+
 def test_partitions_and_provenance_lead_from_a_row_to_its_samples(study: Path, results: Any) -> None:
     assert not results.provenance.duplicated(["algorithm", "key"]).any()
     merged = results.accuracies.merge(results.provenance, on=["algorithm", "key", "seed"], how="left")

@@ -400,7 +400,7 @@ def test_a_scale_has_a_place_of_its_own() -> None:
         assert Plan.read(made.study.plan).scale == "smoke"
         assert planning.scales(Path(path)) == ["paper", "smoke"]
     with pytest.raises(SettingsError, match="'@' can't be part of a study's path"):
-        planning.make(Path("studies/a/t1@smoke.yaml"))
+        artifacts.StudyFiles.of(Path("studies/a/t1@smoke.yaml"))
 
 
 def test_a_scale_that_is_not_there_is_a_mistake() -> None:

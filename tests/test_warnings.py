@@ -178,11 +178,11 @@ def test_the_command_prints_them_beside_its_output_and_records_them() -> None:
 def test_the_table_repeats_them_under_itself() -> None:
     tree = Tree(["fedavg"], seeds=[0])
     tree.write(0, [{"global-on-global": [(1, 2)]}] * 3)
-    table, times = tables.table(tree.plan), tables.times(tree.plan)
-    before = tables.markdown(tree.plan, table, times)
+    table = tables.table(tree.plan)
+    before = tables.markdown(tree.plan, table)
     assert "Warning" not in before
     tree.change(warnings=("a.b: c is d.", "e: f."))
-    after = tables.markdown(tree.plan, table, times)
+    after = tables.markdown(tree.plan, table)
     above, _, below = after.partition("Warning: a.b: c is d.\n\nWarning: e: f.\n\n")
     assert above + below == before
     assert "| fedavg" in above

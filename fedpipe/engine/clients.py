@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +85,10 @@ class Clients:
     def transforms(self, transforms: Transforms) -> None:
         self._transforms, self._normalized = transforms, Normalization(transforms, self.dtype, self.device)
 
+    def batch(self, size: int | Literal["full"]) -> int:
+        """Samples in a training step; of a full batch so many that every client's fit into one."""
+        return int(self.sizes.max()) if size == "full" else size
+
     def facts(self, client: int | Sequence[int], round: int) -> ClientInfo:
         """What a client knows of itself as a round begins; with a first axis for several clients."""
         classes = self.class_counts[client if isinstance(client, int) else list(client)]
@@ -118,6 +124,13 @@ class Clients:
         if not self.transforms.on_test:
             return x
         return changed(self.transforms, x, torch.tensor(self.key(-1, round, "test", 0) + number, device=self.device))
+
+    def with_inputs(self, x: Tensor, made_of: Mapping[str, str]) -> Clients:
+        """The same clients and classes with other inputs, which are taken as they are; ``made_of`` goes on record."""
+        other = copy.copy(self)
+        other.x, other.transforms = x.to(self.device, self.dtype), Transforms()
+        other.trained_on = {**self.trained_on, **made_of}
+        return other
 
     def measured(self, client: int, test: str) -> Integers:
         """The samples on which a client's model is measured: ``local``, ``global`` or ``train``."""

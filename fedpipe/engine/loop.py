@@ -149,7 +149,7 @@ class Loop:
         self, algorithm: Algorithm, training: Train, state: State, round: int, client: int, epochs: range
     ) -> State:
         names, state = trained_names(algorithm, training, state), with_optimizer_state(algorithm, training, state)
-        size = algorithm.federation.batch_size * training.batches
+        size = self._clients.batch(algorithm.federation.batch_size) * training.batches
         for epoch in epochs:
             if training.when is not None and not bool(training.when(state)):
                 break

@@ -15,7 +15,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -32,7 +32,7 @@ from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution, several
 from fedpipe.data import store
 from fedpipe.data.assignment import Assignment, checksum
-from fedpipe.engine import contract, evaluation, gpus, redo
+from fedpipe.engine import contract, evaluation, frozen, gpus, redo
 from fedpipe.engine.block import Block
 from fedpipe.engine.capture import cuda_graph
 from fedpipe.engine.checkpoint import Checkpoint, prune
@@ -43,7 +43,7 @@ from fedpipe.engine.server import aggregate, init_server
 from fedpipe.engine.stack import Stack
 from fedpipe.engine.trees import finite, to_host
 from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.models.base import Model, Net
+from fedpipe.models.base import Model, Net, Network
 from fedpipe.plan import Settings, digest
 from fedpipe.tensors import Tensors
 
@@ -107,6 +107,10 @@ class Run:
         bare = cast(Algorithm, settings.build_algorithm())
         shape = tuple(self.clients.x.shape[1:])
         build = functools.partial(family.network, shape, self.clients.classes)
+        if family.frozen_base:
+            whole, base = build, frozen.parted(family, shape, self.clients.classes)
+            self.clients = frozen.featured(self.clients, base, frozen.place(settings), threads, self._versions())
+            build = functools.partial(_above_base, family, whole)
         self._one_model = family.whole
         net = Net(lambda: bare.adapt(build()), dtype, self._device, self.federation.buffers)
         self.algorithm = bare.bind(net, self.federation)
@@ -337,11 +341,12 @@ class Run:
             if not artifacts.exists(self.files.round(earlier).state):
                 continue
             recorded = self.checkpoint.sealed(earlier).get("trained_on", {})
+            lies = {**places(self.settings), "features": frozen.place(self.settings)}
             for name in here:
                 if recorded.get(name) != here[name]:
                     raise ArtifactError(
                         f"{self.files.path}: round {earlier} was made with another {name} (SHA-256 of its content: "
-                        f"{recorded.get(name, 'not recorded')}) than lies in {places(self.settings)[name]} "
+                        f"{recorded.get(name, 'not recorded')}) than lies in {lies[name]} "
                         f"({here[name]}); bring that one back, as `dvc checkout` does where DVC has recorded it, or "
                         f"delete {self.files.path} and run `snakemake all` to make the run anew."
                     )
@@ -351,9 +356,11 @@ class Run:
 
     def made_by(self) -> dict[str, Any]:
         """What else a result's bits depend on: executor, device, versions."""
+        return {"executor": self.executor.name, **self._versions()}
+
+    def _versions(self) -> dict[str, Any]:
         device = self._device
         return {
-            "executor": self.executor.name,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
             "fedpipe": fedpipe.__version__,
             "shared": code.shared(),
@@ -367,6 +374,10 @@ def places(settings: Settings) -> dict[str, Path]:
     """Where a run's data set and its partition lie."""
     dealt = artifacts.assignment_file(digest(settings.partition_settings))
     return {"data set": store.place(settings.dataset), "partition": dealt}
+
+
+def _above_base(family: Model, whole: Callable[[], Network]) -> Network:
+    return family.parted(whole())[1]
 
 
 def open_clients(settings: Settings, dtype: torch.dtype, device: torch.device) -> Clients:

@@ -87,7 +87,7 @@ class Stack:
 
     def stacks(self, among: Sequence[int]) -> list[dict[str, Any]]:
         """See :class:`~fedpipe.engine.executor.Executor`."""
-        batch = self._algorithm.federation.batch_size
+        batch = self._clients.batch(self._algorithm.federation.batch_size)
         return schedule.recorded(self._clients.sizes, among, self._width, batch)
 
     def run(
@@ -246,19 +246,21 @@ class Work:
 
     def feed(self, training: Train, epochs: Sequence[int]) -> Feed:
         """The plan of some epochs, on the device."""
-        clients, legs = self._clients, self._legs(training)
-        size, length = self._algorithm.federation.batch_size * training.batches, legs[-1].stop
+        clients, legs, size = self._clients, self._legs(training), self._size(training)
         noise = noisy(self._algorithm, training, clients.transforms)
         plans = []
         for epoch in epochs:
             where = self._round, training.stream, epoch
             orders = [clients.order(client, *where, training.share) for client in self._members]
             keys = [clients.key(client, *where) for client in self._members] if noise else None
-            plans.append(schedule.table(orders, keys, size, length, len(self.rows)))
+            plans.append(schedule.table(orders, keys, size, legs[-1].stop, len(self.rows)))
         return Feed.sent(np.concatenate(plans), noise, clients.dtype, clients.device)
 
+    def _size(self, training: Train) -> int:
+        return self._clients.batch(self._algorithm.federation.batch_size) * training.batches
+
     def _legs(self, training: Train) -> list[Leg]:
-        size = self._algorithm.federation.batch_size * training.batches
+        size = self._size(training)
         drawn = [self._clients.drawn(client, training.share) for client in self._mates]
         return schedule.legs([schedule.steps(count, size, training.steps) for count in drawn], self._rungs)
 

@@ -32,7 +32,7 @@ def find(key: str) -> RunFiles:
 def diff(one: RunFiles, other: RunFiles) -> str:
     """The settings that differ, one a line; then by protocol the round in which the accuracies part."""
     lines = [f"{'':<36}{one.path.name:<24}{other.path.name}"]
-    ours, theirs = (_flat(dataclasses.asdict(Settings.read(run.settings))) for run in (one, other))
+    ours, theirs = (flat(dataclasses.asdict(Settings.read(run.settings))) for run in (one, other))
     for name in dict.fromkeys([*ours, *theirs]):
         pair = [str(settings.get(name, DASH)) for settings in (ours, theirs)]
         if pair[0] != pair[1]:
@@ -42,13 +42,14 @@ def diff(one: RunFiles, other: RunFiles) -> str:
     return "\n".join([*lines, "", _states(one, other), *_accuracies(one, other)])
 
 
-def _flat(value: Any, place: str = "") -> dict[str, Any]:
+def flat(value: Any, place: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name."""
     if not isinstance(value, dict):
         return {place: value}
     return {
         name: leaf
         for key, part in value.items()
-        for name, leaf in _flat(part, f"{place}.{key}" if place else str(key)).items()
+        for name, leaf in flat(part, f"{place}.{key}" if place else str(key)).items()
     }
 
 

@@ -1,4 +1,4 @@
-"""What nothing needs any more: runs, partitions and data sets that no study and no commit names.
+"""What nothing needs any more: runs with their probes, partitions, data and features that no study and no commit names.
 
 A key is needed by the studies that lie here (params.yaml, ``studies/**/*.yaml``) and by every commit of any branch, tag
 or experiment whose ``results/keys`` name it. Only what lies in DVC's cache is removed, so that nothing is lost by it;
@@ -22,6 +22,7 @@ from pathlib import Path
 from fedpipe import artifacts, plan
 from fedpipe.artifacts import PARAMS, RESULTS, STUDIES, RunFiles
 from fedpipe.data import store
+from fedpipe.engine import frozen
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.plan import Settings, digest
 
@@ -73,19 +74,22 @@ def unneeded() -> list[Unneeded]:
     runs |= {path for path in RESULTS.glob("runs/*/*") if path.name in committed}
     dealt = set(RESULTS.glob("partitions/*"))
     stored = {path.with_suffix(".pt") for path in RESULTS.glob("data/*") if path.is_file()}
+    computed, features = {path.with_suffix(".pt") for path in RESULTS.glob("features/*")}, set[Path]()
     for settings in filter(Path.is_file, (RunFiles(path).settings for path in runs)):
         try:
             needed = Settings.read(settings)
         except ArtifactError:  # written by another version of fedpipe: it may need any of them
-            partitions, data = partitions | dealt, data | stored
+            partitions, data, features = partitions | dealt, data | stored, features | computed
             continue
         partitions.add(artifacts.assignment_file(digest(needed.partition_settings)).parent)
         data.add(store.place(needed.dataset))
+        features.add(frozen.place(needed))
     spare: list[tuple[Path, ...]] = [(path,) for path in sorted(RESULTS.glob("runs/*/*")) if path not in runs]
     looked = {RESULTS / "probes" / path.relative_to(RESULTS / "runs") for path in runs}
     spare += [(path,) for path in sorted(RESULTS.glob("probes/*/*")) if path not in looked]
     spare += [(path,) for path in sorted(dealt - partitions)]
     spare += [tuple(sorted(path.parent.glob(f"{path.stem}.*"))) for path in sorted(stored - data)]
+    spare += [tuple(sorted(path.parent.glob(f"{path.stem}.*"))) for path in sorted(computed - features)]
     return [Unneeded.of(paths, cache) for paths in spare]
 
 

@@ -14,7 +14,7 @@ from fedpipe.stages import report
 
 
 def verify(plan: Plan) -> Verdict:
-    """Make a study's plan again from its settings, and all of its numbers from its runs, and compare."""
+    """Make a study's plan and, from its runs, all of its numbers again, and compare; see that its probes are whole."""
     place = plan.study
     sources = artifacts.read_json(place.sources) if place.sources.is_file() else {}
     changed = [path for path, mark in sources.items() if pins.changed(Path(path), mark)]
@@ -24,6 +24,8 @@ def verify(plan: Plan) -> Verdict:
             return Verdict(said, False)
         for cell in results.cells(plan):
             cell.joined.check()
+        for probe in plan.probes:
+            artifacts.read_parquet(probe.files.table, artifacts.manifest(probe.files.table))
         made = report.contents(plan)
     except UserError as error:
         return Verdict(f"{place.path}: {error}", False)

@@ -27,7 +27,7 @@ def trace(table: Path, cell: str) -> dict[str, Any]:
     table
         ``results.md`` or ``results.csv`` of a study.
     cell
-        As `dvc exp show` names the column: ``ALGORITHM.PROTOCOL``, or ``ALGORITHM.POINT.PROTOCOL`` with a grid.
+        ``ALGORITHM.PROTOCOL``, or ``ALGORITHM.POINT.PROTOCOL`` with a grid.
 
     Returns
     -------

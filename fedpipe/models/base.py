@@ -58,6 +58,15 @@ class Model(Component):
 
     stackable: ClassVar[bool] = True  #: whether its clients can train in one call (an LSTM's can't: no batching rule)
 
+    @property
+    def frozen_base(self) -> bool:
+        """Whether the first part of the body never trains, so that its features are computed once; see `parted`."""
+        return False
+
+    def parted(self, network: Network) -> tuple[nn.Module, Network]:
+        """A network's frozen base, and what is left, with its tensors' names, for features of shape (B, d)."""
+        raise NotImplementedError
+
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Refuse inputs that this family can't take, before any job starts.
 

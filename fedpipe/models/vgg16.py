@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from pydantic import Field
@@ -22,6 +22,7 @@ from fedpipe.pins import Pin
 IMAGENET = "imagenet"  #: what stands for torchvision's weights
 ADDRESS = VGG16_Weights.IMAGENET1K_V1.url
 BASE = "features."  #: the convolutional base in torchvision's state dict
+BASE_PARTS = 3  #: of the body: convolutions, average pool, flattening
 IMAGENET_SHA256 = "397923af8e79cdbb6a7127f12361acd7a2f83e06b05044ddf496e83de57a5bf0"
 
 
@@ -31,7 +32,9 @@ class VGG16(Model):
 
     The convolutional base, a global average pool, 64 ReLU units and the output layer. With the frozen base, the
     default as in FedDUAL's code, 33,482 parameters train for CIFAR-10 and 39,332 for CIFAR-100; frozen ones are part
-    of the model's definition and are never sent. Source: Simonyan and Zisserman, VGG (ICLR 2015); FedDUAL and its code.
+    of the model's definition and are never sent. Its features are computed once for a data set and kept in
+    ``results/features``, so that images can't change at random. Source: Simonyan and
+    Zisserman, VGG (ICLR 2015); FedDUAL and its code.
 
     Parameters
     ----------
@@ -75,6 +78,17 @@ class VGG16(Model):
             )
         if self.weights == IMAGENET and self.imagenet.is_file():
             self._verify()
+
+    @property
+    def frozen_base(self) -> bool:
+        """See :class:`~fedpipe.models.base.Model`."""
+        return self.frozen
+
+    def parted(self, network: Network) -> tuple[nn.Module, Network]:
+        """See :class:`~fedpipe.models.base.Model`: the convolutions with their pool, and the classifier."""
+        body = cast(nn.Sequential, network.body)
+        passing = [nn.Identity() for _ in body[:BASE_PARTS]]
+        return body[:BASE_PARTS], Network(nn.Sequential(*passing, *body[BASE_PARTS:]), network.head)
 
     @property
     def imagenet(self) -> Path:

@@ -48,6 +48,17 @@ def norms(name: str, owner: int, head: Tensor, counts: Sequence[int] | None) -> 
         yield dict(zip(SCHEMA.names, values, strict=True))
 
 
+def distance(table: pa.Table, model: str = "trained") -> float:
+    """Mean over the owners of the Euclidean distance between their shares and those that the norms tell.
+
+    cwFedAvg's R, which its regularizer brings down.
+    """
+    frame = table.to_pandas()
+    mine = frame[frame["model"] == model]
+    squares = (mine["share"] - mine["relative"]) ** 2
+    return float(squares.groupby(mine["owner"]).sum().pow(0.5).mean())
+
+
 def _models(run: Run, number: int, name: str, epochs: int) -> Iterator[tuple[int, Tensors, list[int] | None]]:
     counts = run.clients.class_counts.long()
     if name == "global":

@@ -1,4 +1,4 @@
-"""The result table: tidy for programs, wide for people, and one number a cell for `dvc exp show`."""
+"""The result table: tidy for programs, wide for people, and one number a method for `dvc exp show`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def table(plan: Plan) -> pd.DataFrame:
         ``seeds`` of the accuracy in percent; ``bytes_down`` and ``bytes_up`` of a participant in a round, mean over
         rounds and seeds; ``left_out``, updates that were not finite, and ``diverged``, runs with a round in which all
         failed. A protocol that an algorithm does not have has no mean and 0 seeds. Holds what methods have measured
-        beside the study's protocols, which neither people's table nor metrics.json shows; and no times, so that the
+        beside the study's protocols, which people's table does not show; and no times, so that the
         same runs give the same bytes.
     """
     frame = results.load(plan)
@@ -66,25 +66,22 @@ def times(plan: Plan) -> pd.DataFrame:
 
 
 def metrics(plan: Plan, table: pd.DataFrame) -> dict[str, Any]:
-    """The reported accuracies in [0, 1] as ``{algorithm: {protocol: accuracy}}``, for `dvc exp show`.
+    """One number a method, for `dvc exp show`: the mean by the study's first protocol, in percent, as the table has it.
 
-    A grid adds a level, as ``{"fedavg": {"alpha=0.1": {...}}}``.
+    A grid adds a level, as ``{"fedavg": {"alpha=0.1": 71.25}}``. A method without such a model has no number.
     """
     found: dict[str, Any] = {}
-    for cell in _reported(plan, table).to_dict("records"):
-        place = found.setdefault(cell["algorithm"], {})
+    shown = _reported(plan, table)
+    for cell in shown[(shown["protocol"] == plan.protocols[0]) & (shown["seeds"] > 0)].to_dict("records"):
         point = results.label({name: cell[name] for name in plan.grid})
-        if point:
-            place = place.setdefault(point, {})
-        if cell["seeds"]:
-            place[cell["protocol"]] = round(cell["mean"] / 100, 4)
+        place, name = (found.setdefault(cell["algorithm"], {}), point) if point else (found, cell["algorithm"])
+        place[name] = round(cell["mean"], 2)
     return found
 
 
-def markdown(plan: Plan, table: pd.DataFrame, times: pd.DataFrame) -> str:
+def markdown(plan: Plan, table: pd.DataFrame) -> str:
     """The table for people: what it shows, a row an algorithm and grid point, and what it was made by."""
     shown, seeds, kept = _reported(plan, table), _seeds(plan), best(plan, table)
-    seconds = {tuple(key): train for *key, train in times[[*_row(plan), "train"]].itertuples(index=False)}
     rows = []
     for key, cells in shown.groupby(_row(plan), sort=False):
         if key not in kept:
@@ -99,7 +96,6 @@ def markdown(plan: Plan, table: pd.DataFrame, times: pd.DataFrame) -> str:
                 **{cell["protocol"]: _accuracy(cell) for cell in cells.to_dict("records")},
                 "bytes down": size(cells["bytes_down"].iloc[0]),
                 "bytes up": size(cells["bytes_up"].iloc[0]),
-                "training (s)": f"{seconds[key]:.1f}",
             }
         )
     wide = pd.DataFrame(rows)
@@ -127,7 +123,7 @@ def caption(plan: Plan) -> str:
     scale = "" if plan.scale == artifacts.PAPER else f"Scale {plan.scale}. "
     return (
         f"{scale}Test accuracy (%) {reported} ({lengths} rounds), {AVERAGED[report.average]}; {spread}. "
-        f"Bytes are those of one participant in one round; training takes the seconds of a whole run. "
+        f"Bytes are those of one participant in one round. "
         f"{own}A dash: the method has no such model. Data: {'; '.join(setups)}."
     )
 

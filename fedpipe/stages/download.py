@@ -129,7 +129,14 @@ def declare(name: str | None, params: Path) -> str:
     source, sha256 = section.source, None
     if isinstance(source, Declared) and (sha256 := source.undeclared(section.fetcher)) is not None:
         source = dataclasses.replace(source, sha256=sha256)
-    done = [f"{obtain(source, section.fetcher)} is stored."]
+    path = obtain(source, section.fetcher)
+    done = [f"{path} is stored."]
+    labels = store.load(path).y
+    if (lowest := int(labels.min())) > 0:
+        done.append(
+            f"Its labels are {lowest} to {int(labels.max())}, and classes count from 0: class 0 has no samples. "
+            "If it should not be there, number the labels from 0."
+        )
     if sha256 is not None and not (named_there and _fill_in(params, "dataset", sha256, done)):
         done.append(f"Declare it in {params}, under dataset, where name is {section.name}:\n  sha256: {sha256}")
     for kind in (registry.PARTITION, registry.MODEL) if named_there else ():

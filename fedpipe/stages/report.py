@@ -29,7 +29,7 @@ def tables(plan: Plan) -> Contents:
     files, table, times = plan.study, tables.table(plan), tables.times(plan)
     return {
         files.tables / "results.csv": tables.csv(table),
-        files.tables / "results.md": tables.markdown(plan, table, times).encode(),
+        files.tables / "results.md": tables.markdown(plan, table).encode(),
         files.tables / "times.csv": tables.csv(times),
         files.metrics: artifacts.json_bytes(tables.metrics(plan, table)),
         files.plots / "curves.csv": tables.csv(plots.learning(plan)),
@@ -137,7 +137,7 @@ def partial(plan: Plan) -> str:
     there = tuple(run for run in plan.runs if any(run.serves(cell) for cell in complete))
     shown = dataclasses.replace(plan, cells=complete, runs=there)
     head = f"PARTIAL, and written nowhere: {status.summary(runs)}"
-    table = tables.markdown(shown, tables.table(shown), tables.times(shown))
+    table = tables.markdown(shown, tables.table(shown))
     return "\n".join([head, "", table, *said])
 
 

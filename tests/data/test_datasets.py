@@ -562,6 +562,16 @@ def test_the_checksum_is_filled_in_and_all_else_is_left(before: str, after: str)
     assert config.dataset(config.read(Path("params.yaml"))["dataset"]).facts == Facts((3, 32, 32), 6, 6, 0)
 
 
+def test_labels_that_do_not_begin_with_0_are_told() -> None:
+    arrays("own.npz", x=PIXELS, y=np.arange(6) % 3 + 1)
+    Path("params.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
+    said = download.declare(None, Path("params.yaml"))
+    assert "Its labels are 1 to 3, and classes count from 0: class 0 has no samples." in said
+    arrays("own.npz", x=PIXELS, y=np.arange(6) % 3)
+    Path("params.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
+    assert "labels" not in download.declare(None, Path("params.yaml"))
+
+
 def test_what_can_not_be_filled_in_is_said() -> None:
     sha256 = arrays("own.npz", x=PIXELS, y=np.arange(6))
     before = "dataset:\n  ? name\n  : npz\n  ? path\n  : own.npz\n"

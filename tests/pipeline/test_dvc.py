@@ -30,7 +30,7 @@ def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path
     # dvc exp show has the accuracies as columns
     header, *rows = project.run("dvc", "exp", "show", "--csv").splitlines()
     columns = dict(zip(header.split(","), rows[0].split(","), strict=False))
-    assert float(columns["scaffold.global-on-global"]) == first["scaffold"]["global-on-global"]
+    assert float(columns["scaffold"]) == first["scaffold"]
 
     # an edit of one algorithm's hyper-parameter runs that algorithm's jobs and no other's
     project.edit(algorithms={"fedprox": {"mu": 5.0}})
@@ -58,6 +58,22 @@ def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path
     assert clone.bits() == project.bits()
     clone.edit(federation={"learning_rate": 0.2})
     assert jobs(clone.run("snakemake", "-n", "all"))["segment"] == 3
+
+
+@pytest.mark.slow
+def test_a_study_with_axes_and_scales_is_recorded_as_any_other(project: Project) -> None:
+    """The matrix of stages reads study.algorithms, and an axis stands in study, too."""
+    params = studies.settings(("fedavg", "fedprox"), 1)
+    params["algorithms"]["fedprox"] = {"mu": 0.1, "with": {"federation.rounds": 2}, "shown": "personal-on-local"}
+    params["study"]["grid"] = {"environment": {"mild/1": {"partition.alpha": 10.0}, "harsh": {"partition.alpha": 0.1}}}
+    params["scales"] = {"smoke": {"study.grid": {}}}
+    studies.write(params, project.folder)
+    project.commit()
+    printed = project.run("dvc", "repro")
+    assert jobs(printed)["segment"] == 4
+    assert {"train@fedavg", "train@fedprox"} <= set(stages(printed))
+    assert set(project.metrics()["fedprox"]) == {"environment=mild/1", "environment=harsh"}
+    assert stages(project.run("dvc", "repro")) == ["plan"]
 
 
 @pytest.mark.slow

@@ -95,10 +95,6 @@ def table(project: Project) -> bytes:
     return (project.folder / "results/tables/results.md").read_bytes()
 
 
-def flat(metrics: dict[str, Any]) -> dict[str, float]:
-    return {f"{label}.{protocol}": value for label, found in metrics.items() for protocol, value in found.items()}
-
-
 def test_first_the_whole_study_then_one_algorithm(story: Story) -> None:
     assert jobs(block(story, "dvc repro"))["segment"] == 2
     changed = block(story, "dvc exp run -n louder")
@@ -117,25 +113,25 @@ def test_every_experiment_shows_its_own_numbers(story: Story) -> None:
     for name, row in named.items():
         point = (float(row["partition.alpha"]), float(row["algorithms.feddw.mu"]))
         points.add(point)
-        found = {column: float(row[column]) for column in flat(story.truth[point])}
-        assert found == flat(story.truth[point]), name
+        found = {column: float(row[column]) for column in story.truth[point]}
+        assert found == story.truth[point], name
     assert points == set(POINTS)
 
 
 def test_the_table_of_experiments_shows_what_changed(story: Story) -> None:
     shown = block(story, "dvc exp show")
-    for column in ("feddw.global-on-global", "partition.alpha", "algorithms.feddw.mu"):
+    for column in ("feddw", "partition.alpha", "algorithms.feddw.mu"):
         assert column in shown
     assert "learning_rate" not in shown
     assert "results/" not in shown
-    assert str(story.truth[0.1, 1.0]["feddw"]["global-on-global"]) in shown
+    assert str(story.truth[0.1, 1.0]["feddw"]) in shown
 
 
 def test_differences_of_parameters_and_metrics(story: Story) -> None:
-    old, new = (flat(story.truth[0.1, mu]) for mu in (0.1, 1.0))
+    old, new = (story.truth[0.1, mu] for mu in (0.1, 1.0))
     wanted = {name: [old[name], new[name]] for name in new if old[name] != new[name]}
     assert wanted
-    shown = block(story, "dvc exp diff")
+    shown = block(story, "fedpipe compare")
     rows = [line.split() for line in shown.splitlines()]
     found = {row[1]: [float(row[2]), float(row[3])] for row in rows if row and row[0] == "results/metrics.json"}
     assert found == wanted
@@ -147,24 +143,34 @@ def test_differences_of_parameters_and_metrics(story: Story) -> None:
     assert found == wanted
 
 
+def test_two_experiments_side_by_side(story: Story) -> None:
+    shown = block(story, "fedpipe compare v1 louder")
+    old, new = (story.truth[0.1, mu]["feddw"] for mu in (0.1, 1.0))
+    (row,) = [line for line in shown.splitlines() if re.match(r"\| feddw +\| global-on-global ", line)]
+    cells = [cell.split() for cell in row.strip("|").split("|")[2:]]
+    assert [float(cells[0][0]), float(cells[1][0])] == [old, new]
+    assert float(cells[2][0]) == pytest.approx(new - old, abs=0.011)
+    assert cells[2][1:] == ["(one", "seed)"]
+    assert re.search(r"\| algorithm\.mu +\| feddw +\| +0\.1 +\| +1\.0 +\|", shown)
+
+
 def test_plots_have_the_numbers_of_both_revisions(story: Story) -> None:
     plots = story.kept["plots"]
     assert "errors" not in plots
     assert set(plots["data"]) == {"learning curves", "accuracy by client", "SL and CR matrices", "partition"}
     rows = {name: found[0]["content"]["data"]["values"] for name, found in plots["data"].items()}
     for rev, mu in (("v1", 0.1), ("louder", 1.0)):
-        for label, found in story.truth[0.1, mu].items():
-            for protocol, accuracy in found.items():
-                mean = [
-                    float(row["mean"])
-                    for row in rows["learning curves"]
-                    if (row["rev"], row["line"], row["protocol"], row["round"]) == (rev, label, protocol, "2")
-                ]
-                assert mean == [pytest.approx(100 * accuracy, abs=0.005)]
+        for label, accuracy in story.truth[0.1, mu].items():
+            last = {
+                row["protocol"]: float(row["mean"])
+                for row in rows["learning curves"]
+                if (row["rev"], row["line"], row["round"]) == (rev, label, "2")
+            }
+            assert last["global-on-global"] == pytest.approx(accuracy, abs=0.005)
             clients = [row for row in rows["accuracy by client"] if (row["rev"], row["line"]) == (rev, label)]
             samples = [int(row["samples"]) for row in clients]
             right = sum(float(row["accuracy"]) * int(row["samples"]) for row in clients)
-            assert right / sum(samples) == pytest.approx(100 * found["personal-on-local"], abs=0.005)
+            assert right / sum(samples) == pytest.approx(last["personal-on-local"], abs=0.005)
         for kind in ("SL", "CR"):
             cells = [row for row in rows["SL and CR matrices"] if (row["rev"], row["matrix"]) == (rev, kind)]
             assert len(cells) == 2 * 100
@@ -181,13 +187,10 @@ def test_plots_have_the_numbers_of_both_revisions(story: Story) -> None:
 def test_plots_of_what_lies_here(story: Story) -> None:
     shown = json.loads(story.project.run("dvc", "plots", "show", "--json"))
     rows = shown["data"]["learning curves"][0]["content"]["data"]["values"]
-    last = {(row["line"], row["protocol"]): float(row["mean"]) for row in rows if row["round"] == "2"}
+    shown_last = [row for row in rows if (row["round"], row["protocol"]) == ("2", "global-on-global")]
+    last = {row["line"]: float(row["mean"]) for row in shown_last}
     truth = story.truth[0.1, 1.0]
-    assert last == {
-        (label, protocol): pytest.approx(100 * accuracy, abs=0.005)
-        for label, found in truth.items()
-        for protocol, accuracy in found.items()
-    }
+    assert last == {label: pytest.approx(accuracy, abs=0.005) for label, accuracy in truth.items()}
 
 
 def test_pages_of_plots_are_free_of_errors(story: Story, tmp_path: Path) -> None:
@@ -307,7 +310,7 @@ def test_numbers_are_traced_and_verified(story: Story) -> None:
     traced = story.project.run("fedpipe", "trace", "results/tables/results.md", "feddw.global-on-global")
     assert printed.startswith(traced)
     found = yaml.safe_load(traced)
-    assert found["accuracy (%)"] == pytest.approx(100 * story.truth[0.1, 1.0]["feddw"]["global-on-global"], abs=0.005)
+    assert found["accuracy (%)"] == pytest.approx(story.truth[0.1, 1.0]["feddw"], abs=0.005)
     (run,) = found["runs"]
     assert run["settings"]["algorithm"]["mu"] == 1.0
     assert run["first recorded in"] != "no commit"

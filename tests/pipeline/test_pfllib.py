@@ -84,4 +84,4 @@ def test_the_page_block_by_block(project: Project) -> None:
         assert held["origin"] == {"model": {"weights": "data/start.pt"}}
     told = (project.folder / "results/tables/results.md").read_text()
     assert "split as the file says" in told
-    assert project.metrics()["fedavg"].keys() == {"global-on-global", "personal-on-local"}
+    assert 0 < project.metrics()["fedavg"] <= 100

@@ -36,6 +36,12 @@ def test_probes_of_all_kinds_and_an_edit_that_trains_nothing(project: Project) -
     assert sorted(pq.read_table(path).num_rows for path in probes.rglob("surface-*.parquet")) == [9, 25]
     assert studies.bits(project.folder / "results/runs") == runs
 
-    # a state that a probe needs is gone since it was pruned before the probe was declared: a sentence says what to do
-    project.edit(probes={"layers": {"kind": "gradients", "rounds": [2], "algorithms": ["fedavg"]}})
-    assert "segment" not in jobs(project.snakemake("all")), "states of the last two rounds are there"
+    assert "Traceback" not in project.run("fedpipe", "verify", "--rerun", "0")
+    damaged = next(probes.rglob("gradients-*.parquet"))
+    damaged.write_bytes(damaged.read_bytes() + b"!")
+    told = project.run("fedpipe", "verify", "--rerun", "0", check=False)
+    assert f"{damaged.relative_to(project.folder)} is damaged" in told
+    damaged.unlink()
+    assert jobs(project.snakemake("all"))["probe"] == 1
+    project.run("fedpipe", "verify", "--rerun", "0")
+    assert studies.bits(project.folder / "results/runs") == runs

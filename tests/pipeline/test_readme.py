@@ -30,9 +30,9 @@ ELSEWHERE = {
         "tests/test_ci.py::test_a_hook_lets_the_project_pass_and_bad_code_fail"
     ),
     "dvc plots diff": f"{TUTORIAL}::test_plots_have_the_numbers_of_both_revisions",
-    "dvc exp run -S algorithms.feddw.mu=0.1": f"{TUTORIAL}::test_every_experiment_shows_its_own_numbers",
-    "dvc exp show --only-changed --drop 'results|fedpipe|workflow|Snakefile|params.yaml'": (
-        f"{TUTORIAL}::test_the_table_of_experiments_shows_what_changed"
+    "dvc exp run -n softer -S algorithms.feddw.mu=0.1": f"{TUTORIAL}::test_every_experiment_shows_its_own_numbers",
+    "dvc exp show --only-changed --drop results": (
+        "tests/pipeline/test_experiments.py::test_the_shipped_study_with_an_experiment_fits_into_a_terminal"
     ),
     "fedpipe run --profile slurm": SLURM,
     "FEDPIPE_PROFILE=slurm dvc repro": SLURM,
@@ -97,7 +97,10 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     printed = typist.next("dvc repro")
     assert jobs(printed)["segment"] == 1
     assert "results/runs/feddw/" in printed
-    assert "feddw.global-on-global" in typist.next("dvc metrics diff")
+    compared = typist.next("fedpipe compare")
+    assert "workspace − HEAD" in compared
+    assert "| algorithm.mu" in compared
+    assert "feddw" in typist.next("dvc metrics diff")
 
     traced = yaml.safe_load(typist.next("fedpipe trace results/tables/results.md feddw.global-on-global"))
     assert traced

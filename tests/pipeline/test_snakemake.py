@@ -36,8 +36,7 @@ def test_a_study_from_digits_to_table_and_figures(project: Project) -> None:
     rows = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
     assert set(labels) <= set(rows)
     assert "–" in rows["pfps_lwc"], "a method without a global model shows a dash"
-    assert set(project.metrics()) == set(labels)
-    assert set(project.metrics()["pfps_lwc"]) == {"personal-on-local"}
+    assert set(project.metrics()) == set(labels) - {"pfps_lwc"}, "it has no number by the first protocol"
     for kind in ("svg", "png"):
         assert (project.folder / f"results/figures/curves.{kind}").stat().st_size > 5000
         assert (project.folder / f"results/figures/matrices.{kind}").stat().st_size > 5000

@@ -66,7 +66,12 @@ def test_the_demo_is_measured(tmp_path: Path) -> None:
 def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, how: str) -> None:
     studies.write(studies.settings(("fedavg", "scaffold"), 400), project.folder)
     with subprocess.Popen(
-        ["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT, process_group=0, stdout=subprocess.DEVNULL
+        ["snakemake", "runs", *LOCAL],
+        cwd=project.folder,
+        env=ENVIRONMENT,
+        process_group=0,
+        stdout=subprocess.DEVNULL,
+        stderr=(project.folder / "said").open("w"),
     ) as running:
         reach(project, 2, running)
         mine = processes(running.pid)
@@ -77,6 +82,11 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
             os.killpg(running.pid, signal.SIGINT)  # as Ctrl+C
         wait_for_end(mine)
         assert running.wait() != 0
+    if how == "SIGINT":
+        goes_on = (
+            "Complete rounds are kept, and the same command goes on after them:\n    snakemake runs --profile workflow"
+        )
+        assert (project.folder / "said").read_text().count(goes_on) == 1
     complete = {run: RunFiles(run).complete()[-1] for run in project.folder.glob("results/runs/*/*/") if any_round(run)}
     assert complete
     project.edit(federation={"rounds": max(complete.values()) + 1})

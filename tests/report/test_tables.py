@@ -64,10 +64,8 @@ def test_an_algorithm_without_any_of_the_protocols_keeps_its_row(make):
     tree.write(0, one_round(5))
     tree.write(1, [{}])
     table = tables.table(tree.plan)
-    assert "| local       |                  – |                   – |" in tables.markdown(
-        tree.plan, table, tables.times(tree.plan)
-    )
-    assert tables.metrics(tree.plan, table)["local"] == {}
+    assert "| local       |                  – |                   – |" in tables.markdown(tree.plan, table)
+    assert tables.metrics(tree.plan, table) == {"fedavg": 50.0}
 
 
 def test_what_a_method_has_measured_beside_its_protocols_is_in_the_file_alone(make):
@@ -77,22 +75,21 @@ def test_what_a_method_has_measured_beside_its_protocols_is_in_the_file_alone(ma
     table = tables.table(tree.plan)
     assert cell(table, algorithm="feddyn", protocol="mean-on-global", average="sample", round="last")["mean"] == 70
     assert cell(table, algorithm="fedavg", protocol="mean-on-global", average="sample", round="last")["seeds"] == 0
-    assert "mean-on-global" not in tables.markdown(tree.plan, table, tables.times(tree.plan))
-    assert "mean-on-global" not in tables.metrics(tree.plan, table)["feddyn"]
+    assert "mean-on-global" not in tables.markdown(tree.plan, table)
+    assert tables.metrics(tree.plan, table) == {"feddyn": 50.0, "fedavg": 40.0}
     assert set(curves.curves(tree.plan)["protocol"]) == {"global-on-global", "personal-on-local"}
 
 
 def test_markdown(two):
-    text = tables.markdown(two.plan, tables.table(two.plan), tables.times(two.plan))
+    text = tables.markdown(two.plan, tables.table(two.plan))
     assert text == (
         "Test accuracy (%) in the last round measured (3 rounds), over all test samples; mean ± standard deviation "
-        "over 2 seeds. Bytes are those of one participant in one round; training takes the seconds of a whole run. "
-        "A dash: the method has no such model. Data: digits (official split), 2 clients, "
-        "partition dirichlet (alpha=0.3).\n\n"
-        "| algorithm   |   global-on-global |   personal-on-local |   bytes down |   bytes up |   training (s) |\n"
-        "|:------------|-------------------:|--------------------:|-------------:|-----------:|---------------:|\n"
-        "| fedavg      |      70.00 ± 14.14 |        55.00 ± 7.07 |        300 B |      300 B |            6.0 |\n"
-        "| local       |                  – |       50.00 ± 23.57 |        200 B |      200 B |            3.0 |\n\n"
+        "over 2 seeds. Bytes are those of one participant in one round. A dash: the method has no such model. "
+        "Data: digits (official split), 2 clients, partition dirichlet (alpha=0.3).\n\n"
+        "| algorithm   |   global-on-global |   personal-on-local |   bytes down |   bytes up |\n"
+        "|:------------|-------------------:|--------------------:|-------------:|-----------:|\n"
+        "| fedavg      |      70.00 ± 14.14 |        55.00 ± 7.07 |        300 B |      300 B |\n"
+        "| local       |                  – |       50.00 ± 23.57 |        200 B |      200 B |\n\n"
         "How unlike the clients are: label entropy and distance to the label distribution of all (mean over clients), "
         "inequality of sizes; mean over seeds.\n\n"
         "| data                                                                |   label entropy (bits) |   "
@@ -108,12 +105,13 @@ def test_markdown(two):
 def test_settings_of_the_report_choose_the_number(two):
     two.change(report=Reported(round="best", last_k=2, average="client"))
     table = tables.table(two.plan)
-    text = tables.markdown(two.plan, table, tables.times(two.plan))
+    text = tables.markdown(two.plan, table)
     assert "in each run's best round" in text
     assert "mean of the clients' accuracies" in text
     assert "| 80.00 ± 0.00 |" in " ".join(text.split())
     assert "| 75.00 ± 0.00 |" in " ".join(text.split())
-    assert tables.metrics(two.plan, table)["fedavg"]["personal-on-local"] == 0.75
+    two.change(protocols=("personal-on-local", "global-on-global"))
+    assert tables.metrics(two.plan, table)["fedavg"] == 75.0
 
 
 def test_one_seed_has_no_deviation(make):
@@ -121,7 +119,7 @@ def test_one_seed_has_no_deviation(make):
     tree.write(0, one_round(5))
     table = tables.table(tree.plan)
     assert table["std"].isna().all()
-    text = tables.markdown(tree.plan, table, tables.times(tree.plan))
+    text = tables.markdown(tree.plan, table)
     assert "; one seed." in text
     assert "| 50.00 |" in " ".join(text.split())
     assert "±" not in text
@@ -130,16 +128,15 @@ def test_one_seed_has_no_deviation(make):
 
 def test_runs_made_in_different_places_are_all_named(two):
     two.write(0, one_round(5), device="NVIDIA H100", executor="stack of 32")
-    text = tables.markdown(two.plan, tables.table(two.plan), tables.times(two.plan))
+    text = tables.markdown(two.plan, tables.table(two.plan))
     assert "Made by the stack of 32 executor on NVIDIA H100, with" in text
     assert text.count("Made by") == 2
 
 
-def test_metrics(two):
-    assert tables.metrics(two.plan, tables.table(two.plan)) == {
-        "fedavg": {"global-on-global": 0.7, "personal-on-local": 0.55},
-        "local": {"personal-on-local": 0.5},
-    }
+def test_metrics_are_one_number_a_method_by_the_first_protocol(two):
+    assert tables.metrics(two.plan, tables.table(two.plan)) == {"fedavg": 70.0}
+    two.change(protocols=("personal-on-local", "global-on-global"))
+    assert tables.metrics(two.plan, tables.table(two.plan)) == {"fedavg": 55.0, "local": 50.0}
 
 
 def test_a_grid_adds_columns_and_a_level(grid):
@@ -157,9 +154,9 @@ def test_a_grid_adds_columns_and_a_level(grid):
         ["fedprox", "0.5", "2", 50],
     ]
     metrics = tables.metrics(grid.plan, table)
-    assert metrics["fedavg"]["alpha=0.5"]["global-on-global"] == 0.3
-    assert metrics["fedprox"]["alpha=0.1, mu=2"] == {"global-on-global": 0.2, "personal-on-local": 0.2}
-    text = tables.markdown(grid.plan, table, tables.times(grid.plan))
+    assert metrics["fedavg"] == {"alpha=0.1": 0.0, "alpha=0.5": 30.0}
+    assert metrics["fedprox"]["alpha=0.1, mu=2"] == 20.0
+    text = tables.markdown(grid.plan, table)
     assert "| algorithm   | alpha   | mu   |" in text
     assert "| fedavg      | 0.5     | –    |" in text
 
@@ -188,7 +185,7 @@ def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
     tree.write(0, one_round(6))
     tree.write(1, [{"personal-on-local": [(7, 10), (9, 10)]}])
     tree.change(shown={"local": "personal-on-local"})
-    text = tables.markdown(tree.plan, tables.table(tree.plan), tables.times(tree.plan))
+    text = tables.markdown(tree.plan, tables.table(tree.plan))
     assert "Column `shown`: by global-on-global, or by the protocol that stands there." in text
     head, _, fedavg, local = [
         re.split(r" *\| *", line.strip("| ")) for line in text.splitlines() if line.startswith("|")
@@ -203,7 +200,7 @@ def test_the_best_of_a_grid_stands_in_peoples_table_for_each_method_and_column(g
     grid.change(report=dataclasses.replace(grid.plan.report, best_over=("algorithms.fedprox.mu",)))
     grid.write(1, one_round(9))  # fedprox at alpha 0.1 and mu 1
     table = tables.table(grid.plan)
-    text = tables.markdown(grid.plan, table, tables.times(grid.plan))
+    text = tables.markdown(grid.plan, table)
     rows = [re.split(r" *\| *", line.strip("| "))[:4] for line in text.splitlines() if line.startswith("| fed")]
     assert rows == [
         ["fedavg", "0.1", "–", "0.00"],
@@ -220,7 +217,7 @@ def test_a_grid_of_lists(make):
     tree.write(0, one_round(1))
     tree.write(1, one_round(2))
     metrics = tables.metrics(tree.plan, tables.table(tree.plan))
-    assert metrics["fedavg"]["channels=[16, 32]"]["global-on-global"] == 0.2
+    assert metrics["fedavg"]["channels=[16, 32]"] == 20.0
 
 
 def test_curves(two):
@@ -246,7 +243,7 @@ def test_files_are_written_with_the_same_bytes_each_time(two):
     first = {name: (Path("results") / name).read_bytes() for name in names}
     report.write(report.tables(two.plan))
     assert {name: (Path("results") / name).read_bytes() for name in names} == first
-    assert json.loads(first["metrics.json"])["fedavg"]["global-on-global"] == 0.7
+    assert json.loads(first["metrics.json"])["fedavg"] == 70.0
     assert first["tables/times.csv"] == (
         b"algorithm,train,aggregate,evaluate,epoch\nfedavg,6.0,1.5,0.75,0.5\nlocal,3.0,1.5,0.75,0.25\n"
     )

@@ -88,7 +88,7 @@ def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> No
     assert found["left_out"].tolist() == [10, 0]
     assert found["diverged"].tolist() == [2, 0]  # the round in which nobody was left
     table = tables.table(made)
-    text = tables.markdown(made, table, tables.times(made))
+    text = tables.markdown(made, table)
     assert (
         "faulty: 10 updates were not finite and were left out; diverged (in round 2 all failed) in 1 of 1 run." in text
     )

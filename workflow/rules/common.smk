@@ -158,6 +158,7 @@ ENVIRONMENT = {
     "FEDPIPE_STACK": PLAN.execution.stack,
     "FEDPIPE_GRAPHS": int(PLAN.execution.graphs),
     "FEDPIPE_KEEP_MODELS": PLAN.keep_models,
+    "FEDPIPE_CALLBACKS": " ".join(PLAN.execution.callbacks),
 }
 # Jobs of this machine share one import of PyTorch, see fedpipe/local.py; not those that run here beside submitted ones.
 if (

@@ -1,8 +1,9 @@
 # What the study looks at in stored states (section `probes`). Of a run it reads what is joined, which tells that its
 # states are there; another setting is another file, and trains nothing.
 
-# DVC records the folder, whether or not a study of this clone has probes.
-Path("results/probes").mkdir(parents=True, exist_ok=True)
+# DVC records these folders, whether or not a study of this clone has probes, or models with a frozen base.
+for name in ("probes", "features"):
+    Path("results", name).mkdir(parents=True, exist_ok=True)
 
 PROBES = {str(probe.files.table): probe for probe in PLAN.probes}
 

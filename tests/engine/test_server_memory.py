@@ -9,7 +9,7 @@ from fedpipe import registry
 from fedpipe.algorithms.cwfedavg import CwFedAvg
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Federation
-from fedpipe.engine.memory import elements
+from fedpipe.engine.server_memory import elements
 from fedpipe.models.resnet18 import ResNet18
 from fedpipe.papers import published
 from fedpipe.papers.published import Place

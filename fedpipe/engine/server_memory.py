@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch.utils import _pytree as pytree
 
@@ -30,8 +32,9 @@ def elements(
         The settings, of which some methods need the number of clients.
     """
     dtype = getattr(torch, federation.dtype)
+    buffers: Literal["average", "drop"] = "average" if federation.buffers == "average" else "drop"  # or at the clients
     with torch.device("meta"), torch.no_grad():
-        net = Net(lambda: algorithm.adapt(model.outline(shape, classes)), dtype, "meta", federation.buffers)
+        net = Net(lambda: algorithm.adapt(model.outline(shape, classes)), dtype, "meta", buffers)
         fresh = net.fresh(0)
 
         def another(_: int) -> Tensors:

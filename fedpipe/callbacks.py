@@ -1,0 +1,177 @@
+"""What looks on while a run goes: a callback of one's own, or DVCLive.
+
+A callback sees and changes nothing: no number, no key and no file of a run depends on it. One that fails is told of and
+left out; the run goes on. It is called in the process of a job, after each round is whole on the disk.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from fedpipe import artifacts
+from fedpipe.artifacts import RunFiles
+from fedpipe.errors import SettingsError
+
+KEY = "execution.callbacks"
+LIVE = "dvclive"  #: the name of fedpipe's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """A run, as a callback is told of it."""
+
+    algorithm: str  #: its label in the study
+    seed: int
+    key: str
+    rounds: int  #: the last round of this job
+    done: int  #: rounds that were complete as this job began
+
+    @property
+    def name(self) -> str:
+        """A name for people, and for a folder: ``fedavg-seed0-0123456789ab``."""
+        return f"{self.algorithm}-seed{self.seed}-{self.key}"
+
+
+class Callback:
+    """A callback; what it does not need it leaves out. It is made anew, without arguments, for each job."""
+
+    def begin(self, run: Watched) -> None:
+        """A job begins, of a new run or of one that goes on after ``run.done`` rounds."""
+
+    def round(self, run: Watched, number: int, accuracies: Mapping[str, float]) -> None:
+        """A round is complete; ``accuracies`` in [0, 1] over all test samples by protocol, where it was measured."""
+
+    def end(self, run: Watched) -> None:
+        """The job ends, after its last round or earlier."""
+
+
+class DVCLive(Callback):
+    """Curves in DVC's tools and in VS Code, by DVCLive: a folder a run, below ``dvclive``."""
+
+    def begin(self, run: Watched) -> None:
+        """See :class:`Callback`."""
+        live = importlib.import_module(LIVE).Live
+        folder = Path(LIVE) / run.name
+        self._live = live(
+            dir=str(folder), resume=run.done > 0, report=None, save_dvc_exp=False, dvcyaml=str(folder / "dvc.yaml")
+        )
+
+    def round(self, run: Watched, number: int, accuracies: Mapping[str, float]) -> None:
+        """See :class:`Callback`."""
+        self._live.step = number
+        for protocol, accuracy in accuracies.items():
+            self._live.log_metric(protocol, accuracy)
+        self._live.next_step()
+
+    def end(self, run: Watched) -> None:
+        """See :class:`Callback`."""
+        self._live.end()
+
+
+def find(name: str) -> type[Callback]:
+    """The callback ``dvclive``, or the class at a dotted path.
+
+    Raises
+    ------
+    SettingsError
+        There is none, or DVCLive is not installed.
+    """
+    if name == LIVE:
+        if importlib.util.find_spec(LIVE) is None:
+            raise SettingsError(f"{KEY}: dvclive is not installed; `pip install dvclive`, or remove it from the list.")
+        return DVCLive
+    module, _, member = name.rpartition(".")
+    if not module:
+        raise SettingsError(f"{KEY}: unknown callback '{name}'; it should be {LIVE}, or a class's path, as own.Board.")
+    try:
+        found = getattr(importlib.import_module(module), member)
+    except Exception as error:  # whatever a module of the user's own does as it is imported
+        raise SettingsError(
+            f"{KEY}: '{name}' can't be imported ({error}); it should be the path of a class, as own.Board."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Callback)):
+        raise SettingsError(f"{KEY}: '{name}' is not a callback; it should derive from fedpipe.callbacks.Callback.")
+    return found
+
+
+class Watch:
+    """The callbacks of one job, from its begin to its end.
+
+    Parameters
+    ----------
+    names
+        What :func:`find` finds.
+    files
+        The run.
+    stop
+        The job's last round.
+    """
+
+    def __init__(self, names: Sequence[str], files: RunFiles, stop: int) -> None:
+        self._callbacks = [find(name)() for name in names]
+        self._files, self._stop = files, stop
+        self._run: Watched | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._run is not None:
+            self._call("end", self._run)
+
+    def begin(self, done: int) -> None:
+        """The job begins after so many rounds."""
+        if self._callbacks:
+            label, key = self._files.path.parts[-2:]
+            seed = yaml.safe_load(self._files.settings.read_text())["seed"]
+            self._run = Watched(algorithm=label, seed=seed, key=key, rounds=self._stop, done=done)
+            self._call("begin", self._run)
+
+    def round(self, number: int) -> None:
+        """A round is complete."""
+        if self._callbacks:
+            self._call("round", self._run, number, accuracies(self._files, number))
+
+    def rounds(self, numbers: Iterator[int]) -> Iterator[int]:
+        """The rounds of a segment as they are: first how many were complete, then each number as it is done."""
+        done = next(numbers)
+        self.begin(done)
+        yield done
+        for number in numbers:
+            self.round(number)
+            yield number
+
+    def _call(self, hook: str, *arguments: Any) -> None:
+        for callback in list(self._callbacks):
+            try:
+                getattr(callback, hook)(*arguments)
+            except Exception as error:
+                self._callbacks.remove(callback)
+                print(
+                    f"fedpipe: {KEY}: {type(callback).__qualname__}.{hook} failed ({type(error).__name__}: {error}); "
+                    f"{self._files.path} goes on without it.",
+                    file=sys.stderr,
+                )
+
+
+def accuracies(files: RunFiles, number: int) -> dict[str, float]:
+    """By protocol, the share of all test samples that a round's models tell right; empty where it was not measured."""
+    place = files.round(number)
+    hashes = {**artifacts.hashes(place, place.state), **artifacts.hashes(place, place.marker)}
+    sums: dict[str, list[int]] = {}
+    for path in (place.metrics, place.trained):
+        if path.name in hashes:
+            table = artifacts.read_parquet(path, hashes[path.name]).select(["protocol", "correct", "total"])
+            for row in table.to_pylist():
+                entry = sums.setdefault(row["protocol"], [0, 0])
+                entry[0] += row["correct"]
+                entry[1] += row["total"]
+    return {protocol: correct / total for protocol, (correct, total) in sums.items() if total}

@@ -1,0 +1,148 @@
+"""What a study will take: hours, disk and traffic, by what runs of the same kind took on this machine.
+
+Runs are of one kind where algorithm, model and data set have the same names. Seconds of training grow with the samples
+that are trained on, those of aggregation and evaluation with rounds and with the size of the data set. Nothing is
+guessed for a kind of which no run was made here.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import yaml
+
+from fedpipe import artifacts
+from fedpipe.artifacts import RESULTS, RunFiles
+from fedpipe.errors import ArtifactError
+from fedpipe.plan import NewPlan, Settings, digest
+from fedpipe.planned import PlannedRun
+from fedpipe.report.status import duration
+from fedpipe.report.tables import size
+
+DAY = 86400  #: seconds: a longer study is not started unasked
+RUNS = 3  #: of each kind, the newest, whose means are taken
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a study may have a thousand runs
+
+
+class Kind(NamedTuple):
+    """What runs have in common that take as long for a sample."""
+
+    algorithm: str
+    model: str
+    dataset: str
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> Kind:
+        """The kind of a run by what its ``run.yaml`` holds."""
+        return cls(*(settings[section]["name"] for section in cls._fields))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a run took: seconds for each sample that is trained on, and for each in the data set in a round; bytes."""
+
+    train: float
+    rest: float
+    server: float  #: bytes of a server's state
+    client: float  #: bytes of what a participant keeps
+    sent: float  #: bytes that a participant receives and sends in a round
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is left of a study: runs, of which so many are ``known`` by their kind; seconds, bytes kept and sent."""
+
+    runs: int
+    known: int
+    seconds: float
+    kept: float
+    sent: float
+
+    def __str__(self) -> str:
+        others = self.runs - self.known
+        rest = f"; nothing like the other {others} was run here" if others else ""
+        bytes_ = f"{size(self.kept)} of artifacts, and send {size(self.sent)}"
+        return (
+            f"{self.known} of {self.runs} runs that are left would take about {duration(self.seconds)} on this "
+            f"machine, {bytes_}, as runs of their kind did here{rest}."
+        )
+
+
+def forecast(plan: NewPlan, cores: int | None = None) -> Forecast:
+    """What the runs of a study will take that are not complete, with so many of them at once as there are cores."""
+    left = [run for run in plan.runs if not run.joined.marker.is_file()]
+    told = {run.path: yaml.load(plan.texts[str(run.files.settings)], Loader=_LOADER) for run in left}
+    rates = _measured({Kind.of(settings) for settings in told.values()})
+    seconds, kept, sent = [], 0.0, 0.0
+    for run in left:
+        settings = told[run.path]
+        found = rates.get(Kind.of(settings))
+        if not found:
+            continue
+        train, whole = plan.samples[run.partition]
+        clients, epochs = settings["federation"]["clients"], settings["federation"]["local_epochs"]
+        trained = train * run.participants / clients * epochs
+        rounds = run.rounds - len(run.files.complete()[1:])
+        seconds.append(rounds * (found.train * trained + found.rest * whole))
+        states = _states(plan.keep_models, run)
+        kept += states * found.server + (states * run.participants + clients) * found.client
+        sent += rounds * run.participants * found.sent
+    at_once = max(min(cores or os.cpu_count() or 1, len(seconds)), 1)
+    return Forecast(len(left), len(seconds), max([sum(seconds) / at_once, *seconds], default=0.0), kept, sent)
+
+
+def _states(keep_models: str | int, run: PlannedRun) -> int:
+    """How many rounds' states a run keeps."""
+    if isinstance(keep_models, int):
+        return run.rounds // keep_models + 2
+    return run.rounds if keep_models == "all" else 2
+
+
+def _measured(wanted: set[Kind]) -> dict[Kind, Rates]:
+    """The mean rates of each kind of which runs lie here."""
+    found: dict[Kind, list[Rates]] = {}
+    done = [path for path in RESULTS.glob("runs/*/*/joined/*/joined.json") if path.is_file()]
+    for marker in sorted(done, key=lambda path: path.stat().st_mtime, reverse=True):
+        if all(len(found.get(kind, ())) >= RUNS for kind in wanted):
+            break
+        with suppress(ArtifactError, OSError, LookupError, TypeError, ValueError, yaml.YAMLError):
+            files = RunFiles(marker.parent.parent.parent)
+            settings = Settings(**yaml.load(files.settings.read_text(), Loader=_LOADER))
+            kind = Kind.of(vars(settings))
+            if kind in wanted and len(found.get(kind, ())) < RUNS:
+                found.setdefault(kind, []).append(_rates(files, int(marker.parent.name), settings))
+    return {
+        kind: Rates(*(mean(getattr(one, name) for one in rates) for name in Rates.__dataclass_fields__))
+        for kind, rates in found.items()
+    }
+
+
+def _rates(files: RunFiles, rounds: int, settings: Settings) -> Rates:
+    joined = files.joined(rounds)
+    times = artifacts.read_json(joined.times)["rounds"]
+    table = artifacts.read_joined(joined.rounds)
+    participants = table["participants"].to_pylist()
+    train, whole = _samples(artifacts.assignment_file(digest(settings.partition_settings)))
+    share = sum(participants) / settings.federation["clients"]
+    trained = train * share * settings.federation["local_epochs"]
+    last = files.round(rounds)
+    return Rates(
+        train=sum(seconds["train"] for seconds in times) / trained,
+        rest=sum(seconds["aggregate"] + seconds.get("evaluate", 0) for seconds in times) / rounds / whole,
+        server=float(last.server.stat().st_size),
+        client=last.clients.stat().st_size / participants[-1] if last.clients.is_file() else 0.0,
+        sent=mean(table["bytes_down"].to_pylist()) + mean(table["bytes_up"].to_pylist()),
+    )
+
+
+@functools.cache
+def _samples(assignment: Path) -> tuple[int, int]:
+    """How many samples are trained on, and how many there are."""
+    split = artifacts.read_parquet(assignment, artifacts.manifest(assignment))["split"].to_pylist()
+    return split.count("train"), len(split)

@@ -1,0 +1,164 @@
+"""`fedpipe compare`, on real commits and DVC's records of a small study."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import fedpipe
+from fedpipe.lineage.compare import difference
+from tests import studies
+from tests.lineage.conftest import finish
+from tests.pages import ROOT
+from tests.pipeline.conftest import ENVIRONMENT
+
+SEEDS = [0, 1, 2]
+
+
+def params(mu: float, seeds: list[int] = SEEDS, **sections: Any) -> dict[str, Any]:
+    made = studies.settings(("fedavg", "feddw"), 2, study={"seeds": seeds}, federation={"batch_size": 10}, **sections)
+    made["algorithms"]["feddw"] = {"mu": mu}
+    return made
+
+
+def typed(folder: Path, *command: str, fails: bool = False) -> str:
+    done = subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert bool(done.returncode) == fails, done.stdout + done.stderr
+    return done.stderr if fails else done.stdout
+
+
+def compare(folder: Path, *names: str, fails: bool = False) -> str:
+    return typed(folder, sys.executable, "-m", "fedpipe", "compare", *names, fails=fails)
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three commits, recorded by DVC: a baseline, another mu, and another alpha with one seed less; then an edit."""
+    folder = tmp_path_factory.mktemp("history")
+    for name in ("dvc.yaml", ".dvcignore", "Snakefile"):
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "workflow/rules", folder / "workflow/rules")
+    shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp", "config.local"))
+    (folder / "results").mkdir()
+    shutil.copy(ROOT / "results/.gitignore", folder / "results")
+    typed(folder, "git", "init", "-q", "-b", "main")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        for tag, made in (
+            ("v1", params(0.1)),
+            ("v2", params(5.0)),
+            ("v3", params(5.0, [0, 2], partition={"alpha": 0.5})),
+            (None, params(1.0)),
+        ):
+            finish(made)
+            for name in ("results/figures", "results/.provenance"):
+                (folder / name).mkdir(exist_ok=True)
+                (folder / name / "nothing").write_text("")
+            if tag:
+                typed(folder, "dvc", "commit", "-fq")
+                typed(folder, "git", "add", "-A")
+                typed(folder, "git", "commit", "-qm", tag)
+                typed(folder, "git", "tag", tag)
+    finally:
+        os.chdir(before)
+    return folder
+
+
+def cells(said: str, algorithm: str, protocol: str) -> list[str]:
+    """The numbers of a row of the table."""
+    (line,) = [line for line in said.splitlines() if re.match(rf"\| {algorithm} +\| {protocol} ", line)]
+    return [" ".join(cell.split()) for cell in line.strip("|").split("|")[2:]]
+
+
+def accuracies(folder: Path, algorithm: str, protocol: str) -> pd.Series:
+    frame = fedpipe.load(folder / "results").accuracies
+    rows = frame.query(
+        f"algorithm == '{algorithm}' and protocol == '{protocol}' and round == 2 and average == 'sample'"
+    )
+    return 100 * rows.set_index("seed")["accuracy"]
+
+
+def test_numbers_are_those_of_each_commit(history: Path, tmp_path: Path) -> None:
+    """Against each commit's own results, brought back by git and DVC in a clone of its own."""
+    said = compare(history, "v1", "v2")
+    found = {}
+    for tag in ("v1", "v2"):
+        shutil.copytree(history, tmp_path / tag, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
+        typed(tmp_path / tag, "git", "checkout", "-qf", tag)
+        typed(tmp_path / tag, "dvc", "checkout", "-fq")
+        found[tag] = accuracies(tmp_path / tag, "feddw", "personal-on-local")
+    one, other, change = cells(said, "feddw", "personal-on-local")
+    assert one == f"{found['v1'].mean():.2f} ± {found['v1'].std():.2f}"
+    assert other == f"{found['v2'].mean():.2f} ± {found['v2'].std():.2f}"
+    low, high = stats.ttest_rel(found["v2"], found["v1"]).confidence_interval(0.95)
+    star = " *" if low > 0 or high < 0 else ""
+    assert change == f"{(low + high) / 2:+.2f} ± {(high - low) / 2:.2f}{star}"
+    assert cells(said, "fedavg", "personal-on-local")[2] == "same runs"
+    (setting,) = [line for line in said.splitlines() if "algorithm.mu" in line]
+    assert [cell.strip() for cell in setting.strip("|").split("|")] == ["algorithm.mu", "feddw", "0.1", "5.0"]
+    assert said.count("\n| ") == 2 + 4 + 1, "no other setting differs"
+
+
+def test_seeds_are_paired_and_what_differs_for_all_is_said_once(history: Path) -> None:
+    said = compare(history, "v2", "v3", "v1")
+    assert [line.split("|")[2].strip() for line in said.splitlines() if "partition.alpha" in line] == ["all"]
+    assert "| study.seeds" in said
+    row = cells(said, "fedavg", "global-on-global")
+    assert len(row) == 5
+    assert row[4] == "same runs"
+    assert "±" in row[3]
+
+
+def test_one_revision_is_compared_with_what_lies_here_and_none_is_head(history: Path) -> None:
+    said = compare(history, "v1")
+    assert "workspace − v1" in said
+    mean = accuracies(history, "feddw", "global-on-global")
+    assert cells(said, "feddw", "global-on-global")[1] == f"{mean.mean():.2f} ± {mean.std():.2f}"
+    assert "workspace − HEAD" in compare(history)
+
+
+def test_files_that_are_gone_here_come_from_the_cache_and_else_it_is_said(history: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
+    said = compare(folder, "v1", "v2")
+    shutil.rmtree(folder / "results")
+    assert compare(folder, "v1", "v2") == said
+    assert "results/plan.json is missing" in compare(folder, "v1", fails=True)
+    shutil.rmtree(folder / ".dvc/cache")
+    assert "is neither here nor in DVC's cache or remote; `dvc fetch" in compare(folder, "v1", "v2", fails=True)
+
+
+def test_mistakes_are_told_in_a_sentence(history: Path, tmp_path: Path) -> None:
+    assert "'v9' is no commit or experiment here" in compare(history, "v9", fails=True)
+    assert "'v1' is named twice" in compare(history, "v1", "v1", fails=True)
+    typed(tmp_path, "git", "init", "-q")
+    assert "Traceback" not in compare(tmp_path, "HEAD", "main", fails=True)
+
+
+def test_an_interval_is_students_and_of_one_seed_there_is_none() -> None:
+    one, other = (pd.Series(values, index=[0, 1, 2]) for values in ([1.0, 2.0, 3.0], [2.0, 4.0, 3.5]))
+    found = difference(one, other)
+    low, high = stats.ttest_rel(other, one).confidence_interval(0.95)
+    np.testing.assert_allclose([found.mean - found.half_width, found.mean + found.half_width], [low, high])
+    assert not found.exceeds
+    assert difference(one, one + 1).exceeds
+    assert not difference(one, one).exceeds
+    single = difference(one.loc[[0]], other)
+    assert math.isnan(single.half_width)
+    assert (single.mean, single.seeds, single.exceeds) == (1.0, 1, False)
+    assert difference(one.loc[[0]], other.loc[[1]]) is None

@@ -1,0 +1,69 @@
+"""The table of experiments that `dvc exp show` prints of the shipped study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedpipe import artifacts
+from fedpipe import plan as planning
+from fedpipe.stages import report
+from tests import studies
+from tests.pages import commands
+from tests.pipeline.conftest import Project
+
+WIDTH = 160  #: columns of a terminal
+
+
+def record(project: Project, metrics: dict[str, float], **changes: Any) -> None:
+    """Have DVC record the shipped study with other settings, its plan and keys, and these numbers for those of runs.
+
+    No column depends on what lies in the other files; the tutorial's test has them from real runs.
+    """
+    params = yaml.safe_load((studies.ROOT / "params.yaml").read_text())
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        place = params
+        for section in sections:
+            place = place[section]
+        place[key] = value
+    studies.write(params, project.folder)
+    made = planning.make()
+    planning.write(made)
+    report.write(report.keys(made))
+    artifacts.write_json(made.study.metrics, metrics)
+    stages = yaml.safe_load((project.folder / "dvc.yaml").read_text())["stages"]
+    outs = [next(iter(out)) if isinstance(out, dict) else out for out in stages["execute"]["outs"]]
+    for place in (Path(out) for out in (*outs, "results/.provenance", *(f"results/runs/{name}" for name in metrics))):
+        if not place.exists():
+            file = place if place.suffix == ".csv" else place / "held"
+            artifacts.write_bytes(file, b"something\n")
+    project.run("dvc", "commit", "-fq")
+
+
+def test_the_shipped_study_with_an_experiment_fits_into_a_terminal(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that changes a method, and one that changes them all."""
+    monkeypatch.chdir(project.folder)
+    shipped = yaml.safe_load((studies.ROOT / "params.yaml").read_text())
+    first = {name: 61.25 + index for index, name in enumerate(shipped["study"]["algorithms"])}
+    record(project, first)
+    project.commit()
+    (line,) = [line for line in commands("README.md") if line.startswith("dvc exp show")]
+    for changes, metrics, told in (
+        ({"algorithms__feddw__mu": 0.1}, first | {"feddw": 12.34}, ["algorithms.feddw.mu", "feddw", "12.34"]),
+        ({"partition__alpha": 0.5}, {name: value + 3.5 for name, value in first.items()}, ["partition.alpha", *first]),
+    ):
+        record(project, metrics, **changes)
+        project.run("dvc", "exp", "save", "-n", "tried")
+        shown = project.run("bash", "-c", line)
+        assert max(map(len, shown.splitlines())) <= WIDTH, shown
+        for wanted in ("tried", *told, *(str(value) for name, value in metrics.items() if value != first[name])):
+            assert wanted in shown, wanted
+        assert "results" not in shown
+        assert "learning_rate" not in shown
+        project.run("dvc", "exp", "remove", "tried")

@@ -1,0 +1,86 @@
+"""What a study will take, by what runs of its kind took here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedpipe import artifacts, cli
+from fedpipe import plan as planning
+from fedpipe.report import forecast
+from fedpipe.stages.collect import collect
+from tests import studies
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Two rounds of FedAvg, with times that are known: 3 s of training a round, 2 s of all else."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (run,) = studies.open_runs(studies.prepare(studies.settings(rounds=2)))
+    for _ in run.segment(2):
+        pass
+    collect(run.files, 2, "all")
+    joined = run.files.joined(2)
+    told = artifacts.read_json(joined.times)
+    told["rounds"] = [{"round": number, "train": 3.0, "aggregate": 0.5, "evaluate": 1.5} for number in (1, 2)]
+    marker = artifacts.read_json(joined.marker)
+    artifacts.write_json(joined.marker, marker | {joined.times.name: artifacts.write_json(joined.times, told)})
+    last = run.files.round(2)
+    return {
+        "server": last.server.stat().st_size,
+        "sent": sum(artifacts.read_joined(joined.rounds).to_pylist()[0][n] for n in ("bytes_down", "bytes_up")),
+    }
+
+
+def foreseen(cores: int = 1, **sections: object) -> forecast.Forecast:
+    studies.write(studies.settings(**sections), Path())  # type: ignore[arg-type]
+    return forecast.forecast(planning.make(), cores)
+
+
+def test_a_study_is_foreseen_by_runs_of_its_kind(measured: dict[str, float]) -> None:
+    longer = foreseen(
+        rounds=10, federation={"local_epochs": 4}, study={"seeds": [1, 2]}, artifacts={"keep_models": "last"}
+    )
+    assert (longer.runs, longer.known) == (2, 2)
+    assert longer.seconds == pytest.approx(2 * 10 * (4 * 3.0 + 2.0), rel=0.02)
+    assert longer.kept == 2 * 2 * measured["server"]
+    assert longer.sent == 2 * 10 * 5 * measured["sent"]
+    assert foreseen(2, rounds=10, study={"seeds": [1, 2]}).seconds == pytest.approx(10 * 5.0, rel=0.02)
+    assert foreseen(rounds=4).seconds == pytest.approx(2 * 5.0, rel=0.02), "two rounds are there"
+    assert foreseen(rounds=2).runs == 0
+
+
+def test_nothing_is_guessed_of_what_was_not_run_here(measured: dict[str, float]) -> None:
+    other = foreseen(labels=("fedavg", "fedprox"), rounds=3)
+    assert (other.runs, other.known) == (2, 1)
+    assert "1 of 2 runs that are left" in str(other)
+    assert "nothing like the other 1 was run here" in str(other)
+    assert foreseen(model={"name": "cnn", "hidden": 16}).known == 0
+
+
+def test_a_study_of_more_than_a_day_is_not_started_unasked(
+    measured: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execvp", lambda _, command: started.append(command))
+    monkeypatch.setattr(cli, "_runs_here", lambda profile: profile != "slurm")
+    studies.write(
+        studies.settings(rounds=9999, study={"seeds": list(range(1, 200))})
+        | {"scales": {"smoke": {"federation.rounds": 3, "study.seeds": [1]}}},
+        Path(),
+    )
+    refused = CliRunner().invoke(cli.app, ["run"])
+    assert "199 of 199 runs that are left would take about" in str(refused.exception)
+    assert "Type --yes to start it, --scale smoke for a smaller one, or --profile for a cluster." in str(
+        refused.exception
+    )
+    assert not started
+    for options in (["--yes"], ["--profile", "slurm"], ["--scale", "smoke"], ["-n"]):
+        assert CliRunner().invoke(cli.app, ["run", *options]).exit_code == 0
+    assert len(started) == 4
+    told = CliRunner().invoke(cli.app, ["plan", "--dry-run", "--scale", "smoke"])
+    assert "fedpipe: 1 of 1 runs that are left would take about" in told.output

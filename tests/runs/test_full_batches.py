@@ -1,0 +1,37 @@
+"""``batch_size: full``: one step an epoch, of all that a client has, whatever its size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpipe import plan as planning
+from fedpipe.errors import SettingsError
+from tests import studies
+
+
+def states(size: Any, stack: int) -> tuple[str, dict[str, str]]:
+    """The key of a run of two rounds, and the hashes of its tensors."""
+    made = studies.prepare(studies.settings(rounds=2, federation={"batch_size": size}))
+    (run,) = studies.open_runs(made, stack=stack, device="cpu")
+    assert len(np.unique(run.clients.sizes)) > 1, "clients of unequal size"
+    list(run.segment(2))
+    bits = studies.bits(run.files.path / "rounds")
+    return made.runs[0].key, {name: sha256 for name, sha256 in bits.items() if name.endswith("server.pt")}
+
+
+@pytest.mark.parametrize("stack", [1, 4], ids=["loop", "stack"])
+def test_a_full_batch_is_one_that_is_larger_than_any_client(stack: int) -> None:
+    full, large, small = (states(size, stack) for size in ("full", 5000, 40))
+    assert full[1] == large[1]
+    assert full[1]["0002/server.pt"] != small[1]["0002/server.pt"]
+    assert len({full[0], large[0], small[0]}) == 3, "it stands in the key as it was given"
+
+
+def test_no_other_word_is_a_size() -> None:
+    studies.write(studies.settings(federation={"batch_size": "all"}), Path())
+    with pytest.raises(SettingsError, match=r"^federation.batch_size: 'all' can't be used; it should be"):
+        planning.make()

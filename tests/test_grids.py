@@ -1,0 +1,93 @@
+"""Grids and single changes that leave something behind: parameters of other schemes, keys that are cut short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpipe import plan as planning
+from fedpipe.errors import SettingsError
+from tests import studies
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def made(labels: tuple[str, ...] = ("fedavg",), **sections: Any) -> planning.NewPlan:
+    studies.write(studies.settings(labels, **sections), Path())
+    return planning.make()
+
+
+LEFT_OUT = "partition.alpha: 0.3 is left out, since the scheme iid has no such parameter."
+
+
+def test_a_grid_of_schemes_leaves_out_what_only_others_have_and_says_so() -> None:
+    plan = made(study={"grid": {"partition.scheme": ["iid", "dirichlet"]}})
+    assert plan.warnings == (LEFT_OUT,)
+    iid = made(partition={"scheme": "iid"})
+    alone = made()
+    assert {run.key for run in plan.runs} == {run.key for run in (*iid.runs, *alone.runs)}
+
+
+def test_a_scheme_that_an_experiment_sets_leaves_the_former_ones_parameters_behind() -> None:
+    """What ``dvc exp run -S partition.scheme=iid`` makes of the file."""
+    studies.write(studies.settings() | {"partition": {"scheme": "iid"}}, Path())
+    clean = planning.make()
+    plan = made(partition={"scheme": "iid"})
+    assert (Path("params.yaml").read_text()).count("alpha: 0.3") == 1
+    assert plan.warnings == (LEFT_OUT,)
+    assert clean.warnings == ()
+    assert [run.key for run in plan.runs] == [run.key for run in clean.runs]
+
+
+def test_what_a_grid_varies_is_shown_only_where_the_scheme_has_it() -> None:
+    plan = made(study={"grid": {"partition.scheme": ["iid", "dirichlet"], "partition.alpha": [0.1, 0.5]}})
+    points = [cell.grid for cell in plan.cells]
+    assert points == [
+        {"partition.scheme": "iid"},
+        {"partition.scheme": "dirichlet", "partition.alpha": 0.1},
+        {"partition.scheme": "dirichlet", "partition.alpha": 0.5},
+    ]
+    assert len(plan.runs) == 3
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"scheme": "iid", "alfa": 0.3}, "partition.alfa: unknown key"),
+        ({"scheme": "dirichlet", "alpha": 0.3, "classes": 2}, "partition.classes: unknown key"),
+    ],
+)
+def test_what_no_scheme_has_stays_a_mistake(section: dict[str, Any], told: str) -> None:
+    studies.write(studies.settings() | {"partition": section}, Path())
+    with pytest.raises(SettingsError, match=told):
+        planning.make()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("mu", "study.grid: 'mu' is no key of params.yaml; did you mean algorithms.fedprox.mu?"),
+        ("alpha", "study.grid: 'alpha' is no key of params.yaml; did you mean partition.alpha?"),
+        ("clients", "study.grid: 'clients' is no key of params.yaml; did you mean federation.clients?"),
+        ("partitoin.alpha", "study.grid: 'partitoin.alpha' is no key of params.yaml; did you mean 'partition'?"),
+    ],
+)
+def test_a_key_that_is_cut_short_is_told_in_full(name: str, told: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        made(("fedavg", "fedprox"), study={"grid": {name: [0.1, 1.0]}})
+    assert str(error.value) == told
+
+
+def test_what_a_point_of_a_grid_lacks_is_obtained_with_the_studys_own_command(tmp_path: Path) -> None:
+    Path("studies").mkdir()
+    params = studies.settings(study={"grid": {"dataset.sha256": ["0" * 64]}})
+    params["dataset"] = {"name": "npz", "path": "own.npz", "sha256": "1" * 64, "split": "pooled"}
+    studies.write(params, Path())
+    Path("params.yaml").rename("studies/own.yaml")
+    with pytest.raises(SettingsError, match=r"is not stored; run `fedpipe download --params studies/own.yaml`"):
+        planning.make(Path("studies/own.yaml"))
