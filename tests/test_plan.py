@@ -175,6 +175,7 @@ def test_every_field_of_the_federation_is_in_the_key_but_rounds() -> None:
         {"federation.rounds": 8},
         {"execution.rounds_per_job": 2},
         {"execution.stack": 4},
+        {"execution.graphs": True},
         {"artifacts.keep_models": "last"},
         {"report.round": "best"},
         {"study.seeds": [0, 1]},

@@ -76,10 +76,6 @@ class Clients:
     def __len__(self) -> int:
         return len(self.train)
 
-    def batch(self, size: int | Literal["full"]) -> int:
-        """Samples in a training step; of a full batch so many that every client's fit into one."""
-        return int(self.sizes.max()) if size == "full" else size
-
     @property
     def transforms(self) -> Transforms:
         """What is done to gathered inputs."""
@@ -88,6 +84,10 @@ class Clients:
     @transforms.setter
     def transforms(self, transforms: Transforms) -> None:
         self._transforms, self._normalized = transforms, Normalization(transforms, self.dtype, self.device)
+
+    def batch(self, size: int | Literal["full"]) -> int:
+        """Samples in a training step; of a full batch so many that every client's fit into one."""
+        return int(self.sizes.max()) if size == "full" else size
 
     def facts(self, client: int | Sequence[int], round: int) -> ClientInfo:
         """What a client knows of itself as a round begins; with a first axis for several clients."""

@@ -247,19 +247,17 @@ class Work:
 
     def feed(self, training: Train, epochs: Sequence[int]) -> Feed:
         """The plan of some epochs, on the device."""
-        clients, legs = self._clients, self._legs(training)
-        size, length = self._size(training), legs[-1].stop
+        clients, legs, size = self._clients, self._legs(training), self._size(training)
         noise = noisy(self._algorithm, training, clients.transforms)
         plans = []
         for epoch in epochs:
             where = self._round, training.stream, epoch
             orders = [clients.order(client, *where, training.share) for client in self._members]
             keys = [clients.key(client, *where) for client in self._members] if noise else None
-            plans.append(schedule.table(orders, keys, size, length, len(self.rows)))
+            plans.append(schedule.table(orders, keys, size, legs[-1].stop, len(self.rows)))
         return Feed.sent(np.concatenate(plans), noise, clients.dtype, clients.device)
 
     def _size(self, training: Train) -> int:
-        """Samples of a step."""
         return self._clients.batch(self._algorithm.federation.batch_size) * training.batches
 
     def _legs(self, training: Train) -> list[Leg]:

@@ -244,7 +244,7 @@ def most_steps(algorithm: Algorithm, clients: Clients, ids: Sequence[int]) -> in
     for listed in algorithm.local_passes():
         if isinstance(listed, Train):
             epochs = federation.local_epochs if listed.epochs is None else listed.epochs
-            batches = math.ceil(max(clients.sizes[list(ids)]) / (federation.batch_size * listed.batches))
+            batches = math.ceil(max(clients.sizes[list(ids)]) / (clients.batch(federation.batch_size) * listed.batches))
             most += epochs * (batches if listed.steps is None else min(batches, listed.steps))
     return most
 

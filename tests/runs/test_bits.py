@@ -103,6 +103,12 @@ def test_a_stack_leaves_the_same_bits_whatever_the_jobs(label: str) -> None:
     assert finish(run, 2) == once
 
 
+def test_graphs_are_for_a_gpu_and_the_job_says_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    made = studies.prepare(studies.settings(rounds=1))
+    studies.open_runs(made, stack=4, graphs=True)
+    assert "execution.graphs: steps run one by one, since there is no GPU here\n" in capsys.readouterr().err
+
+
 def test_seeds_differ_in_partition_model_and_participants() -> None:
     made = studies.prepare(studies.settings(rounds=1, study={"seeds": [0, 1]}))
     one, other = studies.open_runs(made)
