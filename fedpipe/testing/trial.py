@@ -82,8 +82,8 @@ class Trial:
         threads: int = 1,
         fresh: Callable[[int], Tensors] | None = None,
     ) -> None:
-        settings = {"buffers": federation.buffers, "precision": federation.precision}
-        net = Net(lambda: algorithm.adapt(build()), clients.dtype, **settings)
+        buffers, precision = federation.buffers, federation.precision
+        net = Net(lambda: algorithm.adapt(build()), clients.dtype, buffers=buffers, precision=precision)
         self.algorithm, self.clients, self.net = algorithm.bind(net, federation), clients, net
         self.executor: Executor = (
             Stack(self.algorithm, clients, width) if width else Loop(self.algorithm, clients, threads)
