@@ -119,6 +119,7 @@ class FedAMP(Algorithm):
 def square_distances(points: Tensor) -> Tensor:
     """Squared Euclidean distances between the rows of ``points``, shape (N, L): a matrix (N, N)."""
     found = points.new_zeros(len(points), len(points))
-    for columns in torch.split(points, COLUMNS, 1):
+    for first in range(0, points.shape[1], COLUMNS):
+        columns = points[:, first : first + COLUMNS]
         found += torch.stack([(columns - point).square().sum(1) for point in columns])
     return found

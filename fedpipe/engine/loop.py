@@ -259,7 +259,7 @@ class _Gradient:
         leaves = Tensors((name, group[name].detach().requires_grad_()) for name in self._names)
         with torch.enable_grad(), train_mode(self._algorithm, self._training, client, batch) as self.recorded:
             value = self._training.loss(client | {self._training.group: group | leaves}, batch)
-        # Not torch.autograd.grad: what accumulates is laid out as the leaf, and shared with none.
+        # Into memory of the leaves' own, laid out as they are.
         torch.autograd.backward(value, inputs=list(leaves.values()))
         gradient = leaves.map(lambda leaf: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
         return gradient, value.detach()

@@ -82,12 +82,8 @@ class Trial:
         threads: int = 1,
         fresh: Callable[[int], Tensors] | None = None,
     ) -> None:
-        net = Net(
-            lambda: algorithm.adapt(build()),
-            clients.dtype,
-            buffers=federation.buffers,
-            precision=federation.precision,
-        )
+        buffers, precision = federation.buffers, federation.precision
+        net = Net(lambda: algorithm.adapt(build()), clients.dtype, buffers=buffers, precision=precision)
         self.algorithm, self.clients, self.net = algorithm.bind(net, federation), clients, net
         self.executor: Executor = (
             Stack(self.algorithm, clients, width) if width else Loop(self.algorithm, clients, threads)
