@@ -166,7 +166,9 @@ def test_the_seed_is_in_the_key() -> None:
 
 def test_every_field_of_the_federation_is_in_the_key_but_rounds() -> None:
     held = Settings.of(config.parse(study()), "fedavg", 0).federation
-    assert set(held) == set(config.Federation.model_fields) - {"rounds"}
+    assert set(held) == set(config.Federation.model_fields) - {"rounds", "precision"}
+    lower = Settings.of(config.parse(study(federation__precision="bfloat16")), "fedavg", 0).federation
+    assert lower == held | {"precision": "bfloat16"}
 
 
 @pytest.mark.parametrize(

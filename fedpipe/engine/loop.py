@@ -137,10 +137,10 @@ class Loop:
     ) -> Outcome:
         clients = self._clients
         state = _fast(start_client(algorithm, move(kept, clients.device), received, clients.facts(client, round)))
-        due, epochs, before = passes(algorithm, phase, self._finetune_epochs), dict[str, int](), 0.0
+        begin, before = time.perf_counter(), 0.0
+        due, epochs = passes(algorithm, phase, self._finetune_epochs), dict[str, int]()
         if personal := personal_passes(algorithm) if phase != "begin" else []:
             state, epochs, before = self._personal(algorithm, personal, state, round, client, hold)
-        begin = time.perf_counter()
         for pass_ in due[len(personal) :]:
             state = self._pass(algorithm, pass_, state, round, client, epochs)
         seconds = before + seconds_since(begin, clients.device)
@@ -155,16 +155,21 @@ class Loop:
     def _personal(
         self, algorithm: Algorithm, personal: list[Pass], began: State, round: int, client: int, hold: bool
     ) -> tuple[State, dict[str, int], float]:
-        """The client's state after its personal passes, made once for all that begins with them, and their seconds."""
-        held = self._held.pop(client, None)
-        if held is None or not held.follows(round, began):
+        """The client's state after its personal passes, made once for all that begins with them.
+
+        With it, the epochs of each stream so far, and the seconds that the passes took if they were made before.
+        """
+        held, before = self._held.pop(client, None), 0.0
+        if held is not None and held.follows(round, began):
+            before = held.seconds
+        else:
             begin, state, epochs = time.perf_counter(), began, dict[str, int]()
             for pass_ in personal:
                 state = self._pass(algorithm, pass_, state, round, client, epochs)
             held = Personal(round, began, state, epochs, seconds_since(begin, self._clients.device))
         if hold and (len(self._held) + 1) * size_in_bytes([held.began, held.state]) <= HELD_BYTES:
             self._held[client] = held
-        return held.state, held.epochs.copy(), held.seconds
+        return held.state, held.epochs.copy(), before
 
     def _pass(
         self, algorithm: Algorithm, pass_: Pass, state: State, round: int, client: int, epochs: dict[str, int]

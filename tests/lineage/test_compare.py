@@ -23,6 +23,8 @@ from tests.lineage.conftest import finish
 from tests.pages import ROOT
 from tests.pipeline.conftest import ENVIRONMENT
 
+pytestmark = pytest.mark.slow
+
 SEEDS = [0, 1, 2]
 
 
@@ -66,7 +68,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (None, params(1.0)),
         ):
             finish(made)
-            for name in ("results/figures", "results/probes", "results/.provenance"):
+            for name in ("results/figures", "results/probes", "results/features", "results/.provenance"):
                 (folder / name).mkdir(exist_ok=True, parents=True)
                 (folder / name / "nothing").write_text("")
             if tag:

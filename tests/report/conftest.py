@@ -72,7 +72,7 @@ class Tree:
             warnings=(),
             files=(),
             shared=code.shared(),
-            execution=Jobs(rounds_per_job=None, clients_per_job=None, device="auto", stack="auto"),
+            execution=Jobs(rounds_per_job=None, clients_per_job=None, device="auto", stack="auto", graphs=False),
             keep_models="all",
             report=Reported(round="last", last_k=2, average="sample"),
         )

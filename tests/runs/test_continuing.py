@@ -38,8 +38,8 @@ def edit(monkeypatch: pytest.MonkeyPatch, rate: float = 1.0) -> None:
     monkeypatch.setattr(code, "shared", lambda: "f00d" * 3)
     update = optimizers.SGD.update
 
-    def longer(self: Any, parameters: Tensors, gradient: Tensors, slots: Any) -> Any:
-        return update(self, parameters, gradient * rate, slots)
+    def longer(self: Any, parameters: Tensors, gradient: Tensors, slots: Any, donated: bool = False) -> Any:
+        return update(self, parameters, gradient * rate, slots, donated)
 
     monkeypatch.setattr(optimizers.SGD, "update", longer)
 
