@@ -26,7 +26,7 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "lenet": ((1, 16, 16), {}),
     "mlp": ((5,), {}),
     "mobilenet": ((3, 16, 16), {}),
-    "resnet18": ((3, 32, 32), {}),
+    "resnet18": ((3, 40, 40), {}),  # at 32x32 its last layers normalize two values, and errors grow by 1e8
     "shufflenet": ((3, 16, 16), {}),
     "vgg16": ((3, 32, 32), {"weights": None, "frozen": False}),
 }
