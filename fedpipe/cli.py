@@ -152,11 +152,12 @@ def run(
         )
     if any(word.startswith(("--config", "-C")) for word in further):
         raise SettingsError("--config can't be used here; another study is named by --params, and its file says all.")
+    snakemake = _snakemake()
     if not (yes or dry_run) and _runs_here(profile):
         _refuse_long(params, scale, jobs)
     _, *all_of_it = shlex.split(artifacts.making(artifacts.study(params), scale))
     limit = [] if jobs is None else ["--cores" if _runs_here(profile) else "--jobs", str(jobs)]
-    command = [_snakemake(), *all_of_it, "--profile", profile, *(["-n"] if dry_run else []), *limit, *further]
+    command = [snakemake, *all_of_it, "--profile", profile, *(["-n"] if dry_run else []), *limit, *further]
     typer.echo(shlex.join(command), err=True)
     os.execvp(command[0], command)
 
