@@ -76,8 +76,12 @@ class Executor(plugin.Executor):  # type: ignore[misc]
 
     async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncIterator[SubmittedJobInfo]:
         """Report each job that ended; yield the others."""
+        if not active_jobs:  # so it is at first, when a thread asks already while the plugin is still being set up
+            async for info in super().check_active_jobs(active_jobs):
+                yield info
+            return
         command = f"squeue --format='%i|%T %r' --states=all --noheader --name {self.run_uuid}"
-        known, _ = await query_job_status(command, self.logger) if active_jobs else ({}, 0)
+        known, _ = await query_job_status(command, self.logger)
         if known is None:  # slurmctld does not answer, and the plugin would lose them
             for info in active_jobs:
                 yield info

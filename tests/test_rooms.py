@@ -25,7 +25,7 @@ HOUSE = (
     ("config",),
     ("data", "models"),
     ("registry",),
-    ("slurm", "planned, pins", "layers"),
+    ("slurm, locks", "planned, pins", "layers"),
     ("artifacts, archive", "code", "tensors", "rng", "__init__"),
     ("errors",),
 )

@@ -80,7 +80,11 @@ class Clone(Project):
 
     def end(self, running: subprocess.Popen[bytes], check: bool = True) -> str:
         """Wait for a command; what it said."""
-        running.wait(timeout=PATIENCE)
+        try:
+            running.wait(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            running.send_signal(signal.SIGUSR1)
+            raise
         said = self._begun.pop(running).read_text()
         assert not check or running.returncode == 0, f"it ended with {running.returncode}:\n{said}"
         return said

@@ -11,6 +11,7 @@ import pytest
 
 from tests import studies
 from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
+from tests.pipeline.test_snakemake import reach
 
 NOTHING = "Nothing to be done"
 OTHER = ("--config", "params=studies/other.yaml")
@@ -49,6 +50,24 @@ def test_another_study_shares_runs_and_leaves_the_main_one_as_it_is(project: Pro
     assert project.run("git", "status", "--porcelain").splitlines() == ["?? studies/other.yaml"]
     assert "| fedprox" in project.run("fedpipe", "show", "--params", "studies/other.yaml")
     assert "| fedprox" not in project.run("fedpipe", "show")
+
+
+@pytest.mark.slow
+def test_a_study_that_ends_leaves_the_lock_of_another(project: Project) -> None:
+    studies.write(studies.settings(rounds=2), project.folder)
+    (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
+    studies.write(studies.settings(("scaffold",), 400), project.folder)
+    with subprocess.Popen(["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT) as running:
+        try:
+            reach(project, 1, running)
+            project.snakemake("runs", *OTHER)
+            assert running.poll() is None
+            assert "another snakemake makes files of this study" in project.snakemake("runs", check=False)
+        finally:
+            running.kill()
+    assert "--unlock" in project.snakemake("runs", check=False)
+    project.snakemake("runs", "--unlock")
+    assert not list((project.folder / ".snakemake/locks").glob("*.lock"))
 
 
 SHORT = ("--config", "params=studies/deep/short.yaml")

@@ -23,11 +23,13 @@ with suppress(FileExistsError):
     os.symlink("../results/.provenance", ".snakemake/metadata")
 
 
-# Only where jobs are submitted: what becomes of them on Slurm.
+# What becomes of jobs on Slurm, and of several snakemakes at once; not where jobs themselves read this.
 if workflow.is_main_process:
-    from fedpipe import slurm
+    from fedpipe import locks, slurm
 
     slurm.mend()
+    if "--unlock" not in sys.argv:
+        locks.mend()
 
 
 def refuse_settings():
