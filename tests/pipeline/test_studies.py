@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -83,14 +85,15 @@ def test_a_study_that_ends_leaves_the_lock_of_another(project: Project) -> None:
     studies.write(studies.settings(rounds=2), project.folder)
     (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
     studies.write(studies.settings(("scaffold",), 400), project.folder)
-    with subprocess.Popen(["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT) as running:
+    command = ["snakemake", "runs", *LOCAL]
+    with subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT, process_group=0) as running:
         try:
             reach(project, 1, running)
             project.snakemake("runs", *OTHER)
             assert running.poll() is None
             assert "another snakemake makes files of this study" in project.snakemake("runs", check=False)
         finally:
-            running.kill()
+            os.killpg(running.pid, signal.SIGKILL)
     assert "--unlock" in project.snakemake("runs", check=False)
     project.snakemake("runs", "--unlock")
     assert not list((project.folder / ".snakemake/locks").glob("*.lock"))
