@@ -95,7 +95,7 @@ def test_a_study_that_ends_leaves_the_lock_of_another(project: Project) -> None:
         finally:
             os.killpg(running.pid, signal.SIGKILL)
     assert "--unlock" in project.snakemake("runs", check=False)
-    project.snakemake("runs", "--unlock")
+    project.snakemake("runs", "--unloc")  # which Snakemake understands as well
     assert not list((project.folder / ".snakemake/locks").glob("*.lock"))
 
 

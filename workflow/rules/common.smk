@@ -24,12 +24,15 @@ with suppress(FileExistsError):
     os.symlink("../results/.provenance", ".snakemake/metadata")
 
 
+# Also abbreviated, as Snakemake understands it.
+UNLOCKS = any(word[:4] == "--un" and "--unlock".startswith(word) for word in sys.argv)
+
 # What becomes of jobs on Slurm, and of several snakemakes at once; not where jobs themselves read this.
 if workflow.is_main_process:
     from fedpipe import locks, slurm
 
     slurm.mend()
-    if "--unlock" not in sys.argv:
+    if not UNLOCKS:
         locks.mend()
 
 
@@ -147,7 +150,7 @@ def tell_of_lock():
         )
 
 
-if workflow.is_main_process and "--unlock" not in sys.argv:
+if workflow.is_main_process and not UNLOCKS:
     tell_of_lock()
 
 
