@@ -48,8 +48,8 @@ def test_the_literal_command_makes_the_local_table_bit_for_bit(clone: Clone, tmp
     """With the profile as shipped, on two CPU nodes and a GPU node with two GPUs."""
     params = studies.settings(("fedavg", "feddw"), 3)
     local = Project(studies.copy_project(tmp_path / "local"))
-    for each in (local, clone):
-        studies.write(params, each.folder)
+    for project in (local, clone):
+        studies.write(params, project.folder)
     local.snakemake()
     said = clone.on_slurm(*ALL)
     assert clone.bits() == local.bits()

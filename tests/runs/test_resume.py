@@ -196,7 +196,7 @@ def test_killed_while_it_packs() -> None:
     studies.forget(path)
     killed = subprocess.run([sys.executable, "-c", DYING, str(writes), *segment(str(path))], capture_output=True)
     assert killed.returncode == -signal.SIGKILL
-    assert next(each.name for each in unfinished(path)).startswith(".rounds.zip.")
+    assert next(file.name for file in unfinished(path)).startswith(".rounds.zip.")
     assert run_again(str(path)) == (ROUNDS, [])
     assert studies.bits(path) == once
 
@@ -231,6 +231,6 @@ def test_keep_models_prunes_states_and_nothing_else(keep: str | int, states: set
     kept = {number for number in range(ROUNDS + 1) if run.files.round(number).server.exists()}
     assert kept == states
     assert all(artifacts.exists(run.files.round(number).metrics) for number in range(1, ROUNDS + 1))
-    assert not [each for each in run.files.history.rglob("*") if each.suffix != ".pt" and each.is_file()]
+    assert not [file for file in run.files.history.rglob("*") if file.suffix != ".pt" and file.is_file()]
     longer = studies.prepare(studies.settings(("scaffold",), ROUNDS + 1, artifacts={"keep_models": keep}))
     assert run_again(str(longer.runs[0].path), ROUNDS + 1) == (ROUNDS, [ROUNDS + 1])
