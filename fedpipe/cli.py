@@ -460,18 +460,18 @@ def compare(
 def prune(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False) -> None:
     """Remove runs, partitions and data that no study here and no commit needs, after showing what that frees."""
     from fedpipe.lineage import prune as lineage
-    from fedpipe.report import tables
+    from fedpipe.report import words
 
     found = lineage.unneeded()
     spare, lost = ([part for part in found if bool(part.uncached) == kind] for kind in (False, True))
     for part in lost:
-        typer.echo(f"{part} ({tables.size(part.size)}) is not in DVC's cache and stays; `dvc commit`, or delete it.")
+        typer.echo(f"{part} ({words.size(part.size)}) is not in DVC's cache and stays; `dvc commit`, or delete it.")
     for part in spare:
-        typer.echo(f"{tables.size(part.size):>8}  {part}")
+        typer.echo(f"{words.size(part.size):>8}  {part}")
     if not spare:
         typer.echo("Nothing to remove.")
         return
-    typer.echo(f"{tables.size(sum(part.size for part in spare)):>8}  in all")
+    typer.echo(f"{words.size(sum(part.size for part in spare)):>8}  in all")
     if yes or typer.confirm("Remove them from this folder?"):
         lineage.remove(spare)
         typer.echo("Removed; `dvc repro` records that, `dvc gc --all-commits --all-experiments` frees the cache.")

@@ -101,7 +101,7 @@ class Settings:
     @property
     def key(self) -> str:
         """The run's key."""
-        return digest({name: value for name, value in dataclasses.asdict(self).items() if name != "origin"})
+        return digest({name: value for name, value in vars(self).items() if name != "origin"})
 
     @property
     def partition_settings(self) -> dict[str, Any]:
@@ -160,6 +160,7 @@ def digest(value: Any) -> str:
 class NewPlan(Plan):
     """A plan that was just made, with what is written beside it."""
 
+    settings: dict[str, Settings]  #: of each run, by its key
     texts: dict[str, str]  #: what jobs read, by path: ``run.yaml``, ``partition.yaml``, data sets' settings
     samples: dict[str, tuple[int, int]]  #: by partition, about how many are trained on, and how many there are
     sources: dict[str, str]  #: the files that the plan was made of, each with its SHA-256 or its stamp
@@ -179,6 +180,7 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
     runs: dict[tuple[str, str], PlannedRun] = {}
     cells: dict[str, Cell] = {}
     partitions: dict[str, dict[str, Any]] = {}
+    known: dict[str, Settings] = {}
     texts: dict[str, str] = {}
     samples: dict[str, tuple[int, int]] = {}
     components: list[Component] = []
@@ -216,7 +218,9 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
                 dataset=params.dataset.file.stem,
                 participants=params.federation.participants,
             )
-            texts[str(run.files.settings)] = held.dump()
+            known[run.key] = held
+            if (written := str(run.files.settings)) not in texts:  # lengths of a run are cells of their own
+                texts[written] = held.dump()
             heard = {name: [key for key in own if key not in params.left_out] for name, own in keys.items()}
             mine = point.at(label, heard)
             cells[digest([label, seed, mine])] = Cell(
@@ -244,6 +248,7 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
         keep_models=study.artifacts.keep_models,
         report=Reported(**study.report.model_dump()),
         probes=probes,
+        settings=known,
         texts=texts,
         samples=samples,
         sources=_sources(path, components) | stamps,
