@@ -511,11 +511,11 @@ def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, m
 
 
 @app.command(rich_help_panel=GENERATED)
-def docs(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models or partitions.")]) -> None:
-    """Print all components of a kind as a page of Markdown, as docs/algorithms.md."""
+def docs(page: Annotated[str, typer.Argument(help="settings, algorithms, datasets, models or partitions.")]) -> None:
+    """Print all keys of params.yaml, or all components of a kind, as a page of Markdown: docs/PAGE.md."""
     from fedpipe import documentation
 
-    typer.echo(documentation.markdown(_kind(kind), kind), nl=False)
+    typer.echo(documentation.settings() if page == "settings" else documentation.markdown(_kind(page)), nl=False)
 
 
 @app.command("new-algorithm", rich_help_panel=PEOPLE)
@@ -594,12 +594,7 @@ def _runs_here(profile: str) -> bool:
 def _kind(plural: str) -> registry.Kind:
     from fedpipe import registry
 
-    kinds = {
-        "algorithms": registry.ALGORITHM,
-        "datasets": registry.DATASET,
-        "models": registry.MODEL,
-        "partitions": registry.PARTITION,
-    }
+    kinds = {kind.plural: kind for kind in registry.KINDS}
     if plural not in kinds:
         raise SettingsError(f"'{plural}' can't be listed; {nearest(plural, list(kinds))}")
     return kinds[plural]
