@@ -114,10 +114,11 @@ def _measured(wanted: set[Kind]) -> dict[Kind, Rates]:
             settings = Settings(**yaml.load(files.settings.read_text(), Loader=_LOADER))
             kind = Kind.of(settings)
             if kind in wanted and len(found.get(kind, ())) < RUNS:
-                found.setdefault(kind, []).append(_rates(files, int(marker.parent.name), settings))
+                rates = _rates(files, int(marker.parent.name), settings)
+                found.setdefault(kind, []).append(rates)
     return {
-        kind: Rates(*(mean(getattr(one, name) for one in rates) for name in Rates.__dataclass_fields__))
-        for kind, rates in found.items()
+        kind: Rates(*(mean(getattr(one, name) for one in several) for name in Rates.__dataclass_fields__))
+        for kind, several in found.items()
     }
 
 

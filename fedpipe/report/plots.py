@@ -44,7 +44,7 @@ def clients(plan: Plan) -> pd.DataFrame:
     """
     frames = []
     for cell in results.cells(plan):
-        frame = artifacts.read_joined(cell.joined.metrics).to_pandas()
+        frame = artifacts.frame(artifacts.read_joined(cell.joined.metrics))
         frame = frame[(frame["client"] >= 0) & (frame["total"] > 0)]
         frame = frame[frame["round"] == frame.groupby("protocol")["round"].transform("max")]
         names = {"line": line(cell.algorithm, results.point(plan, cell)), "seed": cell.seed}

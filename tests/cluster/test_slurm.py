@@ -173,7 +173,7 @@ def test_an_outage_longer_than_slurms_memory(clone: Clone, reference) -> None:
     clone.cluster.start_controller(memory=2)
     said = clone.end(running)
     assert said.count("Slurm knows nothing of this job any more, and it left no results: it has to be done again") == 1
-    assert submissions(said) == 5, "two segments, one of them twice, and two to join the rounds"
+    assert submissions(said) == 3, "two segments, one of them twice"
     assert done.items() <= clone.rounds().items()
     assert clone.bits_of_runs() == reference(params)
     assert "Nothing to be done" in clone.on_slurm("snakemake", "--profile", "slurm", "runs")
