@@ -568,7 +568,8 @@ def parquet(source: Any) -> pa.Table:
 
 def frame(table: pa.Table) -> pd.DataFrame:
     """A table as a frame of pandas."""
-    return table.to_pandas(use_threads=False)
+    found: pd.DataFrame = table.to_pandas(use_threads=False)
+    return found
 
 
 def read_joined(path: Path) -> pa.Table:
