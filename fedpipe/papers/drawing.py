@@ -6,6 +6,7 @@ none for a single figure.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -45,7 +46,8 @@ def _drawn(paper: Paper, figure: Figure, studies: Studies) -> Drawn | str:
     made = FORMS[figure.form](_Names(paper, figure), figure, found)
     if made is None:
         return f"Not drawn: {reasons[0] if reasons else 'its probes were not run'}."
-    return made
+    generated = any(study.is_generated(cell) for study, _, cell in found)
+    return dataclasses.replace(made, generated=generated)
 
 
 def _found(figure: Figure, studies: Studies) -> tuple[Found, list[str]]:
@@ -231,11 +233,11 @@ def _heatmaps(names: _Names, figure: Figure, found: Found) -> Drawn | None:
         return _matrices(names, found)
     rows: list[dict[str, Any]] = []
     seen: set[str] = set()
-    for study, part, cell in found:
+    for study, _, cell in found:
         key = study.runs[cell.algorithm, cell.key].partition
         if key not in seen:
             seen.add(key)
-            named = names.panel(study, cell) or f"{part.study}, {_scheme(study, cell)}"
+            named = names.panel(study, cell) or _scheme(study, cell)
             rows += _counts(key, named)
     frame = pd.DataFrame(rows).drop_duplicates(["panel", "row", "column"])
     return _csv(figures.heatmaps(frame, z_label="training samples", columns=2), frame)
@@ -243,8 +245,9 @@ def _heatmaps(names: _Names, figure: Figure, found: Found) -> Drawn | None:
 
 def _scheme(study: Study, cell: Cell) -> str:
     partition = study.settings(cell)["partition"]
-    parameters = [f"{name} {partition[name]}" for name in ("alpha", "shards_per_client") if name in partition]
-    return " ".join([str(partition["scheme"]), *parameters])
+    told = {"alpha": "α = {}", "shards_per_client": "{} a client"}
+    parameters = [text.format(partition[name]) for name, text in told.items() if name in partition]
+    return ", ".join([str(partition["scheme"]), *parameters])
 
 
 def _counts(key: str, panel: str) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 from datetime import UTC, datetime
@@ -37,16 +36,13 @@ def write(scale: str) -> Comparison:
         raise SettingsError(f"--scale: '{scale}' is no scale of the papers; {nearest(scale, list(get_args(Scale)))}")
     measured: list[rows.Row] = []
     figures: dict[tuple[str, str], Drawn | str] = {}
-    found: list[Study] = []
+    planned: dict[tuple[str, str], Study] = {}
     for paper in layouts.papers().values():
-
-        @functools.cache
-        def studies(name: str, stem: str = paper.stem) -> Study | None:
-            study = Study.find(stem, name, scale)
-            if study is not None:
-                found.append(study)
-            return study
-
+        wanted = {part.study for part in (*paper.tables.values(), *paper.figures.values()) if part.study}
+        wanted |= {part.study for figure in paper.figures.values() for part in figure.parts}
+        there = {name: study for name in sorted(wanted) if (study := Study.find(paper.stem, name, scale))}
+        planned |= {(paper.paper, name): study for name, study in there.items()}
+        studies = there.get
         measured += rows.measured(paper, studies)
         figures |= drawing.drawn(paper, studies)
     folder = place(scale)
@@ -57,7 +53,10 @@ def write(scale: str) -> Comparison:
             artifacts.write_bytes(path, figure.csv.encode())
         else:
             path.unlink(missing_ok=True)
-    return pages.write(folder, cast(Scale, scale), rows.frame(measured), figures, _about(found))
+    changed = {(paper, name): told for (paper, name), study in planned.items() if (told := study.changes)}
+    return pages.write(
+        folder, cast(Scale, scale), rows.frame(measured), figures, _about(list(planned.values())), changed
+    )
 
 
 def _about(studies: list[Study]) -> About:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pandas as pd
 import yaml
 
-from fedpipe import artifacts
+from fedpipe import artifacts, config
 from fedpipe.artifacts import PAPERS, StudyFiles
 from fedpipe.data import store
 from fedpipe.errors import ArtifactError
@@ -47,11 +47,12 @@ class Study:
 
     # -- places ------------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def axes(self) -> list[str]:
-        """The names of the grid of which a column of the paper's table has a value each."""
-        own = [name for name in self.plan.grid if name.startswith("algorithms.")]
-        return [name for name in self.plan.grid if name not in {*own, *self.plan.report.best_over}]
+        """The names of the grid of which a column of the paper's table has a value each, in the study's order."""
+        raw, _ = config.at_scale(config.read(self.plan.params), self.plan.scale)
+        names = [name for name in raw["study"].get("grid", {}) if not name.startswith("algorithms.")]
+        return [name for name in names if name not in self.plan.report.best_over]
 
     def column(self, cell: Cell) -> str:
         """The column of a cell: its values, with a slash between, as `published` has them."""
@@ -64,6 +65,18 @@ class Study:
     def protocol(self, method: str) -> str:
         """The protocol by which a method is shown."""
         return self.plan.shown.get(method, self.plan.protocols[0])
+
+    @cached_property
+    def changes(self) -> str:
+        """What its scale sets, in words; of a mapping only the names."""
+        if self.plan.scale == artifacts.PAPER:
+            return ""
+        told = []
+        for key, value in config.read(self.plan.params)["scales"][self.plan.scale].items():
+            names = value.get("name", ", ".join(value)) if isinstance(value, dict) else value
+            listed = ", ".join(map(str, names)) if isinstance(names, list) else names
+            told.append(f"{key} {listed}")
+        return "; ".join(told)
 
     # -- numbers -----------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from fedpipe import planned
 from fedpipe.artifacts import PAPER, PAPERS, PARAMS, StudyFiles, studies, study
 from fedpipe.errors import UserError
 from fedpipe.local import SNAKEMAKE
@@ -191,6 +192,10 @@ onerror:
             f"    {shlex.join(['snakemake', *sys.argv[1:]])}",
             file=sys.stderr,
         )
+        if "papers" in sys.argv[1:]:  # what did not come is a dash with its reason
+            subprocess.run(
+                [sys.executable, "-m", "fedpipe", "papers", "--scale", SCALE]
+            )
 
 
 # Jobs call `fedpipe` of the environment that snakemake runs in, whether or not it is activated, with the code that lies
