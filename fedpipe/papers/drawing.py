@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -157,10 +157,10 @@ def _error(table: pd.DataFrame) -> float:
     return float(squares.groupby(mine["owner"]).sum().pow(0.5).mean())
 
 
-def _over_seeds(rows: list[dict[str, Any]], keys: list[str]) -> pd.DataFrame:
+def _over_seeds(rows: Sequence[Mapping[Any, Any]], keys: Sequence[str]) -> pd.DataFrame:
     """Mean and, where there are several seeds, standard deviation of ``value``."""
     frame = pd.DataFrame(rows)
-    found = frame.groupby(keys, sort=False)["value"].agg(["mean", "std", "count"]).reset_index()
+    found = frame.groupby(list(keys), sort=False)["value"].agg(["mean", "std", "count"]).reset_index()
     return found.drop(columns=["count", "std"] if found["count"].max() < 2 else ["count"])
 
 
@@ -261,7 +261,7 @@ def _counts(key: str, panel: str) -> list[dict[str, Any]]:
 
 def _norms(names: _Names, found: Found) -> Drawn | None:
     """Who has how many samples of each class, then the norms of heads: of local models by client, others by class."""
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[Any, Any]] = []
     for study, part, cell in found:
         for _, table in study.probes("head-norms", cell):
             for model, norms in table.groupby("model", sort=False):
@@ -284,11 +284,10 @@ def _changed(study: Study, cell: Cell) -> str:
     return ", ".join(f"{_symbol(name)} = {cell.grid[name]:g}" for name in own)
 
 
-def _panel(norms: pd.DataFrame, name: str, column: str, measure: str) -> list[dict[str, Any]]:
+def _panel(norms: pd.DataFrame, name: str, column: str, measure: str) -> list[dict[Any, Any]]:
     places = norms.rename(columns={"owner": "row", "class": "column"})
     places = places.assign(panel=name, value=norms[column].fillna(0).astype(float), measure=measure)
-    found: list[dict[str, Any]] = places[["panel", "row", "column", "value", "measure"]].to_dict("records")
-    return found
+    return [*places[["panel", "row", "column", "value", "measure"]].to_dict("records")]
 
 
 def _matrices(names: _Names, found: Found) -> Drawn | None:
@@ -324,7 +323,7 @@ def _circles(names: _Names, figure: Figure, found: Found) -> Drawn | None:
         for _, table in study.probes("head-norms", cell):
             told = [(owner, norms.assign(contrary=contrary(norms))) for owner, norms in table.groupby("owner")]
             told.sort(key=lambda entry: not entry[1]["contrary"].any())  # counterexamples are what print shows, too
-            for owner, norms in sorted(told[:EXPERIMENTS], key=lambda entry: int(entry[0])):
+            for owner, norms in sorted(told[:EXPERIMENTS], key=lambda entry: str(entry[0]).zfill(4)):
                 frames.append(norms.assign(panel=f"{names.value(study, cell, 'data')}, client {owner}"))
     if not frames:
         return None

@@ -38,9 +38,9 @@ def write(scale: str) -> Comparison:
     figures: dict[tuple[str, str], Drawn | str] = {}
     planned: dict[tuple[str, str], Study] = {}
     for paper in layouts.papers().values():
-        wanted = {part.study for part in (*paper.tables.values(), *paper.figures.values()) if part.study}
+        wanted = {table.study for table in paper.tables.values()} | {text.study for text in paper.text}
         wanted |= {part.study for figure in paper.figures.values() for part in figure.parts}
-        there = {name: study for name in sorted(wanted) if (study := Study.find(paper.stem, name, scale))}
+        there = {name: study for name in sorted(filter(None, wanted)) if (study := Study.find(paper.stem, name, scale))}
         planned |= {(paper.paper, name): study for name, study in there.items()}
         studies = there.get
         measured += rows.measured(paper, studies)
