@@ -142,16 +142,17 @@ class Study:
         """Whether a run's data are noise in the shape of those that the study names."""
         return bool(self.settings(cell)["dataset"]["name"] == GENERATED)
 
-    def differing(self, cell: Cell, others: list[Cell]) -> dict[str, Any]:
-        """Settings of a run that not all of these have, with its data set and model."""
-        mine, theirs = _flat(self.settings(cell)), [_flat(self.settings(other)) for other in others]
+    def differing(self, cell: Cell) -> dict[str, Any]:
+        """Settings of a run that not all runs of the study have, with its data set and model."""
         always = {"dataset.name", "dataset.subset", "model.name"}
-        found = {
-            name: value
-            for name, value in mine.items()
-            if name in always or any(other.get(name) != value for other in theirs)
-        }
-        return found | {"federation.rounds": cell.rounds}
+        mine = {name: value for name, value in _flat(self.settings(cell)).items() if name in always | self._varied}
+        return mine | {"federation.rounds": cell.rounds}
+
+    @cached_property
+    def _varied(self) -> set[str]:
+        """The settings in which the runs that are done differ."""
+        found = [set(_flat(self.settings(cell)).items()) for cell in self.done]
+        return {name for name, _ in set.union(*found) - set.intersection(*found)} if found else set()
 
     def probes(self, name: str, cell: Cell) -> list[tuple[PlannedProbe, pd.DataFrame]]:
         """What a probe of the study found in a run, where it is there."""

@@ -116,7 +116,7 @@ def _over_seeds(study: Study, found: Mapping[int, tuple[Cell, float]]) -> Row:
         "runs": len(values),
         "values": values,
         "keys": [cell.key for cell in made],
-        "settings": study.differing(made[0], list(study.done)),
+        "settings": study.differing(made[0]),
         "hours": sum(study.hours(cell) for cell in made),
         "diverged": sum(cell.key in study.diverged for cell in made),
         "generated": any(study.is_generated(cell) for cell in made),
@@ -216,7 +216,7 @@ def _best(study: Study, text: Text) -> Row | str:
         "mean": best,
         "runs": len(made),
         "keys": [cell.key for cell in made],
-        "settings": study.differing(made[0], list(study.done)),
+        "settings": study.differing(made[0]),
         "hours": sum(study.hours(cell) for cells_ in found.values() for cell, _ in cells_),
         "generated": any(study.is_generated(cell) for cell in made),
     }
@@ -233,7 +233,7 @@ def _counterexamples(study: Study) -> Row | str:
         "mean": float(count),
         "runs": len(made),
         "keys": [cell.key for cell in made],
-        "settings": study.differing(made[0], list(study.done)),
+        "settings": study.differing(made[0]),
         "hours": sum(study.hours(cell) for cell in made),
         "generated": any(study.is_generated(cell) for cell in made),
     }
