@@ -86,7 +86,7 @@ class _Names:
         tables = sorted(paper.tables.values(), key=lambda table: table.study != figure.study)
         self.methods: dict[str, str] = {}
         for name, row in ((name, row) for table in tables for name, row in table.rows.items()):
-            self.methods.setdefault(row.method or "", name if len(row.stub) != 1 else row.stub[0])
+            self.methods.setdefault(row.method or "", name)
 
     def method(self, label: str) -> str:
         """A method by its label."""
@@ -216,14 +216,14 @@ def _bars(names: _Names, figure: Figure, found: Found) -> Drawn | None:
     for panel, cell, study, curve in curves:
         if panel in targets:
             reached = curve[curve["value"] >= np.mean(targets[panel])]["x"]
-            told = f"{panel}: {np.mean(targets[panel]):.1f} %"
+            told = f"{panel}, target {np.mean(targets[panel]):.1f} %"
             value = float(reached.min()) if len(reached) else math.nan
             rows.append({"panel": told, "line": names.line(study, cell), "value": value})
     if not rows:
         return None
     grouped = pd.DataFrame(rows).groupby(["panel", "line"], sort=False)["value"]
     frame = grouped.agg(lambda values: values.mean(skipna=False)).reset_index()
-    return _csv(figures.bars(frame, "rounds to FedAvg's last accuracy"), frame)
+    return _csv(figures.bars(frame, "rounds to the target"), frame)
 
 
 def _heatmaps(names: _Names, figure: Figure, found: Found) -> Drawn | None:
@@ -298,7 +298,8 @@ def _matrices(names: _Names, found: Found) -> Drawn | None:
         frame = artifacts.read_joined(cell.joined.matrices).to_pandas()
         frame = frame[(frame["source"] == "measured") & (frame["client"] == -1)]
         frame = frame[frame["round"] == frame["round"].max()]
-        for kind, part in frame.groupby("matrix"):
+        for kind in ("SL", "CR"):
+            part = frame[frame["matrix"] == kind]
             columns = [name for name in part.columns if str(name).isdecimal() and part[name].notna().any()]
             for record in part.to_dict("records"):
                 rows += [
