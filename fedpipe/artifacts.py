@@ -38,6 +38,8 @@ RESULTS = Path("results")
 PARAMS = Path("params.yaml")  #: the main study
 PAPER = "paper"  #: the scale of a study as it stands in its file
 STUDIES = Path("studies")  #: where other studies lie
+PAPERS = STUDIES / "papers"  #: those of the four papers
+DVC = "dvc.yaml"  #: beside studies, a file of DVC's own
 LOCK = Path(".snakemake/archive.lock")  #: held while a pack is written; neither git nor DVC looks there
 RESTORE = "`dvc checkout` brings back what DVC has recorded, and `snakemake all` makes the rest again"
 ATTEMPTS = 5  #: to write a file whose folder other processes sweep
@@ -313,6 +315,11 @@ class StudyFiles:
         return Path(".snakemake", "fedpipe", self.path / "sources.json")
 
     @property
+    def absent(self) -> Path:
+        """Which runs can't be made without a network, and why; beside the sources, since it is of this clone alone."""
+        return self.sources.with_name("absent.json")
+
+    @property
     def metrics(self) -> Path:
         """The accuracies that the table shows, for `dvc exp show`."""
         return self.path / "metrics.json"
@@ -345,6 +352,22 @@ def study(params: Path) -> Path:
     """The one name of a study's file: relative to this folder, if it lies in it and ``..`` leads nowhere else."""
     here = Path.cwd()
     return params.relative_to(here) if ".." not in params.parts and params.is_relative_to(here) else params
+
+
+def studies(params: Path) -> list[Path]:
+    """The studies that a file or a folder names: that file, or all below the folder.
+
+    Raises
+    ------
+    SettingsError
+        There is none in the folder.
+    """
+    if not params.is_dir():
+        return [study(params)]
+    found = [study(path) for path in sorted(params.rglob("*.yaml")) if path.name != DVC]
+    if not found:
+        raise SettingsError(f"{params}: there is no study in that folder; it should hold some, as NAME.yaml.")
+    return found
 
 
 def making(params: Path, scale: str = PAPER) -> str:

@@ -94,28 +94,29 @@ def plan(
         bool, typer.Option("--dry-run", help="Check the settings and show the runs; write nothing.")
     ] = False,
 ) -> None:
-    """Check params.yaml, or another study, and write its plan: runs, keys, jobs."""
+    """Check params.yaml, or another study, or all in a folder, and write the plan: runs, keys, jobs."""
     from fedpipe import changes
     from fedpipe import plan as planning
     from fedpipe.report import forecast
 
-    made = planning.make(params, scale)
-    for sentence in changes.told(made):
-        typer.echo(f"fedpipe: {sentence}", err=True)
-    for warning in made.warnings:
-        typer.echo(f"fedpipe: warning: {warning}", err=True)
-    if (found := forecast.forecast(made)).known:
-        typer.echo(f"fedpipe: {found}", err=True)
-    if dry_run:
-        points: dict[tuple[str, str], list[str]] = {}
-        for cell in made.cells:
-            point = ", ".join(f"{name}={value}" for name, value in cell.grid.items())
-            points.setdefault((cell.algorithm, cell.key), []).append(point)
-        for run in made.runs:
-            told = "; ".join(points[run.algorithm, run.key])
-            typer.echo(f"{run.algorithm:<16} seed {run.seed}  {f'{told}  ' if told else ''}{run.key}")
-    else:
-        planning.write(made)
+    found = artifacts.studies(params)
+    for made in [planning.make(path, scale) for path in found]:
+        for sentence in changes.told(made):
+            typer.echo(f"fedpipe: {sentence}", err=True)
+        for warning in made.warnings:
+            typer.echo(f"fedpipe: warning: {warning}", err=True)
+        if len(found) == 1 and (left := forecast.forecast(made)).known:
+            typer.echo(f"fedpipe: {left}", err=True)
+        if dry_run:
+            points: dict[tuple[str, str], list[str]] = {}
+            for cell in made.cells:
+                point = ", ".join(f"{name}={value}" for name, value in cell.grid.items())
+                points.setdefault((cell.algorithm, cell.key), []).append(point)
+            for run in made.runs:
+                told = "; ".join(points[run.algorithm, run.key])
+                typer.echo(f"{run.algorithm:<16} seed {run.seed}  {f'{told}  ' if told else ''}{run.key}")
+        else:
+            planning.write(made)
 
 
 @app.command(
@@ -350,6 +351,15 @@ def figure(
         stage.write_figure_partition(_plan(params, scale), key)
     else:
         raise SettingsError(f"'{name}' can't be drawn; it should be curves, matrices, or partition with its key.")
+
+
+@app.command(rich_help_panel=PEOPLE)
+def papers(scale: Annotated[str, typer.Option("--scale", help="smoke, reduced or paper.")] = PAPER) -> None:
+    """Write the four papers' pages of what has been run at a scale, published numbers beside measured ones."""
+    from fedpipe.papers import make
+
+    make.write(scale)
+    typer.echo(f"The pages lie in {make.place(scale) / 'index.html'}")
 
 
 @app.command(rich_help_panel=PEOPLE)
