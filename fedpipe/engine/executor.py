@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -165,6 +165,16 @@ def readout(algorithm: Algorithm, phase: Phase) -> Callable[[State, Tensor], Ten
     return algorithm.prototype_logits if phase == "prototype" else algorithm.predict
 
 
+def span(algorithm: Algorithm, training: Train) -> tuple[int, int | None]:
+    """How many epochs a pass goes through at most, and its steps where the federation fixes them."""
+    federation = algorithm.federation
+    epochs = federation.local_epochs if training.epochs is None else training.epochs
+    if epochs is not None:
+        return epochs, None
+    steps = cast(int, federation.local_steps)
+    return steps, steps  # an epoch has one at least
+
+
 def trained_names(algorithm: Algorithm, training: Train, state: State) -> tuple[str, ...]:
     """The names of the parameters that a pass trains."""
     held = set(algorithm.net.buffer_names)
@@ -184,8 +194,9 @@ def descend(algorithm: Algorithm, training: Train, client: State, gradient: Tens
 
     A gradient that is ``donated``, which has memory of its own and nobody reads again, may give it to what comes out.
     """
-    group, slots = client[training.group], _slots(training)
+    group, slots, limit = client[training.group], _slots(training), algorithm.federation.clip_norm
     rule = optimizer(algorithm.federation)
+    gradient = gradient if limit is None else gradient.clipped(limit)
     parameters, moved = rule.update(group.only(gradient), gradient, client[slots], donated)
     return client | {training.group: group | parameters, slots: moved}
 
