@@ -46,6 +46,7 @@ from fedpipe.data.datasets.base import Dataset, Facts, Published
 from fedpipe.data.fetch import ENVIRONMENT, Fetcher
 from fedpipe.errors import ArtifactError, Location, SettingsError, nearest, refuse_truths, sentences
 from fedpipe.pins import Pin
+from fedpipe.planned import Statistic
 from fedpipe.registry import Component, Kind
 
 Protocol = Literal[
@@ -747,7 +748,28 @@ class Report(Section):
         "method's best value in each column, chosen on the test samples themselves, as its caption says.",
     )
 
-    _no_value_twice = field_validator("best_over")(_once)
+    statistics: tuple[Statistic, ...] = Field(
+        (),
+        description="Shown below the table, by the first protocol; statistics.csv has all of them, by every protocol. "
+        "client_std, worst_tenth, lowest: of the clients' accuracies; macro_f1, balanced_accuracy: over classes; "
+        "rounds_to_target, bytes_to_target: until `target` was reached; difference: to `baseline`, paired by seed.",
+    )
+    target: float | None = Field(None, gt=0, le=1, description="An accuracy over all test samples, as 0.7 for 70 %.")
+    baseline: Label | None = Field(None, description="The method of study.algorithms that others are compared with.")
+
+    _no_value_twice = field_validator("best_over", "statistics")(_once)
+
+    @model_validator(mode="after")
+    def _what_they_need(self) -> Report:
+        needed = {"rounds_to_target": "target", "bytes_to_target": "target", "difference": "baseline"}
+        right = {"target": "a share, as 0.7 for 70 %", "baseline": "a method of study.algorithms"}
+        for name in self.statistics:
+            if name in needed and getattr(self, needed[name]) is None:
+                key = needed[name]
+                raise ValueError(
+                    f"report.{key}: it is missing, and report.statistics lists {name}; it should be {right[key]}."
+                )
+        return self
 
 
 FIXED = ("study", "execution", "artifacts", "report", "scales", "probes")  #: sections that are one for the whole study
@@ -941,6 +963,11 @@ class Params(Section):
                 if label not in known:
                     raise SettingsError(f"study.algorithms: unknown algorithm '{label}'; {nearest(label, known)}")
                 self.algorithms[label] = registry.parsed(registry.ALGORITHM, {}, label)
+        if self.report.baseline not in (None, *self.study.algorithms):
+            raise SettingsError(
+                f"report.baseline: '{self.report.baseline}' is not in study.algorithms; "
+                f"{nearest(str(self.report.baseline), self.study.algorithms)}"
+            )
         for name in self.report.best_over:
             if name not in self.study.grid:
                 known = list(self.study.grid)

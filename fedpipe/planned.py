@@ -20,6 +20,16 @@ from fedpipe.errors import ArtifactError
 
 ReportedRound = Literal["last", "best", "mean-last"]
 Average = Literal["sample", "client"]
+Statistic = Literal[
+    "client_std",
+    "worst_tenth",
+    "lowest",
+    "macro_f1",
+    "balanced_accuracy",
+    "rounds_to_target",
+    "bytes_to_target",
+    "difference",
+]
 
 LABEL = r"[a-z][a-z0-9_]*"  #: of an algorithm
 KIND = r"[a-z][a-z-]*"  #: of a probe
@@ -160,6 +170,20 @@ class Reported:
     last_k: int
     average: Average
     best_over: tuple[str, ...] = ()
+    statistics: tuple[Statistic, ...] = ()
+    target: float | None = None
+    baseline: str | None = None  #: the label of a method
+
+    def held(self) -> dict[str, Any]:
+        """As ``plan.json`` holds it."""
+        return _held(self) | {"best_over": list(self.best_over), "statistics": list(self.statistics)}
+
+    @classmethod
+    def of(cls, held: dict[str, Any]) -> Reported:
+        """What ``plan.json`` holds so; a plan of before there were statistics has none."""
+        held = {"statistics": [], "target": None, "baseline": None} | held
+        texts: dict[str, Any] = {name: _texts(held[name]) for name in ("best_over", "statistics")}
+        return cls(**_fields(cls, held) | texts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +244,7 @@ class Plan:
             "shared": self.shared,
             "execution": _held(self.execution),
             "artifacts": {"keep_models": self.keep_models},
-            "report": _held(self.report) | {"best_over": list(self.report.best_over)},
+            "report": self.report.held(),
             "probes": [probe.held() for probe in self.probes],
         }
 
@@ -272,7 +296,7 @@ class Plan:
             shared=held["shared"],
             execution=_jobs(held["execution"]),
             keep_models=held["artifacts"]["keep_models"],
-            report=Reported(**_fields(Reported, held["report"]) | {"best_over": _texts(held["report"]["best_over"])}),
+            report=Reported.of(held["report"]),
             probes=tuple(map(PlannedProbe.of, held["probes"])),
         )
         _refuse_others(LABEL, [plan.scale, *plan.algorithms])
@@ -287,6 +311,9 @@ class Plan:
         whole &= all(cell.grid.keys() <= plan.grid.keys() for cell in plan.cells) and bool(plan.protocols)
         whole &= plan.shown.keys() <= set(plan.algorithms) and set(plan.shown.values()) <= set(plan.protocols)
         whole &= set(plan.report.best_over) <= plan.grid.keys()
+        whole &= set(plan.report.statistics) <= set(get_args(Statistic))
+        whole &= plan.report.target is None or 0 < plan.report.target <= 1
+        whole &= plan.report.baseline in (None, *plan.algorithms)
         whole &= plan.report.round in get_args(ReportedRound) and plan.report.average in get_args(Average)
         whole &= _is_keep_models(plan.keep_models) and _are_jobs(plan.execution)
         if not whole:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Pass, State, Train
+from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Pass, State, Train, one_hot
 from fedpipe.config import Transforms
 from fedpipe.engine import contract
 from fedpipe.engine.clients import Integers
@@ -33,6 +33,22 @@ class Score(NamedTuple):
     correct: int
     total: int
     loss: float  #: sum of the cross-entropies
+    classes: tuple[
+        tuple[int, ...], ...
+    ]  #: by class: how many were told right, how many are of it, how many were told so
+
+    @classmethod
+    def of(cls, classes: Tensor, loss: float) -> Score:
+        """From :func:`class_counts`, and the sum of the losses."""
+        counts = classes.tolist()
+        return cls(sum(counts[0]), sum(counts[1]), loss, tuple(map(tuple, counts)))
+
+
+def class_counts(logits: Tensor, batch: Batch) -> Tensor:
+    """How many samples of a batch are told right, are, and are told to be of each class, shape (3, C)."""
+    classes = logits.shape[-1]
+    are, told = (one_hot(labels, classes, logits.dtype) for labels in (batch.y, logits.argmax(-1)))
+    return batch.sum(torch.stack([are * told, are, told], 1)).long()
 
 
 class Outcome(NamedTuple):

@@ -24,6 +24,7 @@ from fedpipe.engine.executor import (
     Phase,
     Score,
     Test,
+    class_counts,
     descend,
     eval_mode,
     keep,
@@ -241,13 +242,13 @@ class Loop:
 
     def _score(self, algorithm: Algorithm, phase: Phase, state: State, round: int, client: int, test: Test) -> Score:
         indices, key = self._clients.measured(client, test), self._clients.measuring_key(client, round, test)
-        correct, loss = 0, 0.0
+        classes, loss = torch.zeros(3, self._clients.classes, dtype=torch.long, device=self._clients.device), 0.0
         with eval_mode(algorithm, state):
             for batch in self._batches(indices, MEASURE_BATCH, key):
                 logits = readout(algorithm, phase)(state, batch.x)
-                correct += int((logits.argmax(-1) == batch.y).sum())
+                classes = classes + class_counts(logits, batch)
                 loss += float(F.cross_entropy(logits, batch.y, reduction="sum"))
-        return Score(correct, len(indices), loss)
+        return Score.of(classes, loss)
 
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
         """See :class:`~fedpipe.engine.executor.Executor`; the samples are spread over the threads."""

@@ -28,6 +28,7 @@ from fedpipe.engine.executor import (
     Phase,
     Score,
     Test,
+    class_counts,
     descend,
     eval_mode,
     keep,
@@ -347,13 +348,13 @@ class Work:
             batch = Batch(*samples)
             with eval_mode(self._algorithm, client, batch.mask):
                 logits = readout(self._algorithm, phase)(client, batch.x)
-            hits, losses = (logits.argmax(-1) == batch.y), F.cross_entropy(logits, batch.y, reduction="none")
+            losses = F.cross_entropy(logits, batch.y, reduction="none")
             losses = torch.where(samples[2] > 0, losses, 0)  # infinity times a mask of 0 would be NaN
-            return {"right": batch.sum(hits.to(logits.dtype)).long(), "loss": batch.sum(losses).double()}
+            return {"classes": class_counts(logits, batch), "loss": batch.sum(losses).double()}
 
         sums = self._sums(lambda state, row: vmap(score)(state, *_batch(clients, row)), state, samples, keys)
-        right, loss = sums["right"].tolist(), sums["loss"].tolist()
-        return [Score(right[row], len(samples[client]), loss[row]) for row, client in enumerate(self._members)]
+        classes, loss = sums["classes"].cpu(), sums["loss"].tolist()
+        return [Score.of(classes[row], loss[row]) for row in range(len(self._members))]
 
     def _sums(
         self, terms: Terms, state: State, samples: Sequence[Integers], keys: list[int] | None

@@ -12,7 +12,7 @@ from fedpipe import artifacts, changes
 from fedpipe.config import Data
 from fedpipe.data.heterogeneity import Overall
 from fedpipe.planned import Plan
-from fedpipe.report import results
+from fedpipe.report import results, statistics
 from fedpipe.report.results import AVERAGES, EPOCH, REPORTED_ROUNDS, SECONDS
 
 DASH = "–"  #: stands for a protocol that an algorithm does not have
@@ -102,7 +102,8 @@ def markdown(plan: Plan, table: pd.DataFrame) -> str:
     sides = ["left" if name < len(_row(plan)) else "right" for name in range(wide.shape[1])]
     body = wide.to_markdown(index=False, disable_numparse=True, colalign=sides)
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
-    parts = [caption(plan), body, *_failures(plan), *warnings, _heterogeneity(plan), _made_by(plan)]
+    chosen = _statistics(plan, kept)
+    parts = [caption(plan), body, *chosen, *_failures(plan), *warnings, _heterogeneity(plan), _made_by(plan)]
     parts += changes.elsewhere(plan)
     return "\n\n".join(parts) + "\n"
 
@@ -232,6 +233,72 @@ def _shown(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
     protocol = plan.shown.get(algorithm, plan.protocols[0])
     (cell,) = cells[cells["protocol"] == protocol].to_dict("records")
     return {"shown": f"{_accuracy(cell)} ({protocol})" if algorithm in plan.shown else _accuracy(cell)}
+
+
+def _statistics(plan: Plan, kept: list[tuple[Hashable, ...]]) -> list[str]:
+    """The statistics that are asked for (`report.statistics`): what they are, and a row for each of these rows."""
+    report, first = plan.report, plan.protocols[0]
+    if not report.statistics:
+        return []
+    frame = statistics.table(plan)
+    found = {
+        (*[row[name] for name in _row(plan)], row["protocol"], row["statistic"]): row
+        for row in frame.to_dict("records")
+    }
+    share = f"{100 * report.target:g} %" if report.target is not None else ""
+    heads = {
+        "client_std": "std of clients",
+        "worst_tenth": "worst tenth",
+        "lowest": "lowest client",
+        "macro_f1": "macro F1",
+        "balanced_accuracy": "balanced accuracy",
+        "rounds_to_target": f"rounds to {share}",
+        "bytes_to_target": f"bytes to {share}",
+        "difference": f"− {report.baseline}",
+    }
+    rows = []
+    for key in kept:
+        algorithm, *point = map(str, key)
+        protocol = plan.shown.get(algorithm, first)
+        rows.append(
+            {
+                "algorithm": algorithm,
+                **dict(zip(results.short(plan.grid), (value or DASH for value in point), strict=True)),
+                **({"protocol": protocol} if plan.shown else {}),
+                **{heads[name]: _statistic(plan, found.get((*key, protocol, name))) for name in report.statistics},
+            }
+        )
+    wide = pd.DataFrame(rows)
+    sides = ["left" if name < wide.shape[1] - len(report.statistics) else "right" for name in range(wide.shape[1])]
+    by = "each method's own protocol" if plan.shown else first
+    seeds = "; mean ± standard deviation over seeds" if len(plan.seeds) > 1 else ""
+    told = [f"By {by}{seeds}."]
+    if {*statistics.SPREAD} & {*report.statistics}:
+        told.append("Of the clients' accuracies (%), in the last round measured: worst tenth is its mean.")
+    if {*statistics.BY_CLASS} & {*report.statistics}:
+        told.append(
+            "Macro F1 and balanced accuracy (%) are over all clients' test samples, in the last round measured."
+        )
+    if {*statistics.TO_TARGET} & {*report.statistics}:
+        told.append(f"A target is reached where {share} of all test samples are told right; bytes are all clients'.")
+    if "difference" in report.statistics:
+        told.append(f"Differences of the accuracies above to {report.baseline}'s are {statistics.PAIRED}")
+    return [" ".join(told), wide.to_markdown(index=False, disable_numparse=True, colalign=sides)]
+
+
+def _statistic(plan: Plan, row: dict[Hashable, Any] | None) -> str:
+    if row is None or not row["seeds"]:
+        return DASH
+    name, mean, std, seeds = (row[key] for key in ("statistic", "mean", "std", "seeds"))
+    if name == "difference":
+        return statistics.Difference(mean, std, row["half_width"], seeds).told
+    if name == "bytes_to_target":
+        told = size(mean) + (f" ± {size(std)}" if seeds > 1 else "")
+    else:
+        digits = 1 if name == "rounds_to_target" else 2
+        told = f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if seeds > 1 else "")
+    some = name in statistics.TO_TARGET and seeds < len(plan.seeds)
+    return f"{told} ({seeds} of {len(plan.seeds)} seeds)" if some else told
 
 
 def _failures(plan: Plan) -> list[str]:

@@ -23,13 +23,14 @@ def contents(plan: Plan) -> Contents:
 
 
 def tables(plan: Plan) -> Contents:
-    """``results.csv``, ``results.md``, ``times.csv``, ``metrics.json`` and ``curves.csv``."""
-    from fedpipe.report import plots, tables
+    """``results.csv``, ``results.md``, ``statistics.csv``, ``times.csv``, ``metrics.json`` and ``curves.csv``."""
+    from fedpipe.report import plots, statistics, tables
 
     files, table, times = plan.study, tables.table(plan), tables.times(plan)
     return {
         files.tables / "results.csv": tables.csv(table),
         files.tables / "results.md": tables.markdown(plan, table).encode(),
+        files.tables / "statistics.csv": tables.csv(statistics.table(plan)),
         files.tables / "times.csv": tables.csv(times),
         files.metrics: artifacts.json_bytes(tables.metrics(plan, table)),
         files.plots / "curves.csv": tables.csv(plots.learning(plan)),

@@ -147,7 +147,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("federation", "sentence"), REFUSED, ids=lambda value: "-".join(value) if value else None)
+@pytest.mark.parametrize(
+    ("federation", "sentence"), REFUSED, ids=lambda value: "-".join(value) if isinstance(value, dict) else ""
+)
 def test_a_mistake_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: dict[str, Any], sentence: str
 ) -> None:

@@ -279,7 +279,7 @@ def summaries():
     return [
         *(
             f"{FILES.tables}/{name}"
-            for name in ("results.csv", "results.md", "times.csv")
+            for name in ("results.csv", "results.md", "statistics.csv", "times.csv")
         ),
         f"{FILES.metrics}",
         *(

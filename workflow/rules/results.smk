@@ -19,6 +19,7 @@ rule table:
             caption="../report/table.rst",
             category="Results",
         ),
+        f"{FILES.tables}/statistics.csv",
         f"{FILES.tables}/times.csv",
         f"{FILES.metrics}",
         f"{FILES.plots}/curves.csv",
