@@ -214,6 +214,36 @@ class Plan:
         return StudyFiles.of(self.params, self.scale)
 
     @cached_property
+    def partition_names(self) -> dict[str, str]:
+        """By key, what files that show a partition are called, as ``dirichlet-0.2-seed0``.
+
+        A name tells scheme, its parameters and seed, and what else differs between the study's partitions; and the key,
+        where that is not enough.
+        """
+        told = {key: _dealt(settings) for key, settings in self.partitions.items()}
+        varied = {
+            name
+            for name in {name for parts in told.values() for name in parts if name in OTHERS}
+            if len({str(parts.get(name)) for parts in told.values()}) > 1
+        }
+        names = {
+            key: "-".join(
+                re.sub(r"[^A-Za-z0-9.]+", "_", f"{OTHERS.get(name, '')}{value}")
+                for name, value in parts.items()
+                if name not in OTHERS or name in varied or name == "seed"
+            )
+            for key, parts in told.items()
+        }
+        every = list(names.values())
+        return {key: name if every.count(name) == 1 else f"{name}-{key}" for key, name in names.items()}
+
+    def partition_told(self, key: str) -> dict[str, str]:
+        """What a partition is, by name: data set, scheme with its parameters, clients and seed."""
+        return {
+            {"name": "data set"}.get(name, name): str(value) for name, value in _dealt(self.partitions[key]).items()
+        }
+
+    @cached_property
     def joined(self) -> tuple[JoinedFiles, ...]:
         """What its tables are made of, each once: so many rounds of a run."""
         return tuple(dict.fromkeys(cell.joined for cell in self.cells))
@@ -319,6 +349,23 @@ class Plan:
         if not whole:
             raise ValueError(held["params"])
         return plan
+
+
+#: What a partition's name tells only where it differs, with what stands before its value; the seed it always tells.
+OTHERS = {"name": "", "subset": "subset", "split": "", "minimum": "minimum", "clients": "clients", "seed": "seed"}
+
+
+def _dealt(settings: dict[str, Any]) -> dict[str, Any]:
+    """What tells a partition from others, by name."""
+    dataset, scheme = settings["dataset"], settings["partition"]
+    found = {name: dataset[name] for name in ("name", "subset", "split") if name in dataset}
+    found |= {"scheme": scheme["scheme"]}
+    found |= {
+        name: value for name, value in sorted(scheme.items()) if name not in {"scheme", "code", "sha256", *OTHERS}
+    }
+    found |= {"sha256": scheme["sha256"][:6]} if "sha256" in scheme else {}
+    found |= {"minimum": scheme["minimum"]} if "minimum" in scheme else {}
+    return found | {"clients": settings["clients"]} | ({"seed": settings["seed"]} if "seed" in settings else {})
 
 
 def _jobs(held: dict[str, Any]) -> Jobs:

@@ -97,6 +97,7 @@ def load_plan():
 
 PLAN = load_plan()
 RUNS = {str(run.path): run for run in PLAN.runs}
+PARTITIONS = {name: key for key, name in PLAN.partition_names.items()}
 
 # What tables and figures say besides numbers of runs: they are made again where it has changed, as by another grid point
 # of the same runs.
@@ -205,6 +206,7 @@ wildcard_constraints:
     block=r"\d{4}",
     probe=r"[a-z-]+-[0-9a-f]{12}",
     dataset=r"[A-Za-z0-9_.]+-[0-9a-f]{12}",
+    partition=r"[A-Za-z0-9_.-]+",
 
 
 def run_of(wildcards):
@@ -279,7 +281,13 @@ def summaries():
     return [
         *(
             f"{FILES.tables}/{name}"
-            for name in ("results.csv", "results.md", "statistics.csv", "times.csv")
+            for name in (
+                "results.csv",
+                "results.md",
+                "results.html",
+                "statistics.csv",
+                "times.csv",
+            )
         ),
         f"{FILES.metrics}",
         *(
@@ -295,7 +303,7 @@ def all_results():
     figures = [
         "curves",
         "matrices",
-        *(f"partition-{key}" for key in PLAN.partitions),
+        *(f"partition-{name}" for name in PARTITIONS),
     ]
     return [
         *sorted({f"results/data/{run.dataset}.pt" for run in PLAN.runs}),
@@ -306,6 +314,6 @@ def all_results():
         *(
             f"{FILES.figures}/{name}.{kind}"
             for name in figures
-            for kind in ("svg", "png")
+            for kind in ("svg", "pdf", "png")
         ),
     ]

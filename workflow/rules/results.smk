@@ -14,10 +14,12 @@ rule table:
         ),
     output:
         f"{FILES.tables}/results.csv",
+        f"{FILES.tables}/results.md",
         report(
-            f"{FILES.tables}/results.md",
+            f"{FILES.tables}/results.html",
             caption="../report/table.rst",
             category="Results",
+            labels={"shows": "table of accuracies"},
         ),
         f"{FILES.tables}/statistics.csv",
         f"{FILES.tables}/times.csv",
@@ -46,7 +48,9 @@ rule curves:
             f"{FILES.figures}/curves.svg",
             caption="../report/curves.rst",
             category="Results",
+            labels={"shows": "learning curves"},
         ),
+        f"{FILES.figures}/curves.pdf",
         f"{FILES.figures}/curves.png",
     log:
         f"{FILES.path}/logs/curves.log",
@@ -68,7 +72,9 @@ rule matrices:
             f"{FILES.figures}/matrices.svg",
             caption="../report/matrices.rst",
             category="Results",
+            labels={"shows": "SL and CR matrices"},
         ),
+        f"{FILES.figures}/matrices.pdf",
         f"{FILES.figures}/matrices.png",
     log:
         f"{FILES.path}/logs/matrices.log",
@@ -84,20 +90,25 @@ rule matrices:
 
 rule partition_figure:
     input:
-        "results/partitions/{key}/assignment.parquet",
+        lambda wildcards: f"results/partitions/{PARTITIONS[wildcards.partition]}/assignment.parquet",
     output:
         report(
-            f"{FILES.figures}/partition-{{key}}.svg",
+            f"{FILES.figures}/partition-{{partition}}.svg",
             caption="../report/partition.rst",
             category="Partitions",
+            labels=lambda wildcards: PLAN.partition_told(
+                PARTITIONS[wildcards.partition]
+            ),
         ),
-        f"{FILES.figures}/partition-{{key}}.png",
+        f"{FILES.figures}/partition-{{partition}}.pdf",
+        f"{FILES.figures}/partition-{{partition}}.png",
     log:
-        f"{FILES.path}/logs/partition-figure/{{key}}.log",
+        f"{FILES.path}/logs/partition-figure/{{partition}}.log",
     conda:
         CONDA
     params:
         study=STUDY,
         scale=SCALE,
+        key=lambda wildcards: PARTITIONS[wildcards.partition],
     shell:
-        "fedpipe figure partition {wildcards.key} --params {params.study:q} --scale {params.scale} > {log:q} 2>&1"
+        "fedpipe figure partition {params.key} --params {params.study:q} --scale {params.scale} > {log:q} 2>&1"
