@@ -340,7 +340,7 @@ def figure(
     params: StudyFile = PARAMS,
     scale: Scale = PAPER,
 ) -> None:
-    """Draw a figure, as SVG and PNG."""
+    """Draw a figure, as SVG, PDF and PNG."""
     from fedpipe.stages import report as stage
 
     if name == "curves":

@@ -194,7 +194,7 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
         found = list(grid.settings(raw, study, point, above, config.download(path)))
         settings = {label: params for params, labels in found for label in labels}
         for params in {id(params): params for params in settings.values()}.values():
-            warnings += params.left_out.values()
+            warnings += params.warnings
             stamps |= {str(pin.path): pins.stamp(pin.path) for pin in params.pins.values()}
             components += [params.partition, params.model, params.dataset.source]
             data = params.dataset.file.stem

@@ -182,7 +182,7 @@ class Run:
         """Local training of some participants."""
         self._may_go_on(number)
         begin = time.perf_counter()
-        send = functools.partial(self.algorithm.send, self.server(number - 1))
+        send = functools.partial(self.algorithm.in_round(number).send, self.server(number - 1))
         kept = functools.partial(self.kept, number=number - 1)
         due = evaluation.due(self.evaluation, self._measured(number)).values()
         tests: list[Test] = sorted({test for on in due for test in on})
@@ -205,7 +205,7 @@ class Run:
         if len(sent.uploads):  # otherwise the round leaves everything as it was
             before = server
             with torch.no_grad(), contract.told(self.algorithm):
-                server = to_host(aggregate(self.algorithm, before, sent.uploads))
+                server = to_host(aggregate(self.algorithm.in_round(number), before, sent.uploads))
             contract.alike(self.algorithm, "aggregate", server, before, "init")
         hashes = self._record(number, sent) | self._record_matrices(number, server, sent.uploads)
         made_by = _distinct([block.made_by for block in blocks])
@@ -215,7 +215,8 @@ class Run:
         facts = {"observed": observed, "made_by": made_by, "trained_on": dict(self.clients.trained_on)}
         facts |= {"stacks": sent.block.stacks} if sent.block.stacks else {}
         self.checkpoint.seal(number, server, list(sent.uploads.ids), sent.kept, hashes, **facts)
-        epoch = statistics.fmean(sent.block.spent) / self.federation.local_epochs
+        passes = [self.federation.epochs(int(self.clients.sizes[client])) for client in sent.block.ids]
+        epoch = statistics.fmean(seconds / count for seconds, count in zip(sent.block.spent, passes, strict=True))
         self._record_times(number, train=sent.block.seconds, epoch=epoch, aggregate=time.perf_counter() - begin)
 
     def _weigh(self, number: int, block: Block) -> Weighed:

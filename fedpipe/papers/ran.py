@@ -161,7 +161,7 @@ class Study:
             mine = (probe.algorithm, probe.run_key, probe.rounds) == (cell.algorithm, cell.key, cell.rounds)
             if probe.kind == name and mine and probe.files.marker.is_file():
                 table = artifacts.read_parquet(probe.files.table, artifacts.manifest(probe.files.table))
-                found.append((probe, cast(pd.DataFrame, table.to_pandas())))
+                found.append((probe, artifacts.frame(table)))
         return found
 
     # -- what is missing ---------------------------------------------------------------------------------------------
@@ -214,8 +214,7 @@ def _text(value: Any) -> str:
 
 @functools.lru_cache(maxsize=2048)
 def _joined(path: Path) -> pd.DataFrame:
-    frame: pd.DataFrame = artifacts.read_joined(path).to_pandas()
-    return frame
+    return artifacts.frame(artifacts.read_joined(path))
 
 
 @functools.lru_cache(maxsize=2048)

@@ -84,8 +84,9 @@ def forecast(plan: NewPlan, cores: int | None = None) -> Forecast:
         if not found:
             continue
         train, whole = plan.samples[run.partition]
-        clients, epochs = settings.federation["clients"], settings.federation["local_epochs"]
-        trained = train * run.participants / clients * epochs
+        federation = settings.build_federation()
+        clients = federation.clients
+        trained = train * run.participants / clients * federation.epochs(round(train / clients))
         rounds = run.rounds - len(run.files.complete()[1:])
         seconds.append(rounds * (found.train * trained + found.rest * whole))
         states = _states(plan.keep_models, run)
@@ -128,8 +129,9 @@ def _rates(files: RunFiles, rounds: int, settings: Settings) -> Rates:
     table = artifacts.read_joined(joined.rounds)
     participants = table["participants"].to_pylist()
     train, whole = _samples(artifacts.assignment_file(digest(settings.partition_settings)))
-    share = sum(participants) / settings.federation["clients"]
-    trained = train * share * settings.federation["local_epochs"]
+    federation = settings.build_federation()
+    share = sum(participants) / federation.clients
+    trained = train * share * federation.epochs(round(train / federation.clients))
     last = files.round(rounds)
     return Rates(
         train=sum(seconds["train"] for seconds in times) / trained,

@@ -112,3 +112,19 @@ def test_running_statistics_have_no_control_and_are_averaged(make_trial, assert_
     assert tuple(trial.server["control"]) == trial.net.names
     mean = trial.uploads(trial.outcomes).uniform().mean("model")
     assert_same(trial.server["model"].only(names), mean.only(names))
+
+
+def test_scaffolds_control_is_the_mean_gradient_at_any_rate(make_toy):
+    """Option II divides by K times the rate of the round: constant gradients come back as they are in each."""
+    gradients = [2.0, -1.0, 0.5]
+    settings = {"risk": lambda a, b, x: a * x, "local_steps": 3, "local_epochs": None}
+    trial = make_toy(
+        Scaffold(),
+        [(each, 0.0) for each in gradients],
+        schedule={"name": "cosine", "period": 3, "minimum": 0.01, "warmup": 1},
+        **settings,
+    )
+    for _ in range(4):
+        trial.run()
+        found = [float(state["control"]["head.weight"]) for state in trial.kept.values()]
+        assert found == pytest.approx(gradients, abs=1e-12)

@@ -239,7 +239,8 @@ def test_sizes(count, text):
 
 
 def test_files_are_written_with_the_same_bytes_each_time(two):
-    names = ["tables/results.csv", "tables/results.md", "tables/times.csv", "metrics.json", "plots/curves.csv"]
+    names = [f"tables/{name}" for name in ("results.csv", "results.md", "statistics.csv", "times.csv")]
+    names += ["metrics.json", "plots/curves.csv"]
     report.write(report.tables(two.plan))
     first = {name: (Path("results") / name).read_bytes() for name in names}
     report.write(report.tables(two.plan))
