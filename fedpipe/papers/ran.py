@@ -151,7 +151,7 @@ class Study:
     @cached_property
     def _varied(self) -> set[str]:
         """The settings in which the runs that are done differ."""
-        found = [set(_flat(self.settings(cell)).items()) for cell in self.done]
+        found: list[set[Any]] = [set(_flat(self.settings(cell)).items()) for cell in self.done]
         return {name for name, _ in set.union(*found) - set.intersection(*found)} if found else set()
 
     def probes(self, name: str, cell: Cell) -> list[tuple[PlannedProbe, pd.DataFrame]]:

@@ -156,7 +156,9 @@ def collected(made, *names):
 def ended():
     """The markers of runs that are one job each: their rounds are wanted, also where what joins them is there."""
     runs = WORK.runs.values() if WHOLE else ()
-    return [f"{run.path}/segments/{stop:04d}.json" for run in runs for stop in stops(run)]
+    return [
+        f"{run.path}/segments/{stop:04d}.json" for run in runs for stop in stops(run)
+    ]
 
 
 def tell_of_lock():
