@@ -604,7 +604,7 @@ def _runs_here(profile: str) -> bool:
 def _kind(plural: str) -> registry.Kind:
     from fedpipe import registry
 
-    kinds = {kind.plural: kind for kind in registry.KINDS}
+    kinds = {kind.plural: kind for kind in sorted(registry.KINDS, key=lambda kind: kind.plural)}
     if plural not in kinds:
         raise SettingsError(f"'{plural}' can't be listed; {nearest(plural, list(kinds))}")
     return kinds[plural]

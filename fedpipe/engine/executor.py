@@ -33,9 +33,7 @@ class Score(NamedTuple):
     correct: int
     total: int
     loss: float  #: sum of the cross-entropies
-    classes: tuple[
-        tuple[int, ...], ...
-    ]  #: by class: how many were told right, how many are of it, how many were told so
+    classes: tuple[tuple[int, ...], ...]  #: three counts by class: those told right, those there are, those told so
 
     @classmethod
     def of(cls, classes: Tensor, loss: float) -> Score:

@@ -164,10 +164,11 @@ def class_names(build: Build, expected: Expected) -> str | None:
 
     renamed = make_trial(build(**expected.parameters), clients=synthetic(relabel=new), participation=1.0, fresh=fresh)
     found, wanted = (
-        [tuple(score) for outcome in trial.run(3, tests=TESTS).outcomes for score in outcome.scores.values()]
+        [score for outcome in trial.run(3, tests=TESTS).outcomes for score in outcome.scores.values()]
         for trial in (renamed, plain)
     )
-    return difference(found, wanted, 1e-9)
+    back = [score._replace(classes=tuple(tuple(row[name] for name in new) for row in score.classes)) for score in found]
+    return difference([tuple(score) for score in back], [tuple(score) for score in wanted], 1e-9)
 
 
 def traffic(build: Build, expected: Expected) -> str | None:
