@@ -95,10 +95,12 @@ def plan(
     ] = False,
 ) -> None:
     """Check params.yaml, or another study, and write its plan: runs, keys, jobs."""
-    from fedpipe import changes
+    from fedpipe import changes, project
     from fedpipe import plan as planning
     from fedpipe.report import forecast
 
+    if outdated := project.outdated(Path()):
+        typer.echo(f"fedpipe: {outdated}", err=True)
     made = planning.make(params, scale)
     for sentence in changes.told(made):
         typer.echo(f"fedpipe: {sentence}", err=True)
@@ -242,7 +244,7 @@ def segment(
 
 
 @app.command(rich_help_panel=STAGES)
-def init(path: RunPath) -> None:
+def initialize(path: RunPath) -> None:
     """Write a run's initial server state (round 0), for the DAG of single rounds."""
     _open(path).initialize()
 
@@ -516,6 +518,31 @@ def docs(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models 
     from fedpipe import documentation
 
     typer.echo(documentation.markdown(_kind(kind), kind), nl=False)
+
+
+@app.command(rich_help_panel=PEOPLE)
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where; it is made if it is not there.")],
+    update: Annotated[
+        bool,
+        typer.Option("--update", help="Bring the files of a project to this version, but for yours and edited ones."),
+    ] = False,
+) -> None:
+    """Lay out a project of your own: Snakefile and workflow, dvc.yaml, params.yaml, and own.py to begin with."""
+    from fedpipe import project
+
+    if not update:
+        project.init(folder)
+        typer.echo(
+            f"{folder} is laid out. A study:  cd {shlex.quote(str(folder))} && fedpipe run\n"
+            "Its settings stand in params.yaml; own.py has an algorithm to begin with: `prox: {algorithm: own.Prox}`.\n"
+            "With DVC:  git init && git add . && git commit -m begin, then dvc repro"
+        )
+        return
+    changed, kept = project.update(folder)
+    typer.echo("\n".join(changed) if changed else "Nothing is new.")
+    for name in kept:
+        typer.echo(f"fedpipe: {name} was edited here and stays; `fedpipe init NEW` has this version's.", err=True)
 
 
 @app.command("new-algorithm", rich_help_panel=PEOPLE)
