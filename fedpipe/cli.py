@@ -95,10 +95,12 @@ def plan(
     ] = False,
 ) -> None:
     """Check params.yaml, or another study, or all in a folder, and write the plan: runs, keys, jobs."""
-    from fedpipe import changes
+    from fedpipe import changes, project
     from fedpipe import plan as planning
     from fedpipe.report import forecast
 
+    if outdated := project.outdated(Path()):
+        typer.echo(f"fedpipe: {outdated}", err=True)
     found = artifacts.studies(params)
     for made in [planning.make(path, scale) for path in found]:
         for sentence in changes.told(made):
@@ -243,7 +245,7 @@ def segment(
 
 
 @app.command(rich_help_panel=STAGES)
-def init(path: RunPath) -> None:
+def initialize(path: RunPath) -> None:
     """Write a run's initial server state (round 0), for the DAG of single rounds."""
     _open(path).initialize()
 
@@ -526,6 +528,31 @@ def docs(page: Annotated[str, typer.Argument(help="settings, algorithms, dataset
     from fedpipe import documentation
 
     typer.echo(documentation.settings() if page == "settings" else documentation.markdown(_kind(page)), nl=False)
+
+
+@app.command(rich_help_panel=PEOPLE)
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where; it is made if it is not there.")],
+    update: Annotated[
+        bool,
+        typer.Option("--update", help="Bring the files of a project to this version, but for yours and edited ones."),
+    ] = False,
+) -> None:
+    """Lay out a project of your own: Snakefile and workflow, dvc.yaml, params.yaml, and own.py to begin with."""
+    from fedpipe import project
+
+    if not update:
+        project.init(folder)
+        typer.echo(
+            f"{folder} is laid out. A study:  cd {shlex.quote(str(folder))} && fedpipe run\n"
+            "Its settings stand in params.yaml; own.py has an algorithm to begin with: `prox: {algorithm: own.Prox}`.\n"
+            "With DVC:  git init && git add . && git commit -m begin, then dvc repro"
+        )
+        return
+    changed, kept = project.update(folder)
+    typer.echo("\n".join(changed) if changed else "Nothing is new.")
+    for name in kept:
+        typer.echo(f"fedpipe: {name} was edited here and stays; `fedpipe init NEW` has this version's.", err=True)
 
 
 @app.command("new-algorithm", rich_help_panel=PEOPLE)

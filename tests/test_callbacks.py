@@ -130,7 +130,7 @@ def test_single_rounds_are_watched_where_they_are_measured(folder: Path) -> None
     made = studies.prepare(study("own.Diary"))
     (run,) = made.runs
     path = str(run.path)
-    printed("init", path)
+    printed("initialize", path)
     printed("train", path, "--round", "1", "--block", "0", "--size", "5")
     printed("aggregate", path, "--round", "1", "--blocks", "1")
     printed("evaluate", path, "--round", "1", "--callbacks", "own.Diary")

@@ -226,7 +226,7 @@ def test_a_block_that_the_round_does_not_have(
 ) -> None:
     made = studies.prepare(studies.settings(execution={"rounds_per_job": 1, "clients_per_job": 3}))
     path = str(made.runs[0].path)
-    printed("init", path)
+    printed("initialize", path)
     printed("train", path, "--round", "1", "--block", "1", "--size", "3")
     sentence = refused(monkeypatch, capsys, "train", path, "--round", "1", "--block", "2", "--size", "3")
     assert "block" in sentence

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 #: or modules that belong together.
 HOUSE = (
     ("cli, __main__, local",),
-    ("new_algorithm, templates",),
+    ("new_algorithm, project, templates",),
     ("lineage", "testing", "documentation", "papers", "loaded, fitted"),
     ("stages",),
     ("report", "probes"),

@@ -14,6 +14,7 @@ from tests.pipeline.conftest import Project, jobs, stages
 NOTHING = "Nothing to be done"
 INSTALLATION = "tests/test_readme.py::test_the_cpu_installation_leaves_out_what_pytorchs_cuda_build_alone_needs"
 TUTORIAL = "tests/pipeline/test_dvc_tutorial.py"
+WHEEL = "tests/test_project.py::test_the_wheel_runs_a_study_in_an_empty_folder"
 SLURM = "tests/cluster/test_slurm.py::test_the_words_of_the_readme_run_on_slurm"
 
 #: Commands that the stories below do not type, with what types or checks them instead: a test, or CI.
@@ -34,6 +35,9 @@ ELSEWHERE = {
     "dvc exp show --only-changed --drop results": (
         "tests/pipeline/test_experiments.py::test_the_shipped_study_with_an_experiment_fits_into_a_terminal"
     ),
+    "pip wheel --no-deps . && pip install fedpipe-*.whl": WHEEL,
+    "fedpipe init ../study && cd ../study && fedpipe run": WHEEL,
+    "fedpipe init . --update": WHEEL,
     "fedpipe run --profile slurm": SLURM,
     "FEDPIPE_PROFILE=slurm dvc repro": SLURM,
     "python3 -m venv .venv && source .venv/bin/activate": INSTALLATION,

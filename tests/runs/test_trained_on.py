@@ -90,7 +90,7 @@ def test_no_step_goes_on_with_other_data(made: NewPlan, change: Any, name: str) 
 
 def test_an_aggregation_of_blocks_of_other_data_is_refused() -> None:
     (run,) = (made := studies.prepare(studies.settings())).runs
-    typed("init", str(run.path))
+    typed("initialize", str(run.path))
     typed("train", str(run.path), "--round", "1", "--block", "0", "--size", "5")
     deal_otherwise(made)
     with pytest.raises(ArtifactError, match="round 0 was made with another partition"):

@@ -45,7 +45,7 @@ else:
         conda:
             CONDA
         shell:
-            "fedpipe init results/runs/{wildcards.algorithm}/{wildcards.key} > {log} 2>&1"
+            "fedpipe initialize results/runs/{wildcards.algorithm}/{wildcards.key} > {log} 2>&1"
 
     rule train:
         input:

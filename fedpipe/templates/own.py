@@ -1,0 +1,27 @@
+"""Algorithms of your own: classes that params.yaml names, as ``prox: {algorithm: own.Prox}`` under `algorithms`."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedpipe.algorithms.base import Batch, ClientInfo, State
+from fedpipe.algorithms.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prox(FedAvg):
+    """FedAvg with a proximal term: local training is pulled towards the global model.
+
+    `fedpipe check own.Prox` holds it to the contract of algorithms, and says in a sentence what breaks it.
+    """
+
+    mu: float = 0.01  #: strength of the pull; params.yaml may set it
+
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+        """What the client begins with: the global model, to train and to stay near."""
+        return {"model": received["model"], "anchor": received["model"]}
+
+    def loss(self, client: State, batch: Batch) -> Tensor:
+        """The local objective: mean cross-entropy and the pull."""
+        drift = self.net.parameters(client["model"]) - self.net.parameters(client["anchor"])
+        return self.risk(client, batch) + self.mu / 2 * drift.square_norm()
