@@ -1,9 +1,9 @@
-# make setup, demo, gallery, test, test-all, lint: the targets that matter.
+# make setup, demo, gallery, papers, test, test-all, lint: the targets that matter.
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup demo gallery test test-all lint docs lock
+.PHONY: setup demo gallery papers test test-all lint docs docs-site docs-serve lock
 
 setup: $(BIN)/.installed
 
@@ -25,6 +25,12 @@ gallery: setup
 		{ fedpipe status --params studies/gallery.yaml; fedpipe show --params studies/gallery.yaml; exit 1; }
 	@fedpipe show --params studies/gallery.yaml
 
+# The four papers' tables and figures, made again beside what is printed: `make papers SCALE=reduced`. Where a run fails,
+# the pages show a dash with the reason, and the exit status tells.
+SCALE ?= smoke
+papers: setup
+	snakemake papers --config scale=$(SCALE) --profile workflow/profiles/local --quiet rules host
+
 # The everyday tests, real snakemake and dvc included; a process that has none left takes over some of the other's.
 test: setup
 	pytest -q -n 2 --dist worksteal --durations 30 -m "not slow"
@@ -42,8 +48,15 @@ lint: setup
 
 # Files generated from the code: run this after a change of a component's parameters or docstring.
 docs: setup
-	fedpipe docs algorithms > docs/algorithms.md
+	for page in settings algorithms datasets partitions models; do fedpipe docs $$page > docs/$$page.md; done
 	fedpipe schema > params.schema.json
+
+# The documentation as a site, in site/; a link that leads nowhere fails.
+docs-site: setup
+	sphinx-build -q -W --keep-going -c docs . site
+
+docs-serve: docs-site
+	python -m http.server --directory site --bind 127.0.0.1 8000
 
 # Exact versions of everything, for all platforms, without index addresses.
 lock:

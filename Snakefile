@@ -13,18 +13,17 @@ include: "workflow/rules/data.smk"
 include: "workflow/rules/federate.smk"
 include: "workflow/rules/probes.smk"
 include: "workflow/rules/results.smk"
+include: "workflow/rules/papers.smk"
 
 
 # They take seconds, and download wants the network, which compute nodes of a cluster often lack.
 localrules:
     all,
+    papers,
+    pages,
     runs,
     partitions,
     download,
-    table,
-    curves,
-    matrices,
-    partition_figure,
 
 
 rule all:
@@ -35,9 +34,10 @@ rule all:
 
 rule runs:
     input:
-        collected("joined.json"),
+        collected(WORK, "joined.json"),
+        ended(),
 
 
 rule partitions:
     input:
-        expand("results/partitions/{key}/assignment.parquet", key=PLAN.partitions),
+        expand("results/partitions/{key}/assignment.parquet", key=WORK.partitions),

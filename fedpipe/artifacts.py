@@ -31,12 +31,15 @@ from fedpipe import archive
 from fedpipe.errors import ArtifactError, SettingsError
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 RESULTS = Path("results")
 PARAMS = Path("params.yaml")  #: the main study
 PAPER = "paper"  #: the scale of a study as it stands in its file
 STUDIES = Path("studies")  #: where other studies lie
+PAPERS = STUDIES / "papers"  #: those of the four papers
+DVC = "dvc.yaml"  #: beside studies, a file of DVC's own
 LOCK = Path(".snakemake/archive.lock")  #: held while a pack is written; neither git nor DVC looks there
 RESTORE = "`dvc checkout` brings back what DVC has recorded, and `snakemake all` makes the rest again"
 ATTEMPTS = 5  #: to write a file whose folder other processes sweep
@@ -312,6 +315,11 @@ class StudyFiles:
         return Path(".snakemake", "fedpipe", self.path / "sources.json")
 
     @property
+    def absent(self) -> Path:
+        """Which runs can't be made without a network, and why; beside the sources, since it is of this clone alone."""
+        return self.sources.with_name("absent.json")
+
+    @property
     def metrics(self) -> Path:
         """The accuracies that the table shows, for `dvc exp show`."""
         return self.path / "metrics.json"
@@ -344,6 +352,22 @@ def study(params: Path) -> Path:
     """The one name of a study's file: relative to this folder, if it lies in it and ``..`` leads nowhere else."""
     here = Path.cwd()
     return params.relative_to(here) if ".." not in params.parts and params.is_relative_to(here) else params
+
+
+def studies(params: Path) -> list[Path]:
+    """The studies that a file or a folder names: that file, or all below the folder.
+
+    Raises
+    ------
+    SettingsError
+        There is none in the folder.
+    """
+    if not params.is_dir():
+        return [study(params)]
+    found = [study(path) for path in sorted(params.rglob("*.yaml")) if path.name != DVC]
+    if not found:
+        raise SettingsError(f"{params}: there is no study in that folder; it should hold some, as NAME.yaml.")
+    return found
 
 
 def making(params: Path, scale: str = PAPER) -> str:
@@ -549,10 +573,26 @@ def read_json(path: Path, sha256: str | None = None) -> Any:
 def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
     """The table in a Parquet file, checked."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     data = _read(path, sha256)
-    return _decode(path, lambda: pq.read_table(pa.BufferReader(data)))
+    return _decode(path, lambda: parquet(pa.BufferReader(data)))
+
+
+def parquet(source: Any) -> pa.Table:
+    """The table in Parquet data.
+
+    Read by this thread alone, as tables become frames in :func:`frame`: a process in which Arrow has begun threads is
+    aborted now and then when it ends.
+    """
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(source, pre_buffer=False).read(use_threads=False)
+
+
+def frame(table: pa.Table) -> pd.DataFrame:
+    """A table as a frame of pandas."""
+    found: pd.DataFrame = table.to_pandas(use_threads=False)
+    return found
 
 
 def read_joined(path: Path) -> pa.Table:

@@ -94,30 +94,31 @@ def plan(
         bool, typer.Option("--dry-run", help="Check the settings and show the runs; write nothing.")
     ] = False,
 ) -> None:
-    """Check params.yaml, or another study, and write its plan: runs, keys, jobs."""
+    """Check params.yaml, or another study, or all in a folder, and write the plan: runs, keys, jobs."""
     from fedpipe import changes, project
     from fedpipe import plan as planning
     from fedpipe.report import forecast
 
     if outdated := project.outdated(Path()):
         typer.echo(f"fedpipe: {outdated}", err=True)
-    made = planning.make(params, scale)
-    for sentence in changes.told(made):
-        typer.echo(f"fedpipe: {sentence}", err=True)
-    for warning in made.warnings:
-        typer.echo(f"fedpipe: warning: {warning}", err=True)
-    if (found := forecast.forecast(made)).known:
-        typer.echo(f"fedpipe: {found}", err=True)
-    if dry_run:
-        points: dict[tuple[str, str], list[str]] = {}
-        for cell in made.cells:
-            point = ", ".join(f"{name}={value}" for name, value in cell.grid.items())
-            points.setdefault((cell.algorithm, cell.key), []).append(point)
-        for run in made.runs:
-            told = "; ".join(points[run.algorithm, run.key])
-            typer.echo(f"{run.algorithm:<16} seed {run.seed}  {f'{told}  ' if told else ''}{run.key}")
-    else:
-        planning.write(made)
+    found = artifacts.studies(params)
+    for made in [planning.make(path, scale) for path in found]:
+        for sentence in changes.told(made):
+            typer.echo(f"fedpipe: {sentence}", err=True)
+        for warning in made.warnings:
+            typer.echo(f"fedpipe: warning: {warning}", err=True)
+        if len(found) == 1 and (left := forecast.forecast(made)).known:
+            typer.echo(f"fedpipe: {left}", err=True)
+        if dry_run:
+            points: dict[tuple[str, str], list[str]] = {}
+            for cell in made.cells:
+                point = ", ".join(f"{name}={value}" for name, value in cell.grid.items())
+                points.setdefault((cell.algorithm, cell.key), []).append(point)
+            for run in made.runs:
+                told = "; ".join(points[run.algorithm, run.key])
+                typer.echo(f"{run.algorithm:<16} seed {run.seed}  {f'{told}  ' if told else ''}{run.key}")
+        else:
+            planning.write(made)
 
 
 @app.command(
@@ -355,6 +356,15 @@ def figure(
 
 
 @app.command(rich_help_panel=PEOPLE)
+def papers(scale: Annotated[str, typer.Option("--scale", help="smoke, reduced or paper.")] = PAPER) -> None:
+    """Write the four papers' pages of what has been run at a scale, published numbers beside measured ones."""
+    from fedpipe.papers import make
+
+    make.write(scale)
+    typer.echo(f"The pages lie in {make.place(scale) / 'index.html'}")
+
+
+@app.command(rich_help_panel=PEOPLE)
 def show(params: StudyFile = PARAMS, scale: Scale = PAPER) -> None:
     """Print the result table and where the figures lie; of a study with failed runs, what is complete, and why."""
     from fedpipe.stages import report as stage
@@ -462,18 +472,18 @@ def compare(
 def prune(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False) -> None:
     """Remove runs, partitions and data that no study here and no commit needs, after showing what that frees."""
     from fedpipe.lineage import prune as lineage
-    from fedpipe.report import tables
+    from fedpipe.report import words
 
     found = lineage.unneeded()
     spare, lost = ([part for part in found if bool(part.uncached) == kind] for kind in (False, True))
     for part in lost:
-        typer.echo(f"{part} ({tables.size(part.size)}) is not in DVC's cache and stays; `dvc commit`, or delete it.")
+        typer.echo(f"{part} ({words.size(part.size)}) is not in DVC's cache and stays; `dvc commit`, or delete it.")
     for part in spare:
-        typer.echo(f"{tables.size(part.size):>8}  {part}")
+        typer.echo(f"{words.size(part.size):>8}  {part}")
     if not spare:
         typer.echo("Nothing to remove.")
         return
-    typer.echo(f"{tables.size(sum(part.size for part in spare)):>8}  in all")
+    typer.echo(f"{words.size(sum(part.size for part in spare)):>8}  in all")
     if yes or typer.confirm("Remove them from this folder?"):
         lineage.remove(spare)
         typer.echo("Removed; `dvc repro` records that, `dvc gc --all-commits --all-experiments` frees the cache.")
@@ -513,11 +523,11 @@ def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, m
 
 
 @app.command(rich_help_panel=GENERATED)
-def docs(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models or partitions.")]) -> None:
-    """Print all components of a kind as a page of Markdown, as docs/algorithms.md."""
+def docs(page: Annotated[str, typer.Argument(help="settings, algorithms, datasets, models or partitions.")]) -> None:
+    """Print all keys of params.yaml, or all components of a kind, as a page of Markdown: docs/PAGE.md."""
     from fedpipe import documentation
 
-    typer.echo(documentation.markdown(_kind(kind), kind), nl=False)
+    typer.echo(documentation.settings() if page == "settings" else documentation.markdown(_kind(page)), nl=False)
 
 
 @app.command(rich_help_panel=PEOPLE)
@@ -621,12 +631,7 @@ def _runs_here(profile: str) -> bool:
 def _kind(plural: str) -> registry.Kind:
     from fedpipe import registry
 
-    kinds = {
-        "algorithms": registry.ALGORITHM,
-        "datasets": registry.DATASET,
-        "models": registry.MODEL,
-        "partitions": registry.PARTITION,
-    }
+    kinds = {kind.plural: kind for kind in registry.KINDS}
     if plural not in kinds:
         raise SettingsError(f"'{plural}' can't be listed; {nearest(plural, list(kinds))}")
     return kinds[plural]

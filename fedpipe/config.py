@@ -67,6 +67,7 @@ Protocol = Literal[
 ]
 WHOLE = ("federation",)  #: never set as a whole: all of its keys that are not given would have their defaults
 SPLITTING = ("split", "test_share", "stratified", "validation_share")  #: keys of `dataset` that say how to split it
+GENERATED = "generated"  #: the data set that stands in for one that is not at hand
 DOWNLOAD = "fedpipe download"  #: what obtains a study's data
 OWN = {"type": "string", "pattern": r"\."}  #: a dotted path, in the JSON Schema
 Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -208,6 +209,11 @@ class Data(Section):
         description="A folder or base address (http, https, file) from which files are taken first; "
         "where none is given, the environment variable FEDPIPE_MIRROR names it.",
     )
+    absent: Literal["fetch", "generate"] = Field(
+        "fetch",
+        description="What becomes of a published data set that is not at hand: it is fetched over the network; or, for "
+        "a try, noise in its shape is generated in its place, under keys of its own.",
+    )
     subset: int | None = Field(
         None,
         ge=1,
@@ -238,10 +244,28 @@ class Data(Section):
         return dict(self.model_extra or {})
 
     @cached_property
-    def source(self) -> Dataset:
-        """The data set with its parameters."""
+    def named(self) -> Dataset:
+        """The data set that is named, with its parameters."""
         settings = {"name": self.name, **self.parameters}
         return cast(Dataset, registry.parsed(registry.DATASET, settings, beside=[*type(self).model_fields]))
+
+    @cached_property
+    def source(self) -> Dataset:
+        """The data set that is taken: the one that is named, or what is generated in its place (`absent`)."""
+        if self.absent == "fetch" or self.at_hand:
+            return self.named
+        return cast(Dataset, registry.parsed(registry.DATASET, {"name": GENERATED, "like": self.name}))
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the data set that is named can be obtained without a network."""
+        named, here = self.named, self.fetcher
+        if not isinstance(named, Published) or named.sha256:
+            return True
+        stored = store.place(registry.described(registry.DATASET, named))
+        return stored.is_file() or all(
+            (here.is_local and here.holds(file.name)) or (here.cache / file.name).is_file() for file in named.files
+        )
 
     @cached_property
     def described(self) -> dict[str, Any]:
@@ -256,6 +280,8 @@ class Data(Section):
     @property
     def origin(self) -> dict[str, Any]:
         """All that it takes to obtain it."""
+        if self.source is not self.named:
+            return {"name": GENERATED, "like": self.name}
         return {"name": self.name, **self.parameters, **({"mirror": self.mirror} if self.mirror else {})}
 
     @property

@@ -115,7 +115,7 @@ class Results:
         with self._here():
             for run in {run.partition: run for run in self.plan.runs}.values():
                 path = artifacts.assignment_file(run.partition)
-                frame = artifacts.read_parquet(path, artifacts.manifest(path)).to_pandas()
+                frame = artifacts.frame(artifacts.read_parquet(path, artifacts.manifest(path)))
                 frame.insert(0, "partition", run.partition)
                 names = dict(enumerate(_class_names(run.dataset)))
                 frames.append(frame.assign(class_name=frame["label"].map(names)))
@@ -282,7 +282,7 @@ class Results:
 
     def _joined(self, name: str) -> pd.DataFrame:
         with self._here():
-            return self._frames(lambda cell: artifacts.read_joined(getattr(cell.joined, name)).to_pandas())
+            return self._frames(lambda cell: artifacts.frame(artifacts.read_joined(getattr(cell.joined, name))))
 
     def _cell(self, algorithm: str, seed: int | None, grid: dict[str, Any]) -> Cell:
         if algorithm not in self.plan.algorithms:

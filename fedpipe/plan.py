@@ -26,6 +26,7 @@ from fedpipe.errors import ArtifactError
 from fedpipe.planned import Cell, Jobs, Plan, PlannedRun, Reported
 from fedpipe.registry import Component
 
+OBTAINING = {"mirror", "absent"}  #: keys of `dataset` that say where its samples come from, not which they are
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  #: a study may have a thousand runs
 
 
@@ -47,7 +48,7 @@ class Settings:
     def of(cls, params: Params, label: str, seed: int) -> Settings:
         """The settings of one run of a study."""
         section = params.dataset
-        dataset = section.model_dump(mode="json", include=set(Data.model_fields) - {"mirror"}) | section.described
+        dataset = section.model_dump(mode="json", include=set(Data.model_fields) - OBTAINING) | section.described
         if section.subset is None:
             del dataset["subset"]
         if params.partition.splits:
@@ -101,7 +102,7 @@ class Settings:
     @property
     def key(self) -> str:
         """The run's key."""
-        return digest({name: value for name, value in dataclasses.asdict(self).items() if name != "origin"})
+        return digest({name: value for name, value in vars(self).items() if name != "origin"})
 
     @property
     def partition_settings(self) -> dict[str, Any]:
@@ -160,9 +161,11 @@ def digest(value: Any) -> str:
 class NewPlan(Plan):
     """A plan that was just made, with what is written beside it."""
 
+    settings: dict[str, Settings]  #: of each run, by its key
     texts: dict[str, str]  #: what jobs read, by path: ``run.yaml``, ``partition.yaml``, data sets' settings
     samples: dict[str, tuple[int, int]]  #: by partition, about how many are trained on, and how many there are
     sources: dict[str, str]  #: the files that the plan was made of, each with its SHA-256 or its stamp
+    absent: dict[str, str]  #: by path, the runs that can't be made without a network, with what is not here
 
 
 def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
@@ -179,11 +182,13 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
     runs: dict[tuple[str, str], PlannedRun] = {}
     cells: dict[str, Cell] = {}
     partitions: dict[str, dict[str, Any]] = {}
+    known: dict[str, Settings] = {}
     texts: dict[str, str] = {}
     samples: dict[str, tuple[int, int]] = {}
     components: list[Component] = []
     warnings: list[str] = []
     stamps: dict[str, str] = {}
+    absent: dict[str, str] = {}
     keys = grid.keys(raw, study, above)
     for point in grid.points(study):
         found = list(grid.settings(raw, study, point, above, config.download(path)))
@@ -216,7 +221,11 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
                 dataset=params.dataset.file.stem,
                 participants=params.federation.participants,
             )
-            texts[str(run.files.settings)] = held.dump()
+            known[run.key] = held
+            if (written := str(run.files.settings)) not in texts:  # lengths of a run are cells of their own
+                texts[written] = held.dump()
+            if lacking := _lacking(params):
+                absent[str(run.path)] = lacking
             heard = {name: [key for key in own if key not in params.left_out] for name, own in keys.items()}
             mine = point.at(label, heard)
             cells[digest([label, seed, mine])] = Cell(
@@ -244,9 +253,11 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
         keep_models=study.artifacts.keep_models,
         report=Reported(**study.report.model_dump()),
         probes=probes,
+        settings=known,
         texts=texts,
         samples=samples,
         sources=_sources(path, components) | stamps,
+        absent=absent,
     )
 
 
@@ -275,6 +286,7 @@ def write(plan: NewPlan) -> None:
             artifacts.unpack(run.files.history)
     plan.write()
     artifacts.write_json(sources, plan.sources)
+    artifacts.write_json(plan.study.absent, plan.absent)
 
 
 def _samples(params: Params) -> tuple[int, int]:
@@ -284,6 +296,14 @@ def _samples(params: Params) -> tuple[int, int]:
     if params.partition.splits:
         return whole, whole
     return (data.dealt, whole) if data.split == "official" else (round(whole * (1 - data.test_share)), whole)
+
+
+def _lacking(params: Params) -> str:
+    """What would have to be fetched over the network; empty, where all is here."""
+    if not (params.dataset.at_hand or params.dataset.source is not params.dataset.named):
+        return "data not here"
+    published = getattr(params.model, "weights", None) == "imagenet"
+    return "weights not here" if published and not params.model.imagenet.is_file() else ""
 
 
 def _sources(path: Path, components: list[Component]) -> dict[str, str]:

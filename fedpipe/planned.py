@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from fedpipe import artifacts
 from fedpipe.artifacts import JoinedFiles, ProbeFiles, RunFiles, StudyFiles
-from fedpipe.errors import ArtifactError
+from fedpipe.errors import ArtifactError, SettingsError
 
 ReportedRound = Literal["last", "best", "mean-last"]
 Average = Literal["sample", "client"]
@@ -366,6 +366,81 @@ def _dealt(settings: dict[str, Any]) -> dict[str, Any]:
     found |= {"sha256": scheme["sha256"][:6]} if "sha256" in scheme else {}
     found |= {"minimum": scheme["minimum"]} if "minimum" in scheme else {}
     return found | {"clients": settings["clients"]} | ({"seed": settings["seed"]} if "seed" in settings else {})
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call of Snakemake makes: a study, or several, whose runs are made once, with the most rounds asked for.
+
+    Parameters
+    ----------
+    plans
+        One of each study.
+    absent
+        Runs by their paths that are left out with all that is made of them.
+    """
+
+    plans: tuple[Plan, ...]
+    absent: frozenset[str] = frozenset()
+
+    @cached_property
+    def runs(self) -> dict[str, PlannedRun]:
+        """All runs by their paths."""
+        found: dict[str, PlannedRun] = {}
+        for run in (run for plan in self.plans for run in plan.runs if str(run.path) not in self.absent):
+            other = found.get(str(run.path), run)
+            found[str(run.path)] = run if run.rounds > other.rounds else other
+        return found
+
+    @cached_property
+    def whole(self) -> tuple[Plan, ...]:
+        """The studies that none of their runs is left out of: those that have a table."""
+        return tuple(plan for plan in self.plans if all(str(run.path) in self.runs for run in plan.runs))
+
+    @cached_property
+    def partitions(self) -> tuple[str, ...]:
+        """The keys of all partitions."""
+        return tuple(dict.fromkeys(run.partition for run in self.runs.values()))
+
+    @cached_property
+    def joined(self) -> tuple[JoinedFiles, ...]:
+        """What all tables are made of, each once."""
+        cells = (cell for plan in self.plans for cell in plan.cells if str(cell.files.path) in self.runs)
+        return tuple(dict.fromkeys(cell.joined for cell in cells))
+
+    @cached_property
+    def lengths(self) -> dict[str, tuple[int, ...]]:
+        """By run the numbers of rounds that cells of any study show, ascending."""
+        found: dict[str, set[int]] = {}
+        for plan in self.plans:
+            for path, lengths in plan.lengths.items():
+                found.setdefault(str(path), set()).update(lengths)
+        return {path: tuple(sorted(lengths)) for path, lengths in found.items()}
+
+    @cached_property
+    def probes(self) -> dict[str, PlannedProbe]:
+        """All probes by their tables."""
+        probes = (probe for plan in self.plans for probe in plan.probes if str(probe.run.path) in self.runs)
+        return {str(probe.files.table): probe for probe in probes}
+
+    @property
+    def execution(self) -> Jobs:
+        """How jobs are cut and where they run, which is one for all.
+
+        Raises
+        ------
+        SettingsError
+            The studies differ in it, or in what they keep.
+        """
+        for plan in self.plans[1:]:
+            for section in ("execution", "keep_models"):
+                if getattr(plan, section) != getattr(self.plans[0], section):
+                    name = "artifacts.keep_models" if section == "keep_models" else section
+                    raise SettingsError(
+                        f"{plan.params}: {name} differs from that of {self.plans[0].params}; studies that are made "
+                        "together should have it in common."
+                    )
+        return self.plans[0].execution
 
 
 def _jobs(held: dict[str, Any]) -> Jobs:

@@ -36,7 +36,7 @@ State = dict[str, Any]
 class Batch(NamedTuple):
     """Samples of one client."""
 
-    x: Tensor  #: inputs, shape (B, *shape)
+    x: Tensor  #: inputs, shape ``(B, *shape)``
     y: Tensor  #: classes, shape (B,)
     mask: Tensor | None = None  #: 1 for samples and 0 for padding, shape (B,); None where nothing is padded
     key: Tensor | None = None  #: of the noise that goes with these samples, an int64 scalar

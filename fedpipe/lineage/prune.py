@@ -121,7 +121,7 @@ def _studies() -> tuple[set[Path], set[Path], set[Path]]:
     """Runs, partitions and data sets that the studies of this folder need."""
     runs, partitions, data = set(), set(), set()
     others = glob.glob(f"{STUDIES}/**/*.yaml", recursive=True, include_hidden=True)  # noqa: PTH207  # follows links
-    for path in [PARAMS, *map(Path, sorted(others))]:
+    for path in [PARAMS, *(path for path in map(Path, sorted(others)) if path.name != artifacts.DVC)]:
         try:
             plans = [plan.make(path, scale) for scale in plan.scales(path)]
         except SettingsError as error:

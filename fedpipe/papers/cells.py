@@ -32,6 +32,7 @@ OPTIONAL: dict[str, Any] = {  #: columns that a frame may lack, and what they ar
 }
 UNJUDGED = "not judged"  #: measured, but there is nothing that it could be judged by
 UNMEASURED = "not measured"
+STOOD_IN = "not judged (generated data)"  #: measured on noise in the shape of data that are not here
 UNPRINTED = "not in print"
 NOT_RUN = "not run"  #: the reason of a cell that no row tells of
 COLUMNS = (  #: of cells.csv
@@ -277,7 +278,9 @@ def _word(cell: Cell) -> str:
         return cell.verdict.word
     if cell.published is None or cell.published.status == "absent":
         return UNPRINTED
-    return UNJUDGED if cell.number else UNMEASURED
+    if cell.measured and cell.number:
+        return STOOD_IN if cell.measured.generated else UNJUDGED
+    return UNMEASURED
 
 
 def _number(number: Published) -> Number:

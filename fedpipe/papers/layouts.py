@@ -3,7 +3,8 @@
 A table's rows are methods, each with the label that its study has for it; ``shown`` names the protocol of a method that
 is not shown by the table's own, as in the studies. Columns are nested as their heads are; the innermost level names the
 column of `published`. ``minus`` is a row made of two others, ``repeats`` what another table holds, too, and ``claims``
-are what the paper says of the table, each a contrast of one row with another or with the best of the others.
+are what the paper says of the table, each a contrast of one row with another or with the best of the others. A figure
+names its runs, panels and lines by the names of the study's grid.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ class Head(NamedTuple):
 
 
 class Table(_Entry):
-    """A table; without ``columns`` it has no numbers, and ``reason`` says why."""
+    """A table; without ``columns`` it has no numbers, and ``reason`` says why.
+
+    Of a table of settings, ``parameters`` names by row and column the method's parameter that stands there.
+    """
 
     caption: str
     study: str | None = None
@@ -81,6 +85,7 @@ class Table(_Entry):
     rows: Mapping[str, Row] = Field(default_factory=dict)
     repeats: tuple[Repeat, ...] = ()
     claims: tuple[Claim, ...] = ()
+    parameters: Mapping[str, Mapping[str, str]] = Field(default_factory=dict)
 
     @field_validator("rows", mode="before")
     @classmethod
@@ -116,7 +121,8 @@ class Text(_Entry):
     """A number in running text: what the paper says, and the cells that it is made of.
 
     ``minus`` names two cells, as table, row and column, whose difference it is, ``factor`` times; ``largest`` a table
-    and row whose largest number it is.
+    and row whose largest number it is. Of others, ``study`` has the runs: the number is a method's ``parameter`` (that
+    with the highest accuracy, where the study varies it), or how much higher its accuracy is ``than`` another's.
     """
 
     row: str
@@ -126,15 +132,55 @@ class Text(_Entry):
     minus: tuple[tuple[str, str, str], tuple[str, str, str]] | None = None
     factor: float = 1
     largest: tuple[str, str] | None = None
+    study: str | None = None
+    method: str = ""
+    parameter: str = ""
+    than: str = ""
+
+
+class Part(_Entry):
+    """Some runs of a study: of these methods (all), at these points of its grid (all), and what a probe found there.
+
+    ``models`` are those that a probe of norms has looked at.
+    """
+
+    study: str
+    algorithms: tuple[str, ...] = ()
+    where: Mapping[str, Any] = Field(default_factory=dict)
+    models: tuple[str, ...] = ()
 
 
 class Figure(_Entry):
-    """A figure: its form, what the paper says that it shows, and the study and probe that its numbers come from."""
+    """A figure: its form, what the paper says that it shows, and the study and probe that its numbers come from.
+
+    Its runs are those of ``study`` (``algorithms``, ``where`` and ``models`` as in `Part`) and of ``beside``. Each is
+    in a panel by the values that ``panels`` names (names of the grid, ``algorithm`` or ``client``), and a line by those
+    of ``lines``; ``x`` is the name of the grid on the horizontal axis, logarithmic if ``log``. ``measures`` are what is
+    shown: accuracy, loss, error (R, of the estimated class shares), counts (of samples), or matrices.
+    """
 
     form: Form
     says: str
     study: str | None = None
     probe: str | None = None
+    algorithms: tuple[str, ...] = ()
+    where: Mapping[str, Any] = Field(default_factory=dict)
+    models: tuple[str, ...] = ()
+    beside: tuple[Part, ...] = ()
+    panels: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ("algorithm",)
+    x: str = ""
+    x_label: str = ""
+    log: bool = False
+    measures: tuple[Literal["accuracy", "loss", "error", "counts", "matrices"], ...] = ("accuracy",)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All runs that it is made of; none, where it has no study."""
+        if self.study is None:
+            return ()
+        own = Part(study=self.study, algorithms=self.algorithms, where=self.where, models=self.models)
+        return (own, *self.beside)
 
 
 class Deviation(_Entry):

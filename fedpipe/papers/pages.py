@@ -48,10 +48,11 @@ ACTIVE = {"script", "foreignObject", "iframe", "a"}  #: elements that a figure m
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure: the text of its SVG, and its numbers as CSV."""
+    """A figure: the text of its SVG, its numbers as CSV, and whether they are of generated data."""
 
     svg: str
     csv: str
+    generated: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ def write(
     measured: pd.DataFrame,
     figures: Mapping[tuple[str, str], Drawn | str],
     about: About,
+    changed: Mapping[tuple[str, str], str] | None = None,
 ) -> Comparison:
     """Write `index.html`, a page a paper and `cells.csv`.
 
@@ -113,13 +115,15 @@ def write(
         By paper and heading, as ``("FedDW", "Figure 4")``: the figure, or why there is none.
     about
         What made them.
+    changed
+        By paper and study, what the scale changes in the study.
     """
     known = {(paper.paper, heading) for paper in layouts.papers().values() for heading in paper.figures}
     if unknown := sorted(figures.keys() - known):
         raise ValueError(f"figures: {unknown[0]} is no figure of a paper.")
     comparison = cells.compare(cells.measured(measured), scale)
     pages = {
-        f"{paper.stem}.html": _render("paper.html", _paper(paper, comparison, figures), scale, about)
+        f"{paper.stem}.html": _render("paper.html", _paper(paper, comparison, figures, changed or {}), scale, about)
         for paper in layouts.papers().values()
     }
     pages["index.html"] = _render("index.html", _index(comparison, figures), scale, about)
@@ -208,8 +212,14 @@ def _index(comparison: Comparison, figures: Mapping[tuple[str, str], Drawn | str
     }
 
 
-def _paper(paper: Paper, comparison: Comparison, figures: Mapping[tuple[str, str], Drawn | str]) -> dict[str, Any]:
+def _paper(
+    paper: Paper,
+    comparison: Comparison,
+    figures: Mapping[tuple[str, str], Drawn | str],
+    changed: Mapping[tuple[str, str], str],
+) -> dict[str, Any]:
     return {
+        "changed": {name: told for (title, name), told in changed.items() if title == paper.paper},
         "title": paper.paper,
         "paper": paper,
         "summary": _summary(paper, comparison),
@@ -435,8 +445,16 @@ def _figure(paper: Paper, name: str, found: Drawn | str) -> dict[str, Any]:
         label = f"{paper.paper}, {name}: {figure.says}"
         data = "data:text/csv;charset=utf-8," + quote(found.csv)
         svg = inline(found.svg, f"{paper.stem}-{_id(name)}-", label)
-        return told | {"svg": svg, "csv": data, "file": f"{paper.stem}-{_id(name)}.csv", "reason": ""}
+        file = f"{paper.stem}-{_id(name)}.csv"
+        return told | {
+            "svg": svg,
+            "csv": data,
+            "file": file,
+            "reason": "",
+            "note": GENERATED if found.generated else "",
+        }
     return told | {
+        "note": "",
         "svg": "",
         "csv": "",
         "file": "",

@@ -188,7 +188,7 @@ def labelled(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read(path: Path) -> pd.DataFrame:
-    frame: pd.DataFrame = artifacts.read_joined(path).to_pandas()
+    frame: pd.DataFrame = artifacts.frame(artifacts.read_joined(path))
     return frame
 
 

@@ -15,6 +15,7 @@ from fedpipe.data.heterogeneity import Overall
 from fedpipe.planned import Plan
 from fedpipe.report import results, statistics
 from fedpipe.report.results import AVERAGES, EPOCH, REPORTED_ROUNDS, SECONDS
+from fedpipe.report.words import size
 
 STYLE = (  #: of the page
     "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem;color:#222}p{max-width:60rem}"
@@ -192,21 +193,6 @@ def dealing(partition: dict[str, Any]) -> str:
     """The same with the seed that it was dealt with, if with any."""
     seed = f"seed {partition['seed']}" if "seed" in partition else "all seeds"
     return f"{setup(partition)}, {seed}"
-
-
-def size(count: float) -> str:
-    """A number of bytes in three digits, in powers of 1000.
-
-    Examples
-    --------
-    >>> size(54824)
-    '54.8 kB'
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
 
 
 def csv(frame: pd.DataFrame) -> bytes:

@@ -25,7 +25,8 @@ def weights_sum(trial):
 def test_equal_numbers_of_steps_are_fedavg(make_clients, make_trial, assert_same, settings):
     clients = make_clients(sizes=[9, 10, 12])
     nova, plain = (
-        make_trial(each, clients=clients, participation=1.0, **settings).run(3) for each in (FedNova(), FedAvg())
+        make_trial(algorithm, clients=clients, participation=1.0, **settings).run(3)
+        for algorithm in (FedNova(), FedAvg())
     )
     assert_same(nova.server, plain.server, within=1e-12)
 

@@ -11,6 +11,7 @@ import pytest
 from fedpipe.errors import ArtifactError
 from fedpipe.planned import Reported
 from fedpipe.report import curves, tables
+from fedpipe.report.words import size
 from fedpipe.stages import report
 
 
@@ -234,7 +235,7 @@ def test_curves(two):
     [(0, "0 B"), (999, "999 B"), (999.7, "1 kB"), (54824, "54.8 kB"), (3e6, "3 MB"), (2.5e12, "2.5 TB")],
 )
 def test_sizes(count, text):
-    assert tables.size(count) == text
+    assert size(count) == text
 
 
 def test_files_are_written_with_the_same_bytes_each_time(two):

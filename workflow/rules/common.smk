@@ -2,16 +2,18 @@
 import hashlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
-from fedpipe.artifacts import PAPER, PARAMS, StudyFiles, study
+from fedpipe import planned
+from fedpipe.artifacts import PAPER, PAPERS, PARAMS, StudyFiles, studies, study
 from fedpipe.errors import UserError
 from fedpipe.local import SNAKEMAKE
-from fedpipe.planned import Plan
+from fedpipe.planned import Plan, Work
 
 # A literal DAG of single rounds is deep.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
@@ -50,41 +52,58 @@ def refuse_settings():
 
 refuse_settings()
 
+# The papers' studies are all of a folder; what jobs elsewhere are told of the study is what was typed here.
+if "papers" in sys.argv[1:] and "params" not in config:
+    config["params"] = str(PAPERS)
+    workflow.config_settings.config_args = [
+        *(workflow.config_settings.config_args or []),
+        f"params={PAPERS}",
+    ]
+
 # Another study beside the main one: snakemake all --config params=studies/NAME.yaml. Its plan, tables and figures lie in
 # results/studies/NAME; runs, partitions and data lie under their keys, so that studies share them. So do the scales of
-# a study, as --config params=studies/NAME.yaml scale=smoke, whose tables lie in results/studies/NAME@smoke.
-STUDY = str(study(Path(str(config.get("params", PARAMS)))))
+# a study, as --config params=studies/NAME.yaml scale=smoke, whose tables lie in results/studies/NAME@smoke; and all
+# studies in a folder, as --config params=studies/papers, whose runs are made in one go.
+STUDY = study(Path(str(config.get("params", PARAMS))))
 SCALE = str(config.get("scale", PAPER))
 try:
-    FILES = StudyFiles.of(Path(STUDY), SCALE)
+    FILES = {path: StudyFiles.of(path, SCALE) for path in studies(STUDY)}
 except UserError as error:
     sys.stderr.write(f"fedpipe: {error}\n")
     sys.exit(2)
+TOGETHER = STUDY.is_dir()
 
 
-def stale():
+def stale(path):
     """Whether the plan is of another study or other files than lie here, can't be read, or what it wrote is gone."""
     from fedpipe.pins import changed
 
     try:
-        plan = Plan.read(FILES.plan)
-        sources = json.loads(FILES.sources.read_text())
+        plan = Plan.read(FILES[path].plan)
+        sources = json.loads(FILES[path].sources.read_text())
         return (
-            (str(plan.params), plan.scale) != (STUDY, SCALE)
-            or any(changed(Path(path), mark) for path, mark in sources.items())
-            or not all(Path(path).is_file() for path in plan.files)
+            (plan.params, plan.scale) != (path, SCALE)
+            or any(changed(Path(name), mark) for name, mark in sources.items())
+            or not all(Path(name).is_file() for name in plan.files)
         )
     except (UserError, OSError, ValueError, LookupError, TypeError):
         return True
 
 
-def load_plan():
-    """The study's plan, made anew where it is stale."""
-    if not FILES.plan.is_file() or (workflow.is_main_process and stale()):
+def outdated():
+    """Whether a study has no plan, or a stale one; where data may have come meanwhile, all are planned again."""
+    if not workflow.is_main_process:
+        return not all(files.plan.is_file() for files in FILES.values())
+    return TOGETHER or any(map(stale, FILES))
+
+
+def load_plans():
+    """The plans of all studies, made anew where one is stale; runs of several that want data are left out."""
+    if outdated():
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "fedpipe", "plan"),
-                *("--params", STUDY, "--scale", SCALE),
+                *("--params", str(STUDY), "--scale", SCALE),
             ],
             capture_output=True,
             text=True,
@@ -92,51 +111,69 @@ def load_plan():
         sys.stderr.write(done.stderr)
         if done.returncode:
             sys.exit(2)
-    return Plan.read(FILES.plan)
+    absent = {}
+    for files in FILES.values() if TOGETHER else ():
+        absent |= json.loads(files.absent.read_text()) if files.absent.is_file() else {}
+    return Work(
+        tuple(Plan.read(files.plan) for files in FILES.values()), frozenset(absent)
+    )
 
 
-PLAN = load_plan()
-RUNS = {str(run.path): run for run in PLAN.runs}
-PARTITIONS = {name: key for key, name in PLAN.partition_names.items()}
+WORK = load_plans()
 
 # What tables and figures say besides numbers of runs: they are made again where it has changed, as by another grid point
 # of the same runs.
 UNSAID = {"shared", "files", "execution", "artifacts", "probes"}
-SHOWN = hashlib.sha256(
-    json.dumps(
-        {name: said for name, said in PLAN.held().items() if name not in UNSAID},
-        sort_keys=True,
-    ).encode()
-).hexdigest()
-BLOCK = PLAN.execution.clients_per_job
-LENGTH = PLAN.execution.rounds_per_job
+
+
+def shown(plan):
+    """A hash of what the tables and figures of a study say."""
+    said = {name: said for name, said in plan.held().items() if name not in UNSAID}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+try:
+    EXECUTION = WORK.execution
+except UserError as error:
+    sys.stderr.write(f"fedpipe: {error}\n")
+    sys.exit(2)
+BLOCK = EXECUTION.clients_per_job
+LENGTH = EXECUTION.rounds_per_job
 WHOLE = LENGTH is None  # a run is one job
 
 
 def stops(run):
     """The last rounds of a run's segments, ascending."""
     length = LENGTH or run.rounds
-    return sorted({*range(length, run.rounds, length), *PLAN.lengths[run.path]})
+    return sorted({*range(length, run.rounds, length), *WORK.lengths[str(run.path)]})
 
 
-def collected(*names):
-    """What the table is made of: files that join the rounds of all runs."""
-    return [f"{joined.path}/{name}" for name in names for joined in PLAN.joined]
+def collected(made, *names):
+    """What tables are made of: files that join the rounds of all runs of a study, or of all studies."""
+    return [f"{joined.path}/{name}" for name in names for joined in made.joined]
+
+
+def ended():
+    """The markers of runs that are one job each: their rounds are wanted, also where what joins them is there."""
+    runs = WORK.runs.values() if WHOLE else ()
+    return [
+        f"{run.path}/segments/{stop:04d}.json" for run in runs for stop in stops(run)
+    ]
 
 
 def tell_of_lock():
     """What to type where Snakemake is about to say that the folder is locked."""
     ours = (
-        *(f"results/data/{run.dataset}." for run in PLAN.runs),
-        *(f"results/partitions/{key}/" for key in PLAN.partitions),
-        *(f"{run.path}/rounds/" for run in PLAN.runs if BLOCK),
+        *(f"results/data/{run.dataset}." for run in WORK.runs.values()),
+        *(f"results/partitions/{key}/" for key in WORK.partitions),
+        *(f"{run.path}/rounds/" for run in WORK.runs.values() if BLOCK),
         *(
             f"{run.path}/segments/{stop:04d}.json"
-            for run in PLAN.runs
+            for run in WORK.runs.values()
             for stop in stops(run)
         ),
-        *collected(""),
-        f"{FILES.tables}/",
+        *collected(WORK, ""),
+        *(f"{files.tables}/" for files in FILES.values()),
     )
     locked = []
     for lock in Path(".snakemake/locks").glob("*.output.lock"):
@@ -163,17 +200,21 @@ onerror:
             f"    {shlex.join(['snakemake', *sys.argv[1:]])}",
             file=sys.stderr,
         )
+        if "papers" in sys.argv[1:]:  # what did not come is a dash with its reason
+            subprocess.run(
+                [sys.executable, "-m", "fedpipe", "papers", "--scale", SCALE]
+            )
 
 
 # Jobs call `fedpipe` of the environment that snakemake runs in, whether or not it is activated, with the code that lies
 # here: an experiment of DVC in a folder of its own runs its own. How they execute is told in their environment: it is
 # not part of what a run is, so that its change runs nothing again.
 ENVIRONMENT = {
-    "FEDPIPE_DEVICE": PLAN.execution.device,
-    "FEDPIPE_STACK": PLAN.execution.stack,
-    "FEDPIPE_GRAPHS": int(PLAN.execution.graphs),
-    "FEDPIPE_KEEP_MODELS": PLAN.keep_models,
-    "FEDPIPE_CALLBACKS": " ".join(PLAN.execution.callbacks),
+    "FEDPIPE_DEVICE": EXECUTION.device,
+    "FEDPIPE_STACK": EXECUTION.stack,
+    "FEDPIPE_GRAPHS": int(EXECUTION.graphs),
+    "FEDPIPE_KEEP_MODELS": WORK.plans[0].keep_models,
+    "FEDPIPE_CALLBACKS": " ".join(EXECUTION.callbacks),
 }
 # Jobs of this machine share one import of PyTorch, see fedpipe/local.py; not those that run here beside submitted ones.
 if (
@@ -210,7 +251,7 @@ wildcard_constraints:
 
 
 def run_of(wildcards):
-    return RUNS[f"results/runs/{wildcards.algorithm}/{wildcards.key}"]
+    return WORK.runs[f"results/runs/{wildcards.algorithm}/{wildcards.key}"]
 
 
 def assignment(wildcards):
@@ -218,7 +259,8 @@ def assignment(wildcards):
 
 
 def dataset_of_partition(wildcards):
-    dataset = next(run.dataset for run in PLAN.runs if run.partition == wildcards.key)
+    runs = WORK.runs.values()
+    dataset = next(run.dataset for run in runs if run.partition == wildcards.key)
     return f"results/data/{dataset}.pt"
 
 
@@ -266,7 +308,7 @@ def rounds_done(wildcards):
     Of a run that is collected after several numbers of rounds, one job at a time, and none beside a segment.
     """
     run, rounds = run_of(wildcards), int(wildcards.stop)
-    shorter = [length for length in PLAN.lengths[run.path] if length < rounds]
+    shorter = [length for length in WORK.lengths[str(run.path)] if length < rounds]
     earlier = [f"{run.path}/joined/{max(shorter):04d}/joined.json"] if shorter else []
     if BLOCK:
         numbers = range(1, run.rounds + 1)
@@ -276,11 +318,18 @@ def rounds_done(wildcards):
     return [f"{run.path}/segments/{stop:04d}.json" for stop in stops(run)] + earlier
 
 
-def summaries():
-    """Tables, numbers and keys that are made of all runs."""
+def of_partition(plan, told):
+    """A function of wildcards: what is told of the partition that a figure's name stands for."""
+    keys = {name: key for key, name in plan.partition_names.items()}
+    return lambda wildcards: told(keys[wildcards.partition])
+
+
+def summaries(plan):
+    """Tables, numbers and keys that are made of all runs of a study."""
+    files = plan.study
     return [
         *(
-            f"{FILES.tables}/{name}"
+            f"{files.tables}/{name}"
             for name in (
                 "results.csv",
                 "results.md",
@@ -289,31 +338,36 @@ def summaries():
                 "times.csv",
             )
         ),
-        f"{FILES.metrics}",
+        f"{files.metrics}",
         *(
-            f"{FILES.plots}/{name}.csv"
+            f"{files.plots}/{name}.csv"
             for name in ("curves", "clients", "matrices", "partition")
         ),
-        *(f"{FILES.keys(algorithm)}" for algorithm in PLAN.algorithms),
+        *(f"{files.keys(algorithm)}" for algorithm in plan.algorithms),
+    ]
+
+
+def figures(plan):
+    """The figures of a study."""
+    names = [
+        "curves",
+        "matrices",
+        *(f"partition-{name}" for name in plan.partition_names.values()),
+    ]
+    return [
+        f"{plan.study.figures}/{name}.{kind}"
+        for name in names
+        for kind in ("svg", "pdf", "png")
     ]
 
 
 def all_results():
     """Everything, also what the rest is made of: so that what was deleted is made again."""
-    figures = [
-        "curves",
-        "matrices",
-        *(f"partition-{name}" for name in PARTITIONS),
-    ]
     return [
-        *sorted({f"results/data/{run.dataset}.pt" for run in PLAN.runs}),
-        *(f"results/partitions/{key}/assignment.parquet" for key in PLAN.partitions),
-        *collected("joined.json"),
-        *(str(probe.files.table) for probe in PLAN.probes),
-        *summaries(),
-        *(
-            f"{FILES.figures}/{name}.{kind}"
-            for name in figures
-            for kind in ("svg", "pdf", "png")
-        ),
+        *sorted({f"results/data/{run.dataset}.pt" for run in WORK.runs.values()}),
+        *(f"results/partitions/{key}/assignment.parquet" for key in WORK.partitions),
+        *collected(WORK, "joined.json"),
+        *ended(),
+        *WORK.probes,
+        *(name for plan in WORK.whole for name in (*summaries(plan), *figures(plan))),
     ]

@@ -5,11 +5,9 @@
 for name in ("probes", "features"):
     Path("results", name).mkdir(parents=True, exist_ok=True)
 
-PROBES = {str(probe.files.table): probe for probe in PLAN.probes}
-
 
 def probe_of(wildcards):
-    return PROBES[
+    return WORK.probes[
         f"results/probes/{wildcards.algorithm}/{wildcards.key}/{wildcards.round}/{wildcards.probe}.parquet"
     ]
 

@@ -1,0 +1,85 @@
+"""The papers' pages from what lies in `results`: `results/papers/SCALE`, made again from runs at any time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast, get_args
+
+from fedpipe import artifacts
+from fedpipe.artifacts import RESULTS
+from fedpipe.errors import SettingsError, nearest
+from fedpipe.papers import drawing, layouts, pages, rows
+from fedpipe.papers.cells import Comparison
+from fedpipe.papers.pages import About, Drawn
+from fedpipe.papers.ran import Study
+from fedpipe.papers.verdicts import Scale
+from fedpipe.report import results
+
+
+def place(scale: str) -> Path:
+    """Where the pages of a scale lie."""
+    return RESULTS / "papers" / scale
+
+
+def write(scale: str) -> Comparison:
+    """Write the pages, ``cells.csv`` and the figures' numbers, of all runs of a scale that are done.
+
+    Raises
+    ------
+    SettingsError
+        The papers' studies have no such scale.
+    """
+    if scale not in get_args(Scale):
+        raise SettingsError(f"--scale: '{scale}' is no scale of the papers; {nearest(scale, list(get_args(Scale)))}")
+    measured: list[rows.Row] = []
+    figures: dict[tuple[str, str], Drawn | str] = {}
+    planned: dict[tuple[str, str], Study] = {}
+    for paper in layouts.papers().values():
+        wanted = {table.study for table in paper.tables.values()} | {text.study for text in paper.text}
+        wanted |= {part.study for figure in paper.figures.values() for part in figure.parts}
+        there = {name: study for name in sorted(filter(None, wanted)) if (study := Study.find(paper.stem, name, scale))}
+        planned |= {(paper.paper, name): study for name, study in there.items()}
+        studies = there.get
+        measured += rows.measured(paper, studies)
+        figures |= drawing.drawn(paper, studies)
+    folder = place(scale)
+    stems = {paper.paper: paper.stem for paper in layouts.papers().values()}
+    for (name, heading), figure in figures.items():
+        path = folder / "figures" / f"{stems[name]}-{heading.lower().replace(' ', '-')}.csv"
+        if isinstance(figure, Drawn):
+            artifacts.write_bytes(path, figure.csv.encode())
+        else:
+            path.unlink(missing_ok=True)
+    changed = {(paper, name): told for (paper, name), study in planned.items() if (told := study.changes)}
+    return pages.write(
+        folder, cast(Scale, scale), rows.frame(measured), figures, _about(list(planned.values())), changed
+    )
+
+
+def _about(studies: list[Study]) -> About:
+    """The commit, the hours of all runs, each once, what they ran on, and the day of the commit."""
+    runs = {cell.joined.path: (study, cell) for study in studies for cell in study.done}
+    hours = sum(study.hours(cell) for study, cell in runs.values())
+    makers: dict[str, None] = {}
+    for _, cell in runs.values():
+        for maker in results.seconds(cell)["made_by"]:
+            told = {name: value for name, value in maker.items() if name not in {"code", "shared"}}
+            makers[", ".join(f"{name} {value}" for name, value in told.items())] = None
+    return About(_git("describe", "--always", "--dirty"), hours, tuple(makers), _day())
+
+
+def _day() -> str:
+    seconds = os.environ.get("SOURCE_DATE_EPOCH") or _git("show", "-s", "--format=%ct", "HEAD")
+    return datetime.fromtimestamp(int(seconds), UTC).date().isoformat() if seconds.isdigit() else ""
+
+
+def _git(*words: str) -> str:
+    """What git says; nothing, where this is no clone."""
+    try:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,114 @@
+"""Generated samples: in a published data set's shape, the same each time, and never under the keys of real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpipe import artifacts, config
+from fedpipe import plan as planning
+from fedpipe.config import read
+from fedpipe.data import store
+from fedpipe.data.datasets.generated import Generated
+from fedpipe.errors import SettingsError
+from fedpipe.stages import download
+from tests import studies
+
+NAMES = ("mnist", "cifar100", "imdb", "ag_news")
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder without data, and no mirror or cache beside it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDPIPE_MIRROR", raising=False)
+    monkeypatch.setattr("fedpipe.data.fetch.user_cache", lambda: tmp_path / "cache")
+
+
+def section(name: str = "mnist", **others: Any) -> config.Data:
+    return config.dataset({"name": name, "absent": "generate", **others})
+
+
+def images(folder: Path) -> Path:
+    """A mirror in which a file of each name of MNIST lies; nobody reads them."""
+    for file in config.dataset({"name": "mnist"}).named.files:
+        (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file.name).write_bytes(b"")
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_they_have_the_shape_of_what_they_stand_for(name: str) -> None:
+    found, real = section(name), config.dataset({"name": name})
+    assert found.facts == real.facts._replace(size=2400, tests=2400 * real.facts.tests // real.facts.size)
+    samples = found.source.load(found.fetcher)
+    assert (samples.x.shape, int(samples.test.sum())) == ((2400, *real.facts.shape), found.facts.tests)
+    assert set(np.unique(samples.y)) == set(range(real.facts.classes))
+    if real.facts.vocabulary:
+        assert samples.x.min() >= 0
+        assert samples.x.max() < real.facts.vocabulary
+    assert store.checksum(samples) == store.checksum(Generated(like=name).load(found.fetcher))
+
+
+def test_classes_can_be_told_apart() -> None:
+    samples = Generated(like="mnist", samples=400).load(section().fetcher)
+    x = samples.x.reshape(len(samples.y), -1).astype(float)
+    means = np.stack([x[~samples.test & (samples.y == label)].mean(0) for label in range(10)])
+    nearest = np.linalg.norm(x[samples.test][:, None] - means, axis=2).argmin(1)
+    assert (nearest == samples.y[samples.test]).mean() > 0.9
+
+
+def test_what_is_at_hand_is_taken(tmp_path: Path) -> None:
+    assert section().source == Generated(like="mnist")
+    assert section().file != config.dataset({"name": "mnist"}).file
+    there = section(mirror=str(images(tmp_path / "mirror")))
+    assert there.source is there.named
+    assert config.dataset({"name": "mnist"}).source == there.source, "nothing is generated that was not asked for"
+
+
+def test_what_was_stored_is_at_hand() -> None:
+    real = config.dataset({"name": "mnist"})
+    real.file.parent.mkdir(parents=True)
+    real.file.write_bytes(b"")
+    assert section().source == real.source
+
+
+def test_no_run_of_generated_data_has_the_key_of_a_real_one(tmp_path: Path) -> None:
+    def planned(**dataset: Any) -> planning.NewPlan:
+        params = studies.settings(dataset={"name": "mnist", "subset": 300, **dataset})
+        studies.write(params, Path())
+        return planning.make(Path("params.yaml"))
+
+    real, generated = planned(), planned(absent="generate")
+    there = planned(absent="generate", mirror=str(images(tmp_path / "mirror")))
+    assert {run.key for run in real.runs} == {run.key for run in there.runs}
+    for name in ("runs", "partitions"):
+        mine = {getattr(part, "key", part) for part in getattr(generated, name)}
+        assert not mine & {getattr(part, "key", part) for part in getattr(real, name)}
+    (run,) = generated.runs
+    text = generated.texts[str(run.files.settings)]
+    assert "name: generated" in text
+    assert "like: mnist" in text
+    assert (real.absent.values(), generated.absent, there.absent) != ({}, {}, {})
+    assert [*real.absent.values()] == ["data not here"]
+    assert (generated.absent, there.absent) == ({}, {})
+
+
+def test_a_plan_stores_them_without_a_network() -> None:
+    params = studies.settings(dataset={"name": "mnist", "subset": 300, "absent": "generate"})
+    studies.write(params, Path())
+    planning.write(made := planning.make(Path("params.yaml")))
+    (run,) = made.runs
+    path = download.download(run.dataset)
+    assert path == artifacts.dataset_file(run.dataset)
+    assert store.facts(path) == section().facts
+    assert "generated" in read(store.settings_file(run.dataset))["name"]
+
+
+@pytest.mark.parametrize("like", ["digits", "generated", "nothing"])
+def test_only_published_data_sets_have_a_shape_to_take(like: str) -> None:
+    with pytest.raises(SettingsError, match=r"dataset\.like"):
+        assert config.dataset({"name": "generated", "like": like}).facts

@@ -1,0 +1,278 @@
+"""From runs to the papers' cells and figures: small studies under the papers' names, run here, on digits."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from fedpipe import artifacts
+from fedpipe import plan as planning
+from fedpipe.config import Execution
+from fedpipe.engine.run import Run
+from fedpipe.errors import SettingsError
+from fedpipe.papers import cells, drawing, layouts, make, published, rows
+from fedpipe.papers.pages import Drawn
+from fedpipe.papers.published import Place
+from fedpipe.papers.ran import Study
+from fedpipe.plan import NewPlan
+from fedpipe.report import tables
+from fedpipe.stages import collect, download, partition, probe
+from tests import studies
+
+PFPS, CW = layouts.papers()["PFPS-LWC"], layouts.papers()["cwFedAvg"]
+SMOKE = {"smoke": {"federation.rounds": 2, "dataset.subset": 200}}
+GRID = {
+    "evaluation": {"protocols": ["personal-on-local", "prototype-on-local"]},
+    "algorithms": {"fedper": {}, "fedproto": {"shown": "prototype-on-local"}},
+    "study": {
+        "algorithms": ["fedper", "fedproto"],
+        "seeds": [0, 1],
+        "grid": {"partition.alpha": [0.3, 0.5], "federation.participation": [0.3, 0.5]},
+    },
+}
+SWEEP = {
+    "evaluation": {"protocols": ["personal-on-local"]},
+    "algorithms": {"fedper": {}, "pfps_lwc": {}},
+    "study": {
+        "algorithms": ["fedper", "pfps_lwc"],
+        "grid": {
+            "setting": {
+                "Figure 8a/8": {"federation.batch_size": 8},
+                "Figure 8a/64": {"federation.batch_size": 64},
+                "Figure 8b/9": {"federation.local_epochs": 9},
+            }
+        },
+    },
+}
+SENT = {
+    "evaluation": {"protocols": ["personal-on-local", "trained-on-local"]},
+    "federation": {"participation": 1.0, "buffers": "keep"},
+    "algorithms": {"ifca": {"clusters": 3}, "fedamp": {"shown": "trained-on-local"}},
+    "study": {
+        "algorithms": ["fedavg", "ifca", "fedamp", "cwfedavg"],
+        "grid": {"setting": {"alpha=0.5": {"partition.alpha": 0.5}}},
+    },
+    "report": {"round": "best"},
+}
+NORMS = {
+    "federation": {"participation": 1.0},
+    "study": {
+        "algorithms": ["cwfedavg"],
+        "grid": {"data": {"CIFAR-10": {"partition.alpha": 0.3}}, "algorithms.cwfedavg.wdr": [0, 10]},
+    },
+    "evaluation": {"protocols": ["personal-on-local"]},
+    "probes": {"norms": {"kind": "head-norms"}},
+}
+
+
+def declared(place: str, **sections: Any) -> NewPlan:
+    """A study in its place, planned at scale smoke."""
+    path = Path(f"studies/papers/{place}.yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    labels = tuple(sections["study"]["algorithms"])
+    base = studies.settings(labels, 5, model={"name": "mlp", "hidden": [8]})
+    for name, section in sections.items():
+        base[name] = base.get(name, {}) | section
+    path.write_text(yaml.safe_dump(base | {"scales": SMOKE}, sort_keys=False))
+    planning.write(made := planning.make(path, "smoke"))
+    return made
+
+
+def run(made: NewPlan) -> None:
+    """All of a study that is not there yet."""
+    for name in {run.dataset for run in made.runs}:
+        if not artifacts.dataset_file(name).exists():
+            download.download(name)
+    for key in made.partitions:
+        partition.partition(key)
+    for planned in made.runs:
+        here = Run(planned.files, Execution(), 1, made.keep_models)
+        for _ in here.segment(planned.rounds):
+            pass
+        collect.collect(planned.files, planned.rounds, made.keep_models)
+    for planned in made.probes:
+        probe.probe(planned.files.settings, Execution())
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NewPlan]]:
+    """Four studies, run; the current folder is theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("papers"))
+        made = {
+            "pfps_lwc/table2": declared("pfps_lwc/table2", **GRID),
+            "pfps_lwc/figure8": declared("pfps_lwc/figure8", **SWEEP),
+            "cwfedavg/table2": declared("cwfedavg/table2", **SENT),
+            "cwfedavg/figure5": declared("cwfedavg/figure5", **NORMS),
+        }
+        for plan in made.values():
+            run(plan)
+        yield made
+
+
+def there(paper: layouts.Paper, scale: str = "smoke") -> rows.Studies:
+    """A paper's studies by their names."""
+    return functools.cache(lambda name: Study.find(paper.stem, name, scale))
+
+
+def found(paper: layouts.Paper) -> dict[Place, dict[str, Any]]:
+    """The rows of a paper by their places."""
+    told = rows.measured(paper, there(paper))
+    return {Place(*(row[name] for name in Place._fields)): row for row in told}
+
+
+def shown(plan: NewPlan, method: str, protocol: str, **point: str) -> pd.Series[Any]:
+    """The row of a study's own table that stands for a cell."""
+    table = tables.table(plan)
+    here = (table["algorithm"] == method) & (table["protocol"] == protocol)
+    here &= (table["round"] == plan.report.round) & (table["average"] == plan.report.average)
+    for name, value in point.items():
+        here &= table[name] == value
+    (row,) = [row for _, row in table[here].iterrows()]
+    return row
+
+
+def test_an_accuracy_is_that_of_the_studys_own_table(ran: dict[str, NewPlan]) -> None:
+    """Also where two lists have the same values, so that only the order of their names tells the cells apart."""
+    told, plan = found(PFPS), ran["pfps_lwc/table2"]
+    rows_ = {"FedPer": ("fedper", "personal-on-local"), "FedProto": ("fedproto", "prototype-on-local")}
+    for (row, (method, protocol)), alpha, share in itertools.product(rows_.items(), ("0.3", "0.5"), ("0.3", "0.5")):
+        cell = told[Place("PFPS-LWC", "Table 2", row, f"{alpha}/{share}", "accuracy_pct")]
+        own = shown(plan, method, protocol, **{"partition.alpha": alpha, "federation.participation": share})
+        assert (cell["mean"], cell["std"]) == pytest.approx((own["mean"], own["std"]))
+        assert cell["runs"] == len(cell["keys"]) == len(cell["values"]) == 2
+        assert cell["tests"] > 0
+        assert (cell["classes"], cell["generated"], cell["diverged"]) == (10, False, 0)
+        assert cell["settings"]["dataset.name"] == "digits"
+        assert math.isfinite(cell["hours"])
+    assert (
+        told[Place("PFPS-LWC", "Table 2", "FedPer", "0.1/0.3", "accuracy_pct")]["reason"] == "not part of scale smoke"
+    )
+
+
+def test_a_method_is_shown_by_its_own_protocol_and_round(ran: dict[str, NewPlan]) -> None:
+    told, plan = found(CW), ran["cwfedavg/table2"]
+    for row, method, protocol in (
+        ("FedAvg", "fedavg", "personal-on-local"),
+        ("FedAMP", "fedamp", "trained-on-local"),
+        ("cwFedAvg", "cwfedavg", "personal-on-local"),
+    ):
+        cell = told[Place("cwFedAvg", "Table 2", row, "alpha=0.5", "accuracy_pct")]
+        assert cell["mean"] == pytest.approx(shown(plan, method, protocol, setting="alpha=0.5")["mean"])
+
+
+def test_what_is_sent_is_told_in_sizes_of_the_model(ran: dict[str, NewPlan]) -> None:
+    told = found(CW)
+    cost = {row: told[Place("cwFedAvg", "Table 2", row, "cost", "communication_cost")] for row in ("FedAvg", "IFCA")}
+    assert {row: (cell["mean"], cell["expected"]) for row, cell in cost.items()} == {
+        "FedAvg": (2.0, 2.0),
+        "IFCA": (pytest.approx(4.0, rel=1e-2), 4.0),
+    }
+
+
+def test_a_gain_in_the_text_is_a_difference_of_cells(ran: dict[str, NewPlan]) -> None:
+    told, plan = found(PFPS), ran["pfps_lwc/figure8"]
+    gain = told[Place("PFPS-LWC", "text", "PFPS-LWC - FedPer", "Figure 8b/9", "accuracy_gain_points")]
+    one, two = (
+        shown(plan, method, "personal-on-local", setting="Figure 8b/9")["mean"] for method in ("pfps_lwc", "fedper")
+    )
+    assert gain["mean"] == pytest.approx(one - two)
+    assert len(gain["keys"]) == 2
+
+
+def test_a_sweep_has_the_studys_points(ran: dict[str, NewPlan]) -> None:
+    made = drawing.drawn(PFPS, there(PFPS))
+    figure = made["PFPS-LWC", "Figure 8"]
+    assert isinstance(figure, Drawn)
+    lines = figure.csv.splitlines()
+    assert lines[0] == "panel,line,x,mean"
+    assert {tuple(line.split(",")[:3]) for line in lines[1:]} == {
+        (panel, line, x)
+        for panel, x in (("Figure 8a", "8"), ("Figure 8a", "64"), ("Figure 8b", "9"))
+        for line in ("FedPer", "PFPS-LWC")
+    }
+    assert made["PFPS-LWC", "Figure 6"] == f"Not drawn: {rows.NO_STUDY}."
+    assert str(made["PFPS-LWC", "Figure 1"]) == layouts.DIAGRAM
+
+
+def test_the_error_of_the_estimate_comes_of_a_probe(ran: dict[str, NewPlan]) -> None:
+    from fedpipe.probes import norms
+
+    made = drawing.drawn(CW, there(CW))
+    figure = made["cwFedAvg", "Figure 5"]
+    assert isinstance(figure, Drawn)
+    told = [line.split(",") for line in figure.csv.splitlines()]
+    errors = {float(line[-2]): float(line[-1]) for line in told if line[0].startswith('"R')}
+    plan = ran["cwfedavg/figure5"]
+    for probed in plan.probes:
+        (cell,) = [cell for cell in plan.cells if cell.key == probed.run_key]
+        table = artifacts.read_parquet(probed.files.table, artifacts.manifest(probed.files.table))
+        assert errors[cell.grid["algorithms.cwfedavg.wdr"]] == pytest.approx(norms.distance(table), rel=1e-4)
+    assert len(errors) == len(plan.probes) == 2
+
+
+def test_pages_of_what_was_run_and_reasons_for_the_rest(ran: dict[str, NewPlan]) -> None:
+    comparison = make.write("smoke")
+    folder = make.place("smoke")
+    frame = pd.read_csv(folder / "cells.csv")
+    assert len(frame) == len(published.load())
+    measured = frame[frame["measured_mean"].notna()]
+    assert list(measured[measured["table"] == "Table 2"].value_counts(["paper"])) == [8, 8], "PFPS-LWC and cwFedAvg"
+    assert (measured["scale"] == "smoke").all()
+    assert (folder / "figures/pfps_lwc-figure-8.csv").is_file()
+    text = (folder / "pfps_lwc.html").read_text()
+    assert "Changed at this scale: federation.rounds 2; dataset.subset 200." in text
+    assert rows.NO_STUDY in text
+    assert not comparison.orders, "smoke judges nothing"
+    with pytest.raises(SettingsError, match="'smok' is no scale of the papers; did you mean 'smoke'"):
+        make.write("smok")
+
+
+def test_a_run_that_is_not_done_costs_its_own_cells(ran: dict[str, NewPlan], tmp_path: Path) -> None:
+    plan = ran["pfps_lwc/table2"]
+    gone = next(cell for cell in plan.cells if (cell.algorithm, cell.seed) == ("fedper", 0))
+    column = f"{gone.grid['partition.alpha']}/{gone.grid['federation.participation']}"
+    place = Place("PFPS-LWC", "Table 2", "FedPer", column, "accuracy_pct")
+    before = found(PFPS)
+    away = gone.joined.path.rename(tmp_path / "away")
+    try:
+        after = found(PFPS)
+        assert after[place]["runs"] == 1, "the other seed is there"
+        other = place._replace(row="FedProto")
+        assert str(after[other]) == str(before[other])
+        artifacts.write_json(plan.study.absent, {str(gone.files.path): "data not here"})
+        study = Study.find("pfps_lwc", "table2", "smoke")
+        assert study
+        assert study.missing("fedper", column) == "data not here"
+    finally:
+        artifacts.write_json(plan.study.absent, {})
+        shutil.move(away, gone.joined.path)
+
+
+def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cwFedAvg's Table 5 and the coefficients in its text, from the study; and Table 7, from shapes alone."""
+    (tmp_path / "studies").symlink_to(studies.ROOT / "studies")
+    monkeypatch.chdir(tmp_path)
+    planning.write(planning.make(Path("studies/papers/cwfedavg/table1.yaml")))
+    told = rows.measured(CW, there(CW, "paper"))
+    numbers, checked = published.load(), 0
+    for row in told:
+        place = Place(*(row[name] for name in Place._fields))
+        if place.metric in ("hyperparameter", "server_memory_million_parameters"):
+            assert row["mean"] == pytest.approx(numbers[place].mean, rel=5e-3), place
+            checked += 1
+    assert checked == 11 + 4 + 9
+    compared = cells.compare(cells.measured(rows.frame(told)), "paper")
+    words = {place[2:4]: cell.word for place, cell in compared.cells.items() if place[:2] == ("cwFedAvg", "Table 7")}
+    assert [row for row, word in words.items() if word != "agrees"] == [("cwFedAvg (Output)", "100")], (
+        "print counts the averaged head as well"
+    )

@@ -1,0 +1,146 @@
+"""`snakemake papers`: some of the papers' studies at scale smoke, to pages that a browser shows; and DVC's record."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from fedpipe.papers import layouts
+from tests.papers.test_pages import BROWSER, PAGES, Browser, seen
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
+
+pytestmark = pytest.mark.slow
+
+COMMAND = ("snakemake", "papers", "--config", "scale=smoke", *LOCAL)
+PLACE = "results/papers/smoke"
+BROKEN = """
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.errors import ArtifactError
+
+
+class Broken(FedAvg):
+    \"\"\"A method that fails in its first round.\"\"\"
+
+    def send(self, server, ids):
+        raise ArtifactError("it is broken")
+"""
+TABLE = "results/studies/papers/pfps_lwc/{}@smoke/tables/results.md"
+
+
+def edit(project: Project, name: str, **values: dict[str, Any]) -> None:
+    """Give some axes of a study's grid, or its scale smoke, these values."""
+    path = project.folder / f"studies/papers/pfps_lwc/{name}.yaml"
+    study = yaml.safe_load(path.read_text())
+    for key, value in values.items():
+        (study["study"]["grid"] if key != "smoke" else study["scales"])[key] = value
+    path.write_text(yaml.safe_dump(study, sort_keys=False))
+
+
+def command(project: Project, *words: str) -> tuple[int, str]:
+    """A command's exit status, and what it prints."""
+    done = subprocess.run(
+        words, cwd=project.folder, env=ENVIRONMENT, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def cells(project: Project) -> pd.DataFrame:
+    """The cells that were measured."""
+    frame = pd.read_csv(project.folder / PLACE / "cells.csv")
+    assert len(frame) == 641
+    return frame[frame["measured_mean"].notna() & (frame["paper"] == "PFPS-LWC")]
+
+
+def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path: Path) -> None:
+    for path in (project.folder / "studies/papers").rglob("*.yaml"):
+        if str(path).rpartition("/papers/")[2] not in ("pfps_lwc/table5.yaml", "pfps_lwc/figure8.yaml", "dvc.yaml"):
+            path.unlink()
+    smoke = {"federation.rounds": 2, "federation.local_epochs": 1, "dataset.subset": 300, "dataset.absent": "generate"}
+    edit(project, "table5", smoke=smoke, **{"federation.participation": [0.3]})
+    batches = {"Figure 8a/8": {"federation.batch_size": 8}, "Figure 8a/64": {"federation.batch_size": 64}}
+    edit(project, "figure8", smoke=smoke | {"federation.participation": 0.3}, setting=batches)
+    whole = (project.folder / "studies/papers/pfps_lwc/table5.yaml").read_text()
+    (project.folder / "own.py").write_text(BROKEN)
+    spoiled = yaml.safe_load(whole)
+    spoiled["algorithms"]["plt"] = {"algorithm": "own.Broken"}
+    (project.folder / "studies/papers/pfps_lwc/table5.yaml").write_text(yaml.safe_dump(spoiled, sort_keys=False))
+
+    status, printed = command(project, *COMMAND)
+    assert status == 1, "a method is broken"
+    assert f"The pages lie in {PLACE}/index.html" in printed
+    # Of table5's eight runs two fail; of figure8's four, two are table5's.
+    assert jobs(printed)["segment"] == 8 + 2
+    there = cells(project)
+    assert [*there[there["table"] == "Table 5"]["row"]] == [row for row in ("neither", "LWC", "both") for _ in range(2)]
+    assert {*there["verdict"]} == {"not judged (generated data)"}
+    page = (project.folder / PLACE / "pfps_lwc.html").read_text()
+    assert "segment failed: fedpipe: it is broken" in page
+    assert (project.folder / TABLE.format("figure8")).is_file()
+    assert not (project.folder / TABLE.format("table5")).exists()
+
+    (project.folder / "studies/papers/pfps_lwc/table5.yaml").write_text(whole)
+    status, printed = command(project, *COMMAND)
+    assert status == 0, printed
+    assert f"The pages lie in {PLACE}/index.html" in printed
+    assert jobs(printed)["segment"] == 2, "what was done is found"
+    there = cells(project)
+    assert {*there[there["table"] == "Table 5"]["column"]} == {"CIFAR-10/0.3", "CIFAR-100/0.3"}
+    assert (project.folder / TABLE.format("table5")).is_file()
+    page = (project.folder / PLACE / "pfps_lwc.html").read_text()
+    assert "it is broken" not in page
+    assert "on generated data" in page
+    again = (project.folder / PLACE / "pfps_lwc.html").read_bytes()
+    assert dict(jobs(command(project, *COMMAND)[1])) == {"papers": 1}
+    project.run("fedpipe", "papers", "--scale", "smoke")
+    assert (project.folder / PLACE / "pfps_lwc.html").read_bytes() == again
+
+    _shown(project.folder / PLACE, tmp_path / "profile")
+    _recorded(project, tmp_path)
+
+
+def _shown(folder: Path, profile: Path) -> None:
+    """A browser shows the pages with every table and figure, and neither asks for anything nor complains."""
+    if not BROWSER:
+        return
+    browser = Browser(profile)
+    try:
+        for name in PAGES:
+            for width in (1280, 375):
+                assert seen(browser, folder / f"{name}.html", width) == ([], [])
+                assert browser.tell("document.documentElement.scrollWidth") <= width
+            headings = browser.tell("[...document.querySelectorAll('h2')].map(one => one.innerText)")
+            for paper in (paper for paper in layouts.papers().values() if paper.stem == name):
+                assert {*paper.tables, *paper.figures} <= set(headings)
+            if name == "pfps_lwc":
+                texts = browser.tell("[...document.querySelectorAll('#figure-8 svg text')].map(one => one.textContent)")
+                assert {"Figure 8a", "FedPer", "PFPS-LWC"} <= set(texts)
+    finally:
+        browser.close()
+
+
+def _recorded(project: Project, folder: Path) -> None:
+    """DVC records tables and pages in one commit, which a clone pulls; its own `dvc repro` knows nothing of them."""
+    assert "papers" not in project.run("dvc", "status")
+    path = project.folder / "studies/papers/dvc.yaml"
+    text = path.read_text()
+    path.write_text(
+        text.replace("scales: []", "scales: [smoke]").replace(
+            "studies: []", "studies: [pfps_lwc/table5, pfps_lwc/figure8]"
+        )
+    )
+    project.run("dvc", "remote", "add", "-d", "store", str(folder / "store"))
+    project.run("dvc", "repro", "studies/papers/dvc.yaml")
+    assert "papers" not in project.run("dvc", "repro", "--dry", check=False)
+    assert "papers" not in project.run("dvc", "exp", "show", "--csv")
+    project.run("dvc", "push", "studies/papers/dvc.yaml")
+    project.commit()
+    project.run("git", "clone", "-q", ".", str(folder / "clone"))
+    clone = Project(folder / "clone")
+    clone.run("dvc", "pull", "studies/papers/dvc.yaml")
+    for name in (f"{PLACE}/pfps_lwc.html", f"{PLACE}/cells.csv", TABLE.format("table5")):
+        assert (clone.folder / name).read_bytes() == (project.folder / name).read_bytes()

@@ -1,0 +1,48 @@
+# The papers' pages: the studies of a folder, made together, then what print has beside what came of them. They are made
+# after a failure, too (`onerror`): what did not come is a dash with its reason.
+PAGES = f"results/papers/{SCALE}"
+MADE_OF = [
+    *(name for plan in WORK.whole for name in summaries(plan)),
+    *collected(WORK, "joined.json"),
+    *WORK.probes,
+]
+
+
+def printed():
+    """A hash of what is printed, and of how pages show it."""
+    parts = sorted(Path(planned.__file__).parent.glob("papers/*.*"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in parts)).hexdigest()
+
+
+rule papers:
+    input:
+        MADE_OF,  # so that what was deleted is made again
+        pages=f"{PAGES}/index.html",
+    shell:
+        "echo The pages lie in {input.pages}"
+
+
+rule pages:
+    input:
+        MADE_OF,
+    output:
+        expand(
+            f"{PAGES}/{{name}}",
+            name=[
+                "index.html",
+                "feddw.html",
+                "feddual.html",
+                "pfps_lwc.html",
+                "cwfedavg.html",
+                "cells.csv",
+            ],
+        ),
+    log:
+        f"{PAGES}/pages.log",
+    conda:
+        CONDA
+    params:
+        scale=SCALE,
+        printed=printed(),
+    shell:
+        "fedpipe papers --scale {params.scale} > {log:q} 2>&1"
