@@ -151,8 +151,12 @@ class Study:
     @cached_property
     def _varied(self) -> set[str]:
         """The settings in which the runs that are done differ."""
-        found = [set(_flat(self.settings(cell)).items()) for cell in self.done]
-        return {name for name, _ in set.union(*found) - set.intersection(*found)} if found else set()
+        values: dict[str, set[Any]] = {}
+        for cell in self.done:
+            for name, value in _flat(self.settings(cell)).items():
+                values.setdefault(name, set()).add(value)
+        counts = {name: sum(name in _flat(self.settings(cell)) for cell in self.done) for name in values}
+        return {name for name, found in values.items() if len(found) > 1 or counts[name] < len(self.done)}
 
     def probes(self, name: str, cell: Cell) -> list[tuple[PlannedProbe, pd.DataFrame]]:
         """What a probe of the study found in a run, where it is there."""
