@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup demo gallery papers test test-all lint docs lock
+.PHONY: setup demo gallery papers test test-all lint docs docs-site docs-serve lock
 
 setup: $(BIN)/.installed
 
@@ -48,8 +48,15 @@ lint: setup
 
 # Files generated from the code: run this after a change of a component's parameters or docstring.
 docs: setup
-	fedpipe docs algorithms > docs/algorithms.md
+	for page in settings algorithms datasets partitions models; do fedpipe docs $$page > docs/$$page.md; done
 	fedpipe schema > params.schema.json
+
+# The documentation as a site, in site/; a link that leads nowhere fails.
+docs-site: setup
+	sphinx-build -q -W --keep-going -c docs . site
+
+docs-serve: docs-site
+	python -m http.server --directory site --bind 127.0.0.1 8000
 
 # Exact versions of everything, for all platforms, without index addresses.
 lock:

@@ -35,6 +35,7 @@ rule all:
 rule runs:
     input:
         collected(WORK, "joined.json"),
+        ended(),
 
 
 rule partitions:

@@ -54,9 +54,12 @@ def write_study(folder: Path, algorithms: list[str], rounds: int, size: int) -> 
         shutil.copy(ROOT / name, folder / name)
     shutil.copytree(ROOT / "workflow" / "rules", folder / "workflow" / "rules")
     results = folder / "results"
-    for name in ("data", "partitions", "tables", "figures", "plots", "keys", ".provenance", "../fedpipe"):
-        (results / name).mkdir(parents=True)
-        (results / name / "some").write_text(name)
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].values()
+    outs = [out if isinstance(out, str) else next(iter(out)) for stage in stages for out in stage.get("outs", ())]
+    folders = [Path(out) for out in outs if not Path(out).suffix and "$" not in out]
+    for path in (*folders, Path("results/plots"), Path("fedpipe")):
+        (folder / path).mkdir(parents=True)
+        (folder / path / "some").write_text(path.name)
     shutil.copy(ROOT / "results" / ".gitignore", results)
     plots = (f"plots/{name}.csv" for name in ("curves", "clients", "matrices", "partition"))
     for name in ("plan.json", "metrics.json", *plots):

@@ -31,6 +31,7 @@ from fedpipe import archive
 from fedpipe.errors import ArtifactError, SettingsError
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 RESULTS = Path("results")
@@ -572,10 +573,26 @@ def read_json(path: Path, sha256: str | None = None) -> Any:
 def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
     """The table in a Parquet file, checked."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     data = _read(path, sha256)
-    return _decode(path, lambda: pq.read_table(pa.BufferReader(data)))
+    return _decode(path, lambda: parquet(pa.BufferReader(data)))
+
+
+def parquet(source: Any) -> pa.Table:
+    """The table in Parquet data.
+
+    Read by this thread alone, as tables become frames in :func:`frame`: a process in which Arrow has begun threads is
+    aborted now and then when it ends.
+    """
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(source, pre_buffer=False).read(use_threads=False)
+
+
+def frame(table: pa.Table) -> pd.DataFrame:
+    """A table as a frame of pandas."""
+    found: pd.DataFrame = table.to_pandas(use_threads=False)
+    return found
 
 
 def read_joined(path: Path) -> pa.Table:

@@ -13,7 +13,7 @@ import yaml
 
 from fedpipe import artifacts
 from fedpipe.artifacts import RunFiles
-from fedpipe.plan import NewPlan
+from fedpipe.plan import NewPlan, Settings
 from fedpipe.planned import Plan
 
 SECTIONS = {"dataset": "data set", "partition": "partition scheme", "model": "model", "algorithm": "algorithm"}
@@ -37,7 +37,7 @@ def renewed(plan: NewPlan) -> Iterator[str]:
         if label not in before:
             folders = [path for path in files.path.parent.glob("*") if path not in planned]
             before[label] = dict(_made(folders))
-        settings = yaml.load(plan.texts[str(files.settings)], Loader=_LOADER)
+        settings = vars(plan.settings[run.key])
         if old := before[label].get(_without_code(settings)):
             edited = [name for name in SECTIONS if old[name]["code"] != settings[name]["code"]]
             reasons[tuple(f"{SECTIONS[name]} '{_name(settings[name])}'" for name in edited)] += 1
@@ -74,7 +74,7 @@ def _made(folders: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
     for files in map(RunFiles, folders):
         if files.complete():
             with suppress(OSError, yaml.YAMLError, LookupError, TypeError, AttributeError):
-                settings = yaml.load(files.settings.read_text(), Loader=_LOADER)
+                settings = vars(Settings(**yaml.load(files.settings.read_text(), Loader=_LOADER)))
                 yield _without_code(settings), settings
 
 

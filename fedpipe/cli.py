@@ -340,7 +340,7 @@ def figure(
     params: StudyFile = PARAMS,
     scale: Scale = PAPER,
 ) -> None:
-    """Draw a figure, as SVG and PNG."""
+    """Draw a figure, as SVG, PDF and PNG."""
     from fedpipe.stages import report as stage
 
     if name == "curves":
@@ -470,18 +470,18 @@ def compare(
 def prune(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False) -> None:
     """Remove runs, partitions and data that no study here and no commit needs, after showing what that frees."""
     from fedpipe.lineage import prune as lineage
-    from fedpipe.report import tables
+    from fedpipe.report import words
 
     found = lineage.unneeded()
     spare, lost = ([part for part in found if bool(part.uncached) == kind] for kind in (False, True))
     for part in lost:
-        typer.echo(f"{part} ({tables.size(part.size)}) is not in DVC's cache and stays; `dvc commit`, or delete it.")
+        typer.echo(f"{part} ({words.size(part.size)}) is not in DVC's cache and stays; `dvc commit`, or delete it.")
     for part in spare:
-        typer.echo(f"{tables.size(part.size):>8}  {part}")
+        typer.echo(f"{words.size(part.size):>8}  {part}")
     if not spare:
         typer.echo("Nothing to remove.")
         return
-    typer.echo(f"{tables.size(sum(part.size for part in spare)):>8}  in all")
+    typer.echo(f"{words.size(sum(part.size for part in spare)):>8}  in all")
     if yes or typer.confirm("Remove them from this folder?"):
         lineage.remove(spare)
         typer.echo("Removed; `dvc repro` records that, `dvc gc --all-commits --all-experiments` frees the cache.")
@@ -521,11 +521,11 @@ def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, m
 
 
 @app.command(rich_help_panel=GENERATED)
-def docs(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models or partitions.")]) -> None:
-    """Print all components of a kind as a page of Markdown, as docs/algorithms.md."""
+def docs(page: Annotated[str, typer.Argument(help="settings, algorithms, datasets, models or partitions.")]) -> None:
+    """Print all keys of params.yaml, or all components of a kind, as a page of Markdown: docs/PAGE.md."""
     from fedpipe import documentation
 
-    typer.echo(documentation.markdown(_kind(kind), kind), nl=False)
+    typer.echo(documentation.settings() if page == "settings" else documentation.markdown(_kind(page)), nl=False)
 
 
 @app.command("new-algorithm", rich_help_panel=PEOPLE)
@@ -604,12 +604,7 @@ def _runs_here(profile: str) -> bool:
 def _kind(plural: str) -> registry.Kind:
     from fedpipe import registry
 
-    kinds = {
-        "algorithms": registry.ALGORITHM,
-        "datasets": registry.DATASET,
-        "models": registry.MODEL,
-        "partitions": registry.PARTITION,
-    }
+    kinds = {kind.plural: kind for kind in registry.KINDS}
     if plural not in kinds:
         raise SettingsError(f"'{plural}' can't be listed; {nearest(plural, list(kinds))}")
     return kinds[plural]

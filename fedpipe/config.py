@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import os
 import re
 import shlex
@@ -45,6 +46,7 @@ from fedpipe.data.datasets.base import Dataset, Facts, Published
 from fedpipe.data.fetch import ENVIRONMENT, Fetcher
 from fedpipe.errors import ArtifactError, Location, SettingsError, nearest, refuse_truths, sentences
 from fedpipe.pins import Pin
+from fedpipe.planned import Statistic
 from fedpipe.registry import Component, Kind
 
 Protocol = Literal[
@@ -411,6 +413,91 @@ class Server(Section):
         return self.optimizer == "sgd" and self.learning_rate == 1
 
 
+#: By name, what a schedule takes beside warm-up rounds, with its default; None: it has to be given.
+SCHEDULES: dict[str, dict[str, float | None]] = {
+    "constant": {},
+    "step": {"step_size": None, "gamma": 0.1},
+    "exponential": {"gamma": None},
+    "cosine": {"period": None, "minimum": 0.0},
+}
+
+
+class Schedule(Section):
+    """The clients' learning rate by round, as torch.optim.lr_scheduler has it by epoch; see :meth:`rate`."""
+
+    name: Literal["constant", "step", "exponential", "cosine"] = Field(
+        "constant",
+        description="step: StepLR; exponential: ExponentialLR; cosine: CosineAnnealingLR, which rises again behind its "
+        "period; constant: none of them.",
+    )
+    step_size: int | None = Field(None, ge=1, strict=True, description="Rounds from one fall to the next (step).")
+    gamma: float | None = Field(None, gt=0, description="Factor of each fall (step: 0.1) or round (exponential).")
+    period: int | None = Field(
+        None, ge=1, strict=True, description="Rounds until the minimum is reached (cosine), T_max: federation.rounds."
+    )
+    minimum: float | None = Field(None, ge=0, description="The least rate (cosine), eta_min: 0.")
+    warmup: int = Field(
+        0, ge=0, strict=True, description="Rounds of linear warm-up before, the w-th at w/warmup of the rate."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        given = {name: value for name, value in given.items() if value is not None}
+        defaults = SCHEDULES.get(str(given.get("name", "constant")), {})
+        return {name: value for name, value in defaults.items() if value is not None} | given
+
+    @model_validator(mode="after")
+    def _its_own(self) -> Schedule:
+        takes = ["warmup", *SCHEDULES[self.name]]
+        for name in sorted(self.model_fields_set - {"name", *takes}):
+            raise ValueError(
+                f"federation.schedule.{name}: {getattr(self, name)} has no meaning for {self.name}, which takes "
+                f"{' and '.join(takes)}; remove it."
+            )
+        for name in takes:
+            if getattr(self, name) is None:
+                raise ValueError(f"federation.schedule.{name}: it is missing; {self.name} needs {name}.")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_others(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if value is not None}
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether every round has the same rate."""
+        return self.name == "constant" and not self.warmup
+
+    def rate(self, base: float, round: int) -> float:
+        """The learning rate of a round, from 1, where ``base`` is that of the federation."""
+        if round <= self.warmup:
+            return base * round / self.warmup
+        after = round - 1 - self.warmup
+        match self.name:
+            case "step":
+                return base * float(cast(float, self.gamma) ** (after // cast(int, self.step_size)))
+            case "exponential":
+                return base * float(cast(float, self.gamma) ** after)
+            case "cosine":
+                least, share = cast(float, self.minimum), (1 + math.cos(math.pi * after / cast(int, self.period))) / 2
+                return least + (base - least) * share
+        return base
+
+
+#: Keys of the federation that came later, each with its value where nothing is asked for. Without those that have it,
+#: keys of runs are as they were before.
+UNASKED: dict[str, Any] = {
+    "precision": "full",
+    "schedule": {"name": "constant", "warmup": 0},
+    "local_epochs": None,
+    "local_steps": None,
+    "clip_norm": None,
+}
+
+
 class Federation(Section):
     """Who trains, how often, and with which optimizer."""
 
@@ -419,12 +506,29 @@ class Federation(Section):
     rounds: int = Field(
         20, ge=1, le=9999, strict=True, description="Communication rounds T; more rounds continue a shorter run."
     )
-    local_epochs: int = Field(1, ge=1, description="Passes over a client's training data in a round.")
+    local_epochs: int | None = Field(
+        1, ge=1, description="Passes over a client's training data in a round; null with local_steps."
+    )
+    local_steps: int | None = Field(
+        None,
+        ge=1,
+        strict=True,
+        description="In place of local_epochs: steps of every client in a round, on batches in the order of epochs.",
+    )
     batch_size: Annotated[int, Field(ge=1)] | Literal["full"] = Field(
         32, description="Samples in a training step, the last partial batch is kept; or full: all that a client has."
     )
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="Started afresh at every client in every round.")
     learning_rate: float = Field(0.05, ge=0)
+    schedule: Schedule = Field(
+        Schedule(), description="The learning rate by round, as `{name: cosine, period: 100, warmup: 5}`."
+    )
+    clip_norm: float | None = Field(
+        None,
+        gt=0,
+        description="Gradients of larger norm, over all that a pass trains, are scaled down to it, as by "
+        "torch.nn.utils.clip_grad_norm_; before weight decay and momentum.",
+    )
     momentum: float = Field(0.0, ge=0, lt=1, description="Heavy-ball momentum (sgd).")
     weight_decay: float = Field(0.0, ge=0, description="Added to the gradient as weight_decay * parameter.")
     weighting: Literal["count", "uniform"] = Field(
@@ -443,6 +547,31 @@ class Federation(Section):
         "Weights, their updates, losses and evaluation are of dtype in any case.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _epochs_or_steps(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        epochs, steps = given.get("local_epochs", 1), given.get("local_steps")
+        if epochs is None and steps is None:
+            raise ValueError("federation.local_epochs: null leaves no training; it should be given, or local_steps.")
+        if steps is not None and given.get("local_epochs") is not None:
+            raise ValueError(
+                f"federation.local_steps: {steps} can't be used beside local_epochs: {epochs}, since both say how long "
+                "a client trains; one of them should be null."
+            )
+        return given if steps is None else given | {"local_epochs": None}
+
+    @model_validator(mode="after")
+    def _falls(self) -> Federation:
+        least = self.schedule.minimum
+        if least is not None and least > self.learning_rate:
+            raise ValueError(
+                f"federation.schedule.minimum: {least} is more than federation.learning_rate ({self.learning_rate}); "
+                "it should be less."
+            )
+        return self
+
     @model_validator(mode="after")
     def _lower_than_float32(self) -> Federation:
         if self.precision == "bfloat16" and self.dtype != "float32":
@@ -453,9 +582,22 @@ class Federation(Section):
         return self
 
     @model_serializer(mode="wrap")
-    def _as_before_precision(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a precision that is full: keys are those of runs from before it could be lowered."""
-        return {name: value for name, value in handler(self).items() if (name, value) != ("precision", "full")}
+    def _asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if name not in UNASKED or value != UNASKED[name]}
+
+    def in_round(self, number: int) -> Federation:
+        """The same settings with the learning rate of a round."""
+        if self.schedule.is_flat:
+            return self
+        rate = self.schedule.rate(self.learning_rate, number)
+        return self.model_copy(update={"learning_rate": rate, "schedule": Schedule()})
+
+    def epochs(self, samples: int) -> float:
+        """How many passes over its data a client of so many samples makes in a round; no whole number by steps."""
+        if self.local_epochs is not None:
+            return self.local_epochs
+        size = samples if self.batch_size == "full" else self.batch_size
+        return cast(int, self.local_steps) / max(1, math.ceil(samples / max(1, size)))
 
     @property
     def arithmetic(self) -> str:
@@ -632,7 +774,28 @@ class Report(Section):
         "method's best value in each column, chosen on the test samples themselves, as its caption says.",
     )
 
-    _no_value_twice = field_validator("best_over")(_once)
+    statistics: tuple[Statistic, ...] = Field(
+        (),
+        description="Shown below the table, by the first protocol; statistics.csv has all of them, by every protocol. "
+        "client_std, worst_tenth, lowest: of the clients' accuracies; macro_f1, balanced_accuracy: over classes; "
+        "rounds_to_target, bytes_to_target: until `target` was reached; difference: to `baseline`, paired by seed.",
+    )
+    target: float | None = Field(None, gt=0, le=1, description="An accuracy over all test samples, as 0.7 for 70 %.")
+    baseline: Label | None = Field(None, description="The method of study.algorithms that others are compared with.")
+
+    _no_value_twice = field_validator("best_over", "statistics")(_once)
+
+    @model_validator(mode="after")
+    def _what_they_need(self) -> Report:
+        needed = {"rounds_to_target": "target", "bytes_to_target": "target", "difference": "baseline"}
+        right = {"target": "a share, as 0.7 for 70 %", "baseline": "a method of study.algorithms"}
+        for name in self.statistics:
+            if name in needed and getattr(self, needed[name]) is None:
+                key = needed[name]
+                raise ValueError(
+                    f"report.{key}: it is missing, and report.statistics lists {name}; it should be {right[key]}."
+                )
+        return self
 
 
 FIXED = ("study", "execution", "artifacts", "report", "scales", "probes")  #: sections that are one for the whole study
@@ -790,6 +953,17 @@ class Params(Section):
         return self._left_out
 
     @property
+    def warnings(self) -> list[str]:
+        """A sentence each for what is left out, and for what may not be meant."""
+        schedule, rounds = self.federation.schedule, self.federation.rounds
+        turns = schedule.warmup + (schedule.period or rounds)
+        rises = (
+            f"federation.schedule.period: {schedule.period} ends after round {turns} of {rounds}, from where the "
+            "learning rate rises again, as with CosineAnnealingLR."
+        )
+        return [*self.left_out.values(), *([rises] if turns < rounds and schedule.name == "cosine" else [])]
+
+    @property
     def pins(self) -> dict[str, Pin]:
         """The user's own files that the study names, by the section that does."""
         components = {"dataset": self.dataset.source, "partition": self.partition, "model": self.model}
@@ -815,6 +989,11 @@ class Params(Section):
                 if label not in known:
                     raise SettingsError(f"study.algorithms: unknown algorithm '{label}'; {nearest(label, known)}")
                 self.algorithms[label] = registry.parsed(registry.ALGORITHM, {}, label)
+        if self.report.baseline not in (None, *self.study.algorithms):
+            raise SettingsError(
+                f"report.baseline: '{self.report.baseline}' is not in study.algorithms; "
+                f"{nearest(str(self.report.baseline), self.study.algorithms)}"
+            )
         for name in self.report.best_over:
             if name not in self.study.grid:
                 known = list(self.study.grid)
@@ -838,8 +1017,13 @@ class Params(Section):
                 if value != right:
                     raise SettingsError(
                         f"federation.{key}: {value} can't be used with {label}, which takes plain gradient steps; "
-                        f"it should be {right}."
+                        f"it should be {'null' if right is None else right}."
                     )
+            if self.federation.local_steps is not None and (reason := algorithm.needs_epochs):
+                raise SettingsError(
+                    f"federation.local_steps: {self.federation.local_steps} can't be used with {label}, {reason}; it "
+                    f"should be null, or study.algorithms do without {label}."
+                )
             if algorithm.averaged is None and not self.federation.server.takes_the_mean:
                 raise SettingsError(
                     f"federation.server: {label} has no averaged model that {self.federation.server.optimizer} could "
@@ -881,6 +1065,13 @@ class Params(Section):
                 f"model.vocabulary: {words} is less than the {facts.vocabulary} token ids of the data set; "
                 f"it should be {facts.vocabulary}."
             )
+        if any(protocol.startswith("finetuned") for protocol in self.evaluation.protocols):
+            last = self.federation.rounds
+            if self.federation.learning_rate and not self.federation.in_round(last + 1).learning_rate:
+                raise SettingsError(
+                    f"federation.schedule: after round {last} the learning rate is 0, at which the models of finetuned "
+                    "protocols would stay as they are; it should have a minimum above 0, or another period."
+                )
         if self.federation.rounds % self.evaluation.every:
             raise SettingsError(
                 f"evaluation.every: {self.evaluation.every} does not divide federation.rounds "

@@ -113,7 +113,7 @@ class _Looking(Loop):
         if len(calls) != 1 or not torch.equal(calls[0][1], logits):
             raise SettingsError(f"client: {type(algorithm).__name__}'s personal model is not one network.")
         self.found = Tensors((name, value.detach()) for name, value in calls[0][0].items())
-        return Score(0, 0, 0.0)
+        return Score(0, 0, 0.0, ())
 
 
 class _Spied:

@@ -16,7 +16,7 @@ from fedpipe import artifacts, pins
 from fedpipe.artifacts import PARAMS, RESULTS, RunFiles, StudyFiles
 from fedpipe.errors import ArtifactError, SettingsError, nearest
 from fedpipe.planned import Cell, Plan
-from fedpipe.report import results, tables
+from fedpipe.report import results, statistics, tables
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,9 +67,11 @@ class Results:
     def clients(self) -> pd.DataFrame:
         """Models on test sets: ``protocol``, ``round``, ``client``, ``correct``, ``total``, ``loss``, ``accuracy``.
 
-        Client -1 is a model of the server on the global test set. A client without test samples has no accuracy.
+        Client -1 is a model of the server on the global test set. A client without test samples has no accuracy. By
+        class, ``hits`` were told right, ``support`` are there, and ``predicted`` were told to be of it: arrays.
         """
-        found = self._joined("metrics")
+        with self._here():
+            found = results.metrics(self.plan)
         return found.assign(accuracy=found["correct"] / found["total"].where(found["total"] > 0))
 
     @cached_property
@@ -78,7 +80,8 @@ class Results:
 
         Further columns are what a method recorded of itself.
         """
-        return self._joined("rounds")
+        with self._here():
+            return results.rounds(self.plan)
 
     @cached_property
     def times(self) -> pd.DataFrame:
@@ -112,7 +115,7 @@ class Results:
         with self._here():
             for run in {run.partition: run for run in self.plan.runs}.values():
                 path = artifacts.assignment_file(run.partition)
-                frame = artifacts.read_parquet(path, artifacts.manifest(path)).to_pandas()
+                frame = artifacts.frame(artifacts.read_parquet(path, artifacts.manifest(path)))
                 frame.insert(0, "partition", run.partition)
                 names = dict(enumerate(_class_names(run.dataset)))
                 frames.append(frame.assign(class_name=frame["label"].map(names)))
@@ -146,22 +149,8 @@ class Results:
 
     @cached_property
     def fairness(self) -> pd.DataFrame:
-        """How alike clients' accuracies are in the last round measured: a row a run and protocol with a row a client.
-
-        ``mean``, standard deviation ``std`` (of all clients: over n), ``worst`` (mean of the lowest tenth, at least one
-        client) and ``lowest`` of the accuracies of ``clients`` clients; those without test samples are left out.
-        """
-        own = self.clients[(self.clients["client"] >= 0) & (self.clients["total"] > 0)]
-        keys = [*self._keys, "protocol"]
-        own = own[own["round"] == own.groupby(keys)["round"].transform("max")]
-        by_run = own.groupby(keys, sort=False)["accuracy"]
-        return by_run.agg(
-            mean="mean",
-            std=lambda found: found.std(ddof=0),
-            worst=lambda found: found.nsmallest(max(1, len(found) // 10)).mean(),
-            lowest="min",
-            clients="count",
-        ).reset_index()
+        """See :func:`fedpipe.report.statistics.fairness`: ``mean``, ``std``, ``worst``, ``lowest`` of ``clients``."""
+        return statistics.fairness(self.clients, self._keys)
 
     def to_target(self, accuracy: float, protocol: str | None = None) -> pd.DataFrame:
         """What it took to reach an accuracy: a row a run, with ``round`` and ``bytes`` (NaN where it never did).
@@ -185,18 +174,17 @@ class Results:
         if found.empty:
             measured = list(dict.fromkeys(self.accuracies["protocol"]))
             raise SettingsError(f"protocol: nothing is measured by '{protocol}'; {nearest(protocol, measured)}")
-        first = found[found["accuracy"] >= accuracy].groupby(self._keys, sort=False)["round"].min()
-        sent = self.traffic.assign(
-            bytes=self.traffic["participants"] * (self.traffic["bytes_down"] + self.traffic["bytes_up"])
-        )
-        sent["bytes"] = sent.groupby(self._keys, sort=False)["bytes"].cumsum()
-        runs = found[self._keys].drop_duplicates().merge(first.reset_index(), how="left", on=self._keys)
-        return runs.merge(sent[[*self._keys, "round", "bytes"]], how="left", on=[*self._keys, "round"])
+        return statistics.to_target(found, self.traffic, self._keys, accuracy).drop(columns="protocol")
+
+    @cached_property
+    def statistics(self) -> pd.DataFrame:
+        """All statistics as ``statistics.csv`` holds them: means and deviations over seeds, by protocol."""
+        with self._here():
+            return statistics.table(self.plan)
 
     @property
     def _keys(self) -> list[str]:
-        """The columns that tell a run, and its cell of the table."""
-        return ["algorithm", *self.plan.grid, "seed", "key"]
+        return statistics.keys(self.plan)
 
     # -- single runs -------------------------------------------------------------------------------------------------
 
@@ -294,7 +282,7 @@ class Results:
 
     def _joined(self, name: str) -> pd.DataFrame:
         with self._here():
-            return self._frames(lambda cell: artifacts.read_joined(getattr(cell.joined, name)).to_pandas())
+            return self._frames(lambda cell: artifacts.frame(artifacts.read_joined(getattr(cell.joined, name))))
 
     def _cell(self, algorithm: str, seed: int | None, grid: dict[str, Any]) -> Cell:
         if algorithm not in self.plan.algorithms:

@@ -102,7 +102,7 @@ class Settings:
     @property
     def key(self) -> str:
         """The run's key."""
-        return digest({name: value for name, value in dataclasses.asdict(self).items() if name != "origin"})
+        return digest({name: value for name, value in vars(self).items() if name != "origin"})
 
     @property
     def partition_settings(self) -> dict[str, Any]:
@@ -161,6 +161,7 @@ def digest(value: Any) -> str:
 class NewPlan(Plan):
     """A plan that was just made, with what is written beside it."""
 
+    settings: dict[str, Settings]  #: of each run, by its key
     texts: dict[str, str]  #: what jobs read, by path: ``run.yaml``, ``partition.yaml``, data sets' settings
     samples: dict[str, tuple[int, int]]  #: by partition, about how many are trained on, and how many there are
     sources: dict[str, str]  #: the files that the plan was made of, each with its SHA-256 or its stamp
@@ -181,6 +182,7 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
     runs: dict[tuple[str, str], PlannedRun] = {}
     cells: dict[str, Cell] = {}
     partitions: dict[str, dict[str, Any]] = {}
+    known: dict[str, Settings] = {}
     texts: dict[str, str] = {}
     samples: dict[str, tuple[int, int]] = {}
     components: list[Component] = []
@@ -192,7 +194,7 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
         found = list(grid.settings(raw, study, point, above, config.download(path)))
         settings = {label: params for params, labels in found for label in labels}
         for params in {id(params): params for params in settings.values()}.values():
-            warnings += params.left_out.values()
+            warnings += params.warnings
             stamps |= {str(pin.path): pins.stamp(pin.path) for pin in params.pins.values()}
             components += [params.partition, params.model, params.dataset.source]
             data = params.dataset.file.stem
@@ -219,7 +221,9 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
                 dataset=params.dataset.file.stem,
                 participants=params.federation.participants,
             )
-            texts[str(run.files.settings)] = held.dump()
+            known[run.key] = held
+            if (written := str(run.files.settings)) not in texts:  # lengths of a run are cells of their own
+                texts[written] = held.dump()
             if lacking := _lacking(params):
                 absent[str(run.path)] = lacking
             heard = {name: [key for key in own if key not in params.left_out] for name, own in keys.items()}
@@ -249,6 +253,7 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
         keep_models=study.artifacts.keep_models,
         report=Reported(**study.report.model_dump()),
         probes=probes,
+        settings=known,
         texts=texts,
         samples=samples,
         sources=_sources(path, components) | stamps,

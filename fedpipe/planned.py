@@ -20,6 +20,16 @@ from fedpipe.errors import ArtifactError, SettingsError
 
 ReportedRound = Literal["last", "best", "mean-last"]
 Average = Literal["sample", "client"]
+Statistic = Literal[
+    "client_std",
+    "worst_tenth",
+    "lowest",
+    "macro_f1",
+    "balanced_accuracy",
+    "rounds_to_target",
+    "bytes_to_target",
+    "difference",
+]
 
 LABEL = r"[a-z][a-z0-9_]*"  #: of an algorithm
 KIND = r"[a-z][a-z-]*"  #: of a probe
@@ -160,6 +170,20 @@ class Reported:
     last_k: int
     average: Average
     best_over: tuple[str, ...] = ()
+    statistics: tuple[Statistic, ...] = ()
+    target: float | None = None
+    baseline: str | None = None  #: the label of a method
+
+    def held(self) -> dict[str, Any]:
+        """As ``plan.json`` holds it."""
+        return _held(self) | {"best_over": list(self.best_over), "statistics": list(self.statistics)}
+
+    @classmethod
+    def of(cls, held: dict[str, Any]) -> Reported:
+        """What ``plan.json`` holds so; a plan of before there were statistics has none."""
+        held = {"statistics": [], "target": None, "baseline": None} | held
+        texts: dict[str, Any] = {name: _texts(held[name]) for name in ("best_over", "statistics")}
+        return cls(**_fields(cls, held) | texts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +212,36 @@ class Plan:
     def study(self) -> StudyFiles:
         """Where the study's own files lie."""
         return StudyFiles.of(self.params, self.scale)
+
+    @cached_property
+    def partition_names(self) -> dict[str, str]:
+        """By key, what files that show a partition are called, as ``dirichlet-0.2-seed0``.
+
+        A name tells scheme, its parameters and seed, and what else differs between the study's partitions; and the key,
+        where that is not enough.
+        """
+        told = {key: _dealt(settings) for key, settings in self.partitions.items()}
+        varied = {
+            name
+            for name in {name for parts in told.values() for name in parts if name in OTHERS}
+            if len({str(parts.get(name)) for parts in told.values()}) > 1
+        }
+        names = {
+            key: "-".join(
+                re.sub(r"[^A-Za-z0-9.]+", "_", f"{OTHERS.get(name, '')}{value}")
+                for name, value in parts.items()
+                if name not in OTHERS or name in varied or name == "seed"
+            )
+            for key, parts in told.items()
+        }
+        every = list(names.values())
+        return {key: name if every.count(name) == 1 else f"{name}-{key}" for key, name in names.items()}
+
+    def partition_told(self, key: str) -> dict[str, str]:
+        """What a partition is, by name: data set, scheme with its parameters, clients and seed."""
+        return {
+            {"name": "data set"}.get(name, name): str(value) for name, value in _dealt(self.partitions[key]).items()
+        }
 
     @cached_property
     def joined(self) -> tuple[JoinedFiles, ...]:
@@ -220,7 +274,7 @@ class Plan:
             "shared": self.shared,
             "execution": _held(self.execution),
             "artifacts": {"keep_models": self.keep_models},
-            "report": _held(self.report) | {"best_over": list(self.report.best_over)},
+            "report": self.report.held(),
             "probes": [probe.held() for probe in self.probes],
         }
 
@@ -272,7 +326,7 @@ class Plan:
             shared=held["shared"],
             execution=_jobs(held["execution"]),
             keep_models=held["artifacts"]["keep_models"],
-            report=Reported(**_fields(Reported, held["report"]) | {"best_over": _texts(held["report"]["best_over"])}),
+            report=Reported.of(held["report"]),
             probes=tuple(map(PlannedProbe.of, held["probes"])),
         )
         _refuse_others(LABEL, [plan.scale, *plan.algorithms])
@@ -287,11 +341,31 @@ class Plan:
         whole &= all(cell.grid.keys() <= plan.grid.keys() for cell in plan.cells) and bool(plan.protocols)
         whole &= plan.shown.keys() <= set(plan.algorithms) and set(plan.shown.values()) <= set(plan.protocols)
         whole &= set(plan.report.best_over) <= plan.grid.keys()
+        whole &= set(plan.report.statistics) <= set(get_args(Statistic))
+        whole &= plan.report.target is None or 0 < plan.report.target <= 1
+        whole &= plan.report.baseline in (None, *plan.algorithms)
         whole &= plan.report.round in get_args(ReportedRound) and plan.report.average in get_args(Average)
         whole &= _is_keep_models(plan.keep_models) and _are_jobs(plan.execution)
         if not whole:
             raise ValueError(held["params"])
         return plan
+
+
+#: What a partition's name tells only where it differs, with what stands before its value; the seed it always tells.
+OTHERS = {"name": "", "subset": "subset", "split": "", "minimum": "minimum", "clients": "clients", "seed": "seed"}
+
+
+def _dealt(settings: dict[str, Any]) -> dict[str, Any]:
+    """What tells a partition from others, by name."""
+    dataset, scheme = settings["dataset"], settings["partition"]
+    found = {name: dataset[name] for name in ("name", "subset", "split") if name in dataset}
+    found |= {"scheme": scheme["scheme"]}
+    found |= {
+        name: value for name, value in sorted(scheme.items()) if name not in {"scheme", "code", "sha256", *OTHERS}
+    }
+    found |= {"sha256": scheme["sha256"][:6]} if "sha256" in scheme else {}
+    found |= {"minimum": scheme["minimum"]} if "minimum" in scheme else {}
+    return found | {"clients": settings["clients"]} | ({"seed": settings["seed"]} if "seed" in settings else {})
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,11 @@ class Kind:
     held: str = "name"  #: the key that names it in the settings of a run
     functions: str = ""  #: the module that makes components of functions, too
 
+    @property
+    def plural(self) -> str:
+        """Its word on the command line: ``algorithms``."""
+        return self.package.rpartition(".")[2]
+
 
 ALGORITHM = Kind("algorithm", "fedpipe.algorithms", "algorithms", "algorithm")
 MODEL = Kind("model", "fedpipe.models", "model", "name", "cnn", functions="fedpipe.models._factory")

@@ -79,6 +79,10 @@ class Tensors(dict[str, Tensor]):
         norm: Tensor = torch.linalg.vector_norm(self.flat())
         return norm
 
+    def clipped(self, norm: float) -> Tensors:
+        """Scaled down to a norm where it is larger, as ``torch.nn.utils.clip_grad_norm_`` does."""
+        return self * (norm / (self.norm() + 1e-6)).clamp(max=1)
+
     def flat(self) -> Tensor:
         """All elements in one vector, in the order of the names as they stand."""
         return torch.cat([value.reshape(-1) for value in self.values()])

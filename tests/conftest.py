@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 
 import hypothesis
@@ -17,6 +18,10 @@ hypothesis.settings.register_profile(
     "fedpipe", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("fedpipe")
+
+
+#: What tests start can be interrupted, also where the tests run in the background of a shell, which ignores Ctrl+C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -105,4 +105,8 @@ def copy_project(folder: Path) -> Path:
         if source.exists() or source.is_symlink():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
+    for compiled in (ROOT / "fedpipe").rglob("*.pyc"):  # otherwise each copy compiles all of it anew
+        place = folder / compiled.relative_to(ROOT)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(compiled, place)
     return folder

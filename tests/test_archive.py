@@ -230,8 +230,8 @@ def test_a_pack_that_is_a_folder_is_named(run: RunFiles) -> None:
 
 
 def test_a_pack_takes_every_file_of_a_round_but_tensors(run: RunFiles) -> None:
-    files = {each for each in vars(RoundFiles) if isinstance(getattr(RoundFiles, each), property)}
-    places = [getattr(run.round(3), each) for each in files]
+    files = {name for name in vars(RoundFiles) if isinstance(getattr(RoundFiles, name), property)}
+    places = [getattr(run.round(3), name) for name in files]
     assert {path.name for path in places if not archive.takes(path)} == set(artifacts.TENSORS)
     note = run.round(1).path / "note.json"
     note.write_text("{}")
@@ -283,7 +283,7 @@ def test_segments_of_two_studies_pack_one_run_at_once(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     commands = [[sys.executable, "-c", WRITER, str(first)] for first in (0, 1)]
     working = [subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(studies.ROOT)}) for command in commands]
-    assert [each.wait() for each in working] == [0, 0]
+    assert [process.wait() for process in working] == [0, 0]
     run = RunFiles(Path("run"))
     assert run.complete() == list(range(60))
     assert [artifacts.read_json(run.round(number).times) for number in range(60)] == [{"train": n} for n in range(60)]

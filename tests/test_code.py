@@ -91,7 +91,7 @@ def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         for edited, _, new in edits:
             if edited not in FILES:
                 (tmp_path / edited).write_text(new)
-        for module in [each for each in sys.modules if each.partition(".")[0] in mine]:
+        for module in [name for name in sys.modules if name.partition(".")[0] in mine]:
             del sys.modules[module]
         shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
         importlib.invalidate_caches()
@@ -99,7 +99,7 @@ def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         return code.of(getattr(importlib.import_module("own"), name)).text
 
     yield found
-    for module in [each for each in sys.modules if each.partition(".")[0] in mine]:
+    for module in [name for name in sys.modules if name.partition(".")[0] in mine]:
         del sys.modules[module]
 
 

@@ -1,4 +1,4 @@
-"""Docstrings as Markdown; and that docs/algorithms.md is what they say now."""
+"""Docstrings and settings as Markdown; that the pages in docs are what they say now, and that all of docs is a site."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe import documentation, registry
+from fedpipe import config, documentation, registry
 from fedpipe.registry import Component
+
+ROOT = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,22 +41,24 @@ class Child(Parent):
     second: str = "so"
 
 
-def test_the_page_of_algorithms_is_up_to_date() -> None:
-    page = Path(__file__).parent.parent / "docs/algorithms.md"
-    assert page.read_text() == documentation.markdown(registry.ALGORITHM, "algorithms"), "type `make docs`"
+@pytest.mark.parametrize("kind", registry.KINDS, ids=lambda kind: kind.plural)
+def test_the_pages_of_components_are_up_to_date(kind: registry.Kind) -> None:
+    assert (ROOT / f"docs/{kind.plural}.md").read_text() == documentation.markdown(kind), "type `make docs`"
 
 
-@pytest.mark.parametrize(
-    ("kind", "plural"),
-    [
-        (registry.ALGORITHM, "algorithms"),
-        (registry.MODEL, "models"),
-        (registry.PARTITION, "partitions"),
-        (registry.DATASET, "datasets"),
-    ],
-)
-def test_nothing_of_the_docstrings_markup_is_left(kind: registry.Kind, plural: str) -> None:
-    page = documentation.markdown(kind, plural)
+def test_the_page_of_settings_is_up_to_date_and_has_every_key() -> None:
+    page = (ROOT / "docs/settings.md").read_text()
+    assert page == documentation.settings(), "type `make docs`"
+    for name, field in config.Params.model_fields.items():
+        section = page.partition(f"## {field.alias or name}\n")[2].partition("\n## ")[0]
+        assert section, name
+        keys = getattr(field.annotation, "model_fields", {})
+        assert all(f"\n| `{key.alias or own}` |" in section for own, key in keys.items()), name
+
+
+@pytest.mark.parametrize("kind", registry.KINDS, ids=lambda kind: kind.plural)
+def test_nothing_of_the_docstrings_markup_is_left(kind: registry.Kind) -> None:
+    page = documentation.markdown(kind)
     assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == list(registry.names(kind))
     for markup in ("::\n", ".. ", ":math:", "``math", "----\n", ":class:"):
         assert markup not in page.replace("```math", "")

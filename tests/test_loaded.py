@@ -16,11 +16,13 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from sklearn.metrics import balanced_accuracy_score, f1_score
 
 import fedpipe
 from fedpipe import pins
 from fedpipe.data import classes
 from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.report import statistics
 from tests import studies
 from tests.lineage.conftest import finish
 from tests.pages import ROOT
@@ -190,6 +192,25 @@ def test_a_models_right_answers_are_those_that_the_run_counted(
         row["key"],
     )
     assert (results.folder / made["state"]).is_file()
+
+
+def test_classes_are_told_as_scikit_learn_tells_them(results: Any) -> None:
+    """In the last round: of the global model on all test samples, and of personal models on each client's own."""
+    run = results.accuracies.query("algorithm == 'fedavg' and seed == 1 and `partition.alpha` == '1.0'")["key"].iloc[0]
+    found = statistics.by_class(results.clients, ["key"]).set_index(["key", "protocol"]).loc[run]
+    for protocol, clients in (("global-on-global", [None]), ("personal-on-local", range(10))):
+        y, told = [], []
+        for client in clients:
+            x, labels = results.test("fedavg", 1, client=client, alpha=1.0)
+            with torch.no_grad():
+                told += results.model("fedavg", 1, client=client, alpha=1.0)(x).argmax(1).tolist()
+            y += labels.tolist()
+        wanted = {"macro_f1": f1_score(y, told, average="macro"), "balanced_accuracy": balanced_accuracy_score(y, told)}
+        assert found.loc[protocol].to_dict() == pytest.approx(wanted, rel=1e-12)
+    written = pd.read_csv(results.folder / "results/tables/statistics.csv", dtype={"partition.alpha": str})
+    of = written.query("algorithm == 'fedavg' and `partition.alpha` == '1.0' and statistic == 'macro_f1'")
+    assert of.set_index("protocol")["seeds"].to_dict() == {protocol: 2 for protocol in of["protocol"]}
+    assert len(results.statistics) == len(written)
 
 
 def test_torchs_own_settings_stay_as_they_were(results: Any) -> None:

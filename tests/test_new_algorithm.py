@@ -40,6 +40,7 @@ def test_a_new_algorithm_passes_the_contract_and_can_be_planned(tmp_path: Path) 
         subprocess.run(["ruff", *check.split(), *files], cwd=clone, check=True)
 
 
+@pytest.mark.slow
 def test_what_is_missing_of_an_algorithm_is_demanded(tmp_path: Path) -> None:
     """A file alone in a clone, with no test: the contract's tests fail and say what they want, and skip nothing."""
     clone = studies.copy_project(tmp_path / "clone")

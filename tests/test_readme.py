@@ -60,7 +60,7 @@ def test_languages_are_known() -> None:
     """So that no example escapes what is below."""
     assert {block.language for block in blocks("README.md")} == {"", "yaml", "python", "mermaid"}
     assert {block.language for block in blocks("CONTRIBUTING.md")} == {"", "python"}
-    assert len(STUDIES) == 6
+    assert len(STUDIES) == 7
 
 
 @pytest.mark.parametrize("block", STUDIES, ids=lambda block: block.section)

@@ -36,7 +36,7 @@ State = dict[str, Any]
 class Batch(NamedTuple):
     """Samples of one client."""
 
-    x: Tensor  #: inputs, shape (B, *shape)
+    x: Tensor  #: inputs, shape ``(B, *shape)``
     y: Tensor  #: classes, shape (B,)
     mask: Tensor | None = None  #: 1 for samples and 0 for padding, shape (B,); None where nothing is padded
     key: Tensor | None = None  #: of the noise that goes with these samples, an int64 scalar
@@ -102,12 +102,12 @@ class Train:
     loss: Loss  #: (client, batch) -> scalar, a mean over the batch
     group: str = "model"  #: the part of the client's state that is trained
     only: tuple[str, ...] | None = None  #: the tensors of the group that are trained; all of them by default
-    epochs: int | None = None  #: at most; by default the federation's local epochs
+    epochs: int | None = None  #: at most; by default the federation's local epochs or steps
     step: Step | None = None  #: (client, batch, gradient) -> client; by default the federation's optimizer
     steps: int | None = None  #: at most, in each epoch; by default as many as the data give
     batches: int = 1  #: batches that go into one step, which :meth:`Batch.split` gives apart
     when: Condition | None = None  #: asked before each epoch; the pass ends where it is false
-    after: Callable[[State], State] | None = None  #: follows each epoch: client -> client
+    after: Callable[[State], State] | None = None  #: follows each epoch: client -> client; both need `epochs` by steps
     share: float = 1.0  #: share of the training data that is used, chosen at random in each round
     stream: str = "batches"  #: random stream and optimizer state; passes of one stream go on where the last one ended
     eval_mode: bool = False  #: the network is in evaluation mode, and images are as they are
@@ -194,7 +194,10 @@ class Algorithm(Component):
     federation: ClassVar[Federation]
 
     def bind(self, net: Net, federation: Federation) -> Self:
-        """A copy at work: with the network that it trains and the federation's settings."""
+        """A copy at work: with the network that it trains and the federation's settings.
+
+        In hooks of a client, and in `send` and `aggregate`, ``federation.learning_rate`` is that of the round.
+        """
         bound = copy.copy(self)
         object.__setattr__(bound, "net", net)
         object.__setattr__(bound, "federation", federation)
@@ -204,6 +207,16 @@ class Algorithm(Component):
     def needs_sgd(self) -> bool:
         """Whether its theory divides by SGD's learning rate, and its settings do not insist on another optimizer."""
         return False
+
+    @property
+    def needs_epochs(self) -> str | None:
+        """Why clients can't train for `federation.local_steps`, as ``whose ...``; None where they can."""
+        return None
+
+    def in_round(self, number: int) -> Self:
+        """The same at work in a round, whose learning rate its federation has."""
+        federation = self.federation.in_round(number)
+        return self if federation is self.federation else self.bind(self.net, federation)
 
     # -- model and initial states ------------------------------------------------------------------------------------
 

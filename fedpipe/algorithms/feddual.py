@@ -100,6 +100,15 @@ class FedDUAL(FedAvg):
             )
 
     @property
+    def needs_epochs(self) -> str | None:
+        """Beta is measured before each."""
+        return "whose adaptive loss is weighed anew before each epoch" if self._weighs else None
+
+    @property
+    def _weighs(self) -> bool:
+        return self.adaptive_loss and self.mode == "paper"
+
+    @property
     def last(self) -> tuple[str, ...]:
         """Names of the parameters that the barycenter combines."""
         if not self.dynamic_aggregation:
@@ -129,9 +138,9 @@ class FedDUAL(FedAvg):
     def local_passes(self) -> Sequence[Pass]:
         """The global accuracy; then beta and one epoch, again and again."""
         passes: list[Pass] = [Train(self.loss)]
-        if self.adaptive_loss and self.mode == "paper":
+        if self._weighs:
             epoch = (Measure(self.correct, self.weigh), Train(self.loss, epochs=1))
-            passes = [Measure(self.correct, self.remember), *epoch * self.federation.local_epochs]
+            passes = [Measure(self.correct, self.remember), *epoch * cast(int, self.federation.local_epochs)]
         if self.dynamic_aggregation and self.vector == "gradient":
             every = Train(self.risk, only=self.last, epochs=1, step=self.accumulate, stream="gradient", eval_mode=True)
             passes.append(every)

@@ -36,7 +36,8 @@ class FedNH(Algorithm):
     A class that nobody in the round owns keeps its prototype (the authors' code makes it zero where rho is 0).
 
     State: none at the client. Traffic: the model down; body, s, C prototypes of width d and C counts up. Deviations:
-    bodies are weighted as the study says (all alike in the authors' code); the learning rate stays as it is.
+    bodies are weighted as the study says (all alike in the authors' code); the learning rate falls by
+    ``federation.schedule`` alone.
     Values used: rho 0.9, s 1 for a small network and 20 for ResNet (authors' code), rho 0.9 (cwFedAvg).
 
     Parameters

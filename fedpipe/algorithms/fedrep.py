@@ -46,6 +46,11 @@ class FedRep(SharedBody):
     head_epochs: Annotated[int, Field(ge=0)] = 10
     body_epochs: Annotated[int, Field(ge=0)] = 1
 
+    @property
+    def needs_epochs(self) -> str | None:
+        """It counts its own."""
+        return "whose head_epochs and body_epochs say how long it trains"
+
     def local_passes(self) -> Sequence[Pass]:
         """The head, then the representation."""
         return (

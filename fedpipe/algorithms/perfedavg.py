@@ -29,9 +29,10 @@ class PerFedAvg(FedAvg):
 
     ``first-order`` leaves the Hessian out and needs two batches; ``hessian-free`` takes
     :math:`\nabla^2 F v \approx (\nabla F(w + \delta v) - \nabla F(w - \delta v)) / 2 \delta`. Steps are plain
-    gradient steps, by definition of the method: adam and momentum of the federation are refused (FedDW's code ran it
-    so, beside Adam for other methods). A step takes its batches' worth of samples at once (a part that none is left for
-    sees the first one's), and there are as many epochs more, so that a client takes about as many steps as FedAvg's.
+    gradient steps, by definition of the method: adam, momentum and clipping of the federation are refused (FedDW's code
+    ran it so, beside Adam for other methods). A step takes its batches' worth of samples at once (a part that none is
+    left for sees the first one's), and there are as many epochs more, so that a client takes about as many steps as
+    FedAvg's, and just as many by ``federation.local_steps``.
     BatchNorm's running statistics are those of a step's last gradient.
 
     The personal model is one alpha-step away, on a batch of the client's training data; the global model is measured as
@@ -53,7 +54,7 @@ class PerFedAvg(FedAvg):
         One batch for all of a step's gradients.
     """
 
-    ignores: ClassVar[tuple[str, ...]] = ("optimizer", "momentum")
+    ignores: ClassVar[tuple[str, ...]] = ("optimizer", "momentum", "clip_norm")
 
     alpha: Annotated[float, Field(ge=0)] = 0.01
     variant: Literal["first-order", "hessian-free"] = "first-order"
@@ -76,7 +77,7 @@ class PerFedAvg(FedAvg):
 
     def local_passes(self) -> Sequence[Pass]:
         """Meta-learning; then the personal step anew."""
-        epochs = self.federation.local_epochs * self.batches
+        epochs = self.federation.local_epochs and self.federation.local_epochs * self.batches
         return (Train(self.loss, epochs=epochs, step=self.step, batches=self.batches), *self.personalize())
 
     def finetune(self, epochs: int) -> Sequence[Pass]:

@@ -30,8 +30,8 @@ class PFedMe(Algorithm):
     :math:`\tilde\theta`, kept by value (the authors' code overwrites it with w); it stays as it is while its client is
     not in the round, and is w before its first. Their code's hidden weight decay of the inner steps is left out.
     BatchNorm's running statistics are those that :math:`\tilde\theta` met; they travel with w_k and are averaged.
-    Both kinds of steps are plain gradient steps, by definition of the method: adam, momentum and weight decay of the
-    federation are refused.
+    Both kinds of steps are plain gradient steps, by definition of the method: adam, momentum, weight decay and clipping
+    of the federation are refused. ``federation.schedule`` is of eta alone.
 
     State: the personal model at the client. Traffic: w down, w_k up. Deviations: in the paper all clients train in
     every round and the participants are those that upload; here the others rest. It takes uniform means and its code
@@ -50,7 +50,7 @@ class PFedMe(Algorithm):
     """
 
     averaged: ClassVar[str | None] = "model"
-    ignores: ClassVar[tuple[str, ...]] = ("optimizer", "momentum", "weight_decay")
+    ignores: ClassVar[tuple[str, ...]] = ("optimizer", "momentum", "weight_decay", "clip_norm")
 
     attraction: Annotated[float, Field(ge=0)] = 15.0
     inner_steps: Annotated[int, Field(ge=1)] = 5

@@ -28,9 +28,10 @@ class Scaffold(FedAvg):
         \theta^{t+1} &= \theta^t + \eta_g \tfrac{1}{m} \sum_{k \in S} (y_k - \theta^t), \qquad
         c \leftarrow c + \tfrac{1}{N} \sum_{k \in S} (c_k^+ - c_k)
 
-    K is the number of steps that this client really took. Averages are uniform, by definition of the method; local
-    steps are plain SGD (weight decay is part of the gradient; momentum is refused). Controls are of parameters only;
-    BatchNorm's running statistics are averaged.
+    K is the number of steps that this client really took, and :math:`\eta` the rate of its round. Averages are uniform,
+    by definition of the method; local steps are plain SGD (weight decay is part of the gradient; momentum is refused;
+    ``federation.clip_norm`` clips the corrected gradient, so that the control has what was left of it). Controls are of
+    parameters only; BatchNorm's running statistics are averaged.
 
     State: :math:`c_k` at the client, :math:`c` at the server. Traffic: twice the model down, twice up.
     Value of the server's rate used: 1. FedDUAL ran it with Adam, and reports that it did not converge.
@@ -89,12 +90,12 @@ class Scaffold(FedAvg):
         """One step: corrected and plain SGD where there are controls, the federation's optimizer elsewhere."""
         g, y = gradient(client)[0], client["model"].only(self.corrected)
         client = client | {"steps": client["steps"] + 1}
+        towards, limit = g | (g.only(y) - client["own"] + client["all"]), self.federation.clip_norm
         if self.federation.optimizer == "adam":
-            client = client | {"met": client["met"] + g.only(y)}
-            return gradient.descend(client, g | (g.only(y) - client["own"] + client["all"]))
-        direction = g.only(y) + self.federation.weight_decay * y - client["own"] + client["all"]
-        y = y - self.federation.learning_rate * direction
-        elsewhere = client if len(y) == len(g) else gradient.descend(client, g)
+            return gradient.descend(client | {"met": client["met"] + g.only(y)}, towards)
+        elsewhere = client if len(y) == len(g) else gradient.descend(client, towards)
+        towards = towards if limit is None else towards.clipped(limit)
+        y = y - self.federation.learning_rate * (towards.only(y) + self.federation.weight_decay * y)
         return elsewhere | {"model": elsewhere["model"] | y}
 
     def renew(self, client: State) -> State:

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedpipe import artifacts
 from fedpipe.data.samples import Samples
 from fedpipe.errors import ArtifactError
 
@@ -75,10 +76,8 @@ def read_parquet(path: Path) -> Table:
     ArtifactError
         The file is no such file.
     """
-    import pyarrow.parquet as pq
-
     try:
-        table = pq.read_table(path)
+        table = artifacts.parquet(path)
     except Exception as error:  # of Arrow or the system: these bytes are no Parquet
         raise ArtifactError(f"{path} can't be read as Parquet ({_line(error)}).") from error
     names = set(table.column_names)

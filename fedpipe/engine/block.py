@@ -60,7 +60,7 @@ class Block:
             "kept": stack(self.kept),
             "bytes": torch.tensor([self.down, self.up]),
             "scores": {
-                test: torch.tensor([list(scores[test]) for scores in self.scores], dtype=torch.float64)
+                test: torch.tensor([_numbers(scores[test]) for scores in self.scores], dtype=torch.float64)
                 for test in self.scores[0]
             },
             "spent": torch.tensor(self.spent, dtype=torch.float64),
@@ -74,8 +74,7 @@ class Block:
         uploads, kept = named(tree["uploads"]), named(tree["kept"])
 
         def scores(row: int) -> dict[Test, Score]:
-            rows = {test: values[row].tolist() for test, values in tree["scores"].items()}
-            return {test: Score(int(correct), int(total), loss) for test, (correct, total, loss) in rows.items()}
+            return {test: _score(values[row]) for test, values in tree["scores"].items()}
 
         return cls(
             made_by=_read(tree["made_by"]),
@@ -94,6 +93,14 @@ class Block:
 def named(tree: dict[str, Any]) -> State:
     """A state as it comes from a file: its inner dicts become :class:`~fedpipe.tensors.Tensors` again."""
     return {part: Tensors(value) if isinstance(value, dict) else value for part, value in tree.items()}
+
+
+def _numbers(score: Score) -> list[float]:
+    return [score.loss, *(count for counts in score.classes for count in counts)]
+
+
+def _score(numbers: torch.Tensor) -> Score:
+    return Score.of(numbers[1:].long().reshape(3, -1), float(numbers[0]))
 
 
 def _written(value: Any) -> torch.Tensor:

@@ -89,6 +89,13 @@ def passes(algorithm: Algorithm, hook: str, given: Any) -> list[Pass]:
             f"{name_of(algorithm)}.{hook} gives {kind(given)}; it should give a tuple of passes, each a Train, Measure "
             "or Update, as (Train(self.loss),)."
         )
+    for listed in given:
+        by_epochs = isinstance(listed, Train) and listed.epochs is None and (listed.when or listed.after)
+        if by_epochs and algorithm.federation.local_steps is not None:
+            raise SettingsError(
+                f"federation.local_steps: {algorithm.federation.local_steps} can't be used with {name_of(algorithm)}."
+                f"{hook}, whose `when` or `after` goes by epochs; it should be null, or the pass should have `epochs`."
+            )
     return list(given)
 
 

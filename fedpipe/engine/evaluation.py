@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -28,6 +29,8 @@ from fedpipe.tensors import Tensors
 
 PHASES: dict[str, Phase] = {"personal": "receive", "finetuned": "finetune", "prototype": "prototype"}
 
+COUNTS = ("hits", "support", "predicted")  #: of each class: told right, how many there are, told to be of it
+
 METRICS = pa.schema(
     {
         "round": pa.int32(),
@@ -36,6 +39,7 @@ METRICS = pa.schema(
         "correct": pa.int64(),
         "total": pa.int64(),
         "loss": pa.float64(),
+        **dict.fromkeys(COUNTS, pa.list_(pa.int32())),
     }
 )
 
@@ -69,6 +73,7 @@ def table(round: int, model: str, scores: Mapping[int, Mapping[Test, Score]]) ->
             "correct": score.correct,
             "total": score.total,
             "loss": score.loss / max(score.total, 1),
+            **dict(zip(COUNTS, score.classes, strict=True)),
         }
         for client, by_test in scores.items()
         for test, score in by_test.items()
@@ -170,12 +175,14 @@ def _global(
     labels = clients.gather(every)[1]
     classes = one_hot(labels, clients.classes, logits.dtype)
     soft_labels = classes.T @ logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)
-    right = (logits.argmax(-1) == labels).cpu().numpy()
+    told, are = logits.argmax(-1).cpu().numpy(), labels.cpu().numpy()
     loss = F.cross_entropy(logits, labels, reduction="none").double().cpu().numpy()
 
     def score(indices: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Score:
         rows = np.searchsorted(every, indices)
-        return Score(int(right[rows].sum()), len(rows), float(loss[rows].sum()))
+        hits = rows[told[rows] == are[rows]]
+        counts = [np.bincount(of, minlength=clients.classes) for of in (are[hits], are[rows], told[rows])]
+        return Score.of(torch.as_tensor(np.stack(counts)), float(loss[rows].sum()))
 
     scores: dict[int, dict[Test, Score]] = {}
     if "global" in wanted:

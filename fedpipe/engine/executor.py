@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Pass, State, Train
+from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Pass, State, Train, one_hot
 from fedpipe.config import Transforms
 from fedpipe.engine import contract
 from fedpipe.engine.clients import Integers
@@ -33,6 +33,22 @@ class Score(NamedTuple):
     correct: int
     total: int
     loss: float  #: sum of the cross-entropies
+    classes: tuple[
+        tuple[int, ...], ...
+    ]  #: by class: how many were told right, how many are of it, how many were told so
+
+    @classmethod
+    def of(cls, classes: Tensor, loss: float) -> Score:
+        """From :func:`class_counts`, and the sum of the losses."""
+        counts = classes.tolist()
+        return cls(sum(counts[0]), sum(counts[1]), loss, tuple(map(tuple, counts)))
+
+
+def class_counts(logits: Tensor, batch: Batch) -> Tensor:
+    """How many samples of a batch are told right, are, and are told to be of each class, shape (3, C)."""
+    classes = logits.shape[-1]
+    are, told = (one_hot(labels, classes, logits.dtype) for labels in (batch.y, logits.argmax(-1)))
+    return batch.sum(torch.stack([are * told, are, told], 1)).long()
 
 
 class Outcome(NamedTuple):
@@ -165,6 +181,16 @@ def readout(algorithm: Algorithm, phase: Phase) -> Callable[[State, Tensor], Ten
     return algorithm.prototype_logits if phase == "prototype" else algorithm.predict
 
 
+def span(algorithm: Algorithm, training: Train) -> tuple[int, int | None]:
+    """How many epochs a pass goes through at most, and its steps where the federation fixes them."""
+    federation = algorithm.federation
+    epochs = federation.local_epochs if training.epochs is None else training.epochs
+    if epochs is not None:
+        return epochs, None
+    steps = cast(int, federation.local_steps)
+    return steps, steps  # an epoch has one at least
+
+
 def trained_names(algorithm: Algorithm, training: Train, state: State) -> tuple[str, ...]:
     """The names of the parameters that a pass trains."""
     held = set(algorithm.net.buffer_names)
@@ -184,8 +210,9 @@ def descend(algorithm: Algorithm, training: Train, client: State, gradient: Tens
 
     A gradient that is ``donated``, which has memory of its own and nobody reads again, may give it to what comes out.
     """
-    group, slots = client[training.group], _slots(training)
+    group, slots, limit = client[training.group], _slots(training), algorithm.federation.clip_norm
     rule = optimizer(algorithm.federation)
+    gradient = gradient if limit is None else gradient.clipped(limit)
     parameters, moved = rule.update(group.only(gradient), gradient, client[slots], donated)
     return client | {training.group: group | parameters, slots: moved}
 

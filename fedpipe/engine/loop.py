@@ -24,6 +24,7 @@ from fedpipe.engine.executor import (
     Phase,
     Score,
     Test,
+    class_counts,
     descend,
     eval_mode,
     keep,
@@ -32,6 +33,7 @@ from fedpipe.engine.executor import (
     personal_passes,
     readout,
     seconds_since,
+    span,
     start_client,
     train_mode,
     trained_names,
@@ -103,7 +105,8 @@ class Loop:
             self._held = {client: held for client, held in self._held.items() if held.round == round}
 
         def one(client: int) -> Outcome:
-            algorithm = self._idle.pop()
+            idle = self._idle.pop()
+            algorithm = idle.in_round(round)
             try:
                 with torch.no_grad(), contract.told(algorithm):
                     common, own = contract.sent(algorithm, send([client]))
@@ -111,7 +114,7 @@ class Loop:
                     hold = client in wanted
                     return self._client(algorithm, phase, round, client, kept(client), received, tests, hold)
             finally:
-                self._idle.append(algorithm)
+                self._idle.append(idle)
 
         # The largest clients begin first, so that no core waits long for the last; outcomes keep the order of ids.
         begun = {client: self._pool.submit(one, client) for client in sorted(ids, key=self._size)}
@@ -177,9 +180,9 @@ class Loop:
         match pass_:
             case Train():
                 first = epochs.get(pass_.stream, 0)
-                count = algorithm.federation.local_epochs if pass_.epochs is None else pass_.epochs
+                count, steps = span(algorithm, pass_)
                 epochs[pass_.stream] = first + count
-                return self._train(algorithm, pass_, state, round, client, range(first, first + count))
+                return self._train(algorithm, pass_, state, round, client, range(first, first + count), steps)
             case Measure():
                 sums: dict[str, Tensor] = {}
                 indices = (self._clients.train if pass_.on == "train" else self._clients.validation)[client]
@@ -193,7 +196,14 @@ class Loop:
                 return pass_.then(state)
 
     def _train(
-        self, algorithm: Algorithm, training: Train, state: State, round: int, client: int, epochs: range
+        self,
+        algorithm: Algorithm,
+        training: Train,
+        state: State,
+        round: int,
+        client: int,
+        epochs: range,
+        steps: int | None,
     ) -> State:
         names, state = trained_names(algorithm, training, state), with_optimizer_state(algorithm, training, state)
         size = self._clients.batch(algorithm.federation.batch_size) * training.batches
@@ -205,6 +215,10 @@ class Loop:
             if noisy(algorithm, training, self._clients.transforms):
                 key = self._clients.key(client, round, training.stream, epoch)
             for batch in itertools.islice(self._batches(order, size, key), training.steps):
+                if steps is not None:
+                    if not steps:
+                        return state
+                    steps -= 1
                 gradient = _Gradient(algorithm, training, names, batch)
                 if training.step is not None:
                     state = training.step(state, batch, gradient)
@@ -228,13 +242,13 @@ class Loop:
 
     def _score(self, algorithm: Algorithm, phase: Phase, state: State, round: int, client: int, test: Test) -> Score:
         indices, key = self._clients.measured(client, test), self._clients.measuring_key(client, round, test)
-        correct, loss = 0, 0.0
+        classes, loss = torch.zeros(3, self._clients.classes, dtype=torch.long, device=self._clients.device), 0.0
         with eval_mode(algorithm, state):
             for batch in self._batches(indices, MEASURE_BATCH, key):
                 logits = readout(algorithm, phase)(state, batch.x)
-                correct += int((logits.argmax(-1) == batch.y).sum())
+                classes = classes + class_counts(logits, batch)
                 loss += float(F.cross_entropy(logits, batch.y, reduction="sum"))
-        return Score(correct, len(indices), loss)
+        return Score.of(classes, loss)
 
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
         """See :class:`~fedpipe.engine.executor.Executor`; the samples are spread over the threads."""

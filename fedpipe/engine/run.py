@@ -121,12 +121,14 @@ class Run:
             self._first = to_host(init_client(self.algorithm, init_server(self.algorithm, self.fresh), self.fresh))
         self.checkpoint = Checkpoint(files, self._first)
         self._begun: dict[int, Mapping[Test, Score]] = {}
+        self._was_complete: dict[int, bool] = {}  #: by round, whether there was a marker when it was begun here
         self._is_copy = False
 
     def at(self, files: RunFiles) -> Run:
         """The same run in another folder, a copy of what it left up to some round."""
         other = copy.copy(self)
         other.files, other.checkpoint, other._is_copy = files, Checkpoint(files, self._first), True
+        other._was_complete = {}
         return other
 
     def executor_of(self, algorithm: Algorithm) -> Executor:
@@ -180,7 +182,7 @@ class Run:
         """Local training of some participants."""
         self._may_go_on(number)
         begin = time.perf_counter()
-        send = functools.partial(self.algorithm.send, self.server(number - 1))
+        send = functools.partial(self.algorithm.in_round(number).send, self.server(number - 1))
         kept = functools.partial(self.kept, number=number - 1)
         due = evaluation.due(self.evaluation, self._measured(number)).values()
         tests: list[Test] = sorted({test for on in due for test in on})
@@ -199,11 +201,11 @@ class Run:
         """The server's next state, and what the participants keep."""
         self._may_go_on(number)
         begin, sent = time.perf_counter(), self._weigh(number, Block.joined(blocks))
-        server, files = self.server(number - 1), self.files.round(number)
+        server = self.server(number - 1)
         if len(sent.uploads):  # otherwise the round leaves everything as it was
             before = server
             with torch.no_grad(), contract.told(self.algorithm):
-                server = to_host(aggregate(self.algorithm, before, sent.uploads))
+                server = to_host(aggregate(self.algorithm.in_round(number), before, sent.uploads))
             contract.alike(self.algorithm, "aggregate", server, before, "init")
         hashes = self._record(number, sent) | self._record_matrices(number, server, sent.uploads)
         made_by = _distinct([block.made_by for block in blocks])
@@ -213,10 +215,9 @@ class Run:
         facts = {"observed": observed, "made_by": made_by, "trained_on": dict(self.clients.trained_on)}
         facts |= {"stacks": sent.block.stacks} if sent.block.stacks else {}
         self.checkpoint.seal(number, server, list(sent.uploads.ids), sent.kept, hashes, **facts)
-        epoch = statistics.fmean(sent.block.spent) / self.federation.local_epochs
-        times = {"train": sent.block.seconds, "epoch": epoch, "aggregate": time.perf_counter() - begin}
-        before = self.checkpoint.times(number)  # of a round that another has done, they stay whole
-        artifacts.write_json(files.times, before | times)
+        passes = [self.federation.epochs(int(self.clients.sizes[client])) for client in sent.block.ids]
+        epoch = statistics.fmean(seconds / count for seconds, count in zip(sent.block.spent, passes, strict=True))
+        self._record_times(number, train=sent.block.seconds, epoch=epoch, aggregate=time.perf_counter() - begin)
 
     def _weigh(self, number: int, block: Block) -> Weighed:
         """What each participant of a round counts for."""
@@ -282,9 +283,14 @@ class Run:
             hashes[files.metrics.name] = artifacts.write_parquet(files.metrics, metrics)
             if found.matrices is not None:
                 hashes[files.matrices.name] = artifacts.write_parquet(files.matrices, found.matrices)
-        times = self.checkpoint.times(number) | {"evaluate": time.perf_counter() - begin}
-        artifacts.write_json(files.times, times)
+        self._record_times(number, evaluate=time.perf_counter() - begin)
         self.checkpoint.finish(number, hashes)
+
+    def _record_times(self, number: int, **seconds: float) -> None:
+        """Write what steps of a round took, unless another process has completed it since it was begun here."""
+        files = self.files.round(number)
+        if self._was_complete.get(number) or not artifacts.exists(files.marker):
+            artifacts.write_json(files.times, self.checkpoint.times(number) | seconds)
 
     def _recorded(self, number: int) -> pa.Table:
         """What a round recorded of its participants for the kept protocols."""
@@ -332,6 +338,7 @@ class Run:
 
     def _may_go_on(self, number: int) -> None:
         """Before a round: the data are those of the round before it, and the shared code does that round the same."""
+        self._was_complete.setdefault(number, artifacts.exists(self.files.round(number).marker))
         if not self._is_copy:
             self._same_data(number - 1)
             redo.check(self, number - 1)

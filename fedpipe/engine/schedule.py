@@ -68,15 +68,20 @@ def legs(counts: Sequence[int], rungs: Sequence[int]) -> list[Leg]:
     return found
 
 
-def recorded(sizes: Integers, ids: Iterable[int], width: int, batch: int) -> list[dict[str, Any]]:
-    """The stacks of a round in words: their clients, and [width, steps] of an epoch of local training in each leg."""
+def recorded(
+    sizes: Integers, ids: Iterable[int], width: int, batch: int, fixed: int | None = None
+) -> list[dict[str, Any]]:
+    """The stacks of a round in words: their clients, and [width, steps] of an epoch of local training in each leg.
+
+    Where all take a fixed number of steps, it is of the whole training.
+    """
     rungs = ladder(width)
     return [
         {
             "clients": mates,
             "widths": [
                 [leg.width, leg.stop - leg.first]
-                for leg in legs([steps(int(sizes[client]), batch) for client in mates], rungs)
+                for leg in legs([fixed or steps(int(sizes[client]), batch) for client in mates], rungs)
             ],
         }
         for mates in stacks(sizes, ids, width)

@@ -28,6 +28,7 @@ from fedpipe.engine.executor import (
     Phase,
     Score,
     Test,
+    class_counts,
     descend,
     eval_mode,
     keep,
@@ -35,6 +36,7 @@ from fedpipe.engine.executor import (
     passes,
     readout,
     seconds_since,
+    span,
     start_client,
     train_mode,
     trained_names,
@@ -83,12 +85,14 @@ class Stack:
         self.name = f"stack of {width}"
         torch.set_num_threads(1)  # on a CPU: sums over several threads are in another order
         self._algorithm, self._clients, self._width = algorithm, clients, width
-        self._finetune_epochs, self._library = finetune_epochs, record and Library(record)
+        self._finetune_epochs, self._record, self._library = finetune_epochs, record, record and Library(record)
+        self._at_work = algorithm
 
     def stacks(self, among: Sequence[int]) -> list[dict[str, Any]]:
         """See :class:`~fedpipe.engine.executor.Executor`."""
-        batch = self._clients.batch(self._algorithm.federation.batch_size)
-        return schedule.recorded(self._clients.sizes, among, self._width, batch)
+        federation = self._algorithm.federation
+        batch = self._clients.batch(federation.batch_size)
+        return schedule.recorded(self._clients.sizes, among, self._width, batch, federation.local_steps)
 
     def run(
         self,
@@ -102,6 +106,7 @@ class Stack:
         again: Collection[int] = (),
     ) -> Iterator[Outcome]:
         """See :class:`~fedpipe.engine.executor.Executor`."""
+        self._begin(round)
         found: dict[int, Outcome] = {}
         wanted, everyone = set(ids), range(len(self._clients)) if among is None else among
         for mates in schedule.stacks(self._clients.sizes, everyone, self._width):
@@ -111,6 +116,12 @@ class Stack:
                     outcomes = self._stack(phase, round, mates, members, kept, send, tests)
                 found |= {outcome.client: outcome for outcome in outcomes}
         return (found.pop(client) for client in ids)
+
+    def _begin(self, round: int) -> None:
+        """Have the round's learning rate; recorded steps, which hold the rate that they were made with, begin anew."""
+        before, self._at_work = self._at_work.federation, self._algorithm.in_round(round)
+        if self._record is not None and self._at_work.federation != before:
+            self._library = Library(self._record)
 
     def _stack(
         self,
@@ -122,7 +133,7 @@ class Stack:
         send: Callable[[Sequence[int]], tuple[State, State]],
         tests: Sequence[Test],
     ) -> list[Outcome]:
-        algorithm, device = self._algorithm, self._clients.device
+        algorithm, device = self._at_work, self._clients.device
         rungs = schedule.ladder(self._width)
         work = Work(algorithm, self._clients, round, mates, members, rungs, self._library)
         common, own = contract.sent(algorithm, send(work.rows))
@@ -210,18 +221,18 @@ class Work:
 
     def _train(self, training: Train, state: State, name: str) -> State:
         begin = self._epochs.get(training.stream, 0)
-        count = self._algorithm.federation.local_epochs if training.epochs is None else training.epochs
+        count, steps = span(self._algorithm, training)
         self._epochs[training.stream] = begin + count
         epochs = range(begin, begin + count)
         state = vmap(functools.partial(with_optimizer_state, self._algorithm, training))(state)
         step, legs, active = self.step(training, state), self._legs(training), None
-        for span in [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)][:count]:
+        for part in [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)][:count]:
             if training.when is not None:
                 going = vmap(training.when)(state)
                 active = going if active is None else active & going
                 if not bool(active[: len(self._members)].any()):
                     break
-            feed = self.feed(training, span)
+            feed = self.feed(training, part) if steps is None else self.feed_of_steps(training, part, steps)
             for begin in range(0, len(feed.samples), legs[-1].stop):
                 for leg in legs:
                     plan = feed.leg(begin + leg.first, begin + leg.stop, leg.width)
@@ -257,13 +268,34 @@ class Work:
             plans.append(schedule.table(orders, keys, size, legs[-1].stop, len(self.rows)))
         return Feed.sent(np.concatenate(plans), noise, clients.dtype, clients.device)
 
+    def feed_of_steps(self, training: Train, epochs: Sequence[int], steps: int) -> Feed:
+        """The plan of so many steps of each client, whose epochs follow one another as they end."""
+        clients, size = self._clients, self._size(training)
+        noise = noisy(self._algorithm, training, clients.transforms)
+        columns = []
+        for client in self._members:
+            length, column = self._steps(training, client), []
+            for epoch in epochs[: -(-steps // length)]:
+                where = self._round, training.stream, epoch
+                order = clients.order(client, *where, training.share)
+                keys = [clients.key(client, *where)] if noise else None
+                column.append(schedule.table([order], keys, size, length, 1))
+            columns.append(np.concatenate(column)[:steps])
+        others = len(self.rows) - len(self._members)
+        columns.append(schedule.table([], [] if noise else None, size, steps, others))
+        return Feed.sent(np.concatenate(columns, axis=1), noise, clients.dtype, clients.device)
+
     def _size(self, training: Train) -> int:
         return self._clients.batch(self._algorithm.federation.batch_size) * training.batches
 
     def _legs(self, training: Train) -> list[Leg]:
-        size = self._size(training)
-        drawn = [self._clients.drawn(client, training.share) for client in self._mates]
-        return schedule.legs([schedule.steps(count, size, training.steps) for count in drawn], self._rungs)
+        fixed = span(self._algorithm, training)[1]
+        return schedule.legs([fixed or self._steps(training, client) for client in self._mates], self._rungs)
+
+    def _steps(self, training: Train, client: int) -> int:
+        """Steps of a client in an epoch."""
+        drawn = self._clients.drawn(client, training.share)
+        return schedule.steps(drawn, self._size(training), training.steps)
 
     def _leg(self, step: Step, state: State, plan: Feed, active: Flags | None, name: str) -> State:
         """The stack after the steps of a leg; with a condition, of the clients that are active."""
@@ -316,13 +348,13 @@ class Work:
             batch = Batch(*samples)
             with eval_mode(self._algorithm, client, batch.mask):
                 logits = readout(self._algorithm, phase)(client, batch.x)
-            hits, losses = (logits.argmax(-1) == batch.y), F.cross_entropy(logits, batch.y, reduction="none")
+            losses = F.cross_entropy(logits, batch.y, reduction="none")
             losses = torch.where(samples[2] > 0, losses, 0)  # infinity times a mask of 0 would be NaN
-            return {"right": batch.sum(hits.to(logits.dtype)).long(), "loss": batch.sum(losses).double()}
+            return {"classes": class_counts(logits, batch), "loss": batch.sum(losses).double()}
 
         sums = self._sums(lambda state, row: vmap(score)(state, *_batch(clients, row)), state, samples, keys)
-        right, loss = sums["right"].tolist(), sums["loss"].tolist()
-        return [Score(right[row], len(samples[client]), loss[row]) for row, client in enumerate(self._members)]
+        classes, loss = sums["classes"].cpu(), sums["loss"].tolist()
+        return [Score.of(classes[row], loss[row]) for row in range(len(self._members))]
 
     def _sums(
         self, terms: Terms, state: State, samples: Sequence[Integers], keys: list[int] | None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,10 +18,10 @@ from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.lineage.diff import flat
 from fedpipe.planned import Cell, Plan, Reported
 from fedpipe.report import results, tables
+from fedpipe.report.statistics import PAIRED, difference
 from fedpipe.report.tables import DASH
 
 WORKSPACE = "workspace"  #: what lies here, as DVC calls it
-CONFIDENCE = 0.95  #: of the intervals
 
 Row = tuple[str, str]  #: of the table: algorithm, and grid point in words
 
@@ -35,19 +34,6 @@ class Revision(NamedTuple):
     accuracies: dict[tuple[Row, str], pd.Series[float]]  #: by row and protocol: in percent, by seed
     keys: dict[Row, set[str]]  #: of its runs
     settings: dict[Row, dict[str, Any]]  #: by dotted name
-
-
-class Difference(NamedTuple):
-    """The mean of differences that are paired by seed."""
-
-    mean: float
-    half_width: float  #: of its confidence interval; NaN of one seed
-    seeds: int
-
-    @property
-    def exceeds(self) -> bool:
-        """Whether the interval leaves out zero."""
-        return abs(self.mean) > self.half_width
 
 
 def compare(names: Sequence[str]) -> str:
@@ -76,18 +62,6 @@ def compare(names: Sequence[str]) -> str:
             revisions.append(_read(name, report))
         report = revisions[0].plan.report
     return f"{_table(revisions)}\n\n{_settings(revisions)}"
-
-
-def difference(one: pd.Series[float], other: pd.Series[float]) -> Difference | None:
-    """Other minus one, over the seeds that both have; None if there is none."""
-    from scipy import stats
-
-    paired = (other - one).dropna()
-    count = len(paired)
-    if not count:
-        return None
-    spread = float(paired.std()) / math.sqrt(count) if count > 1 else math.nan
-    return Difference(float(paired.mean()), float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * spread, count)
 
 
 # -- what a revision has -----------------------------------------------------------------------------------------------
@@ -223,8 +197,7 @@ def _table(revisions: Sequence[Revision]) -> str:
     caption = (
         f"Test accuracy (%) {tables.REPORTED[report.round].format(last_k=report.last_k)}, "
         f"{tables.AVERAGED[report.average]}; mean ± standard deviation over seeds.\n"
-        f"Differences are paired by seed: mean ± half of its {CONFIDENCE:.0%} confidence interval (Student's t), with "
-        "a * where it exceeds that; of one seed nothing can be said of chance."
+        f"Differences are {PAIRED}"
     )
     return f"{caption}\n\n{frame.to_markdown(index=False, disable_numparse=True, colalign=sides)}"
 
@@ -237,11 +210,7 @@ def _mean(accuracies: pd.Series[float] | None) -> str:
 
 def _told(one: pd.Series[float] | None, other: pd.Series[float] | None) -> str:
     found = None if one is None or other is None else difference(one, other)
-    if found is None:
-        return DASH
-    if math.isnan(found.half_width):
-        return f"{found.mean:+.2f} (one seed)"
-    return f"{found.mean:+.2f} ± {found.half_width:.2f}{' *' if found.exceeds else '  '}"
+    return DASH if found is None else found.told
 
 
 def _settings(revisions: Sequence[Revision]) -> str:

@@ -72,7 +72,7 @@ def _accuracies(one: RunFiles, other: RunFiles) -> list[str]:
     for files in (one, other):
         if not (joined := files.all_joined()):
             raise ArtifactError(f"{files.path}: no study's rounds of it are complete; run `snakemake all` first.")
-        frame = results.accuracies(artifacts.read_joined(joined[-1].metrics).to_pandas())
+        frame = results.accuracies(artifacts.frame(artifacts.read_joined(joined[-1].metrics)))
         frames.append(frame[frame["average"] == "sample"].set_index(["protocol", "round"])["accuracy"])
     lines = []
     for protocol in dict.fromkeys(name for frame in frames for name in frame.index.get_level_values("protocol")):

@@ -295,7 +295,7 @@ def _matrices(names: _Names, found: Found) -> Drawn | None:
     rows: list[dict[str, Any]] = []
     wanted = [(study, cell) for study, _, cell in found]
     for study, cell in wanted:
-        frame = artifacts.read_joined(cell.joined.matrices).to_pandas()
+        frame = artifacts.frame(artifacts.read_joined(cell.joined.matrices))
         frame = frame[(frame["source"] == "measured") & (frame["client"] == -1)]
         frame = frame[frame["round"] == frame["round"].max()]
         for kind in ("SL", "CR"):

@@ -151,12 +151,8 @@ class Study:
     @cached_property
     def _varied(self) -> set[str]:
         """The settings in which the runs that are done differ."""
-        values: dict[str, set[Any]] = {}
-        for cell in self.done:
-            for name, value in _flat(self.settings(cell)).items():
-                values.setdefault(name, set()).add(value)
-        counts = {name: sum(name in _flat(self.settings(cell)) for cell in self.done) for name in values}
-        return {name for name, found in values.items() if len(found) > 1 or counts[name] < len(self.done)}
+        found: list[set[Any]] = [set(_flat(self.settings(cell)).items()) for cell in self.done]
+        return {name for name, _ in set.union(*found) - set.intersection(*found)} if found else set()
 
     def probes(self, name: str, cell: Cell) -> list[tuple[PlannedProbe, pd.DataFrame]]:
         """What a probe of the study found in a run, where it is there."""
@@ -165,7 +161,7 @@ class Study:
             mine = (probe.algorithm, probe.run_key, probe.rounds) == (cell.algorithm, cell.key, cell.rounds)
             if probe.kind == name and mine and probe.files.marker.is_file():
                 table = artifacts.read_parquet(probe.files.table, artifacts.manifest(probe.files.table))
-                found.append((probe, cast(pd.DataFrame, table.to_pandas())))
+                found.append((probe, artifacts.frame(table)))
         return found
 
     # -- what is missing ---------------------------------------------------------------------------------------------
@@ -218,8 +214,7 @@ def _text(value: Any) -> str:
 
 @functools.lru_cache(maxsize=2048)
 def _joined(path: Path) -> pd.DataFrame:
-    frame: pd.DataFrame = artifacts.read_joined(path).to_pandas()
-    return frame
+    return artifacts.frame(artifacts.read_joined(path))
 
 
 @functools.lru_cache(maxsize=2048)

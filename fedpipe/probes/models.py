@@ -20,7 +20,7 @@ from torch import Tensor
 from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Gradient, Pass, State, Train
 from fedpipe.engine import redo
 from fedpipe.engine.clients import Clients
-from fedpipe.engine.executor import BUFFERS, Executor, Outcome, Phase, Test
+from fedpipe.engine.executor import BUFFERS, Executor, Outcome, Phase, Test, span
 from fedpipe.engine.run import Run
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.models.base import Net
@@ -243,7 +243,10 @@ def most_steps(algorithm: Algorithm, clients: Clients, ids: Sequence[int]) -> in
     federation, most = algorithm.federation, 0
     for listed in algorithm.local_passes():
         if isinstance(listed, Train):
-            epochs = federation.local_epochs if listed.epochs is None else listed.epochs
+            epochs, steps = span(algorithm, listed)
+            if steps is not None:
+                most += steps
+                continue
             batches = math.ceil(max(clients.sizes[list(ids)]) / (clients.batch(federation.batch_size) * listed.batches))
             most += epochs * (batches if listed.steps is None else min(batches, listed.steps))
     return most

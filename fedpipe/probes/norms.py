@@ -10,6 +10,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from fedpipe import artifacts
 from fedpipe.engine.run import Run
 from fedpipe.errors import SettingsError
 from fedpipe.probes import models
@@ -54,7 +55,7 @@ def distance(table: pa.Table, model: str = "trained") -> float:
 
     cwFedAvg's R, which its regularizer brings down.
     """
-    frame = table.to_pandas()
+    frame = artifacts.frame(table)
     mine = frame[frame["model"] == model]
     squares = (mine["share"] - mine["relative"]) ** 2
     return float(squares.groupby(mine["owner"]).sum().pow(0.5).mean())

@@ -22,8 +22,7 @@ from fedpipe.artifacts import RESULTS, RunFiles
 from fedpipe.errors import ArtifactError
 from fedpipe.plan import NewPlan, Settings, digest
 from fedpipe.planned import PlannedRun
-from fedpipe.report.status import duration
-from fedpipe.report.tables import size
+from fedpipe.report.words import duration, size
 
 DAY = 86400  #: seconds: a longer study is not started unasked
 RUNS = 3  #: of each kind, the newest, whose means are taken
@@ -38,9 +37,9 @@ class Kind(NamedTuple):
     dataset: str
 
     @classmethod
-    def of(cls, settings: dict[str, Any]) -> Kind:
-        """The kind of a run by what its ``run.yaml`` holds."""
-        return cls(*(settings[section]["name"] for section in cls._fields))
+    def of(cls, settings: Settings) -> Kind:
+        """The kind of a run by its settings."""
+        return cls(*(getattr(settings, section)["name"] for section in cls._fields))
 
 
 @dataclass(frozen=True)
@@ -77,17 +76,17 @@ class Forecast:
 def forecast(plan: NewPlan, cores: int | None = None) -> Forecast:
     """What the runs of a study will take that are not complete, with so many of them at once as there are cores."""
     left = [run for run in plan.runs if not run.joined.marker.is_file()]
-    told = {run.path: yaml.load(plan.texts[str(run.files.settings)], Loader=_LOADER) for run in left}
-    rates = _measured({Kind.of(settings) for settings in told.values()})
+    rates = _measured({Kind.of(plan.settings[run.key]) for run in left})
     seconds, kept, sent = [], 0.0, 0.0
     for run in left:
-        settings = told[run.path]
+        settings = plan.settings[run.key]
         found = rates.get(Kind.of(settings))
         if not found:
             continue
         train, whole = plan.samples[run.partition]
-        clients, epochs = settings["federation"]["clients"], settings["federation"]["local_epochs"]
-        trained = train * run.participants / clients * epochs
+        federation = settings.build_federation()
+        clients = federation.clients
+        trained = train * run.participants / clients * federation.epochs(round(train / clients))
         rounds = run.rounds - len(run.files.complete()[1:])
         seconds.append(rounds * (found.train * trained + found.rest * whole))
         states = _states(plan.keep_models, run)
@@ -114,12 +113,13 @@ def _measured(wanted: set[Kind]) -> dict[Kind, Rates]:
         with suppress(ArtifactError, OSError, LookupError, TypeError, ValueError, yaml.YAMLError):
             files = RunFiles(marker.parent.parent.parent)
             settings = Settings(**yaml.load(files.settings.read_text(), Loader=_LOADER))
-            kind = Kind.of(vars(settings))
+            kind = Kind.of(settings)
             if kind in wanted and len(found.get(kind, ())) < RUNS:
-                found.setdefault(kind, []).append(_rates(files, int(marker.parent.name), settings))
+                rates = _rates(files, int(marker.parent.name), settings)
+                found.setdefault(kind, []).append(rates)
     return {
-        kind: Rates(*(mean(getattr(one, name) for one in rates) for name in Rates.__dataclass_fields__))
-        for kind, rates in found.items()
+        kind: Rates(*(mean(getattr(one, name) for one in several) for name in Rates.__dataclass_fields__))
+        for kind, several in found.items()
     }
 
 
@@ -129,8 +129,9 @@ def _rates(files: RunFiles, rounds: int, settings: Settings) -> Rates:
     table = artifacts.read_joined(joined.rounds)
     participants = table["participants"].to_pylist()
     train, whole = _samples(artifacts.assignment_file(digest(settings.partition_settings)))
-    share = sum(participants) / settings.federation["clients"]
-    trained = train * share * settings.federation["local_epochs"]
+    federation = settings.build_federation()
+    share = sum(participants) / federation.clients
+    trained = train * share * federation.epochs(round(train / federation.clients))
     last = files.round(rounds)
     return Rates(
         train=sum(seconds["train"] for seconds in times) / trained,

@@ -6,6 +6,8 @@ a study's grid.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from fedpipe import artifacts
@@ -44,10 +46,10 @@ def clients(plan: Plan) -> pd.DataFrame:
     """
     frames = []
     for cell in results.cells(plan):
-        frame = artifacts.read_joined(cell.joined.metrics).to_pandas()
+        frame = artifacts.frame(artifacts.read_joined(cell.joined.metrics))
         frame = frame[(frame["client"] >= 0) & (frame["total"] > 0)]
         frame = frame[frame["round"] == frame.groupby("protocol")["round"].transform("max")]
-        names = {"line": line(cell.algorithm, results.point(plan, cell)), "seed": cell.seed}
+        names: dict[str, Any] = {"line": line(cell.algorithm, results.point(plan, cell)), "seed": cell.seed}
         found = frame.assign(**names, samples=frame["total"], accuracy=100 * frame["correct"] / frame["total"])
         frames.append(found[["line", "seed", "protocol", "client", "samples", "accuracy"]])
     made: pd.DataFrame = pd.concat(frames, ignore_index=True)

@@ -105,6 +105,16 @@ def over_seeds(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return found.agg(["mean", "std", "count"]).rename(columns={"count": "seeds"}).reset_index()
 
 
+def metrics(plan: Plan) -> pd.DataFrame:
+    """Models on test sets, as ``metrics.parquet`` of all cells has them; client -1 is a model of the server."""
+    return pd.concat([labelled(plan, cell, _read(cell.joined.metrics)) for cell in cells(plan)], ignore_index=True)
+
+
+def rounds(plan: Plan) -> pd.DataFrame:
+    """Traffic by round: ``participants``, updates ``left_out``, mean bytes of one; and what methods recorded."""
+    return pd.concat([labelled(plan, cell, _read(cell.joined.rounds)) for cell in cells(plan)], ignore_index=True)
+
+
 def traffic(plan: Plan) -> pd.DataFrame:
     """Bytes that a participant receives and sends in a round: the mean over rounds, one row a cell."""
     names = ["bytes_down", "bytes_up"]
@@ -178,7 +188,7 @@ def labelled(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read(path: Path) -> pd.DataFrame:
-    frame: pd.DataFrame = artifacts.read_joined(path).to_pandas()
+    frame: pd.DataFrame = artifacts.frame(artifacts.read_joined(path))
     return frame
 
 

@@ -25,6 +25,7 @@ from fedpipe.errors import ArtifactError
 from fedpipe.planned import Plan, PlannedRun
 from fedpipe.report import results
 from fedpipe.report.tables import DASH
+from fedpipe.report.words import duration
 
 #: In the order in which they are shown.
 RunState = Literal["failed", "running", "queued", "stopped", "waiting", "done"]
@@ -188,24 +189,6 @@ def time_left(runs: list[Progress]) -> float | None:
     lefts = [(usual if run.seconds is None else run.seconds) * (run.total - run.rounds) for run in runs]
     at_once = max(sum(run.state == "running" for run in runs), 1)
     return max(sum(lefts) / at_once, *lefts)
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words.
-
-    Examples
-    --------
-    >>> duration(59), duration(3700), duration(200000)
-    ('59 s', '1 h 01 min', '2 d 07 h')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
 
 
 def _of(plan: Plan, run: PlannedRun, unfinished: list[Job], since: float | None) -> Progress:

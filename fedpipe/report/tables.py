@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from html import escape
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -12,9 +13,15 @@ from fedpipe import artifacts, changes
 from fedpipe.config import Data
 from fedpipe.data.heterogeneity import Overall
 from fedpipe.planned import Plan
-from fedpipe.report import results
+from fedpipe.report import results, statistics
 from fedpipe.report.results import AVERAGES, EPOCH, REPORTED_ROUNDS, SECONDS
+from fedpipe.report.words import size
 
+STYLE = (  #: of the page
+    "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem;color:#222}p{max-width:60rem}"
+    "table{border-collapse:collapse;margin:1rem 0}th,td{padding:.25rem .8rem;text-align:left;white-space:nowrap}"
+    "tr{border-bottom:1px solid #ddd}th{border-bottom:2px solid #444}.number{text-align:right}"
+)
 DASH = "–"  #: stands for a protocol that an algorithm does not have
 
 REPORTED = {
@@ -79,8 +86,50 @@ def metrics(plan: Plan, table: pd.DataFrame) -> dict[str, Any]:
     return found
 
 
+class Shown(NamedTuple):
+    """A table as people see it: cells of text, of which the first columns are aligned to the left."""
+
+    frame: pd.DataFrame
+    left: int
+
+    @property
+    def markdown(self) -> str:
+        """As Markdown."""
+        sides = ["left" if column < self.left else "right" for column in range(self.frame.shape[1])]
+        return str(self.frame.to_markdown(index=False, disable_numparse=True, colalign=sides))
+
+    @property
+    def html(self) -> str:
+        """As HTML."""
+        head = "".join(f"<th{self._side(place)}>{escape(str(name))}" for place, name in enumerate(self.frame.columns))
+        rows = (
+            "".join(f"<td{self._side(place)}>{escape(str(cell))}" for place, cell in enumerate(row))
+            for row in self.frame.itertuples(index=False)
+        )
+        return f"<table>\n<tr>{head}\n" + "\n".join(f"<tr>{row}" for row in rows) + "\n</table>"
+
+    def _side(self, place: int) -> str:
+        return "" if place < self.left else ' class="number"'
+
+
 def markdown(plan: Plan, table: pd.DataFrame) -> str:
     """The table for people: what it shows, a row an algorithm and grid point, and what it was made by."""
+    return "\n\n".join(part.markdown if isinstance(part, Shown) else part for part in parts(plan, table)) + "\n"
+
+
+def html(plan: Plan, table: pd.DataFrame) -> str:
+    """The same as a page that needs nothing else, for Snakemake's report."""
+    told = [part.html if isinstance(part, Shown) else f"<p>{escape(part)}</p>" for part in parts(plan, table)]
+    title = escape(f"Results of {plan.params}" + ("" if plan.scale == artifacts.PAPER else f", scale {plan.scale}"))
+    return (
+        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n<style>{STYLE}</style>\n'
+        + "\n".join(told)
+        + "\n</html>\n"
+    )
+
+
+def parts(plan: Plan, table: pd.DataFrame) -> list[str | Shown]:
+    """Paragraphs and tables that people read, in order."""
     shown, seeds, kept = _reported(plan, table), _seeds(plan), best(plan, table)
     rows = []
     for key, cells in shown.groupby(_row(plan), sort=False):
@@ -98,13 +147,10 @@ def markdown(plan: Plan, table: pd.DataFrame) -> str:
                 "bytes up": size(cells["bytes_up"].iloc[0]),
             }
         )
-    wide = pd.DataFrame(rows)
-    sides = ["left" if name < len(_row(plan)) else "right" for name in range(wide.shape[1])]
-    body = wide.to_markdown(index=False, disable_numparse=True, colalign=sides)
+    body = Shown(pd.DataFrame(rows), len(_row(plan)))
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
-    parts = [caption(plan), body, *_failures(plan), *warnings, _heterogeneity(plan), _made_by(plan)]
-    parts += changes.elsewhere(plan)
-    return "\n\n".join(parts) + "\n"
+    told = [*_failures(plan), *warnings, *_heterogeneity(plan), *_made_by(plan), *changes.elsewhere(plan)]
+    return [caption(plan), body, *_statistics(plan, kept), *told]
 
 
 def caption(plan: Plan) -> str:
@@ -147,21 +193,6 @@ def dealing(partition: dict[str, Any]) -> str:
     """The same with the seed that it was dealt with, if with any."""
     seed = f"seed {partition['seed']}" if "seed" in partition else "all seeds"
     return f"{setup(partition)}, {seed}"
-
-
-def size(count: float) -> str:
-    """A number of bytes in three digits, in powers of 1000.
-
-    Examples
-    --------
-    >>> size(54824)
-    '54.8 kB'
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
 
 
 def csv(frame: pd.DataFrame) -> bytes:
@@ -234,6 +265,71 @@ def _shown(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
     return {"shown": f"{_accuracy(cell)} ({protocol})" if algorithm in plan.shown else _accuracy(cell)}
 
 
+def _statistics(plan: Plan, kept: list[tuple[Hashable, ...]]) -> list[str | Shown]:
+    """The statistics that are asked for (`report.statistics`): what they are, and a row for each of these rows."""
+    report, first = plan.report, plan.protocols[0]
+    if not report.statistics:
+        return []
+    frame = statistics.table(plan)
+    found = {
+        (*[row[name] for name in _row(plan)], row["protocol"], row["statistic"]): row
+        for row in frame.to_dict("records")
+    }
+    share = f"{100 * report.target:g} %" if report.target is not None else ""
+    heads = {
+        "client_std": "std of clients",
+        "worst_tenth": "worst tenth",
+        "lowest": "lowest client",
+        "macro_f1": "macro F1",
+        "balanced_accuracy": "balanced accuracy",
+        "rounds_to_target": f"rounds to {share}",
+        "bytes_to_target": f"bytes to {share}",
+        "difference": f"− {report.baseline}",
+    }
+    rows = []
+    for key in kept:
+        algorithm, *point = map(str, key)
+        protocol = plan.shown.get(algorithm, first)
+        rows.append(
+            {
+                "algorithm": algorithm,
+                **dict(zip(results.short(plan.grid), (value or DASH for value in point), strict=True)),
+                **({"protocol": protocol} if plan.shown else {}),
+                **{heads[name]: _statistic(plan, found.get((*key, protocol, name))) for name in report.statistics},
+            }
+        )
+    wide = pd.DataFrame(rows)
+    by = "each method's own protocol" if plan.shown else first
+    seeds = "; mean ± standard deviation over seeds" if len(plan.seeds) > 1 else ""
+    told = [f"By {by}{seeds}."]
+    if {*statistics.SPREAD} & {*report.statistics}:
+        told.append("Of the clients' accuracies (%), in the last round measured: worst tenth is its mean.")
+    if {*statistics.BY_CLASS} & {*report.statistics}:
+        told.append(
+            "Macro F1 and balanced accuracy (%) are over all clients' test samples, in the last round measured."
+        )
+    if {*statistics.TO_TARGET} & {*report.statistics}:
+        told.append(f"A target is reached where {share} of all test samples are told right; bytes are all clients'.")
+    if "difference" in report.statistics:
+        told.append(f"Differences of the accuracies above to {report.baseline}'s are {statistics.PAIRED}")
+    return [" ".join(told), Shown(wide, wide.shape[1] - len(report.statistics))]
+
+
+def _statistic(plan: Plan, row: dict[Hashable, Any] | None) -> str:
+    if row is None or not row["seeds"]:
+        return DASH
+    name, mean, std, seeds = (row[key] for key in ("statistic", "mean", "std", "seeds"))
+    if name == "difference":
+        return statistics.Difference(mean, std, row["half_width"], seeds).told
+    if name == "bytes_to_target":
+        told = size(mean) + (f" ± {size(std)}" if seeds > 1 else "")
+    else:
+        digits = 1 if name == "rounds_to_target" else 2
+        told = f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if seeds > 1 else "")
+    some = name in statistics.TO_TARGET and seeds < len(plan.seeds)
+    return f"{told} ({seeds} of {len(plan.seeds)} seeds)" if some else told
+
+
 def _failures(plan: Plan) -> list[str]:
     """A sentence for each algorithm and grid point of which some update was not finite."""
     sentences = []
@@ -252,7 +348,7 @@ def _failures(plan: Plan) -> list[str]:
     return sentences
 
 
-def _heterogeneity(plan: Plan) -> str:
+def _heterogeneity(plan: Plan) -> list[str | Shown]:
     """How unlike the clients are: a row a data set and partition, mean over seeds."""
     found: dict[str, list[Overall]] = {}
     for key, settings in partitions(plan).items():
@@ -264,18 +360,16 @@ def _heterogeneity(plan: Plan) -> str:
         entropy, js_distance, gini = (mean(values) for values in zip(*overalls, strict=True))
         rows.append([name, f"{entropy:.2f}", f"{js_distance:.3f}", f"{gini:.3f}"])
     head = ["data", "label entropy (bits)", "Jensen-Shannon distance", "Gini of sizes"]
-    body = pd.DataFrame(rows, columns=head).to_markdown(
-        index=False, disable_numparse=True, colalign=["left", "right", "right", "right"]
-    )
-    return (
+    told = (
         "How unlike the clients are: label entropy and distance to the label distribution of all (mean over clients), "
-        f"inequality of sizes; mean over seeds.\n\n{body}"
+        "inequality of sizes; mean over seeds."
     )
+    return [told, Shown(pd.DataFrame(rows, columns=head), 1)]
 
 
-def _made_by(plan: Plan) -> str:
+def _made_by(plan: Plan) -> list[str]:
     lines = []
     for made in results.provenance(plan):
         versions = ", ".join(f"{name} {made[name]}" for name in sorted(made) if name not in {"executor", "device"})
         lines.append(f"Made by the {made['executor']} executor on {made['device']}, with {versions}.")
-    return "\n\n".join(lines)
+    return lines

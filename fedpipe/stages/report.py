@@ -23,13 +23,15 @@ def contents(plan: Plan) -> Contents:
 
 
 def tables(plan: Plan) -> Contents:
-    """``results.csv``, ``results.md``, ``times.csv``, ``metrics.json`` and ``curves.csv``."""
-    from fedpipe.report import plots, tables
+    """The tables (``results`` as CSV, Markdown and HTML, statistics, times), ``metrics.json`` and ``curves.csv``."""
+    from fedpipe.report import plots, statistics, tables
 
     files, table, times = plan.study, tables.table(plan), tables.times(plan)
     return {
         files.tables / "results.csv": tables.csv(table),
+        files.tables / "results.html": tables.html(plan, table).encode(),
         files.tables / "results.md": tables.markdown(plan, table).encode(),
+        files.tables / "statistics.csv": tables.csv(statistics.table(plan)),
         files.tables / "times.csv": tables.csv(times),
         files.metrics: artifacts.json_bytes(tables.metrics(plan, table)),
         files.plots / "curves.csv": tables.csv(plots.learning(plan)),
@@ -77,7 +79,8 @@ def write_figure_partition(plan: Plan, key: str) -> None:
 
     if key not in plan.partitions:
         raise SettingsError(f"'{key}' can't be drawn; it should be a partition of {plan.params}.")
-    partition.draw(key, plan.partitions[key], plan.study.figures / f"partition-{key}")
+    stem = plan.study.figures / f"partition-{plan.partition_names[key]}"
+    partition.draw(key, plan.partitions[key], stem)
 
 
 def write_figure_matrices(plan: Plan) -> None:
@@ -99,10 +102,10 @@ def show(plan: Plan) -> str:
     if table.is_file() and len(_complete(plan)) < len(plan.cells):
         raise ArtifactError(f"{table} is of an earlier plan; run `{command(plan)}` to make the runs of this one.")
     check(plan, table.name)
-    names = ["curves", "matrices", *(f"partition-{key}" for key in plan.partitions)]
+    names = ["curves", "matrices", *(f"partition-{name}" for name in plan.partition_names.values())]
     figures: list[Path] = [path for name in names if (path := folder / f"{name}.svg").is_file()]
     listed = "".join(f"\n  {path}" for path in figures)
-    return table.read_text() + (f"\nFigures (PNG beside SVG):{listed}" if figures else "")
+    return table.read_text() + (f"\nFigures (PDF and PNG beside SVG):{listed}" if figures else "")
 
 
 def check(plan: Plan, *names: str) -> None:

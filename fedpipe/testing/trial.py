@@ -113,7 +113,7 @@ class Trial:
 
     def send(self, ids: Sequence[int]) -> tuple[State, State]:
         """What clients receive from the server."""
-        return self.algorithm.send(self.server, ids)
+        return self.algorithm.in_round(self.rounds + 1).send(self.server, ids)
 
     def uploads(self, outcomes: Sequence[Outcome]) -> Uploads:
         """As the server reads them."""
@@ -125,7 +125,7 @@ class Trial:
     def aggregate(self, uploads: Uploads) -> State:
         """The server's next state, were these the round's uploads."""
         with torch.no_grad(), contract.told(self.algorithm):
-            return to_host(aggregate(self.algorithm, self.server, uploads))
+            return to_host(aggregate(self.algorithm.in_round(self.rounds + 1), self.server, uploads))
 
     def run(self, rounds: int = 1, ids: Sequence[int] | None = None, tests: Sequence[Test] = ()) -> Self:
         """So many rounds, with their own participants or with these clients."""

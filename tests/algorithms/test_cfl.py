@@ -144,7 +144,9 @@ def test_updates_of_zero_have_no_direction(make_server):
 @pytest.mark.parametrize("weighting", ["count", "uniform"])
 @pytest.mark.parametrize("parameters", [{"eps1": 0.0, "after": 0}, {"eps2": 1e9, "after": 0}, {}])
 def test_without_a_split_it_is_fedavg(make_trial, assert_same, parameters, weighting):
-    ours, plain = (make_trial(each, weighting=weighting, momentum=0.9) for each in (CFL(**parameters), FedAvg()))
+    ours, plain = (
+        make_trial(algorithm, weighting=weighting, momentum=0.9) for algorithm in (CFL(**parameters), FedAvg())
+    )
     for _ in range(3):
         assert_same(ours.start(2)["model"], plain.start(2)["model"], within=1e-14)
         assert_same(ours.train()[0].upload, plain.train()[0].upload, within=1e-14)

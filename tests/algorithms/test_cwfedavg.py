@@ -42,7 +42,7 @@ def aggregate(algorithm, uploads):
         base["base"] | own["upper"].map(lambda value, row=row: value[row])
         for row in range(algorithm.federation.clients)
     ]
-    return state, [each.only(algorithm.net.names) for each in personal]
+    return state, [model.only(algorithm.net.names) for model in personal]
 
 
 def counted(trained, counts):
@@ -180,7 +180,7 @@ def test_clients_outside_the_round_keep_their_distribution(make_trial):
     trial = make_trial(CwFedAvg())
     assert torch.equal(trial.server["distributions"], torch.full((8, 4), 0.25, dtype=f64))
     trial.run(1, ids=[0, 1])
-    heads = {each.client: approximate(each.upload["model"]["head.weight"]) for each in trial.outcomes}
+    heads = {outcome.client: approximate(outcome.upload["model"]["head.weight"]) for outcome in trial.outcomes}
     trial.run(1, ids=[4, 5])
     assert torch.equal(trial.server["distributions"][0], heads[0])
     assert torch.equal(trial.server["distributions"][1], heads[1])
@@ -202,7 +202,7 @@ def test_class_wise_counts_layers_from_the_output(make_trial, class_wise, count)
 
 def test_other_layers_are_fedavgs(make_trial, assert_same):
     """In the first round all start alike, so that without WDR the clients' models are FedAvg's too."""
-    class_wise, plain = (make_trial(each).run() for each in (CwFedAvg(wdr=0.0), FedAvg()))
+    class_wise, plain = (make_trial(algorithm).run() for algorithm in (CwFedAvg(wdr=0.0), FedAvg()))
     body = plain.net.body_names
     assert_same(class_wise.server["base"].only(body), plain.server["model"].only(body), within=1e-14)
 

@@ -51,7 +51,7 @@ def test_without_strength_it_is_the_method_bit_by_bit(make_trial, assert_same, n
 
 
 def test_on_fedavg_it_is_feddw_bit_by_bit(make_trial, assert_same):
-    module, feddw = (make_trial(each, bare).run(3) for each in (build("fedavg", 0.7), FedDW(mu=0.7)))
+    module, feddw = (make_trial(algorithm, bare).run(3) for algorithm in (build("fedavg", 0.7), FedDW(mu=0.7)))
     assert_same(module.server["model"], feddw.server["model"])
     assert_same(module.server[OMEGA], feddw.server["omega"])
 
@@ -70,7 +70,9 @@ def test_a_fixed_head_feels_nothing(make_trial, assert_same, name):
 def test_the_stack_computes_what_the_loop_computes(make_trial, assert_same, name):
     loop, stack = (make_trial(build(name, 0.5), width=width).run(2, tests=("local",)) for width in (None, 3))
     assert_same(stack.server, loop.server, within=1e-10)
-    assert_same([each.upload for each in stack.outcomes], [each.upload for each in loop.outcomes], within=1e-10)
+    assert_same(
+        [outcome.upload for outcome in stack.outcomes], [outcome.upload for outcome in loop.outcomes], within=1e-10
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "pfps_lwc", "ifca", "cwfedavg"])

@@ -83,7 +83,7 @@ def test_training_follows_the_mixing(make_mixing):
 
 
 def test_without_a_rate_it_is_fedavg_up_to_rounding(make_trial, assert_same):
-    still, plain = (make_trial(each, momentum=0.9).run(4) for each in (FedALA(rate=0.0, passes=3), FedAvg()))
+    still, plain = (make_trial(algorithm, momentum=0.9).run(4) for algorithm in (FedALA(rate=0.0, passes=3), FedAvg()))
     assert_same(still.server["model"], plain.server["model"], within=1e-12)
 
 
@@ -112,7 +112,7 @@ def test_a_pass_over_batches(make_trial, width, layers, share):
     order = trial.clients.order(client, 3, "mixing", 0, share)
     assert len(order) == round(16 * share)
     for first in range(0, len(order), 4):
-        mixed = (kept["local"] + towards * weights).map(lambda each: each.clone().requires_grad_())
+        mixed = (kept["local"] + towards * weights).map(lambda value: value.clone().requires_grad_())
         x, y = trial.clients.gather(order[first : first + 4])
         gradient = torch.autograd.grad(cross_entropy(trial.net(model | mixed, x), y), list(mixed.values()))
         for name, g in zip(top, gradient, strict=True):

@@ -75,7 +75,7 @@ def test_the_setting_of_cwfedavgs_row_is_local_training(make_trial, assert_same,
         local.run(1, ids=ids)
         assert_same(row.kept, local.kept)
         scores = [trial.train(range(8), ("local", "global"), "receive") for trial in (row, local)]
-        assert [each.scores for each in scores[0]] == [each.scores for each in scores[1]]
+        assert [outcome.scores for outcome in scores[0]] == [outcome.scores for outcome in scores[1]]
 
 
 def test_rows_sum_to_one(make_toy):

@@ -50,6 +50,6 @@ def test_one_full_batch_is_a_gradient_step_on_pooled_data(make_trial, assert_sam
 def test_clients_outside_the_round_change_nothing(make_clients, make_trial, assert_same):
     """The same participants with the same samples, among eight clients and among ten."""
     clients = make_clients(), make_clients(sizes=(1, 5, 9, 12, 7, 16, 3, 20, 11, 4))
-    few, many = (make_trial("fedavg", clients=each).run(2, ids=[0, 3, 5]) for each in clients)
+    few, many = (make_trial("fedavg", clients=dealt).run(2, ids=[0, 3, 5]) for dealt in clients)
     assert torch.equal(clients[0].x, clients[1].x[: len(clients[0].x)])
     assert_same(many.server, few.server)

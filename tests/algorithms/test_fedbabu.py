@@ -51,7 +51,7 @@ def test_it_is_fedavg_without_the_head_in_the_optimizer(make_trial, assert_same,
             sent.append({name: value.detach() for name, value in module.named_parameters()})
         sizes = [trial.clients.sizes[client] if weighting == "count" else 1 for client in ids]
         model = {
-            name: sum(each[name] * (size / sum(sizes)) for each, size in zip(sent, sizes, strict=True))
+            name: sum(model[name] * (size / sum(sizes)) for model, size in zip(sent, sizes, strict=True))
             for name in model
         }
     assert_same(dict(trial.run(3).algorithm.global_model(trial.server)), model, within=1e-12)
@@ -93,7 +93,7 @@ def test_fine_tuning_personalizes(make_trial):
     """Its mechanism acts: the copies fit their clients' classes, which one model under a random head can't."""
     trial = make_trial(FedBABU(), learning_rate=0.2, participation=1.0).run(5)
     received, finetuned = (trial.train(EVERYONE, ("local",), stage) for stage in ("receive", "finetune"))
-    before, after = ([outcome.scores["local"] for outcome in each] for each in (received, finetuned))
+    before, after = ([outcome.scores["local"] for outcome in outcomes] for outcomes in (received, finetuned))
     assert sum(score.correct for score in after) > sum(score.correct for score in before)
     pairs = itertools.zip_longest(before[1:], after[1:])
     assert sum(score.loss > tuned.loss for score, tuned in pairs) >= 6

@@ -33,10 +33,10 @@ class Shortcut(nn.Module):
 @pytest.mark.parametrize("weighting", ["count", "uniform"])
 def test_without_normalization_it_is_fedavg_bit_by_bit(make_trial, assert_same, weighting):
     settings = {"weighting": weighting, "momentum": 0.9}
-    bn, plain = (make_trial(each, **settings).run(3, tests=("local",)) for each in (FedBN(), FedAvg()))
+    bn, plain = (make_trial(algorithm, **settings).run(3, tests=("local",)) for algorithm in (FedBN(), FedAvg()))
     assert_same(bn.server, plain.server)
     assert_same(bn.algorithm.global_model(bn.server), plain.algorithm.global_model(plain.server))
-    assert [each.scores for each in bn.outcomes] == [each.scores for each in plain.outcomes]
+    assert [outcome.scores for outcome in bn.outcomes] == [outcome.scores for outcome in plain.outcomes]
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -84,7 +84,7 @@ def test_normalization_does_not_travel_unless_it_is_asked_for(make_trial, averag
 
 def test_a_global_model_with_the_mean_normalization(make_trial, assert_same):
     """It changes nothing else."""
-    trial, without = (make_trial(FedBN(average=each), "norm").run(2) for each in (True, False))
+    trial, without = (make_trial(FedBN(average=average), "norm").run(2) for average in (True, False))
     norm = trial.net.norm_names
     model = trial.algorithm.global_model(trial.server)
     mean = trial.uploads(trial.outcomes).mean("norm")
@@ -108,7 +108,7 @@ def test_a_single_sample_trains(make_trial):
 def test_cnn5_gives_it_something_to_keep(make_trial, make_clients, assert_same, batch_norm):
     family, clients = CNN5(channels=(2, 3), hidden=(6, 5), batch_norm=batch_norm), make_clients((1, 16, 16))
     build = functools.partial(family.build, (1, 16, 16), 4)
-    fedbn, fedavg = (make_trial(each, build, clients).run(2) for each in (FedBN(), FedAvg()))
+    fedbn, fedavg = (make_trial(algorithm, build, clients).run(2) for algorithm in (FedBN(), FedAvg()))
     last = fedbn.participants(2)[0]
     models = [trial.start(last)["model"] for trial in (fedbn, fedavg)]
     if batch_norm:

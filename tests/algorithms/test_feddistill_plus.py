@@ -31,8 +31,8 @@ def uploads_of(trial, tables, counts):
     """What clients 0, 1, ... would send."""
     model = trial.server["model"]
     sent = [
-        {"model": model, "omega": each, "counts": torch.tensor(count, dtype=f64)}
-        for each, count in zip(tables, counts, strict=True)
+        {"model": model, "omega": table, "counts": torch.tensor(count, dtype=f64)}
+        for table, count in zip(tables, counts, strict=True)
     ]
     return Uploads(range(len(sent)), [1.0] * len(sent), sent)
 
@@ -43,7 +43,9 @@ def batch_of(trial, client):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_without_teaching_it_is_fedavg_bit_by_bit(make_trial, assert_same, mode):
-    plus, plain = (make_trial(each, momentum=0.9).run(3) for each in (FedDistillPlus(mu=0.0, mode=mode), FedAvg()))
+    plus, plain = (
+        make_trial(algorithm, momentum=0.9).run(3) for algorithm in (FedDistillPlus(mu=0.0, mode=mode), FedAvg())
+    )
     assert_same(plus.server["model"], plain.server["model"])
 
 
@@ -132,7 +134,7 @@ def test_a_class_that_nobody_else_owns_keeps_its_row(make_trial, mode):
 
 def test_in_code_mode_the_table_is_that_of_feddws_code(make_trial, assert_same):
     """The history of all rounds, smoothed; but its strength is constant, and the head has its bias."""
-    plus, dw = (make_trial(each) for each in (FedDistillPlus(mode="code"), FedDW(mode="code")))
+    plus, dw = (make_trial(algorithm) for algorithm in (FedDistillPlus(mode="code"), FedDW(mode="code")))
     for tables in ([table((1, 0)), table((0, 1))], [table((0.5, 0.5)), table((0.2, 0.8))]):
         for trial in (plus, dw):
             trial.server = trial.aggregate(uploads_of(trial, tables, [[3, 0, 0, 0], [1, 0, 0, 0]]))

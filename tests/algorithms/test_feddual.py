@@ -149,7 +149,7 @@ def test_the_effective_number_of_clients_is_observed(make_trial):
     winner = trial.server["model"]["head.weight"]
     found = trial.algorithm.metrics(trial.server)
     assert float(found["effective_clients.head.weight"]) == pytest.approx(1, abs=1e-6)
-    assert any(torch.allclose(winner, each.upload["model"]["head.weight"], atol=1e-6) for each in trial.outcomes)
+    assert any(torch.allclose(winner, outcome.upload["model"]["head.weight"], atol=1e-6) for outcome in trial.outcomes)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_the_gradient_of_the_divergence(make_trial):
     local = trial.fresh(0).map(lambda value: value.clone().requires_grad_())
     other = trial.fresh(1)
     divergence = weight_divergence(local, other)
-    found = torch.cat([each.flatten() for each in torch.autograd.grad(divergence, list(local.values()))])
+    found = torch.cat([gradient.flatten() for gradient in torch.autograd.grad(divergence, list(local.values()))])
     log_p, log_q = local.flat().log_softmax(0), other.flat().log_softmax(0)
     assert torch.allclose(found, log_p.exp() * (log_p - log_q - divergence), rtol=1e-10, atol=1e-16)
 
@@ -336,7 +336,7 @@ def test_reading_g_moves_the_head_by_the_barycenter_of_gradients(make_trial):
     trial = make_trial(FedDUAL(vector="gradient", epsilon=0.3))
     uploads = trial.uploads(trial.train())
     state = trial.aggregate(uploads)
-    gradients = torch.stack([each["gradient"]["head.weight"].flatten() for _, _, each in uploads])
+    gradients = torch.stack([upload["gradient"]["head.weight"].flatten() for _, _, upload in uploads])
     wanted, _ = barycenter(gradients, 0.3, 150)
     moved = trial.server["model"]["head.weight"] - state["model"]["head.weight"]
     assert torch.allclose(moved.flatten(), wanted, rtol=1e-12, atol=1e-14)
@@ -344,7 +344,7 @@ def test_reading_g_moves_the_head_by_the_barycenter_of_gradients(make_trial):
 
 def test_reading_g_trains_the_models_of_reading_p(make_trial, assert_same):
     """The pass that sums gradients leaves the model as it is."""
-    by_gradient, by_update = (make_trial(FedDUAL(vector=each)).train() for each in ("gradient", "pseudo-gradient"))
+    by_gradient, by_update = (make_trial(FedDUAL(vector=vector)).train() for vector in ("gradient", "pseudo-gradient"))
     for ours, theirs in zip(by_gradient, by_update, strict=True):
         assert_same(ours.upload["model"], theirs.upload["model"])
 

@@ -147,8 +147,8 @@ def test_the_code_measures_soft_labels_on_changed_images(make_clients, make_tria
     (outcome,) = trial.train([5])
     x, y = trial.clients.gather(trial.clients.train[5])
     other = changed(transforms, x, torch.tensor(trial.clients.key(5, 1, "measure", 0)))
-    found = [trial.net(outcome.upload["model"], each).softmax(-1) for each in (x, other)]
-    plain, moved = (torch.stack([each[y == label].mean(0) for label in (1, 2)]) for each in found)
+    found = [trial.net(outcome.upload["model"], images).softmax(-1) for images in (x, other)]
+    plain, moved = (torch.stack([shares[y == label].mean(0) for label in (1, 2)]) for shares in found)
     assert torch.allclose(outcome.upload["omega"][[1, 2]], moved if mode == "code" else plain, rtol=1e-12, atol=0)
     assert not torch.allclose(plain, moved, atol=1e-4)
 
@@ -208,8 +208,8 @@ def test_the_codes_mu_falls_at_every_ninth_round(make_trial, mode, decay):
     trial = make_trial(FedDW(mu=5.0, mode=mode))
     received = {"model": trial.server["model"], "omega": trial.server["omega"]}
     facts = (trial.clients.facts(1, number) for number in (8, 9, 17, 18, 27))
-    assert [float(trial.algorithm.start({}, received, each)["mu"]) for each in facts] == pytest.approx(
-        [5 * each for each in decay], rel=1e-14
+    assert [float(trial.algorithm.start({}, received, info)["mu"]) for info in facts] == pytest.approx(
+        [5 * factor for factor in decay], rel=1e-14
     )
 
 

@@ -173,5 +173,7 @@ def test_running_statistics_have_no_memory_and_are_averaged(make_trial, assert_s
 def test_adam_is_obeyed_where_it_is_insisted_on(make_trial):
     assert FedDyn().needs_sgd
     assert not FedDyn(adam=True).needs_sgd
-    adam, sgd = (make_trial(FedDyn(adam=True), optimizer=each).train()[1].upload["model"] for each in ("adam", "sgd"))
+    adam, sgd = (
+        make_trial(FedDyn(adam=True), optimizer=optimizer).train()[1].upload["model"] for optimizer in ("adam", "sgd")
+    )
     assert not torch.equal(adam.flat(), sgd.flat())

@@ -68,8 +68,10 @@ def test_without_downloads_clients_train_alone(make_trial, assert_same, width):
 
 def test_the_first_round_is_local_training(make_trial, assert_same):
     """Whatever is sent is the initial model."""
-    ours, plain = (make_trial(each, participation=1.0).run() for each in (FedFomo(), FedAvg()))
-    assert_same([each.upload["model"] for each in ours.outcomes], [each.upload["model"] for each in plain.outcomes])
+    ours, plain = (make_trial(algorithm, participation=1.0).run() for algorithm in (FedFomo(), FedAvg()))
+    assert_same(
+        [outcome.upload["model"] for outcome in ours.outcomes], [outcome.upload["model"] for outcome in plain.outcomes]
+    )
     assert not ours.server["affinity"].any()
 
 
@@ -145,8 +147,10 @@ def test_weights_add_up_in_the_affinity(make_trial):
 def test_losses_are_of_the_validation_data(make_clients, make_trial):
     """Where a client has any, else of its training data; and gains are against the model before its last training."""
     all_of = make_clients()
-    train, held = zip(*((each[len(each) // 4 :], each[: len(each) // 4]) for each in all_of.train), strict=True)
-    assert [len(each) for each in held] == [0, 1, 2, 3, 1, 4, 0, 5]
+    train, held = zip(
+        *((samples[len(samples) // 4 :], samples[: len(samples) // 4]) for samples in all_of.train), strict=True
+    )
+    assert [len(samples) for samples in held] == [0, 1, 2, 3, 1, 4, 0, 5]
     clients = Clients(all_of.x, all_of.y, train, all_of.test, all_of.global_test, 4, 0, f64, validation=held)
     trial = make_trial(FedFomo(downloads=2), clients=clients, participation=1.0).run(2)
     before, kept = trial.server, dict(trial.kept)

@@ -97,7 +97,9 @@ def test_with_a_share_of_one_it_is_fedavg_under_a_fixed_head(make_trial, assert_
             module = FedNH().adapt(MLP(hidden=(6,)).build((5,), 4)).double()
             module.load_state_dict(model)
             module.head.weight.requires_grad_(False)
-            rule = torch.optim.SGD([each for each in module.parameters() if each.requires_grad], 0.05, momentum=0.9)
+            rule = torch.optim.SGD(
+                [parameter for parameter in module.parameters() if parameter.requires_grad], 0.05, momentum=0.9
+            )
             for epoch in (0, 1):
                 order = trial.clients.order(client, number, "batches", epoch)
                 for first in range(0, len(order), 4):
@@ -108,7 +110,7 @@ def test_with_a_share_of_one_it_is_fedavg_under_a_fixed_head(make_trial, assert_
             sent[client] = {name: value.detach() for name, value in module.named_parameters()}
         total = sum(trial.clients.sizes[client] for client in sent)
         model = {
-            name: sum(each[name] * (trial.clients.sizes[client] / total) for client, each in sent.items())
+            name: sum(model[name] * (trial.clients.sizes[client] / total) for client, model in sent.items())
             for name in model
         }
     assert_same(dict(trial.run(3).server["model"]), model, within=1e-12)
@@ -194,9 +196,9 @@ def test_prototypes_come_nearer_to_the_class_means(make_trial):
 
 def test_finetuning_leaves_the_head(make_trial):
     algorithm = make_trial(FedNH()).algorithm
-    (each,) = algorithm.finetune(3)
-    assert "head.weight" not in each.only
-    assert each.epochs == 3
+    (step,) = algorithm.finetune(3)
+    assert "head.weight" not in step.only
+    assert step.epochs == 3
 
 
 def test_a_single_sample_and_features_of_zero_make_no_nan(make_trial):

@@ -25,7 +25,8 @@ def weights_sum(trial):
 def test_equal_numbers_of_steps_are_fedavg(make_clients, make_trial, assert_same, settings):
     clients = make_clients(sizes=[9, 10, 12])
     nova, plain = (
-        make_trial(each, clients=clients, participation=1.0, **settings).run(3) for each in (FedNova(), FedAvg())
+        make_trial(algorithm, clients=clients, participation=1.0, **settings).run(3)
+        for algorithm in (FedNova(), FedAvg())
     )
     assert_same(nova.server, plain.server, within=1e-12)
 
@@ -100,3 +101,13 @@ def test_running_statistics_are_averaged(make_trial, assert_same):
     names = trial.net.buffer_names
     mean = trial.uploads(trial.outcomes).mean("model")
     assert_same(trial.server["model"].only(names), mean.only(names))
+
+
+def test_fednovas_weights_are_those_of_the_rounds_rate_and_steps(make_toy):
+    """With a pull mu, a_k is where gradients of 1 lead at this rate, in units of it."""
+    trial = make_toy(FedNova(mu=2.0), schedule={"name": "exponential", "gamma": 0.5}, local_steps=3, local_epochs=None)
+    for rate in (0.1, 0.05, 0.025):
+        trial.run()
+        shrink = 1 - 2.0 * rate
+        for outcome in trial.outcomes:
+            assert float(outcome.upload["a"]) == pytest.approx(1 + shrink + shrink**2, rel=1e-12)

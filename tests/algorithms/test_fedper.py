@@ -20,14 +20,14 @@ EXPECTED = Expected(
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_without_personal_layers_it_is_fedavg_bit_by_bit(make_trial, assert_same, model, weighting):
     settings = {"weighting": weighting, "momentum": 0.9}
-    shared, plain = (make_trial(each, model, **settings).run(2) for each in (FedPer(layers=0), FedAvg()))
+    shared, plain = (make_trial(algorithm, model, **settings).run(2) for algorithm in (FedPer(layers=0), FedAvg()))
     assert_same(shared.algorithm.global_model(shared.server), plain.server["model"])
 
 
 @pytest.mark.parametrize("layers", [2, 9])
 @pytest.mark.parametrize("width", [None, 3])
 def test_with_all_layers_personal_it_is_local_training_bit_by_bit(make_trial, assert_same, layers, width):
-    personal, local = (make_trial(each, width=width).run(3) for each in (FedPer(layers=layers), Local()))
+    personal, local = (make_trial(algorithm, width=width).run(3) for algorithm in (FedPer(layers=layers), Local()))
     assert dict(personal.server["body"]) == {}
     for client in range(len(local.clients)):
         assert_same(personal.kept[client]["head"], local.kept[client]["model"])
@@ -36,7 +36,7 @@ def test_with_all_layers_personal_it_is_local_training_bit_by_bit(make_trial, as
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_it_is_pfps_lwc_with_both_parts_off(make_trial, assert_same, optimizer):
     both = (FedPer(), PFPSLWC(penalty=0.0, recall_epochs=0))
-    fedper, pfps = (make_trial(each, optimizer=optimizer).run(3) for each in both)
+    fedper, pfps = (make_trial(algorithm, optimizer=optimizer).run(3) for algorithm in both)
     assert_same(fedper.server, pfps.server)
     for client in range(len(fedper.clients)):
         assert_same(fedper.kept[client]["head"], pfps.kept[client]["head"])

@@ -124,7 +124,7 @@ def test_a_class_that_nobody_in_the_round_owns_keeps_its_prototype(make_trial, a
 
 def test_equal_uploads_are_the_next_prototypes(make_trial, assert_same):
     trial = make_trial(FedProto(), participation=1.0).run()
-    sent = next(each.upload for each in trial.outcomes if each.client == 3)  # who owns all classes
+    sent = next(outcome.upload for outcome in trial.outcomes if outcome.client == 3)  # who owns all classes
     for weights in ("uniform", "count"):
         uploads = Uploads([1, 2, 3], [1, 2, 3], [sent] * 3)
         combined = FedProto(prototype_weights=weights).aggregate(trial.server, uploads)
@@ -132,7 +132,7 @@ def test_equal_uploads_are_the_next_prototypes(make_trial, assert_same):
 
 
 def test_nothing_pulls_before_there_are_prototypes(make_trial, assert_same):
-    pulled, free = (make_trial(FedProto(penalty=each), participation=1.0).run() for each in (5.0, 0.0))
+    pulled, free = (make_trial(FedProto(penalty=penalty), participation=1.0).run() for penalty in (5.0, 0.0))
     assert_same(pulled.kept, free.kept)
     assert not torch.equal(pulled.run().kept[7]["model"].flat(), free.run().kept[7]["model"].flat())
 
@@ -143,7 +143,7 @@ def test_features_come_nearer_to_the_prototypes(make_trial):
     for penalty in (0.0, 1.0, 4.0):
         trial = make_trial(FedProto(penalty=penalty), participation=1.0).run()
         prototypes = trial.server["prototypes"]
-        found.append([distance(trial, prototypes, each) for each in trial.train() if each.client in (3, 5, 7)])
+        found.append([distance(trial, prototypes, outcome) for outcome in trial.train() if outcome.client in (3, 5, 7)])
     assert all(none > weak > strong for none, weak, strong in zip(*found, strict=True))
 
 
@@ -156,8 +156,8 @@ def test_the_prototype_protocol(make_trial, assert_same, ids):
     loop, stack = (make_trial(FedProto(), width=width).run(2, ids=ids) for width in (None, 3))
     scores = [
         [
-            (each.scores["local"], each.scores["global"])
-            for each in trial.train(range(8), ("local", "global"), "prototype")
+            (outcome.scores["local"], outcome.scores["global"])
+            for outcome in trial.train(range(8), ("local", "global"), "prototype")
         ]
         for trial in (loop, stack)
     ]

@@ -13,7 +13,7 @@ EXPECTED = Expected(
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
 def test_without_pull_it_is_fedavg_bit_by_bit(make_trial, assert_same, settings):
-    prox, plain = (make_trial(each, **settings).run(3) for each in (FedProx(mu=0.0), FedAvg()))
+    prox, plain = (make_trial(algorithm, **settings).run(3) for algorithm in (FedProx(mu=0.0), FedAvg()))
     assert_same(prox.server, plain.server)
 
 
@@ -21,7 +21,7 @@ def test_without_pull_it_is_fedavg_bit_by_bit(make_trial, assert_same, settings)
 def test_one_local_step_is_fedavgs_for_any_pull(make_trial, assert_same, optimizer):
     """The pull's gradient is 0 where training starts."""
     settings = {"optimizer": optimizer, "local_epochs": 1, "batch_size": 100}
-    prox, plain = (make_trial(each, **settings).run(3) for each in (FedProx(mu=50.0), FedAvg()))
+    prox, plain = (make_trial(algorithm, **settings).run(3) for algorithm in (FedProx(mu=50.0), FedAvg()))
     assert_same(prox.server, plain.server)
 
 
@@ -54,7 +54,7 @@ def test_the_pull_keeps_clients_near(make_trial):
     drifts = []
     for mu in (0.0, 1.0, 10.0):
         trial = make_trial(FedProx(mu=mu), local_epochs=5)
-        drifts.append([float((each.upload["model"] - trial.server["model"]).norm()) for each in trial.train()])
+        drifts.append([float((outcome.upload["model"] - trial.server["model"]).norm()) for outcome in trial.train()])
     assert all(none > weak > strong > 0 for none, weak, strong in zip(*drifts, strict=True))
 
 

@@ -17,7 +17,9 @@ EXPECTED = Expected(
 
 @pytest.mark.parametrize("settings", [{}, {"optimizer": "adam", "learning_rate": 0.01}, {"weight_decay": 0.1}])
 def test_with_all_layers_it_is_scaffold_bit_by_bit(make_trial, assert_same, settings):
-    pvr, scaffold = (make_trial(each, **settings).run(3) for each in (FedPVR(layers=2, adam=True), Scaffold(adam=True)))
+    pvr, scaffold = (
+        make_trial(algorithm, **settings).run(3) for algorithm in (FedPVR(layers=2, adam=True), Scaffold(adam=True))
+    )
     assert_same(pvr.server, scaffold.server)
     assert_same(pvr.kept, scaffold.kept)
 
@@ -25,7 +27,7 @@ def test_with_all_layers_it_is_scaffold_bit_by_bit(make_trial, assert_same, sett
 @pytest.mark.parametrize("settings", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
 def test_with_no_layer_it_is_uniform_fedavg(make_trial, assert_same, settings):
     settings |= {"weighting": "uniform"}
-    pvr, plain = (make_trial(each, **settings).run(3) for each in (FedPVR(layers=0, adam=True), FedAvg()))
+    pvr, plain = (make_trial(algorithm, **settings).run(3) for algorithm in (FedPVR(layers=0, adam=True), FedAvg()))
     assert_same(pvr.server["model"], plain.server["model"], within=1e-13)
 
 
@@ -46,7 +48,7 @@ def test_the_servers_control_is_the_mean_of_all_clients(make_trial, assert_same)
         trial.run()
         every = [state["control"] for state in trial.kept.values()]
         assert_same(trial.server["control"], sum(every[1:], every[0]) * (1 / len(every)), within=1e-13)
-    assert all(trial.kept[each.client]["control"].norm() > 0.1 for each in trial.outcomes)
+    assert all(trial.kept[outcome.client]["control"].norm() > 0.1 for outcome in trial.outcomes)
 
 
 def test_the_correction_acts_on_the_last_layers_only(make_trial, assert_same):

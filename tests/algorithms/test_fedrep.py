@@ -47,7 +47,7 @@ def test_both_phases_written_out(make_trial, assert_same, optimizer):
             heads[client] = {name: trained[name] for name in heads[client]}
         total = sum(trial.clients.sizes[client] for client in sent)
         body = {
-            name: sum(each[name] * (trial.clients.sizes[client] / total) for client, each in sent.items())
+            name: sum(model[name] * (trial.clients.sizes[client] / total) for client, model in sent.items())
             for name in body
         }
     trial.run(2)
@@ -69,7 +69,9 @@ def test_without_body_epochs_the_representation_never_changes(make_trial, assert
 @pytest.mark.parametrize("optimizer", RULES)
 def test_without_head_epochs_it_trains_fedbabus_body(make_trial, assert_same, optimizer):
     settings = RULES[optimizer][1] | {"local_epochs": 2, "weight_decay": 0.01}
-    rep, babu = (make_trial(each, **settings).run(3) for each in (FedRep(head_epochs=0, body_epochs=2), FedBABU()))
+    rep, babu = (
+        make_trial(algorithm, **settings).run(3) for algorithm in (FedRep(head_epochs=0, body_epochs=2), FedBABU())
+    )
     assert_same(rep.server["body"], babu.server["body"])
     assert_same(rep.kept, babu.kept)
 

@@ -151,7 +151,7 @@ def test_a_strength_is_a_number_or_c_over_4():
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
 def test_without_both_terms_it_is_fedavg_bit_by_bit(make_trial, assert_same, settings):
     algorithms = (FedUV(variance=0.0, uniformity=0.0), FedAvg())
-    off, plain = (make_trial(each, **settings).run(3) for each in algorithms)
+    off, plain = (make_trial(algorithm, **settings).run(3) for algorithm in algorithms)
     assert_same(off.server, plain.server)
 
 
@@ -164,13 +164,15 @@ def test_features_of_zero_make_no_nan(make_trial, width):
         model = net.fresh(index)
         return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
 
-    uv, plain = (make_trial(each, width=width, fresh=dead, participation=1.0).run(2) for each in (FedUV(), FedAvg()))
+    uv, plain = (
+        make_trial(algorithm, width=width, fresh=dead, participation=1.0).run(2) for algorithm in (FedUV(), FedAvg())
+    )
     assert torch.equal(uv.server["model"].flat(), plain.server["model"].flat())
 
 
 def test_single_samples_train_as_in_fedavg(make_trial, assert_same):
     """Batches of one have neither a deviation nor a pair."""
-    uv, plain = (make_trial(each, batch_size=1).run(2) for each in (FedUV(), FedAvg()))
+    uv, plain = (make_trial(algorithm, batch_size=1).run(2) for algorithm in (FedUV(), FedAvg()))
     assert_same(uv.server, plain.server)
 
 

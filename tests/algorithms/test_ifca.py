@@ -56,7 +56,9 @@ def make_opposed(make_trial):
 
 @pytest.mark.parametrize("weighting", ["count", "uniform"])
 def test_one_cluster_is_fedavg_bit_by_bit(make_trial, assert_same, weighting):
-    one, plain = (make_trial(each, weighting=weighting, momentum=0.9).run(3) for each in (IFCA(clusters=1), FedAvg()))
+    one, plain = (
+        make_trial(algorithm, weighting=weighting, momentum=0.9).run(3) for algorithm in (IFCA(clusters=1), FedAvg())
+    )
     assert_same(pick(one.server["models"], 0), plain.server["model"])
 
 
@@ -101,8 +103,8 @@ def test_the_choice_is_the_lowest_loss_on_the_training_data(make_trial):
     server = make_trial(IFCA(clusters=3)).server
     for client, index in chosen(trial).items():
         x, y = trial.clients.gather(trial.clients.train[client])
-        logits = [trial.net(pick(server["models"], each), x) for each in range(3)]
-        losses = [float(nn.functional.cross_entropy(each, y)) for each in logits]
+        logits = [trial.net(pick(server["models"], cluster), x) for cluster in range(3)]
+        losses = [float(nn.functional.cross_entropy(output, y)) for output in logits]
         assert index == losses.index(min(losses))
     assert len(set(chosen(trial).values())) > 1
 

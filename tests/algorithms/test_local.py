@@ -26,7 +26,7 @@ def test_other_clients_data_do_not_matter(make_clients, make_trial, assert_same,
     changed = make_clients()
     for client in (0, 1, 2, 4, 5, 6, 7):
         changed.x[changed.train[client]] += 1.0
-    one, other = (make_trial(Local(), clients=each, width=width).run(4) for each in (make_clients(), changed))
+    one, other = (make_trial(Local(), clients=clients, width=width).run(4) for clients in (make_clients(), changed))
     assert_same(one.kept[3], other.kept[3])
     assert not torch.equal(one.kept[4]["model"].flat(), other.kept[4]["model"].flat())
 

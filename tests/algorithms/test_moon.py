@@ -89,14 +89,14 @@ def test_the_other_models_are_in_evaluation_mode(make_trial):
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
 def test_without_contrast_it_is_fedavg_bit_by_bit(make_trial, assert_same, settings):
-    moon, plain = (make_trial(each, **settings).run(3) for each in (MOON(mu=0.0), FedAvg()))
+    moon, plain = (make_trial(algorithm, **settings).run(3) for algorithm in (MOON(mu=0.0), FedAvg()))
     assert_same(moon.server, plain.server)
 
 
 @pytest.mark.parametrize("width", [None, 3])
 def test_only_those_who_were_there_before_contrast(make_trial, width):
     """The first round is FedAvg's bit by bit; in the second, so is what a newcomer sends."""
-    moon, plain = (make_trial(each, width=width).run(1, ids=[0, 1, 5]) for each in (MOON(mu=5.0), FedAvg()))
+    moon, plain = (make_trial(algorithm, width=width).run(1, ids=[0, 1, 5]) for algorithm in (MOON(mu=5.0), FedAvg()))
     assert torch.equal(moon.server["model"].flat(), plain.server["model"].flat())
     both = zip(moon.train([1, 4, 5]), plain.train([1, 4, 5]), strict=True)
     assert [torch.equal(a.upload["model"].flat(), b.upload["model"].flat()) for a, b in both] == [False, True, False]
@@ -105,7 +105,9 @@ def test_only_those_who_were_there_before_contrast(make_trial, width):
 def test_a_client_alone_has_no_contrast(make_clients, make_trial, assert_same):
     """The global model is its previous one, so that the contrast has no gradient."""
     clients = make_clients(sizes=[15], labels=lambda client: range(4))
-    moon, plain = (make_trial(each, clients=clients, participation=1.0).run(3) for each in (MOON(mu=5.0), FedAvg()))
+    moon, plain = (
+        make_trial(algorithm, clients=clients, participation=1.0).run(3) for algorithm in (MOON(mu=5.0), FedAvg())
+    )
     assert_same(moon.server, plain.server, within=1e-12)
 
 

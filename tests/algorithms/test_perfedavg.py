@@ -41,7 +41,7 @@ def test_one_step_on_a_quadratic(make_toy, path, variant, delta, point, same_bat
 @pytest.mark.parametrize("variant", ["first-order", "hessian-free"])
 def test_without_alpha_and_with_one_batch_it_is_fedavg(make_trial, assert_same, variant):
     algorithm = PerFedAvg(alpha=0.0, variant=variant, same_batch=True)
-    per, plain = (make_trial(each, weight_decay=0.1).run(3) for each in (algorithm, FedAvg()))
+    per, plain = (make_trial(method, weight_decay=0.1).run(3) for method in (algorithm, FedAvg()))
     assert_same(per.server, plain.server, within=1e-13)
 
 
@@ -66,8 +66,8 @@ def test_each_gradient_has_a_batch_of_its_own(make_trial, assert_same, variant, 
 def test_a_part_without_samples_takes_the_first(make_trial, assert_same):
     """Client 0 has a single sample."""
     apart, same = (
-        make_trial(PerFedAvg(alpha=0.3, same_batch=each), local_epochs=epochs).train([0])[0].upload
-        for each, epochs in ((False, 1), (True, 2))
+        make_trial(PerFedAvg(alpha=0.3, same_batch=same_batch), local_epochs=epochs).train([0])[0].upload
+        for same_batch, epochs in ((False, 1), (True, 2))
     )
     assert_same(apart, same, within=1e-15)
 
@@ -97,14 +97,14 @@ def test_the_personal_model_is_one_step_away(make_trial, width):
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
 def test_steps_are_plain_sgd(make_trial, assert_same, settings):
-    found, wanted = (make_trial(PerFedAvg(), **each).run(2) for each in (settings, {}))
+    found, wanted = (make_trial(PerFedAvg(), **changes).run(2) for changes in (settings, {}))
     assert_same(found.server, wanted.server)
 
 
 def test_variants_differ(make_trial):
     """Its mechanism acts: the curvature counts, and none is FedAvg."""
     algorithms = PerFedAvg(alpha=0.3), PerFedAvg(alpha=0.3, variant="hessian-free"), FedAvg()
-    first, free, plain = (make_trial(each, participation=1.0).run(3).server["model"] for each in algorithms)
+    first, free, plain = (make_trial(algorithm, participation=1.0).run(3).server["model"] for algorithm in algorithms)
     assert min((first - free).norm(), (first - plain).norm(), (free - plain).norm()) > 1e-3
 
 

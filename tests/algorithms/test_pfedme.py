@@ -60,7 +60,8 @@ def test_the_global_model_stays_without_attraction_or_beta(make_trial, assert_sa
     before = trial.server
     assert_same(trial.run(3).server, before, within=1e-14)
     assert all(
-        not torch.equal(each.keep["personal"]["head.weight"], before["model"]["head.weight"]) for each in trial.outcomes
+        not torch.equal(outcome.keep["personal"]["head.weight"], before["model"]["head.weight"])
+        for outcome in trial.outcomes
     )
 
 
@@ -102,7 +103,7 @@ def test_the_personal_models_fit_their_clients_better_than_the_global_one(make_t
     for client in range(len(trial.clients)):
         x, y = trial.clients.gather(trial.clients.train[client])
         own, common = trial.kept[client]["personal"], trial.server["model"]
-        own, common = (float(torch.nn.functional.cross_entropy(trial.net(each, x), y)) for each in (own, common))
+        own, common = (float(torch.nn.functional.cross_entropy(trial.net(model, x), y)) for model in (own, common))
         assert own < common
 
 

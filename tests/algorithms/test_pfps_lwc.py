@@ -64,7 +64,7 @@ def test_the_penalty_is_the_joint_norm_of_the_head(make_trial):
     loss = algorithm.loss(client, batch)  # with one class, the risk is 0
     assert loss.item() == pytest.approx(0.5, abs=1e-15)
     gradient = torch.autograd.grad(loss, (weight, bias))
-    assert [each.item() for each in gradient] == pytest.approx([0.06, 0.08], abs=1e-15)
+    assert [value.item() for value in gradient] == pytest.approx([0.06, 0.08], abs=1e-15)
 
 
 def test_the_squared_penalty(make_trial):
@@ -79,7 +79,7 @@ def test_a_head_of_zeros_has_a_finite_gradient(make_trial):
     weight, bias = (torch.zeros(shape, dtype=f64, requires_grad=True) for shape in ((1, 1), (1,)))
     batch = Batch(torch.ones(2, 1, dtype=f64), torch.zeros(2, dtype=torch.long))
     loss = algorithm.loss({"model": Tensors({"head.weight": weight, "head.bias": bias})}, batch)
-    assert [each.item() for each in torch.autograd.grad(loss, (weight, bias))] == [0, 0]
+    assert [value.item() for value in torch.autograd.grad(loss, (weight, bias))] == [0, 0]
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -119,7 +119,7 @@ def test_with_both_parts_off_it_is_fedper(make_trial, assert_same):
             heads[client] = {name: trained[name] for name in heads[client]}
         total = sum(trial.clients.sizes[client] for client in sent)
         body = {
-            name: sum(each[name] * (trial.clients.sizes[client] / total) for client, each in sent.items())
+            name: sum(model[name] * (trial.clients.sizes[client] / total) for client, model in sent.items())
             for name in body
         }
     trial.run(3)
@@ -234,7 +234,7 @@ def test_what_is_measured_is_the_recalled_model(make_trial, width):
         recalled, downloaded = (by_hand(trial, outcome.client, epochs) for epochs in (2, 0))
         for test, rows in (("local", trial.clients.test[outcome.client]), ("global", trial.clients.global_test)):
             x, y = trial.clients.gather(rows)
-            after, before = (cross_entropy(each(x), y, reduction="sum").item() for each in (recalled, downloaded))
+            after, before = (cross_entropy(model(x), y, reduction="sum").item() for model in (recalled, downloaded))
             score = outcome.scores[test]
             assert score.loss == pytest.approx(after, rel=1e-11)
             assert score.correct == int((recalled(x).argmax(-1) == y).sum())
@@ -250,7 +250,7 @@ def test_training_begins_with_what_is_measured(make_trial, assert_same, width):
     trial.server, trial.kept, trial.rounds = before.server, before.kept, before.rounds
     begun = trial.train([0, 1, 3, 5], ("local", "global"), "train")
     measured = trial.train([0, 1, 3, 5], ("local", "global"), "receive")
-    assert [each.scores for each in begun] == [each.scores for each in measured]
+    assert [outcome.scores for outcome in begun] == [outcome.scores for outcome in measured]
     for outcome in begun:
         recalled = by_hand(trial, outcome.client, 2)
         assert_same(dict(outcome.upload["body"]), dict(body_of(recalled)), within=1e-12)

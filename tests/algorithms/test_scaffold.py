@@ -33,13 +33,13 @@ def test_two_steps_do_not_drift(make_toy, path):
 
 
 def test_its_first_round_is_uniform_fedavgs(make_trial, assert_same):
-    scaffold, plain = (make_trial(each, weighting="uniform").run() for each in (Scaffold(), FedAvg()))
+    scaffold, plain = (make_trial(algorithm, weighting="uniform").run() for algorithm in (Scaffold(), FedAvg()))
     assert_same(scaffold.server["model"], plain.server["model"], within=1e-14)
 
 
 def test_one_step_a_round_with_everybody_is_uniform_fedavg(make_trial, assert_same):
     settings = {"participation": 1.0, "local_epochs": 1, "batch_size": 100, "weighting": "uniform"}
-    scaffold, plain = (make_trial(each, **settings).run(4) for each in (Scaffold(), FedAvg()))
+    scaffold, plain = (make_trial(algorithm, **settings).run(4) for algorithm in (Scaffold(), FedAvg()))
     assert_same(scaffold.server["model"], plain.server["model"], within=1e-12)
 
 
@@ -48,7 +48,7 @@ def test_steps_are_counted_for_each_client(make_toy, width):
     """Where the gradient is constant, option II gives it back whatever the number of a client's steps."""
     gradients, sizes = [2.0, -1.0, 0.5, 4.0], [1, 2, 5, 9]
     settings = {"risk": lambda a, b, x: a * x, "batch_size": 2, "local_epochs": 3, "width": width}
-    trial = make_toy(Scaffold(), [(each, 0.0) for each in gradients], sizes, **settings).run(2)
+    trial = make_toy(Scaffold(), [(gradient, 0.0) for gradient in gradients], sizes, **settings).run(2)
     assert controls(trial) == pytest.approx(gradients, abs=1e-12)
     assert float(trial.server["control"]["head.weight"]) == pytest.approx(sum(gradients) / 4, abs=1e-12)
 
@@ -71,7 +71,7 @@ def test_the_servers_control_is_the_mean_of_all_clients(make_trial, assert_same)
         trial.run()
         every = [state["control"] for state in trial.kept.values()]
         assert_same(trial.server["control"], sum(every[1:], every[0]) * (1 / len(every)), within=1e-13)
-    assert all(trial.kept[each.client]["control"].norm() > 0.1 for each in trial.outcomes)
+    assert all(trial.kept[outcome.client]["control"].norm() > 0.1 for outcome in trial.outcomes)
 
 
 def test_without_a_learning_rate_controls_stay_finite(make_trial):
@@ -89,7 +89,7 @@ def test_adam_is_obeyed_where_it_is_insisted_on(make_trial, assert_same):
     settings = {"optimizer": "adam", "learning_rate": 0.01, "weighting": "uniform", "participation": 1.0}
     assert Scaffold().needs_sgd
     assert not Scaffold(adam=True).needs_sgd
-    scaffold, plain = (make_trial(each, **settings).run() for each in (Scaffold(adam=True), FedAvg()))
+    scaffold, plain = (make_trial(algorithm, **settings).run() for algorithm in (Scaffold(adam=True), FedAvg()))
     assert_same(scaffold.server["model"], plain.server["model"], within=1e-14)
     assert (scaffold.run().server["model"] - plain.run().server["model"]).norm() > 1e-3
 
@@ -102,7 +102,7 @@ def test_with_adam_the_control_is_the_mean_gradient(make_toy):
 
 
 def test_insisting_on_adam_leaves_sgd_alone(make_trial, assert_same):
-    trial, plain = (make_trial(each).run(2) for each in (Scaffold(adam=True), Scaffold()))
+    trial, plain = (make_trial(algorithm).run(2) for algorithm in (Scaffold(adam=True), Scaffold()))
     assert_same(trial.server, plain.server)
 
 
@@ -112,3 +112,19 @@ def test_running_statistics_have_no_control_and_are_averaged(make_trial, assert_
     assert tuple(trial.server["control"]) == trial.net.names
     mean = trial.uploads(trial.outcomes).uniform().mean("model")
     assert_same(trial.server["model"].only(names), mean.only(names))
+
+
+def test_scaffolds_control_is_the_mean_gradient_at_any_rate(make_toy):
+    """Option II divides by K times the rate of the round: constant gradients come back as they are in each."""
+    gradients = [2.0, -1.0, 0.5]
+    settings = {"risk": lambda a, b, x: a * x, "local_steps": 3, "local_epochs": None}
+    trial = make_toy(
+        Scaffold(),
+        [(each, 0.0) for each in gradients],
+        schedule={"name": "cosine", "period": 3, "minimum": 0.01, "warmup": 1},
+        **settings,
+    )
+    for _ in range(4):
+        trial.run()
+        found = [float(state["control"]["head.weight"]) for state in trial.kept.values()]
+        assert found == pytest.approx(gradients, abs=1e-12)

@@ -240,8 +240,8 @@ def test_a_stratified_split_by_the_largest_remainder() -> None:
     (test,) = Assignment.of(table).test
     assert np.bincount(labels[test]).tolist() == [12, 8, 1]  # of 12.5, 7.5 and 1: the tie is broken at random
     others = {
-        tuple(np.bincount(labels[Assignment.of(each).test[0]]).tolist())
-        for each in (
+        tuple(np.bincount(labels[Assignment.of(table).test[0]]).tolist())
+        for table in (
             assign(Given(owner=(0,) * 84), labels, labels == 9, 1, "pooled", 0.25, seed, stratified=True)
             for seed in range(20)
         )

@@ -393,7 +393,7 @@ def test_a_table_of_texts() -> None:
 
 @pytest.mark.parametrize("cell", [lambda image: image, lambda image: {"bytes": image, "path": "x.png"}])
 def test_a_table_of_images(cell: Callable[[bytes], Any]) -> None:
-    images = [cell(picture(each.transpose(1, 2, 0))) for each in PIXELS]
+    images = [cell(picture(image.transpose(1, 2, 0))) for image in PIXELS]
     pd.DataFrame({"image": images, "label": [0, 1, 2, 3, 4, 5]}).to_parquet("own.parquet")
     samples, facts = own(name="parquet", path="own.parquet")
     assert np.array_equal(samples.x, PIXELS)

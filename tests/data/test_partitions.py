@@ -344,8 +344,8 @@ def pfllib_pat(labels: Integers, clients: int, k: int, rng: np.random.Generator)
         selected = [client for client in range(clients) if left[client] > 0]
         selected = selected[: int(np.ceil(clients / classes * k))]
         of_class = np.flatnonzero(labels == label)
-        each = len(of_class) / len(selected)
-        numbers = rng.integers(max(int(each / 10), 1), int(each), len(selected) - 1).tolist()
+        mean = len(of_class) / len(selected)
+        numbers = rng.integers(max(int(mean / 10), 1), int(mean), len(selected) - 1).tolist()
         numbers.append(len(of_class) - sum(numbers))
         start = 0
         for client, number in zip(selected, numbers, strict=True):

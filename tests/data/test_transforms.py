@@ -76,5 +76,5 @@ def test_changes_belong_to_key_and_place(settings):
 def test_under_vmap_it_is_the_same():
     transforms = Transforms(crop=2, flip=True, rotation=20)
     x, keys = images(30).reshape(3, 10, 2, 6, 6), torch.tensor([3, 4, 5])
-    wanted = torch.stack([changed(transforms, each, key) for each, key in zip(x, keys, strict=True)])
-    assert torch.equal(vmap(lambda each, key: changed(transforms, each, key))(x, keys), wanted)
+    wanted = torch.stack([changed(transforms, image, key) for image, key in zip(x, keys, strict=True)])
+    assert torch.equal(vmap(lambda image, key: changed(transforms, image, key))(x, keys), wanted)

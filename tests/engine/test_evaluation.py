@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from sklearn.metrics import confusion_matrix
 
 from fedpipe import registry
 from fedpipe.engine.executor import Phase
@@ -40,3 +42,34 @@ def test_whom_no_round_has_trained_is_measured_with_the_initial_model(make_trial
 def test_every_algorithm_has_a_model_right_after_training(make_trial, label):
     trial = make_trial(label, "norm", learning_rate=0.3, local_epochs=10)
     assert correct(trial, "train") != correct(trial, "begin")
+
+
+@pytest.mark.parametrize("width", [None, 3])
+@pytest.mark.parametrize("label", ["fedavg", "cwfedavg", "ifca"])
+def test_classes_are_counted_as_scikit_learn_does(make_trial, label, width):
+    """Of models right after training, on each client's own samples and on all; the first client has none."""
+    trial = make_trial(label, width=width, participation=1.0, learning_rate=0.3).run()
+    for outcome in trial.train(range(8), ("local", "global")):
+        for test, indices in (("local", trial.clients.test[outcome.client]), ("global", trial.clients.global_test)):
+            score = outcome.scores[test]
+            x, y = trial.clients.gather(indices)
+            with torch.no_grad():
+                told = trial.net(outcome.upload["model"], x).argmax(-1)
+            table = confusion_matrix(y, told, labels=range(4)) if len(indices) else np.zeros((4, 4), int)
+            assert [list(counts) for counts in score.classes] == [
+                table.diagonal().tolist(),
+                table.sum(1).tolist(),
+                table.sum(0).tolist(),
+            ]
+            assert (score.correct, score.total) == (int(table.trace()), len(indices))
+
+
+@pytest.mark.parametrize("label", ALGORITHMS)
+def test_classes_are_those_of_the_loop_in_a_stack(make_trial, label):
+    found = []
+    for width in (None, 3):
+        trial = make_trial(label, width=width).run(2)
+        everyone = range(len(trial.clients))
+        outcomes = [*trial.train(tests=("local", "global")), *trial.train(everyone, ("local", "global"), "receive")]
+        found.append([(score.classes, score.correct) for each in outcomes for score in each.scores.values()])
+    assert found[0] == found[1]

@@ -20,7 +20,10 @@ LARGE = (1, MEASURE_BATCH + 10, 9, 2 * MEASURE_BATCH, 4)
 
 
 def sent(outcomes):
-    return [(each.upload, each.keep, {test: tuple(score) for test, score in each.scores.items()}) for each in outcomes]
+    return [
+        (outcome.upload, outcome.keep, {test: tuple(score) for test, score in outcome.scores.items()})
+        for outcome in outcomes
+    ]
 
 
 @pytest.mark.parametrize("name", ["feddw", "feddual", "ifca"])
@@ -52,7 +55,7 @@ def test_blocks_of_images_give_the_same_bits(make_trial, assert_same, name, widt
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_outcomes_come_in_the_order_of_ids(make_trial, width):
-    assert [each.client for each in make_trial("fedavg", width=width).train([6, 0, 3, 1])] == [6, 0, 3, 1]
+    assert [outcome.client for outcome in make_trial("fedavg", width=width).train([6, 0, 3, 1])] == [6, 0, 3, 1]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -72,7 +75,7 @@ def test_scores_are_those_of_the_trained_model(make_trial, width):
 def test_only_a_trained_client_sends_and_keeps(make_trial, width):
     trial = make_trial("fedala", width=width).run()
     for phase in ("receive", "finetune"):
-        assert all(each.upload == {} and each.keep == {} for each in trial.train([1, 2], ("local",), phase))
+        assert all(outcome.upload == {} and outcome.keep == {} for outcome in trial.train([1, 2], ("local",), phase))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -105,7 +108,7 @@ class Twice(FedAvg):
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
 def test_passes_of_one_stream_go_on_where_the_last_one_ended(make_trial, assert_same, width, settings):
     """With its order of samples and its optimizer: two passes of an epoch are one of two."""
-    once, twice = (make_trial(each, width=width, **settings).run(2) for each in (FedAvg(), Twice()))
+    once, twice = (make_trial(algorithm, width=width, **settings).run(2) for algorithm in (FedAvg(), Twice()))
     assert_same(twice.server, once.server)
 
 
@@ -127,7 +130,7 @@ class Waiting(FedAvg):
 def test_a_condition_ends_a_pass_for_each_client_alone(make_trial, assert_same, width):
     trial = make_trial(Waiting(), width=width, momentum=0.9)
     found = trial.train([0, 1, 6, 7])
-    assert [float(each.upload["left"]) for each in found] == [0, 0, 0, 15]
+    assert [float(outcome.upload["left"]) for outcome in found] == [0, 0, 0, 15]
     for outcome, epochs in zip(found, (1, 5, 3, 5), strict=True):
         plain = make_trial(FedAvg(), momentum=0.9, local_epochs=epochs).train([outcome.client])[0]
         assert_same(outcome.upload["model"], plain.upload["model"], within=1e-13)
@@ -154,7 +157,7 @@ def test_a_pass_moves_only_what_it_trains(make_trial, assert_same, width, settin
 
 def test_stages_list_their_passes():
     algorithm = Twice()
-    assert [type(each) for each in passes(algorithm, "train", 3)] == [Train, Update, Train]
+    assert [type(made) for made in passes(algorithm, "train", 3)] == [Train, Update, Train]
     assert passes(algorithm, "receive", 3) == []
     (finetune,) = passes(algorithm, "finetune", 3)
     assert (finetune.epochs, finetune.stream) == (3, "finetune")
@@ -162,7 +165,7 @@ def test_stages_list_their_passes():
 
 def test_prepared_passes_come_first_in_every_stage(make_trial):
     algorithm = make_trial("ifca").algorithm
-    kinds = {phase: [type(each) for each in passes(algorithm, phase, 1)] for phase in ("train", "receive", "finetune")}
+    kinds = {phase: [type(made) for made in passes(algorithm, phase, 1)] for phase in ("train", "receive", "finetune")}
     assert kinds == {"train": [Measure, Train], "receive": [Measure], "finetune": [Measure, Train]}
 
 

@@ -35,7 +35,10 @@ def build(dropout=0.5):
 
 
 def sent(outcomes):
-    return [(each.upload, each.keep, {test: tuple(score) for test, score in each.scores.items()}) for each in outcomes]
+    return [
+        (outcome.upload, outcome.keep, {test: tuple(score) for test, score in outcome.scores.items()})
+        for outcome in outcomes
+    ]
 
 
 @pytest.fixture
@@ -89,7 +92,10 @@ def test_evaluation_neither_drops_nor_changes(trial):
 @pytest.mark.parametrize("width", [None, 3])
 def test_test_images_change_only_if_asked_for(trial, width):
     first, same, other = (
-        [each.scores["global"].loss for each in trial(width, changes).train(range(8), ["global"], phase="receive")]
+        [
+            outcome.scores["global"].loss
+            for outcome in trial(width, changes).train(range(8), ["global"], phase="receive")
+        ]
         for changes in (Transforms(), Transforms(crop=1, flip=True), Transforms(crop=1, flip=True, on_test=True))
     )
     assert same == pytest.approx(first, rel=1e-12)
@@ -98,9 +104,12 @@ def test_test_images_change_only_if_asked_for(trial, width):
 
 @pytest.mark.parametrize("width", [None, 3])
 def test_test_images_of_the_server_change_only_if_asked_for(trial, width, assert_same):
-    made = [trial(width, each) for each in (Transforms(), Transforms(flip=True), Transforms(flip=True, on_test=True))]
+    made = [
+        trial(width, transforms)
+        for transforms in (Transforms(), Transforms(flip=True), Transforms(flip=True, on_test=True))
+    ]
     every = made[0].clients.global_test
-    plain, same, other = (each.executor.logits(each.server["model"], every, 1) for each in made)
+    plain, same, other = (one.executor.logits(one.server["model"], every, 1) for one in made)
     assert_same(same, plain)
     x, _ = made[2].clients.gather(every)
     key = torch.tensor(made[2].clients.key(-1, 1, "test", 0))
@@ -112,7 +121,7 @@ def test_test_images_of_the_server_change_only_if_asked_for(trial, width, assert
 
 
 def test_training_images_change(trial, assert_same):
-    plain, changed = (trial(transforms=each).train() for each in (Transforms(), Transforms(crop=1)))
+    plain, changed = (trial(transforms=transforms).train() for transforms in (Transforms(), Transforms(crop=1)))
     with pytest.raises(AssertionError):
         assert_same(sent(plain), sent(changed), within=1e-6)
 
@@ -158,7 +167,7 @@ def test_kept_statistics_stay_at_their_client(trial, assert_same, width):
     absent = next(client for client in range(8) if client not in made.participants(1) + made.participants(2))
     assert_same(made.kept[absent][BUFFERS], made.net.own)
     kept = [made.kept[outcome.client][BUFFERS]["body.1.running_mean"] for outcome in made.outcomes]
-    assert len({tuple(each.tolist()) for each in kept}) == len(kept)
+    assert len({tuple(state.tolist()) for state in kept}) == len(kept)
 
 
 @pytest.mark.parametrize("width", [None, 3])

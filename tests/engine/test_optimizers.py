@@ -94,8 +94,8 @@ def test_clients_in_a_stack_move_as_they_do_alone(assert_same, rule):
     stacked = parameters.map(lambda value: torch.stack([value, -2 * value]))
     slots = torch.func.vmap(rule.init)(stacked)
     moved, _ = torch.func.vmap(rule.update)(stacked, stacked, slots)
-    for row, each in enumerate((parameters, -2 * parameters)):
-        alone, _ = rule.update(each, each, rule.init(each))
+    for row, gradient in enumerate((parameters, -2 * parameters)):
+        alone, _ = rule.update(gradient, gradient, rule.init(gradient))
         assert_same(moved.map(lambda value, row=row: value[row]), alone, within=1e-15)
 
 

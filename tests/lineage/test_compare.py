@@ -17,7 +17,7 @@ import pytest
 from scipy import stats
 
 import fedpipe
-from fedpipe.lineage.compare import difference
+from fedpipe.report.statistics import difference
 from tests import studies
 from tests.lineage.conftest import finish
 from tests.pages import ROOT

@@ -26,7 +26,7 @@ def test_settings_that_differ_and_where_numbers_part(study: Path) -> None:
     assert told["algorithm.name"] == ["fedavg", "scaffold"]
     assert all(name.startswith("algorithm.") for name in told), "nothing else differs"
     assert "server's state: differs from round 0 on" in lines, "SCAFFOLD's server has a control variate too"
-    frames = [artifacts.read_joined(each.joined(ROUNDS).metrics).to_pandas() for each in (one, other)]
+    frames = [artifacts.read_joined(run.joined(ROUNDS).metrics).to_pandas() for run in (one, other)]
     shares = [
         frame[frame["protocol"] == "global-on-global"].set_index("round").eval("100 * correct / total")
         for frame in frames

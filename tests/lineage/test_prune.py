@@ -88,11 +88,11 @@ def test_what_only_a_try_needed_is_shown_and_removed(run: Run) -> None:
     run("dvc", "commit", "-f", "-q")
     Path("params.yaml").write_text(params)
     found = prune.unneeded()
-    (dealt,) = (each.paths[0] for each in found if "partitions" in str(each))
-    assert {each.paths[0] for each in found} == {*tried, dealt}
-    assert not any(each.uncached for each in found)
-    sizes = [sum(path.stat().st_size for path in each.paths[0].rglob("*") if path.is_file()) for each in found]
-    assert [each.size for each in found] == sizes
+    (dealt,) = (entry.paths[0] for entry in found if "partitions" in str(entry))
+    assert {entry.paths[0] for entry in found} == {*tried, dealt}
+    assert not any(entry.uncached for entry in found)
+    sizes = [sum(path.stat().st_size for path in entry.paths[0].rglob("*") if path.is_file()) for entry in found]
+    assert [entry.size for entry in found] == sizes
 
     runner = CliRunner()
     refused = runner.invoke(app, ["prune"], input="n\n")
@@ -129,7 +129,7 @@ def test_what_is_not_in_the_cache_is_never_removed(run: Run) -> None:
     tried = again(9.0)
     Path("params.yaml").write_text(params)
     found = prune.unneeded()
-    assert all(each.uncached for each in found)
+    assert all(entry.uncached for entry in found)
     with pytest.raises(ArtifactError, match=r"is not in DVC's cache \(\d+ of its files\); nothing was removed"):
         prune.remove(found)
     done = CliRunner().invoke(app, ["prune", "--yes"])

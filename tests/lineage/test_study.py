@@ -18,6 +18,8 @@ SHOWN = "results/tables/results.md"
 FILES = (
     SHOWN,
     "results/tables/results.csv",
+    "results/tables/results.html",
+    "results/tables/statistics.csv",
     "results/tables/times.csv",
     "results/metrics.json",
     "results/plots/curves.csv",

@@ -82,7 +82,7 @@ def test_mistakes_are_one_sentence(study: Path) -> None:
         trace(TABLE, "fedavg.global")
     csv = TABLE.with_suffix(".csv")
     text = csv.read_text()
-    line = next(each for each in text.splitlines() if each.startswith("fedavg,global-on-global,sample,last"))
+    line = next(row for row in text.splitlines() if row.startswith("fedavg,global-on-global,sample,last"))
     number = line.split(",")[4]
     csv.write_text(text.replace(line, line.replace(number, str(float(number) + 1), 1)))
     with pytest.raises(ArtifactError, match=r"^results/tables/results\.csv is not what the runs of params\.yaml give;"):
@@ -91,7 +91,7 @@ def test_mistakes_are_one_sentence(study: Path) -> None:
 
 def test_a_damaged_file_on_the_way_is_told(study: Path) -> None:
     (run,) = {path.parent for path in Path("results/runs/fedavg").glob("*/run.yaml")} - {
-        Path(each["run"]) for each in trace(TABLE, "fedavg.global-on-global")["runs"][1:]
+        Path(run["run"]) for run in trace(TABLE, "fedavg.global-on-global")["runs"][1:]
     }
     server = run / "rounds/0003/server.pt"
     server.write_bytes(server.read_bytes()[:-1] + b"x")

@@ -94,7 +94,7 @@ def test_parameters_of_cnn5() -> None:
     plain, normalized = (family("cnn5", batch_norm=batch_norm).build(CIFAR, 10) for batch_norm in (False, True))
     layers = [layer for layer in normalized.body if not isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d))]
     assert [type(layer) for layer in plain.body] == [type(layer) for layer in layers]
-    before = [type(normalized.body[index - 1]) for index, each in enumerate(normalized.body) if each not in layers]
+    before = [type(normalized.body[index - 1]) for index, layer in enumerate(normalized.body) if layer not in layers]
     assert before == [nn.Conv2d, nn.Conv2d, nn.Linear, nn.Linear]
 
 
@@ -222,11 +222,11 @@ def test_a_fresh_model_is_a_function_of_the_entropy_alone(name: str) -> None:
     assert all(torch.equal(one[name], again[name]) for name in one)
     drawn = [name for name in one if one[name].dim() > 1]  # vectors may be constants, as those of BatchNorm
     assert len(drawn) > 1
-    assert all(not torch.equal(one[each], other[each]) for each in drawn)
+    assert all(not torch.equal(one[name], other[name]) for name in drawn)
     double = net(name, torch.float64).fresh(large)
-    assert all(torch.equal(one[each].double(), double[each]) for each in one)
-    assert all(each.dtype == torch.float64 for each in double.values())
-    assert not any(each.requires_grad for each in one.values())
+    assert all(torch.equal(one[name].double(), double[name]) for name in one)
+    assert all(value.dtype == torch.float64 for value in double.values())
+    assert not any(value.requires_grad for value in one.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -258,7 +258,7 @@ def test_the_call_depends_on_what_is_given_and_changes_nothing(name: str) -> Non
     copy, first = one.map(torch.clone), made(one, x)
     assert not torch.equal(made(other, x), first)
     assert torch.equal(made(one, x), first)
-    assert all(torch.equal(one[each], copy[each]) for each in one)
+    assert all(torch.equal(one[name], copy[name]) for name in one)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -276,10 +276,10 @@ def test_a_replica_is_the_same_function_with_a_module_of_its_own(name: str) -> N
     assert torch.equal(twin(model, x), made(model, x))
     assert torch.equal(twin.features(model, x), made.features(model, x))
     assert twin._module is not made._module
-    ours = {each.data_ptr() for each in made._module.parameters()}
-    assert not ours & {each.data_ptr() for each in twin._module.parameters()}
+    ours = {parameter.data_ptr() for parameter in made._module.parameters()}
+    assert not ours & {parameter.data_ptr() for parameter in twin._module.parameters()}
     again = twin.fresh(1)
-    assert all(torch.equal(model[each], again[each]) for each in model)
+    assert all(torch.equal(model[name], again[name]) for name in model)
 
 
 def loss(made: Net, x: Tensor) -> Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]:
@@ -293,14 +293,14 @@ def loss(made: Net, x: Tensor) -> Callable[[dict[str, Tensor], dict[str, Tensor]
 def test_gradients_reach_every_tensor_and_are_those_of_autograd(name: str) -> None:
     made, x = net(name, torch.float64), inputs(name, dtype=torch.float64)
     model = fresh(name, 1, torch.float64)
-    held = {each: model[each] for each in made.buffer_names}
-    found = torch.func.grad(loss(made, x))({each: model[each] for each in made.names}, held)
-    trained = {each: model[each].clone().requires_grad_() for each in made.names}
+    held = {name: model[name] for name in made.buffer_names}
+    found = torch.func.grad(loss(made, x))({name: model[name] for name in made.names}, held)
+    trained = {name: model[name].clone().requires_grad_() for name in made.names}
     wanted = torch.autograd.grad(loss(made, x)(trained, held), list(trained.values()))
-    for each, gradient in zip(made.names, wanted, strict=True):
-        assert gradient.isfinite().all(), each
-        assert gradient.abs().sum() > 0, each
-        assert torch.allclose(found[each], gradient, rtol=1e-9, atol=1e-15), each
+    for name, gradient in zip(made.names, wanted, strict=True):
+        assert gradient.isfinite().all(), name
+        assert gradient.abs().sum() > 0, name
+        assert torch.allclose(found[name], gradient, rtol=1e-9, atol=1e-15), name
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if family(name).stackable])
@@ -308,14 +308,14 @@ def test_stacked_gradients_are_those_of_each_model(name: str) -> None:
     made, x = net(name, torch.float64), inputs(name, dtype=torch.float64)
     models = [fresh(name, entropy, torch.float64) for entropy in range(COPIES)]
     trained, held = (
-        [{each: model[each] for each in names} for model in models] for names in (made.names, made.buffer_names)
+        [{name: model[name] for name in names} for model in models] for names in (made.names, made.buffer_names)
     )
     gradient = torch.func.grad(loss(made, x))
-    stacked = [{each: torch.stack([one[each] for one in part]) for each in part[0]} for part in (trained, held)]
+    stacked = [{name: torch.stack([one[name] for one in part]) for name in part[0]} for part in (trained, held)]
     found = torch.func.vmap(gradient)(*stacked)
     for index in range(COPIES):
         wanted = gradient(trained[index], held[index])
-        assert all(torch.allclose(found[each][index], wanted[each], rtol=1e-9, atol=1e-12) for each in wanted)
+        assert all(torch.allclose(found[name][index], wanted[name], rtol=1e-9, atol=1e-12) for name in wanted)
 
 
 def test_only_the_lstm_can_not_be_stacked() -> None:
@@ -375,7 +375,7 @@ def test_padding_stays_zero_in_fasttext_but_counts_in_the_mean() -> None:
     short, padded = torch.tensor([[3, 4]]), torch.tensor([[3, 4, 0, 0]])
     without = made.features(model, short) - model["body.2.bias"]
     assert torch.allclose(made.features(model, padded) - model["body.2.bias"], without / 2, rtol=1e-5)
-    trained = {each: value.clone().requires_grad_() for each, value in model.items()}
+    trained = {name: value.clone().requires_grad_() for name, value in model.items()}
     (gradient,) = torch.autograd.grad(made(Tensors(trained), padded).square().sum(), [trained[name]])
     assert gradient.abs().sum(1).nonzero().flatten().tolist() == [3, 4]
 

@@ -56,11 +56,11 @@ def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> N
     loop, stack = (
         [
             (outcome.upload, tuple(outcome.scores["local"]))
-            for outcome in each.run(
+            for outcome in executor.run(
                 "train", 1, [0, 1], lambda _: {}, lambda ids: algorithm.send(server, ids), ["local"]
             )
         ]
-        for each in (Loop(algorithm, clients), Stack(algorithm, clients, 2))
+        for executor in (Loop(algorithm, clients), Stack(algorithm, clients, 2))
     )
     assert_same(stack, loop, within=1e-7)  # BatchNorm of two or three values divides by deviations near 0
     moved = [not torch.equal(value, server["model"][key]) for key, value in loop[0][0]["model"].items()]

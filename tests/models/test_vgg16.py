@@ -58,8 +58,11 @@ def family(file: Path, **parameters: Any) -> VGG16:
 @pytest.mark.parametrize(("classes", "count"), [(10, 33_482), (100, 39_332)])
 def test_a_frozen_base_leaves_as_many_trained_parameters_as_in_feddual(file: Path, classes: int, count: int) -> None:
     network = family(file).network(SHAPE, classes)
-    assert sum(each.numel() for each in network.parameters() if each.requires_grad) == count
-    assert sum(each.numel() for each in network.body[0].parameters() if not each.requires_grad) == 14_714_688
+    assert sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad) == count
+    assert (
+        sum(parameter.numel() for parameter in network.body[0].parameters() if not parameter.requires_grad)
+        == 14_714_688
+    )
 
 
 def test_frozen_weights_are_those_of_the_file_and_not_part_of_a_fresh_model(
@@ -99,7 +102,7 @@ def test_all_layers_train_from_the_files_weights(file: Path, weights: dict[str, 
     assert again["body.0.0.weight"].any()  # a fresh model is a copy
     x = torch.rand(1, *SHAPE, generator=torch.Generator().manual_seed(1))
     gradients = torch.func.grad(lambda given: net(given, x).square().mean())(again)
-    assert all(each.isfinite().all() and each.any() for each in gradients.values())
+    assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients.values())
 
 
 def test_a_file_in_the_format_of_old_releases_is_read(weights: dict[str, Tensor], tmp_path: Path) -> None:
@@ -178,7 +181,10 @@ def test_a_file_of_all_tensors_is_taken_for_all_and_can_be_frozen(file: Path, tm
     assert all(
         torch.equal(value, network.state_dict()[name]) for name, value in again.network(SHAPE, 10).state_dict().items()
     )
-    assert sum(each.numel() for each in again.network(SHAPE, 10).parameters() if each.requires_grad) == 33_482
+    assert (
+        sum(parameter.numel() for parameter in again.network(SHAPE, 10).parameters() if parameter.requires_grad)
+        == 33_482
+    )
 
 
 def test_the_key_tells_imagenet_no_weights_and_files_apart(file: Path) -> None:

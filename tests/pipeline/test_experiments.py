@@ -44,6 +44,7 @@ def record(project: Project, metrics: dict[str, float], **changes: Any) -> None:
     project.run("dvc", "commit", "-fq")
 
 
+@pytest.mark.slow
 def test_the_shipped_study_with_an_experiment_fits_into_a_terminal(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,7 @@ def model(name: str, names: list[str], folder: Path) -> dict[str, Any]:
         return {"name": name, "channels": [10, 20], "dropout": 0.5}
     if name == "vgg16":
         path = folder / "vgg16.pth"
-        torch.save({f"features.{each}": value for each, value in make_layers(cfgs["D"]).state_dict().items()}, path)
+        torch.save({f"features.{name}": value for name, value in make_layers(cfgs["D"]).state_dict().items()}, path)
         return {"name": name, "weights": str(path), "sha256": artifacts.sha256_of(path)}
     return {"name": name}
 

@@ -54,6 +54,7 @@ def test_a_study_that_is_no_name_is_refused_before_anything_runs(project: Projec
     assert not list(project.folder.glob("results/*/*")), "no job may start"
 
 
+@pytest.mark.slow
 def test_settings_of_a_plan_from_elsewhere_run_no_command(project: Project) -> None:
     """`dvc pull` brings plan.json: what stands there for jobs' environment is no part of their commands."""
     studies.write(studies.settings(rounds=1), project.folder)
@@ -66,6 +67,7 @@ def test_settings_of_a_plan_from_elsewhere_run_no_command(project: Project) -> N
     assert not list(project.folder.rglob("PWN")), said
 
 
+@pytest.mark.slow
 def test_a_pack_from_elsewhere_writes_nothing_outside(project: Project) -> None:
     """The way in which it was done: any snakemake with clients_per_job unpacks what a segment left."""
     params = studies.settings(rounds=1, execution={"rounds_per_job": 1, "clients_per_job": 5})

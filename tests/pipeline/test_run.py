@@ -94,13 +94,19 @@ def test_its_status_is_snakemakes(project: Project) -> None:
 @pytest.mark.parametrize(
     ("arguments", "printed"),
     [
-        ((), f"all {LOCAL}"),
-        (("-j", "3"), f"all {LOCAL} --cores 3"),
+        pytest.param((), f"all {LOCAL}", marks=pytest.mark.slow),
+        pytest.param(("-j", "3"), f"all {LOCAL} --cores 3", marks=pytest.mark.slow),
         (("--profile", "slurm", "-j", "3"), "all --profile slurm --jobs 3"),
-        (("--profile", "workflow/profiles/gpu", "-j3"), "all --profile workflow/profiles/gpu --cores 3"),
-        (("--profile", "a b"), "all --profile 'a b'"),
+        pytest.param(
+            ("--profile", "workflow/profiles/gpu", "-j3"),
+            "all --profile workflow/profiles/gpu --cores 3",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("--profile", "a b"), "all --profile 'a b'", marks=pytest.mark.slow),
         (("--jobname", "a; {jobid}"), f"all {LOCAL} --jobname 'a; {{jobid}}'"),
-        (("--set-threads", "segment=2", "-np"), f"all {LOCAL} -n --set-threads segment=2 -p"),
+        pytest.param(
+            ("--set-threads", "segment=2", "-np"), f"all {LOCAL} -n --set-threads segment=2 -p", marks=pytest.mark.slow
+        ),
         (("--params", "studies/gallery.yaml"), f"all --config params=studies/gallery.yaml {LOCAL}"),
     ],
 )

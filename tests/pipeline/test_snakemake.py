@@ -37,7 +37,10 @@ def test_a_study_from_digits_to_table_and_figures(project: Project) -> None:
     assert set(labels) <= set(rows)
     assert "–" in rows["pfps_lwc"], "a method without a global model shows a dash"
     assert set(project.metrics()) == set(labels) - {"pfps_lwc"}, "it has no number by the first protocol"
-    for kind in ("svg", "png"):
+    assert "<td>feddw" in (project.folder / "results/tables/results.html").read_text()
+    figures = {path.name for path in (project.folder / "results/figures").iterdir()}
+    assert {"partition-dirichlet-0.3-seed0.svg", "partition-dirichlet-0.3-seed1.pdf"} <= figures
+    for kind in ("svg", "pdf", "png"):
         assert (project.folder / f"results/figures/curves.{kind}").stat().st_size > 5000
         assert (project.folder / f"results/figures/matrices.{kind}").stat().st_size > 5000
         assert len(list((project.folder / "results/figures").glob(f"partition-*.{kind}"))) == 2

@@ -21,6 +21,7 @@ from tests.test_local import OWN, processes, wait_for_end
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="fork servers need Linux")
 
 
+@pytest.mark.slow
 def test_a_study_has_the_bits_of_its_commands_typed_by_hand(project: Project) -> None:
     (project.folder / "witness.py").write_text(OWN)
     params = studies.settings(("fedavg", "own"), 2, algorithms={"own": {"algorithm": "witness.Own"}})

@@ -1,17 +1,20 @@
 """Figures: what they show, and that they are the same bytes each time."""
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fedpipe import artifacts
 from fedpipe.report import curves
 from fedpipe.report.figures import curves as curves_figure
 from fedpipe.report.figures import matrices, partition, style
 from fedpipe.stages import report
+from tests.pages import ROOT
 from tests.report.conftest import PARTITION
 
 SETTINGS = {"dataset": {"name": "digits"}, "partition": {"scheme": "dirichlet", "alpha": 0.3}, "seed": 4}
@@ -22,7 +25,7 @@ def twice(write, stem):
     found = []
     for _ in range(2):
         write()
-        found.append([Path(f"results/figures/{stem}.{kind}").read_bytes() for kind in ("svg", "png")])
+        found.append([Path(f"results/figures/{stem}.{kind}").read_bytes() for kind in ("svg", "pdf", "png")])
     return found
 
 
@@ -36,7 +39,110 @@ def test_curves_are_the_same_bytes_without_a_date(two):
     first, second = twice(lambda: report.write_figure_curves(two.plan), "curves")
     assert first == second
     assert b"<dc:date>" not in first[0]
-    assert b"Matplotlib" not in first[1]
+    assert b"CreationDate" not in first[1]
+    assert b"Matplotlib" not in first[2]
+
+
+def test_text_is_text(two):
+    """In the SVG, which names other fonts where the first is missing; and in the PDF, whose fonts are whole."""
+    report.write_figure_curves(two.plan)
+    svg, pdf = (Path(f"results/figures/curves.{kind}").read_bytes() for kind in ("svg", "pdf"))
+    assert b">global-on-global</text>" in svg
+    assert svg.count(b"'DejaVu Sans'") == svg.count(b"'DejaVu Sans', Verdana, sans-serif") > 0
+    assert b"/Type3" not in pdf
+    assert b"/TrueType" in pdf or b"/CIDFontType2" in pdf
+
+
+def test_curves_that_coincide_are_told(make):
+    """In the panels where they do: two that are equal everywhere, and a third that is with one protocol alone."""
+    tree = make(["fedavg", "feddw", "other"], [0])
+    for index, (server, local) in enumerate([(3, 4), (3, 4), (5, 4)]):
+        tree.write(index, [{"global-on-global": [(server, 10)], "personal-on-local": [(local, 10)] * 2}] * 3)
+    first, second = curves_figure.figure(tree.plan, curves.curves(tree.plan)).axes
+    assert [text.get_text() for text in first.texts] == ["fedavg = feddw"]
+    assert [text.get_text() for text in second.texts] == ["fedavg = feddw = other"]
+
+
+def test_a_panel_that_equals_the_reference_says_so(make):
+    names = ["fedavg", "feddw", "half", *(f"other{index:02d}" for index in range(9))]
+    tree = make(names, [0])
+    for index, name in enumerate(names):
+        same, half = name in ("fedavg", "feddw", "half"), name != "half"
+        found = {"global-on-global": [(1 if same else index, 20)], "personal-on-local": [(2 if half else 3, 20)] * 2}
+        tree.write(index, [found] * 3)
+    panels = [ax for ax in curves_figure.figure(tree.plan, curves.curves(tree.plan)).axes if ax.axison]
+    assert [ax.get_title("left") for ax in panels][:4] == ["fedavg", "feddw = fedavg", "half", "other00"]
+
+
+def overlapping(texts, renderer):
+    """The pairs of texts that lie on top of each other."""
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in texts if text.get_text()]
+    return [(one, other) for (one, a), (other, b) in itertools.combinations(boxes, 2) if a.overlaps(b)]
+
+
+@pytest.mark.parametrize("panels", ["a grid's", "methods'"])
+def test_no_labels_lie_on_top_of_each_other_at_27_panels(make, panels):
+    """With a thousand rounds, and values of the grid that are long."""
+    alphas = [0.12345678901234567 + index for index in range(9)]
+    names = ["fedavg", "feddw"] if panels == "a grid's" else [f"other{index:02d}" for index in range(27)]
+    tree = make(names, [0], {"partition.alpha": alphas} if panels == "a grid's" else None)
+    protocols = ("global-on-global", "personal-on-local", "finetuned-on-local")
+    tree.change(protocols=protocols)
+    for index in range(len(tree.runs)):
+        tree.write(index, [{protocol: [(4, 10)] for protocol in protocols}] * 1000)
+    made = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    canvas = FigureCanvasAgg(made)
+    canvas.draw()
+    shown = [ax for ax in made.axes if ax.axison]
+    assert len(shown) == 27
+    inside = [
+        label
+        for ax in shown
+        for tick, label in zip(ax.get_xticks(), ax.get_xticklabels(), strict=False)  # none where they are hidden
+        if ax.get_xlim()[0] <= tick <= ax.get_xlim()[1] and label.get_visible()
+    ]
+    assert len(inside) >= 6
+    assert overlapping(inside, canvas.get_renderer()) == []
+    titles = [ax.title if ax.get_title() else ax._left_title for ax in shown]
+    assert overlapping(titles, canvas.get_renderer()) == []
+
+
+def named(make, *partitions):
+    """The names of partitions with these settings."""
+    tree = make(["fedavg"])
+    settings = [
+        {
+            "dataset": {"name": "digits", "split": "official"} | changes.pop("dataset", {}),
+            "partition": {"scheme": "dirichlet", "alpha": 0.2, "minimum": 10, "code": "0"}
+            | changes.pop("partition", {}),
+            "clients": 10,
+            "seed": 0,
+        }
+        | changes
+        for changes in partitions
+    ]
+    tree.change(partitions={f"{index:012x}": each for index, each in enumerate(settings)})
+    return list(tree.plan.partition_names.values())
+
+
+def test_partitions_have_names_that_people_can_tell(make):
+    assert named(make, {}, {"seed": 1}) == ["dirichlet-0.2-seed0", "dirichlet-0.2-seed1"]
+    assert named(make, {}, {"clients": 20}) == ["dirichlet-0.2-clients10-seed0", "dirichlet-0.2-clients20-seed0"]
+    other = {"partition": {"minimum": 5, "alpha": 1.0}, "dataset": {"name": "mnist"}}
+    assert named(make, {}, other) == ["digits-dirichlet-0.2-minimum10-seed0", "mnist-dirichlet-1.0-minimum5-seed0"]
+    odd = {"partition": {"scheme": "own.Sets", "sets": "a/b c"}}
+    assert named(make, odd)[0] == "own.Sets-0.2-a_b_c-seed0"
+    same = named(make, {}, {"dataset": {"test_share": 0.5}})
+    assert same == ["dirichlet-0.2-seed0-000000000000", "dirichlet-0.2-seed0-000000000001"], "keys tell them apart"
+
+
+def test_dvcs_plots_have_the_figures_colors():
+    """In the order of the lines in the file, which is the figure's; a scheme of Vega's would begin anew by name."""
+    template = json.loads((ROOT / ".dvc/plots/curves.json").read_text())
+    color = template["spec"]["encoding"]["color"]
+    assert (color["field"], color["sort"]) == ("line", None)
+    assert color["scale"] == {"range": list(style.COLOURS)}
+    assert [layer["mark"]["type"] for layer in template["spec"]["layer"]] == ["area", "line"]
 
 
 def test_curves_have_a_panel_a_protocol_and_a_line_an_algorithm(two):
@@ -137,7 +243,8 @@ def test_partition_is_the_same_bytes(make):
     path = artifacts.assignment_file(PARTITION)
     tree.write_table(path, pa.table(table), "assignment.json")
     artifacts.write_json(path.with_name("partition.yaml"), SETTINGS)  # JSON is YAML
-    first, second = twice(lambda: report.write_figure_partition(tree.plan, PARTITION), f"partition-{PARTITION}")
+    stem = "partition-dirichlet-0.3-seed0"
+    first, second = twice(lambda: report.write_figure_partition(tree.plan, PARTITION), stem)
     assert first == second
 
 

@@ -11,6 +11,7 @@ import pytest
 from fedpipe.errors import ArtifactError
 from fedpipe.planned import Reported
 from fedpipe.report import curves, tables
+from fedpipe.report.words import size
 from fedpipe.stages import report
 
 
@@ -234,11 +235,12 @@ def test_curves(two):
     [(0, "0 B"), (999, "999 B"), (999.7, "1 kB"), (54824, "54.8 kB"), (3e6, "3 MB"), (2.5e12, "2.5 TB")],
 )
 def test_sizes(count, text):
-    assert tables.size(count) == text
+    assert size(count) == text
 
 
 def test_files_are_written_with_the_same_bytes_each_time(two):
-    names = ["tables/results.csv", "tables/results.md", "tables/times.csv", "metrics.json", "plots/curves.csv"]
+    names = [f"tables/{name}" for name in ("results.csv", "results.md", "statistics.csv", "times.csv")]
+    names += ["metrics.json", "plots/curves.csv"]
     report.write(report.tables(two.plan))
     first = {name: (Path("results") / name).read_bytes() for name in names}
     report.write(report.tables(two.plan))

@@ -123,7 +123,7 @@ def test_a_power_failure_at_any_deletion_costs_a_round(monkeypatch: pytest.Monke
         if path.suffix == ".pt" and path.exists():
             left = Path(f"left-{len(failures)}")
             shutil.copytree(folder, left)
-            for name in (each.relative_to(folder) for each in folder.rglob("*") if each.is_file()):
+            for name in (file.relative_to(folder) for file in folder.rglob("*") if file.is_file()):
                 stat = (folder / name).stat()
                 if name.name != "run.yaml" and (stat.st_ino, stat.st_mtime_ns) not in settled:
                     (left / name).write_bytes(b"")
@@ -196,7 +196,7 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
     }
     path = shared.get(name) or {"server": last.server, "clients": last.clients, "metrics": last.metrics}[name]
     once, rounds = path.read_bytes(), set(last.path.iterdir()) | set((run.files.path / "segments").iterdir())
-    packed = {each for each in run.files.history.glob("*/*") if archive.takes(each)}
+    packed = {member for member in run.files.history.glob("*/*") if archive.takes(member)}
     harm(path)
     if name in shared:  # another rule made it, for other runs as well
         before = rest()

@@ -81,11 +81,11 @@ def test_it_is_the_model_that_was_uploaded_last_or_the_initial_one(buffers: str)
         block = run.train(number, run.participants(number))
         for client, upload, keep in zip(block.ids, block.uploads, block.kept, strict=True):
             models[client] = upload["model"] | keep.get(BUFFERS, {})
-        for client, each in models.items():
+        for client, model in models.items():
             test = run.clients.test[client]
-            assert found["kept-on-local"][number, client][:2] == (right(run, each, test), len(test))
+            assert found["kept-on-local"][number, client][:2] == (right(run, model, test), len(test))
             whole = run.clients.global_test
-            assert found["kept-on-global"][number, client][:2] == (right(run, each, whole), len(whole))
+            assert found["kept-on-global"][number, client][:2] == (right(run, model, whole), len(whole))
     trained = {client for number in range(1, ROUNDS + 1) for client in run.participants(number)}
     assert trained < set(range(10)), "a client must be left that nobody has trained"
     assert len({values[0] for values in found["kept-on-global"].values()}) > 5, "models must differ"
@@ -113,8 +113,8 @@ def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -
         ids = studies.open_runs(made)[0].participants(number)
         files = run.files.round(number)
         for index, members in enumerate((ids[:2], ids[2:])):
-            each = studies.open_runs(made, stack=2)[0].train(number, members)
-            artifacts.write_pt(files.block(index), each.tree())
+            block = studies.open_runs(made, stack=2)[0].train(number, members)
+            artifacts.write_pt(files.block(index), block.tree())
         blocks = [Block.of(artifacts.read_pt(files.block(index))) for index in range(2)]
         studies.open_runs(made, stack=2)[0].aggregate(number, blocks)
         studies.open_runs(made, stack=2)[0].evaluate(number)

@@ -14,6 +14,7 @@ import pytest
 from fedpipe import archive, artifacts
 from fedpipe.artifacts import RunFiles
 from fedpipe.errors import ArtifactError
+from fedpipe.plan import NewPlan
 from fedpipe.stages import collect
 from tests import studies
 
@@ -53,6 +54,12 @@ def run_again(path: str, stop: int = ROUNDS) -> tuple[int, list[int]]:
     found = re.search(r"(\d+) of \d+ rounds are complete", done.stdout)
     assert found
     return int(found[1]), [int(number) for number in re.findall(r"round (\d+) of", done.stdout)]
+
+
+def continued(made: NewPlan, stop: int = ROUNDS) -> tuple[int, list[int]]:
+    """The same within this process."""
+    found, *done = studies.open_runs(made)[0].segment(stop)
+    return found, done
 
 
 def unfinished(folder: Path) -> list[Path]:
@@ -149,7 +156,7 @@ def test_damaged_files_are_found_and_made_again(name: str, harm: str, rounds: li
         with pytest.raises(ArtifactError, match=r"0002/server\.pt is damaged"):
             studies.open_runs(made)[0].server(2)
         return
-    assert run_again(path)[1] == rounds
+    assert continued(made)[1] == rounds
     assert studies.bits(Path(path)) == once
     assert not list(Path(path, "rounds").rglob("*.json"))
 
@@ -164,7 +171,7 @@ def test_a_damaged_member_of_the_pack_costs_its_round_alone() -> None:
     zipped.write_bytes(data)
     with pytest.raises(ArtifactError, match=rf"^{zipped} can't be read \(0003/metrics\.parquet: Bad CRC-32"):
         artifacts.read_parquet(harmed)
-    assert run_again(str(path))[1] == [3, 4]
+    assert continued(made)[1] == [3, 4]
     assert studies.bits(path) == once
 
 
@@ -181,7 +188,7 @@ def test_collect_says_what_to_delete_where_a_round_is_damaged() -> None:
     said = str(raised.value)
     assert said.startswith(f"{harmed} is missing; type `rm -r {path}/segments` and run again: ")
     subprocess.run(said.split("`")[1].split(), check=True)
-    assert run_again(path) == (2, [3, 4])
+    assert continued(made) == (2, [3, 4])
     collect.collect(run.files, ROUNDS, "all")
 
 
@@ -196,7 +203,7 @@ def test_killed_while_it_packs() -> None:
     studies.forget(path)
     killed = subprocess.run([sys.executable, "-c", DYING, str(writes), *segment(str(path))], capture_output=True)
     assert killed.returncode == -signal.SIGKILL
-    assert next(each.name for each in unfinished(path)).startswith(".rounds.zip.")
+    assert next(file.name for file in unfinished(path)).startswith(".rounds.zip.")
     assert run_again(str(path)) == (ROUNDS, [])
     assert studies.bits(path) == once
 
@@ -231,6 +238,6 @@ def test_keep_models_prunes_states_and_nothing_else(keep: str | int, states: set
     kept = {number for number in range(ROUNDS + 1) if run.files.round(number).server.exists()}
     assert kept == states
     assert all(artifacts.exists(run.files.round(number).metrics) for number in range(1, ROUNDS + 1))
-    assert not [each for each in run.files.history.rglob("*") if each.suffix != ".pt" and each.is_file()]
+    assert not [file for file in run.files.history.rglob("*") if file.suffix != ".pt" and file.is_file()]
     longer = studies.prepare(studies.settings(("scaffold",), ROUNDS + 1, artifacts={"keep_models": keep}))
-    assert run_again(str(longer.runs[0].path), ROUNDS + 1) == (ROUNDS, [ROUNDS + 1])
+    assert continued(longer, ROUNDS + 1) == (ROUNDS, [ROUNDS + 1])

@@ -153,6 +153,14 @@ def collected(made, *names):
     return [f"{joined.path}/{name}" for name in names for joined in made.joined]
 
 
+def ended():
+    """The markers of runs that are one job each: their rounds are wanted, also where what joins them is there."""
+    runs = WORK.runs.values() if WHOLE else ()
+    return [
+        f"{run.path}/segments/{stop:04d}.json" for run in runs for stop in stops(run)
+    ]
+
+
 def tell_of_lock():
     """What to type where Snakemake is about to say that the folder is locked."""
     ours = (
@@ -239,6 +247,7 @@ wildcard_constraints:
     block=r"\d{4}",
     probe=r"[a-z-]+-[0-9a-f]{12}",
     dataset=r"[A-Za-z0-9_.]+-[0-9a-f]{12}",
+    partition=r"[A-Za-z0-9_.-]+",
 
 
 def run_of(wildcards):
@@ -309,13 +318,25 @@ def rounds_done(wildcards):
     return [f"{run.path}/segments/{stop:04d}.json" for stop in stops(run)] + earlier
 
 
+def of_partition(plan, told):
+    """A function of wildcards: what is told of the partition that a figure's name stands for."""
+    keys = {name: key for key, name in plan.partition_names.items()}
+    return lambda wildcards: told(keys[wildcards.partition])
+
+
 def summaries(plan):
     """Tables, numbers and keys that are made of all runs of a study."""
     files = plan.study
     return [
         *(
             f"{files.tables}/{name}"
-            for name in ("results.csv", "results.md", "times.csv")
+            for name in (
+                "results.csv",
+                "results.md",
+                "results.html",
+                "statistics.csv",
+                "times.csv",
+            )
         ),
         f"{files.metrics}",
         *(
@@ -331,12 +352,12 @@ def figures(plan):
     names = [
         "curves",
         "matrices",
-        *(f"partition-{key}" for key in plan.partitions),
+        *(f"partition-{name}" for name in plan.partition_names.values()),
     ]
     return [
         f"{plan.study.figures}/{name}.{kind}"
         for name in names
-        for kind in ("svg", "png")
+        for kind in ("svg", "pdf", "png")
     ]
 
 
@@ -346,6 +367,7 @@ def all_results():
         *sorted({f"results/data/{run.dataset}.pt" for run in WORK.runs.values()}),
         *(f"results/partitions/{key}/assignment.parquet" for key in WORK.partitions),
         *collected(WORK, "joined.json"),
+        *ended(),
         *WORK.probes,
         *(name for plan in WORK.whole for name in (*summaries(plan), *figures(plan))),
     ]

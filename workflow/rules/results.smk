@@ -22,11 +22,14 @@ for STUDY_PLAN in WORK.plans:
             ),
         output:
             f"{STUDY_FILES.tables}/results.csv",
+            f"{STUDY_FILES.tables}/results.md",
             report(
-                f"{STUDY_FILES.tables}/results.md",
+                f"{STUDY_FILES.tables}/results.html",
                 caption="../report/table.rst",
                 category="Results",
+                labels={"shows": "table of accuracies"},
             ),
+            f"{STUDY_FILES.tables}/statistics.csv",
             f"{STUDY_FILES.tables}/times.csv",
             f"{STUDY_FILES.metrics}",
             f"{STUDY_FILES.plots}/curves.csv",
@@ -60,7 +63,9 @@ for STUDY_PLAN in WORK.plans:
                 f"{STUDY_FILES.figures}/curves.svg",
                 caption="../report/curves.rst",
                 category="Results",
+                labels={"shows": "learning curves"},
             ),
+            f"{STUDY_FILES.figures}/curves.pdf",
             f"{STUDY_FILES.figures}/curves.png",
         log:
             f"{STUDY_FILES.path}/logs/curves.log",
@@ -84,7 +89,9 @@ for STUDY_PLAN in WORK.plans:
                 f"{STUDY_FILES.figures}/matrices.svg",
                 caption="../report/matrices.rst",
                 category="Results",
+                labels={"shows": "SL and CR matrices"},
             ),
+            f"{STUDY_FILES.figures}/matrices.pdf",
             f"{STUDY_FILES.figures}/matrices.png",
         log:
             f"{STUDY_FILES.path}/logs/matrices.log",
@@ -102,21 +109,24 @@ for STUDY_PLAN in WORK.plans:
         name:
             f"partition_figure{STUDY_RULE}"
         input:
-            "results/partitions/{key}/assignment.parquet",
+            of_partition(STUDY_PLAN, "results/partitions/{}/assignment.parquet".format),
         output:
             report(
-                f"{STUDY_FILES.figures}/partition-{{key}}.svg",
+                f"{STUDY_FILES.figures}/partition-{{partition}}.svg",
                 caption="../report/partition.rst",
                 category="Partitions",
+                labels=of_partition(STUDY_PLAN, STUDY_PLAN.partition_told),
             ),
-            f"{STUDY_FILES.figures}/partition-{{key}}.png",
+            f"{STUDY_FILES.figures}/partition-{{partition}}.pdf",
+            f"{STUDY_FILES.figures}/partition-{{partition}}.png",
         log:
-            f"{STUDY_FILES.path}/logs/partition-figure/{{key}}.log",
+            f"{STUDY_FILES.path}/logs/partition-figure/{{partition}}.log",
         localrule: True
         conda:
             CONDA
         params:
             study=str(STUDY_PLAN.params),
             scale=SCALE,
+            key=of_partition(STUDY_PLAN, str),
         shell:
-            "fedpipe figure partition {wildcards.key} --params {params.study:q} --scale {params.scale} > {log:q} 2>&1"
+            "fedpipe figure partition {params.key} --params {params.study:q} --scale {params.scale} > {log:q} 2>&1"

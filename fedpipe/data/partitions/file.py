@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedpipe import pins
+from fedpipe import artifacts, pins
 from fedpipe.data.partitions.base import Integers, Pairs, Scheme
 from fedpipe.errors import SettingsError
 from fedpipe.pins import Pin, Sha256
@@ -178,13 +178,14 @@ def _pairs(scheme: File, stamp: str) -> Pairs:
 
 
 def _parsed(content: bytes, path: str) -> pa.Table:
+    import pandas as pd
     import pyarrow as pa
-    from pyarrow import csv, parquet
 
     try:
         if path.endswith(".parquet"):
-            return parquet.read_table(io.BytesIO(content))
-        return csv.read_csv(io.BytesIO(content))
-    except (pa.ArrowInvalid, OSError) as error:
+            return artifacts.parquet(io.BytesIO(content))
+        frame = pd.read_csv(io.BytesIO(content), dtype_backend="pyarrow")
+        return pa.Table.from_pandas(frame, preserve_index=False, nthreads=1)
+    except (ValueError, OSError) as error:  # of Arrow and pandas
         reason = str(error).split("\n", 1)[0]
         raise SettingsError(f"partition.path: {path} is neither Parquet nor CSV as its name says ({reason}).") from None

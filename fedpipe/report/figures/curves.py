@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,10 @@ def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
             part = panel[panel["line"] == name]
             every = max(1, len(part) // 6)
             _curve(ax, part, name, markevery=(index % every, every), **style.line(index))
-        ax.set_title(f"{protocol}\n{point}" if point else protocol)
+        ax.set_title(_title(protocol, point, 66 // columns))
+        for place, same in enumerate(_coinciding(panel)):
+            told = textwrap.fill(" = ".join(same), 34)
+            ax.text(0.99, 0.02 + 0.09 * place, told, transform=ax.transAxes, ha="right", va="bottom", fontsize=7)
     _label(axes, len(panels))
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     legend = made.legend([handles[name] for name in lines], lines, loc="outside right upper", handlelength=3.4)
@@ -85,7 +89,9 @@ def _apart(plan: Plan, frame: pd.DataFrame, lines: list[str], protocols: list[st
             if name != reference and len(own):
                 ax.plot(grey["round"], grey["mean"], **look | GREY | {"label": f"{reference}: the same in grey"})
             _curve(ax, own, protocol, **look)
-        ax.set_title(f"{name}\n{point}" if point else name, fontsize=8.5, pad=3)
+        alike = name != reference and any({name, reference} <= {*same} for same in _coinciding(_whole(there)))
+        title = f"{name} = {reference}" if alike else name
+        ax.set_title(_title(title, point, 20), fontsize=8.5, pad=3)
         ax.tick_params(labelsize=7)
     _label(axes, len(panels), fontsize=7.5)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
@@ -95,11 +101,33 @@ def _apart(plan: Plan, frame: pd.DataFrame, lines: list[str], protocols: list[st
     return made
 
 
+def _whole(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with each protocol's values among the rounds of a line, which are compared as one."""
+    return frame.sort_values(["protocol", "round"]).assign(
+        round=lambda rows: rows.groupby("protocol").ngroup() * 10**5 + rows["round"]
+    )
+
+
+def _title(name: str, point: str, width: int) -> str:
+    """A panel's title in lines that fit above it."""
+    return "\n".join(textwrap.fill(part, width) for part in (name, point) if part)
+
+
+def _coinciding(panel: pd.DataFrame) -> list[list[str]]:
+    """The lines of a panel of which only the last can be seen, since they are equal in every round."""
+    groups: dict[tuple[float, ...], list[str]] = {}
+    for name, part in panel.groupby("line", sort=False):
+        values = part[["round", "mean", "std"]].fillna(0).to_numpy().round(9)
+        groups.setdefault(tuple(values.ravel()), []).append(str(name))
+    return [names for names in groups.values() if len(names) > 1]
+
+
 def _label(axes: npt.NDArray[Any], panels: int, **font: float) -> None:
     """Label the outer axes of so many panels and hide the places that are left over."""
     columns = axes.shape[1]
     for place, ax in enumerate(axes.flat):
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+        bins = 7 if columns < 5 else 3  # labels of 4 digits have room
+        ax.xaxis.set_major_locator(MaxNLocator(bins, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
         if place >= panels:
             ax.set_axis_off()
         elif place + columns >= panels:

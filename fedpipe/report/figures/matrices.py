@@ -87,7 +87,7 @@ def _measured(files: JoinedFiles) -> dict[str, Floats]:
     table = artifacts.read_joined(files.matrices)
     if "source" not in table.column_names:
         return {}
-    frame = table.to_pandas()
+    frame = artifacts.frame(table)
     frame = frame[(frame["source"] == "measured") & (frame["client"] == -1)]
     frame = frame[frame["round"] == frame["round"].max()].sort_values("class")
     classes = [str(number) for number in range(frame["class"].nunique())]

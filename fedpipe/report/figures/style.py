@@ -45,7 +45,8 @@ STYLE: dict[str, Any] = {
     "legend.title_fontsize": 8,
     "lines.linewidth": 1.4,
     "lines.markersize": 4.5,
-    "svg.fonttype": "path",
+    "pdf.fonttype": 42,  # text that can be marked and searched, as in the SVG
+    "svg.fonttype": "none",
     "svg.hashsalt": "fedpipe",  # ids in the SVG are random without it
     "xtick.color": "#444444",
     "xtick.labelcolor": "#222222",
@@ -53,6 +54,13 @@ STYLE: dict[str, Any] = {
     "ytick.color": "#444444",
     "ytick.labelcolor": "#222222",
     "ytick.labelsize": 8.5,
+}
+FONT = b"'DejaVu Sans'"  #: as it stands in an SVG
+#: What is saved, each with the metadata that would differ from one time to the next.
+KINDS: dict[str, dict[str, Any]] = {
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    "png": {"Software": None},
 }
 _P = ParamSpec("_P")
 
@@ -85,10 +93,12 @@ def ink(shade: float) -> str:
 
 
 def save(figure: Figure, stem: Path) -> None:
-    """Write a figure as ``stem.svg`` and ``stem.png`` (150 dpi); the bytes hold no date and no program's name."""
-    metadata: dict[str, dict[str, Any]] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+    """Write a figure as SVG, PDF and PNG (150 dpi); the bytes hold no date and no program's name."""
     with mpl.style.context(["default", STYLE]):
-        for kind, told in metadata.items():
+        for kind, told in KINDS.items():
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, dpi=150, metadata=told)
-            artifacts.write_bytes(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue())
+            data = buffer.getvalue()
+            if kind == "svg":  # whoever looks at it may lack the font that it was laid out with
+                data = data.replace(FONT, FONT + b", Verdana, sans-serif")
+            artifacts.write_bytes(stem.with_name(f"{stem.name}.{kind}"), data)

@@ -1,0 +1,86 @@
+"""The documentation as a site: README, the pages of docs, and a table of contents. `make docs-site` builds it."""
+
+import re
+import shutil
+from pathlib import Path
+
+import fedpipe
+
+#: The tree of pages; README's own text has no place for it.
+CONTENTS = """
+```{toctree}
+:hidden:
+:caption: Begin
+
+Tour <self>
+docs/tutorial
+```
+```{toctree}
+:hidden:
+:caption: How to
+
+docs/studies
+docs/dvc
+docs/cluster
+docs/callbacks
+docs/pfllib
+```
+```{toctree}
+:hidden:
+:caption: Reference
+
+docs/settings
+docs/algorithms
+docs/datasets
+docs/partitions
+docs/models
+docs/python
+```
+```{toctree}
+:hidden:
+:caption: Project
+
+docs/architecture
+CONTRIBUTING
+CHANGELOG
+benchmarks/RESULTS
+```
+"""
+
+project, author, release = "fedpipe", "the fedpipe developers", fedpipe.__version__
+root_doc = "README"
+include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md", "benchmarks/RESULTS.md"]
+exclude_patterns = [".*", "results", "site", "tests", "examples", "**/__pycache__"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinxcontrib.mermaid",
+]
+myst_heading_anchors = 4
+myst_fence_as_directive = ["math", "mermaid"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the signature's; docstrings give shapes and units
+napoleon_google_docstring = False
+html_theme = "furo"
+html_title = "fedpipe"
+
+
+def adapt(app, name, source):
+    """GitHub's inline mathematics as MyST's; README begins the tree of pages."""
+    source[0] = re.sub(r"\$`(.+?)`\$", r"{math}`\1`", source[0], flags=re.S)
+    if name == root_doc:
+        source[0] += CONTENTS
+
+
+def begin_with_readme(app, exception):
+    """A site begins at index.html."""
+    if not exception:
+        shutil.copy(Path(app.outdir, f"{root_doc}.html"), Path(app.outdir, "index.html"))
+
+
+def setup(app):
+    """What Sphinx calls first."""
+    app.connect("source-read", adapt)
+    app.connect("build-finished", begin_with_readme)

@@ -1,0 +1,318 @@
+"""The learning rate by round, local steps in place of epochs, and clipped gradients: against PyTorch's own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import lr_scheduler
+
+from fedpipe import registry
+from fedpipe.algorithms.base import Train
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.feddual import FedDUAL
+from fedpipe.algorithms.fedpvr import FedPVR
+from fedpipe.algorithms.scaffold import Scaffold
+from fedpipe.config import Federation, Schedule, Transforms
+from fedpipe.engine.stack import Stack
+from fedpipe.errors import SettingsError
+from fedpipe.testing.checks import ROUNDING
+
+WIDTHS = [None, 3]
+NAMES = registry.names(registry.ALGORITHM)
+COSINE = {"name": "cosine", "period": 3, "minimum": 0.01, "warmup": 1}
+
+SCHEDULES = {
+    "step": ({"name": "step", "step_size": 4}, lambda rule: lr_scheduler.StepLR(rule, 4)),
+    "exponential": ({"name": "exponential", "gamma": 0.9}, lambda rule: lr_scheduler.ExponentialLR(rule, 0.9)),
+    "cosine": (
+        {"name": "cosine", "period": 10, "minimum": 0.01},
+        lambda rule: lr_scheduler.CosineAnnealingLR(rule, 10, 0.01),
+    ),
+    "constant": ({"name": "constant"}, lambda rule: lr_scheduler.ConstantLR(rule, 1.0)),
+}
+
+
+def build(name):
+    parameters = {"feddual": {"epsilon": 0.1}, "pfedme": {"attraction": 5.0}}.get(name, {})
+    return registry.build(registry.ALGORITHM, name, parameters)
+
+
+def shared(trial):
+    return trial.server, trial.kept
+
+
+# -- the learning rate -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 5])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_rate_of_each_round_is_pytorchs(name, warmup):
+    settings, make = SCHEDULES[name]
+    rule = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.3)
+    scheduler = make(rule)
+    if warmup:
+        rising = lr_scheduler.LambdaLR(rule, lambda step: min(step + 1, warmup) / warmup)
+        if warmup > 1:
+            rising = lr_scheduler.LinearLR(rule, 1 / warmup, 1.0, warmup - 1)
+        scheduler = lr_scheduler.SequentialLR(rule, [rising, make(rule)], [warmup])
+    wanted = []
+    for _ in range(25):
+        wanted.append(rule.param_groups[0]["lr"])
+        rule.step()
+        scheduler.step()
+    federation = Federation(learning_rate=0.3, schedule=settings | {"warmup": warmup})
+    assert [federation.in_round(number + 1).learning_rate for number in range(25)] == pytest.approx(wanted, rel=1e-12)
+    assert len(set(wanted)) > 1 or (name == "constant" and warmup < 2)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_round_of_a_schedule_is_one_at_its_rate(make_trial, assert_same, name, width):
+    """Of every algorithm, whatever it does with the rate: bit for bit, before and after training too."""
+    scheduled = make_trial(build(name), width=width, learning_rate=0.1, schedule=COSINE)
+    for number in (1, 2, 3):
+        rate = Schedule(**COSINE).rate(0.1, number)
+        plain = make_trial(build(name), width=width, learning_rate=rate)
+        plain.server, plain.kept, plain.rounds = scheduled.server, dict(scheduled.kept), number - 1
+        for phase in ("receive", "finetune"):
+            found, wanted = (trial.train([1, 4], ("local",), phase) for trial in (scheduled, plain))
+            assert_same(
+                [tuple(each.scores["local"]) for each in found], [tuple(each.scores["local"]) for each in wanted]
+            )
+        assert_same(shared(scheduled.run()), shared(plain.run()))
+
+
+def test_a_flat_schedule_is_none(make_trial, assert_same):
+    flat = make_trial("fedavg", schedule={"name": "constant", "warmup": 0})
+    assert flat.algorithm.in_round(7) is flat.algorithm
+    assert_same(shared(flat.run(2)), shared(make_trial("fedavg").run(2)))
+
+
+def test_recorded_steps_follow_the_rate(make_trial, make_clients, assert_same):
+    """A recorded step holds the rate that it was made with; where the rate stays, it is not recorded anew."""
+    counts = []
+
+    def record(advance, buffers):
+        counts.append(1)
+
+        def replay():
+            for held, value in zip(buffers, advance(*buffers), strict=True):
+                held.copy_(value)
+
+        return replay
+
+    settings = {"participation": 1.0, "schedule": {"name": "step", "step_size": 2, "gamma": 0.5}}
+    plain, recorded = (make_trial("fedavg", width=3, **settings) for _ in range(2))
+    recorded.executor = Stack(recorded.algorithm, recorded.clients, 3, record=record)
+    after = []
+    for _ in range(4):
+        assert_same(shared(recorded.run()), shared(plain.run()))
+        after.append(len(counts))
+    assert after[0] == after[1] < after[2] == after[3] == 2 * after[0]
+
+
+# -- PyTorch's own loop ------------------------------------------------------------------------------------------------
+
+
+def by_hand(trial, rounds, settings, rate, clip, steps):
+    """FedAvg as one writes it in PyTorch, with its own optimizer, scheduler and clipping."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)).double()
+    names = list(trial.server["model"])
+    model = [value.clone() for value in trial.server["model"].values()]
+    clients = trial.clients
+    for number in range(1, rounds + 1):
+        found, weights = [], []
+        for client in trial.participants(number):
+            parameters = list(network.parameters())
+            with torch.no_grad():
+                for parameter, value in zip(parameters, model, strict=True):
+                    parameter.copy_(value)
+            rule = torch.optim.SGD(parameters, rate(number), **settings)
+            batches = (
+                order[first : first + 4]
+                for epoch in itertools.count()
+                for order in [clients.order(client, number, "batches", epoch)]
+                for first in range(0, len(order), 4)
+            )
+            for batch in itertools.islice(batches, steps):
+                x, y = clients.gather(batch)
+                rule.zero_grad()
+                cross_entropy(network(x), y).backward()
+                if clip:
+                    nn.utils.clip_grad_norm_(parameters, clip)
+                rule.step()
+            found.append([parameter.detach().clone() for parameter in parameters])
+            weights.append(len(clients.train[client]))
+        shares = [weight / sum(weights) for weight in weights]
+        model = [sum(w * each[index] for w, each in zip(shares, found, strict=True)) for index in range(len(model))]
+    return dict(zip(names, model, strict=True))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_fedavg_is_what_one_writes_in_pytorch(make_trial, assert_same, width, clip):
+    """By steps that end amid an epoch, with a scheduler, momentum, weight decay and clipped gradients."""
+    settings = {"momentum": 0.9, "weight_decay": 0.05}
+    schedule = {"name": "exponential", "gamma": 0.7}
+    trial = make_trial(
+        "fedavg",
+        width=width,
+        local_epochs=None,
+        local_steps=7,
+        learning_rate=0.2,
+        schedule=schedule,
+        clip_norm=clip,
+        **settings,
+    )
+
+    def rate(number):
+        rule = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.2)
+        scheduler = lr_scheduler.ExponentialLR(rule, 0.7)
+        for _ in range(number - 1):
+            rule.step()
+            scheduler.step()
+        return scheduler.get_last_lr()[0]
+
+    wanted = by_hand(trial, 3, settings, rate, clip, 7)
+    trial.run(3)
+    assert_same(dict(trial.server["model"]), wanted, within=1e-12)
+
+
+# -- local steps -------------------------------------------------------------------------------------------------------
+
+BY_STEPS = [name for name in NAMES if not build(name).needs_epochs]
+
+
+def test_those_that_count_epochs_say_so():
+    assert sorted(set(NAMES) - set(BY_STEPS)) == ["feddual", "fedrep"]
+    assert FedDUAL(mode="code").needs_epochs is None
+    assert FedDUAL(adaptive_loss=False).needs_epochs is None
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", BY_STEPS)
+def test_whole_epochs_are_as_many_steps(make_clients, make_trial, assert_same, name, width):
+    """Of clients of one size, two epochs of two batches are four steps, bit for bit."""
+    clients = make_clients(sizes=(8,) * 8)
+    epochs = make_trial(build(name), clients=clients, width=width, local_epochs=2, momentum=0.0).run(2)
+    steps = make_trial(build(name), clients=clients, width=width, local_epochs=None, local_steps=4).run(2)
+    assert_same(shared(steps), shared(epochs))
+
+
+@pytest.mark.parametrize("name", BY_STEPS)
+def test_loop_and_stack_take_the_same_steps(make_trial, assert_same, name):
+    """Of clients of one sample to twenty, who end amid different epochs; rates fall, and gradients are clipped."""
+    settings = {"local_epochs": None, "local_steps": 5, "schedule": COSINE}
+    settings |= {"clip_norm": 0.3} if "clip_norm" not in build(name).ignores else {}
+    loop, *stacks = (make_trial(build(name), width=width, **settings).run(3) for width in (None, 3, 7))
+    for stack in stacks:
+        assert_same(shared(stack), shared(loop), within=ROUNDING)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_steps_do_not_depend_on_mates_or_blocks(make_trial, assert_same, width):
+    trial = make_trial("fedavg", width=width, local_epochs=None, local_steps=5, momentum=0.9).run()
+    together = [outcome.upload for outcome in trial.train([0, 2, 5])]
+    assert_same([trial.train([client])[0].upload for client in (0, 2, 5)], together)
+
+
+def test_noise_is_that_of_each_epochs_batches(make_clients, make_trial, assert_same):
+    clients = make_clients((1, 4, 4), transforms=Transforms(flip=True, crop=1))
+    settings = {"local_epochs": None, "local_steps": 6}
+    loop, stack = (make_trial("fedavg", "cnn", clients, width=width, **settings).run(2) for width in WIDTHS)
+    assert_same(shared(stack), shared(loop), within=1e-12)
+    still = make_trial("fedavg", "cnn", make_clients((1, 4, 4)), **settings).run(2)
+    assert not torch.equal(still.server["model"]["head.weight"], loop.server["model"]["head.weight"])
+
+
+class TwoPasses(FedAvg):
+    """Its steps as two passes of one stream."""
+
+    def local_passes(self):
+        return (Train(self.loss), Train(self.loss))
+
+
+def test_a_second_pass_draws_other_batches(make_trial, assert_same):
+    settings = {"local_epochs": None, "local_steps": 3}
+    loop, stack = (make_trial(TwoPasses(), width=width, **settings).run(2) for width in WIDTHS)
+    assert_same(shared(stack), shared(loop), within=1e-12)
+
+
+class ByEpochs(FedAvg):
+    """Notes each epoch."""
+
+    def local_passes(self):
+        return (Train(self.loss, after=lambda client: client),)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_pass_that_goes_by_epochs_is_refused(make_trial, width):
+    wanted = r"^federation.local_steps: 3 can't be used with .*ByEpochs.local_passes, whose `when` or `after` goes by"
+    with pytest.raises(SettingsError, match=wanted):
+        make_trial(ByEpochs(), width=width, local_epochs=None, local_steps=3).run()
+
+
+def test_a_round_by_steps_is_so_many_passes_over_a_clients_data():
+    by_steps = Federation(local_steps=6, batch_size=4)
+    assert [by_steps.epochs(samples) for samples in (1, 4, 5, 24)] == [6, 6, 3, 1]
+    assert Federation(local_steps=6, batch_size="full").epochs(100) == 6
+    assert Federation(local_epochs=3).epochs(100) == 3
+
+
+def test_the_record_of_stacks_tells_the_steps(make_trial):
+    by_steps = make_trial("fedavg", width=3, local_epochs=None, local_steps=5)
+    assert [stack["widths"] for stack in by_steps.executor.stacks([0, 1, 2, 5])] == [[[3, 5]], [[1, 5]]]
+
+
+# -- clipping ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", [name for name in NAMES if "clip_norm" not in build(name).ignores])
+def test_a_norm_that_nobody_reaches_changes_no_bit(make_trial, assert_same, name, width):
+    clipped, plain = (make_trial(build(name), width=width, clip_norm=norm).run(2) for norm in (1e9, None))
+    assert_same(shared(clipped), shared(plain))
+
+
+def clipped_by_hand(trial, client, corrected, own, every, norm):
+    """SCAFFOLD's local steps on PyTorch's gradients, with PyTorch's clipping of the corrected ones."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)).double()
+    parameters = dict(zip(trial.server["model"], network.parameters(), strict=True))
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(trial.server["model"][name])
+    rule = torch.optim.SGD(parameters.values(), 0.1, weight_decay=0.05)
+    norms = []
+    order = trial.clients.order(client, trial.rounds + 1, "batches", 0)
+    for first in range(0, len(order), 4):
+        x, y = trial.clients.gather(order[first : first + 4])
+        rule.zero_grad()
+        cross_entropy(network(x), y).backward()
+        for name in corrected:
+            parameters[name].grad += every[name] - own[name]
+        norms.append(float(nn.utils.clip_grad_norm_(parameters.values(), norm)))
+        rule.step()
+    assert max(norms) > norm > min(norms), "some are clipped"
+    return {name: parameter.detach() for name, parameter in parameters.items()}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("algorithm", [Scaffold(), FedPVR(layers=1)], ids=["scaffold", "fedpvr"])
+def test_scaffolds_corrected_gradient_is_clipped_as_a_whole(make_trial, assert_same, algorithm, width):
+    norm = 0.9
+    settings = {"local_epochs": 1, "learning_rate": 0.1, "weight_decay": 0.05, "clip_norm": norm}
+    trial = make_trial(algorithm, width=width, participation=1.0, **settings).run(2)
+    corrected = trial.algorithm.corrected
+    kept, every = trial.kept[7]["control"], trial.server["control"]
+    assert float(kept.norm()) > 0
+    wanted = clipped_by_hand(trial, 7, corrected, kept, every, norm)
+    (outcome,) = trial.train([7])
+    assert_same(dict(outcome.upload["model"]), wanted, within=1e-12)
+    steps = math.ceil(len(trial.clients.train[7]) / 4)
+    change = (trial.server["model"].only(corrected) - outcome.upload["model"].only(corrected)) / (0.1 * steps) - every
+    assert_same(outcome.upload["change"], change, within=1e-12)

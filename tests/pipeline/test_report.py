@@ -1,0 +1,68 @@
+"""Snakemake's report of a study, as a browser shows it."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import pytest
+
+from tests import studies
+from tests.papers.test_pages import BROWSER, Browser
+from tests.pipeline.conftest import Project
+
+pytestmark = pytest.mark.slow
+
+PRESS = """([...document.querySelectorAll("a, button")].find(one => one.textContent.trim() === %r).click(), true)"""
+ROW = """[...document.querySelectorAll("tr")].find(row => row.textContent.includes(%r))"""
+
+
+def press(browser: Any, text: str) -> None:
+    assert browser.tell(PRESS % text)
+
+
+def content(uri: str) -> bytes:
+    """What a data URI holds."""
+    head, _, data = uri.partition(",")
+    return base64.b64decode(data) if head.endswith(";base64") else unquote_to_bytes(data)
+
+
+def test_a_browser_shows_tables_and_figures_by_their_names(project: Project, tmp_path: Path) -> None:
+    """By the command of the README; the table is shown as a table, and partitions with what they are."""
+    assert "`snakemake --report report.html`" in (project.folder / "README.md").read_text()
+    if not BROWSER:
+        pytest.skip("there is no Chromium here")
+    studies.write(studies.settings(("fedavg", "feddw"), 2, study={"seeds": [0, 1]}), project.folder)
+    project.snakemake()
+    project.run("snakemake", "--report", "report.html")
+    assert project.run("git", "status", "--porcelain", "report.html") == "", "git leaves it alone"
+    browser = Browser(tmp_path / "profile")
+    try:
+        events = browser.open(project.folder / "report.html", 1280)
+        assert [event for event in events if event.get("method") == "Runtime.exceptionThrown"] == []
+        press(browser, "Results")
+        shown = browser.tell("document.body.innerText")
+        for name in ("table of accuracies", "learning curves", "SL and CR matrices"):
+            assert name in shown
+        assert browser.tell("(" + ROW % "table of accuracies" + '.querySelector("a").click(), true)')
+        uri = browser.tell('document.querySelector("iframe").src')
+        assert uri.startswith("data:text/html")
+        assert content(uri) == (project.folder / "results/tables/results.html").read_bytes()
+        browser.open(project.folder / "report.html", 1280)
+        press(browser, "Partitions")
+        row = browser.tell(ROW % "dirichlet" + ".innerText")
+        assert {"digits", "dirichlet", "0.3", "10"} <= set(row.split())
+        browser.open(project.folder / "results/tables/results.html", 1280)
+        cells = browser.tell(
+            '[...document.querySelectorAll("tr")].map(row => [...row.children].map(one => one.innerText))'
+        )
+        assert cells[0][:2] == ["algorithm", "global-on-global"]
+        assert [row[0] for row in cells[1:3]] == ["fedavg", "feddw"]
+        table = (project.folder / "results/tables/results.md").read_text()
+        assert all(cell in table for row in cells for cell in row)
+        browser.open(project.folder / "results/figures/curves.svg", 1280)
+        assert "feddw" in browser.tell("document.documentElement.textContent"), "text is text"
+    finally:
+        browser.close()

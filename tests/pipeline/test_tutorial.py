@@ -1,0 +1,50 @@
+"""docs/tutorial.md from top to bottom, on digits: the file of the study, its commands, the method of one's own."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from tests.pipeline.conftest import Project, jobs
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_tutorial_from_top_to_bottom(project: Project) -> None:
+    page = (project.folder / "docs/tutorial.md").read_text()
+    study, more = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, flags=re.S))
+    code, addition = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    commands = [line for text in re.findall(r"```sh\n(.*?)```", page, flags=re.S) for line in text.splitlines()]
+    assert commands[0].startswith("fedpipe plan --dry-run")
+    path = project.folder / "studies/fashion.yaml"
+
+    path.write_text(yaml.safe_dump(study))
+    planned = project.run(*commands[0].split()).splitlines()
+    assert [line.split()[0] for line in planned] == ["fedavg", "fedavg", "fedper", "fedper"], "of the real study"
+
+    small = study | {"dataset": {"name": "digits"}, "model": {"name": "mlp"}}  # the rest as it stands there
+    small["transforms"] = {}
+    small["federation"] = study["federation"] | {"rounds": 4}
+    path.write_text(yaml.safe_dump(small))
+    said: dict[str, list[str]] = {}
+    for command in commands:
+        if command.startswith("fedpipe check"):
+            (project.folder / "own.py").write_text(code)
+            told = project.run(*command.split(), check=False)
+            (sentence,) = re.findall(r"^    (own\.Ditto: .*)$", page, flags=re.M)
+            assert told == f"{sentence}\n"
+            (project.folder / "own.py").write_text(code.replace("    def keep(", f"{addition}\n    def keep("))
+            assert project.run(*command.split()) == "own.Ditto keeps the contract.\n"
+            path.write_text(
+                yaml.safe_dump(small | {"algorithms": more["algorithms"], "study": small["study"] | more["study"]})
+            )
+        else:
+            said.setdefault(command, []).append(project.run(*command.split()))
+    first, second = (jobs(printed)["segment"] for printed in said["fedpipe run --params studies/fashion.yaml"])
+    assert (first, second) == (4, 2), "only the new method trains"
+    table = said["fedpipe show --params studies/fashion.yaml"][1]
+    rows = {row.split("|")[1].strip(): row.split("|")[2:4] for row in table.splitlines() if row.startswith("|")}
+    assert rows["ditto"][1] == rows["fedavg"][1], "its global model is FedAvg's"
+    assert rows["fedper"][1].strip() == "–"

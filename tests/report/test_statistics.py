@@ -1,0 +1,234 @@
+"""Spread over clients, what a target took, classes, and differences to a baseline: against scikit-learn and scipy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from sklearn import metrics as sklearn
+
+from fedpipe import plan as planning
+from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.planned import Plan, Reported
+from fedpipe.report import statistics, tables
+from fedpipe.stages import report
+from tests import studies
+from tests.report.conftest import Tree
+
+EVERYTHING = Reported(
+    round="last",
+    last_k=2,
+    average="sample",
+    statistics=statistics.STATISTICS,
+    target=0.5,
+    baseline="fedavg",
+)
+
+
+def told(frame: pd.DataFrame, **wanted: Any) -> tuple[float, float, int]:
+    """Mean, deviation and seeds of the only row with these values."""
+    for name, value in wanted.items():
+        frame = frame[frame[name] == value]
+    (row,) = frame.to_dict("records")
+    return row["mean"], row["std"], row["seeds"]
+
+
+def test_spread_and_target_by_hand(two: Tree) -> None:
+    """FedAvg's clients have 1/2 and 4/8 with one seed, 2/2 and 4/8 with the other; round t: 2 (100 t + 200) bytes."""
+    two.change(report=EVERYTHING)
+    frame = statistics.table(two.plan)
+    local = {"algorithm": "fedavg", "protocol": "personal-on-local"}
+    assert told(frame, **local, statistic="client_std") == pytest.approx((12.5, math.sqrt(312.5), 2))
+    assert told(frame, **local, statistic="worst_tenth") == pytest.approx((50, 0, 2))
+    assert told(frame, **local, statistic="lowest") == pytest.approx((50, 0, 2))
+    assert told(frame, **local, statistic="rounds_to_target") == pytest.approx((1.5, math.sqrt(0.5), 2))
+    server = {"algorithm": "fedavg", "protocol": "global-on-global"}
+    assert told(frame, **server, statistic="rounds_to_target") == pytest.approx((2.5, math.sqrt(0.5), 2))
+    # seed 0 reaches it in round 2 (300 + 400), seed 1, whose traffic is twice as much, in round 3 (600 + 800 + 1000)
+    assert told(frame, **server, statistic="bytes_to_target")[0] == (2 * 700 + 2 * 2400) / 2
+    assert frame[(frame["protocol"] == "global-on-global") & frame["statistic"].isin(statistics.SPREAD)].empty
+
+
+def test_a_target_that_some_seeds_reach_says_how_many(make: Any) -> None:
+    tree = make(["fedavg", "local"], seeds=[0, 1])
+    for index, right in enumerate((6, 8, 1, 2)):
+        tree.write(
+            index, [{"personal-on-local": [(right - 1, 10), (right, 10)]}, {"personal-on-local": [(right, 10)] * 2}]
+        )
+    chosen = ("rounds_to_target", "bytes_to_target")
+    tree.change(report=dataclasses.replace(EVERYTHING, target=0.8, statistics=chosen), protocols=("personal-on-local",))
+    frame = statistics.table(tree.plan)
+    found = told(frame, algorithm="fedavg", protocol="personal-on-local", statistic="rounds_to_target")
+    assert (found[0], found[2]) == (2, 1)
+    assert told(frame, algorithm="local", protocol="personal-on-local", statistic="rounds_to_target")[2] == 0
+    text = tables.markdown(tree.plan, tables.table(tree.plan))
+    below = text.partition("By personal-on-local")[2].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in below if line.startswith("|")][:4]
+    assert cells[0] == ["algorithm", "rounds to 80 %", "bytes to 80 %"]
+    assert cells[2:] == [
+        ["fedavg", "2.0 (1 of 2 seeds)", "1.4 kB (1 of 2 seeds)"],
+        ["local", tables.DASH, tables.DASH],
+    ]
+
+
+def test_differences_are_scipys_paired_t_interval(make: Any) -> None:
+    tree = make(["fedavg", "feddw"], seeds=[0, 1, 2], grid={"algorithms.feddw.mu": [1, 2], "partition.alpha": [1]})
+    right = {"fedavg": [3, 5, 4], "feddw": [4, 5, 6]}
+    for index, run in enumerate(tree.runs):
+        tree.write(index, [{"global-on-global": [(right[run.algorithm][run.seed], 10)]}])
+    tree.change(report=EVERYTHING)
+    frame = statistics.table(tree.plan)
+    found = frame[frame["statistic"] == "difference"]
+    assert list(found["algorithms.feddw.mu"]) == ["1", "2"], "the baseline has none, and mu does not concern it"
+    ours, base = (10 * np.array(right[name]) for name in ("feddw", "fedavg"))
+    low, high = stats.ttest_rel(ours, base).confidence_interval(0.95)
+    for row in found.to_dict("records"):
+        assert row["mean"] - row["half_width"] == pytest.approx(low, rel=1e-12)
+        assert row["mean"] + row["half_width"] == pytest.approx(high, rel=1e-12)
+        assert (row["std"], row["seeds"]) == (pytest.approx((ours - base).std(ddof=1)), 3)
+    line = next(line for line in tables.markdown(tree.plan, tables.table(tree.plan)).splitlines() if "+10.00 ±" in line)
+    assert f"+10.00 ± {(high - low) / 2:.2f}" in line
+    assert "*" not in line, "the interval holds zero"
+
+
+def test_a_baseline_that_varies_itself_is_no_baseline(make: Any) -> None:
+    """Where the grid gives the baseline several values at a point of another method, there is no one difference."""
+    tree = make(["fedavg", "feddw"], seeds=[0], grid={"algorithms.fedavg.other": [1, 2]})
+    for index in range(len(tree.runs)):
+        tree.write(index, [{"global-on-global": [(index, 10)]}])
+    tree.change(report=EVERYTHING)
+    assert "difference" not in set(statistics.table(tree.plan)["statistic"])
+
+
+def test_one_seed_has_no_interval(make: Any) -> None:
+    tree = make(["fedavg", "feddw"], seeds=[0])
+    for index in range(2):
+        tree.write(index, [{"global-on-global": [(3 + index, 10)]}])
+    tree.change(report=EVERYTHING)
+    frame = statistics.table(tree.plan)
+    (row,) = frame[frame["statistic"] == "difference"].to_dict("records")
+    assert (row["mean"], row["seeds"]) == (pytest.approx(10), 1)
+    assert math.isnan(row["half_width"])
+    assert "+10.00 (one seed)" in tables.markdown(tree.plan, tables.table(tree.plan))
+
+
+def metrics(answers: list[tuple[np.ndarray, np.ndarray]], classes: int) -> pd.DataFrame:
+    """The rows of clients with these labels and answers, as runs record them."""
+
+    def row(client: int, y: np.ndarray, told: np.ndarray) -> dict[str, Any]:
+        counts = {"hits": y[y == told], "support": y, "predicted": told}
+        return {
+            **{"run": "a", "protocol": "personal-on-local", "round": 3, "client": client},
+            **{"correct": int((y == told).sum()), "total": len(y)},
+            **{name: np.bincount(of, minlength=classes) for name, of in counts.items()},
+        }
+
+    return pd.DataFrame([row(client, *found) for client, found in enumerate(answers)])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_classes_are_scikit_learns(seed: int) -> None:
+    """Over all clients together, of whom some own few classes; no one owns or tells class 6, one tells a class 5."""
+    random = np.random.default_rng(seed)
+    answers = [(random.integers(client % 3, 5, 30), random.integers(0, 5, 30)) for client in range(4)]
+    answers.append((np.array([0, 1]), np.array([5, 1])))
+    answers.append((np.array([], int), np.array([], int)))
+    (found,) = statistics.by_class(metrics(answers, 7), ["run"]).to_dict("records")
+    y, told = (np.concatenate(part) for part in zip(*answers, strict=True))
+    assert found["macro_f1"] == pytest.approx(sklearn.f1_score(y, told, average="macro"), rel=1e-14)
+    with pytest.warns(UserWarning, match="y_pred contains classes not in y_true"):
+        wanted = sklearn.balanced_accuracy_score(y, told)
+    assert found["balanced_accuracy"] == pytest.approx(wanted, rel=1e-14)
+
+
+def test_the_last_round_measured_counts() -> None:
+    first, last = (metrics([(np.array([0, 1]), np.array(told))], 2) for told in ([1, 0], [0, 1]))
+    frame = pd.concat([last.assign(round=4), first.assign(round=2)])
+    (found,) = statistics.by_class(frame, ["run"]).to_dict("records")
+    assert (found["macro_f1"], found["balanced_accuracy"]) == (1, 1)
+
+
+def test_the_table_has_them_below_where_they_are_asked_for(two: Tree) -> None:
+    plain = tables.markdown(two.plan, tables.table(two.plan))
+    chosen = ("worst_tenth", "client_std", "rounds_to_target", "bytes_to_target", "difference")
+    two.change(report=dataclasses.replace(EVERYTHING, statistics=chosen), protocols=("personal-on-local",))
+    text = tables.markdown(two.plan, tables.table(two.plan))
+    assert "worst tenth" not in plain
+    below = text.partition("By personal-on-local")[2].splitlines()
+    head, _, fedavg, local = [line for line in below if line.startswith("|")][:4]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, fedavg, local)]
+    assert cells[0] == ["algorithm", "worst tenth", "std of clients", "rounds to 50 %", "bytes to 50 %", "− fedavg"]
+    assert cells[1] == ["fedavg", "50.00 ± 0.00", "12.50 ± 17.68", "1.5 ± 0.7", "1.3 kB ± 141 B", tables.DASH]
+    assert cells[2][0] == "local"
+    assert cells[2][5].startswith("-")
+    assert "mean ± half of its 95% confidence interval" in text
+
+
+def test_statistics_are_written_and_verified_with_the_tables(two: Tree) -> None:
+    report.write(report.tables(two.plan))
+    path = Path("results/tables/statistics.csv")
+    written = pd.read_csv(path)
+    assert set(written["statistic"]) == {*statistics.SPREAD}, "of runs from before classes were counted"
+    report.check(two.plan, path.name)
+    path.write_bytes(path.read_bytes().replace(b"12.5", b"12.6"))
+    with pytest.raises(ArtifactError, match=r"statistics.csv is not what the runs of params.yaml give"):
+        report.check(two.plan, path.name)
+
+
+REFUSED = [
+    (
+        {"statistics": ["rounds_to_target"]},
+        "report.target: it is missing, and report.statistics lists rounds_to_target; it should be a share, as 0.7 for "
+        "70 %.",
+    ),
+    (
+        {"statistics": ["difference"]},
+        "report.baseline: it is missing, and report.statistics lists difference; it should be a method of "
+        "study.algorithms.",
+    ),
+    ({"target": 70}, "report.target: 70 can't be used; it should be less than or equal to 1."),
+    ({"baseline": "fedagv"}, "report.baseline: 'fedagv' is not in study.algorithms; did you mean 'fedavg'?"),
+    (
+        {"statistics": ["f1"]},
+        "report.statistics.0: 'f1' can't be used; it should be 'client_std', 'worst_tenth', 'lowest', 'macro_f1', "
+        "'balanced_accuracy', 'rounds_to_target', 'bytes_to_target' or 'difference'.",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("section", "sentence"), REFUSED, ids=lambda value: "-".join(value) if isinstance(value, dict) else ""
+)
+def test_a_mistake_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: dict[str, Any], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    studies.write(studies.settings(report=section), Path())
+    with pytest.raises(SettingsError) as refusal:
+        planning.make()
+    assert str(refusal.value) == sentence
+
+
+def test_the_plan_holds_them_and_one_of_before_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    section = {"statistics": ["worst_tenth", "difference"], "target": 0.7, "baseline": "fedavg"}
+    keys = set()
+    for settings in (section, {}):
+        studies.write(studies.settings(report=settings), Path())
+        planning.write(made := planning.make())
+        keys.add(made.runs[0].key)
+        place = Path("results/plan.json")
+        assert Plan.read(place).report == made.report
+    assert len(keys) == 1, "no run depends on what is reported"
+    held = json.loads(place.read_text())
+    for name in section:
+        del held["report"][name]
+    place.write_text(json.dumps(held))
+    assert Plan.read(place).report == made.report
