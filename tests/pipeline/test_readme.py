@@ -122,6 +122,12 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     printed = typist.next("fedpipe run --params studies/gallery.yaml")
     assert "segment" not in jobs(printed), "studies share runs"
     assert "| feddw" in typist.next("fedpipe show --params studies/gallery.yaml")
+    for line, scale in (
+        ("make papers", "smoke"),
+        ("make papers SCALE=reduced", "reduced"),
+    ):  # run by test_make_papers.py
+        printed = typist.next(line, line.replace("make", "make -n"))
+        assert f"snakemake papers --config scale={scale} --profile workflow/profiles/local" in printed
     assert NOTHING in typist.next("fedpipe run --profile workflow/profiles/gpu")
     assert typist.done()
 
