@@ -153,6 +153,19 @@ def collected(made, *names):
     return [f"{joined.path}/{name}" for name in names for joined in made.joined]
 
 
+# The number of rounds is part of the place, so that studies of other lengths share a run's rounds, never its results.
+JOINED = [
+    f"results/runs/{{algorithm}}/{{key}}/joined/{{stop}}/{name}"
+    for name in (
+        "metrics.parquet",
+        "matrices.parquet",
+        "rounds.parquet",
+        "joined.json",
+        "times.json",
+    )
+]
+
+
 def ended():
     """The markers of runs that are one job each: their rounds are wanted, also where what joins them is there."""
     runs = WORK.runs.values() if WHOLE else ()
@@ -316,6 +329,26 @@ def rounds_done(wildcards):
             f"{run.path}/rounds/{number:04d}/round.json" for number in numbers
         ] + earlier
     return [f"{run.path}/segments/{stop:04d}.json" for stop in stops(run)] + earlier
+
+
+def probe_of(wildcards):
+    return WORK.probes[
+        f"results/probes/{wildcards.algorithm}/{wildcards.key}/{wildcards.round}/{wildcards.probe}.parquet"
+    ]
+
+
+def probe_inputs(wildcards):
+    probe = probe_of(wildcards)
+    return run_inputs(wildcards) | {
+        "settings": ancient(str(probe.files.settings)),
+        "joined": ancient(str(probe.run.joined(probe.rounds).marker)),
+    }
+
+
+def printed():
+    """A hash of what is printed, and of how pages show it."""
+    parts = sorted(Path(planned.__file__).parent.glob("papers/*.*"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in parts)).hexdigest()
 
 
 def of_partition(plan, told):

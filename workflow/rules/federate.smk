@@ -2,18 +2,6 @@
 # from those it finds: all of a run's, and then it collects them (the default), or so many (execution.rounds_per_job).
 # Single rounds (execution.clients_per_job) train blocks of participants, aggregate, evaluate.
 
-# The number of rounds is part of the place, so that studies of other lengths share a run's rounds, never its results.
-JOINED = [
-    "results/runs/{algorithm}/{key}/joined/{stop}/" + name
-    for name in (
-        "metrics.parquet",
-        "matrices.parquet",
-        "rounds.parquet",
-        "joined.json",
-        "times.json",
-    )
-]
-
 if BLOCK is None:
 
     rule segment:

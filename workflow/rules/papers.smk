@@ -8,18 +8,16 @@ MADE_OF = [
 ]
 
 
-def printed():
-    """A hash of what is printed, and of how pages show it."""
-    parts = sorted(Path(planned.__file__).parent.glob("papers/*.*"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in parts)).hexdigest()
-
-
 rule papers:
     input:
         MADE_OF,  # so that what was deleted is made again
         pages=f"{PAGES}/index.html",
+    log:
+        f"{PAGES}/papers.log",
+    conda:
+        CONDA
     shell:
-        "echo The pages lie in {input.pages}"
+        "echo The pages lie in {input.pages} | tee {log:q}"
 
 
 rule pages:

@@ -6,20 +6,6 @@ for name in ("probes", "features"):
     Path("results", name).mkdir(parents=True, exist_ok=True)
 
 
-def probe_of(wildcards):
-    return WORK.probes[
-        f"results/probes/{wildcards.algorithm}/{wildcards.key}/{wildcards.round}/{wildcards.probe}.parquet"
-    ]
-
-
-def probe_inputs(wildcards):
-    probe = probe_of(wildcards)
-    return run_inputs(wildcards) | {
-        "settings": ancient(str(probe.files.settings)),
-        "joined": ancient(str(probe.run.joined(probe.rounds).marker)),
-    }
-
-
 rule probe:
     input:
         unpack(probe_inputs),
