@@ -13,7 +13,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
@@ -372,7 +372,22 @@ STEPS: dict[str, dict[str, float]] = {
 }
 
 
-class Server(Section):
+class Choice(Section):
+    """A choice, and keys of which it takes only some; the others are None and not written."""
+
+    def _refuse_others(self, key: str, selector: str, takes: Sequence[str]) -> None:
+        for name in sorted(self.model_fields_set - {selector, *takes}):
+            raise ValueError(
+                f"{key}.{name}: {getattr(self, name)} has no meaning for {getattr(self, selector)}, which takes "
+                f"{' and '.join(takes)}; remove it."
+            )
+
+    @model_serializer(mode="wrap")
+    def _without_others(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if value is not None}
+
+
+class Server(Choice):
     """How the server moves its model along the clients' mean update, which stands for a gradient."""
 
     optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
@@ -396,16 +411,8 @@ class Server(Section):
     @model_validator(mode="after")
     def _its_own(self) -> Server:
         takes = ["learning_rate", *STEPS[self.optimizer]]
-        for name in sorted(self.model_fields_set - {"optimizer", *takes}):
-            raise ValueError(
-                f"federation.server.{name}: {getattr(self, name)} has no meaning for {self.optimizer}, which takes "
-                f"{' and '.join(takes)}; remove it."
-            )
+        self._refuse_others("federation.server", "optimizer", takes)
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_others(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in handler(self).items() if value is not None}
 
     @property
     def takes_the_mean(self) -> bool:
@@ -422,7 +429,7 @@ SCHEDULES: dict[str, dict[str, float | None]] = {
 }
 
 
-class Schedule(Section):
+class Schedule(Choice):
     """The clients' learning rate by round, as torch.optim.lr_scheduler has it by epoch; see :meth:`rate`."""
 
     name: Literal["constant", "step", "exponential", "cosine"] = Field(
@@ -452,19 +459,11 @@ class Schedule(Section):
     @model_validator(mode="after")
     def _its_own(self) -> Schedule:
         takes = ["warmup", *SCHEDULES[self.name]]
-        for name in sorted(self.model_fields_set - {"name", *takes}):
-            raise ValueError(
-                f"federation.schedule.{name}: {getattr(self, name)} has no meaning for {self.name}, which takes "
-                f"{' and '.join(takes)}; remove it."
-            )
+        self._refuse_others("federation.schedule", "name", takes)
         for name in takes:
             if getattr(self, name) is None:
                 raise ValueError(f"federation.schedule.{name}: it is missing; {self.name} needs {name}.")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_others(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in handler(self).items() if value is not None}
 
     @property
     def is_flat(self) -> bool:
