@@ -50,6 +50,7 @@ lint: setup
 docs: setup
 	for page in settings algorithms datasets partitions models; do fedpipe docs $$page > docs/$$page.md; done
 	fedpipe schema > params.schema.json
+	fedpipe docs plots > .dvc/plots/page.html
 
 # The documentation as a site, in site/; a link that leads nowhere fails.
 docs-site: setup

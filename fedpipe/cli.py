@@ -523,11 +523,17 @@ def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, m
 
 
 @app.command(rich_help_panel=GENERATED)
-def docs(page: Annotated[str, typer.Argument(help="settings, algorithms, datasets, models or partitions.")]) -> None:
-    """Print all keys of params.yaml, or all components of a kind, as a page of Markdown: docs/PAGE.md."""
+def docs(
+    page: Annotated[str, typer.Argument(help="settings, algorithms, datasets, models, partitions or plots.")],
+) -> None:
+    """Print all keys of params.yaml, or all components of a kind, as a page of Markdown: docs/PAGE.md.
+
+    `plots` is the page of DVC's plots instead, with the libraries that draw them: .dvc/plots/page.html.
+    """
     from fedpipe import documentation
 
-    typer.echo(documentation.settings() if page == "settings" else documentation.markdown(_kind(page)), nl=False)
+    pages = {"settings": documentation.settings, "plots": documentation.plots_page}
+    typer.echo(pages[page]() if page in pages else documentation.markdown(_kind(page)), nl=False)
 
 
 @app.command(rich_help_panel=PEOPLE)

@@ -19,7 +19,9 @@ import yaml
 
 from tests import studies
 from tests.lineage.conftest import finish
+from tests.papers.test_pages import BROWSER
 from tests.pipeline.conftest import Project, jobs, stages
+from tests.report.test_plots import drawn
 
 pytestmark = pytest.mark.slow
 
@@ -196,15 +198,11 @@ def test_plots_of_what_lies_here(story: Story) -> None:
 def test_pages_of_plots_are_free_of_errors(story: Story, tmp_path: Path) -> None:
     """Vega draws every plot of the page without an error or a warning: in Chromium where there is one, and in Node."""
     page = story.project.folder / "dvc_plots/index.html"
-    libraries = Path(snakemake.__file__).parent / "assets/data"  # snakemake's reports bring the same libraries
+    libraries = Path(snakemake.__file__).parent / "assets/data"  # the page holds the same libraries
     sources = {name: libraries / name / f"{name}.js" for name in ("vega", "vega-lite", "vega-embed")}
-    text = re.sub(
-        r"https://cdn\.jsdelivr\.net/npm/([a-z-]+)@[\d.]+", lambda found: sources[found[1]].as_uri(), page.read_text()
-    )
-    assert text.count("vegaEmbed(") == 4
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    assert page.read_text().count("vegaEmbed('#") == 4
     node = shutil.which("node")
-    if not (chromium or node):
+    if not (BROWSER or node):
         pytest.skip("neither Chromium nor Node is installed")
     if node:
         script = tmp_path / "draw.js"
@@ -212,21 +210,8 @@ def test_pages_of_plots_are_free_of_errors(story: Story, tmp_path: Path) -> None
         done = draw(node, script, page, *sources.values())
         assert (done.returncode, done.stderr) == (0, "")
         assert [int(line) > 20 for line in done.stdout.split()] == [True] * 4, "so many marks in each plot"
-    if chromium:
-        local = tmp_path / "page.html"
-        local.write_text(text)
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
-        flags += ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-        flags += [
-            "--virtual-time-budget=20000",
-            "--enable-logging=stderr",
-            "--dump-dom",
-            f"--user-data-dir={tmp_path}/p",
-        ]
-        done = draw(chromium, *flags, local.as_uri())
-        console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-        assert console == []
-        assert done.stdout.count("<canvas") == 4
+    if BROWSER:
+        assert [len(colors) > 3 for colors in drawn(page, tmp_path / "profile")] == [True] * 4
 
 
 def draw(*command: str | Path) -> subprocess.CompletedProcess[str]:

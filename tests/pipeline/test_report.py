@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 import pytest
 
 from tests import studies
-from tests.papers.test_pages import BROWSER, Browser
+from tests.papers.test_pages import BROWSER, Browser, seen
 from tests.pipeline.conftest import Project
 
 pytestmark = pytest.mark.slow
@@ -40,8 +40,9 @@ def test_a_browser_shows_tables_and_figures_by_their_names(project: Project, tmp
     assert project.run("git", "status", "--porcelain", "report.html") == "", "git leaves it alone"
     browser = Browser(tmp_path / "profile")
     try:
-        events = browser.open(project.folder / "report.html", 1280)
-        assert [event for event in events if event.get("method") == "Runtime.exceptionThrown"] == []
+        wrong, asked = seen(browser, project.folder / "report.html", 1280)
+        assert [event for event in wrong if event.get("method") == "Runtime.exceptionThrown"] == []
+        assert asked == [], "it needs no network"
         press(browser, "Results")
         shown = browser.tell("document.body.innerText")
         for name in ("table of accuracies", "learning curves", "SL and CR matrices"):
@@ -54,7 +55,7 @@ def test_a_browser_shows_tables_and_figures_by_their_names(project: Project, tmp
         press(browser, "Partitions")
         row = browser.tell(ROW % "dirichlet" + ".innerText")
         assert {"digits", "dirichlet", "0.3", "10"} <= set(row.split())
-        browser.open(project.folder / "results/tables/results.html", 1280)
+        assert seen(browser, project.folder / "results/tables/results.html", 1280) == ([], [])
         cells = browser.tell(
             '[...document.querySelectorAll("tr")].map(row => [...row.children].map(one => one.innerText))'
         )

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from fedpipe import artifacts
+from fedpipe import artifacts, documentation
 from fedpipe.report import plots
+from fedpipe.report.figures import style
 from fedpipe.stages import report
+from tests.papers.test_pages import BROWSER, Browser, seen
 from tests.report.conftest import PARTITION
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_learning_curves_name_their_lines(two: Any) -> None:
@@ -62,3 +69,68 @@ def test_partitions_tell_samples_of_clients_and_classes(two: Any) -> None:
     ]
     assert Path("results/plots/matrices.csv").read_text() == "line,matrix,row,column,value\n"
     assert len(Path("results/plots/clients.csv").read_text().splitlines()) == 1 + 2 * 2 + 2 * 2
+
+
+def test_the_page_of_plots_is_up_to_date_with_the_licenses_of_what_it_holds() -> None:
+    page = (ROOT / ".dvc/plots/page.html").read_text()
+    assert page == documentation.plots_page(), "type `make docs`"
+    licenses = page.partition('id="licenses">')[2].partition("</script>")[0]
+    for holder in (
+        "University of Washington Interactive Data Lab",
+        "Mike Bostock",
+        "Apache License",
+        "Vladimir Agafonkin",
+    ):
+        assert holder in licenses
+
+
+def test_a_browser_draws_all_plots_without_a_network(two: Any, tmp_path: Path) -> None:
+    """`dvc plots show`, with the settings of the project: a self-contained page, wherever it is written."""
+    if not BROWSER:
+        pytest.skip("there is no Chromium here")
+    test_partitions_tell_samples_of_clients_and_classes(two)
+    shutil.copytree(ROOT / ".dvc/plots", tmp_path / ".dvc/plots")
+    for name in (".dvc/config", "dvc.yaml", "params.yaml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    two.write_matrices(0, {"SL": 0.1, "CR": 0.2})
+    report.write(report.tables(two.plan) | report.plots(two.plan))
+    subprocess.run(["git", "init", "-q"], check=True)
+    command = [Path(sys.executable).parent / "dvc", "plots", "show", "-o", "elsewhere"]
+    subprocess.run(command, check=True, capture_output=True)
+    painted = drawn(tmp_path / "elsewhere/index.html", tmp_path / "profile")
+    assert len(painted) == 4
+    for line in range(2):
+        color = style.line(line)["color"].lower()
+        assert painted[0].get(color, 0) > 100, f"the curve of line {line} is not in its colour of the figures"
+    assert all(len(colors) > 3 for colors in painted), "each plot has more than text on a ground"
+
+
+#: By plot, how many of its pixels have which color, as soon as Vega has drawn all four.
+COLORS = """(async () => {
+  for (let frame = 0; frame < 300 && document.querySelectorAll("canvas.marks[width]").length < 4; frame++)
+    await new Promise(requestAnimationFrame);
+  await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+  return [...document.querySelectorAll("canvas")].map(canvas => {
+    const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data, found = {};
+    for (let at = 0; at < pixels.length; at += 4) {
+      const color = "#" + [0, 1, 2].map(part => pixels[at + part].toString(16).padStart(2, "0")).join("");
+      found[color] = (found[color] || 0) + 1;
+    }
+    return found;
+  });
+})()"""
+
+
+def drawn(page: Path, profile: Path) -> list[dict[str, int]]:
+    """By plot, how many pixels of which color a browser shows; it has no complaint, and asks for no other file."""
+    browser = Browser(profile)
+    try:
+        assert seen(browser, page, 1280) == ([], [])
+        answer = browser("Runtime.evaluate", expression=COLORS, returnByValue=True, awaitPromise=True)
+        told = {"Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Network.requestWillBeSent"}
+        late = [event for event in browser.events if event.get("method") in told]
+        assert [event for event in late if event["params"].get("request", {}).get("url") != page.as_uri()] == []
+        painted: list[dict[str, int]] = answer["result"]["value"]
+        return painted
+    finally:
+        browser.close()
