@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
 from fedpipe import artifacts
 from fedpipe.report import curves
@@ -89,8 +90,9 @@ def test_no_labels_lie_on_top_of_each_other_at_27_panels(make, panels):
     protocols = ("global-on-global", "personal-on-local", "finetuned-on-local")
     tree.change(protocols=protocols)
     for index in range(len(tree.runs)):
-        tree.write(index, [{protocol: [(4, 10)] for protocol in protocols}] * 1000)
-    made = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+        tree.write(index, [{protocol: [(4, 10)] for protocol in protocols}] * 2)
+    frame = curves.curves(tree.plan)
+    made = curves_figure.figure(tree.plan, frame.assign(round=frame["round"].replace(2, 1000)))
     canvas = FigureCanvasAgg(made)
     canvas.draw()
     shown = [ax for ax in made.axes if ax.axison]
@@ -186,12 +188,56 @@ def test_curves_of_many_algorithms_have_a_panel_each_with_fedavg_in_grey(make):
     assert told == ["global-on-global", "personal-on-local", grey[0]]
 
 
-def test_curves_of_ten_algorithms_share_panels(make):
-    tree = make([f"other{index}" for index in range(10)], [0])
-    for index in range(10):
+@pytest.mark.parametrize("points", [1, 2], ids=["two panels", "a grid's"])
+def test_lines_of_ten_algorithms_have_labels_at_their_ends(make, points):
+    """One a line that can be seen, in its color and as text; none on another, over an axis, or out of the figure."""
+    names = ["fedavg", "feddw", *(f"other_of_a_long_name{index}" for index in range(8))]
+    tree = make(names, [0, 1], {"partition.alpha": [0.1, 1.0]} if points > 1 else None)
+    for index, run in enumerate(tree.runs):
+        right = {"fedavg": 17, "feddw": 17}.get(run.algorithm, 19 - index // 10 if index % 3 else 2)
+        local = {"personal-on-local": [(right, 20), (0, 20)]}
+        tree.write(index, [local if run.algorithm == names[5] else {"global-on-global": [(right, 20)]} | local] * 3)
+    made = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    canvas = FigureCanvasAgg(made)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    panels = [ax for ax in made.axes if ax.axison]
+    assert len(panels) == 2 * points
+    labels = [label for ax in panels for label in ax.texts]
+    boxes = [Text.get_window_extent(label, renderer) for label in labels]
+    assert not [1 for one, other in itertools.combinations(boxes, 2) if one.overlaps(other)]
+    assert not [1 for box in boxes for ax in panels if box.overlaps(ax.bbox)]
+    assert all(made.bbox.contains(x, y) for box in boxes for x, y in box.corners())
+    for ax in panels:
+        lines = {line.get_label(): line for line in ax.lines}
+        assert len(lines) == 9 + (ax.get_title("left").startswith("personal"))
+        told = {label.get_text().replace("\n", " ").split(" = ")[-1]: label for label in ax.texts}
+        assert {text for label in ax.texts for text in label.get_text().replace("\n", " ").split(" = ")} == set(lines)
+        for name, label in told.items():
+            assert label.get_color() == lines[name].get_color()
+            assert tuple(label.xy) == (3, lines[name].get_ydata()[-1])
+        ends = sorted(told.values(), key=lambda label: label.xyann[1])
+        assert [label.xy[1] for label in ends] == sorted(label.xy[1] for label in ends), "they are in the lines' order"
+    assert made.legends == []
+    style.save(made, Path("curves"))
+    assert b">fedavg = feddw</text>" in Path("curves.svg").read_bytes()
+
+
+def test_five_lines_have_a_legend(make):
+    tree = make([f"other{index}" for index in range(5)], [0])
+    for index in range(5):
         tree.write(index, [{"global-on-global": [(index, 20)]}] * 3)
-    (ax,) = curves_figure.figure(tree.plan, curves.curves(tree.plan)).axes
-    assert len(ax.lines) == 10
+    made = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    assert [len(made.legends[0].get_texts()), len(made.axes[0].texts)] == [5, 0]
+
+
+def test_labels_stand_as_near_to_their_lines_as_there_is_room():
+    spread = curves_figure.spread
+    assert spread([0.9, 0.1], [0.2, 0.2]).tolist() == [0.9, 0.1]
+    assert spread([0.5, 0.5], [0.2, 0.2]) == pytest.approx([0.6, 0.4]), "the first stands on top"
+    assert spread([1.0, 0.0, 0.98], [0.1] * 3) == pytest.approx([0.95, 0.05, 0.85])
+    assert spread([0.5, 0.5, 0.75], [0.1, 0.2, 0.1]) == pytest.approx([0.575, 0.425, 0.75])
+    assert spread([], []).tolist() == []
 
 
 @pytest.mark.parametrize("algorithms", [2, 11], ids=["together", "apart"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,19 @@ import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation, Text
 from matplotlib.ticker import MaxNLocator
+from scipy.optimize import isotonic_regression
 
 from fedpipe.planned import Plan
 from fedpipe.report import results
 from fedpipe.report.curves import curves
 from fedpipe.report.figures import style
 
+Floats = npt.NDArray[np.float64]
+
 COLUMNS = {1: 1, 2: 2, 4: 2}  #: of panels, by number of protocols; 3 for all others
+LABELED = 6  #: from so many lines on they have labels at their ends: a legend's order says nothing of theirs
 CROWD = len(style.COLOURS)  #: more lines than these can't be told apart in one panel
 REFERENCE = "fedavg"  #: what the panels of many algorithms compare with, in grey; where there is none, the first line
 GREY = {"color": "#A8A8A8", "linewidth": 1.0}
@@ -34,8 +40,9 @@ def draw(plan: Plan, stem: Path) -> None:
 def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
     """The figure of what `fedpipe.report.curves.curves` returned.
 
-    What the grid varies for all algorithms makes panels; what it varies for one algorithm makes lines. Where these are
-    too many for one panel, each has its own, whose lines are the protocols.
+    What the grid varies for all algorithms makes panels; what it varies for one algorithm makes lines. Few lines have a
+    legend, more of them labels at their ends. Where they are too many for one panel, each has its own, whose lines are
+    the protocols.
     """
     own = [
         name
@@ -51,9 +58,12 @@ def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
     if len(lines) > CROWD:
         return _apart(plan, frame, lines, protocols)
     panels = list(itertools.product(frame["point"].unique(), protocols))
-    columns = COLUMNS.get(len(protocols), 3)
+    labeled = len(lines) >= LABELED
+    columns = COLUMNS.get(len(protocols), 2 if labeled else 3)
     rows = max(1, -(-len(panels) // columns))
-    made = Figure(figsize=(style.WIDTH + 0.4, max(3.3 * rows, 0.21 * len(lines)) + 0.4))
+    told = {name: textwrap.fill(name, 40 // columns, break_long_words=False) for name in lines}
+    height = 0.14 * sum(text.count("\n") + 1 for text in told.values()) + 0.8 if labeled else 0.0
+    made = Figure(figsize=(style.WIDTH + 0.4, rows * max(3.3, height) + 0.4))
     axes = made.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for ax, (point, protocol) in zip(axes.flat, panels, strict=False):
         panel = frame[(frame["point"] == point) & (frame["protocol"] == protocol)]
@@ -62,14 +72,72 @@ def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
             every = max(1, len(part) // 6)
             _curve(ax, part, name, markevery=(index % every, every), **style.line(index))
         ax.set_title(_title(protocol, point, 66 // columns))
-        for place, same in enumerate(_coinciding(panel)):
-            told = textwrap.fill(" = ".join(same), 34)
-            ax.text(0.99, 0.02 + 0.09 * place, told, transform=ax.transAxes, ha="right", va="bottom", fontsize=7)
+        coinciding = _coinciding(panel)
+        if labeled:
+            _label_ends(ax, coinciding, 40 // columns)
+            continue
+        for place, same in enumerate(coinciding):
+            text = textwrap.fill(" = ".join(same), 34)
+            ax.text(0.99, 0.02 + 0.09 * place, text, transform=ax.transAxes, ha="right", va="bottom", fontsize=7)
     _label(axes, len(panels))
+    if labeled:
+        made.suptitle(_seeds(plan), x=0.01, ha="left", fontsize=8)
+        _spread_labels(made)
+        return made
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     legend = made.legend([handles[name] for name in lines], lines, loc="outside right upper", handlelength=3.4)
     legend.set_title(_seeds(plan))
     return made
+
+
+def _label_ends(ax: Axes, coinciding: list[list[str]], width: int) -> None:
+    """A label to the right of each line that can be seen, and a thin line to it; those beneath are named, too."""
+    beneath = {name for same in coinciding for name in same[:-1]}
+    names = {same[-1]: " = ".join(same) for same in coinciding}
+    for line in ax.get_lines():
+        if (name := str(line.get_label())) not in beneath:
+            ax.annotate(
+                textwrap.fill(names.get(name, name), width, break_long_words=False),
+                xy=np.column_stack(line.get_data())[-1],
+                xytext=(1.08, 0.5),  # _spread_labels finds the height
+                textcoords="axes fraction",
+                va="center",
+                color=line.get_color(),
+                fontsize=8,
+                arrowprops={
+                    "arrowstyle": "-",
+                    "color": line.get_color(),
+                    "linewidth": 0.6,
+                    "relpos": (0, 0.5),
+                    "shrinkA": 1,
+                    "shrinkB": 0,
+                },
+            )
+
+
+def _spread_labels(made: Figure) -> None:
+    """Move the labels of lines to the heights of their lines' ends, or as near as there is room in their order."""
+    made.draw_without_rendering()  # lays all out, so that it is known how high axes and labels are
+    for ax in made.axes:
+        labels = [text for text in ax.texts if isinstance(text, Annotation)]
+        ends = [ax.transAxes.inverted().transform(ax.transData.transform(label.xy))[1] for label in labels]
+        heights = [1.1 * Text.get_window_extent(label).height / ax.bbox.height for label in labels]
+        for label, height in zip(labels, spread(ends, heights), strict=True):
+            label.xyann = (label.xyann[0], height)
+
+
+def spread(wanted: Sequence[float], heights: Sequence[float]) -> Floats:
+    """Where labels of these heights stand in [0, 1] without touching each other, in the order of where they want to be.
+
+    The sum of their squared distances from there is least.
+    """
+    order = np.array(sorted(range(len(wanted)), key=lambda index: (wanted[index], -index)), dtype=int)  # first on top
+    sizes = np.asarray(heights)[order]
+    above = np.cumsum(sizes) - sizes / 2  # of each label's middle above the lowest one's foot, where they stand close
+    feet = isotonic_regression(np.asarray(wanted)[order] - above).x if len(order) else above
+    placed = np.empty(len(order))
+    placed[order] = above + np.clip(feet, 0, 1 - sizes.sum())
+    return placed
 
 
 def _apart(plan: Plan, frame: pd.DataFrame, lines: list[str], protocols: list[str]) -> Figure:

@@ -95,6 +95,8 @@ def ink(shade: float) -> str:
 def save(figure: Figure, stem: Path) -> None:
     """Write a figure as SVG, PDF and PNG (150 dpi); the bytes hold no date and no program's name."""
     with mpl.style.context(["default", STYLE]):
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # it is laid out once, for all three alike
         for kind, told in KINDS.items():
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, dpi=150, metadata=told)
