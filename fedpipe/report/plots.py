@@ -13,8 +13,7 @@ import pandas as pd
 from fedpipe import artifacts
 from fedpipe.data.assignment import Assignment
 from fedpipe.planned import Plan
-from fedpipe.report import curves, results, tables
-from fedpipe.report.figures import matrices
+from fedpipe.report import curves, matrices, results, tables
 
 
 def learning(plan: Plan) -> pd.DataFrame:

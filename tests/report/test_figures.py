@@ -233,11 +233,11 @@ def test_five_lines_have_a_legend(make):
 
 def test_labels_stand_as_near_to_their_lines_as_there_is_room():
     spread = curves_figure.spread
-    assert spread([0.9, 0.1], [0.2, 0.2]).tolist() == [0.9, 0.1]
+    assert spread([0.9, 0.1], [0.2, 0.2]) == pytest.approx([0.9, 0.1])
     assert spread([0.5, 0.5], [0.2, 0.2]) == pytest.approx([0.6, 0.4]), "the first stands on top"
     assert spread([1.0, 0.0, 0.98], [0.1] * 3) == pytest.approx([0.95, 0.05, 0.85])
     assert spread([0.5, 0.5, 0.75], [0.1, 0.2, 0.1]) == pytest.approx([0.575, 0.425, 0.75])
-    assert spread([], []).tolist() == []
+    assert spread([], []) == []
 
 
 @pytest.mark.parametrize("algorithms", [2, 11], ids=["together", "apart"])

@@ -6,6 +6,7 @@ import itertools
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 from matplotlib.ticker import MaxNLocator
-from scipy.optimize import isotonic_regression
 
 from fedpipe.planned import Plan
 from fedpipe.report import results
 from fedpipe.report.curves import curves
 from fedpipe.report.figures import style
-
-Floats = npt.NDArray[np.float64]
 
 COLUMNS = {1: 1, 2: 2, 4: 2}  #: of panels, by number of protocols; 3 for all others
 LABELED = 6  #: from so many lines on they have labels at their ends: a legend's order says nothing of theirs
@@ -126,18 +124,24 @@ def _spread_labels(made: Figure) -> None:
             label.xyann = (label.xyann[0], height)
 
 
-def spread(wanted: Sequence[float], heights: Sequence[float]) -> Floats:
+def spread(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
     """Where labels of these heights stand in [0, 1] without touching each other, in the order of where they want to be.
 
-    The sum of their squared distances from there is least.
+    The sum of their squared distances from there is least: labels that would overlap move by their mean.
     """
-    order = np.array(sorted(range(len(wanted)), key=lambda index: (wanted[index], -index)), dtype=int)  # first on top
-    sizes = np.asarray(heights)[order]
-    above = np.cumsum(sizes) - sizes / 2  # of each label's middle above the lowest one's foot, where they stand close
-    feet = isotonic_regression(np.asarray(wanted)[order] - above).x if len(order) else above
-    placed = np.empty(len(order))
-    placed[order] = above + np.clip(feet, 0, 1 - sizes.sum())
-    return placed
+    order = sorted(range(len(wanted)), key=lambda index: (wanted[index], -index))  # at one height, the first is on top
+    tops = list(itertools.accumulate(heights[index] for index in order))
+    above = {index: top - heights[index] / 2 for index, top in zip(order, tops, strict=True)}  # where all stand close
+    together: list[list[float]] = []  # by how much labels want to be above there; those in a list move as one
+    for index in order:
+        moved = [wanted[index] - above[index]]
+        while together and fmean(together[-1]) > fmean(moved):
+            moved = together.pop() + moved
+        together.append(moved)
+    moves = [fmean(moved) for moved in together for _ in moved]
+    room = 1 - sum(heights)
+    placed = {index: above[index] + min(max(move, 0), room) for index, move in zip(order, moves, strict=True)}
+    return [placed[index] for index in range(len(wanted))]
 
 
 def _apart(plan: Plan, frame: pd.DataFrame, lines: list[str], protocols: list[str]) -> Figure:

@@ -14,6 +14,10 @@ from typing import Any, ParamSpec
 
 import matplotlib as mpl
 import matplotlib.style
+from matplotlib.backend_bases import FigureCanvasBase
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from fedpipe import artifacts
@@ -56,11 +60,11 @@ STYLE: dict[str, Any] = {
     "ytick.labelsize": 8.5,
 }
 FONT = b"'DejaVu Sans'"  #: as it stands in an SVG
-#: What is saved, each with the metadata that would differ from one time to the next.
-KINDS: dict[str, dict[str, Any]] = {
-    "svg": {"Date": None, "Creator": None},
-    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-    "png": {"Software": None},
+#: What is saved: by what, and with which metadata, since its own would differ from one time to the next.
+KINDS: dict[str, tuple[type[FigureCanvasBase], dict[str, Any]]] = {
+    "svg": (FigureCanvasSVG, {"Date": None, "Creator": None}),
+    "pdf": (FigureCanvasPdf, {"CreationDate": None, "Creator": None, "Producer": None}),
+    "png": (FigureCanvasAgg, {"Software": None}),
 }
 _P = ParamSpec("_P")
 
@@ -96,10 +100,11 @@ def save(figure: Figure, stem: Path) -> None:
     """Write a figure as SVG, PDF and PNG (150 dpi); the bytes hold no date and no program's name."""
     with mpl.style.context(["default", STYLE]):
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # it is laid out once, for all three alike
-        for kind, told in KINDS.items():
+        figure.set_layout_engine("none")  # it is laid out, once for all
+        for kind, (canvas, told) in KINDS.items():
             buffer = io.BytesIO()
-            figure.savefig(buffer, format=kind, dpi=150, metadata=told)
+            figure.set_dpi(150)
+            getattr(canvas(figure), f"print_{kind}")(buffer, metadata=told)  # savefig would draw it twice
             data = buffer.getvalue()
             if kind == "svg":  # whoever looks at it may lack the font that it was laid out with
                 data = data.replace(FONT, FONT + b", Verdana, sans-serif")

@@ -1,0 +1,40 @@
+"""SL and CR matrices of the global models that figure and plot show."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fedpipe import artifacts
+from fedpipe.artifacts import JoinedFiles
+from fedpipe.planned import Plan
+from fedpipe.report import results
+
+Floats = npt.NDArray[np.float64]
+
+PREFERRED = ("fedavg", "feddw")
+
+
+def chosen(plan: Plan) -> dict[str, dict[str, Floats]]:
+    """The last matrices (C, C) of two algorithms that have a global model, those of `PREFERRED` before others."""
+    names = [*(label for label in PREFERRED if label in plan.algorithms), *plan.algorithms]
+    found: dict[str, dict[str, Floats]] = {}
+    for name in dict.fromkeys(names):
+        cell = next(cell for cell in plan.cells if cell.algorithm == name)
+        point = results.label(results.point(plan, cell))
+        measured = _measured(cell.joined)
+        if measured and len(found) < 2:
+            found[f"{name} ({point})" if point else name] = measured
+    return found
+
+
+def _measured(files: JoinedFiles) -> dict[str, Floats]:
+    """SL and CR of the last round's global model; nothing for a method without one."""
+    table = artifacts.read_joined(files.matrices)
+    if "source" not in table.column_names:
+        return {}
+    frame = artifacts.frame(table)
+    frame = frame[(frame["source"] == "measured") & (frame["client"] == -1)]
+    frame = frame[frame["round"] == frame["round"].max()].sort_values("class")
+    classes = [str(number) for number in range(frame["class"].nunique())]
+    return {str(name): rows[classes].to_numpy() for name, rows in frame.groupby("matrix")}
