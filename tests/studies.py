@@ -19,7 +19,7 @@ from fedpipe.plan import NewPlan
 from fedpipe.stages import download, partition
 
 ROOT = Path(__file__).parent.parent
-TEN = ("fedavg", "fedprox", "scaffold", "feddw", "feddual", "pfps_lwc", "cwfedavg", "ifca", "fedala", "pfedme")
+SHIPPED: tuple[str, ...] = tuple(yaml.safe_load((ROOT / "params.yaml").read_text())["study"]["algorithms"])
 
 
 def settings(labels: tuple[str, ...] = ("fedavg",), rounds: int = 4, **sections: Any) -> dict[str, Any]:

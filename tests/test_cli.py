@@ -116,8 +116,8 @@ def test_list_prints_a_name_a_line_with_its_summary(kind: str) -> None:
     assert len({len(line) - len(line[len(line.split()[0]) :].lstrip()) for line in lines}) == 1, "columns are aligned"
 
 
-def test_the_ten_algorithms_and_four_schemes_are_listed() -> None:
-    assert set(studies.TEN) <= set(registry.names(registry.ALGORITHM))
+def test_shipped_algorithms_and_four_schemes_are_listed() -> None:
+    assert set(studies.SHIPPED) <= set(registry.names(registry.ALGORITHM))
     assert {"dirichlet", "iid", "pathological", "shards"} <= set(registry.names(registry.PARTITION))
     assert "digits" in registry.names(registry.DATASET)
 

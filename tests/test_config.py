@@ -696,7 +696,7 @@ def test_the_schema_is_one() -> None:
 
 def test_the_shipped_study_fits_parser_and_schema() -> None:
     params = config.parse(shipped())
-    assert len(params.study.algorithms) == 10
+    assert len(params.study.algorithms) == 9
     assert params.study.seeds == (0, 1, 2)
     assert problems(shipped()) == []
 

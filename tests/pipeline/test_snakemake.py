@@ -52,7 +52,7 @@ def test_a_study_from_digits_to_table_and_figures(project: Project) -> None:
 
 def test_slurm_profile_plans_in_a_fresh_clone(project: Project) -> None:
     planned = project.run("snakemake", "--profile", "slurm", "-n", "all")
-    assert "segment                30" in planned
+    assert f"segment                {3 * len(studies.SHIPPED)}" in planned
     assert not (project.folder / "results/runs/fedavg").joinpath("rounds").exists()
 
 
@@ -88,8 +88,8 @@ def test_single_rounds_leave_the_bits_of_a_segment(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_single_rounds_leave_the_bits_of_a_segment_for_all_ten(project: Project) -> None:
-    run_both_grains(project, studies.TEN, 2)
+def test_single_rounds_leave_the_bits_of_a_segment_for_all_that_ship(project: Project) -> None:
+    run_both_grains(project, studies.SHIPPED, 2)
 
 
 @pytest.mark.slow

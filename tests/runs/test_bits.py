@@ -19,7 +19,7 @@ from tests import studies
 ROUNDS = 4
 #: Every algorithm; those of `make demo` every day.
 ALGORITHMS = [
-    pytest.param(name, marks=[] if name in studies.TEN else pytest.mark.slow)
+    pytest.param(name, marks=[] if name in studies.SHIPPED else pytest.mark.slow)
     for name in registry.names(registry.ALGORITHM)
 ]
 
