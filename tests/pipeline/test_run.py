@@ -107,7 +107,11 @@ def test_its_status_is_snakemakes(project: Project) -> None:
         pytest.param(
             ("--set-threads", "segment=2", "-np"), f"all {LOCAL} -n --set-threads segment=2 -p", marks=pytest.mark.slow
         ),
-        (("--params", "studies/gallery.yaml"), f"all --config params=studies/gallery.yaml {LOCAL}"),
+        pytest.param(
+            ("--params", "studies/gallery.yaml"),
+            f"all --config params=studies/gallery.yaml {LOCAL}",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_it_stands_for(project: Project, arguments: tuple[str, ...], printed: str) -> None:

@@ -172,7 +172,6 @@ MISTAKES = [
     ],
 )
 def test_a_mistake_is_one_sentence_from_every_command(project: Project, mistake: dict, sentence: str) -> None:
-    project.run("dvc", "--version")
     studies.write(studies.settings(rounds=2), project.folder)
     project.edit(**mistake)
     project.commit()

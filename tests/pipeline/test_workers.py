@@ -48,6 +48,7 @@ def test_a_study_has_the_bits_of_its_commands_typed_by_hand(project: Project) ->
     assert not processes(int(job["environment"][local.SNAKEMAKE]))
 
 
+@pytest.mark.slow
 def test_the_demo_is_measured(tmp_path: Path) -> None:
     """At a tiny size; its figures are told, and hang together."""
     small, written = ("--algorithms", "1", "--seeds", "1", "--rounds", "2"), tmp_path / "figures.json"

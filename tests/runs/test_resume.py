@@ -66,7 +66,9 @@ def unfinished(folder: Path) -> list[Path]:
     return list(folder.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize("write", [3, 11, 16, 22])
+@pytest.mark.parametrize(
+    "write", [pytest.param(3, marks=pytest.mark.slow), 11, pytest.param(16, marks=pytest.mark.slow), 22]
+)
 def test_killed_in_the_middle_of_a_write(write: int) -> None:
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = str(made.runs[0].path)
@@ -78,7 +80,7 @@ def test_killed_in_the_middle_of_a_write(write: int) -> None:
     assert killed.returncode == -signal.SIGKILL
     assert unfinished(Path(path)), "it should have died while a file was half written"
     whole = [folder for folder in sorted(Path(path, "rounds").iterdir()) if (folder / "round.json").exists()]
-    found, done = run_again(path)
+    found, done = continued(made)
     assert found == max(len(whole) - 1, 0)
     assert done == list(range(found + 1, ROUNDS + 1))
     assert studies.bits(Path(path)) == once
@@ -115,12 +117,12 @@ def test_killed_at_any_moment(moment: int) -> None:
 def test_more_rounds_continue_a_shorter_run() -> None:
     made = studies.prepare(studies.settings(rounds=2))
     path = str(made.runs[0].path)
-    assert run_again(path, 2) == (0, [1, 2])
+    assert continued(made, 2) == (0, [1, 2])
     longer = studies.prepare(studies.settings(rounds=4))
     assert str(longer.runs[0].path) == path
     assert run_again(path, 4) == (2, [3, 4])
-    assert run_again(path, 4) == (4, [])
-    assert run_again(path, 2) == (2, [])
+    assert continued(longer, 4) == (4, [])
+    assert continued(longer, 2) == (2, [])
 
 
 @pytest.mark.parametrize(
@@ -204,14 +206,14 @@ def test_killed_while_it_packs() -> None:
     killed = subprocess.run([sys.executable, "-c", DYING, str(writes), *segment(str(path))], capture_output=True)
     assert killed.returncode == -signal.SIGKILL
     assert next(file.name for file in unfinished(path)).startswith(".rounds.zip.")
-    assert run_again(str(path)) == (ROUNDS, [])
+    assert continued(made) == (ROUNDS, [])
     assert studies.bits(path) == once
 
     packed = (path / "rounds.zip").read_bytes()
     artifacts.unpack(path / "rounds")
     (path / "rounds.zip").write_bytes(packed)
     (path / "rounds/0002/state.json").unlink()
-    assert run_again(str(path)) == (ROUNDS, [])
+    assert continued(made) == (ROUNDS, [])
     assert studies.bits(path) == once
 
 
