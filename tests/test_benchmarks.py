@@ -48,6 +48,7 @@ def test_a_round(tmp_path: Path) -> None:
     assert found["bare_loop_seconds"] / found["bare_loop_over_training"] < seconds
 
 
+@pytest.mark.slow
 def test_models(tmp_path: Path) -> None:
     lenet, fasttext = run("models", tmp_path / "figures.json")
     assert (lenet["model"], fasttext["model"]) == ("lenet", "fasttext")
@@ -56,6 +57,7 @@ def test_models(tmp_path: Path) -> None:
     assert "channels_last_samples_per_second" not in fasttext
 
 
+@pytest.mark.slow
 def test_algorithms(tmp_path: Path) -> None:
     """FedProx's passes are FedAvg's."""
     fedavg, fedprox = run("algorithms", tmp_path / "figures.json")

@@ -247,9 +247,11 @@ def test_what_is_right_passes_by_the_real_command(project: Path) -> None:
     assert fedpipe(project, "check", "own.Prox", "--set", "mu=0.1") == (0, "own.Prox keeps the contract.\n")
 
 
-def test_a_breach_by_the_real_command(project: Path) -> None:
+def test_all_breaches_are_told_at_once(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(project, "def combin(self, server, uploads):\n  return server\n def sends(self):\n  pass")
-    status, said = fedpipe(project, "check", "own.Own")
+    status, said, _ = told(capsys, monkeypatch, "own.Own")
     assert status == 1
     assert said == (
         "own.Own.combin is never called, since no hook has that name; if 'aggregate' is meant, rename it.\n"
