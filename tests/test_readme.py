@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
-import os
 import re
 import shlex
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from fedpipe import cli, registry
 from tests import studies
@@ -34,9 +34,11 @@ def network(shape, classes):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with the README's own.py, and the data that one of its studies names."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own", raising=False)
     (code,) = [block.text for block in blocks("README.md") if block.language == "python"]
     assert code.startswith("# own.py\n")
     Path("own.py").write_text(code + NETWORK)
@@ -44,15 +46,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     x, y = random.integers(0, 256, (800, 12, 12)).astype(np.uint8), random.integers(0, 3, 800)
     Path("data").mkdir()
     np.savez("data/cells.npz", x_train=x[:600], y_train=y[:600], x_test=x[600:], y_test=y[600:])
-    return tmp_path
+    yield tmp_path
+    sys.modules.pop("own", None)  # other tests have their own
 
 
 def fedpipe(*arguments: str) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-m", "fedpipe", *arguments], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    """What the command prints, in this process: tests/pipeline types commands."""
+    done = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
     return done.stdout
 
 

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from fedpipe import cli
 from fedpipe import plan as planning
 from fedpipe.models.base import Model, Network
 from fedpipe.report import tables
@@ -163,13 +165,13 @@ def test_each_is_said_once_and_points_of_a_grid_have_their_own() -> None:
 
 def test_the_command_prints_them_beside_its_output_and_records_them() -> None:
     studies.write(study({"algorithm": "cfl"}), Path())
-    command = [sys.executable, "-m", "fedpipe", "plan"]
-    dry = subprocess.run([*command, "--dry-run"], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "fedpipe", "plan", "--dry-run"]
+    dry = subprocess.run(command, capture_output=True, text=True, check=True)
     assert len(dry.stdout.splitlines()) == 1
     (line,) = dry.stderr.splitlines()
     assert line.startswith("fedpipe: warning: algorithms.x.after: 20 is no less than federation.rounds (4)")
     assert not Path("results").exists()
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = CliRunner().invoke(cli.app, ["plan"], catch_exceptions=False)
     assert done.stderr == dry.stderr
     recorded = json.loads(Path("results/plan.json").read_text())["warnings"]
     assert [f"fedpipe: warning: {sentence}" for sentence in recorded] == [line]
