@@ -38,7 +38,8 @@ def test_all_that_can_be_stacked_are_here() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "vgg16" else name for name in STACKABLE]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in {"vgg16", "resnet18"} else name for name in STACKABLE],
 )
 def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> None:
     shape, parameters = SMALL[name]
