@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,18 +165,23 @@ MISTAKES = [
 ]
 
 
+COMMANDS = (["snakemake", "all", *LOCAL], ["dvc", "repro"], ["snakemake", "-n", "all"], ["fedpipe", "plan"])
+
+
 @pytest.mark.parametrize(
-    ("mistake", "sentence"),
+    ("mistake", "sentence", "commands"),
     [
-        pytest.param(*MISTAKES[0], id="range"),
-        *(pytest.param(*mistake, marks=pytest.mark.slow) for mistake in MISTAKES[1:]),
+        pytest.param(*MISTAKES[0], COMMANDS[:2], id="range"),
+        *(pytest.param(*mistake, COMMANDS, marks=pytest.mark.slow) for mistake in MISTAKES),
     ],
 )
-def test_a_mistake_is_one_sentence_from_every_command(project: Project, mistake: dict, sentence: str) -> None:
+def test_a_mistake_is_one_sentence_from_every_command(
+    project: Project, mistake: dict, sentence: str, commands: Sequence[list[str]]
+) -> None:
     studies.write(studies.settings(rounds=2), project.folder)
     project.edit(**mistake)
     project.commit()
-    for command in (["snakemake", "all", *LOCAL], ["snakemake", "-n", "all"], ["fedpipe", "plan"], ["dvc", "repro"]):
+    for command in commands:
         printed = project.run(*command, check=False)
         assert printed.count(f"fedpipe: {sentence}\n") == 1, printed
         assert "Traceback" not in printed
