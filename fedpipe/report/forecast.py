@@ -43,7 +43,7 @@ class Kind(NamedTuple):
 
     @property
     def nearest(self) -> list[Kind]:
-        """This kind, then that of other data, then those of other algorithms with this model; an empty name is any."""
+        """First this kind, then that of other data, then other algorithms of this model; an empty name is any."""
         return [self, self._replace(dataset=""), self._replace(algorithm=""), Kind("", self.model, "")]
 
 
