@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast, get_args
 
-from fedpipe import artifacts
 from fedpipe.artifacts import RESULTS
 from fedpipe.errors import SettingsError, nearest
 from fedpipe.papers import drawing, layouts, pages, rows

@@ -1,7 +1,8 @@
 """The papers' tables and figures as web pages: one a paper, and an index.
 
 A page holds all it shows: its style, and its figures as inline SVG. It runs no script and asks for nothing. The figures
-and their numbers lie beside the pages as files, too. Everything that is not markup of the templates is escaped, and figures are cleaned of what could act.
+and their numbers lie beside the pages as files, too. Everything that is not markup of the templates is escaped, and
+figures are cleaned of what could act.
 """
 
 from __future__ import annotations
