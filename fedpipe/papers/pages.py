@@ -275,7 +275,8 @@ def _ordered(orders: Sequence[Order]) -> dict[str, Any]:
 
 def _table(paper: Paper, name: str, comparison: Comparison) -> dict[str, Any]:
     table, notes = paper.tables[name], Notes()
-    hours = {reason: _cost(of) for reason, of in _not_run(paper, name, comparison).items()}
+    costs = {reason: _cost(of) for reason, of in _not_run(paper, name, comparison).items()}
+    hours = {reason: f": {cost}" for reason, cost in costs.items() if cost}
     view = {place: _cell(paper, comparison.cells[place], notes, hours) for place in cells.shown(paper, name)}
     stub, heads, body = _grid(table, view)
     return {
@@ -485,7 +486,7 @@ def _costs(paper: Paper, comparison: Comparison) -> list[dict[str, Any]]:
             "id": _id(name),
             "reason": reason,
             "cells": len(hours),
-            "hours": _hours(sum(hours)) if all(map(math.isfinite, hours)) else "unknown",
+            "hours": _cost(hours) or "unknown",
         }
         for name in paper.tables
         for reason, hours in _not_run(paper, name, comparison).items()
@@ -504,8 +505,10 @@ def _not_run(paper: Paper, name: str, comparison: Comparison) -> dict[str, list[
 
 
 def _cost(hours: Sequence[float]) -> str:
-    """What follows a reason where the hours of all its cells are known."""
-    return f": some {_hours(sum(hours))} for {len(hours)} cells" if all(map(math.isfinite, hours)) else ""
+    """What cells would take, as far as it is known of them; empty where it is of none."""
+    known = [one for one in hours if math.isfinite(one)]
+    cells = f"{len(known)} cells" if len(known) == len(hours) else f"{len(known)} of {len(hours)} cells"
+    return f"some {_hours(sum(known))} for {cells}" if known else ""
 
 
 def _paths(table: Table) -> dict[str, str]:

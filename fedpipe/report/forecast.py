@@ -12,7 +12,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import yaml
@@ -56,6 +56,7 @@ class Rates:
     server: float  #: bytes of a server's state
     client: float  #: bytes of what a participant keeps
     sent: float  #: bytes that a participant receives and sends in a round
+    trained: float  #: how many samples it trained on, in all its rounds: short runs say little
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def forecast(plan: NewPlan, cores: int | None = None) -> Forecast:
 def hours(plan: NewPlan) -> dict[str, float]:
     """About how many hours a round of each run takes, by its key, as runs of the nearest kind did; others are left out.
 
-    Rates of short runs on few samples are high, and so is what they foretell.
+    Where only short runs on few samples lie here, their rates are high, and so is what they foretell.
     """
     known: dict[Kind, list[Rates]] = {}
     for kind, found in _measured(None).items():
@@ -140,14 +141,20 @@ def _measured(wanted: set[Kind] | None) -> dict[Kind, Rates]:
             files = RunFiles(marker.parent.parent.parent)
             settings = Settings(**yaml.load(files.settings.read_text(), Loader=_LOADER))
             kind = Kind.of(settings)
-            if (wanted is None or kind in wanted) and len(found.get(kind, ())) < RUNS:
+            if wanted is None or (kind in wanted and len(found.get(kind, ())) < RUNS):
                 rates = _rates(files, int(marker.parent.name), settings)
                 found.setdefault(kind, []).append(rates)
     return {kind: _mean(several) for kind, several in found.items()}
 
 
 def _mean(several: list[Rates]) -> Rates:
-    return Rates(*(mean(getattr(one, name) for one in several) for name in Rates.__dataclass_fields__))
+    """The mean of several runs of a kind, where each counts for the samples that it trained on."""
+    weights = [rates.trained for rates in several]
+    return Rates(
+        *(fmean([getattr(one, name) for one in several], weights) for name in ("train", "rest")),
+        *(fmean(getattr(one, name) for one in several) for name in ("server", "client", "sent")),
+        trained=sum(weights),
+    )
 
 
 def _rates(files: RunFiles, rounds: int, settings: Settings) -> Rates:
@@ -165,7 +172,8 @@ def _rates(files: RunFiles, rounds: int, settings: Settings) -> Rates:
         rest=sum(seconds["aggregate"] + seconds.get("evaluate", 0) for seconds in times) / rounds / whole,
         server=float(last.server.stat().st_size),
         client=last.clients.stat().st_size / participants[-1] if last.clients.is_file() else 0.0,
-        sent=mean(table["bytes_down"].to_pylist()) + mean(table["bytes_up"].to_pylist()),
+        sent=fmean(table["bytes_down"].to_pylist()) + fmean(table["bytes_up"].to_pylist()),
+        trained=trained,
     )
 
 
