@@ -150,11 +150,9 @@ def _measured(wanted: set[Kind] | None) -> dict[Kind, Rates]:
 def _mean(several: list[Rates]) -> Rates:
     """The mean of several runs of a kind, where each counts for the samples that it trained on."""
     weights = [rates.trained for rates in several]
-    return Rates(
-        *(fmean([getattr(one, name) for one in several], weights) for name in ("train", "rest")),
-        *(fmean(getattr(one, name) for one in several) for name in ("server", "client", "sent")),
-        trained=sum(weights),
-    )
+    train, rest = (fmean([getattr(one, name) for one in several], weights) for name in ("train", "rest"))
+    server, client, sent = (fmean(getattr(one, name) for one in several) for name in ("server", "client", "sent"))
+    return Rates(train, rest, server, client, sent, trained=sum(weights))
 
 
 def _rates(files: RunFiles, rounds: int, settings: Settings) -> Rates:
