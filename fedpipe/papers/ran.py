@@ -110,6 +110,12 @@ class Study:
         """What stands in the table for a cell, by its method's protocol; None where the method has no such model."""
         return self.reported.get((cell.algorithm, _at(cell), self.protocol(cell.algorithm)))
 
+    def merit(self, cell: Cell) -> float:
+        """By what the best value of a grid is chosen: a cell's accuracy on test or validation samples."""
+        protocol = self.protocol(cell.algorithm)
+        chosen = config.validating(protocol) if self.plan.report.best_on == "validation" else protocol
+        return self.reported.get((cell.algorithm, _at(cell), chosen), -math.inf)
+
     def metrics(self, cell: Cell) -> pd.DataFrame:
         """All that was measured of a run, by round, client and protocol."""
         return _joined(cell.joined.metrics)

@@ -108,7 +108,7 @@ def _numbers(study: Study, method: str, column: str, of: Callable[[Cell], float 
             by_value.setdefault(searched, {})[cell.seed] = (cell, value)
     if not by_value:
         return study.missing(method, column)
-    best = max(by_value.values(), key=lambda found: np.mean([value for _, value in found.values()]))
+    best = max(by_value.values(), key=lambda found: np.mean([study.merit(cell) for cell, _ in found.values()]))
     return _over_seeds(study, best)
 
 
