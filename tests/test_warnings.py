@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 import torch
+import yaml
 from torch import nn
 
 from fedpipe import plan as planning
