@@ -103,10 +103,11 @@ def plan(
         typer.echo(f"fedpipe: {outdated}", err=True)
     found = artifacts.studies(params)
     for made in [planning.make(path, scale) for path in found]:
+        which = f"{made.params}: " if len(found) > 1 else ""
         for sentence in changes.told(made):
-            typer.echo(f"fedpipe: {sentence}", err=True)
+            typer.echo(f"fedpipe: {which}{sentence}", err=True)
         for warning in made.warnings:
-            typer.echo(f"fedpipe: warning: {warning}", err=True)
+            typer.echo(f"fedpipe: warning: {which}{warning}", err=True)
         if len(found) == 1 and (left := forecast.forecast(made)).known:
             typer.echo(f"fedpipe: {left}", err=True)
         if dry_run:

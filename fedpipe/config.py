@@ -52,18 +52,24 @@ from fedpipe.registry import Component, Kind
 Protocol = Literal[
     "global-on-global",
     "global-on-local",
+    "global-on-validation",
     "personal-on-local",
     "personal-on-global",
     "personal-on-train",
+    "personal-on-validation",
     "trained-on-local",
     "trained-on-global",
     "trained-on-train",
+    "trained-on-validation",
     "kept-on-local",
     "kept-on-global",
+    "kept-on-validation",
     "finetuned-on-local",
     "finetuned-on-global",
+    "finetuned-on-validation",
     "prototype-on-local",
     "prototype-on-global",
+    "prototype-on-validation",
 ]
 WHOLE = ("federation",)  #: never set as a whole: all of its keys that are not given would have their defaults
 SPLITTING = ("split", "test_share", "stratified", "validation_share")  #: keys of `dataset` that say how to split it
@@ -770,7 +776,12 @@ class Report(Section):
     best_over: tuple[str, ...] = Field(
         (),
         description="Lists or axes of the grid, as `[federation.learning_rate]`, of which the table shows each "
-        "method's best value in each column, chosen on the test samples themselves, as its caption says.",
+        "method's best value in each column.",
+    )
+    best_on: Literal["test", "validation"] = Field(
+        "test",
+        description="By which samples `best_over` chooses: the test samples themselves, or the clients' validation "
+        "samples, for which `evaluation.protocols` holds MODEL-on-validation. The table's caption says which.",
     )
 
     statistics: tuple[Statistic, ...] = Field(
@@ -795,6 +806,11 @@ class Report(Section):
                     f"report.{key}: it is missing, and report.statistics lists {name}; it should be {right[key]}."
                 )
         return self
+
+
+def validating(protocol: str) -> Protocol:
+    """The protocol of the same model on the clients' validation samples."""
+    return cast(Protocol, f"{protocol.partition('-on-')[0]}-on-validation")
 
 
 FIXED = ("study", "execution", "artifacts", "report", "scales", "probes")  #: sections that are one for the whole study
@@ -968,6 +984,15 @@ class Params(Section):
         components = {"dataset": self.dataset.source, "partition": self.partition, "model": self.model}
         return {section: component.pin for section, component in components.items() if component.pin}
 
+    def _validated(self) -> None:
+        """Refuse to measure on validation samples that no client has."""
+        protocol = next((name for name in self.evaluation.protocols if name.endswith("-on-validation")), None)
+        if protocol and not (self.dataset.validation_share or self.partition.validates):
+            raise SettingsError(
+                f"evaluation.protocols: {protocol} can't be measured, since no client has validation samples; "
+                "dataset.validation_share should be more than 0, as 0.2."
+            )
+
     def _there(self, download: str | None, obtain: str) -> None:
         """Everything that is not declared, stored, or what it was declared as, is said at once."""
         found = {section: pin.mistake(section, download) for section, pin in self.pins.items()}
@@ -997,8 +1022,15 @@ class Params(Section):
             if name not in self.study.grid:
                 known = list(self.study.grid)
                 raise SettingsError(f"report.best_over: '{name}' is not in study.grid; {nearest(name, known)}")
+        self._validated()
         for label in self.study.algorithms:
             shown = method(given, label).shown
+            chosen = validating(shown or self.evaluation.protocols[0])
+            if self.report.best_on == "validation" and chosen not in self.evaluation.protocols:
+                raise SettingsError(
+                    f"report.best_on: validation chooses {label}'s best by {chosen}, which is not measured; it should "
+                    f"be one of evaluation.protocols, {', '.join(self.evaluation.protocols)}."
+                )
             if shown and shown not in self.evaluation.protocols:
                 raise SettingsError(
                     f"algorithms.{label}.shown: {shown} is not measured; it should be one of evaluation.protocols, "

@@ -170,6 +170,7 @@ class Reported:
     last_k: int
     average: Average
     best_over: tuple[str, ...] = ()
+    best_on: str = "test"  #: test or validation
     statistics: tuple[Statistic, ...] = ()
     target: float | None = None
     baseline: str | None = None  #: the label of a method

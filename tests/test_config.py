@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
@@ -19,11 +19,8 @@ from tests import studies
 ROOT = Path(__file__).parent.parent
 SECTIONS = ", ".join(config.Params.model_fields)
 ALGORITHMS = ", ".join(registry.names(registry.ALGORITHM))
-PROTOCOLS = (
-    "'global-on-global', 'global-on-local', 'personal-on-local', 'personal-on-global', 'personal-on-train', "
-    "'trained-on-local', 'trained-on-global', 'trained-on-train', 'kept-on-local', 'kept-on-global', "
-    "'finetuned-on-local', 'finetuned-on-global', 'prototype-on-local' or 'prototype-on-global'"
-)
+*FIRST, LAST = (f"'{name}'" for name in get_args(config.Protocol))
+PROTOCOLS = f"{', '.join(FIRST)} or {LAST}"
 JARGON = re.compile(r"Tuple|String|Keys|literal\[|constrained|\[key\]|\binstance\b|after validation|pydantic")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 from typer.testing import CliRunner
 
@@ -175,6 +176,18 @@ def test_the_command_prints_them_beside_its_output_and_records_them() -> None:
     assert done.stderr == dry.stderr
     recorded = json.loads(Path("results/plan.json").read_text())["warnings"]
     assert [f"fedpipe: warning: {sentence}" for sentence in recorded] == [line]
+
+
+def test_of_several_studies_each_warning_names_its_own() -> None:
+    for name in ("one", "two"):
+        path = Path("studies/a") / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(study({"algorithm": "cfl"})))
+    command = [sys.executable, "-m", "fedpipe", "plan", "--params", "studies/a", "--dry-run"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+    assert [line.partition(" is no less")[0] for line in told] == [
+        f"fedpipe: warning: studies/a/{name}.yaml: algorithms.x.after: 20" for name in ("one", "two")
+    ]
 
 
 def test_the_table_repeats_them_under_itself() -> None:

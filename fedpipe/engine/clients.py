@@ -66,7 +66,8 @@ class Clients:
         if x.is_floating_point():
             self.x = self.x.to(dtype)
         self.train, self.test, self.global_test = list(train), list(test), global_test
-        parts = zip(validation or self.train, self.train, strict=True)
+        self.held_out = list(validation) or [np.empty(0, np.int64)] * len(self.train)
+        parts = zip(self.held_out, self.train, strict=True)
         self.validation = [own if len(own) else train for own, train in parts]  # who has no such part uses the whole
         self.transforms, self.trained_on = transforms, trained_on
         counts = np.stack([np.bincount(y[indices].cpu().numpy(), minlength=classes) for indices in self.train])
@@ -133,8 +134,10 @@ class Clients:
         return other
 
     def measured(self, client: int, test: str) -> Integers:
-        """The samples on which a client's model is measured: ``local``, ``global`` or ``train``."""
-        return {"local": self.test, "train": self.train}[test][client] if test != "global" else self.global_test
+        """The samples on which a client's model is measured: ``local``, ``global``, ``train`` or ``validation``."""
+        if test == "global":
+            return self.global_test
+        return {"local": self.test, "train": self.train, "validation": self.held_out}[test][client]
 
     def measuring_key(self, client: int, round: int, test: str) -> int | None:
         """Where the noise of those samples begins; None where they are taken as they are."""

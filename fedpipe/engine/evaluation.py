@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedpipe.algorithms.base import Algorithm, State, one_hot
 from fedpipe.config import Evaluation
-from fedpipe.engine.clients import Clients
+from fedpipe.engine.clients import Clients, Integers
 from fedpipe.engine.executor import Executor, Phase, Score, Test
 from fedpipe.models.base import class_relations
 from fedpipe.tensors import Tensors
@@ -53,7 +53,7 @@ class Measured(NamedTuple):
 
 def tests(settings: Evaluation, model: str) -> list[Test]:
     """The test sets on which a model is measured."""
-    listed: tuple[Test, ...] = ("local", "global", "train")
+    listed: tuple[Test, ...] = ("local", "global", "train", "validation")
     return [test for test in listed if f"{model}-on-{test}" in settings.protocols]
 
 
@@ -175,18 +175,31 @@ def _global(
     labels = clients.gather(every)[1]
     classes = one_hot(labels, clients.classes, logits.dtype)
     soft_labels = classes.T @ logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)
+    scores: dict[int, dict[Test, Score]] = {client: {} for client in range(-1, len(clients))}
+    score = _scoring(clients, every, logits)
+    if "global" in wanted:
+        scores[-1]["global"] = score(every)
+    if "local" in wanted:
+        for client, indices in enumerate(clients.test):
+            scores[client]["local"] = score(indices)
+    if "validation" in wanted:
+        every = np.unique(np.concatenate(clients.held_out))
+        score = _scoring(clients, every, executor.logits(model, every, round))
+        for client, indices in enumerate(clients.held_out):
+            scores[client]["validation"] = score(indices)
+    return {client: found for client, found in scores.items() if found}, soft_labels
+
+
+def _scoring(clients: Clients, every: Integers, logits: Tensor) -> Callable[[Integers], Score]:
+    """The score on some of these samples (ascending), of which the logits are known."""
+    labels = clients.gather(every)[1]
     told, are = logits.argmax(-1).cpu().numpy(), labels.cpu().numpy()
     loss = F.cross_entropy(logits, labels, reduction="none").double().cpu().numpy()
 
-    def score(indices: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Score:
+    def score(indices: Integers) -> Score:
         rows = np.searchsorted(every, indices)
         hits = rows[told[rows] == are[rows]]
         counts = [np.bincount(of, minlength=clients.classes) for of in (are[hits], are[rows], told[rows])]
         return Score.of(torch.as_tensor(np.stack(counts)), float(loss[rows].sum()))
 
-    scores: dict[int, dict[Test, Score]] = {}
-    if "global" in wanted:
-        scores[-1] = {"global": score(every)}
-    if "local" in wanted:
-        scores |= {client: {"local": score(indices)} for client, indices in enumerate(clients.test)}
-    return scores, soft_labels
+    return score

@@ -20,7 +20,8 @@ from fedpipe.tensors import Tensors
 #: train: everything up to the upload; receive: what is due before training; finetune: that, and a few epochs on top;
 #: prototype: as receive, but classes are read off the nearest prototype; begin: nothing at all.
 Phase = Literal["train", "receive", "finetune", "prototype", "begin"]
-Test = Literal["local", "global", "train"]  #: a client's own test samples, all of the server's, or what it trains on
+#: A client's own test samples, all of the server's, what it trains on, or what it keeps for validation.
+Test = Literal["local", "global", "train", "validation"]
 
 BUFFERS = "buffers"  #: part of a client's state: the running statistics that it keeps to itself
 BEGAN = "buffers/began"  #: those with which it began, which its teachers keep

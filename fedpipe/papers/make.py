@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast, get_args
 
-from fedpipe import artifacts
 from fedpipe.artifacts import RESULTS
 from fedpipe.errors import SettingsError, nearest
 from fedpipe.papers import drawing, layouts, pages, rows
@@ -25,7 +24,7 @@ def place(scale: str) -> Path:
 
 
 def write(scale: str) -> Comparison:
-    """Write the pages, ``cells.csv`` and the figures' numbers, of all runs of a scale that are done.
+    """Write the pages, ``cells.csv`` and the figures, of all runs of a scale that are done.
 
     Raises
     ------
@@ -45,17 +44,9 @@ def write(scale: str) -> Comparison:
         studies = there.get
         measured += rows.measured(paper, studies)
         figures |= drawing.drawn(paper, studies)
-    folder = place(scale)
-    stems = {paper.paper: paper.stem for paper in layouts.papers().values()}
-    for (name, heading), figure in figures.items():
-        path = folder / "figures" / f"{stems[name]}-{heading.lower().replace(' ', '-')}.csv"
-        if isinstance(figure, Drawn):
-            artifacts.write_bytes(path, figure.csv.encode())
-        else:
-            path.unlink(missing_ok=True)
     changed = {(paper, name): told for (paper, name), study in planned.items() if (told := study.changes)}
     return pages.write(
-        folder, cast(Scale, scale), rows.frame(measured), figures, _about(list(planned.values())), changed
+        place(scale), cast(Scale, scale), rows.frame(measured), figures, _about(list(planned.values())), changed
     )
 
 

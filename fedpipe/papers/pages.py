@@ -1,7 +1,8 @@
 """The papers' tables and figures as web pages: one a paper, and an index.
 
-A page holds all it shows: its style, its figures as inline SVG and their numbers as data. It runs no script and asks
-for nothing. Everything that is not markup of the templates is escaped, and figures are cleaned of what could act.
+A page holds all it shows: its style, and its figures as inline SVG. It runs no script and asks for nothing. The figures
+and their numbers lie beside the pages as files, too. Everything that is not markup of the templates is escaped, and
+figures are cleaned of what could act.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 from xml.etree import ElementTree
 
 import jinja2
@@ -101,7 +101,7 @@ def write(
     about: About,
     changed: Mapping[tuple[str, str], str] | None = None,
 ) -> Comparison:
-    """Write `index.html`, a page a paper and `cells.csv`.
+    """Write `index.html`, a page a paper, `cells.csv`, and each figure in `figures` as SVG and CSV.
 
     Parameters
     ----------
@@ -130,6 +130,15 @@ def write(
     for name, text in pages.items():
         artifacts.write_bytes(folder / name, text.encode())
     artifacts.write_bytes(folder / "cells.csv", cells.csv(comparison))
+    (folder / "figures").mkdir(exist_ok=True)  # also where none is drawn
+    for paper in layouts.papers().values():
+        for heading in paper.figures:
+            place, found = folder / "figures" / _file(paper, heading), figures.get((paper.paper, heading))
+            for suffix, text in ((".svg", found.svg), (".csv", found.csv)) if isinstance(found, Drawn) else ():
+                artifacts.write_bytes(place.with_suffix(suffix), text.encode())
+            if not isinstance(found, Drawn):
+                for suffix in (".svg", ".csv"):
+                    place.with_suffix(suffix).unlink(missing_ok=True)
     return comparison
 
 
@@ -266,7 +275,8 @@ def _ordered(orders: Sequence[Order]) -> dict[str, Any]:
 
 def _table(paper: Paper, name: str, comparison: Comparison) -> dict[str, Any]:
     table, notes = paper.tables[name], Notes()
-    hours = {reason: _cost(of) for reason, of in _not_run(paper, name, comparison).items()}
+    costs = {reason: _cost(of) for reason, of in _not_run(paper, name, comparison).items()}
+    hours = {reason: f": {cost}" for reason, cost in costs.items() if cost}
     view = {place: _cell(paper, comparison.cells[place], notes, hours) for place in cells.shown(paper, name)}
     stub, heads, body = _grid(table, view)
     return {
@@ -443,21 +453,13 @@ def _figure(paper: Paper, name: str, found: Drawn | str) -> dict[str, Any]:
     told = {"heading": name, "id": _id(name), "says": figure.says, "study": figure.study}
     if isinstance(found, Drawn):
         label = f"{paper.paper}, {name}: {figure.says}"
-        data = "data:text/csv;charset=utf-8," + quote(found.csv)
-        svg = inline(found.svg, f"{paper.stem}-{_id(name)}-", label)
-        file = f"{paper.stem}-{_id(name)}.csv"
-        return told | {
-            "svg": svg,
-            "csv": data,
-            "file": file,
-            "reason": "",
-            "note": GENERATED if found.generated else "",
-        }
+        svg = inline(found.svg, f"{_file(paper, name)}-", label)
+        csv = f"figures/{_file(paper, name)}.csv"
+        return told | {"svg": svg, "csv": csv, "reason": "", "note": GENERATED if found.generated else ""}
     return told | {
         "note": "",
         "svg": "",
         "csv": "",
-        "file": "",
         "reason": DIAGRAM if figure.form == "diagram" else found or "Not run.",
     }
 
@@ -484,7 +486,7 @@ def _costs(paper: Paper, comparison: Comparison) -> list[dict[str, Any]]:
             "id": _id(name),
             "reason": reason,
             "cells": len(hours),
-            "hours": _hours(sum(hours)) if all(map(math.isfinite, hours)) else "unknown",
+            "hours": _cost(hours) or "unknown",
         }
         for name in paper.tables
         for reason, hours in _not_run(paper, name, comparison).items()
@@ -503,8 +505,10 @@ def _not_run(paper: Paper, name: str, comparison: Comparison) -> dict[str, list[
 
 
 def _cost(hours: Sequence[float]) -> str:
-    """What follows a reason where the hours of all its cells are known."""
-    return f": some {_hours(sum(hours))} for {len(hours)} cells" if all(map(math.isfinite, hours)) else ""
+    """What cells would take, as far as it is known of them; empty where it is of none."""
+    known = [one for one in hours if math.isfinite(one)]
+    cells = f"{len(known)} cells" if len(known) == len(hours) else f"{len(known)} of {len(hours)} cells"
+    return f"some {_hours(sum(known))} for {cells}" if known else ""
 
 
 def _paths(table: Table) -> dict[str, str]:
@@ -546,6 +550,11 @@ def _value(value: Any) -> str:
 
 def _letters(index: int) -> str:
     return chr(ord("a") + index) if index < 26 else _letters(index // 26 - 1) + _letters(index % 26)
+
+
+def _file(paper: Paper, heading: str) -> str:
+    """The name of a figure's files, and of what its SVG holds."""
+    return f"{paper.stem}-{_id(heading)}"
 
 
 def _id(heading: str) -> str:

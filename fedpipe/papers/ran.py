@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +14,12 @@ import pandas as pd
 import yaml
 
 from fedpipe import artifacts, config
+from fedpipe import plan as planning
 from fedpipe.artifacts import PAPERS, StudyFiles
 from fedpipe.data import store
 from fedpipe.errors import ArtifactError
 from fedpipe.planned import Cell, Plan, PlannedProbe, PlannedRun
-from fedpipe.report import results, status
+from fedpipe.report import forecast, results, status
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 TOLD = 160  #: letters of a failed job's last line that a reason quotes
@@ -108,6 +110,12 @@ class Study:
         """What stands in the table for a cell, by its method's protocol; None where the method has no such model."""
         return self.reported.get((cell.algorithm, _at(cell), self.protocol(cell.algorithm)))
 
+    def merit(self, cell: Cell) -> float:
+        """By what the best value of a grid is chosen: a cell's accuracy on test or validation samples."""
+        protocol = self.protocol(cell.algorithm)
+        chosen = config.validating(protocol) if self.plan.report.best_on == "validation" else protocol
+        return self.reported.get((cell.algorithm, _at(cell), chosen), -math.inf)
+
     def metrics(self, cell: Cell) -> pd.DataFrame:
         """All that was measured of a run, by round, client and protocol."""
         return _joined(cell.joined.metrics)
@@ -179,6 +187,15 @@ class Study:
         if not left:
             return "no such model"
         return next(filter(None, map(self._failure, left)), "not run")
+
+    def hours_left(self, method: str, column: str) -> float:
+        """About the hours that a method in a column would take, all seeds, on this machine; NaN where none can tell."""
+        cells = [cell for cell in self.cells(method, column) if not cell.joined.marker.is_file()]
+        return sum(cell.rounds * self._hours.get(cell.key, math.nan) for cell in cells) if cells else math.nan
+
+    @cached_property
+    def _hours(self) -> dict[str, float]:
+        return forecast.hours(planning.make(self.plan.params, self.plan.scale))
 
     @cached_property
     def absent(self) -> dict[str, str]:

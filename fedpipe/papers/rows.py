@@ -48,8 +48,12 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
 
 def _row(place: Place, found: Row | str) -> Row:
     """A cell's row: its number, or the reason why it has none."""
-    told = {"reason": found, "keys": [], "settings": {}, "hours": math.nan} if isinstance(found, str) else found
-    return {**place._asdict(), **told}
+    return {**place._asdict(), **(_dash(found) if isinstance(found, str) else found)}
+
+
+def _dash(reason: str, hours: float = math.nan) -> Row:
+    """A cell without a number: why, and the hours that it would take."""
+    return {"reason": reason, "keys": [], "settings": {}, "hours": hours}
 
 
 def _cell(paper: Paper, table: Table, place: Place, studies: Studies) -> Row | str:
@@ -72,8 +76,10 @@ def _cell(paper: Paper, table: Table, place: Place, studies: Studies) -> Row | s
     if place.metric == "communication_cost":
         return _sent(study, method)
     if place.metric == "time":
-        return _numbers(study, method, column, lambda cell: float(study.seconds(cell)[results.EPOCH].mean()))
-    return _accuracy(study, method, column)
+        found = _numbers(study, method, column, lambda cell: float(study.seconds(cell)[results.EPOCH].mean()))
+    else:
+        found = _accuracy(study, method, column)
+    return _dash(found, study.hours_left(method, column)) if isinstance(found, str) else found
 
 
 def _accuracy(study: Study, method: str, column: str) -> Row | str:
@@ -102,7 +108,7 @@ def _numbers(study: Study, method: str, column: str, of: Callable[[Cell], float 
             by_value.setdefault(searched, {})[cell.seed] = (cell, value)
     if not by_value:
         return study.missing(method, column)
-    best = max(by_value.values(), key=lambda found: np.mean([value for _, value in found.values()]))
+    best = max(by_value.values(), key=lambda found: np.mean([study.merit(cell) for cell, _ in found.values()]))
     return _over_seeds(study, best)
 
 

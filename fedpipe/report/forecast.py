@@ -1,8 +1,8 @@
 """What a study will take: hours, disk and traffic, by what runs of the same kind took on this machine.
 
 Runs are of one kind where algorithm, model and data set have the same names. Seconds of training grow with the samples
-that are trained on, those of aggregation and evaluation with rounds and with the size of the data set. Nothing is
-guessed for a kind of which no run was made here.
+that are trained on, those of aggregation and evaluation with rounds and with the size of the data set. A forecast
+guesses nothing for a kind of which no run was made here; `hours`, for the papers' pages, takes the nearest kind.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import yaml
@@ -41,6 +41,11 @@ class Kind(NamedTuple):
         """The kind of a run by its settings."""
         return cls(*(getattr(settings, section)["name"] for section in cls._fields))
 
+    @property
+    def nearest(self) -> list[Kind]:
+        """First this kind, then that of other data, then other algorithms of this model; an empty name is any."""
+        return [self, self._replace(dataset=""), self._replace(algorithm=""), Kind("", self.model, "")]
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -51,6 +56,7 @@ class Rates:
     server: float  #: bytes of a server's state
     client: float  #: bytes of what a participant keeps
     sent: float  #: bytes that a participant receives and sends in a round
+    trained: float  #: how many samples it trained on, in all its rounds: short runs say little
 
 
 @dataclass(frozen=True)
@@ -83,17 +89,38 @@ def forecast(plan: NewPlan, cores: int | None = None) -> Forecast:
         found = rates.get(Kind.of(settings))
         if not found:
             continue
-        train, whole = plan.samples[run.partition]
-        federation = settings.build_federation()
-        clients = federation.clients
-        trained = train * run.participants / clients * federation.epochs(round(train / clients))
         rounds = run.rounds - len(run.files.complete()[1:])
-        seconds.append(rounds * (found.train * trained + found.rest * whole))
-        states = _states(plan.keep_models, run)
+        seconds.append(rounds * _round(plan, run, found))
+        states, clients = _states(plan.keep_models, run), settings.build_federation().clients
         kept += states * found.server + (states * run.participants + clients) * found.client
         sent += rounds * run.participants * found.sent
     at_once = max(min(cores or os.cpu_count() or 1, len(seconds)), 1)
     return Forecast(len(left), len(seconds), max([sum(seconds) / at_once, *seconds], default=0.0), kept, sent)
+
+
+def hours(plan: NewPlan) -> dict[str, float]:
+    """About how many hours a round of each run takes, by its key, as runs of the nearest kind did; others are left out.
+
+    Where only short runs on few samples lie here, their rates are high, and so is what they foretell.
+    """
+    known: dict[Kind, list[Rates]] = {}
+    for kind, found in _measured(None).items():
+        for near in kind.nearest:
+            known.setdefault(near, []).append(found)
+    told = {}
+    for run in plan.runs:
+        rates = next((known[near] for near in Kind.of(plan.settings[run.key]).nearest if near in known), None)
+        if rates:
+            told[run.key] = _round(plan, run, _mean(rates)) / 3600
+    return told
+
+
+def _round(plan: NewPlan, run: PlannedRun, rates: Rates) -> float:
+    """Seconds of a round at these rates."""
+    train, whole = plan.samples[run.partition]
+    federation = plan.settings[run.key].build_federation()
+    epochs = federation.epochs(round(train / federation.clients))
+    return rates.train * train * run.participants / federation.clients * epochs + rates.rest * whole
 
 
 def _states(keep_models: str | int, run: PlannedRun) -> int:
@@ -103,24 +130,29 @@ def _states(keep_models: str | int, run: PlannedRun) -> int:
     return run.rounds if keep_models == "all" else 2
 
 
-def _measured(wanted: set[Kind]) -> dict[Kind, Rates]:
-    """The mean rates of each kind of which runs lie here."""
+def _measured(wanted: set[Kind] | None) -> dict[Kind, Rates]:
+    """The mean rates of each kind, or of each that is wanted, of which runs lie here."""
     found: dict[Kind, list[Rates]] = {}
     done = [path for path in RESULTS.glob("runs/*/*/joined/*/joined.json") if path.is_file()]
     for marker in sorted(done, key=lambda path: path.stat().st_mtime, reverse=True):
-        if all(len(found.get(kind, ())) >= RUNS for kind in wanted):
+        if wanted is not None and all(len(found.get(kind, ())) >= RUNS for kind in wanted):
             break
         with suppress(ArtifactError, OSError, LookupError, TypeError, ValueError, yaml.YAMLError):
             files = RunFiles(marker.parent.parent.parent)
             settings = Settings(**yaml.load(files.settings.read_text(), Loader=_LOADER))
             kind = Kind.of(settings)
-            if kind in wanted and len(found.get(kind, ())) < RUNS:
+            if wanted is None or (kind in wanted and len(found.get(kind, ())) < RUNS):
                 rates = _rates(files, int(marker.parent.name), settings)
                 found.setdefault(kind, []).append(rates)
-    return {
-        kind: Rates(*(mean(getattr(one, name) for one in several) for name in Rates.__dataclass_fields__))
-        for kind, several in found.items()
-    }
+    return {kind: _mean(several) for kind, several in found.items()}
+
+
+def _mean(several: list[Rates]) -> Rates:
+    """The mean of several runs of a kind, where each counts for the samples that it trained on."""
+    weights = [rates.trained for rates in several]
+    train, rest = (fmean([getattr(one, name) for one in several], weights) for name in ("train", "rest"))
+    server, client, sent = (fmean(getattr(one, name) for one in several) for name in ("server", "client", "sent"))
+    return Rates(train, rest, server, client, sent, trained=sum(weights))
 
 
 def _rates(files: RunFiles, rounds: int, settings: Settings) -> Rates:
@@ -138,7 +170,8 @@ def _rates(files: RunFiles, rounds: int, settings: Settings) -> Rates:
         rest=sum(seconds["aggregate"] + seconds.get("evaluate", 0) for seconds in times) / rounds / whole,
         server=float(last.server.stat().st_size),
         client=last.clients.stat().st_size / participants[-1] if last.clients.is_file() else 0.0,
-        sent=mean(table["bytes_down"].to_pylist()) + mean(table["bytes_up"].to_pylist()),
+        sent=fmean(table["bytes_down"].to_pylist()) + fmean(table["bytes_up"].to_pylist()),
+        trained=trained,
     )
 
 

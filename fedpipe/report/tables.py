@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpipe import artifacts, changes
-from fedpipe.config import Data
+from fedpipe.config import Data, validating
 from fedpipe.data.heterogeneity import Overall
 from fedpipe.planned import Plan
 from fedpipe.report import results, statistics
@@ -29,6 +29,7 @@ REPORTED = {
     "best": "in each run's best round, which was chosen on the test samples themselves",
     "mean-last": "as the mean of the last {last_k} rounds measured",
 }
+CHOSEN_ON = {"test": "test samples themselves", "validation": "clients' validation samples"}
 AVERAGED = {"sample": "over all test samples", "client": "as the mean of the clients' accuracies"}
 
 
@@ -163,7 +164,7 @@ def caption(plan: Plan) -> str:
     if report.best_over:
         own += (
             f"Of {' and '.join(report.best_over)}, each row has the value that is best for it, which was chosen on the "
-            "test samples themselves. "
+            f"{CHOSEN_ON[report.best_on]}. "
         )
     lengths = " or ".join(str(rounds) for rounds in sorted({cell.rounds for cell in plan.cells}))
     scale = "" if plan.scale == artifacts.PAPER else f"Scale {plan.scale}. "
@@ -214,7 +215,7 @@ def best(plan: Plan, table: pd.DataFrame) -> list[tuple[Hashable, ...]]:
     """The rows that people's table shows, as algorithm and values of the grid: all, or only the best of some lists.
 
     The best has the highest mean, in the round and average that are reported, by the method's own protocol, or the
-    study's first that it has.
+    study's first that it has; or by that model on the clients' validation samples (`report.best_on`).
     """
     shown, over = _reported(plan, table), plan.report.best_over
     rows: list[tuple[Hashable, ...]] = [key for key, _ in shown.groupby(_row(plan), sort=False)]
@@ -225,6 +226,7 @@ def best(plan: Plan, table: pd.DataFrame) -> list[tuple[Hashable, ...]]:
     for key, cells in shown.groupby(columns, sort=False):
         protocols = [plan.shown.get(str(key[0]), plan.protocols[0]), *plan.protocols]
         protocol = next((name for name in protocols if cells[cells["protocol"] == name]["seeds"].any()), protocols[0])
+        protocol = validating(protocol) if plan.report.best_on == "validation" else protocol
         ranked = cells[cells["protocol"] == protocol].sort_values("mean", ascending=False, kind="stable")
         found.append(tuple(ranked.iloc[0][_row(plan)]))
     return [row for row in rows if row in found]

@@ -253,6 +253,8 @@ def test_a_run_that_is_not_done_costs_its_own_cells(ran: dict[str, NewPlan], tmp
         study = Study.find("pfps_lwc", "table2", "smoke")
         assert study
         assert study.missing("fedper", column) == "data not here"
+        assert 0 < study.hours_left("fedper", column) < 0.1, "a run of two rounds, as others of its kind took"
+        assert math.isnan(study.hours_left("fedper", "no such column"))
     finally:
         artifacts.write_json(plan.study.absent, {})
         shutil.move(away, gone.joined.path)

@@ -35,6 +35,7 @@ rule pages:
                 "cells.csv",
             ],
         ),
+        directory(f"{PAGES}/figures"),
     log:
         f"{PAGES}/pages.log",
     conda:
