@@ -45,6 +45,7 @@ def test_a_round(tmp_path: Path) -> None:
     work = (found["training_samples"] * 25.5 + found["test_samples"] * 8.5) / 1e3
     assert found["matrix_rate_share"] == pytest.approx(work / seconds / rate)
     assert 0 < found["matrix_rate_share"] < 1
+    assert found["artifacts_seconds"] == pytest.approx(found["share_artifacts"] * seconds)
     assert found["bare_loop_seconds"] / found["bare_loop_over_training"] < seconds
 
 

@@ -165,7 +165,7 @@ class Stack:
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
         """See :class:`~fedpipe.engine.executor.Executor`."""
         model = model.map(lambda value: value.to(self._clients.device))
-        parts = np.array_split(indices, max(1, -(-len(indices) // MEASURE_BATCH)))
+        parts = np.array_split(indices, max(1, -(-len(indices) // logits_batch(self._clients, self._width))))
         with torch.no_grad():
             batches = (self._clients.tested(rows, round, number) for number, rows in enumerate(parts))
             return torch.cat([self._algorithm.net(model, x) for x in batches])
@@ -379,6 +379,15 @@ class Work:
         legs, orders = schedule.legs(counts, self._rungs), [samples[client] for client in self._members]
         plan = schedule.table(orders, keys, MEASURE_BATCH, legs[-1].stop, len(self.rows))
         return legs, Feed.sent(plan, keys is not None, self._clients.dtype, self._clients.device)
+
+
+def logits_batch(clients: Clients, width: int) -> int:
+    """Samples on which the server's model is measured in one call: on a GPU as many as those of a stack's models.
+
+    Small calls make it wait. The noise of test samples goes by batches, which are then of one size everywhere.
+    """
+    on_gpu = clients.device.type == "cuda" and not clients.transforms.on_test
+    return MEASURE_BATCH * width if on_gpu else MEASURE_BATCH
 
 
 def _batch(clients: Clients, row: Row) -> tuple[Tensor, ...]:
