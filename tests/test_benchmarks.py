@@ -18,7 +18,7 @@ ELSEWHERE = {"demo", "faults"}
 SMALL = {
     "algorithms": ("--algorithms", "fedprox", "--rounds", "1", "--samples", "10"),
     "learns": ("--seeds", "1", "--algorithms", "local", "--rounds", "1", "--workers", "2"),
-    "models": ("--models", "lenet", "fasttext", "--steps", "1", "--repeats", "1"),
+    "models": ("--models", "lenet", "fasttext", "--seconds", "0.01"),
     "partitions": ("--seeds", "1"),
     "round": ("--samples", "1000", "--rounds", "1", "--threads", "1", "--device", "cpu"),
     "versioning": ("--algorithms", "2", "--rounds", "1", "--megabytes", "0.1"),
