@@ -1,12 +1,13 @@
 """Training of the papers' models by fedpipe, against the fastest plain PyTorch loop over the same batches.
 
-    python benchmarks/models.py [--models NAME ...] [--steps N] [--repeats N] [--json FILE]
+    python benchmarks/models.py [--models NAME ...] [--seconds N] [--json FILE]
 
 On a CPU, one thread. Samples are synthetic, of the shapes of the papers' data sets. A plain loop is a module, the
 cross-entropy and ``torch.optim.SGD``, its images as they come or channels-last: the faster of the two counts. Each
-model is trained by fedpipe (float32, and `federation.precision: bfloat16`) and by the plain loops in turn, several
-times over, and each one's best processor time counts: other work on the machine says little. Memory that malloc once
-had stays with the process for all of them alike (`fedpipe/engine/memory.py`).
+model is trained by fedpipe (float32, and `federation.precision: bfloat16`) and by the plain loops in turn, over and
+over for half a minute, and each one's best processor time counts: other work on the machine says little. What is timed
+is a client's round of about 0.3 seconds, at least two batches, with all that it costs beside its batches. Memory that
+malloc once had stays with the process for all of them alike (`fedpipe/engine/memory.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from fedpipe.engine.loop import Loop
 from fedpipe.models.base import Model, Net
 
 RATE = 0.005
+ROUND = 0.3  #: seconds of what is timed, about
 
 
 class Case(NamedTuple):
@@ -109,29 +111,38 @@ def seconds(work: Callable[[], None]) -> float:
     return time.process_time() - begin
 
 
-def measure(case: Case, steps: int, repeats: int) -> dict[str, Any]:
-    """Samples a second of each loop, and fedpipe's over the fastest plain loop's."""
+def loops(case: Case, steps: int) -> dict[str, Callable[[], None]]:
+    """All that train on the same batches."""
     torch.manual_seed(0)
     family = cast(Model, registry.build(registry.MODEL, case.model, case.parameters))
     clients = dealt(case, steps)
-    loops = {
+    found = {
         "fedpipe": fedpipes(case, family, clients),
         "bfloat16": fedpipes(case, family, clients, precision="bfloat16"),
         "plain": plain(case, family, clients, torch.contiguous_format),
-        "channels_last": plain(case, family, clients, torch.channels_last),
     }
-    if len(case.shape) != 3:
-        del loops["channels_last"]
-    taken: dict[str, list[float]] = {name: [] for name in loops}
-    for _ in range(repeats + 1):
-        for name, work in loops.items():
-            taken[name].append(seconds(work))
+    if len(case.shape) == 3:
+        found["channels_last"] = plain(case, family, clients, torch.channels_last)
+    return found
+
+
+def measure(case: Case, budget: float) -> dict[str, Any]:
+    """Samples a second of each loop, and fedpipe's over the fastest plain loop's."""
+    warm = loops(case, 2)["fedpipe"]
+    warm()
+    steps = max(2, round(2 * min(ROUND, budget) / seconds(warm)))
+    taken: dict[str, list[float]] = {}
+    begin, works = time.perf_counter(), loops(case, steps)
+    while time.perf_counter() - begin < budget or len(taken.get("fedpipe", [])) < 4:
+        for name, work in works.items():
+            taken.setdefault(name, []).append(seconds(work))
     rates = {name: steps * case.batch / min(times[1:]) for name, times in taken.items()}  # the first one warms up
     fastest = max(rate for name, rate in rates.items() if name in {"plain", "channels_last"})
     return {
         "model": case.model,
         "data": case.data,
         "batch": case.batch,
+        "steps": steps,
         **{f"{name}_samples_per_second": rate for name, rate in rates.items()},
         "over_fastest_plain": rates["fedpipe"] / fastest,
         "bfloat16_over_float32": rates["bfloat16"] / rates["fedpipe"],
@@ -142,8 +153,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", help="some of them (default all)")
-    parser.add_argument("--steps", type=int, default=10, help="batches of a round (default 10)")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds of each, after one that warms up (default 5)")
+    parser.add_argument("--seconds", type=float, default=30, help="of a model and its loops, about (default 30)")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -153,7 +163,7 @@ def main() -> None:
     for case in CASES:
         if options.models and case.model not in options.models:
             continue
-        row = measure(case, options.steps, options.repeats)
+        row = measure(case, options.seconds)
         rates = (row.get(f"{name}_samples_per_second") for name in ("fedpipe", "plain", "channels_last"))
         told = " | ".join("–" if rate is None else f"{rate:,.0f}" for rate in rates)
         ratios = f"{row['over_fastest_plain']:.2f} | {row['bfloat16_over_float32']:.2f}"

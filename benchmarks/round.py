@@ -1,6 +1,6 @@
 """One round of FedAvg on the MNIST shape, against what the machine can do and against a plain PyTorch loop.
 
-    python benchmarks/round.py [--mirror FOLDER] [--json FILE]
+    python benchmarks/round.py [--mirror FOLDER] [--algorithm NAME] [--json FILE]
 
 20 clients, Dirichlet(0.1) over 70,000 samples, each client's split 75/25, the 4-layer CNN of cwFedAvg, batches of 10,
 SGD, one local epoch, every client evaluated on its test split after the round. Pixels are synthetic unless ``--mirror``
@@ -70,17 +70,19 @@ def deal(x: torch.Tensor, y: torch.Tensor, device: str) -> Clients:
     return Clients(x, y, dealt.train, dealt.test, dealt.global_test, CLASSES, 0, torch.float32, device)
 
 
-def open_run(folder: Path, clients: Clients, execution: Execution, threads: int) -> Run:
-    """A run of FedAvg in an empty folder."""
+def open_run(folder: Path, clients: Clients, execution: Execution, threads: int, algorithm: str = "fedavg") -> Run:
+    """A run in an empty folder."""
     params = config.parse(
         {
             "dataset": {"name": "mnist"},
             "model": {"name": "cnn4"},
             "federation": {"clients": CLIENTS, "batch_size": BATCH, "learning_rate": RATE},
             "evaluation": {"protocols": ["personal-on-local"]},
+            "algorithms": {algorithm: {}},
+            "study": {"algorithms": [algorithm]},
         }
     )
-    settings = Settings.of(params, "fedavg", seed=0)
+    settings = Settings.of(params, algorithm, seed=0)
     files = RunFiles(folder / settings.key)
     artifacts.write_bytes(files.settings, settings.dump().encode())
     return Run(files, execution, threads, clients=clients)
@@ -176,6 +178,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mirror", type=Path, help="folder with mnist/*.gz")
+    parser.add_argument("--algorithm", default="fedavg", help="with its default parameters (default fedavg)")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--samples", type=int, default=70_000, help="of the synthetic pixels (default 70,000)")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one that warms up (default 3)")
@@ -188,7 +191,7 @@ def main() -> None:
     clients = deal(*(mnist(options.mirror) if options.mirror else synthetic(options.samples)), options.device)
     execution = Execution(device=options.device, stack=options.stack)
     with tempfile.TemporaryDirectory() as folder:
-        run = open_run(Path(folder), clients, execution, options.threads)
+        run = open_run(Path(folder), clients, execution, options.threads, options.algorithm)
         begin = {}
         for number in run.segment(options.rounds + 1):
             begin[number] = (time.perf_counter(), files.seconds)
@@ -212,6 +215,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()} CPU",
         "threads": options.threads,
         "executor": executor,
+        "algorithm": options.algorithm,
         "pixels": "MNIST" if options.mirror else "synthetic",
         "torch": torch.__version__,
         "rounds_measured": options.rounds,
@@ -221,6 +225,7 @@ def main() -> None:
         "training_samples_per_second": trained / train,
         "share_training": train / seconds,
         "share_evaluation": evaluate / seconds,
+        "artifacts_seconds": (files_after - files_before) / options.rounds,
         "share_artifacts": (files_after - files_before) / options.rounds / seconds,
         "peak_memory_mib": memory,
         **{f"{library}_gflops": found for library, found in rates.items()},

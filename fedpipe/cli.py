@@ -272,12 +272,15 @@ def train(
 
 @app.command(rich_help_panel=STAGES)
 def aggregate(
-    path: RunPath, round: RoundNumber, blocks: Annotated[int, typer.Option(min=1, help="Number of the round's blocks.")]
+    path: RunPath,
+    round: RoundNumber,
+    blocks: Annotated[int, typer.Option(min=1, help="Number of the round's blocks.")],
+    device: Device = "auto",
 ) -> None:
     """Combine a round's uploads into the next server state."""
     from fedpipe.engine.block import Block
 
-    run = _open(path)
+    run = _open(path, device=device)
     files = run.files.round(round)
     run.aggregate(round, [Block.of(artifacts.read_pt(files.block(index))) for index in range(blocks)])
 

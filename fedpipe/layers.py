@@ -7,14 +7,17 @@ noise is a function of a key. Samples that pad a batch count for nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+PART = 2**14  #: random numbers that are made at a time
 NORMALISATIONS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -136,7 +139,9 @@ class Dropout(nn.Module):
         if self._mode.key is None:
             raise RuntimeError("a network with dropout was trained without a key for its noise")
         shape = (*x.shape[:2], *(1,) * (x.dim() - 2)) if self._whole else x.shape
-        stays = uniform(self._mode.key + self._index, shape) >= self.p
+        key = self._mode.key + self._index
+        alone = key.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(key)
+        stays = (uniform_in_parts if alone else uniform)(key, shape) >= self.p
         return x * (stays.to(x.dtype) / (1 - self.p) if self.p < 1 else torch.zeros_like(x))
 
 
@@ -170,11 +175,32 @@ def uniform(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
     return ((_mix(z) >> 40) & 0xFFFFFF).to(torch.float32).reshape(shape) / 2**24
 
 
+def uniform_in_parts(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
+    """The same numbers on the host for a client alone, in parts that a core's cache holds: several times as fast."""
+    found = np.empty(math.prod(shape), np.float32)
+    begin = int(_mix(key))
+    z, shifted = np.empty((2, PART), np.uint64)
+    for first in range(0, len(found), PART):
+        part = found[first : first + PART]
+        z, shifted = z[: len(part)], shifted[: len(part)]
+        np.add(_ONE_TO_PART[: len(part)], np.uint64((begin + first) % 2**64), out=z)
+        z *= np.uint64(_GOLDEN % 2**64)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+            z ^= np.right_shift(z, np.uint64(shift), out=shifted)
+            if factor > 1:
+                z *= np.uint64(factor)
+        z >>= np.uint64(40)
+        part[:] = z
+    found /= np.float32(2**24)
+    return torch.from_numpy(found.reshape(shape))
+
+
 def _signed(bits: int) -> int:
     return bits - 2**64 if bits >= 2**63 else bits
 
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
+_ONE_TO_PART = np.arange(1, PART + 1, dtype=np.uint64)
 
 
 def _mix(z: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ ELSEWHERE = {"demo", "faults"}
 SMALL = {
     "algorithms": ("--algorithms", "fedprox", "--rounds", "1", "--samples", "10"),
     "learns": ("--seeds", "1", "--algorithms", "local", "--rounds", "1", "--workers", "2"),
-    "models": ("--models", "lenet", "fasttext", "--steps", "1", "--repeats", "1"),
+    "models": ("--models", "lenet", "fasttext", "--seconds", "0.01"),
     "partitions": ("--seeds", "1"),
     "round": ("--samples", "1000", "--rounds", "1", "--threads", "1", "--device", "cpu"),
     "versioning": ("--algorithms", "2", "--rounds", "1", "--megabytes", "0.1"),
@@ -45,6 +45,7 @@ def test_a_round(tmp_path: Path) -> None:
     work = (found["training_samples"] * 25.5 + found["test_samples"] * 8.5) / 1e3
     assert found["matrix_rate_share"] == pytest.approx(work / seconds / rate)
     assert 0 < found["matrix_rate_share"] < 1
+    assert found["artifacts_seconds"] == pytest.approx(found["share_artifacts"] * seconds)
     assert found["bare_loop_seconds"] / found["bare_loop_over_training"] < seconds
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedpipe.layers import BatchNorm, Dropout, Mode, functional, uniform
+from fedpipe.layers import PART, BatchNorm, Dropout, Mode, functional, uniform, uniform_in_parts
 
 
 def batchnorm(channels=3, track=True):
@@ -123,6 +123,14 @@ def test_uniform_numbers_are_splitmix64s():
     key = 2**62 - 5
     wanted = [(mix(((mix(key) + place) * gamma) & bits) >> 40) / 2**24 for place in range(1, 7)]
     assert uniform(torch.tensor(key), (2, 3)).flatten().tolist() == wanted
+
+
+@pytest.mark.parametrize("key", [0, 1, -5, 2**62 - 1, -(2**63), 2**63 - 1])
+@pytest.mark.parametrize("shape", [(3,), (7, 5, 1), (PART,), (2, PART + 1)])
+def test_uniform_numbers_in_parts_are_the_same(key, shape):
+    found, wanted = (draw(torch.tensor(key), shape) for draw in (uniform_in_parts, uniform))
+    assert found.dtype == wanted.dtype
+    assert torch.equal(found, wanted)
 
 
 def test_uniform_numbers_are_uniform_and_do_not_repeat():

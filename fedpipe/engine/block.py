@@ -11,7 +11,7 @@ import torch
 
 from fedpipe.algorithms.base import State
 from fedpipe.engine.executor import Outcome, Score, Test
-from fedpipe.engine.trees import stack, unstack
+from fedpipe.engine.trees import move, stack, unstack
 from fedpipe.tensors import Tensors
 
 
@@ -41,13 +41,14 @@ class Block:
         self.spent.append(outcome.seconds)
 
     @classmethod
-    def joined(cls, blocks: Sequence[Block]) -> Block:
-        """All participants of a round, of all its blocks; who made which is told by the blocks alone."""
+    def joined(cls, blocks: Sequence[Block], device: torch.device) -> Block:
+        """All participants of a round, of all its blocks, on the device; who made which is told by the blocks alone."""
         stacks = next((block.stacks for block in blocks if block.stacks), [])
         whole = cls({}, seconds=sum(block.seconds for block in blocks), stacks=stacks)
         for block in blocks:
             for part in ("ids", "uploads", "kept", "down", "up", "scores", "spent"):
                 getattr(whole, part).extend(getattr(block, part))
+        whole.uploads, whole.kept = ([move(state, device) for state in part] for part in (whole.uploads, whole.kept))
         return whole
 
     def tree(self) -> dict[str, Any]:

@@ -16,7 +16,12 @@ from fedpipe.errors import ArtifactError
 from fedpipe.planned import Plan
 
 if TYPE_CHECKING:
+    import torch
+
     from fedpipe.algorithms.base import State
+
+
+Pack = tuple[dict[int, int], "State"]  #: what some clients keep: the row of each, and all of them stacked
 
 
 class Checkpoint:
@@ -28,13 +33,17 @@ class Checkpoint:
         Where the run lies.
     first
         What a client keeps before its first round; empty for methods without client state.
+    device
+        Where the server's state lies, and what the participants of the last round keep if they trained in this job; of
+        the other clients, of whom there may be thousands, it is on the host.
     """
 
-    def __init__(self, files: RunFiles, first: State) -> None:
-        self.files, self._first = files, first
+    def __init__(self, files: RunFiles, first: State, device: torch.device) -> None:
+        self.files, self._first, self._device = files, first, device
         self._sealed: dict[int, dict[str, Any]] = {}
         self._servers: dict[int, State] = {}
-        self._packs: dict[int, tuple[dict[int, int], State]] = {}  #: where each client lies, and all of them stacked
+        self._packs: dict[int, Pack] = {}
+        self._latest: dict[int, Pack] = {}  #: of the last round, on the device
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -47,11 +56,12 @@ class Checkpoint:
     def server(self, number: int) -> State:
         """The server's state after a round (0: as initialized)."""
         from fedpipe.engine.block import named
+        from fedpipe.engine.trees import move
 
         if number not in self._servers:
             files = self.files.round(number)
             tree = artifacts.read_pt(files.server, self.sealed(number)["sha256"][files.server.name])
-            self._servers = {number: named(tree)}
+            self._servers = {number: move(named(tree), self._device)}
         return self._servers[number]
 
     def kept(self, client: int, number: int) -> State:
@@ -62,6 +72,9 @@ class Checkpoint:
         last = self.sealed(number)["last"][client]
         if last < 0 or not self._first:
             return self._first
+        if last in self._latest:
+            places, states = self._latest[last]
+            return unstack(states, places[client])
         if last not in self._packs:
             files = self.files.round(last)
             tree = artifacts.read_pt(files.clients, self.sealed(last)["sha256"][files.clients.name])
@@ -106,15 +119,17 @@ class Checkpoint:
 
         files = self.files.round(number)
         hashes = hashes | {files.server.name: artifacts.write_pt(files.server, server)}
-        if keeps and self._first:
-            pack = {"ids": torch.tensor(ids), "kept": stack(keeps)}
-            hashes[files.clients.name] = artifacts.write_pt(files.clients, pack)
+        kept = stack(keeps) if self._first else {}
+        if kept:
+            hashes[files.clients.name] = artifacts.write_pt(files.clients, {"ids": torch.tensor(ids), "kept": kept})
         before = self.sealed(number - 1)["last"] if number else facts.pop("last")
         trained = set(ids)
         last = [number if client in trained else round for client, round in enumerate(before)]
         sealed = {"round": number, "participants": ids, "last": last, "sha256": hashes, **facts}
         artifacts.write_json(files.state, sealed)
         self._sealed[number], self._servers = sealed, {number: server}
+        if self._device.type != "cpu":
+            self._latest = {number: ({client: row for row, client in enumerate(ids)}, kept)} if kept else {}
         needed = set(last) - {number}
         self._packs = {round: pack for round, pack in self._packs.items() if round in needed}
 

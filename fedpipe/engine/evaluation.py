@@ -23,7 +23,9 @@ from torch import Tensor
 from fedpipe.algorithms.base import Algorithm, State, one_hot
 from fedpipe.config import Evaluation
 from fedpipe.engine.clients import Clients, Integers
+from fedpipe.engine.device import on_device_of
 from fedpipe.engine.executor import Executor, Phase, Score, Test
+from fedpipe.engine.server import send
 from fedpipe.models.base import class_relations
 from fedpipe.tensors import Tensors
 
@@ -147,21 +149,22 @@ def measure(
     for model, phase in PHASES.items():
         wanted = tests(settings, model)
         if wanted and (model != "prototype" or algorithm.prototypes):
-            send = functools.partial(algorithm.send, server)
-            outcomes = executor.run(phase, round + 1, range(len(clients)), kept, send, wanted, again=again)
+            sends = functools.partial(send, algorithm, server)
+            outcomes = executor.run(phase, round + 1, range(len(clients)), kept, sends, wanted, again=again)
             found.append(table(round, model, {outcome.client: outcome.scores for outcome in outcomes}))
     wanted = tests(settings, "global")
     complete = not algorithm.net.own  # statistics that stay at the clients leave the server's model without any
-    deployed = algorithm.global_model(server) if wanted and complete else None
+    with on_device_of(server):
+        deployed = algorithm.global_model(server) if wanted and complete else None
+        others = dict(algorithm.extra_models(server)) if deployed is not None and "global" in wanted else {}
     named = {}
     if deployed is not None:
         scores, named["SL"] = _global(executor, clients, deployed, wanted, round)
         found.append(table(round, "global", scores))
         if "head.weight" in deployed:
             named["CR"] = class_relations(deployed["head.weight"])
-        if "global" in wanted:
-            for model, tensors in algorithm.extra_models(server).items():
-                found.append(table(round, model, _global(executor, clients, tensors, ["global"], round)[0]))
+        for model, tensors in others.items():
+            found.append(table(round, model, _global(executor, clients, tensors, ["global"], round)[0]))
     metrics = pa.concat_tables(found) if found else METRICS.empty_table()
     return Measured(metrics, matrices(round, "measured", {-1: named}) if named else None)
 
@@ -172,7 +175,7 @@ def _global(
     """The global model on all test samples at once: its scores, and its SL matrix on the global test set."""
     every = clients.global_test
     logits = executor.logits(model, every, round)
-    labels = clients.gather(every)[1]
+    labels = clients.y[torch.as_tensor(every, device=clients.device)]
     classes = one_hot(labels, clients.classes, logits.dtype)
     soft_labels = classes.T @ logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)
     scores: dict[int, dict[Test, Score]] = {client: {} for client in range(-1, len(clients))}
@@ -192,7 +195,7 @@ def _global(
 
 def _scoring(clients: Clients, every: Integers, logits: Tensor) -> Callable[[Integers], Score]:
     """The score on some of these samples (ascending), of which the logits are known."""
-    labels = clients.gather(every)[1]
+    labels = clients.y[torch.as_tensor(every, device=clients.device)]
     told, are = logits.argmax(-1).cpu().numpy(), labels.cpu().numpy()
     loss = F.cross_entropy(logits, labels, reduction="none").double().cpu().numpy()
 

@@ -43,7 +43,7 @@ from fedpipe.engine.executor import (
 )
 from fedpipe.engine.memory import keep_pages
 from fedpipe.engine.transforms import changed
-from fedpipe.engine.trees import move, size_in_bytes, to_host, unstack
+from fedpipe.engine.trees import contiguous, move, size_in_bytes, unstack
 from fedpipe.tensors import Tensors
 
 HELD_BYTES = 2**30  #: of personal models that are held until their clients train
@@ -76,14 +76,23 @@ class Loop:
         Clients that are worked on at once; no number depends on it.
     finetune_epochs
         Epochs of the phase ``finetune``.
+    rests
+        Where outcomes lie; by default on the device that trains.
     """
 
     name = "loop"
 
-    def __init__(self, algorithm: Algorithm, clients: Clients, threads: int = 1, finetune_epochs: int = 1) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        clients: Clients,
+        threads: int = 1,
+        finetune_epochs: int = 1,
+        rests: torch.device | None = None,
+    ) -> None:
         torch.set_num_threads(1)
         keep_pages()
-        self._clients, self._finetune_epochs = clients, finetune_epochs
+        self._clients, self._finetune_epochs, self._rests = clients, finetune_epochs, rests or clients.device
         self._idle = [algorithm.bind(algorithm.net.replica(), algorithm.federation) for _ in range(threads)]
         self._held: dict[int, Personal] = {}
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
@@ -151,9 +160,8 @@ class Loop:
         down = size_in_bytes(algorithm.traffic(received))
         if phase != "train":
             return Outcome(client, down, 0, {}, {}, scores)
-        sent = to_host(upload(algorithm, state))
-        up = size_in_bytes(algorithm.traffic(sent))
-        return Outcome(client, down, up, sent, to_host(keep(algorithm, state)), scores, seconds)
+        sent, stays = (move(contiguous(part(algorithm, state)), self._rests) for part in (upload, keep))
+        return Outcome(client, down, size_in_bytes(algorithm.traffic(sent)), sent, stays, scores, seconds)
 
     def _personal(
         self, algorithm: Algorithm, personal: list[Pass], began: State, round: int, client: int, hold: bool

@@ -1,8 +1,8 @@
 """One run: its rounds, what they leave on disk, and how it goes on from what it finds there.
 
 A round is three steps, ``train``, ``aggregate`` and ``evaluate``. In one process they make a segment; as jobs of their
-own they make the DAG of single rounds. Both leave the same files with the same bits. The server's state and whatever
-travels lie on the host; only training and evaluation use the device.
+own they make the DAG of single rounds. Both leave the same files with the same bits. The server's state and
+whatever travels stay on the job's device, also where they come from files; only what is written goes to the host.
 """
 
 from __future__ import annotations
@@ -37,17 +37,21 @@ from fedpipe.engine.block import Block
 from fedpipe.engine.capture import cuda_graph
 from fedpipe.engine.checkpoint import Checkpoint, prune
 from fedpipe.engine.clients import Clients
+from fedpipe.engine.device import on_device_of
 from fedpipe.engine.executor import Executor, Score, Test, init_client
 from fedpipe.engine.loop import Loop
-from fedpipe.engine.server import aggregate, init_server
+from fedpipe.engine.server import aggregate, init_server, send
 from fedpipe.engine.stack import Stack
-from fedpipe.engine.trees import finite, to_host
+from fedpipe.engine.trees import contiguous, finite, move, size_in_bytes
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.models.base import Model, Net, Network
 from fedpipe.plan import Settings, digest
 from fedpipe.tensors import Tensors
 
 WIDTH_ON_GPU = 32  #: clients of a stack where `execution.stack` is auto
+#: Of the server's states before and after a round, and of what its participants send and keep, that lie on a GPU; where
+#: there is more, all of it rests on the host. A fixed number, since bits depend on where the server computes.
+RESTING_BYTES = 2**32
 
 
 class Weighed(NamedTuple):
@@ -116,18 +120,29 @@ class Run:
         net = Net(lambda: bare.adapt(build()), dtype, self._device, federation.buffers, federation.precision)
         self.algorithm = bare.bind(net, self.federation)
         self._stack, self._graphs = execution.stack if family.stackable else 1, execution.graphs
-        self.executor = self.executor_of(self.algorithm)
         with torch.no_grad(), contract.told(self.algorithm):
-            self._first = to_host(init_client(self.algorithm, init_server(self.algorithm, self.fresh), self.fresh))
-        self.checkpoint = Checkpoint(files, self._first)
+            server = init_server(self.algorithm, self.fresh)
+            first = contiguous(init_client(self.algorithm, server, self.fresh))
+        self._rests = self._resting_place(server, first)
+        self._first = move(first, self._rests)
+        self.checkpoint = Checkpoint(files, self._first, self._rests)
+        self.executor = self.executor_of(self.algorithm)
         self._begun: dict[int, Mapping[Test, Score]] = {}
         self._was_complete: dict[int, bool] = {}  #: by round, whether there was a marker when it was begun here
         self._is_copy = False
 
+    def _resting_place(self, server: State, first: State) -> torch.device:
+        """Where states lie between passes: on the device, or on the host where there are too many of them."""
+        if self._device.type == "cpu":
+            return self._device
+        client = size_in_bytes([self.fresh(0), first, first])  # sent, kept and kept before
+        needed = 2 * size_in_bytes(server) + self.federation.participants * client
+        return self._device if needed <= RESTING_BYTES else torch.device("cpu")
+
     def at(self, files: RunFiles) -> Run:
         """The same run in another folder, a copy of what it left up to some round."""
         other = copy.copy(self)
-        other.files, other.checkpoint, other._is_copy = files, Checkpoint(files, self._first), True
+        other.files, other.checkpoint, other._is_copy = files, Checkpoint(files, self._first, self._rests), True
         other._was_complete = {}
         return other
 
@@ -140,8 +155,8 @@ class Run:
             print(f"execution.graphs: steps run one by one, since {reason} here", file=sys.stderr)
         if width > 1:
             record = cuda_graph() if self._graphs and cuda and algorithm is self.algorithm else None
-            return Stack(algorithm, self.clients, width, epochs, record)
-        return Loop(algorithm, self.clients, self._threads, epochs)
+            return Stack(algorithm, self.clients, width, epochs, record, self._rests)
+        return Loop(algorithm, self.clients, self._threads, epochs, self._rests)
 
     def fresh(self, index: int) -> Tensors:
         """The run's ``index``-th initial model.
@@ -172,7 +187,7 @@ class Run:
     def initialize(self) -> None:
         """Round 0: the server's initial state."""
         with torch.no_grad(), contract.told(self.algorithm):
-            server = to_host(init_server(self.algorithm, self.fresh))
+            server = move(contiguous(init_server(self.algorithm, self.fresh)), self._rests)
         nobody = [-1] * self.federation.clients
         facts = {"observed": {}, "made_by": [self.made_by()], "trained_on": dict(self.clients.trained_on)}
         self.checkpoint.seal(0, server, [], [], {}, last=nobody, **facts)
@@ -182,13 +197,13 @@ class Run:
         """Local training of some participants."""
         self._may_go_on(number)
         begin = time.perf_counter()
-        send = functools.partial(self.algorithm.in_round(number).send, self.server(number - 1))
+        sends = functools.partial(send, self.algorithm.in_round(number), self.server(number - 1))
         kept = functools.partial(self.kept, number=number - 1)
         due = evaluation.due(self.evaluation, self._measured(number)).values()
         tests: list[Test] = sorted({test for on in due for test in on})
         everyone = self.participants(number)
         block = Block(self.made_by(), stacks=self.executor.stacks(everyone))
-        for outcome in self.executor.run("train", number, ids, kept, send, tests, everyone):
+        for outcome in self.executor.run("train", number, ids, kept, sends, tests, everyone):
             contract.alike(self.algorithm, "keep", outcome.keep, self._first, "init_client")
             contract.alike(
                 self.algorithm, "upload", outcome.upload, (block.uploads or [outcome.upload])[0], "another client"
@@ -200,18 +215,20 @@ class Run:
     def aggregate(self, number: int, blocks: Sequence[Block]) -> None:
         """The server's next state, and what the participants keep."""
         self._may_go_on(number)
-        begin, sent = time.perf_counter(), self._weigh(number, Block.joined(blocks))
+        begin, sent = time.perf_counter(), self._weigh(number, Block.joined(blocks, self._rests))
         server = self.server(number - 1)
         if len(sent.uploads):  # otherwise the round leaves everything as it was
             before = server
             with torch.no_grad(), contract.told(self.algorithm):
-                server = to_host(aggregate(self.algorithm.in_round(number), before, sent.uploads))
+                server = contiguous(aggregate(self.algorithm.in_round(number), before, sent.uploads))
             contract.alike(self.algorithm, "aggregate", server, before, "init")
         hashes = self._record(number, sent) | self._record_matrices(number, server, sent.uploads)
         made_by = _distinct([block.made_by for block in blocks])
-        if all(made["shared"] != code.shared() for made in made_by):  # its blocks are of other code than the server
-            made_by.append(self.made_by())
-        observed = {name: float(value) for name, value in self.algorithm.metrics(server).items()}
+        here = self.made_by()
+        if all((made["shared"], made["device"]) != (here["shared"], here["device"]) for made in made_by):
+            made_by.append(here)  # its blocks are of other code or of another device than the server
+        with on_device_of(server):
+            observed = {name: float(value) for name, value in self.algorithm.metrics(server).items()}
         facts = {"observed": observed, "made_by": made_by, "trained_on": dict(self.clients.trained_on)}
         facts |= {"stacks": sent.block.stacks} if sent.block.stacks else {}
         self.checkpoint.seal(number, server, list(sent.uploads.ids), sent.kept, hashes, **facts)
@@ -225,7 +242,7 @@ class Run:
             path = self.files.round(number).path
             raise ArtifactError(f"{path}: its blocks hold the clients {block.ids}, not the round's participants.")
         sent = zip(block.uploads, block.kept, strict=True)
-        whole = np.array([finite(upload) and finite(kept) for upload, kept in sent])
+        whole = np.array(torch.stack([finite(states) for states in sent]).tolist())
         return Weighed(
             block, whole, whole * (self.clients.sizes[block.ids] if self.federation.weighting == "count" else 1)
         )
@@ -251,8 +268,9 @@ class Run:
 
     def _record_matrices(self, number: int, server: State, uploads: Uploads) -> dict[str, str]:
         """Write the matrices that travelled, if any did; gives the file's hash."""
-        matrices = {-1: self.algorithm.matrices(server)}
-        matrices |= {client: self.algorithm.matrices(upload) for client, _, upload in uploads}
+        with on_device_of(server):
+            matrices = {-1: self.algorithm.matrices(server)}
+            matrices |= {client: self.algorithm.matrices(upload) for client, _, upload in uploads}
         if not matrices[-1]:
             return {}
         path = self.files.round(number).exchanged
@@ -299,9 +317,9 @@ class Run:
 
     def _begin(self, ids: Sequence[int], tests: Sequence[Test]) -> dict[int, Mapping[Test, Score]]:
         """Scores of the models with which clients begin round 1, each measured once in this process."""
-        send, kept = functools.partial(self.algorithm.send, self.server(0)), functools.partial(self.kept, number=0)
+        sends, kept = functools.partial(send, self.algorithm, self.server(0)), functools.partial(self.kept, number=0)
         new = [client for client in ids if client not in self._begun]
-        outcomes = self.executor.run("begin", 1, new, kept, send, tests)
+        outcomes = self.executor.run("begin", 1, new, kept, sends, tests)
         self._begun |= {outcome.client: outcome.scores for outcome in outcomes}
         return {client: self._begun[client] for client in ids}
 

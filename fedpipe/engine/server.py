@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.config import Server
 from fedpipe.engine import contract
+from fedpipe.engine.device import on_device_of
 from fedpipe.tensors import Tensors
 
 M, V = "server/m", "server/v"  #: parts of the server's state: the moments of its optimizer
@@ -23,6 +24,12 @@ def init_server(algorithm: Algorithm, fresh: Callable[[int], Tensors]) -> State:
     return state | moments(rule, algorithm.net.parameters(state[part]))
 
 
+def send(algorithm: Algorithm, server: State, ids: Sequence[int]) -> tuple[State, State]:
+    """What some clients receive, as the algorithm's ``send`` gives it."""
+    with on_device_of(server):
+        return algorithm.send(server, ids)
+
+
 def aggregate(algorithm: Algorithm, server: State, uploads: Uploads) -> State:
     """The server's state after a round.
 
@@ -31,7 +38,9 @@ def aggregate(algorithm: Algorithm, server: State, uploads: Uploads) -> State:
     clients upload under its own name, as ``model``, are the mean of the uploads, of the federation's weights or equal
     ones as the rule took.
     """
-    state, (_, _, sent) = contract.state(algorithm, "aggregate", algorithm.aggregate(server, uploads)), uploads[0]
+    with on_device_of(server):
+        state = contract.state(algorithm, "aggregate", algorithm.aggregate(server, uploads))
+    _, _, sent = uploads[0]
     net, rule, part = algorithm.net, algorithm.federation.server, algorithm.averaged
     if not rule.takes_the_mean and part is not None:
         x, target = net.parameters(server[part]), net.parameters(state[part])

@@ -46,7 +46,7 @@ from fedpipe.engine.executor import (
 )
 from fedpipe.engine.schedule import Feed, Leg, Row
 from fedpipe.engine.transforms import changed
-from fedpipe.engine.trees import move, size_in_bytes, stack, to_host, unstack
+from fedpipe.engine.trees import contiguous, move, size_in_bytes, stack, unstack
 from fedpipe.tensors import Tensors
 
 Flags = Tensor  #: one truth value a client, shape (width,)
@@ -72,6 +72,8 @@ class Stack:
         Epochs of the phase ``finetune``.
     record
         How steps are recorded, to be replayed; None: each is run from here.
+    rests
+        Where outcomes lie; by default on the device that trains.
     """
 
     def __init__(
@@ -81,12 +83,13 @@ class Stack:
         width: int,
         finetune_epochs: int = 1,
         record: Record | None = None,
+        rests: torch.device | None = None,
     ) -> None:
         self.name = f"stack of {width}"
         torch.set_num_threads(1)  # on a CPU: sums over several threads are in another order
         self._algorithm, self._clients, self._width = algorithm, clients, width
         self._finetune_epochs, self._record, self._library = finetune_epochs, record, record and Library(record)
-        self._at_work = algorithm
+        self._at_work, self._rests = algorithm, rests or clients.device
 
     def stacks(self, among: Sequence[int]) -> list[dict[str, Any]]:
         """See :class:`~fedpipe.engine.executor.Executor`."""
@@ -137,11 +140,10 @@ class Stack:
         rungs = schedule.ladder(self._width)
         work = Work(algorithm, self._clients, round, mates, members, rungs, self._library)
         common, own = contract.sent(algorithm, send(work.rows))
-        received = move(common | own, device)
         axes = dict.fromkeys(common) | dict.fromkeys(own, 0)
-        resident = move(stack([kept(client) for client in work.rows]), device)
-        facts = self._clients.facts(work.rows, round)
-        state: State = vmap(functools.partial(start_client, algorithm), in_dims=(0, axes, 0))(resident, received, facts)
+        resident = stack([kept(client) for client in work.rows], device)
+        facts, start = self._clients.facts(work.rows, round), functools.partial(start_client, algorithm)
+        state: State = vmap(start, in_dims=(0, axes, 0))(resident, move(common | own, device), facts)
         begin = time.perf_counter()
         for number, pass_ in enumerate(passes(algorithm, phase, self._finetune_epochs)):
             state = work.run(pass_, state, f"pass {number} of the phase '{phase}'")
@@ -150,7 +152,7 @@ class Stack:
         uploads, kept_on = {}, {}
         if phase == "train":
             sent, stays = (vmap(functools.partial(part, algorithm))(state) for part in (upload, keep))
-            uploads, kept_on = to_host(_cut(sent, len(members))), to_host(_cut(stays, len(members)))
+            uploads, kept_on = (move(contiguous(_cut(part, len(members))), self._rests) for part in (sent, stays))
         outcomes = []
         for row, client in enumerate(members):
             mine = {test: rows[row] for test, rows in scores.items()}
@@ -163,7 +165,7 @@ class Stack:
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
         """See :class:`~fedpipe.engine.executor.Executor`."""
         model = model.map(lambda value: value.to(self._clients.device))
-        parts = np.array_split(indices, max(1, -(-len(indices) // MEASURE_BATCH)))
+        parts = np.array_split(indices, max(1, -(-len(indices) // logits_batch(self._clients, self._width))))
         with torch.no_grad():
             batches = (self._clients.tested(rows, round, number) for number, rows in enumerate(parts))
             return torch.cat([self._algorithm.net(model, x) for x in batches])
@@ -377,6 +379,15 @@ class Work:
         legs, orders = schedule.legs(counts, self._rungs), [samples[client] for client in self._members]
         plan = schedule.table(orders, keys, MEASURE_BATCH, legs[-1].stop, len(self.rows))
         return legs, Feed.sent(plan, keys is not None, self._clients.dtype, self._clients.device)
+
+
+def logits_batch(clients: Clients, width: int) -> int:
+    """Samples on which the server's model is measured in one call: on a GPU as many as those of a stack's models.
+
+    Small calls make it wait. The noise of test samples goes by batches, which are then of one size everywhere.
+    """
+    on_gpu = clients.device.type == "cuda" and not clients.transforms.on_test
+    return MEASURE_BATCH * width if on_gpu else MEASURE_BATCH
 
 
 def _batch(clients: Clients, row: Row) -> tuple[Tensor, ...]:

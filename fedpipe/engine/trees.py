@@ -12,21 +12,27 @@ from torch.utils import _pytree as pytree
 from fedpipe.algorithms.base import State
 
 
-def to_host(state: State) -> State:
-    """The same values on the host, contiguous: what is computed from them never depends on how they were laid out."""
-    mapped: State = pytree.tree_map(lambda value: value.detach().cpu().contiguous(), state)
+def contiguous(state: State) -> State:
+    """The same values, contiguous: what is computed from them never depends on how they were laid out."""
+    mapped: State = pytree.tree_map(lambda value: value.detach().contiguous(), state)
     return mapped
 
 
 def move(state: State, device: torch.device) -> State:
-    """The state on another device."""
+    """The state on a device."""
     mapped: State = pytree.tree_map(lambda value: value.to(device), state)
     return mapped
 
 
-def stack(states: Sequence[State]) -> State:
-    """States of several clients along a new first axis."""
-    mapped: State = pytree.tree_map(lambda *values: torch.stack(values), *states) if states else {}
+def stack(states: Sequence[State], device: torch.device | None = None) -> State:
+    """States of several clients along a new first axis; on a device, where some may lie elsewhere."""
+
+    def stacked(*values: Tensor) -> Tensor:
+        if len({value.device for value in values}) > 1:
+            values = tuple(value.to(device) for value in values)
+        return torch.stack(values).to(device)  # one transfer, where all come from the host
+
+    mapped: State = pytree.tree_map(stacked, *states) if states else {}
     return mapped
 
 
@@ -36,9 +42,10 @@ def unstack(state: State, index: int) -> State:
     return mapped
 
 
-def finite(state: State) -> bool:
-    """Whether no number is infinite or NaN."""
-    return all(bool(value.isfinite().all()) for value in pytree.tree_leaves(state))
+def finite(state: Any) -> Tensor:
+    """Whether no number is infinite or NaN: a truth value where the state lies."""
+    leaves: list[Tensor] = pytree.tree_leaves(state)
+    return torch.stack([leaf.isfinite().all() for leaf in leaves]).all() if leaves else torch.tensor(True)
 
 
 def size_in_bytes(state: Any) -> int:

@@ -22,6 +22,7 @@ from fedpipe.engine import redo
 from fedpipe.engine.clients import Clients
 from fedpipe.engine.executor import BUFFERS, Executor, Outcome, Phase, Test, span
 from fedpipe.engine.run import Run
+from fedpipe.engine.server import send
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.models.base import Net
 from fedpipe.tensors import Tensors
@@ -217,8 +218,8 @@ def trained(run: Run, number: int, look: Look | None = None) -> list[Local]:
 def received(run: Run, number: int, finetune_epochs: int = 0) -> Iterator[Local]:
     """All clients' personal models after a round, as the next one begins; fine-tuned, where epochs are asked for."""
     watched = _Watched(run.executor_of(watching(run.algorithm, finetune_epochs)), None)
-    send = functools.partial(run.algorithm.send, run.server(number))
-    for _ in watched.run("train", number + 1, range(len(run.clients)), lambda client: run.kept(client, number), send):
+    kept, sends = functools.partial(run.kept, number=number), functools.partial(send, run.algorithm, run.server(number))
+    for _ in watched.run("train", number + 1, range(len(run.clients)), kept, sends):
         yield watched.found.pop()
 
 

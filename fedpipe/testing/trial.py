@@ -18,7 +18,7 @@ from fedpipe.engine.executor import Executor, Outcome, Phase, Test, init_client,
 from fedpipe.engine.loop import Loop
 from fedpipe.engine.server import aggregate, init_server
 from fedpipe.engine.stack import Stack
-from fedpipe.engine.trees import to_host, unstack
+from fedpipe.engine.trees import contiguous, unstack
 from fedpipe.models.base import Model, Net, Network
 from fedpipe.models.cnn import CNN
 from fedpipe.models.mlp import MLP
@@ -90,8 +90,8 @@ class Trial:
         )
         self.fresh = fresh or (lambda index: net.fresh(rng.entropy(clients.seed, f"init/{index}")))
         with torch.no_grad(), contract.told(self.algorithm):
-            self.server = to_host(init_server(self.algorithm, self.fresh))
-            self.initial = to_host(init_client(self.algorithm, self.server, self.fresh))
+            self.server = contiguous(init_server(self.algorithm, self.fresh))
+            self.initial = contiguous(init_client(self.algorithm, self.server, self.fresh))
         self.kept: dict[int, State] = dict.fromkeys(range(len(clients)), self.initial)
         self.outcomes: list[Outcome] = []
         self.rounds = 0
@@ -125,7 +125,7 @@ class Trial:
     def aggregate(self, uploads: Uploads) -> State:
         """The server's next state, were these the round's uploads."""
         with torch.no_grad(), contract.told(self.algorithm):
-            return to_host(aggregate(self.algorithm.in_round(self.rounds + 1), self.server, uploads))
+            return contiguous(aggregate(self.algorithm.in_round(self.rounds + 1), self.server, uploads))
 
     def run(self, rounds: int = 1, ids: Sequence[int] | None = None, tests: Sequence[Test] = ()) -> Self:
         """So many rounds, with their own participants or with these clients."""

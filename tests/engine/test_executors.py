@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -11,6 +12,8 @@ from torch.nn.functional import cross_entropy
 from fedpipe.algorithms.base import Measure, Train, Update
 from fedpipe.algorithms.fedala import FedALA
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.config import Transforms
+from fedpipe.engine import stack
 from fedpipe.engine.executor import MEASURE_BATCH, passes
 from fedpipe.engine.trees import size_in_bytes
 from fedpipe.tensors import Tensors
@@ -69,6 +72,33 @@ def test_scores_are_those_of_the_trained_model(make_trial, width):
             assert score.total == len(indices)
             assert score.correct == int((logits.argmax(-1) == y).sum())
             assert score.loss == pytest.approx(float(cross_entropy(logits, y, reduction="sum")), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("device", "transforms", "samples"),
+    [("cpu", Transforms(), 250), ("cuda", Transforms(), 8000), ("cuda", Transforms(flip=True, on_test=True), 250)],
+)
+def test_on_a_gpu_the_servers_model_is_measured_in_larger_calls(make_clients, device, transforms, samples):
+    clients = make_clients((1, 4, 4), transforms=transforms)
+    clients.device = torch.device(device)
+    assert stack.logits_batch(clients, 32) == samples
+
+
+def test_larger_calls_are_fewer_and_tell_the_same(make_clients, make_trial, assert_same, monkeypatch):
+    trial = make_trial("fedavg", clients=make_clients(sizes=LARGE), width=3)
+    calls, indices = [], np.concatenate(trial.clients.train)
+
+    def watched(rows, *where, tested=trial.clients.tested):
+        calls.append(len(rows))
+        return tested(rows, *where)
+
+    monkeypatch.setattr(trial.clients, "tested", watched)
+    small = trial.executor.logits(trial.server["model"], indices, 1)
+    assert len(calls) == 4
+    monkeypatch.setattr(stack, "logits_batch", lambda clients, width: MEASURE_BATCH * width)
+    assert_same(trial.executor.logits(trial.server["model"], indices, 1), small, within=1e-12)
+    assert sum(calls[4:]) == len(indices)
+    assert len(calls[4:]) == 2
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -1,0 +1,153 @@
+"""A device that a CPU plays: its tensors hold real values, and no operation takes them together with the host's.
+
+It goes by the name of `meta`. What a GPU refuses is refused, and what crosses between device and host is counted:
+values that are read, and tensors that are copied, large ones by themselves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+
+DEVICE, HOST = torch.device("meta"), torch.device("cpu")
+LARGE = 4096  #: elements of a large tensor
+aten = torch.ops.aten
+
+#: Operations that take an index from the host to tensors on a GPU: they send it there.
+INDEXED = {"index.Tensor", "index_put.default", "index_put_.default", "_unsafe_index.Tensor"}
+#: Those for which the host waits, since it has to know a value, or how large the result is.
+READ = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "unique_dim", "_unique2"}
+#: Those that take no scalar tensor of the host together with tensors on a GPU, as arithmetic does.
+STRICT = {
+    *("cat.default", "stack.default", "index_copy.default", "index_copy_.default", "index_select.default"),
+    *("index_fill.int_Tensor", "index_fill_.int_Tensor", "gather.default", "mm.default", "mv.default", "dot.default"),
+}
+#: Those without a deterministic kernel for a GPU, which a run refuses there.
+UNSTEADY = {
+    *("bincount", "cumsum", "histc", "kthvalue", "median", "put_", "scatter_reduce", "_cdist_backward"),
+    *(
+        "_ctc_loss",
+        "max_unpool2d",
+        "nll_loss2d_forward",
+        "adaptive_max_pool2d_backward",
+        "upsample_bilinear2d_backward",
+    ),
+}
+
+
+class There(Tensor):
+    """A tensor on the device."""
+
+    held: Tensor  #: its values, on the host
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> There:
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, held.shape, held.stride(), held.storage_offset(), dtype=held.dtype, device=DEVICE
+        )
+        made.held = held
+        return made
+
+    def __repr__(self, **_: Any) -> str:
+        return f"There({self.held})"
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return computed(func, args, kwargs or {}, Counter())
+
+
+def computed(func: Any, args: Any, kwargs: dict[str, Any], crossed: Counter[str]) -> Any:
+    """What an operation gives on the device; counts what crosses."""
+    name = str(func).removeprefix("aten.")
+    tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+    there = [value for value in tensors if isinstance(value, There)]
+    target = kwargs.get("device") or (DEVICE if there else HOST)
+    inner = kwargs | ({"device": HOST} if "device" in kwargs else {})
+    unwrapped, inner = pytree.tree_map_only(There, lambda value: value.held, (args, inner))
+    chosen = any(value.dtype == torch.bool for value in there[1:]) and name in INDEXED
+    crossed["read"] += bool(there) and (chosen or name.partition(".")[0] in READ)
+    if func in (aten._to_copy.default, aten.copy_.default):
+        source = tensors[-1].device if tensors else HOST  # a number of Python's otherwise
+        target = tensors[0].device if func is aten.copy_.default else torch.device(kwargs.get("device") or source)
+        if source != target:
+            size = "large" if tensors and tensors[-1].numel() >= LARGE else "small"
+            crossed[f"{size}, to the device" if target == DEVICE else f"{size}, to the host"] += 1
+    elif there:
+        others = [value for value in tensors if not isinstance(value, There)]
+        if name in INDEXED:
+            crossed["small, to the device"] += len(others)
+        elif any(value.dim() or name in STRICT for value in others):
+            raise RuntimeError(f"{name}: tensors lie on the device and on the host")
+        if name.partition(".")[0] in UNSTEADY:
+            raise RuntimeError(f"{name} has no deterministic kernel")
+    found = func(*unwrapped, **inner)
+    if target == HOST or not isinstance(found, (Tensor, list, tuple)):
+        return found if func is not aten.copy_.default else args[0]
+    wrapped = pytree.tree_map_only(Tensor, lambda value: value if isinstance(value, There) else There(value), found)
+    return return_and_correct_aliasing(func, args, kwargs, wrapped) if there else wrapped
+
+
+class _Dispatch(TorchDispatchMode):
+    def __init__(self, crossed: Counter[str]) -> None:
+        super().__init__()
+        self._crossed = crossed
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return computed(func, args, kwargs or {}, self._crossed)
+
+
+class _Functions(TorchFunctionMode):
+    """What PyTorch does with a device called `meta` before it comes to operations."""
+
+    def __init__(self, crossed: Counter[str]) -> None:
+        super().__init__()
+        self._crossed = crossed
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.tensor, torch.as_tensor) and torch.device(kwargs.get("device") or HOST) == DEVICE:
+            return func(*args, **kwargs | {"device": HOST}).to(DEVICE)
+        if func is Tensor.new_tensor and isinstance(args[0], There):
+            return args[0].held.new_tensor(*args[1:], **kwargs).to(DEVICE)
+        if func is Tensor.__getitem__ and isinstance(args[1], list):
+            return args[0][torch.tensor(args[1], device=HOST).to(args[0].device)]
+        if func is Tensor.tolist and isinstance(args[0], There):
+            self._crossed["read"] += 1
+            return args[0].held.tolist()
+        return func(*args, **kwargs)
+
+
+class OneByOne:
+    """In place of a pool of threads, which would not know of the device."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Nothing to prepare."""
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*args))
+        return done
+
+    def map(self, work: Callable[..., Any], *args: Any) -> Iterator[Any]:
+        return map(work, *args)
+
+
+@contextmanager
+def at_hand() -> Iterator[Counter[str]]:
+    """The device, which counts what crosses: "read", "large, to the host", "small, to the device" and so on."""
+    crossed: Counter[str] = Counter()
+    with ExitStack() as stack:
+        stack.enter_context(_Functions(crossed))
+        stack.enter_context(_Dispatch(crossed))
+        yield crossed

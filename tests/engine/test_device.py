@@ -1,0 +1,222 @@
+"""On a device other than the CPU, a run keeps its states there, never mixes devices, and leaves the same files.
+
+No GPU is needed: the device is one that the CPU plays (`tests/elsewhere.py`), whose arithmetic is the CPU's.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from fedpipe import artifacts, registry
+from fedpipe.engine import loop
+from fedpipe.engine import run as running
+from fedpipe.engine.block import Block
+from fedpipe.engine.run import Run
+from tests import elsewhere, studies
+
+ROUNDS = 2
+NAMES = registry.names(registry.ALGORITHM)
+DW = sorted(set(NAMES) - {"feddw", "fednh"})  #: these two define the classification layer themselves
+
+#: So that something is decided in two rounds, and plans of passes are small.
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "cfl": {"after": 0, "eps1": 100, "eps2": 0},
+    "feddual": {"epsilon": 0.01},
+    "fedrep": {"head_epochs": 2},
+    "pfedme": {"attraction": 5.0},
+}
+#: Server rules that read values of the device, by what they decide with them.
+DECIDES = {
+    "cfl": "which clients leave a cluster: scikit-learn bisects it",
+    "feddual": "whether the barycenter stands still, so that its iterations end",
+    "fedfomo": "which models a client is sent, which it does not know yet",
+    "fednova": "whether a client took any step",
+    "ifca": "which model each client has chosen",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of all runs, which share the data set and the partition."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(autouse=True)
+def in_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def study(name: str, parameters: dict[str, Any], participation: float, **federation: Any) -> Any:
+    """A run of two rounds whose body is large, and of which everything else is small."""
+    params = studies.settings(
+        (name,),
+        ROUNDS,
+        model={"name": "mlp", "hidden": [64]},
+        federation={"participation": participation, "batch_size": 100, **federation},
+        evaluation={"protocols": ["global-on-global", "personal-on-local", "trained-on-local"]},
+    )
+    params["algorithms"][name] = PARAMETERS.get(name, {}) | parameters
+    return studies.prepare(params)
+
+
+class Rules:
+    """The server's rule as the run calls it: what it reads, and where its arguments and results lie."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, crossed: Counter[str]) -> None:
+        self.read, self.devices, rule = 0, set[torch.device](), running.aggregate
+
+        def watched(*args: Any) -> Any:
+            before = crossed["read"]
+            server = rule(*args)
+            self.read += crossed["read"] - before
+            leaves = pytree.tree_leaves([args[1], [upload for _, _, upload in args[2]], server])
+            self.devices |= {leaf.device for leaf in leaves}
+            return server
+
+        monkeypatch.setattr(running, "aggregate", watched)
+
+
+def away(run: Run) -> None:
+    for part in ("rounds", "segments"):
+        shutil.rmtree(run.files.path / part, ignore_errors=True)
+
+
+def rounds(run: Run, crossed: Counter[str]) -> Iterator[Counter[str]]:
+    """What crosses in each round."""
+    for number in run.segment(ROUNDS):
+        if number:
+            yield Counter(crossed)
+        crossed.clear()
+
+
+def written(run: Run, number: int) -> int:
+    """Large tensors in the files of a round's states."""
+    files = run.files.round(number)
+    trees = [artifacts.read_pt(path) for path in (files.server, files.clients) if path.exists()]
+    return sum(leaf.numel() >= elsewhere.LARGE for leaf in pytree.tree_leaves(trees))
+
+
+def proved(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    parameters: dict[str, Any] | None = None,
+    participation: float = 1.0,
+    stack: int = 5,
+    **federation: Any,
+) -> tuple[Counter[str], int, Rules]:
+    """A run leaves the same files as on the CPU; gives what crosses in its last round, and what that wrote."""
+    made = study(name, parameters or {}, participation, **federation)
+    run = studies.open_runs(made, stack=stack)[0]
+    list(run.segment(ROUNDS))
+    wanted = studies.bits(run.files.path)
+    away(run)
+    monkeypatch.setattr(running, "_device", lambda execution: elsewhere.DEVICE)
+    monkeypatch.setattr(loop, "ThreadPoolExecutor", elsewhere.OneByOne)
+    with elsewhere.at_hand() as crossed:
+        rules = Rules(monkeypatch, crossed)
+        run = studies.open_runs(made, stack=stack)[0]
+        *_, last = rounds(run, crossed)
+    assert studies.bits(run.files.path) == wanted
+    nothing = name == "local" and not parameters  # travels
+    assert rules.devices == (set() if nothing else {elsewhere.DEVICE})
+    found = written(run, ROUNDS)
+    away(run)
+    return last, found, rules
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in studies.TEN or name in DECIDES else pytest.mark.slow) for name in NAMES],
+)
+def test_what_a_round_writes_is_all_that_leaves_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All clients train in every round, in two stacks; then all are measured: nothing of it is sent to the device."""
+    last, found, rules = proved(monkeypatch, name)
+    assert last["large, to the host"] == found
+    assert last["large, to the device"] == 0
+    assert bool(rules.read) == (name in DECIDES)
+
+
+@pytest.mark.parametrize(
+    ("name", "stack"), [("fedavg", 1), ("cfl", 1), ("scaffold", 1), ("scaffold", 5), ("fedfomo", 5)]
+)
+def test_what_clients_keep_that_rest_is_sent_when_it_is_due(
+    name: str, stack: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the clients train in a round; what the others keep lies on the host, however many they are."""
+    last, found, _ = proved(monkeypatch, name, participation=0.5, stack=stack)
+    assert last["large, to the host"] == found
+    assert last["large, to the device"] <= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DW)
+def test_with_dw(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    last, found, _ = proved(monkeypatch, name, {"dw": {"mu": 0.7}})
+    assert (last["large, to the host"], last["large, to the device"]) == (found, 0)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("momentum", marks=pytest.mark.slow)])
+def test_with_a_server_optimizer(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    last, found, _ = proved(monkeypatch, "fedavg", server={"optimizer": optimizer})
+    assert (last["large, to the host"], last["large, to the device"]) == (found, 0)
+
+
+def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = study("scaffold", {}, 0.5)
+    run = studies.open_runs(made, stack=5)[0]
+    list(run.segment(ROUNDS))
+    wanted = {name: bits for name, bits in studies.bits(run.files.path).items() if name.endswith(".pt")}
+    away(run)
+    monkeypatch.setattr(running, "_device", lambda execution: elsewhere.DEVICE)
+    with elsewhere.at_hand() as crossed:
+        rules = Rules(monkeypatch, crossed)
+        studies.open_runs(made, stack=5)[0].initialize()
+        for number in range(1, ROUNDS + 1):
+            train, server, measure = (studies.open_runs(made, stack=5)[0] for _ in range(3))
+            path = run.files.round(number).block(0)
+            artifacts.write_pt(path, train.train(number, train.participants(number)).tree())
+            server.aggregate(number, [Block.of(artifacts.read_pt(path))])
+            measure.evaluate(number)
+    found = {name: bits for name, bits in studies.bits(run.files.path).items() if name.endswith(".pt")}
+    assert found == wanted
+    assert rules.devices == {elsewhere.DEVICE}
+    away(run)
+
+
+def test_states_that_are_too_large_for_a_device_rest_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a thousand participants: a GPU then holds no more than a stack."""
+    made = study("scaffold", {}, 1.0)
+    run = studies.open_runs(made, stack=5)[0]
+    list(run.segment(ROUNDS))
+    wanted = studies.bits(run.files.path)
+    away(run)
+    monkeypatch.setattr(running, "_device", lambda execution: elsewhere.DEVICE)
+    monkeypatch.setattr(running, "RESTING_BYTES", 100_000)
+    with elsewhere.at_hand() as crossed:
+        rules = Rules(monkeypatch, crossed)
+        list(studies.open_runs(made, stack=5)[0].segment(ROUNDS))
+    assert studies.bits(run.files.path) == wanted
+    assert rules.devices == {elsewhere.HOST}
+    away(run)
+
+
+def test_the_device_refuses_what_a_gpu_refuses() -> None:
+    with elsewhere.at_hand() as crossed:
+        there, here = torch.ones(3).to(elsewhere.DEVICE), torch.ones(3)
+        assert (there * 2 + torch.tensor(1.0)).sum().item() == 9
+        assert crossed == {"small, to the device": 1, "read": 1}
+        with pytest.raises(RuntimeError, match="on the device and on the host"):
+            there + here
+        with pytest.raises(RuntimeError, match="on the device and on the host"):
+            there.index_fill(0, torch.tensor([1]), 0)
+        with pytest.raises(RuntimeError, match="no deterministic kernel"):
+            there.cumsum(0)
+        assert there.index_fill(0, torch.tensor([1], device=elsewhere.DEVICE), 0).tolist() == [1, 0, 1]
