@@ -28,7 +28,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Federation
 from fedpipe.engine.clients import Clients
 from fedpipe.engine.loop import Loop
-from fedpipe.models.base import Model, Net
+from fedpipe.models.base import Model, Net, Network
 
 RATE = 0.005
 ROUND = 0.3  #: seconds of what is timed, about
@@ -57,7 +57,7 @@ CASES = (
     Case("resnet18", "Tiny ImageNet", (3, 64, 64), 200, 32),
     Case("mobilenet", "CIFAR-10", (3, 32, 32), 10, 32),
     Case("shufflenet", "CIFAR-10", (3, 32, 32), 10, 32),
-    Case("vgg16", "CIFAR-10", (3, 32, 32), 10, 32, {"weights": None, "frozen": False}),
+    Case("vgg16", "CIFAR-10", (512,), 10, 32, {"weights": None, "frozen": False}),  # above its base's features
     Case("bilstm", "IMDB", (200,), 2, 32, {"vocabulary": 10_000}, 10_000),
     Case("fasttext", "AG News", (100,), 4, 64, {}, 98_635),
 )
@@ -74,10 +74,17 @@ def dealt(case: Case, steps: int) -> Clients:
     return Clients(x, y, [everyone], [everyone[:0]], everyone[:0], case.classes, 0)
 
 
+def network(case: Case, family: Model) -> Network:
+    """What trains: of VGG16, whose base is frozen in its paper, the part above the features of that base."""
+    if case.model == "vgg16":
+        return family.parted(family.build((3, 32, 32), case.classes))[1]
+    return family.build(case.shape, case.classes)
+
+
 def fedpipes(case: Case, family: Model, clients: Clients, **settings: Any) -> Callable[[], None]:
     """A client's round by fedpipe's loop."""
     federation = Federation(clients=1, batch_size=case.batch, learning_rate=RATE, **settings)
-    net = Net(lambda: family.build(case.shape, case.classes), precision=federation.precision)
+    net = Net(lambda: network(case, family), precision=federation.precision)
     algorithm = FedAvg().bind(net, federation)
     server, loop = algorithm.init(lambda _: net.fresh(0)), Loop(algorithm, clients)
 
@@ -89,8 +96,8 @@ def fedpipes(case: Case, family: Model, clients: Clients, **settings: Any) -> Ca
 
 def plain(case: Case, family: Model, clients: Clients, layout: torch.memory_format) -> Callable[[], None]:
     """The same batches as one would write it."""
-    network = family.build(case.shape, case.classes).to(memory_format=layout).train()
-    optimizer = torch.optim.SGD([value for value in network.parameters() if value.requires_grad], lr=RATE)
+    module = network(case, family).to(memory_format=layout).train()
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
 
     def train() -> None:
         x, y = clients.gather(clients.order(0, 1, "batches", 0))
@@ -98,7 +105,7 @@ def plain(case: Case, family: Model, clients: Clients, layout: torch.memory_form
             x = x.contiguous(memory_format=layout)
         for first in range(0, len(y), case.batch):
             optimizer.zero_grad()
-            F.cross_entropy(network(x[first : first + case.batch]), y[first : first + case.batch]).backward()
+            F.cross_entropy(module(x[first : first + case.batch]), y[first : first + case.batch]).backward()
             optimizer.step()
 
     return train
