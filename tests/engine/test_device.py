@@ -134,7 +134,7 @@ def proved(
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in studies.SHIPPED or name in DECIDES else pytest.mark.slow) for name in NAMES],
+    [pytest.param(name, marks=[] if name in {*DECIDES, *studies.SHIPPED} else pytest.mark.slow) for name in NAMES],
 )
 def test_what_a_round_writes_is_all_that_leaves_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All clients train in every round, in two stacks; then all are measured: nothing of it is sent to the device."""
