@@ -66,6 +66,15 @@ def open_runs(made: NewPlan, threads: int = 1, **execution: Any) -> list[Run]:
     return [Run(run.files, Execution(**execution), threads, keep) for run in made.runs]
 
 
+def measured(found: Run, rounds: int, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:
+    """Right answers, number of samples and loss by round and client, of a run that is collected."""
+    return {
+        (row["round"], row["client"]): (row["correct"], row["total"], row["loss"])
+        for row in artifacts.read_joined(found.files.joined(rounds).metrics).to_pylist()
+        if row["protocol"] == protocol
+    }
+
+
 def bits(folder: Path) -> dict[str, str]:
     """SHA-256 of every tensor file and every table below a folder, by relative path; times are not among them."""
     found = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

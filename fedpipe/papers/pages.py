@@ -133,12 +133,13 @@ def write(
     (folder / "figures").mkdir(exist_ok=True)  # also where none is drawn
     for paper in layouts.papers().values():
         for heading in paper.figures:
-            place, found = folder / "figures" / _file(paper, heading), figures.get((paper.paper, heading))
-            for suffix, text in ((".svg", found.svg), (".csv", found.csv)) if isinstance(found, Drawn) else ():
-                artifacts.write_bytes(place.with_suffix(suffix), text.encode())
-            if not isinstance(found, Drawn):
-                for suffix in (".svg", ".csv"):
-                    place.with_suffix(suffix).unlink(missing_ok=True)
+            stem, found = folder / "figures" / _file(paper, heading), figures.get((paper.paper, heading))
+            svg, csv = (found.svg, found.csv) if isinstance(found, Drawn) else ("", "")
+            for path, text in ((stem.with_suffix(".svg"), svg), (stem.with_suffix(".csv"), csv)):
+                if text:
+                    artifacts.write_bytes(path, text.encode())
+                else:
+                    path.unlink(missing_ok=True)
     return comparison
 
 

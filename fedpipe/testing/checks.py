@@ -272,7 +272,7 @@ def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
 def check_blocks(algorithm: Algorithm) -> Iterator[str]:
     """Participants in blocks, the last block first, or over two threads send the same bits."""
     for width in (None, 4):
-        trial = make_trial(algorithm, width=width).run(1)
+        trial = make_trial(algorithm, width=width).run(2)
         everyone = list(range(len(trial.clients)))
         whole = trial.train(everyone, tests=("local",))
         blocks = [everyone[first : first + 3] for first in (6, 3, 0)]

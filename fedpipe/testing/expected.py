@@ -164,7 +164,7 @@ def class_names(build: Build, expected: Expected) -> str | None:
 
     renamed = make_trial(build(**expected.parameters), clients=synthetic(relabel=new), participation=1.0, fresh=fresh)
     found, wanted = (
-        [score for outcome in trial.run(2, tests=TESTS).outcomes for score in outcome.scores.values()]
+        [score for outcome in trial.run(3, tests=TESTS).outcomes for score in outcome.scores.values()]
         for trial in (renamed, plain)
     )
     back = [score._replace(classes=tuple(tuple(row[name] for name in new) for row in score.classes)) for score in found]

@@ -30,15 +30,6 @@ def finished(**execution: Any) -> Run:
     return found
 
 
-def measured(found: Run, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:
-    rows = artifacts.read_joined(found.files.joined(ROUNDS).metrics).to_pylist()
-    return {
-        (row["round"], row["client"]): (row["correct"], row["total"], row["loss"])
-        for row in rows
-        if row["protocol"] == protocol
-    }
-
-
 def by_hand(found: Run, model: Any, client: int) -> tuple[int, int, float]:
     """By plain PyTorch, on the images as they are stored, in [0, 1], but for `mean` and `std`."""
     rows = torch.as_tensor(found.clients.train[client])
@@ -53,7 +44,10 @@ def by_hand(found: Run, model: Any, client: int) -> tuple[int, int, float]:
 @pytest.mark.parametrize("stack", [1, 3])
 def test_models_are_measured_on_what_their_clients_train_on(stack: int) -> None:
     found = finished(stack=stack)
-    personal, trained = measured(found, "personal-on-train"), measured(found, "trained-on-train")
+    personal, trained = (
+        studies.measured(found, ROUNDS, "personal-on-train"),
+        studies.measured(found, ROUNDS, "trained-on-train"),
+    )
     everyone = range(found.federation.clients)
     assert personal.keys() == {(number, client) for number in range(1, ROUNDS + 1) for client in everyone}
     takes_part = {(number, client) for number in range(1, ROUNDS + 1) for client in found.participants(number)}

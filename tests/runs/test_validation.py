@@ -13,7 +13,6 @@ import torch.nn.functional as F
 
 from fedpipe import artifacts
 from fedpipe import plan as planning
-from fedpipe.engine.run import Run
 from fedpipe.errors import SettingsError
 from fedpipe.report import tables
 from fedpipe.stages import collect
@@ -34,15 +33,6 @@ def settings(labels: tuple[str, ...] = ("fedavg",), **sections: Any) -> dict[str
     )
 
 
-def rows(found: Run, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:
-    table = artifacts.read_joined(found.files.joined(ROUNDS).metrics).to_pylist()
-    return {
-        (row["round"], row["client"]): (row["correct"], row["total"], row["loss"])
-        for row in table
-        if row["protocol"] == protocol
-    }
-
-
 @pytest.mark.parametrize("stack", [1, 3])
 def test_models_are_measured_on_what_their_clients_keep_from_training(stack: int) -> None:
     (found,) = studies.open_runs(studies.prepare(settings(("fedproto",))), stack=stack)
@@ -55,7 +45,7 @@ def test_models_are_measured_on_what_their_clients_keep_from_training(stack: int
     for model in set(MODELS) - {"global"}:  # FedProto's server has no model
         trained = {(number, client) for number in (1, 2) for client in found.participants(number)}
         measured = {(number, client) for number in (1, 2) for client in everyone} if model != "trained" else trained
-        assert rows(found, f"{model}-on-validation").keys() == measured, model
+        assert studies.measured(found, ROUNDS, f"{model}-on-validation").keys() == measured, model
 
 
 @pytest.mark.parametrize("stack", [1, 3])
@@ -63,7 +53,7 @@ def test_the_numbers_are_those_of_plain_pytorch(stack: int) -> None:
     (found,) = studies.open_runs(studies.prepare(settings()), stack=stack)
     list(found.segment(ROUNDS))
     collect.collect(found.files, ROUNDS, "all")
-    personal, deployed = (rows(found, f"{model}-on-validation") for model in ("personal", "global"))
+    personal, deployed = (studies.measured(found, ROUNDS, f"{model}-on-validation") for model in ("personal", "global"))
     assert personal.keys() == deployed.keys()
     for (number, client), score in personal.items():
         network = found.algorithm.net._build()
