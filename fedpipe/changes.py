@@ -14,7 +14,7 @@ import yaml
 from fedpipe import artifacts
 from fedpipe.artifacts import RunFiles
 from fedpipe.plan import NewPlan, Settings
-from fedpipe.planned import Plan
+from fedpipe.planned import Plan, plans
 
 SECTIONS = {"dataset": "data set", "partition": "partition scheme", "model": "model", "algorithm": "algorithm"}
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a study may have a thousand runs
@@ -58,6 +58,16 @@ def elsewhere(plan: Plan) -> Iterator[str]:
             f"{'comes' if count == 1 else 'come'} from other shared code (executors, optimizers, layers, evaluation, "
             "...) than lies here; `fedpipe verify` does a round of each again and compares."
         )
+
+
+def unread() -> Iterator[str]:
+    """Which studies' plans can't be read, since runs keep all that such a study may want."""
+    for place, plan in plans():
+        if plan is None:
+            yield (
+                f"{place} can't be read, so that all runs keep the states of every round, whatever "
+                "artifacts.keep_models says; plan that study again, or delete the file."
+            )
 
 
 def made_elsewhere(files: RunFiles, shared: str) -> bool:

@@ -120,6 +120,8 @@ def plan(
                 typer.echo(f"{run.algorithm:<16} seed {run.seed}  {f'{told}  ' if told else ''}{run.key}")
         else:
             planning.write(made)
+    for sentence in changes.unread():
+        typer.echo(f"fedpipe: warning: {sentence}", err=True)
 
 
 @app.command(

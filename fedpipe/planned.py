@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedpipe import artifacts
-from fedpipe.artifacts import JoinedFiles, ProbeFiles, RunFiles, StudyFiles
+from fedpipe.artifacts import RESULTS, JoinedFiles, ProbeFiles, RunFiles, StudyFiles
 from fedpipe.errors import ArtifactError, SettingsError
 
 ReportedRound = Literal["last", "best", "mean-last"]
@@ -181,9 +181,8 @@ class Reported:
 
     @classmethod
     def of(cls, held: dict[str, Any]) -> Reported:
-        """What ``plan.json`` holds so; a plan of before there were statistics has none."""
-        held = {"statistics": [], "target": None, "baseline": None} | held
-        texts: dict[str, Any] = {name: _texts(held[name]) for name in ("best_over", "statistics")}
+        """What ``plan.json`` holds so."""
+        texts: dict[str, Any] = {name: _texts(held.get(name, [])) for name in ("best_over", "statistics")}
         return cls(**_fields(cls, held) | texts)
 
 
@@ -352,6 +351,15 @@ class Plan:
         return plan
 
 
+def plans() -> Iterator[tuple[Path, Plan | None]]:
+    """The plans of all studies that were planned here, by their places; None for one that can't be read."""
+    for place in filter(Path.exists, [RESULTS / "plan.json", *sorted(RESULTS.glob("studies/**/plan.json"))]):
+        try:
+            yield place, Plan.read(place)
+        except ArtifactError:
+            yield place, None
+
+
 #: What a partition's name tells only where it differs, with what stands before its value; the seed it always tells.
 OTHERS = {"name": "", "subset": "subset", "split": "", "minimum": "minimum", "clients": "clients", "seed": "seed"}
 
@@ -445,8 +453,8 @@ class Work:
 
 
 def _jobs(held: dict[str, Any]) -> Jobs:
-    """The jobs that ``plan.json`` holds so; a plan of before there were callbacks has none."""
-    return Jobs(**_fields(Jobs, held | {"callbacks": _texts(held.get("callbacks", []))}))
+    """The jobs that ``plan.json`` holds so."""
+    return Jobs(**_fields(Jobs, held) | {"callbacks": _texts(held.get("callbacks", []))})
 
 
 def _held(value: Any) -> dict[str, Any]:
@@ -454,7 +462,13 @@ def _held(value: Any) -> dict[str, Any]:
 
 
 def _fields(kind: type, held: dict[str, Any]) -> dict[str, Any]:
-    return {field.name: held[field.name] for field in dataclasses.fields(kind)}
+    """A kind's fields as they are held; those with a default may be missing, as in a plan of before there were such."""
+    fields = dataclasses.fields(kind)
+    return {field.name: held[field.name] for field in fields if field.name in held or not _has_default(field)}
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not dataclasses.MISSING
 
 
 def _texts(values: Any) -> tuple[str, ...]:

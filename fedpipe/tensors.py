@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -16,10 +17,13 @@ class Tensors(dict[str, Tensor]):
     Registered as a pytree, so that ``torch.func`` transforms (grad, vmap) take and return it.
     """
 
+    def _same_names(self, other: Mapping[str, Tensor]) -> None:
+        if other.keys() != self.keys():
+            raise KeyError(f"names differ: {sorted(self.keys() ^ other.keys())}")
+
     def _zip(self, other: Any, f: Callable[[Tensor, Any], Tensor]) -> Tensors:
         if isinstance(other, Mapping):
-            if other.keys() != self.keys():
-                raise KeyError(f"names differ: {sorted(self.keys() ^ other.keys())}")
+            self._same_names(other)
             return Tensors((name, f(value, other[name])) for name, value in self.items())
         return Tensors((name, f(value, other)) for name, value in self.items())
 
@@ -73,6 +77,12 @@ class Tensors(dict[str, Tensor]):
     def square_norm(self) -> Tensor:
         """Sum of squares over all elements, a scalar."""
         return self.dot(self)
+
+    def square_distance(self, other: Tensors) -> Tensor:
+        """Sum of squared differences over all elements, a scalar: ``(self - other).square_norm()`` in fewer passes."""
+        self._same_names(other)
+        terms = [F.mse_loss(value, other[name], reduction="sum") for name, value in self.items()]
+        return torch.stack(terms).sum()
 
     def norm(self) -> Tensor:
         """Euclidean norm over all elements, a scalar; its gradient at 0 is 0."""

@@ -161,14 +161,6 @@ def test_dvclive_is_refused_where_it_is_not_installed(folder: Path, monkeypatch:
         planning.make()
 
 
-def test_a_plan_of_before_there_were_callbacks_is_read(folder: Path) -> None:
-    made = studies.prepare(study())
-    held = json.loads(made.study.plan.read_text())
-    del held["execution"]["callbacks"]
-    made.study.plan.write_text(json.dumps(held))
-    assert Plan.read(made.study.plan).execution == made.execution
-
-
 class Writer:
     """What torch.utils.tensorboard.SummaryWriter takes, where TensorBoard is not installed."""
 

@@ -292,6 +292,19 @@ def test_plan_takes_another_study() -> None:
     assert not Path("results/plan.json").exists()
 
 
+def test_a_plan_that_can_not_be_read_is_told_since_it_costs_disk() -> None:
+    """All runs keep what its study may want, which is every state."""
+    studies.write(studies.settings(artifacts={"keep_models": "last"}), Path())
+    assert "can't be read" not in printed("plan")
+    other = Path("results/studies/other/plan.json")
+    other.parent.mkdir(parents=True)
+    other.write_text("{}")
+    assert printed("plan").splitlines() == [
+        f"fedpipe: warning: {other} can't be read, so that all runs keep the states of every round, whatever "
+        "artifacts.keep_models says; plan that study again, or delete the file."
+    ]
+
+
 # -- the door ----------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -19,7 +20,7 @@ from fedpipe import artifacts, config, registry
 from fedpipe import plan as planning
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.plan import NewPlan, Settings
-from fedpipe.planned import Plan
+from fedpipe.planned import Jobs, Plan, Reported
 from tests import studies
 
 OWN = '''
@@ -590,6 +591,24 @@ def test_what_is_written_is_read_back() -> None:
     assert type(read) is Plan
     assert all(getattr(made, field.name) == getattr(read, field.name) for field in dataclasses.fields(Plan))
     assert (read.execution.stack, read.keep_models, read.report.round, len(read.runs)) == (4, 2, "best", 2 * 2 * 3)
+
+
+def test_a_plan_of_an_earlier_version_is_read() -> None:
+    """What has been added since, with a default, is missing there."""
+    made = make(study())
+    planning.write(made)
+    held = json.loads(made.study.plan.read_text())
+    for section, kind in (("execution", Jobs), ("report", Reported)):
+        for field in dataclasses.fields(kind):
+            if field.default is not dataclasses.MISSING:
+                del held[section][field.name]
+    made.study.plan.write_text(json.dumps(held))
+    read = Plan.read(made.study.plan)
+    assert (read.execution, read.report) == (made.execution, made.report)
+    del held["report"]["round"]
+    made.study.plan.write_text(json.dumps(held))
+    with pytest.raises(ArtifactError, match=r"^results/plan.json is not the plan of the study that belongs there"):
+        Plan.read(made.study.plan)
 
 
 def test_reading_a_plan_imports_nothing_that_takes_time() -> None:

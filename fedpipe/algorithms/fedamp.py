@@ -91,8 +91,8 @@ class FedAMP(Algorithm):
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the pull."""
-        drift = self.net.parameters(client["model"] - client["mixture"])
-        return self.risk(client, batch) + self.attraction / (2 * self.alpha) * drift.square_norm()
+        w, u = map(self.net.parameters, (client["model"], client["mixture"]))
+        return self.risk(client, batch) + self.attraction / (2 * self.alpha) * w.square_distance(u)
 
     def keep(self, client: State) -> State:
         """The personal model."""

@@ -125,11 +125,11 @@ class FedDUAL(FedAvg):
         return {"model": model, "effective": Tensors((name, one * self.federation.participants) for name in self.last)}
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, to train and to compare with."""
+        """The global model, to train, and its weights' softmax, to compare with."""
         model, zero = received["model"], torch.zeros_like(info.size)
         return {
             "model": model,
-            "global": self.net.parameters(model),
+            "log_q": log_softmax(self.net.parameters(model)),
             "global_accuracy": zero,
             "beta": zero,
             "gradient": model.only(self.last).zeros(),
@@ -152,7 +152,7 @@ class FedDUAL(FedAvg):
             return self.risk(client, batch)
         if self.mode == "code":
             return self.risk(client, batch) / 2
-        divergence = weight_divergence(self.net.parameters(client["model"]), client["global"])
+        divergence = weight_divergence(self.net.parameters(client["model"]), client["log_q"])
         return (1 - client["beta"]) * self.risk(client, batch) + client["beta"] * divergence
 
     def correct(self, client: State, batch: Batch) -> dict[str, Tensor]:
@@ -221,9 +221,14 @@ def layer_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def weight_divergence(local: Tensors, anchor: Tensors) -> Tensor:
-    """Eq. 3-4: Kullback-Leibler divergence between the softmaxes over all weights of two models, a scalar."""
-    log_p, log_q = local.flat().log_softmax(0), anchor.flat().log_softmax(0)
+def log_softmax(weights: Tensors) -> Tensor:
+    """Eq. 3: the logarithm of the softmax over all weights of a model, shape (L,)."""
+    return weights.flat().log_softmax(0)
+
+
+def weight_divergence(local: Tensors, log_q: Tensor) -> Tensor:
+    """Eq. 4: Kullback-Leibler divergence of the softmax q over a model's weights from a local model's p, a scalar."""
+    log_p = log_softmax(local)
     return (log_p.exp() * (log_p - log_q)).sum()
 
 

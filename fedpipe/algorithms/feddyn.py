@@ -88,7 +88,7 @@ class FedDyn(FedAvg):
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk, the linear term and the pull."""
         theta = self.net.parameters(client["model"])
-        pull = self.alpha / 2 * (theta - client["anchor"]).square_norm()
+        pull = self.alpha / 2 * theta.square_distance(client["anchor"])
         return self.risk(client, batch) - client["g"].dot(theta) + pull
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:

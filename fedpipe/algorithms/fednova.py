@@ -8,6 +8,7 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, State, Train, Uploads
 from fedpipe.algorithms.fedprox import FedProx
@@ -59,6 +60,10 @@ class FedNova(FedProx):
     def local_passes(self) -> Sequence[Pass]:
         """Steps that are counted."""
         return (Train(self.loss, step=self.step),)
+
+    def loss(self, client: State, batch: Batch) -> Tensor:
+        """The risk, and FedProx's pull where there is one."""
+        return super().loss(client, batch) if self.mu else self.risk(client, batch)
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """A step of the federation's optimizer, and the same with a gradient of 1."""

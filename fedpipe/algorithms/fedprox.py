@@ -38,5 +38,5 @@ class FedProx(FedAvg):
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the pull."""
-        drift = self.net.parameters(client["model"]) - client["anchor"]
-        return self.risk(client, batch) + self.mu / 2 * drift.square_norm()
+        theta = self.net.parameters(client["model"])
+        return self.risk(client, batch) + self.mu / 2 * theta.square_distance(client["anchor"])

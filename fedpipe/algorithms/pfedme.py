@@ -80,8 +80,8 @@ class PFedMe(Algorithm):
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The inner objective."""
-        distance = self.net.parameters(client["model"]) - client["local"]
-        return self.risk(client, batch) + self.attraction / 2 * distance.square_norm()
+        theta = self.net.parameters(client["model"])
+        return self.risk(client, batch) + self.attraction / 2 * theta.square_distance(client["local"])
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """K inner steps, then one of w_k."""

@@ -88,15 +88,17 @@ class Scaffold(FedAvg):
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """One step: corrected and plain SGD where there are controls, the federation's optimizer elsewhere."""
-        g, y = gradient(client)[0], client["model"].only(self.corrected)
+        federation, g, y = self.federation, gradient(client)[0], client["model"].only(self.corrected)
+        towards = g | (g.only(y) - client["own"] + client["all"])
         client = client | {"steps": client["steps"] + 1}
-        towards, limit = g | (g.only(y) - client["own"] + client["all"]), self.federation.clip_norm
-        if self.federation.optimizer == "adam":
-            return gradient.descend(client | {"met": client["met"] + g.only(y)}, towards)
-        elsewhere = client if len(y) == len(g) else gradient.descend(client, towards)
-        towards = towards if limit is None else towards.clipped(limit)
-        y = y - self.federation.learning_rate * (towards.only(y) + self.federation.weight_decay * y)
-        return elsewhere | {"model": elsewhere["model"] | y}
+        if federation.optimizer == "adam":
+            client = client | {"met": client["met"] + g.only(y)}
+        moved = gradient.descend(client, towards)
+        if federation.optimizer == "adam" or not federation.momentum:
+            return moved
+        towards = towards if federation.clip_norm is None else towards.clipped(federation.clip_norm)
+        y = y - federation.learning_rate * (towards.only(y) + federation.weight_decay * y)
+        return moved | {"model": moved["model"] | y}
 
     def renew(self, client: State) -> State:
         """Option II: the client's new control, and its change."""

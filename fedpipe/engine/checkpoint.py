@@ -6,14 +6,13 @@ torch is imported where states are read or written: `collect` prunes without it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedpipe import artifacts
 from fedpipe.archive import ArchiveError
-from fedpipe.artifacts import RESULTS, RunFiles
+from fedpipe.artifacts import RunFiles
 from fedpipe.errors import ArtifactError
-from fedpipe.planned import Plan
+from fedpipe.planned import plans
 
 if TYPE_CHECKING:
     import torch
@@ -217,10 +216,9 @@ def prune(files: RunFiles, number: int, keep_models: str | int) -> None:
 
 def _wishes(files: RunFiles) -> Iterator[Wish]:
     """Of all studies that were planned here; one whose plan can't be read may want everything."""
-    for path in filter(Path.exists, [RESULTS / "plan.json", *RESULTS.glob("studies/**/plan.json")]):
-        try:
-            plan = Plan.read(path)
+    for _, plan in plans():
+        if plan is None:
+            yield Wish(0, "all")
+        else:
             probed = frozenset(probe.round for probe in plan.probes if probe.run == files)
             yield from (Wish(rounds, plan.keep_models, probed) for rounds in plan.lengths.get(files.path, ()))
-        except ArtifactError:
-            yield Wish(0, "all")

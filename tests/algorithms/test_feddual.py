@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.base import Batch, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.algorithms.feddual import FedDUAL, barycenter, weight_divergence
+from fedpipe.algorithms.feddual import FedDUAL, barycenter, log_softmax, weight_divergence
 from fedpipe.config import Transforms, parse
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network
@@ -226,19 +226,19 @@ def test_the_first_step_is_fedavgs_at_half_the_rate(make_trial, assert_same):
 
 def test_the_divergence_of_two_weights():
     local = Tensors(a=torch.tensor([math.log(2)], dtype=f64), b=torch.zeros(1, dtype=f64))
-    assert float(weight_divergence(local, local.zeros())) == pytest.approx(0.0566331, abs=1e-7)
+    assert float(weight_divergence(local, log_softmax(local.zeros()))) == pytest.approx(0.0566331, abs=1e-7)
 
 
 def test_the_divergence_of_a_model_from_itself_is_0():
     model = Tensors(a=torch.tensor([[1e3, -5.0], [0, 2]], dtype=f64), b=torch.tensor([7.0], dtype=f64))
-    assert float(weight_divergence(model, model)) == 0
+    assert float(weight_divergence(model, log_softmax(model))) == 0
 
 
 def test_the_divergence_does_not_see_a_constant_shift(make_trial):
     trial = make_trial("feddual")
     local, other = trial.fresh(0), trial.fresh(1)
-    assert float(weight_divergence(local + 1000.0, other - 3.0)) == pytest.approx(
-        float(weight_divergence(local, other)), rel=1e-10
+    assert float(weight_divergence(local + 1000.0, log_softmax(other - 3.0))) == pytest.approx(
+        float(weight_divergence(local, log_softmax(other))), rel=1e-10
     )
 
 
@@ -247,7 +247,7 @@ def test_the_gradient_of_the_divergence(make_trial):
     trial = make_trial("feddual")
     local = trial.fresh(0).map(lambda value: value.clone().requires_grad_())
     other = trial.fresh(1)
-    divergence = weight_divergence(local, other)
+    divergence = weight_divergence(local, log_softmax(other))
     found = torch.cat([gradient.flatten() for gradient in torch.autograd.grad(divergence, list(local.values()))])
     log_p, log_q = local.flat().log_softmax(0), other.flat().log_softmax(0)
     assert torch.allclose(found, log_p.exp() * (log_p - log_q - divergence), rtol=1e-10, atol=1e-16)
@@ -280,7 +280,7 @@ def test_the_divergence_is_over_the_weights_that_are_trained(make_trial):
     client = trial.start(3) | {"beta": torch.tensor(1.0, dtype=f64), "model": trial.fresh(1)}
     batch = Batch(*trial.clients.gather(trial.clients.train[3]))
     names = ("body.1.weight", "body.1.bias", "head.weight", "head.bias")
-    wanted = weight_divergence(trial.fresh(1).only(names), trial.fresh(0).only(names))
+    wanted = weight_divergence(trial.fresh(1).only(names), log_softmax(trial.fresh(0).only(names)))
     assert set(trial.fresh(0)) == {*names, "body.1.running_mean", "body.1.running_var"}
     assert float(trial.algorithm.loss(client, batch)) == pytest.approx(float(wanted), rel=1e-13) != 0
 
@@ -290,7 +290,7 @@ def test_the_loss_mixes_risk_and_divergence(make_trial):
     client = trial.start(3) | {"beta": torch.tensor(0.7, dtype=f64), "model": trial.fresh(1)}
     batch = Batch(*trial.clients.gather(trial.clients.train[3]))
     risk = cross_entropy(trial.net(trial.fresh(1), batch.x), batch.y)
-    wanted = 0.3 * risk + 0.7 * weight_divergence(trial.fresh(1), trial.fresh(0))
+    wanted = 0.3 * risk + 0.7 * weight_divergence(trial.fresh(1), log_softmax(trial.fresh(0)))
     assert float(trial.algorithm.loss(client, batch)) == pytest.approx(float(wanted), rel=1e-14)
 
 

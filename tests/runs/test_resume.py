@@ -243,3 +243,13 @@ def test_keep_models_prunes_states_and_nothing_else(keep: str | int, states: set
     assert not [file for file in run.files.history.rglob("*") if file.suffix != ".pt" and file.is_file()]
     longer = studies.prepare(studies.settings(("scaffold",), ROUNDS + 1, artifacts={"keep_models": keep}))
     assert continued(longer, ROUNDS + 1) == (ROUNDS, [ROUNDS + 1])
+
+
+def test_a_study_whose_plan_can_not_be_read_may_want_all_states() -> None:
+    made = studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": "last"}))
+    other = Path("results/studies/other/plan.json")
+    other.parent.mkdir(parents=True)
+    other.write_text("{}")
+    run = studies.open_runs(made)[0]
+    list(run.segment(ROUNDS))
+    assert all(run.files.round(number).server.exists() for number in range(ROUNDS + 1))
