@@ -25,7 +25,7 @@ HOUSE = (
     ("config",),
     ("data", "models", "callbacks"),
     ("registry",),
-    ("slurm, locks", "planned, pins", "layers"),
+    ("slurm, locks, scheduling", "planned, pins", "layers"),
     ("artifacts, archive", "code", "tensors", "rng", "equations", "__init__"),
     ("errors",),
 )

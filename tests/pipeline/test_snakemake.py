@@ -22,7 +22,8 @@ NOTHING = "Nothing to be done"
 def test_a_study_from_digits_to_table_and_figures(project: Project) -> None:
     labels = ("fedavg", "feddw", "pfps_lwc")
     studies.write(studies.settings(labels, 3, study={"seeds": [0, 1]}), project.folder)
-    ran = jobs(project.snakemake())
+    printed = project.snakemake("all", "--verbose")
+    ran = jobs(printed)
     assert ran == {
         "download": 1,
         "partition": 2,
@@ -33,6 +34,8 @@ def test_a_study_from_digits_to_table_and_figures(project: Project) -> None:
         "matrices": 1,
         "all": 1,
     }
+    choices = printed.count("Resources before job selection")
+    assert 0 < choices <= 2 * ran.total(), "Snakemake looks for jobs where one has ended, not all the time"
     table = (project.folder / "results/tables/results.md").read_text()
     rows = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
     assert set(labels) <= set(rows)

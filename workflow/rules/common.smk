@@ -31,8 +31,9 @@ UNLOCKS = any(word[:4] == "--un" and "--unlock".startswith(word) for word in sys
 
 # What becomes of jobs on Slurm, and of several snakemakes at once; not where jobs themselves read this.
 if workflow.is_main_process:
-    from fedpipe import locks, slurm
+    from fedpipe import locks, scheduling, slurm
 
+    scheduling.mend()
     slurm.mend()
     if not UNLOCKS:
         locks.mend()
