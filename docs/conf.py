@@ -20,6 +20,7 @@ docs/tutorial
 :caption: How to
 
 docs/studies
+docs/papers
 docs/dvc
 docs/cluster
 docs/callbacks
@@ -46,6 +47,8 @@ CHANGELOG
 benchmarks/RESULTS
 ```
 """
+
+PAPERS = Path(__file__).parent / "papers"
 
 project, author, release = "fedpipe", "the fedpipe developers", fedpipe.__version__
 root_doc = "README"
@@ -74,13 +77,14 @@ def adapt(app, name, source):
         source[0] += CONTENTS
 
 
-def begin_with_readme(app, exception):
-    """A site begins at index.html."""
+def complete(app, exception):
+    """A site begins at index.html, and has the papers' pages where they lie in docs: Sphinx does not make them."""
     if not exception:
         shutil.copy(Path(app.outdir, f"{root_doc}.html"), Path(app.outdir, "index.html"))
+        shutil.copytree(PAPERS, Path(app.outdir, "docs/papers"), dirs_exist_ok=True)
 
 
 def setup(app):
     """What Sphinx calls first."""
     app.connect("source-read", adapt)
-    app.connect("build-finished", begin_with_readme)
+    app.connect("build-finished", complete)
