@@ -106,6 +106,14 @@ def test_a_study_has_its_smaller_scales(study: str) -> None:
         } or scale != "smoke"
 
 
+@pytest.mark.parametrize("study", [name(path) for path in FILES])
+def test_data_are_generated_at_scale_smoke_alone(study: str) -> None:
+    held = read(Path("studies/papers") / f"{study}.yaml")
+    scales = held.pop("scales")
+    assert [scale for scale, changes in scales.items() if "generate" in str(changes)] == ["smoke"]
+    assert "generate" not in str(held)
+
+
 @pytest.mark.slow
 def test_the_rates_of_feddual_are_a_scale() -> None:
     made = planned("feddual/table1", "rates")
