@@ -144,6 +144,7 @@ def run(
 
     Whatever else stands on the line is passed on to snakemake, as `fedpipe run --quiet rules`.
     """
+    _refuse_folder(params, scale)
     if not params.is_file():
         raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
     StudyFiles.of(params, scale)  # a study that has no place is refused
@@ -647,7 +648,17 @@ def _kind(plural: str) -> registry.Kind:
     return kinds[plural]
 
 
+def _refuse_folder(params: Path, scale: str) -> None:
+    """Refuse a folder of studies where one is wanted."""
+    if params.is_dir():
+        raise SettingsError(
+            f"{params} is a folder, and --params should be one study's file here; "
+            f"`{artifacts.making(params, scale)}` makes all studies in a folder."
+        )
+
+
 def _plan(params: Path, scale: str) -> Plan:
+    _refuse_folder(params, scale)
     place = StudyFiles.of(params, scale).plan
     if not place.is_file():
         if not params.is_file():

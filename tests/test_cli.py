@@ -183,6 +183,14 @@ def test_a_study_that_was_never_run_is_told_how_to(
         (("download", "digit"), "dataset.name: unknown data set 'digit'; did you mean 'digits'?"),
         (("plan",), "params.yaml: there is no such file; run from the folder that holds it."),
         (("show",), "params.yaml: there is no such file; run from the folder that holds it."),
+        *(
+            (
+                (command, "--params", "studies/a", "--scale", "smoke"),
+                "studies/a is a folder, and --params should be one study's file here; "
+                "`snakemake all --config params=studies/a scale=smoke` makes all studies in a folder.",
+            )
+            for command in ("run", "show")
+        ),
         (
             ("segment", "results/runs/fedavg/0123456789ab", "--stop", "3"),
             "results/runs/fedavg/0123456789ab/run.yaml is missing; run `fedpipe plan` to write it again.",
@@ -193,6 +201,7 @@ def test_a_study_that_was_never_run_is_told_how_to(
 def test_a_mistake_is_one_sentence_and_status_2(
     arguments: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    Path("studies/a").mkdir(parents=True)
     assert refused(monkeypatch, capsys, *arguments) == sentence
 
 
