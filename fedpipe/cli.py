@@ -653,7 +653,7 @@ def _refuse_folder(params: Path, scale: str) -> None:
     if params.is_dir():
         raise SettingsError(
             f"{params} is a folder, and --params should be one study's file here; "
-            f"`{artifacts.making(params, scale)}` makes all studies in a folder."
+            f"`{artifacts.making(params, scale)} --profile {LOCAL}` makes all studies in a folder."
         )
 
 

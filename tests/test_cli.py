@@ -187,7 +187,8 @@ def test_a_study_that_was_never_run_is_told_how_to(
             (
                 (command, "--params", "studies/a", "--scale", "smoke"),
                 "studies/a is a folder, and --params should be one study's file here; "
-                "`snakemake all --config params=studies/a scale=smoke` makes all studies in a folder.",
+                "`snakemake all --config params=studies/a scale=smoke --profile workflow/profiles/local` makes all "
+                "studies in a folder.",
             )
             for command in ("run", "show")
         ),
