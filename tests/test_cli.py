@@ -294,6 +294,22 @@ def test_a_dry_run_prints_a_line_a_run_that_ends_with_its_key() -> None:
     assert all(re.search(r"^fedprox .* [0-9a-f]{12}$", line) for line in others)
 
 
+def test_a_mistake_in_a_folder_of_studies_names_the_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("studies").mkdir()
+    for name in ("one", "two"):
+        Path(f"studies/{name}.yaml").write_text("study: {algorithms: [fedavg]}\n")
+    assert len(printed("plan", "--dry-run", "--params", "studies").splitlines()) == 2
+    for text, sentence in (
+        ("federation: {rounds: 0}\n", "federation.rounds: 0 can't be used; it should be greater than or equal to 1."),
+        ("a: [\n", "it is not valid YAML (line 2, column 1: expected the node content, but found '<stream end>')."),
+    ):
+        Path("studies/two.yaml").write_text(text)
+        assert refused(monkeypatch, capsys, "plan", "--params", "studies") == f"studies/two.yaml: {sentence}"
+    assert not Path("results").exists(), "nothing is written of the others"
+
+
 def test_plan_takes_another_study() -> None:
     Path("studies").mkdir()
     studies.write(studies.settings(), Path("studies"))
