@@ -22,6 +22,7 @@ from fedpipe.planned import Plan
 
 if TYPE_CHECKING:
     from fedpipe import registry
+    from fedpipe.plan import NewPlan
 
 DELETING = ("prune",)  #: no mistake leads there
 PEOPLE, STAGES, GENERATED = "For people", "Stages, which Snakemake and DVC call", "Generated files, by make docs"
@@ -102,13 +103,14 @@ def plan(
     if outdated := project.outdated(Path()):
         typer.echo(f"fedpipe: {outdated}", err=True)
     found = artifacts.studies(params)
-    for made in [planning.make(path, scale) for path in found]:
-        which = f"{made.params}: " if len(found) > 1 else ""
+    several = len(found) > 1
+    for made in [_planned(path, scale, several) for path in found]:
+        which = f"{made.params}: " if several else ""
         for sentence in changes.told(made):
             typer.echo(f"fedpipe: {which}{sentence}", err=True)
         for warning in made.warnings:
             typer.echo(f"fedpipe: warning: {which}{warning}", err=True)
-        if len(found) == 1 and (left := forecast.forecast(made)).known:
+        if not several and (left := forecast.forecast(made)).known:
             typer.echo(f"fedpipe: {left}", err=True)
         if dry_run:
             points: dict[tuple[str, str], list[str]] = {}
@@ -146,6 +148,7 @@ def run(
 
     Whatever else stands on the line is passed on to snakemake, as `fedpipe run --quiet rules`.
     """
+    _refuse_folder(params, scale)
     if not params.is_file():
         raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
     StudyFiles.of(params, scale)  # a study that has no place is refused
@@ -649,7 +652,30 @@ def _kind(plural: str) -> registry.Kind:
     return kinds[plural]
 
 
+def _planned(path: Path, scale: str, several: bool) -> NewPlan:
+    """The plan of a study; each sentence about a mistake names the study's file, where it is one of several."""
+    from fedpipe import plan as planning
+
+    try:
+        return planning.make(path, scale)
+    except SettingsError as error:
+        if not several:
+            raise
+        told = [line if line.startswith(f"{path}: ") else f"{path}: {line}" for line in str(error).splitlines()]
+        raise SettingsError("\n".join(told)) from None
+
+
+def _refuse_folder(params: Path, scale: str) -> None:
+    """Refuse a folder of studies where one is wanted."""
+    if params.is_dir():
+        raise SettingsError(
+            f"{params} is a folder, and --params should be one study's file here; "
+            f"`{artifacts.making(params, scale)} --profile {LOCAL}` makes all studies in a folder."
+        )
+
+
 def _plan(params: Path, scale: str) -> Plan:
+    _refuse_folder(params, scale)
     place = StudyFiles.of(params, scale).plan
     if not place.is_file():
         if not params.is_file():

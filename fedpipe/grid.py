@@ -97,7 +97,7 @@ def settings(
     """
     values = ", ".join(f"{name}: {value}" for name, value in point.values.items())
     at = [f"at the point {values} of study.grid"] if values else []
-    with _told(at):
+    with _saying_where(at):
         there = config.override(raw, point.changes, above)
     groups: dict[str, list[str]] = {}
     own: dict[str, dict[str, Any]] = {}
@@ -110,14 +110,14 @@ def settings(
         if not (point.changes or own[name]):
             yield study, labels
             continue
-        with _told([*at, *([f"with algorithms.{labels[0]}.with"] if own[name] else [])]):
+        with _saying_where([*at, *([f"with algorithms.{labels[0]}.with"] if own[name] else [])]):
             params = config.parse(config.override(there, own[name], above), None, labels, obtain)
         yield params, labels
 
 
 @contextmanager
-def _told(places: list[str]) -> Iterator[None]:
-    """Say behind each sentence about settings where they are."""
+def _saying_where(places: list[str]) -> Iterator[None]:
+    """Add to each sentence about wrong settings where in the study they are."""
     try:
         yield
     except SettingsError as error:
@@ -126,7 +126,7 @@ def _told(places: list[str]) -> Iterator[None]:
 
 
 def concerns(keys: list[str], label: str) -> bool:
-    """Whether some of these keys makes a difference to an algorithm."""
+    """Whether any of these keys makes a difference to an algorithm."""
     return any(
         not within(key, "algorithms") or key == "algorithms" or within(key, f"algorithms.{label}") for key in keys
     )
@@ -159,7 +159,7 @@ def _check(name: str, key: str, raw: dict[str, Any], study: Params) -> None:
 
 
 def _refuse_unknown(where: str, key: str, study: Params) -> None:
-    """Refuse a key that begins with no section, as `mu`; the sentence names those that end so."""
+    """Refuse a key that begins with no section, as `mu`; the sentence names the full keys that end in it."""
     if key.partition(".")[0] in Params.model_fields:
         return
     components = {f"algorithms.{label}": study.algorithms[label] for label in study.study.algorithms}

@@ -277,7 +277,7 @@ class Results:
             yield
 
     def _frames(self, of: Any) -> pd.DataFrame:
-        frames = [results.labelled(self.plan, cell, of(cell)) for cell in results.cells(self.plan)]
+        frames = [results.labeled(self.plan, cell, of(cell)) for cell in results.cells(self.plan)]
         return pd.concat(frames, ignore_index=True)
 
     def _joined(self, name: str) -> pd.DataFrame:

@@ -183,6 +183,15 @@ def test_a_study_that_was_never_run_is_told_how_to(
         (("download", "digit"), "dataset.name: unknown data set 'digit'; did you mean 'digits'?"),
         (("plan",), "params.yaml: there is no such file; run from the folder that holds it."),
         (("show",), "params.yaml: there is no such file; run from the folder that holds it."),
+        *(
+            (
+                (command, "--params", "studies/a", "--scale", "smoke"),
+                "studies/a is a folder, and --params should be one study's file here; "
+                "`snakemake all --config params=studies/a scale=smoke --profile workflow/profiles/local` makes all "
+                "studies in a folder.",
+            )
+            for command in ("run", "show")
+        ),
         (
             ("segment", "results/runs/fedavg/0123456789ab", "--stop", "3"),
             "results/runs/fedavg/0123456789ab/run.yaml is missing; run `fedpipe plan` to write it again.",
@@ -193,6 +202,7 @@ def test_a_study_that_was_never_run_is_told_how_to(
 def test_a_mistake_is_one_sentence_and_status_2(
     arguments: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    Path("studies/a").mkdir(parents=True)
     assert refused(monkeypatch, capsys, *arguments) == sentence
 
 
@@ -282,6 +292,22 @@ def test_a_dry_run_prints_a_line_a_run_that_ends_with_its_key() -> None:
     assert re.fullmatch(r"fedavg +seed 0  dataset\.test_share=0\.2; dataset\.test_share=0\.3  [0-9a-f]{12}", one)
     assert len(others) == 2
     assert all(re.search(r"^fedprox .* [0-9a-f]{12}$", line) for line in others)
+
+
+def test_a_mistake_in_a_folder_of_studies_names_the_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("studies").mkdir()
+    for name in ("one", "two"):
+        Path(f"studies/{name}.yaml").write_text("study: {algorithms: [fedavg]}\n")
+    assert len(printed("plan", "--dry-run", "--params", "studies").splitlines()) == 2
+    for text, sentence in (
+        ("federation: {rounds: 0}\n", "federation.rounds: 0 can't be used; it should be greater than or equal to 1."),
+        ("a: [\n", "it is not valid YAML (line 2, column 1: expected the node content, but found '<stream end>')."),
+    ):
+        Path("studies/two.yaml").write_text(text)
+        assert refused(monkeypatch, capsys, "plan", "--params", "studies") == f"studies/two.yaml: {sentence}"
+    assert not Path("results").exists(), "nothing is written of the others"
 
 
 def test_plan_takes_another_study() -> None:

@@ -146,9 +146,9 @@ def compare(measured: Mapping[Place, Measured], scale: Scale) -> Comparison:
     spreads = _spreads(printed, there)
     cells = {}
     for place in places():
-        verdict = _verdict(printed.get(place), there.get(place), spreads.get(_column(place)), scale)
-        cells[place] = Cell(place, printed.get(place), there.get(place), verdict, "")
-        cells[place] = Cell(place, printed.get(place), there.get(place), verdict, _word(cells[place]))
+        both = printed.get(place), there.get(place)
+        verdict = _verdict(*both, spreads.get(_column(place)), scale)
+        cells[place] = Cell(place, *both, verdict, _word(*both, verdict))
     return Comparison(scale, cells, {} if scale == "smoke" else _orders(printed, there))
 
 
@@ -197,18 +197,20 @@ def shown(paper: Paper, name: str) -> list[Place]:
 
 
 def checked(paper: Paper, name: str, claim: Claim, comparison: Comparison) -> list[Checked]:
-    """A claim, column by column, in print and as measured; nothing is measured at scale smoke."""
+    """A claim, column by column, in print and as measured; not by what ran at scale smoke or on generated data."""
     table = paper.tables[name]
     found = []
     for column in claim.columns or table.leaves:
         cells = {
             row: comparison.cells[_at(paper, name, row, column)] for row in table.rows if not table.rows[row].minus
         }
-        targets = {row: cell.published for row, cell in cells.items() if cell.published}
-        printed = {
-            row: _number(number) for row, number in targets.items() if number.mean is not None and _sound(number)
+        in_print = {row: cell.published for row, cell in cells.items() if cell.published}
+        printed = {row: _number(number) for row, number in in_print.items() if number.status == "target"}
+        here = {
+            row: cell.measured.number
+            for row, cell in cells.items()
+            if cell.measured and cell.measured.number and not cell.measured.generated and comparison.scale != "smoke"
         }
-        here = {row: cell.number for row, cell in cells.items() if cell.number and comparison.scale != "smoke"}
         theirs = _contrast(claim, printed, verdicts.pooled(printed.values()))
         ours = _contrast(claim, here, verdicts.pooled([*printed.values(), *here.values()]))
         found.append(Checked(column, *theirs, *ours))
@@ -257,40 +259,36 @@ def _lacking(value: Hashable) -> bool:
 
 
 def _verdict(
-    number: Published | None, here: Measured | None, spread: verdicts.Spread | None, scale: Scale
+    printed: Published | None, here: Measured | None, spread: verdicts.Spread | None, scale: Scale
 ) -> Verdict | None:
     """What is said of a measured value; nothing at a scale other than that of the paper."""
-    if number is None or here is None or here.number is None or here.generated or scale != "paper":
+    if printed is None or here is None or here.number is None or here.generated or scale != "paper":
         return None
-    match number.status:
+    match printed.status:
         case "target":
-            return verdicts.value(_number(number), here.number, spread, here.tests or 1)
+            return verdicts.value(_number(printed), here.number, spread, here.tests or 1)
         case "failed":
             return verdicts.failed(here.number, here.diverged, here.classes or 1)
         case "formula" | "setting":
-            expected = here.expected if number.mean is None else number.mean
+            expected = here.expected if printed.mean is None else printed.mean
             return None if expected is None else verdicts.exactly(expected, here.number.mean)
     return None
 
 
-def _word(cell: Cell) -> str:
-    if cell.verdict:
-        return cell.verdict.word
-    if cell.published is None or cell.published.status == "absent":
+def _word(printed: Published | None, here: Measured | None, verdict: Verdict | None) -> str:
+    if verdict:
+        return verdict.word
+    if printed is None or printed.status == "absent":
         return UNPRINTED
-    if cell.measured and cell.number:
-        return STOOD_IN if cell.measured.generated else UNJUDGED
+    if here and here.number:
+        return STOOD_IN if here.generated else UNJUDGED
     return UNMEASURED
 
 
-def _number(number: Published) -> Number:
-    if number.mean is None:
-        raise ValueError(f"{number.place} has no number in print.")
-    return Number(number.mean, number.std, number.runs)
-
-
-def _sound(number: Published) -> bool:
-    return number.status == "target"
+def _number(printed: Published) -> Number:
+    if printed.mean is None:
+        raise ValueError(f"{printed.place} has no number in print.")
+    return Number(printed.mean, printed.std, printed.runs)
 
 
 def _column(place: Place) -> tuple[str, str, str, str]:
@@ -303,7 +301,7 @@ def _columns(
     """Of each column that print has targets in, these and the measured numbers by row."""
     found: dict[tuple[str, str, str, str], tuple[dict[str, Number], dict[str, Number]]] = {}
     for place, number in printed.items():
-        if _sound(number):
+        if number.status == "target":
             targets, here = found.setdefault(_column(place), ({}, {}))
             targets[place.row] = _number(number)
             cell = there.get(place)

@@ -183,7 +183,7 @@ def _curves(names: _Names, figure: Figure, found: Found) -> Drawn | None:
     if not rows:
         return None
     frame = _over_seeds(rows, ["panel", "line", "x"])
-    return _csv(figures.curves(frame, y_label=LABELS[measure]), frame)
+    return _with_numbers(figures.curves(frame, y_label=LABELS[measure]), frame)
 
 
 def _sweep(names: _Names, figure: Figure, found: Found) -> Drawn | None:
@@ -202,7 +202,7 @@ def _sweep(names: _Names, figure: Figure, found: Found) -> Drawn | None:
         return None
     keys = [name for name in ("measure", "panel", "line", "x") if name in rows[0]]
     frame = _over_seeds(rows, keys)
-    return _csv(figures.sweep(frame, figure.x_label, LABELS["accuracy"], figure.log), frame)
+    return _with_numbers(figures.sweep(frame, figure.x_label, LABELS[figure.measures[0]], figure.log), frame)
 
 
 def _bars(names: _Names, figure: Figure, found: Found) -> Drawn | None:
@@ -223,7 +223,7 @@ def _bars(names: _Names, figure: Figure, found: Found) -> Drawn | None:
         return None
     grouped = pd.DataFrame(rows).groupby(["panel", "line"], sort=False)["value"]
     frame = grouped.agg(lambda values: values.mean(skipna=False)).reset_index()
-    return _csv(figures.bars(frame, "rounds to the target"), frame)
+    return _with_numbers(figures.bars(frame, "rounds to the target"), frame)
 
 
 def _heatmaps(names: _Names, figure: Figure, found: Found) -> Drawn | None:
@@ -240,7 +240,7 @@ def _heatmaps(names: _Names, figure: Figure, found: Found) -> Drawn | None:
             named = names.panel(study, cell) or _scheme(study, cell)
             rows += _counts(key, named)
     frame = pd.DataFrame(rows).drop_duplicates(["panel", "row", "column"])
-    return _csv(figures.heatmaps(frame, z_label="training samples", columns=2), frame)
+    return _with_numbers(figures.heatmaps(frame, z_label="training samples", columns=2), frame)
 
 
 def _scheme(study: Study, cell: Cell) -> str:
@@ -275,7 +275,7 @@ def _norms(names: _Names, found: Found) -> Drawn | None:
     if not rows:
         return None
     frame = pd.DataFrame(rows).drop_duplicates(["panel", "row", "column"])
-    return _csv(figures.heatmaps(frame, y_label="client (or class)"), frame)
+    return _with_numbers(figures.heatmaps(frame, y_label="client (or class)"), frame)
 
 
 def _changed(study: Study, cell: Cell) -> str:
@@ -293,8 +293,7 @@ def _panel(norms: pd.DataFrame, name: str, column: str, measure: str) -> list[di
 def _matrices(names: _Names, found: Found) -> Drawn | None:
     """SL and CR of global models, as measured on the global test set in the last round."""
     rows: list[dict[str, Any]] = []
-    wanted = [(study, cell) for study, _, cell in found]
-    for study, cell in wanted:
+    for study, _, cell in found:
         frame = artifacts.frame(artifacts.read_joined(cell.joined.matrices))
         frame = frame[(frame["source"] == "measured") & (frame["client"] == -1)]
         frame = frame[frame["round"] == frame["round"].max()]
@@ -315,7 +314,7 @@ def _matrices(names: _Names, found: Found) -> Drawn | None:
     if not rows:
         return None
     frame = pd.DataFrame(rows)
-    return _csv(figures.heatmaps(frame, "class", "class", columns=2), frame)
+    return _with_numbers(figures.heatmaps(frame, "class", "class", columns=2), frame)
 
 
 def _circles(names: _Names, figure: Figure, found: Found) -> Drawn | None:
@@ -329,14 +328,15 @@ def _circles(names: _Names, figure: Figure, found: Found) -> Drawn | None:
     if not frames:
         return None
     frame = pd.concat(frames)[["panel", "class", "share", "norm", "contrary"]]
-    return _csv(figures.circles(frame, "norm of the head's row"), frame)
+    return _with_numbers(figures.circles(frame, "norm of the head's row"), frame)
 
 
 def _scatter(names: _Names, figure: Figure, found: Found) -> Drawn | None:
+    """The first run that was looked at."""
     for study, _, cell in found:
         for _, table in study.probes("features", cell):
             frame = table[["kind", "class", "x", "y"]]
-            return _csv(figures.scatter(frame), frame)
+            return _with_numbers(figures.scatter(frame), frame)
     return None
 
 
@@ -349,7 +349,7 @@ def _surface(names: _Names, figure: Figure, found: Found) -> Drawn | None:
     if not frames:
         return None
     frame = pd.concat(frames)[["panel", "x", "y", "value"]]
-    return _csv(figures.surface(frame), frame)
+    return _with_numbers(figures.surface(frame), frame)
 
 
 def _layers(names: _Names, figure: Figure, found: Found) -> Drawn | None:
@@ -363,11 +363,11 @@ def _layers(names: _Names, figure: Figure, found: Found) -> Drawn | None:
     if not frames:
         return None
     frame = pd.concat(frames)[["line", "layer", "mean", "std"]]
-    return _csv(figures.layers(frame), frame)
+    return _with_numbers(figures.layers(frame), frame)
 
 
 def _traces(names: _Names, figure: Figure, found: Found) -> Drawn | None:
-    """The first participant that has several classes, without WDR and with it."""
+    """Of the clients that the probe names, the first: without WDR and with it."""
     frames = []
     for study, _, cell in sorted(_first_seeds(found), key=lambda entry: entry[2].algorithm == "cwfedavg"):
         for _, table in study.probes("locals", cell):
@@ -380,7 +380,7 @@ def _traces(names: _Names, figure: Figure, found: Found) -> Drawn | None:
     last = frame[frame["step"] == frame.groupby("panel")["step"].transform("max")]
     steps = frame.rename(columns={"approximate": "value"})[["panel", "client", "class", "step", "value", "share"]]
     points = last.rename(columns={"panel": "group", "share": "true", "approximate": "estimate"})
-    return _csv(figures.traces(steps, points), steps)
+    return _with_numbers(figures.traces(steps, points), steps)
 
 
 def _first_seeds(found: Found) -> Iterator[tuple[Study, Part, Cell]]:
@@ -389,7 +389,7 @@ def _first_seeds(found: Found) -> Iterator[tuple[Study, Part, Cell]]:
             yield study, part, cell
 
 
-def _csv(svg: str, frame: pd.DataFrame) -> Drawn:
+def _with_numbers(svg: str, frame: pd.DataFrame) -> Drawn:
     return Drawn(svg, frame.to_csv(index=False, lineterminator="\n", float_format="%.6g"))
 
 

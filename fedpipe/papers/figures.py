@@ -92,7 +92,7 @@ def bars(frame: pd.DataFrame, x_label: str = "rounds to the target accuracy", mi
         rows = frame[frame["panel"] == panel].set_index("line").reindex(lines)
         values = rows["value"].to_numpy(dtype=float)
         std = rows["std"].to_numpy(dtype=float) if "std" in rows else np.zeros(len(lines))
-        ax.barh(range(len(lines)), values, color=style.COLOURS[0], height=0.66)
+        ax.barh(range(len(lines)), values, color=style.COLORS[0], height=0.66)
         ax.errorbar(values, range(len(lines)), xerr=std, fmt="none", ecolor="#444444", elinewidth=0.9)
         for place, (value, reach) in enumerate(zip(values, np.nan_to_num(std), strict=True)):
             there = np.isfinite(value)
@@ -180,7 +180,7 @@ def circles(frame: pd.DataFrame, y_label: str = "norm of the head's row, relativ
     top = frame["share"].max()
     for place, (ax, panel) in enumerate(zip(axes.flat, panels, strict=False)):
         part = frame[frame["panel"] == panel]
-        color = [RED if contrary else style.COLOURS[0] for contrary in part["contrary"]]
+        color = [RED if contrary else style.COLORS[0] for contrary in part["contrary"]]
         filled = [shade if share > 0 else "white" for shade, share in zip(color, part["share"], strict=True)]
         size = 12 + 300 * part["share"] / top
         ax.scatter(part["class"], part["norm"], s=size, c=filled, edgecolors=color, linewidths=0.9, alpha=0.85)
@@ -225,7 +225,7 @@ def scatter(frame: pd.DataFrame) -> Figure:
         for index, label in enumerate(classes):
             part = frame[(frame["panel"] == panel) & (frame["class"] == label)]
             dots, crosses = (part[part["kind"] == kind] for kind in ("feature", "row"))
-            color = style.COLOURS[index % len(style.COLOURS)]
+            color = style.COLORS[index % len(style.COLORS)]
             ax.scatter(dots["x"], dots["y"], s=7, color=color, alpha=0.55, linewidths=0, label=str(label))
             ax.scatter(crosses["x"], crosses["y"], s=75, marker="X", color=color, edgecolors="white", linewidths=1.1)
             for x, y in zip(crosses["x"], crosses["y"], strict=True):
@@ -257,7 +257,7 @@ def surface(frame: pd.DataFrame, z_label: str = "training loss") -> Figure:
         grid = frame[frame["panel"] == panel].pivot(index="y", columns="x", values="value")
         filled = ax.contourf(grid.columns, grid.index, grid, levels=levels, cmap="Blues", extend="max")
         ax.contour(grid.columns, grid.index, grid, levels=levels, colors="#444444", linewidths=0.45)
-        ax.plot(0, 0, marker="P", color=style.COLOURS[1], markersize=8, markeredgecolor="white")
+        ax.plot(0, 0, marker="P", color=style.COLORS[1], markersize=8, markeredgecolor="white")
         ax.set(title=panel, aspect="equal", xlabel="direction 1")
         ax.xaxis.set_major_locator(MaxNLocator(4, prune="both"))
         ax.grid(visible=False)
@@ -317,12 +317,12 @@ def traces(steps: pd.DataFrame, points: pd.DataFrame) -> Figure:
     made = Figure(figsize=(style.WIDTH, 3.1))
     axes = made.subplots(1, len(panels) + 1)
     shares = steps.groupby("class")["value"].last()
-    heavy = set(shares.nlargest(len(style.COLOURS) - 1).index) if len(classes) > len(style.COLOURS) else set(classes)
+    heavy = set(shares.nlargest(len(style.COLORS) - 1).index) if len(classes) > len(style.COLORS) else set(classes)
     for ax, panel in zip(axes, panels, strict=False):
         for label in classes:
             part = steps[(steps["panel"] == panel) & (steps["class"] == label)]
             named = label in heavy
-            color = style.COLOURS[sorted(heavy).index(label)] if named else "#C8C8C8"
+            color = style.COLORS[sorted(heavy).index(label)] if named else "#C8C8C8"
             ax.plot(
                 part["step"],
                 part["value"],
@@ -337,7 +337,7 @@ def traces(steps: pd.DataFrame, points: pd.DataFrame) -> Figure:
     axes[0].set_ylabel("estimated share p̃")
     for index, (group, marker) in enumerate(zip(_unique(points, "group"), "^osDv", strict=False)):
         part = points[points["group"] == group]
-        color = style.COLOURS[index]
+        color = style.COLORS[index]
         axes[-1].scatter(part["true"], part["estimate"], s=22, marker=marker, color=color, alpha=0.8, label=group)
     end = 1.05 * max(points["true"].max(), points["estimate"].max())
     axes[-1].plot([0, end], [0, end], color="#888888", linewidth=0.8, linestyle=(0, (4, 3)))
@@ -376,7 +376,7 @@ def paths(frame: pd.DataFrame, columns: int = 4) -> Figure:
     for ax, panel in zip(axes.flat, panels, strict=False):
         for _, row in frame[frame["panel"] == panel].sort_values("critical", kind="stable").iterrows():
             (x, y), (right, other) = at(row["layer"], row["source"]), at(row["layer"] + 1, row["target"])
-            color = style.COLOURS[0] if row["weight"] > 0 else style.COLOURS[1]
+            color = style.COLORS[0] if row["weight"] > 0 else style.COLORS[1]
             dash = "-" if row["weight"] > 0 else (0, (4, 1.5))
             look = {"color": color, "linestyle": dash, "linewidth": 0.5 + 3 * abs(row["weight"]) / top}
             ax.plot([x, right], [y, other], **(look if row["critical"] else {"color": "#DDDDDD", "linewidth": 0.6}))
@@ -387,7 +387,7 @@ def paths(frame: pd.DataFrame, columns: int = 4) -> Figure:
         ax.margins(0.12)
     for ax in axes.flat:
         ax.set_axis_off()
-    signs = [Line2D([], [], color=style.COLOURS[0]), Line2D([], [], color=style.COLOURS[1], linestyle=(0, (4, 1.5)))]
+    signs = [Line2D([], [], color=style.COLORS[0]), Line2D([], [], color=style.COLORS[1], linestyle=(0, (4, 1.5)))]
     made.legend(signs, ["positive", "negative"], loc="outside upper left", ncols=2)
     return made
 

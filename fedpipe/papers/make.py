@@ -51,8 +51,9 @@ def write(scale: str) -> Comparison:
 
 
 def _about(studies: list[Study]) -> About:
-    """The commit, the hours of all runs, each once, what they ran on, and the day of the commit."""
-    runs = {cell.joined.path: (study, cell) for study in studies for cell in study.done}
+    """The commit, the hours of all runs, each once in its full length, what they ran on, and the day of the commit."""
+    done = sorted(((study, cell) for study in studies for cell in study.done), key=lambda entry: entry[1].rounds)
+    runs = {cell.files.path: (study, cell) for study, cell in done}  # of each, the last is the longest
     hours = sum(study.hours(cell) for study, cell in runs.values())
     makers: dict[str, None] = {}
     for _, cell in runs.values():

@@ -44,6 +44,7 @@ SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
 DROPPED = {"metadata", "style", "title"}  #: elements of a figure that a page has no use for
 ACTIVE = {"script", "foreignObject", "iframe", "a"}  #: elements that a figure must not have
+REFERENCE = re.compile(r"(?:^|\()#([^)]+)")  #: from one element of a figure to another: #name, or url(#name)
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,8 @@ def write(
 def inline(svg: str, prefix: str, label: str) -> str:
     """An SVG as a part of a page: with names of its own, and without what could act or ask for something.
 
+    Elements keep their names only where something refers to them: two that look the same have the same one.
+
     Raises
     ------
     ValueError
@@ -163,6 +166,10 @@ def inline(svg: str, prefix: str, label: str) -> str:
             raise ValueError(f"a figure can't have the element {element.tag.rpartition('}')[2]}.")
         for name, value in element.attrib.items():
             element.set(name, _attribute(name, value, prefix))
+    meant = {name for element in root.iter() for value in element.attrib.values() for name in REFERENCE.findall(value)}
+    for element in root.iter():
+        if element.get("id") not in meant:
+            element.attrib.pop("id", None)
     root.set("role", "img")
     root.set("aria-label", label)
     root.attrib.pop("width", None)

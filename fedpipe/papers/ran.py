@@ -92,11 +92,11 @@ class Study:
     def reported(self) -> dict[tuple[str, str, str], float]:
         """In percent, by method, run's key with its number of rounds, and protocol: what stands in the table."""
         report = self.plan.report
-        rounds = {(cell.algorithm, cell.seed, *results.point(self.plan, cell).values()): cell for cell in self.done}
+        by_point = {(cell.algorithm, cell.seed, *results.point(self.plan, cell).values()): cell for cell in self.done}
         frame = results.reported(self.accuracies, report.round, report.last_k)
         found = {}
         for row in frame.to_dict("records"):
-            cell = rounds[row["algorithm"], row["seed"], *(row[name] for name in self.plan.grid)]
+            cell = by_point[row["algorithm"], row["seed"], *(row[name] for name in self.plan.grid)]
             found[cell.algorithm, _at(cell), str(row["protocol"])] = 100 * float(row["accuracy"])
         return found
 
@@ -191,11 +191,11 @@ class Study:
     def hours_left(self, method: str, column: str) -> float:
         """About the hours that a method in a column would take, all seeds, on this machine; NaN where none can tell."""
         cells = [cell for cell in self.cells(method, column) if not cell.joined.marker.is_file()]
-        return sum(cell.rounds * self._hours.get(cell.key, math.nan) for cell in cells) if cells else math.nan
+        return sum(cell.rounds * self._hours_a_round.get(cell.key, math.nan) for cell in cells) if cells else math.nan
 
     @cached_property
-    def _hours(self) -> dict[str, float]:
-        return forecast.hours(planning.make(self.plan.params, self.plan.scale))
+    def _hours_a_round(self) -> dict[str, float]:
+        return forecast.hours_a_round(planning.make(self.plan.params, self.plan.scale))
 
     @cached_property
     def absent(self) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 Runs are of one kind where algorithm, model and data set have the same names. Seconds of training grow with the samples
 that are trained on, those of aggregation and evaluation with rounds and with the size of the data set. A forecast
-guesses nothing for a kind of which no run was made here; `hours`, for the papers' pages, takes the nearest kind.
+guesses nothing for a kind of which no run was made here; `hours_a_round`, for the papers' pages, takes the nearest
+kind.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a study may have
 
 
 class Kind(NamedTuple):
-    """What runs have in common that take as long for a sample."""
+    """What runs that take as long for a sample have in common."""
 
     algorithm: str
     model: str
@@ -98,7 +99,7 @@ def forecast(plan: NewPlan, cores: int | None = None) -> Forecast:
     return Forecast(len(left), len(seconds), max([sum(seconds) / at_once, *seconds], default=0.0), kept, sent)
 
 
-def hours(plan: NewPlan) -> dict[str, float]:
+def hours_a_round(plan: NewPlan) -> dict[str, float]:
     """About how many hours a round of each run takes, by its key, as runs of the nearest kind did; others are left out.
 
     Where only short runs on few samples lie here, their rates are high, and so is what they foretell.

@@ -62,7 +62,7 @@ def load(plan: Plan) -> pd.DataFrame:
     ArtifactError
         A run is not complete.
     """
-    frames = [labelled(plan, cell, accuracies(_read(cell.joined.metrics))) for cell in cells(plan)]
+    frames = [labeled(plan, cell, accuracies(_read(cell.joined.metrics))) for cell in cells(plan)]
     return pd.concat(frames, ignore_index=True)
 
 
@@ -108,19 +108,19 @@ def over_seeds(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 def metrics(plan: Plan) -> pd.DataFrame:
     """Models on test sets, as ``metrics.parquet`` of all cells has them; client -1 is a model of the server."""
-    return pd.concat([labelled(plan, cell, _read(cell.joined.metrics)) for cell in cells(plan)], ignore_index=True)
+    return pd.concat([labeled(plan, cell, _read(cell.joined.metrics)) for cell in cells(plan)], ignore_index=True)
 
 
 def rounds(plan: Plan) -> pd.DataFrame:
     """Traffic by round: ``participants``, updates ``left_out``, mean bytes of one; and what methods recorded."""
-    return pd.concat([labelled(plan, cell, _read(cell.joined.rounds)) for cell in cells(plan)], ignore_index=True)
+    return pd.concat([labeled(plan, cell, _read(cell.joined.rounds)) for cell in cells(plan)], ignore_index=True)
 
 
 def traffic(plan: Plan) -> pd.DataFrame:
     """Bytes that a participant receives and sends in a round: the mean over rounds, one row a cell."""
     names = ["bytes_down", "bytes_up"]
     means = [_read(cell.joined.rounds)[names].mean().to_frame().T for cell in cells(plan)]
-    frames = [labelled(plan, cell, mean) for cell, mean in zip(cells(plan), means, strict=True)]
+    frames = [labeled(plan, cell, mean) for cell, mean in zip(cells(plan), means, strict=True)]
     return pd.concat(frames, ignore_index=True)
 
 
@@ -138,7 +138,7 @@ def left_out(plan: Plan) -> pd.DataFrame:
         rounds = _read(cell.joined.rounds)
         alone = rounds[rounds["left_out"] == rounds["participants"]]["round"]
         found = {"left_out": [int(rounds["left_out"].sum())], "diverged": [int(alone.min()) if len(alone) else 0]}
-        frames.append(labelled(plan, cell, pd.DataFrame(found)))
+        frames.append(labeled(plan, cell, pd.DataFrame(found)))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -156,7 +156,7 @@ def times(plan: Plan) -> pd.DataFrame:
         rounds = seconds(cell)["rounds"]
         sums = {name: [sum(float(spent.get(name, math.nan)) for spent in rounds)] for name in SECONDS}
         sums[EPOCH] = [sum(float(spent.get(EPOCH, math.nan)) for spent in rounds) / len(rounds)]
-        frames.append(labelled(plan, cell, pd.DataFrame(sums)))
+        frames.append(labeled(plan, cell, pd.DataFrame(sums)))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -180,7 +180,7 @@ def accuracies(metrics: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(averages, names=["average"]).rename("accuracy").reset_index()
 
 
-def labelled(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFrame:
+def labeled(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with columns before it that tell the cell."""
     columns: dict[str, Any] = {"algorithm": cell.algorithm, **point(plan, cell), "seed": cell.seed, "key": cell.key}
     for place, (name, value) in enumerate(columns.items()):

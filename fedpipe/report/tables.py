@@ -42,8 +42,8 @@ def table(plan: Plan) -> pd.DataFrame:
         ``algorithm``, a column a name of the grid, ``protocol``, ``average``, ``round``; ``mean`` and ``std`` over
         ``seeds`` of the accuracy in percent; ``bytes_down`` and ``bytes_up`` of a participant in a round, mean over
         rounds and seeds; ``left_out``, updates that were not finite, and ``diverged``, runs with a round in which all
-        failed. A protocol that an algorithm does not have has no mean and 0 seeds. Holds what methods have measured
-        beside the study's protocols, which people's table does not show; and no times, so that the
+        failed. A protocol that an algorithm does not have has no mean and 0 seeds. What methods have measured beside
+        the study's protocols is here, too, though people's table does not show it. There are no times, so that the
         same runs give the same bytes.
     """
     frame = results.load(plan)
@@ -142,7 +142,7 @@ def parts(plan: Plan, table: pd.DataFrame) -> list[str | Shown]:
                 "algorithm": algorithm,
                 **dict(zip(results.short(plan.grid), (value or DASH for value in point), strict=True)),
                 **seeds.get(key, {}),
-                **_shown(plan, cells),
+                **_by_own_protocol(plan, cells),
                 **{cell["protocol"]: _accuracy(cell) for cell in cells.to_dict("records")},
                 "bytes down": size(cells["bytes_down"].iloc[0]),
                 "bytes up": size(cells["bytes_up"].iloc[0]),
@@ -257,8 +257,8 @@ def _accuracy(cell: dict[Hashable, Any]) -> str:
     return f"{cell['mean']:.2f}" + (f" ± {cell['std']:.2f}" if cell["seeds"] > 1 else "")
 
 
-def _shown(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
-    """Where methods are shown by protocols of their own, the row's number by its method's, which stands beside it."""
+def _by_own_protocol(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
+    """The column `shown`, where some method is shown by a protocol of its own, which stands beside the row's number."""
     if not plan.shown:
         return {}
     algorithm = cells["algorithm"].iloc[0]

@@ -82,6 +82,13 @@ def test_a_page_takes_each_form(drawn, form):
     assert "<style" not in made
 
 
+def test_panels_that_look_the_same_leave_names_unique():
+    made = pages.inline(figures.heatmaps(cells(["a", "b"])), "x-", "twice the same")
+    names = re.findall(r'\bid="([^"]*)"', made)
+    assert len(set(names)) == len(names)
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', made)) == set(names)
+
+
 def test_a_panel_each_and_a_legend_of_several_lines_only():
     found = texts(figures.curves(lines(panels=("one", "two"), names=("fedavg", "feddw"))))
     assert [found.count(name) for name in ("one", "two", "fedavg", "feddw")] == [1, 1, 1, 1]

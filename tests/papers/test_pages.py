@@ -118,7 +118,8 @@ def test_a_cell_shows_both_numbers_its_verdict_in_words_and_what_it_is_made_of(f
     shown = f"{cell.number.mean:.2f} ± {cell.number.std:.2f}"
     (found,) = re.findall(rf'<td class="(\w+)">[^\n]*<a href="#([\w-]+)">{re.escape(shown)}</a>', text)
     assert found[0] == cell.word.partition(" ")[0]
-    assert re.search(rf'<span class="spoken">{re.escape(cell.word)}: </span><a href="#{found[1]}">', text)
+    sign = f'<span class="sign" aria-hidden="true">{pages.SIGNS[cell.word]}</span>'
+    assert f'{sign}<span class="spoken">{cell.word}: </span><a href="#{found[1]}">{shown}</a>' in text
     row = text[text.index(f'<tr id="{found[1]}">') :].partition("</tr>\n")[0]
     for told in ("66.24 ± 0.6", cell.word, *cell.measured.keys, cell.measured.trace, "floor 1.00"):
         assert told in row, told
@@ -134,9 +135,34 @@ def test_a_dash_tells_its_reason_with_the_hours_of_all_its_cells(folder):
 
 def test_what_was_run_stands_at_the_top(folder):
     for name in PAGES:
-        top = (folder / f"{name}.html").read_text().partition('<section class="table"')[0]
-        for told in ("<strong>paper</strong>", "12.5", "0123abc", "two cores", "2026-11-22"):
-            assert told in top or told == "2026-11-22"
+        text = (folder / f"{name}.html").read_text()
+        top = text.partition("</nav>")[2].partition("<h2")[0]
+        for told in ("<strong>paper</strong>", "12.5", "0123abc", "two cores"):
+            assert told in top
+        assert "0123abc</code> on 2026-11-22" in text.partition("<footer>")[2]
+
+
+def test_a_page_tells_what_the_paper_says_and_where_print_code_and_this_differ(folder):
+    for paper in layouts.papers().values():
+        text = html.unescape((folder / f"{paper.stem}.html").read_text())
+        for table in paper.tables.values():
+            assert table.caption in text
+            assert all(f"<h3>{claim.says}</h3>" in text for claim in table.claims)
+        for figure in paper.figures.values():
+            assert f"<p>{figure.says}</p>" in text
+        below = text.partition('<section id="deviations">')[2].partition("</section>")[0]
+        assert paper.deviations
+        for deviation in paper.deviations:
+            for told in (deviation.about, deviation.print, deviation.code, deviation.here):
+                assert told in below, told
+
+
+def test_what_was_not_run_stands_below_with_its_cost(folder):
+    text = (folder / "cwfedavg.html").read_text()
+    below = text.partition('<section id="cost">')[2].partition("</section>")[0]
+    row = next(row for row in below.split("<tr>") if "too costly" in row)
+    assert '<a href="#table-1">Table 1</a>' in row
+    assert "<td>18</td><td>some 2,700 h for 18 cells</td>" in row
 
 
 def test_no_signs_at_smaller_scales(whole, tmp_path):

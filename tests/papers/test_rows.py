@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -235,6 +236,17 @@ def test_pages_of_what_was_run_and_reasons_for_the_rest(ran: dict[str, NewPlan])
     assert not comparison.orders, "smoke judges nothing"
     with pytest.raises(SettingsError, match="'smok' is no scale of the papers; did you mean 'smoke'"):
         make.write("smok")
+
+
+def test_a_run_that_studies_share_in_two_lengths_counts_once(ran: dict[str, NewPlan]) -> None:
+    whole = ran["pfps_lwc/figure8"]
+    for planned in whole.runs:
+        collect.collect(planned.files, 1, whole.keep_models)
+    begun = dataclasses.replace(whole, cells=tuple(dataclasses.replace(cell, rounds=1) for cell in whole.cells))
+    hours = make._about([Study(whole)]).hours
+    assert hours > make._about([Study(begun)]).hours > 0
+    for studies_ in ([Study(begun), Study(whole)], [Study(whole), Study(begun)]):
+        assert make._about(studies_).hours == pytest.approx(hours)
 
 
 def test_a_run_that_is_not_done_costs_its_own_cells(ran: dict[str, NewPlan], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import yaml
 from fedpipe import artifacts
 from fedpipe import plan as planning
 from fedpipe.config import read
-from fedpipe.papers import layouts, published
+from fedpipe.papers import layouts, make, published
 from fedpipe.plan import NewPlan
 from tests.studies import ROOT
 
@@ -106,11 +106,35 @@ def test_a_study_has_its_smaller_scales(study: str) -> None:
         } or scale != "smoke"
 
 
+@pytest.mark.parametrize("study", [name(path) for path in FILES])
+def test_data_are_generated_at_scale_smoke_alone(study: str) -> None:
+    held = read(Path("studies/papers") / f"{study}.yaml")
+    scales = held.pop("scales")
+    assert [scale for scale, changes in scales.items() if "generate" in str(changes)] == ["smoke"]
+    assert "generate" not in str(held)
+
+
 @pytest.mark.slow
 def test_the_rates_of_feddual_are_a_scale() -> None:
     made = planned("feddual/table1", "rates")
     assert len(made.runs) == 3 * 3 * 5 * (7 + 4 + 4)
     assert made.report.best_over == ("federation.learning_rate", "algorithms.fedprox.mu", "algorithms.fednova.mu")
+
+
+def test_dvc_records_tables_and_pages_where_they_lie() -> None:
+    """Those of scale paper, too, whose name stands in no study's place."""
+    stages = yaml.safe_load((ROOT / "studies/papers" / artifacts.DVC).read_text())["stages"]
+
+    def out(stage: str, **item: str) -> Path:
+        (((place, _),),) = (found.items() for found in stages[stage]["outs"])
+        for key, value in item.items():
+            place = place.replace(f"${{item.{key}}}", value)
+        return Path(place)
+
+    path = Path("studies/papers/feddw/table1.yaml")
+    assert out("whole", study="feddw/table1") == artifacts.StudyFiles.of(path, "paper").plan.parent
+    assert out("table", study="feddw/table1", scale="smoke") == artifacts.StudyFiles.of(path, "smoke").plan.parent
+    assert out("pages", scale="paper") == make.place("paper")
 
 
 def test_every_table_that_needs_runs_is_declared() -> None:

@@ -129,9 +129,9 @@ def _recorded(project: Project, folder: Path) -> None:
     path = project.folder / "studies/papers/dvc.yaml"
     text = path.read_text()
     path.write_text(
-        text.replace("scales: []", "scales: [smoke]").replace(
-            "studies: []", "studies: [pfps_lwc/table5, pfps_lwc/figure8]"
-        )
+        text.replace("pages: []", "pages: [smoke]")
+        .replace("scales: []", "scales: [smoke]")
+        .replace("studies: []", "studies: [pfps_lwc/table5, pfps_lwc/figure8]")
     )
     project.run("dvc", "remote", "add", "-d", "store", str(folder / "store"))
     project.run("dvc", "repro", "studies/papers/dvc.yaml")

@@ -143,7 +143,7 @@ def test_dvcs_plots_have_the_figures_colors():
     template = json.loads((ROOT / ".dvc/plots/curves.json").read_text())
     color = template["spec"]["encoding"]["color"]
     assert (color["field"], color["sort"]) == ("line", None)
-    assert color["scale"] == {"range": list(style.COLOURS)}
+    assert color["scale"] == {"range": list(style.COLORS)}
     assert [layer["mark"]["type"] for layer in template["spec"]["layer"]] == ["area", "line"]
 
 

@@ -73,9 +73,9 @@ def test_hours_of_a_cell_are_those_of_the_nearest_kind(measured: dict[str, float
     """Of another algorithm with the same model and data, where this one never ran; of another model, nothing."""
     studies.write(studies.settings(labels=("fedprox",), federation={"local_epochs": 2}, rounds=7), Path())
     plan = planning.make()
-    assert forecast.hours(plan) == {plan.runs[0].key: pytest.approx((2 * 3.0 + 2.0) / 3600, rel=0.02)}
+    assert forecast.hours_a_round(plan) == {plan.runs[0].key: pytest.approx((2 * 3.0 + 2.0) / 3600, rel=0.02)}
     studies.write(studies.settings(model={"name": "cnn", "hidden": 16}), Path())
-    assert not forecast.hours(planning.make())
+    assert not forecast.hours_a_round(planning.make())
 
 
 def test_a_study_of_more_than_a_day_is_not_started_unasked(

@@ -101,7 +101,7 @@ def test_a_browser_draws_all_plots_without_a_network(two: Any, tmp_path: Path) -
     assert len(painted) == 4
     for line in range(2):
         color = style.line(line)["color"].lower()
-        assert painted[0].get(color, 0) > 100, f"the curve of line {line} is not in its colour of the figures"
+        assert painted[0].get(color, 0) > 100, f"the curve of line {line} is not in its color of the figures"
     assert all(len(colors) > 3 for colors in painted), "each plot has more than text on a ground"
 
 

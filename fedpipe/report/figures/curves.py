@@ -24,7 +24,7 @@ from fedpipe.report.figures import style
 
 COLUMNS = {1: 1, 2: 2, 4: 2}  #: of panels, by number of protocols; 3 for all others
 LABELED = 6  #: from so many lines on they have labels at their ends: a legend's order says nothing of theirs
-CROWD = len(style.COLOURS)  #: more lines than these can't be told apart in one panel
+CROWD = len(style.COLORS)  #: more lines than these can't be told apart in one panel
 REFERENCE = "fedavg"  #: what the panels of many algorithms compare with, in grey; where there is none, the first line
 GREY = {"color": "#A8A8A8", "linewidth": 1.0}
 

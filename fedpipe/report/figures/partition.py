@@ -38,7 +38,7 @@ def figure(counts: Integers, settings: dict[str, Any]) -> Figure:
     made = Figure(figsize=(style.WIDTH, height))
     cells, bars = made.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
     image = _cells(cells, counts)
-    bars.barh(range(clients), counts.sum(axis=1), color=style.COLOURS[0], height=0.75)
+    bars.barh(range(clients), counts.sum(axis=1), color=style.COLORS[0], height=0.75)
     bars.set_xlabel("training samples")
     bars.grid(visible=False, axis="y")
     bars.tick_params(left=False)

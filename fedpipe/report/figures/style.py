@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from fedpipe import artifacts
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7F7F7F", "#882255", "#332288")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7F7F7F", "#882255", "#332288")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 WIDTH = 7.0  #: of a page, in inches
@@ -83,7 +83,7 @@ def figure(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
 def line(index: int) -> dict[str, Any]:
     """Color, dash and marker of the line with this index; those of the first 220 differ pairwise."""
     return {
-        "color": COLOURS[index % len(COLOURS)],
+        "color": COLORS[index % len(COLORS)],
         "linestyle": DASHES[index % len(DASHES)],
         "marker": MARKERS[index % len(MARKERS)],
         "markeredgecolor": "white",
