@@ -29,7 +29,7 @@ class ArchiveError(ArtifactError):
     def __init__(self, archive: Path, reason: object) -> None:
         super().__init__(
             f"{archive} is damaged ({reason}); delete it and {archive.with_name('segments')}, then `dvc checkout` "
-            "brings back what DVC has recorded, and `snakemake all` makes the rest again."
+            "brings back what DVC has recorded, and `fedpipe run` makes the rest again."
         )
 
 

@@ -41,7 +41,7 @@ STUDIES = Path("studies")  #: where other studies lie
 PAPERS = STUDIES / "papers"  #: those of the four papers
 DVC = "dvc.yaml"  #: beside studies, a file of DVC's own
 LOCK = Path(".snakemake/archive.lock")  #: held while a pack is written; neither git nor DVC looks there
-RESTORE = "`dvc checkout` brings back what DVC has recorded, and `snakemake all` makes the rest again"
+RESTORE = "`dvc checkout` brings back what DVC has recorded, and `fedpipe run` makes the rest again"
 ATTEMPTS = 5  #: to write a file whose folder other processes sweep
 TENSORS = ("server.pt", "clients.pt")  #: a round's files that no pack takes: they are mapped from files of their own
 _T = TypeVar("_T")
@@ -372,8 +372,8 @@ def studies(params: Path) -> list[Path]:
 
 def making(params: Path, scale: str = PAPER) -> str:
     """The command that makes a study, as it is typed."""
-    asked = [*([] if params == PARAMS else [f"params={params}"]), *([] if scale == PAPER else [f"scale={scale}"])]
-    return shlex.join(["snakemake", "all", *(["--config", *asked] if asked else [])])
+    study = [] if params == PARAMS else ["--params", str(params)]
+    return shlex.join(["fedpipe", "run", *study, *([] if scale == PAPER else ["--scale", scale])])
 
 
 def dataset_file(name: str) -> Path:
@@ -710,7 +710,7 @@ def _read(path: Path, sha256: str | None) -> bytes:
 
 
 def _missing(path: Path) -> ArtifactError:
-    return ArtifactError(f"{path} is missing; run `snakemake all` to make it again.")
+    return ArtifactError(f"{path} is missing; type `fedpipe run` to make it again.")
 
 
 def _damaged(path: Path, found: str, sha256: str) -> ArtifactError:

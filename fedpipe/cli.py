@@ -164,7 +164,7 @@ def run(
     snakemake = _snakemake()
     if not (yes or dry_run) and _runs_here(profile):
         _refuse_long(params, scale, jobs)
-    _, *all_of_it = shlex.split(artifacts.making(artifacts.study(params), scale))
+    all_of_it = _everything(artifacts.study(params), scale)
     limit = [] if jobs is None else ["--cores" if _runs_here(profile) else "--jobs", str(jobs)]
     command = [snakemake, *all_of_it, "--profile", profile, *(["-n"] if dry_run else []), *limit, *further]
     typer.echo(shlex.join(command), err=True)
@@ -668,10 +668,17 @@ def _planned(path: Path, scale: str, several: bool) -> NewPlan:
 def _refuse_folder(params: Path, scale: str) -> None:
     """Refuse a folder of studies where one is wanted."""
     if params.is_dir():
+        command = shlex.join(["snakemake", *_everything(params, scale), "--profile", LOCAL])
         raise SettingsError(
-            f"{params} is a folder, and --params should be one study's file here; "
-            f"`{artifacts.making(params, scale)} --profile {LOCAL}` makes all studies in a folder."
+            f"{params} is a folder, and --params should be one study's file here; `{command}` makes all studies in a "
+            "folder."
         )
+
+
+def _everything(params: Path, scale: str) -> list[str]:
+    """What snakemake is asked for to make a study, or all in a folder."""
+    asked = [*([] if params == PARAMS else [f"params={params}"]), *([] if scale == PAPER else [f"scale={scale}"])]
+    return ["all", *(["--config", *asked] if asked else [])]
 
 
 def _plan(params: Path, scale: str) -> Plan:
@@ -680,7 +687,7 @@ def _plan(params: Path, scale: str) -> Plan:
     if not place.is_file():
         if not params.is_file():
             raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
-        raise ArtifactError(f"{place} is missing; run `{artifacts.making(params, scale)}` first.")
+        raise ArtifactError(f"{place} is missing; type `{artifacts.making(params, scale)}` first.")
     return Plan.read(place)
 
 

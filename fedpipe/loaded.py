@@ -347,7 +347,7 @@ def _current(params: Path) -> Plan:
         raise SettingsError(f"{params}: there is no such file; it should be a study's, or a folder of results.")
     files = StudyFiles.of(params)
     if not files.plan.is_file():
-        raise ArtifactError(f"{files.plan} is missing; run `{artifacts.making(params)}` first.")
+        raise ArtifactError(f"{files.plan} is missing; type `{artifacts.making(params)}` first.")
     plan = Plan.read(files.plan)
     sources = artifacts.read_json(files.sources) if files.sources.is_file() else None
     if sources is None or any(pins.changed(Path(path), mark) for path, mark in sources.items()):
@@ -355,7 +355,7 @@ def _current(params: Path) -> Plan:
 
         if artifacts.json_bytes(planning.make(params).held()) != artifacts.json_bytes(plan.held()):
             raise ArtifactError(
-                f"{files.plan} is not the plan of {params} as it is now; run `{artifacts.making(params)}`, or load "
+                f"{files.plan} is not the plan of {params} as it is now; type `{artifacts.making(params)}`, or load "
                 f"the folder {files.path} for the results of the earlier one."
             )
     return plan

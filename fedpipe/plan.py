@@ -134,7 +134,7 @@ class Settings:
         if (found := code.of(*component.made_of()).text) != described["code"]:
             raise ArtifactError(
                 f"run {self.key} is of other code of {kind.name} '{described['name']}' ({described['code']}) than lies "
-                f"here ({found}); run `snakemake all`, which plans again, or restore that code."
+                f"here ({found}); type `fedpipe run`, which plans again, or restore that code."
             )
         return component
 

@@ -68,9 +68,7 @@ def read(files: ProbeFiles) -> dict[str, Any]:
     if names != [path.stem, *(above.name for above in list(path.parents)[:2])] or kind not in code.PROBES:
         raise ArtifactError(f"{path} was edited: its key would be {key}; change the study's `probes` instead.")
     if settings["code"] != code.probe(kind):
-        raise ArtifactError(
-            f"{path} is of other code of {kind} than lies here; run `snakemake all`, which plans again."
-        )
+        raise ArtifactError(f"{path} is of other code of {kind} than lies here; type `fedpipe run`, which plans again.")
     return settings
 
 

@@ -160,8 +160,8 @@ def test_describe_finds_ones_own_components() -> None:
 @pytest.mark.parametrize(
     ("study", "plan", "command"),
     [
-        ("params.yaml", "results/plan.json", "snakemake all"),
-        ("studies/two.yaml", "results/studies/two/plan.json", "snakemake all --config params=studies/two.yaml"),
+        ("params.yaml", "results/plan.json", "fedpipe run"),
+        ("studies/two.yaml", "results/studies/two/plan.json", "fedpipe run --params studies/two.yaml"),
     ],
 )
 def test_a_study_that_was_never_run_is_told_how_to(
@@ -169,7 +169,7 @@ def test_a_study_that_was_never_run_is_told_how_to(
 ) -> None:
     Path("studies").mkdir()
     Path(study).touch()
-    sentence = f"{plan} is missing; run `{command}` first."
+    sentence = f"{plan} is missing; type `{command}` first."
     assert refused(monkeypatch, capsys, "status", "--params", study) == sentence
 
 

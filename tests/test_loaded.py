@@ -250,7 +250,7 @@ def test_an_edited_study_is_refused_and_its_folder_is_not(study: Path, tmp_path:
     params = yaml.safe_load((study / "params.yaml").read_text())
     params["algorithms"]["pfedme"]["attraction"] = 2.0
     studies.write(params, tmp_path / "copy")
-    with pytest.raises(ArtifactError, match=r"results/plan.json is not the plan of params.yaml as it is now; run `"):
+    with pytest.raises(ArtifactError, match=r"results/plan.json is not the plan of params.yaml as it is now; type `"):
         fedpipe.load(tmp_path / "copy")
     assert fedpipe.load(tmp_path / "copy/results").settings("pfedme", alpha=0.3)["algorithm"]["attraction"] == 5.0
     damaged = next((tmp_path / "copy/results/runs/fedavg").glob("*/joined/0003/metrics.parquet"))
@@ -296,7 +296,7 @@ def test_a_folder_without_a_study_is_told(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"there is no params.yaml in that folder or above it"):
         fedpipe.load(tmp_path / "params.yaml")
     studies.write(studies.settings(), tmp_path)
-    with pytest.raises(ArtifactError, match=r"results/plan.json is missing; run `snakemake all` first"):
+    with pytest.raises(ArtifactError, match=r"results/plan.json is missing; type `fedpipe run` first"):
         fedpipe.load(tmp_path)
 
 

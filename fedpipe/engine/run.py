@@ -375,7 +375,7 @@ class Run:
                         f"{self.files.path}: round {earlier} was made with another {name} (SHA-256 of its content: "
                         f"{recorded.get(name, 'not recorded')}) than lies in {lies[name]} "
                         f"({here[name]}); bring that one back, as `dvc checkout` does where DVC has recorded it, or "
-                        f"delete {self.files.path} and run `snakemake all` to make the run anew."
+                        f"delete {self.files.path} and type `fedpipe run` to make the run anew."
                     )
 
     def _measured(self, number: int) -> bool:

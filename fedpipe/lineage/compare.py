@@ -83,7 +83,7 @@ def _read(name: str, report: Reported | None) -> Revision:
     """The revision whose files are in the current folder, as the baseline reports its numbers."""
     place = StudyFiles.of(PARAMS).plan
     if name == WORKSPACE and not place.is_file():
-        raise ArtifactError(f"{place} is missing; run `{artifacts.making(PARAMS)}` first.")
+        raise ArtifactError(f"{place} is missing; type `{artifacts.making(PARAMS)}` first.")
     try:
         plan = Plan.read(place)
     except ArtifactError:

@@ -71,7 +71,7 @@ def _accuracies(one: RunFiles, other: RunFiles) -> list[str]:
     frames = []
     for files in (one, other):
         if not (joined := files.all_joined()):
-            raise ArtifactError(f"{files.path}: no study's rounds of it are complete; run `snakemake all` first.")
+            raise ArtifactError(f"{files.path}: no study's rounds of it are complete; type `fedpipe run` first.")
         frame = results.accuracies(artifacts.frame(artifacts.read_joined(joined[-1].metrics)))
         frames.append(frame[frame["average"] == "sample"].set_index(["protocol", "round"])["accuracy"])
     lines = []

@@ -20,7 +20,7 @@ def verify(plan: Plan) -> Verdict:
     changed = [path for path, mark in sources.items() if pins.changed(Path(path), mark)]
     try:
         if not changed and not _is(plan, planning.make(plan.params, plan.scale)):
-            said = f"{place.plan}: not what {plan.params} gives; delete it and run `{report.command(plan)}`"
+            said = f"{place.plan}: not what {plan.params} gives; delete it and type `{report.command(plan)}`"
             return Verdict(said, False)
         for cell in results.cells(plan):
             cell.joined.check()
@@ -31,7 +31,7 @@ def verify(plan: Plan) -> Verdict:
         return Verdict(f"{place.path}: {error}", False)
     if wrong := report.differing(made):
         listed = ", ".join(map(str, wrong))
-        advice = f"delete what is there of them and run `{report.command(plan)}`"
+        advice = f"delete what is there of them and type `{report.command(plan)}`"
         return Verdict(f"{place.path}: not what the runs of {plan.params} give: {listed}; {advice}", False)
     more = f" and {len(changed) - 1} more files" if len(changed) > 1 else ""
     since = f"; {changed[0]}{more} changed since they were made" if changed else ""

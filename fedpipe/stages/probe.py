@@ -27,7 +27,7 @@ def probe(path: Path, execution: Execution, threads: int = 1) -> None:
     key, label = (above.name for above in list(path.parents)[1:3])
     run, number = Run(RunFiles.of(label, key), execution, threads), settings["round"]
     if number not in run.files.complete():
-        raise ArtifactError(f"{run.files.path}: round {number} is not complete; run `snakemake all` to make it.")
+        raise ArtifactError(f"{run.files.path}: round {number} is not complete; type `fedpipe run` to make it.")
     if not run.files.round(number).server.exists():
         from fedpipe.probes import models
 

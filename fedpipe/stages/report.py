@@ -100,7 +100,7 @@ def show(plan: Plan) -> str:
     """
     folder, table = plan.study.figures, plan.study.tables / "results.md"
     if table.is_file() and len(_complete(plan)) < len(plan.cells):
-        raise ArtifactError(f"{table} is of an earlier plan; run `{command(plan)}` to make the runs of this one.")
+        raise ArtifactError(f"{table} is of an earlier plan; type `{command(plan)}` to make the runs of this one.")
     check(plan, table.name)
     names = ["curves", "matrices", *(f"partition-{name}" for name in plan.partition_names.values())]
     figures: list[Path] = [path for name in names if (path := folder / f"{name}.svg").is_file()]
@@ -118,11 +118,11 @@ def check(plan: Plan, *names: str) -> None:
     """
     for path in (plan.study.tables / name for name in names):
         if not path.is_file():
-            raise ArtifactError(f"{path} is missing; run `{command(plan)}` to make it.")
+            raise ArtifactError(f"{path} is missing; type `{command(plan)}` to make it.")
     for path in differing(tables(plan)):
         if path.name in names:
             raise ArtifactError(
-                f"{path} is not what the runs of {plan.params} give; delete it and run `{command(plan)}`."
+                f"{path} is not what the runs of {plan.params} give; delete it and type `{command(plan)}`."
             )
 
 

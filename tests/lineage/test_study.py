@@ -65,9 +65,7 @@ def test_verify_names_every_file_that_the_runs_do_not_give(study: Path, harm: Ca
     for name in FILES:
         whole = Path(name).read_bytes()
         harm(Path(name))
-        told = (
-            f"results: not what the runs of params.yaml give: {name}; delete what is there of them and run `snakemake"
-        )
+        told = f"results: not what the runs of params.yaml give: {name}; delete what is there of them and type `fedpipe"
         assert lineage.verify(made).said.startswith(told)
         if name != FILES[-1]:
             Path(name).write_bytes(whole)
@@ -84,7 +82,7 @@ def test_a_number_typed_into_the_table_is_told(
     text = table.read_text()
     number = next(line for line in text.splitlines() if line.startswith("| fedavg")).split("|")[2].split()[0]
     table.write_text(text.replace(number, "90.28"))
-    sentence = f"fedpipe: {SHOWN} is not what the runs of params.yaml give; delete it and run `snakemake all`.\n"
+    sentence = f"fedpipe: {SHOWN} is not what the runs of params.yaml give; delete it and type `fedpipe run`.\n"
     assert said(monkeypatch, capsys, "show") == ("", sentence)
     assert said(monkeypatch, capsys, "trace", SHOWN, "fedavg.global-on-global") == ("", sentence)
     assert said(monkeypatch, capsys, "trace", str(table.absolute()), "fedavg.global-on-global") == ("", sentence)
@@ -110,7 +108,7 @@ def test_a_plan_that_its_settings_do_not_give_is_told(study: Path) -> None:
     made = dataclasses.replace(sound, cells=swapped)
     made.write()
     assert lineage.verify(made) == (
-        "results/plan.json: not what params.yaml gives; delete it and run `snakemake all`",
+        "results/plan.json: not what params.yaml gives; delete it and type `fedpipe run`",
         False,
     )
     params = Path("params.yaml")
@@ -126,7 +124,7 @@ def test_other_rounds_than_the_plans_are_refused_wherever_they_lie(
     runs, cells = (tuple(dataclasses.replace(part, rounds=2) for part in parts) for parts in (made.runs, made.cells))
     dataclasses.replace(made, runs=runs, cells=cells).write()
     run, files = runs[0], runs[0].files
-    missing = f"fedpipe: {files.joined(2).marker} is missing; run `snakemake all` to make it again.\n"
+    missing = f"fedpipe: {files.joined(2).marker} is missing; type `fedpipe run` to make it again.\n"
     assert said(monkeypatch, capsys, "record", run.algorithm)[1] == missing
     for other in runs:
         other.files.joined(3).path.rename(other.joined.path)

@@ -73,7 +73,7 @@ def test_a_scale_of_a_study_has_its_own_table_and_shares_runs(project: Project) 
     assert NOTHING in project.snakemake("-n", "all", *OTHER, "scale=smoke")
     assert jobs(project.snakemake("-n", "all", *OTHER))["segment"] == 4 - 1, "what the scale has run is found"
     told = project.run("fedpipe", "show", "--params", "studies/other.yaml", "--scale", "short", check=False)
-    assert "run `snakemake all --config params=studies/other.yaml scale=short` first" in told
+    assert "type `fedpipe run --params studies/other.yaml --scale short` first" in told
     for command in (("fedpipe", "plan", "--scale", "smok", *smoke[:2]), ("snakemake", "-n", *OTHER, "scale=smok")):
         assert "'smok' is no scale of this study; did you mean 'smoke'?" in project.run(*command, check=False)
 
@@ -204,7 +204,7 @@ def test_what_a_failed_job_said_is_told(project: Project) -> None:
     (told,) = (line for line in shown.splitlines() if line.startswith("faulty seed 0: segment failed: "))
     assert "fails (RuntimeError: a fault of the test)" in told
     assert told.endswith(f" ({log.relative_to(project.folder)})")
-    assert shown.endswith("fedpipe: results/tables/results.md is missing; run `snakemake all` to make it.\n")
+    assert shown.endswith("fedpipe: results/tables/results.md is missing; type `fedpipe run` to make it.\n")
     assert written() == before
 
     # the same as without the algorithm that failed
@@ -217,7 +217,7 @@ def test_what_a_failed_job_said_is_told(project: Project) -> None:
     project.snakemake("all", check=False)
     shown = project.run("fedpipe", "show", check=False)
     assert "PARTIAL" in shown
-    assert "results/tables/results.md is of an earlier plan; run `snakemake all` to make the runs of this one." in shown
+    assert "results/tables/results.md is of an earlier plan; type `fedpipe run` to make the runs of this one." in shown
 
 
 @pytest.mark.slow

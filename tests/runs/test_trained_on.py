@@ -83,7 +83,7 @@ def test_no_step_goes_on_with_other_data(made: NewPlan, change: Any, name: str) 
         told = str(error.value)
         assert told.startswith(f"{run.path}: round 0 was made with another {name} (SHA-256 of its content: ")
         assert f") than lies in {place} (" in told
-        assert told.endswith(f"or delete {run.path} and run `snakemake all` to make the run anew.")
+        assert told.endswith(f"or delete {run.path} and type `fedpipe run` to make the run anew.")
         assert "\n" not in told
     assert studies.bits(run.path) == before
 
