@@ -78,11 +78,11 @@ def keys(study: str) -> set[Path]:
     return {run.path for run in planned(study).runs}
 
 
-def columns(study: str) -> set[str]:
+def columns(study: str, scale: str = "paper") -> set[str]:
     """The names of a study's columns: values of its lists and axes, with a slash between."""
-    plan = planned(study)
+    plan = planned(study, scale)
     names = [axis for axis in plan.grid if not axis.startswith("algorithms.")]
-    return {"/".join(str(cell.grid[axis]) for axis in names) for cell in plan.cells}
+    return {"/".join(str(cell.grid[axis]) for axis in names if axis in cell.grid) for cell in plan.cells}
 
 
 @pytest.mark.parametrize("study", [name(path) for path in FILES])
@@ -105,6 +105,17 @@ def test_a_study_has_its_smaller_scales(study: str) -> None:
         assert {partition["dataset"].get("subset", 0) for partition in made.partitions.values()} != {
             0
         } or scale != "smoke"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", ["smoke", "reduced"])
+@pytest.mark.parametrize("paper", layouts.papers().values(), ids=layouts.PAPERS)
+def test_what_a_smaller_scale_runs_has_its_cell_in_the_table(paper: layouts.Paper, scale: str) -> None:
+    for table in paper.tables.values():
+        if table.study and not table.flat:
+            study = f"{paper.stem}/{table.study}"
+            assert columns(study, scale) <= set(table.leaves), study
+            assert set(planned(study, scale).algorithms) <= {row.method for row in table.rows.values()}
 
 
 @pytest.mark.slow
