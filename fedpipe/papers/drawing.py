@@ -327,8 +327,9 @@ def _circles(names: _Names, figure: Figure, found: Found) -> Drawn | None:
                 frames.append(norms.assign(panel=f"{names.value(study, cell, 'data')}, client {owner}"))
     if not frames:
         return None
-    frame = pd.concat(frames)[["panel", "class", "share", "norm", "contrary"]]
-    return _with_numbers(figures.circles(frame, "norm of the head's row"), frame)
+    frame = pd.concat(frames).drop(columns="norm").rename(columns={"relative": "norm"})
+    frame = frame[["panel", "class", "share", "norm", "contrary"]]
+    return _with_numbers(figures.circles(frame), frame)
 
 
 def _scatter(names: _Names, figure: Figure, found: Found) -> Drawn | None:

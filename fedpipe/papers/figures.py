@@ -166,8 +166,8 @@ def circles(frame: pd.DataFrame, y_label: str = "norm of the head's row, relativ
     Parameters
     ----------
     frame
-        ``panel``, ``class``, ``share`` (of the samples), ``norm`` and ``contrary``: whether it contradicts the claim
-        that the norm follows the share.
+        ``panel``, ``class``, ``share`` (of the samples), ``norm`` and ``contrary``: whether it contradicts what is
+        claimed of the two.
     y_label
         What the height is.
     """

@@ -229,7 +229,7 @@ def _best(study: Study, text: Text) -> Row | str:
 
 
 def _counterexamples(study: Study) -> Row | str:
-    """In how many experiments (clients) some class contradicts that norms follow shares; see `contrary`."""
+    """In how many experiments (clients) some class contradicts that norms fall as shares grow; see `contrary`."""
     found = [(cell, table) for cell in study.done for _, table in study.probes("head-norms", cell)]
     if not found:
         return study.missing(study.plan.algorithms[0], study.column(study.plan.cells[0]))
@@ -246,10 +246,10 @@ def _counterexamples(study: Study) -> Row | str:
 
 
 def contrary(norms: pd.DataFrame) -> pd.Series[bool]:
-    """Which classes of a client contradict that norms follow shares: some other with less than half of it is above."""
+    """Which classes of a client contradict that norms fall as shares grow: some other of less than half is below."""
     share, norm = norms["share"].fillna(0).to_numpy(), norms["norm"].to_numpy()
-    above = (norm[None, :] > norm[:, None]) & (2 * share[None, :] < share[:, None])
-    return pd.Series(above.any(axis=1), norms.index)
+    below = (norm[None, :] < norm[:, None]) & (2 * share[None, :] < share[:, None])
+    return pd.Series(below.any(axis=1), norms.index)
 
 
 def made_by(study: Study) -> Iterator[str]:

@@ -77,7 +77,8 @@ class Verdict(NamedTuple):
 class Order(NamedTuple):
     """How a column's order of methods compares with print's.
 
-    ``tau`` is Kendall's tau-b, where pairs within two standard errors are ties; None where all are. ``ceiling`` is what
+    ``tau`` is Kendall's tau-b, where pairs within two standard errors are ties; None where all are. Where neither side
+    has a standard deviation, runs are taken to vary by one point. ``ceiling`` is what
     a perfect replica with as many runs reaches on average. Of ``resolved`` pairs, which print tells apart,
     ``concordant`` have print's sign. ``best`` is print's best method, ``ours`` the best measured one, and ``holds``
     whether the two are within one standard error of each other here.
@@ -163,7 +164,7 @@ def order(published: Mapping[str, Number], measured: Mapping[str, Number]) -> Or
     names = [name for name in published if name in measured]
     if len(names) < 2:
         return None
-    spread = pooled([*published.values(), *measured.values()])
+    spread = pooled([*published.values(), *measured.values()]) or Spread(NO_STD, 1)
     pairs = list(combinations(names, 2))
     theirs = [_sign(published[one], published[two], spread) for one, two in pairs]
     ours = [_sign(measured[one], measured[two], spread) for one, two in pairs]

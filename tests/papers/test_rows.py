@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import itertools
 import math
 import shutil
@@ -219,6 +220,27 @@ def test_the_error_of_the_estimate_comes_of_a_probe(ran: dict[str, NewPlan]) -> 
         table = artifacts.read_parquet(probed.files.table, artifacts.manifest(probed.files.table))
         assert errors[cell.grid["algorithms.cwfedavg.wdr"]] == pytest.approx(norms.distance(table), rel=1e-4)
     assert len(errors) == len(plan.probes) == 2
+
+
+def test_what_contradicts_that_norms_fall_as_shares_grow() -> None:
+    """FedDW's Figure 4: "higher proportions lead to smaller weight moduli"."""
+    norms = pd.DataFrame({"share": [0.6, 0.3, 0.1, None], "norm": [1.0, 2.0, 3.0, 4.0]})
+    assert not rows.contrary(norms).any()
+    found = rows.contrary(norms.assign(norm=[4.0, 3.0, 2.0, 1.0]))
+    assert list(found) == [True, True, True, False], "a class without samples has none of less"
+    close = norms.assign(norm=[2.5, 2.0, 3.0, 4.0])
+    assert not rows.contrary(close).any(), "0.3 is not less than half of 0.6"
+
+
+def test_circles_are_at_their_share_of_the_norms(ran: dict[str, NewPlan]) -> None:
+    figure = layouts.Figure(
+        form="circles", says="norms", study="figure5", probe="head-norms", panels=("data", "client")
+    )
+    made = drawing.drawn(CW.model_copy(update={"figures": {"Figure 4": figure}}), there(CW))["cwFedAvg", "Figure 4"]
+    assert isinstance(made, Drawn)
+    frame = pd.read_csv(io.StringIO(made.csv))
+    assert len(frame) == 2 * drawing.EXPERIMENTS * 10
+    assert frame["norm"].sum() == pytest.approx(2 * drawing.EXPERIMENTS, abs=1e-3), "the norms of a head add up to one"
 
 
 def test_pages_of_what_was_run_and_reasons_for_the_rest(ran: dict[str, NewPlan]) -> None:

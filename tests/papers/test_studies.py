@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -77,11 +78,11 @@ def keys(study: str) -> set[Path]:
     return {run.path for run in planned(study).runs}
 
 
-def columns(study: str) -> set[str]:
+def columns(study: str, scale: str = "paper") -> set[str]:
     """The names of a study's columns: values of its lists and axes, with a slash between."""
-    plan = planned(study)
+    plan = planned(study, scale)
     names = [axis for axis in plan.grid if not axis.startswith("algorithms.")]
-    return {"/".join(str(cell.grid[axis]) for axis in names) for cell in plan.cells}
+    return {"/".join(str(cell.grid[axis]) for axis in names if axis in cell.grid) for cell in plan.cells}
 
 
 @pytest.mark.parametrize("study", [name(path) for path in FILES])
@@ -112,6 +113,17 @@ def test_data_are_generated_at_scale_smoke_alone(study: str) -> None:
     scales = held.pop("scales")
     assert [scale for scale, changes in scales.items() if "generate" in str(changes)] == ["smoke"]
     assert "generate" not in str(held)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", ["smoke", "reduced"])
+@pytest.mark.parametrize("paper", layouts.papers().values(), ids=layouts.PAPERS)
+def test_what_a_smaller_scale_runs_has_its_cell_in_the_table(paper: layouts.Paper, scale: str) -> None:
+    for table in paper.tables.values():
+        if table.study and not table.flat:
+            study = f"{paper.stem}/{table.study}"
+            assert columns(study, scale) <= set(table.leaves), study
+            assert set(planned(study, scale).algorithms) <= {row.method for row in table.rows.values()}
 
 
 @pytest.mark.slow
@@ -168,6 +180,108 @@ def test_rows_and_columns_of_the_layouts_are_those_of_the_studies(paper: layouts
 @pytest.mark.parametrize(("study", "other"), SHARED, ids=["-".join(pair) for pair in SHARED])
 def test_runs_that_two_studies_share_exist_once(study: str, other: str) -> None:
     assert len(keys(study) & keys(other)) == SHARED[study, other]
+
+
+def settings(study: str) -> dict[tuple[str, ...], dict[str, Any]]:
+    """All settings of a study's runs, each once, by method and names of its column."""
+    made = planned(study)
+    texts = {str(cell.files.settings): made.texts[str(cell.files.settings)] for cell in made.cells}
+    read_ = {path: yaml.load(text, yaml.CSafeLoader) for path, text in texts.items()}
+    return {
+        (cell.algorithm, *map(str, cell.grid.values()), str(cell.seed)): read_[str(cell.files.settings)]
+        | {"rounds": cell.rounds}
+        for cell in made.cells
+    }
+
+
+PRINT = {  #: the settings that the papers' texts state for all runs of a table or figure; more than one where they vary
+    ("feddw/table1",): {
+        "federation.clients": {10},
+        "federation.participation": {1.0, 0.5},
+        "partition.alpha": {0.5, 0.1},
+        "federation.batch_size": {128, 512},
+        "federation.local_epochs": {5},
+        "federation.optimizer": {"adam", "sgd"},  # Per-FedAvg's plain steps (D6)
+        "federation.learning_rate": {0.001},
+        "rounds": {50, 10},
+        "seed": set(range(5)),
+    },
+    ("feddual/table1", "feddual/table2"): {
+        "federation.clients": {100},
+        "federation.participation": {0.1},
+        "partition.alpha": {0.01},
+        "federation.batch_size": {32},
+        "federation.local_epochs": {3},
+        "seed": set(range(3)),
+    },
+    ("pfps_lwc/table2", "pfps_lwc/table3", "pfps_lwc/table4", "pfps_lwc/table5"): {
+        "federation.clients": {10},
+        "federation.participation": {0.3, 0.5, 0.7},
+        "federation.batch_size": {64},
+        "federation.local_epochs": {5},
+        "federation.optimizer": {"sgd"},
+        "federation.learning_rate": {0.01},
+        "federation.momentum": {0.0},
+        "rounds": {20},
+        "seed": {0},
+    },
+    ("cwfedavg/table1", "cwfedavg/table3", "cwfedavg/table4", "cwfedavg/table6"): {
+        "federation.clients": {20},
+        "federation.participation": {1.0},
+        "federation.batch_size": {10},
+        "federation.local_epochs": {1},
+        "federation.optimizer": {"sgd"},
+        "federation.learning_rate": {0.005},
+        "dataset.test_share": {0.25},
+        "rounds": {1000},
+        "seed": set(range(3)),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("study", "stated"), [(study, stated) for studies_, stated in PRINT.items() for study in studies_]
+)
+def test_what_the_papers_text_states_for_all_runs(study: str, stated: dict[str, set[Any]]) -> None:
+    found: dict[str, set[Any]] = {name: set() for name in stated}
+    for run in settings(study).values():
+        for name in stated:
+            part, _, key = name.partition(".")
+            found[name] |= {run[part][key] if key else run[part]}
+    assert found == stated
+
+
+def test_fedrep_trains_as_many_epochs_as_the_others() -> None:
+    """It counts its own, so that a column of longer or shorter rounds has to say them."""
+    checked = set()
+    for study in ("feddw/table1", "feddw/table2"):
+        for (method, *_), run in settings(study).items():
+            if method == "fedrep":
+                epochs = run["algorithm"]["head_epochs"] + run["algorithm"]["body_epochs"]
+                assert epochs == run["federation"]["local_epochs"]
+                checked.add(epochs)
+    assert checked == {5, 10, 2}
+
+
+def test_pfps_lwcs_baselines_have_their_own_papers_parameters() -> None:
+    """As its studies say; cifar-10's of FedProto, whose paper has no CIFAR-100."""
+    for study in ("pfps_lwc/table2", "pfps_lwc/table3", "pfps_lwc/table4"):
+        for (method, *_), run in settings(study).items():
+            own = {"fedproto": {"penalty": 0.1}, "pfedme": {"attraction": 15, "inner_steps": 5, "inner_rate": 0.09}}
+            assert {name: run["algorithm"][name] for name in own.get(method, {})} == own.get(method, {})
+
+
+def test_the_curves_of_pfps_lwcs_figure_5_are_those_of_its_four_panels() -> None:
+    """CIFAR-10 at beta 0.5 and P 0.3, and at 0.3 and 0.5; CIFAR-100 at 0.1 and 0.5, both at P 0.5."""
+    found = set()
+    for part in layouts.papers()["PFPS-LWC"].figures["Figure 5"].parts:
+        for cell in planned(f"pfps_lwc/{part.study}").cells:
+            point = cell.grid["partition.alpha"], cell.grid["federation.participation"]
+            wanted = [value if isinstance(value, list) else [value] for value in part.where.values()]
+            assert list(part.where) == ["partition.alpha", "federation.participation"]
+            if all(value in among for value, among in zip(point, wanted, strict=True)):
+                found.add((part.study, *point))
+    assert found == {("table2", 0.5, 0.3), ("table2", 0.3, 0.5), ("table3", 0.1, 0.5), ("table3", 0.5, 0.5)}
 
 
 def test_the_settings_in_print_are_those_of_the_studies() -> None:

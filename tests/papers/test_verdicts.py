@@ -157,6 +157,25 @@ def test_a_reversed_order():
     assert (order.tau, order.concordant, order.best, order.ours, order.holds) == (-1, 0, "c", "a", False)
 
 
+def test_an_order_where_nothing_tells_how_runs_vary():
+    """PFPS-LWC, one seed as in print: runs are taken to vary by a point, on both sides and in the ceiling."""
+    columns = {}
+    for place, number in published.load().items():
+        if (place.paper, number.status) == ("PFPS-LWC", "target"):
+            column = columns.setdefault(place.table, {}).setdefault(place.column, {})
+            column[place.row] = Number(number.mean, number.std, number.runs)
+    shares = {}
+    for table, found in columns.items():
+        orders = [verdicts.order(column, column) for column in found.values()]
+        pairs = sum(math.comb(order.methods, 2) for order in orders)
+        shares[table] = round(100 * sum(order.resolved for order in orders) / pairs)
+    assert shares == {"Table 2": 80, "Table 3": 83, "Table 4": 87, "Table 5": 28}
+    near, far = ({"a": Number(80), "b": Number(80 - by), "c": Number(10)} for by in (2.8, 2.9))
+    assert [verdicts.order(print_, print_).resolved for print_ in (near, far)] == [2, 3]
+    assert verdicts.order(near, near | {"b": Number(81.4)}).holds, "within the error of a difference, 1.41 points"
+    assert not verdicts.order(near, near | {"b": Number(81.5)}).holds
+
+
 def test_what_one_side_lacks_has_no_order():
     assert verdicts.order({"a": Number(1), "b": Number(2)}, {"b": Number(1)}) is None
 
