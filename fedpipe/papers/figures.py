@@ -19,7 +19,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from fedpipe.report.figures import style
@@ -345,50 +344,6 @@ def traces(steps: pd.DataFrame, points: pd.DataFrame) -> Figure:
     axes[-1].legend(loc="upper left", handletextpad=0.2, fontsize=7.5)
     handles, names = axes[0].get_legend_handles_labels()
     made.legend(handles, names, title="class", loc="outside upper left", ncols=10, handlelength=1.4, columnspacing=1.2)
-    return made
-
-
-@_svg
-def paths(frame: pd.DataFrame, columns: int = 4) -> Figure:
-    """Small networks in panels: their critical weights as lines, by sign and size, all others faint.
-
-    Parameters
-    ----------
-    frame
-        ``panel``, ``layer`` (of the weight, from 0), ``source`` and ``target`` (numbers of neurons), ``weight`` and
-        ``critical``: whether it is among the largest.
-    columns
-        Number of panels beside each other.
-    """
-    frame = _named(frame, panel="")
-    panels = _unique(frame, "panel")
-    columns = min(columns, len(panels))
-    rows = -(-len(panels) // columns)
-    made = Figure(figsize=(style.WIDTH, 0.3 + 1.75 * rows))
-    axes = made.subplots(rows, columns, squeeze=False)
-    ends = [frame.groupby("layer")[end].max() + 1 for end in ("source", "target")]
-    sizes = [int(ends[0].iloc[0]), *ends[1].astype(int)]
-    top = frame["weight"].abs().max() or 1.0
-
-    def at(layer: int, neuron: int) -> tuple[float, float]:
-        return layer, (sizes[layer] - 1) / 2 - neuron
-
-    for ax, panel in zip(axes.flat, panels, strict=False):
-        for _, row in frame[frame["panel"] == panel].sort_values("critical", kind="stable").iterrows():
-            (x, y), (right, other) = at(row["layer"], row["source"]), at(row["layer"] + 1, row["target"])
-            color = style.COLORS[0] if row["weight"] > 0 else style.COLORS[1]
-            dash = "-" if row["weight"] > 0 else (0, (4, 1.5))
-            look = {"color": color, "linestyle": dash, "linewidth": 0.5 + 3 * abs(row["weight"]) / top}
-            ax.plot([x, right], [y, other], **(look if row["critical"] else {"color": "#DDDDDD", "linewidth": 0.6}))
-        for layer, size in enumerate(sizes):
-            places = [at(layer, neuron) for neuron in range(size)]
-            ax.scatter(*zip(*places, strict=True), s=46, color="white", edgecolors="#444444", linewidths=0.9, zorder=3)
-        ax.set_title(textwrap.fill(panel, 22), fontsize=8.5)
-        ax.margins(0.12)
-    for ax in axes.flat:
-        ax.set_axis_off()
-    signs = [Line2D([], [], color=style.COLORS[0]), Line2D([], [], color=style.COLORS[1], linestyle=(0, (4, 1.5)))]
-    made.legend(signs, ["positive", "negative"], loc="outside upper left", ncols=2)
     return made
 
 

@@ -125,10 +125,11 @@ class Study:
         return cast("pd.Series[float]", _joined(cell.joined.rounds)[["bytes_down", "bytes_up"]].iloc[-1])
 
     def tests(self, cell: Cell) -> int:
-        """Number of test samples of the last round's accuracy."""
-        frame = self.metrics(cell)
-        frame = frame[frame["protocol"] == self.protocol(cell.algorithm)]
-        return int(frame[frame["round"] == frame["round"].max()]["total"].sum())
+        """Number of test samples of the last round's accuracy, each once: clients have their own, or all the same."""
+        frame, protocol = self.metrics(cell), self.protocol(cell.algorithm)
+        frame = frame[frame["protocol"] == protocol]
+        by_client = frame[frame["round"] == frame["round"].max()]["total"]
+        return int(by_client.max() if protocol.endswith("-on-global") else by_client.sum())
 
     def seconds(self, cell: Cell) -> pd.DataFrame:
         """Seconds by round."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -250,9 +250,3 @@ def contrary(norms: pd.DataFrame) -> pd.Series[bool]:
     share, norm = norms["share"].fillna(0).to_numpy(), norms["norm"].to_numpy()
     below = (norm[None, :] < norm[:, None]) & (2 * share[None, :] < share[:, None])
     return pd.Series(below.any(axis=1), norms.index)
-
-
-def made_by(study: Study) -> Iterator[str]:
-    """What a study's runs ran on, in words."""
-    for maker in results.provenance(study._finished):
-        yield ", ".join(f"{name} {value}" for name, value in maker.items())

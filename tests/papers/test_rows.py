@@ -161,6 +161,21 @@ def test_an_accuracy_is_that_of_the_studys_own_table(ran: dict[str, NewPlan]) ->
     )
 
 
+@pytest.mark.parametrize(("protocol", "tests"), [("personal-on-local", 30), ("personal-on-global", 100)])
+def test_test_samples_count_once(
+    ran: dict[str, NewPlan], monkeypatch: pytest.MonkeyPatch, protocol: str, tests: int
+) -> None:
+    """Clients have test samples of their own, or are all measured on the same."""
+    totals = {"personal-on-local": (10, 20), "personal-on-global": (100, 100)}
+    rows_ = [(number, name, total) for number in (1, 2) for name, two in totals.items() for total in two]
+    metrics = pd.DataFrame(rows_, columns=["round", "protocol", "total"])
+    monkeypatch.setattr(Study, "metrics", lambda study, cell: metrics)
+    monkeypatch.setattr(Study, "protocol", lambda study, label: protocol)
+    study = Study.find("pfps_lwc", "table2", "smoke")
+    assert study is not None
+    assert study.tests(study.done[0]) == tests
+
+
 def test_a_method_is_shown_by_its_own_protocol_and_round(ran: dict[str, NewPlan]) -> None:
     told, plan = found(CW), ran["cwfedavg/table2"]
     for row, method, protocol in (
