@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -319,3 +320,15 @@ def test_the_settings_in_print_are_those_of_the_studies() -> None:
             checked += 1
     # by seed: in seven columns FedProx, FedAMP's three, CFL's two, FedNH, FedUV's two; IFCA in six; lambda in seven
     assert checked == 3 * (7 * 9 + 6 + 7)
+
+
+def test_readings_that_comments_name_by_numbers_are_told_on_the_page() -> None:
+    page = (ROOT / "docs/papers.md").read_text()
+    told = [int(number) for number in re.findall(r"^\| D(\d+) \|", page, flags=re.M)]
+    assert told == list(range(1, len(told) + 1))
+    named: set[int] = set()
+    for path in (ROOT / "studies/papers").glob("*/*.yaml"):
+        for first, last in re.findall(r"\bD(\d+)(?:-D(\d+))?\b", path.read_text()):
+            named |= set(range(int(first), int(last or first) + 1))
+    assert len(named) > 20
+    assert named <= set(told)
