@@ -9,7 +9,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 PAGES = (
     *("README.md", "CONTRIBUTING.md", "docs/dvc.md", "docs/cluster.md", "docs/pfllib.md", "docs/callbacks.md"),
-    *("docs/studies.md", "docs/tutorial.md", "docs/python.md", "docs/architecture.md"),
+    *("docs/studies.md", "docs/papers.md", "docs/tutorial.md", "docs/python.md", "docs/architecture.md"),
 )
 LISTINGS = ("Where things lie",)  #: sections whose indented blocks are no commands
 
