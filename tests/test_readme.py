@@ -151,7 +151,7 @@ def test_every_link_leads_somewhere(page: str) -> None:
         headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), flags=re.M)
         return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
-    for target in re.findall(r"\]\(([^)]+)\)", read(page)):
+    for target in re.findall(r"(?:\]\(|href=\")([^)\"]+)[)\"]", read(page)):
         if target.startswith("https://"):
             continue
         path, _, anchor = target.partition("#")

@@ -34,6 +34,10 @@ def test_the_site_has_all_pages_and_a_link_that_leads_nowhere_fails(tmp_path: Pa
     python = (tmp_path / "site/docs/python.html").read_text()
     for name in ("fedpipe.load", "fedpipe.loaded.Results.to_target", "fedpipe.algorithms.base.Algorithm.local_passes"):
         assert f'id="{name}"' in python
+    papers = (tmp_path / "site/docs/papers.html").read_text()
+    pages = re.findall(r'href="(papers/[^"]+\.html)"', papers)
+    assert len(pages) == 5
+    assert all((tmp_path / "site/docs" / page).is_file() for page in pages)
     assert "$`" not in (tmp_path / "site/docs/algorithms.html").read_text(), "GitHub's mathematics is left"
 
     page = folder / "docs/studies.md"

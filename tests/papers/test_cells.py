@@ -1,12 +1,14 @@
 """Cells: what is measured beside what is printed, its verdicts, and the table of all of them."""
 
 import io
+import re
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from fedpipe.papers import cells, layouts, published
+from tests.studies import ROOT
 
 HEAD = [
     *("paper", "table", "row", "column", "metric"),
@@ -36,6 +38,23 @@ def test_a_row_for_every_printed_number_at_every_scale(judged, scale):
         assert set(table["scale"]) == {scale}
         assert (table["verdict"] != "").all()
         assert list(table["status"]) == [number.status for number in published.load().values()]
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "docs/papers").iterdir()), ids=lambda folder: folder.name)
+def test_what_was_published_of_runs_here_stands_beside_what_is_printed_now(folder):
+    """docs/papers: a copy of results/papers as it was made."""
+    table = pd.read_csv(folder / "cells.csv", keep_default_na=False)
+    assert list(table.columns) == HEAD
+    assert set(table["scale"]) == {folder.name}
+    places = [tuple(row) for row in table[list(published.Place._fields)].itertuples(index=False)]
+    assert places == [tuple(number.place) for number in published.load().values()]
+    assert (table["measured_mean"] != "").any()
+    pages = {path.name: path.read_text() for path in folder.glob("*.html")}
+    assert set(pages) == {"index.html", *(f"{paper.stem}.html" for paper in layouts.papers().values())}
+    for text in pages.values():
+        assert set(re.findall(r'href="#([^"]+)"', text)) <= set(re.findall(r' id="([^"]+)"', text))
+        for target in re.findall(r'href="(?!data:)([^"#]+)', text):
+            assert (folder / target).is_file()
 
 
 def test_no_value_is_judged_at_a_smaller_scale(judged):
