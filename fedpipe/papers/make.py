@@ -12,8 +12,9 @@ from fedpipe.artifacts import RESULTS
 from fedpipe.errors import SettingsError, nearest
 from fedpipe.papers import drawing, layouts, pages, rows
 from fedpipe.papers.cells import Comparison
-from fedpipe.papers.pages import About, Drawn
+from fedpipe.papers.pages import About
 from fedpipe.papers.ran import Study
+from fedpipe.papers.svg import Drawn
 from fedpipe.papers.verdicts import Scale
 from fedpipe.report import results
 

@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedpipe.papers import figures, layouts, pages
+from fedpipe.papers import figures, layouts
+from fedpipe.papers.svg import SVG, inline
 
 HOSTILE = 'a <b>&"$\\frac{</b>'
 GRID = [(x, y) for x in np.linspace(-1, 1, 5) for y in np.linspace(-1, 1, 5)]
@@ -56,7 +57,7 @@ def drawn():
 
 
 def texts(svg):
-    return [element.text for element in ElementTree.fromstring(svg).iter(f"{{{pages.SVG}}}text")]
+    return [element.text for element in ElementTree.fromstring(svg).iter(f"{{{SVG}}}text")]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -70,7 +71,7 @@ def test_labels_are_text_as_they_are_and_bytes_the_same(drawn, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_page_takes_each_form(drawn, form):
-    made = pages.inline(drawn[form], "x-", "what it shows")
+    made = inline(drawn[form], "x-", "what it shows")
     assert set(re.findall(r'(?:href="|url\()#(..)', made)) <= {"x-"}
     assert not re.search(r'href="(?!#|data:image/png)', made)
     assert 'aria-label="what it shows"' in made
@@ -78,7 +79,7 @@ def test_a_page_takes_each_form(drawn, form):
 
 
 def test_panels_that_look_the_same_leave_names_unique():
-    made = pages.inline(figures.heatmaps(cells(["a", "b"])), "x-", "twice the same")
+    made = inline(figures.heatmaps(cells(["a", "b"])), "x-", "twice the same")
     names = re.findall(r'\bid="([^"]*)"', made)
     assert len(set(names)) == len(names)
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', made)) == set(names)

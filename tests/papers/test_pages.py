@@ -12,8 +12,9 @@ import subprocess
 import pandas as pd
 import pytest
 
-from fedpipe.papers import figures, layouts, pages
-from fedpipe.papers.pages import About, Drawn
+from fedpipe.papers import figures, layouts, pages, views
+from fedpipe.papers.pages import About
+from fedpipe.papers.svg import SVG, XLINK, Drawn, inline
 
 PAGES = ("index", "feddw", "feddual", "pfps_lwc", "cwfedavg")
 ABOUT = About("0123abc", 12.5, ("two cores", "torch 2.11.0"), "2026-11-22")
@@ -107,7 +108,7 @@ def test_self_contained_and_without_scripts(folder):
             tag for tag, attributes in page.elements if attributes.get("href") != "data:,"
         }
         assert not [attribute for _, found in page.elements for attribute in found if attribute.startswith("on")]
-        assert set(re.findall(r"https?://[^\s\"'<)]+", text)) <= {pages.SVG, pages.XLINK}
+        assert set(re.findall(r"https?://[^\s\"'<)]+", text)) <= {SVG, XLINK}
         assert "@import" not in text
 
 
@@ -118,7 +119,7 @@ def test_a_cell_shows_both_numbers_its_verdict_in_words_and_what_it_is_made_of(f
     shown = f"{cell.number.mean:.2f} ± {cell.number.std:.2f}"
     (found,) = re.findall(rf'<td class="(\w+)">[^\n]*<a href="#([\w-]+)">{re.escape(shown)}</a>', text)
     assert found[0] == cell.word.partition(" ")[0]
-    sign = f'<span class="sign" aria-hidden="true">{pages.SIGNS[cell.word]}</span>'
+    sign = f'<span class="sign" aria-hidden="true">{views.SIGNS[cell.word]}</span>'
     assert f'{sign}<span class="spoken">{cell.word}: </span><a href="#{found[1]}">{shown}</a>' in text
     row = text[text.index(f'<tr id="{found[1]}">') :].partition("</tr>\n")[0]
     for told in ("66.24 ± 0.6", cell.word, *cell.measured.keys, cell.measured.trace, "floor 1.00"):
@@ -177,7 +178,7 @@ def test_no_signs_at_smaller_scales(whole, tmp_path):
 
 def test_generated_data_are_marked(whole, tmp_path):
     pages.write(tmp_path, "smoke", whole.assign(generated=True), {}, ABOUT)
-    assert pages.GENERATED in html.unescape((tmp_path / "feddw.html").read_text())
+    assert views.GENERATED in html.unescape((tmp_path / "feddw.html").read_text())
 
 
 def test_the_same_bytes_each_time(folder, whole, tmp_path):
@@ -226,9 +227,9 @@ def test_hostile_texts_are_text(hostile):
     ],
 )
 def test_a_figure_that_acts_or_asks_is_refused(part):
-    svg = f'<svg xmlns="{pages.SVG}" xmlns:xlink="{pages.XLINK}">{part}</svg>'
+    svg = f'<svg xmlns="{SVG}" xmlns:xlink="{XLINK}">{part}</svg>'
     with pytest.raises(ValueError, match="a figure can't"):
-        pages.inline(svg, "x-", "label")
+        inline(svg, "x-", "label")
 
 
 def test_figures_of_no_paper_are_refused(whole, tmp_path):

@@ -22,9 +22,9 @@ from fedpipe.config import Execution
 from fedpipe.engine.run import Run
 from fedpipe.errors import SettingsError
 from fedpipe.papers import cells, drawing, layouts, make, published, rows
-from fedpipe.papers.pages import Drawn
 from fedpipe.papers.published import Place
 from fedpipe.papers.ran import Study
+from fedpipe.papers.svg import Drawn
 from fedpipe.plan import NewPlan
 from fedpipe.report import tables
 from fedpipe.stages import collect, download, partition, probe
