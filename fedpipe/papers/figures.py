@@ -6,6 +6,7 @@ Panels, lines and groups come in the order in which they first stand in the fram
 
 from __future__ import annotations
 
+import functools
 import io
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,7 @@ STYLE = style.STYLE | {"svg.fonttype": "none", "text.parse_math": False, "axes.f
 FONTS = "'DejaVu Sans', Verdana, Arial, sans-serif"  #: a browser may lack the font that the layout was measured with
 PANEL = 2.5  #: inches that a panel of several is high
 LEGEND_COLUMNS = 4
+LEAST = 2.0  #: points of accuracy that an axis spans, lest a difference of a few samples look like a result
 NUMBERS = 12  #: rows and columns up to which a heat map's cells tell their number
 RED = "#C0392B"  #: of what contradicts a claim
 DIVERGING = "PuOr"  #: a color map with white at zero, which color-blind readers can read
@@ -36,13 +38,13 @@ DIVERGING = "PuOr"  #: a color map with white at zero, which color-blind readers
 def _svg(draw: Callable[_P, Figure]) -> Callable[_P, str]:
     """Decorate a function that makes a figure: it returns the text of its SVG instead."""
 
+    @functools.wraps(draw)
     def drawn(*args: _P.args, **kwargs: _P.kwargs) -> str:
         with mpl.style.context(["default", STYLE]):
             buffer = io.BytesIO()
             draw(*args, **kwargs).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
         return buffer.getvalue().decode().replace("'DejaVu Sans'", FONTS)
 
-    drawn.__doc__ = draw.__doc__
     return drawn
 
 
@@ -98,12 +100,11 @@ def bars(frame: pd.DataFrame, x_label: str = "rounds to the target accuracy", mi
             text, edge = (f"{value:.4g}", value + reach) if there else (missing, 0)
             shade = "#222222" if there else "#666666"
             ax.annotate(text, (edge, place), (4, 0), textcoords="offset points", va="center", fontsize=7.5, color=shade)
-        ax.set(title=panel, yticks=range(len(lines)), yticklabels=lines, xlabel=x_label)
+        ax.set(title=panel, yticks=range(len(lines)), yticklabels=lines, xlabel=x_label, ylim=(len(lines) - 0.5, -0.5))
         ax.set_xlim(0, 1.3 * max(np.nanmax(frame[["value"]].to_numpy(dtype=float), initial=1), 1))
         ax.grid(visible=False, axis="y")
         ax.tick_params(left=False)
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axes[0].invert_yaxis()
     return made
 
 
@@ -373,6 +374,10 @@ def _lines(frame: pd.DataFrame, x_label: str, y_label: str, log: bool, every: bo
         _scale(ax, frame[frame["panel"] == panel]["x"], log, every)
         ax.set_xlabel(x_label if place + columns >= len(cells) else "")
         ax.set_ylabel(measure if place % columns == 0 else "")
+    for ax, (_, measure) in zip(axes.flat, cells, strict=False):
+        low, high = ax.get_ylim()
+        if measure.endswith("(%)") and high - low < LEAST:
+            ax.set_ylim((low + high - LEAST) / 2, (low + high + LEAST) / 2)
     for ax in list(axes.flat)[len(cells) :]:
         ax.set_axis_off()
     _legend(made, axes.flat, lines)

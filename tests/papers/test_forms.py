@@ -98,6 +98,18 @@ def test_a_sweep_has_its_values_as_ticks_with_zero_left_of_a_logarithmic_axis():
     assert [text for text in found if text in {"3", "4", "5", "7", "9"}] == ["3", "5", "9"]
 
 
+def test_a_few_samples_more_or_less_do_not_look_like_a_result():
+    """Also where panels share an axis, and the first one is the flat one."""
+    flat = lines().assign(mean=69.16, std=0.01)
+    for frame, span in ((flat, 2.0), (pd.concat([flat, lines(panels=("two",)).assign(mean=75.0)]), 5.0)):
+        for ax in figures.sweep.__wrapped__(frame, "mu").axes:
+            low, high = ax.get_ylim()
+            assert high - low >= span
+            assert low < frame["mean"].min() <= frame["mean"].max() < high
+    low, high = figures.sweep.__wrapped__(flat, "mu", "R").axes[0].get_ylim()
+    assert high - low < 0.1
+
+
 def test_two_measures_have_an_axis_each():
     both = pd.concat([lines().assign(measure="accuracy (%)"), lines().assign(measure="R")])
     found = texts(figures.sweep(both, "lambda"))
@@ -108,6 +120,8 @@ def test_bars_tell_numbers_and_what_was_not_reached():
     found = texts(figures.bars(frame("panel line value", [("a", "x", 12.0), ("a", "y", np.nan)])))
     assert "12" in found
     assert found.count("not reached") == 1
+    (ax,) = figures.bars.__wrapped__(frame("panel line value", [("a", name, np.nan) for name in "xyz"])).axes
+    assert ax.get_ylim() == (2.5, -0.5), "also the last line has its place above the axis"
 
 
 def test_small_heat_maps_tell_their_numbers_and_large_ones_do_not():
