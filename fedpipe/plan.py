@@ -179,62 +179,12 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
     sys.path.insert(0, str(Path.cwd()))  # own algorithms lie beside params.yaml
     raw, above = config.at_scale(config.read(path), scale)
     study = config.parse(raw, config.download(path))
-    runs: dict[tuple[str, str], PlannedRun] = {}
-    cells: dict[str, Cell] = {}
-    partitions: dict[str, dict[str, Any]] = {}
-    known: dict[str, Settings] = {}
-    texts: dict[str, str] = {}
-    samples: dict[str, tuple[int, int]] = {}
-    components: list[Component] = []
-    warnings: list[str] = []
-    stamps: dict[str, str] = {}
-    absent: dict[str, str] = {}
-    keys = grid.keys(raw, study, above)
+    draft = _Draft(study, grid.keys(raw, study, above))
     for point in grid.points(study):
-        found = list(grid.settings(raw, study, point, above, config.download(path)))
-        settings = {label: params for params, labels in found for label in labels}
-        for params in {id(params): params for params in settings.values()}.values():
-            warnings += params.warnings
-            stamps |= {str(pin.path): pins.stamp(pin.path) for pin in params.pins.values()}
-            components += [params.partition, params.model, params.dataset.source]
-            data = params.dataset.file.stem
-            texts[str(store.settings_file(data))] = yaml.safe_dump(params.dataset.origin, sort_keys=False)
-        for label in study.study.algorithms:
-            components.append(algorithm := settings[label].algorithms[label])
-            warnings += algorithm.warnings(settings[label], f"algorithms.{label}")
-        told = {label: Settings.of(params, label, study.study.seeds[0]) for label, params in settings.items()}
-        for label, seed in itertools.product(study.study.algorithms, study.study.seeds):
-            params, held = settings[label], dataclasses.replace(told[label], seed=seed)
-            partition = digest(held.partition_settings)
-            if partition not in partitions:
-                partitions[partition] = held.partition_settings
-                samples[partition] = _samples(params)
-                dealt = artifacts.assignment_file(partition).with_name("partition.yaml")
-                origin = {"origin": params.partition.origin} if params.partition.origin else {}
-                texts[str(dealt)] = yaml.safe_dump(held.partition_settings | origin, sort_keys=False)
-            run = PlannedRun(
-                algorithm=label,
-                seed=seed,
-                key=held.key,
-                rounds=params.federation.rounds,
-                partition=partition,
-                dataset=params.dataset.file.stem,
-                participants=params.federation.participants,
-            )
-            known[run.key] = held
-            if (written := str(run.files.settings)) not in texts:  # lengths of a run are cells of their own
-                texts[written] = held.dump()
-            if lacking := _lacking(params):
-                absent[str(run.path)] = lacking
-            heard = {name: [key for key in own if key not in params.left_out] for name, own in keys.items()}
-            mine = point.at(label, heard)
-            cells[digest([label, seed, mine])] = Cell(
-                algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=mine
-            )
-            other = runs.get((label, run.key), run)  # of another number of rounds, which is no part of the key
-            runs[label, run.key] = run if run.rounds > other.rounds else other
-    probes = probing.planned(study, cells.values())
-    texts |= {str(probe.files.settings): probing.text(study, probe) for probe in probes}
+        found = grid.settings(raw, study, point, above, config.download(path))
+        draft.add(point, {label: params for params, labels in found for label in labels})
+    probes = probing.planned(study, draft.cells.values())
+    draft.texts |= {str(probe.files.settings): probing.text(study, probe) for probe in probes}
     return NewPlan(
         params=artifacts.study(path),
         scale=scale,
@@ -243,22 +193,92 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
         grid={name: list(values) for name, values in study.study.grid.items()},
         protocols=study.evaluation.protocols,
         shown={label: shown for label in study.study.algorithms if (shown := config.method(raw, label).shown)},
-        partitions=partitions,
-        runs=tuple(runs.values()),
-        cells=tuple(cells.values()),
-        warnings=tuple(dict.fromkeys(warnings)),
-        files=tuple(sorted(texts)),
+        partitions=draft.partitions,
+        runs=tuple(draft.runs.values()),
+        cells=tuple(draft.cells.values()),
+        warnings=tuple(dict.fromkeys(draft.warnings)),
+        files=tuple(sorted(draft.texts)),
         shared=code.shared(),
         execution=Jobs(**study.execution.model_dump()),
         keep_models=study.artifacts.keep_models,
         report=Reported(**study.report.model_dump()),
         probes=probes,
-        settings=known,
-        texts=texts,
-        samples=samples,
-        sources=_sources(path, components) | stamps,
-        absent=absent,
+        settings=draft.settings,
+        texts=draft.texts,
+        samples=draft.samples,
+        sources=_sources(path, draft.components) | draft.stamps,
+        absent=draft.absent,
     )
+
+
+@dataclass
+class _Draft:
+    """A plan in the making: what the points of a study's grid have brought so far; fields as those of `NewPlan`."""
+
+    study: Params
+    keys: dict[str, list[str]]  #: of each algorithm, the names of the grid that concern it
+    runs: dict[tuple[str, str], PlannedRun] = field(default_factory=dict)
+    cells: dict[str, Cell] = field(default_factory=dict)
+    partitions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    settings: dict[str, Settings] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    samples: dict[str, tuple[int, int]] = field(default_factory=dict)
+    components: list[Component] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    stamps: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+
+    def add(self, point: grid.Point, told: dict[str, Params]) -> None:
+        """Add a point's cells, and runs where they are new; ``told`` has the settings of each algorithm there."""
+        algorithms, seeds = self.study.study.algorithms, self.study.study.seeds
+        for params in {id(params): params for params in told.values()}.values():  # those of many algorithms are one
+            self.warnings += params.warnings
+            self.stamps |= {str(pin.path): pins.stamp(pin.path) for pin in params.pins.values()}
+            self.components += [params.partition, params.model, params.dataset.source]
+            data = params.dataset.file.stem
+            self.texts[str(store.settings_file(data))] = yaml.safe_dump(params.dataset.origin, sort_keys=False)
+        for label in algorithms:
+            self.components.append(algorithm := told[label].algorithms[label])
+            self.warnings += algorithm.warnings(told[label], f"algorithms.{label}")
+        settings = {label: Settings.of(params, label, seeds[0]) for label, params in told.items()}
+        for label, seed in itertools.product(algorithms, seeds):
+            params = told[label]
+            run = self._run(label, params, dataclasses.replace(settings[label], seed=seed))
+            heard = {name: [key for key in own if key not in params.left_out] for name, own in self.keys.items()}
+            mine = point.at(label, heard)
+            cell = Cell(algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=mine)
+            self.cells[digest([label, seed, mine])] = cell
+
+    def _run(self, label: str, params: Params, settings: Settings) -> PlannedRun:
+        """Add a run, or its longer form where a shorter one is there, since rounds are no part of the key."""
+        run = PlannedRun(
+            algorithm=label,
+            seed=settings.seed,
+            key=settings.key,
+            rounds=params.federation.rounds,
+            partition=self._partition(params, settings),
+            dataset=params.dataset.file.stem,
+            participants=params.federation.participants,
+        )
+        self.settings[run.key] = settings
+        if (written := str(run.files.settings)) not in self.texts:
+            self.texts[written] = settings.dump()
+        if lacking := _lacking(params):
+            self.absent[str(run.path)] = lacking
+        other = self.runs.get((label, run.key), run)
+        self.runs[label, run.key] = run if run.rounds > other.rounds else other
+        return run
+
+    def _partition(self, params: Params, settings: Settings) -> str:
+        """Add the partition that a run is of, which many share; its key."""
+        key = digest(settings.partition_settings)
+        if key not in self.partitions:
+            self.partitions[key] = settings.partition_settings
+            self.samples[key] = _samples(params)
+            dealt = artifacts.assignment_file(key).with_name("partition.yaml")
+            origin = {"origin": params.partition.origin} if params.partition.origin else {}
+            self.texts[str(dealt)] = yaml.safe_dump(settings.partition_settings | origin, sort_keys=False)
+        return key
 
 
 def scales(path: Path) -> list[str]:

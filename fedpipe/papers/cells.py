@@ -184,13 +184,13 @@ def counts(paper: Paper, tables: Sequence[str], comparison: Comparison, once: bo
 
     ``once`` leaves out what another table has, too.
     """
-    places = [place for name in tables for place in shown(paper, name) if not (once and paper.original(place))]
+    places = [place for name in tables for place in of_table(paper, name) if not (once and paper.original(place))]
     words = Counter(comparison.cells[place].word for place in places)
     there = sum(comparison.cells[place].number is not None for place in places)
     return {"all": len(places), "measured": there, **words}
 
 
-def shown(paper: Paper, name: str) -> list[Place]:
+def of_table(paper: Paper, name: str) -> list[Place]:
     """The places of a table; of one that is no grid of rows and columns, those that print fills."""
     printed = published.load()
     return [place for place in paper.places(name) if place in printed or not paper.tables[name].flat]

@@ -30,7 +30,7 @@ def measured(paper: Paper, studies: Studies) -> list[Row]:
     """A row for each cell of a paper's tables, and each number of its text, that is measured by itself."""
     rows: list[Row] = []
     for name, table in paper.tables.items():
-        for place in cells.shown(paper, name):
+        for place in cells.of_table(paper, name):
             if not table.rows[place.row].minus:
                 rows.append(_row(place, _cell(paper, table, place, studies)))
     for text in paper.text:

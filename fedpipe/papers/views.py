@@ -124,7 +124,7 @@ def _table(paper: Paper, name: str, comparison: Comparison) -> dict[str, Any]:
     table, notes = paper.tables[name], Notes()
     costs = {reason: _cost(of) for reason, of in _not_run(paper, name, comparison).items()}
     hours = {reason: f": {cost}" for reason, cost in costs.items() if cost}
-    view = {place: _cell(paper, comparison.cells[place], notes, hours) for place in cells.shown(paper, name)}
+    view = {place: _cell(paper, comparison.cells[place], notes, hours) for place in cells.of_table(paper, name)}
     stub, heads, body = _grid(table, view)
     return {
         "heading": name,
@@ -334,7 +334,7 @@ def _costs(paper: Paper, comparison: Comparison) -> list[dict[str, Any]]:
 def _not_run(paper: Paper, name: str, comparison: Comparison) -> dict[str, list[float]]:
     """The hours of each cell of a table that was not run, by reason; NaN where nobody told them."""
     found: dict[str, list[float]] = {}
-    for place in cells.shown(paper, name):
+    for place in cells.of_table(paper, name):
         cell = comparison.cells[place]
         if cell.number is None and not paper.tables[name].rows[place.row].minus:
             hours = cell.measured.hours if cell.measured else math.nan
