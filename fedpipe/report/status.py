@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedpipe import artifacts
+from fedpipe import artifacts, callbacks
 from fedpipe.artifacts import RunFiles
 from fedpipe.errors import ArtifactError
 from fedpipe.planned import Plan, PlannedRun
@@ -237,12 +237,8 @@ def _complete(files: RunFiles, total: int) -> int:
 
 def _accuracy(protocol: str, files: RunFiles, done: int) -> float | None:
     for number in range(done, 0, -1):
-        path = files.round(number).metrics
-        if not artifacts.exists(path):  # not a round that is measured
-            continue
-        mine = [row for row in artifacts.read_parquet(path).to_pylist() if row["protocol"] == protocol]
-        samples = sum(row["total"] for row in mine)
-        return float(sum(row["correct"] for row in mine) / samples) if samples else math.nan
+        if artifacts.exists(files.round(number).metrics):  # a round that is measured
+            return callbacks.accuracies(files, number).get(protocol, math.nan)
     return None
 
 

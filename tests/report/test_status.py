@@ -87,6 +87,21 @@ def test_rounds_accuracy_rate_and_time_left(made: NewPlan) -> None:
     )
 
 
+def test_models_right_after_training_are_measured_in_files_of_their_own() -> None:
+    """And no dash stands there, which says that the method has no such model."""
+    protocols = {"protocols": ["trained-on-local", "global-on-global"], "every": 2}
+    made = studies.prepare(studies.settings(rounds=2, evaluation=protocols))
+    (run,) = studies.open_runs(made)
+    steps = run.segment(2)
+    assert [next(steps), next(steps)] == [0, 1]
+    assert status.progress(made)[0][0].accuracy is None, "nothing is measured yet"
+    list(steps)
+    rows = artifacts.read_parquet(run.files.round(2).trained).to_pylist()
+    accuracy = sum(row["correct"] for row in rows) / sum(row["total"] for row in rows)
+    assert status.progress(made)[0][0].accuracy == accuracy
+    assert f"{100 * accuracy:.2f} %" in shown(made)
+
+
 def test_time_left_counts_what_runs_at_once() -> None:
     runs = [Progress(str(number), "running", 5, 10, None, 2.0) for number in range(4)]
     assert status.time_left(runs) == 10
