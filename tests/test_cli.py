@@ -14,6 +14,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -354,6 +355,19 @@ def test_stages_are_what_rules_and_dvc_call() -> None:
     stages = {name for name, command in GROUP.commands.items() if command.rich_help_panel == cli.STAGES}
     both = {"plan", "download", "partition", "papers"}  # people call these, too
     assert stages == (called & set(GROUP.commands)) - both
+
+
+@pytest.mark.parametrize("profile", ["gpu", "slurm"])
+def test_each_job_that_computes_on_a_gpu_asks_for_one(profile: str) -> None:
+    """Else a profile for GPUs starts as many of them at once as there are cores."""
+    asked = yaml.safe_load((studies.ROOT / f"workflow/profiles/{profile}/config.yaml").read_text())["set-resources"]
+    computing = {
+        name
+        for name, command in GROUP.commands.items()
+        if any(parameter.envvar == "FEDPIPE_DEVICE" for parameter in command.params)
+    }
+    assert {name for name, resources in asked.items() if resources["gpu"] == 1} == computing
+    assert {"segment", "probe"} < computing
 
 
 def test_version_and_help_import_nothing_heavy() -> None:
