@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedpipe import artifacts
-from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.errors import ArtifactError, SettingsError, UserError
 from fedpipe.planned import Cell, Plan
 
 Contents = dict[Path, bytes]  #: files with what shall stand in them
@@ -106,6 +106,31 @@ def show(plan: Plan) -> str:
     figures: list[Path] = [path for name in names if (path := folder / f"{name}.svg").is_file()]
     listed = "".join(f"\n  {path}" for path in figures)
     return table.read_text() + (f"\nFigures (PDF and PNG beside SVG):{listed}" if figures else "")
+
+
+def overtaken(plan: Plan) -> str | None:
+    """One sentence where the study's file, or code, gives another plan by now; None where it does not."""
+    from fedpipe import pins
+
+    place = plan.study.sources
+    sources = artifacts.read_json(place) if place.is_file() else None
+    if sources is not None and not any(pins.changed(Path(path), mark) for path, mark in sources.items()):
+        return None
+    from fedpipe import plan as planning
+
+    try:
+        asked = planning.make(plan.params, plan.scale)
+    except UserError:
+        if sources is None:  # a clone may lack what it takes to plan
+            return None
+    else:
+        if artifacts.json_bytes(dataclasses.replace(asked, shared=plan.shared).held()) == artifacts.json_bytes(
+            plan.held()
+        ):
+            return None
+    return (
+        f"{plan.params} or code has changed since this was made, and gives another table; `{command(plan)}` makes it."
+    )
 
 
 def check(plan: Plan, *names: str) -> None:
