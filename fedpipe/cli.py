@@ -634,7 +634,7 @@ def _refuse_long(params: Path, scale: str, at_once: int) -> None:
 
 def _runs_here(profile: str) -> bool:
     """Whether jobs under a profile of Snakemake run on this machine, where `cores: all` in it outdoes --jobs."""
-    return _profile(profile).get("executor", "local") == "local"
+    return bool(_profile(profile).get("executor", "local") == "local")
 
 
 def _at_once(profile: str, jobs: int | None) -> int:

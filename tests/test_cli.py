@@ -132,6 +132,8 @@ def test_describe_prints_docstring_parameters_and_defaults(kind: registry.Kind, 
     assert equations.plain(doc) in text
     assert not re.search(r"\\[a-zA-Z]|:math:|\.\. math::", text), "equations are for people"
     assert text.startswith(f"{name} ({kind.name})\n")
+    if kind is registry.ALGORITHM:
+        assert all(re.search(rf"\b{part}: ", doc) for part in ("Source", "State", "Traffic")), name
     for field in registry.parameters_of(found):
         default = "(required)" if field.default is dataclasses.MISSING else json.dumps(field.default)
         inherited = documentation.inherited(found).get(field.name)

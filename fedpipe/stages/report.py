@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedpipe import artifacts
 from fedpipe.errors import ArtifactError, SettingsError, UserError
 from fedpipe.planned import Cell, Plan
 
 Contents = dict[Path, bytes]  #: files with what shall stand in them
+UNSAID = {"shared", "files", "execution", "artifacts", "probes"}  #: of a plan, what no table or figure says
 
 
 def contents(plan: Plan) -> Contents:
@@ -108,8 +110,13 @@ def show(plan: Plan) -> str:
     return table.read_text() + (f"\nFigures (PDF and PNG beside SVG):{listed}" if figures else "")
 
 
+def says(plan: Plan) -> dict[str, Any]:
+    """What a study's tables and figures say besides numbers: they are made again where it has changed."""
+    return {name: value for name, value in plan.held().items() if name not in UNSAID}
+
+
 def overtaken(plan: Plan) -> str | None:
-    """One sentence where the study's file, or code, gives another plan by now; None where it does not."""
+    """One sentence where the study's file, or code, gives other tables by now; None where it does not."""
     from fedpipe import pins
 
     place = plan.study.sources
@@ -124,9 +131,7 @@ def overtaken(plan: Plan) -> str | None:
         if sources is None:  # a clone may lack what it takes to plan
             return None
     else:
-        if artifacts.json_bytes(dataclasses.replace(asked, shared=plan.shared).held()) == artifacts.json_bytes(
-            plan.held()
-        ):
+        if artifacts.json_bytes(says(asked)) == artifacts.json_bytes(says(plan)):
             return None
     return (
         f"{plan.params} or code has changed since this was made, and gives another table; `{command(plan)}` makes it."
