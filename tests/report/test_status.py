@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import subprocess
@@ -14,6 +15,7 @@ from rich.console import Console
 from fedpipe import artifacts
 from fedpipe import plan as planning
 from fedpipe.plan import NewPlan
+from fedpipe.planned import PlannedProbe
 from fedpipe.report import status
 from fedpipe.report.status import Progress
 from fedpipe.stages import collect
@@ -156,6 +158,43 @@ def test_a_quiet_snakemake_tells_only_of_failed_commands(made: NewPlan) -> None:
     assert (failure.rule, failure.log, failure.lines) == ("segment", log, ["one"])
     os.utime(log, (2e9, 2e9))
     assert states(made)["fedprox"] == "running", "it was begun again"
+
+
+def test_failed_jobs_of_all_kinds_are_told(made: NewPlan) -> None:
+    """Also where they are of no run: by a quiet Snakemake, and by one that tells of rules and outputs."""
+    run = made.runs[0]
+    probe = PlannedProbe(
+        name="norms", kind="head-norms", algorithm="fedavg", run_key=run.key, rounds=3, round=3, key="0" * 12
+    )
+    made = dataclasses.replace(made, probes=(probe,))
+    artifacts.dataset_file(run.dataset).unlink()
+    artifacts.assignment_file(run.partition).unlink()
+    commands = {
+        "results/logs/probe/one.log": f"probe {probe.files.settings} --threads 1",
+        "results/logs/download/one.log": f"download {run.dataset}",
+        "results/logs/partition/one.log": f"partition {run.partition}",
+        "results/logs/table.log": "table --params params.yaml --scale paper",
+        "results/logs/curves.log": "figure curves --params params.yaml --scale paper",
+        "results/logs/partition-figure/iid.log": f"figure partition {run.partition} --params params.yaml",
+    }
+    for log, command in commands.items():
+        artifacts.write_bytes(Path(log), f"{command} failed\n".encode())
+        os.utime(log, (1e9, 1e9))
+    said = "Command 'PATH='x':\"$PATH\"; fedpipe {} > {} 2>&1' returned non-zero exit status 2."
+    snakemake(made, *(said.format(command, log) for log, command in commands.items()))
+    assert {str(failure.log): failure.lines for failure in status.progress(made)[1]} == {
+        log: [f"{command} failed"] for log, command in commands.items()
+    }
+    other = dataclasses.replace(made, params=Path("studies/other.yaml"), probes=())
+    assert {failure.rule for failure in status.progress(other)[1]} == {"download", "partition"}, "what both need"
+
+    log = "results/logs/probe/one.log"
+    snakemake(made, "Error in rule probe:", f"    output: {probe.files.table}, {probe.files.marker}", f"    log: {log}")
+    (failure,) = status.progress(made)[1]
+    assert (failure.rule, str(failure.log)) == ("probe", log)
+    artifacts.write_bytes(probe.files.table, b"")
+    artifacts.write_bytes(probe.files.marker, b"")
+    assert not status.progress(made)[1], "it was made since"
 
 
 def test_a_failed_job_is_shown_with_the_end_of_its_log(made: NewPlan) -> None:
