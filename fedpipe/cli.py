@@ -6,6 +6,7 @@ import difflib
 import inspect
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -163,7 +164,8 @@ def run(
         raise SettingsError("--config can't be used here; another study is named by --params, and its file says all.")
     snakemake = _snakemake()
     if not (yes or dry_run) and _runs_here(profile):
-        _refuse_long(params, scale, _at_once(profile, jobs))
+        cores = re.search(r"(?<!\S)(?:--cores|-c)[ =]?(\d+)", " ".join(further))
+        _refuse_long(params, scale, _at_once(profile, int(cores[1]) if cores else jobs))
     all_of_it = _everything(artifacts.study(params), scale)
     limit = [] if jobs is None else ["--cores" if _runs_here(profile) else "--jobs", str(jobs)]
     command = [snakemake, *all_of_it, "--profile", profile, *(["-n"] if dry_run else []), *limit, *further]

@@ -310,6 +310,11 @@ def test_a_mistake_in_a_folder_of_studies_names_the_file(
     ):
         Path("studies/two.yaml").write_text(text)
         assert refused(monkeypatch, capsys, "plan", "--params", "studies") == f"studies/two.yaml: {sentence}"
+    Path("studies/one.yaml").write_text("scales: {smoke: {federation.rounds: 1}}\n")
+    Path("studies/two.yaml").write_text("study: {algorithms: [fedavg]}\n")
+    assert refused(monkeypatch, capsys, "plan", "--params", "studies", "--scale", "smoke") == (
+        "studies/two.yaml: --scale: 'smoke' is no scale of this study; it should be one of: paper."
+    )
     assert not Path("results").exists(), "nothing is written of the others"
 
 

@@ -465,6 +465,19 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"study__grid": {"scales.smoke": [{}]}, "scales": {"smoke": {}}},
         "study.grid: 'scales.smoke' can't be varied, since scales is one for the whole study.",
     ),
+    *[
+        (
+            f"{section}-in-the-grid",
+            {"study__grid": {f"{section}.{key}": [1]}},
+            f"study.grid: '{section}.{key}' can't be varied, since {section} is one for the whole study.",
+        )
+        for section, key in (
+            ("execution", "stack"),
+            ("artifacts", "keep_models"),
+            ("report", "last_k"),
+            ("probes", "a"),
+        )
+    ],
     (
         "axis-bad-value",
         {"study__grid": {"environment": {"mild": {"partition.alpha": -1}}}},

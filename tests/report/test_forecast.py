@@ -116,6 +116,9 @@ def test_as_many_runs_go_on_at_once_as_the_profile_has_gpus(
     assert CliRunner().invoke(cli.app, ["run", "--profile", "local"]).exit_code == 0
     refused = CliRunner().invoke(cli.app, ["run", "--profile", "gpu"])
     assert "4 of 4 runs that are left would take about 2 d" in str(refused.exception)
+    for cores in (["--cores", "1"], ["--cores=1"], ["-c1"], ["-j", "1"]):
+        refused = CliRunner().invoke(cli.app, ["run", "--profile", "local", *cores])
+        assert "4 of 4 runs that are left would take about 2 d" in str(refused.exception), cores
     assert len(started) == 1
     gpu = Path("gpu/config.yaml")
     gpu.write_text(gpu.read_text().replace("- gpu=1", "- gpu=4"))
