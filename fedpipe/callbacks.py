@@ -116,9 +116,14 @@ class Watch:
     """
 
     def __init__(self, names: Sequence[str], files: RunFiles, stop: int) -> None:
-        self._callbacks = [find(name)() for name in names]
         self._files, self._stop = files, stop
         self._run: Watched | None = None
+        self._callbacks: list[Callback] = []
+        for name in names:
+            try:
+                self._callbacks.append(find(name)())
+            except Exception as error:  # of its `__init__`, or of its module, which this machine can't import
+                self._leave_out(name, error)
 
     def __enter__(self) -> Self:
         return self
@@ -155,11 +160,14 @@ class Watch:
                 getattr(callback, hook)(*arguments)
             except Exception as error:
                 self._callbacks.remove(callback)
-                print(
-                    f"fedpipe: {KEY}: {type(callback).__qualname__}.{hook} failed ({type(error).__name__}: {error}); "
-                    f"{self._files.path} goes on without it.",
-                    file=sys.stderr,
-                )
+                self._leave_out(f"{type(callback).__qualname__}.{hook}", error)
+
+    def _leave_out(self, what: str, error: Exception) -> None:
+        """Tell that a callback failed, without which the run goes on."""
+        print(
+            f"fedpipe: {KEY}: {what} failed ({type(error).__name__}: {error}); {self._files.path} goes on without it.",
+            file=sys.stderr,
+        )
 
 
 def accuracies(files: RunFiles, number: int) -> dict[str, float]:

@@ -6,6 +6,7 @@ import difflib
 import inspect
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -163,7 +164,8 @@ def run(
         raise SettingsError("--config can't be used here; another study is named by --params, and its file says all.")
     snakemake = _snakemake()
     if not (yes or dry_run) and _runs_here(profile):
-        _refuse_long(params, scale, jobs)
+        cores = re.search(r"(?<!\S)(?:--cores|-c)[ =]?(\d+)", " ".join(further))
+        _refuse_long(params, scale, _at_once(profile, int(cores[1]) if cores else jobs))
     all_of_it = _everything(artifacts.study(params), scale)
     limit = [] if jobs is None else ["--cores" if _runs_here(profile) else "--jobs", str(jobs)]
     command = [snakemake, *all_of_it, "--profile", profile, *(["-n"] if dry_run else []), *limit, *further]
@@ -379,6 +381,8 @@ def show(params: StudyFile = PARAMS, scale: Scale = PAPER) -> None:
     from fedpipe.stages import report as stage
 
     made = _plan(params, scale)
+    if told := stage.overtaken(made):
+        typer.echo(f"fedpipe: {told}", err=True)
     if partial := stage.partial(made):
         typer.echo(partial)
     typer.echo(stage.show(made))
@@ -618,12 +622,12 @@ def _snakemake() -> str:
     return str(beside) if beside.is_file() and not (found and beside.samefile(found)) else "snakemake"
 
 
-def _refuse_long(params: Path, scale: str, jobs: int | None) -> None:
+def _refuse_long(params: Path, scale: str, at_once: int) -> None:
     """Refuse a study that would keep this machine busy for more than a day."""
     from fedpipe import plan as planning
     from fedpipe.report import forecast
 
-    found = forecast.forecast(planning.make(params, scale), jobs)
+    found = forecast.forecast(planning.make(params, scale), at_once)
     if found.seconds > forecast.DAY:
         others = [other for other in planning.scales(params) if other not in {scale, PAPER}]
         smaller = f", --scale {' or '.join(others)} for a smaller one" if others else ""
@@ -632,15 +636,27 @@ def _refuse_long(params: Path, scale: str, jobs: int | None) -> None:
 
 def _runs_here(profile: str) -> bool:
     """Whether jobs under a profile of Snakemake run on this machine, where `cores: all` in it outdoes --jobs."""
+    return bool(_profile(profile).get("executor", "local") == "local")
+
+
+def _at_once(profile: str, jobs: int | None) -> int:
+    """How many runs train at once on this machine: one a core, or a GPU where the profile counts these."""
+    limits = (str(limit).partition("=") for limit in _profile(profile).get("resources") or ())
+    gpus = [int(count) for name, _, count in limits if name == "gpu" and count.isdigit()]
+    return min([jobs or os.cpu_count() or 1, *gpus])
+
+
+def _profile(name: str) -> dict[str, Any]:
+    """What a profile of Snakemake says; nothing where it can't be read, which snakemake tells."""
     import yaml
     from snakemake.cli import get_profile_dir
 
-    found = get_profile_dir(profile)
+    found = get_profile_dir(name)
     try:
         settings = yaml.safe_load(found[1].read_text()) if found else None
     except yaml.YAMLError:
-        settings = None  # snakemake tells what is wrong with it
-    return not isinstance(settings, dict) or settings.get("executor", "local") == "local"
+        settings = None
+    return settings if isinstance(settings, dict) else {}
 
 
 def _kind(plural: str) -> registry.Kind:

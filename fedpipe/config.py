@@ -1261,8 +1261,10 @@ def override(settings: dict[str, Any], *changes: dict[str, Any]) -> dict[str, An
     return changed
 
 
-def at_scale(settings: dict[str, Any], scale: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def at_scale(settings: dict[str, Any], scale: str, download: str = DOWNLOAD) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings at one of a study's scales, and those of its keys that stand above grid and methods, too.
+
+    ``download`` is the command that declares files in the study's file.
 
     Raises
     ------
@@ -1275,7 +1277,7 @@ def at_scale(settings: dict[str, Any], scale: str) -> tuple[dict[str, Any], dict
     known = list(scales) if isinstance(scales, Mapping) else []
     if scale not in known:
         raise SettingsError(f"--scale: '{scale}' is no scale of this study; {nearest(scale, [*known, PAPER])}")
-    parsed = parse(settings).scales[scale]
+    parsed = parse(settings, download).scales[scale]
     return override(settings, parsed), {
         key: value for key, value in parsed.items() if key.partition(".")[0] not in FIXED
     }

@@ -26,6 +26,7 @@ from fedpipe.errors import ArtifactError
 from fedpipe.planned import Cell, Jobs, Plan, PlannedRun, Reported
 from fedpipe.registry import Component
 
+PINNED = {"dataset", "partition", "model"}  #: sections that may name files of the user's own, by their SHA-256
 OBTAINING = {"mirror", "absent"}  #: keys of `dataset` that say where its samples come from, not which they are
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  #: a study may have a thousand runs
 
@@ -177,11 +178,13 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
         One sentence for each mistake in the settings.
     """
     sys.path.insert(0, str(Path.cwd()))  # own algorithms lie beside params.yaml
-    raw, above = config.at_scale(config.read(path), scale)
-    study = config.parse(raw, config.download(path))
+    download = config.download(path)
+    raw, above = config.at_scale(config.read(path), scale, download)
+    ours = any(key.partition(".")[0] in PINNED for key in above)  # files that the scale names, no command declares
+    study = config.parse(raw, None if ours else download, obtain=download)
     draft = _Draft(study, grid.keys(raw, study, above))
     for point in grid.points(study):
-        found = grid.settings(raw, study, point, above, config.download(path))
+        found = grid.settings(raw, study, point, above, download)
         draft.add(point, {label: params for params, labels in found for label in labels})
     probes = probing.planned(study, draft.cells.values())
     draft.texts |= {str(probe.files.settings): probing.text(study, probe) for probe in probes}

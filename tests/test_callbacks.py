@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import types
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,10 @@ class Diary(Callback):
 class Clumsy(Callback):
     def round(self, run, number, accuracies):
         raise OSError("no space left on device")
+
+class Stillborn(Callback):
+    def __init__(self):
+        raise OSError("no such board")
 """
 
 
@@ -118,6 +124,18 @@ def test_one_that_fails_is_left_out_and_the_run_goes_on(folder: Path) -> None:
     assert [entry[0] for entry in diary()] == ["begin", *["round"] * 3, "end"]
 
 
+def test_one_that_can_not_be_made_or_imported_is_left_out_too(folder: Path) -> None:
+    """As on a node that lacks what its module imports, which the machine of the plan has."""
+    made = studies.prepare(study("own.Stillborn", "own.Diary"))
+    (run,) = made.runs
+    told = printed("segment", str(run.path), "--stop", "1", "--callbacks", "own.Stillborn elsewhere.Board own.Diary")
+    assert "own.Stillborn failed (OSError: no such board)" in told
+    assert "elsewhere.Board failed (SettingsError: execution.callbacks: 'elsewhere.Board' can't be imported" in told
+    assert told.count(f"{run.path} goes on without it.") == 2
+    assert run.files.complete() == [0, 1]
+    assert [entry[0] for entry in diary()] == ["begin", "round", "end"]
+
+
 def test_a_round_that_is_not_measured_has_no_accuracies(folder: Path) -> None:
     made = studies.prepare(study("own.Diary", evaluation={"every": 3, "protocols": ["trained-on-local"]}))
     segment(made, ROUNDS)
@@ -159,6 +177,51 @@ def test_dvclive_is_refused_where_it_is_not_installed(folder: Path, monkeypatch:
     studies.write(study("dvclive"), folder)
     with pytest.raises(SettingsError, match=r"execution.callbacks: dvclive is not installed; `pip install dvclive`"):
         planning.make()
+
+
+class Live:
+    """What dvclive.Live takes, where DVCLive is not installed."""
+
+    def __init__(self, dir: str, resume: bool, report: None, save_dvc_exp: bool, dvcyaml: str) -> None:
+        self.curves, self.step = Path(dir, "plots/metrics"), 0
+        assert (report, save_dvc_exp, dvcyaml) == (None, False, f"{dir}/dvc.yaml")
+        assert resume == self.curves.exists(), "a job that goes on keeps what is there"
+        self.curves.mkdir(parents=True, exist_ok=True)
+
+    def log_metric(self, name: str, val: float) -> None:
+        path = self.curves / f"{name}.tsv"
+        lines = path.read_text() if path.exists() else f"step\t{name}\n"
+        path.write_text(f"{lines}{self.step}\t{val!r}\n")
+
+    def next_step(self) -> None:
+        self.step += 1
+
+    def end(self) -> None:
+        self.step = -1
+
+
+def test_dvclive_has_the_accuracies_of_each_round(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        import dvclive  # noqa: F401
+    except ImportError:
+        module = types.ModuleType("dvclive")
+        module.Live, module.__spec__ = Live, ModuleSpec("dvclive", None)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "dvclive", module)
+    else:
+        subprocess.run(["git", "init", "-q"], check=True)
+        author = ("-c", "user.name=fedpipe", "-c", "user.email=fedpipe@example.org")
+        subprocess.run(["git", *author, "commit", "-q", "--allow-empty", "-m", "it has a commit"], check=True)
+    made = studies.prepare(study("dvclive"))
+    assert "goes on without it" not in segment(made, 2) + segment(made, ROUNDS)
+    (run,) = made.runs
+    found = {}
+    for path in Path(f"dvclive/fedavg-seed0-{run.key}/plots/metrics").glob("*.tsv"):
+        head, *rows = [line.split("\t") for line in path.read_text().splitlines()]
+        assert head == ["step", path.stem]
+        found[path.stem] = {int(step): float(accuracy) for step, accuracy in rows}
+    rounds = counted(made)
+    assert found == {name: {number: rounds[number][name] for number in rounds} for name in rounds[1]}
+    assert "/dvclive/" in (studies.ROOT / ".gitignore").read_text().splitlines()
 
 
 class Writer:

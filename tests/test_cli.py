@@ -14,6 +14,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -131,6 +132,8 @@ def test_describe_prints_docstring_parameters_and_defaults(kind: registry.Kind, 
     assert equations.plain(doc) in text
     assert not re.search(r"\\[a-zA-Z]|:math:|\.\. math::", text), "equations are for people"
     assert text.startswith(f"{name} ({kind.name})\n")
+    if kind is registry.ALGORITHM:
+        assert all(re.search(rf"\b{part}: ", doc) for part in ("Source", "State", "Traffic")), name
     for field in registry.parameters_of(found):
         default = "(required)" if field.default is dataclasses.MISSING else json.dumps(field.default)
         inherited = documentation.inherited(found).get(field.name)
@@ -307,6 +310,11 @@ def test_a_mistake_in_a_folder_of_studies_names_the_file(
     ):
         Path("studies/two.yaml").write_text(text)
         assert refused(monkeypatch, capsys, "plan", "--params", "studies") == f"studies/two.yaml: {sentence}"
+    Path("studies/one.yaml").write_text("scales: {smoke: {federation.rounds: 1}}\n")
+    Path("studies/two.yaml").write_text("study: {algorithms: [fedavg]}\n")
+    assert refused(monkeypatch, capsys, "plan", "--params", "studies", "--scale", "smoke") == (
+        "studies/two.yaml: --scale: 'smoke' is no scale of this study; it should be one of: paper."
+    )
     assert not Path("results").exists(), "nothing is written of the others"
 
 
@@ -354,6 +362,19 @@ def test_stages_are_what_rules_and_dvc_call() -> None:
     stages = {name for name, command in GROUP.commands.items() if command.rich_help_panel == cli.STAGES}
     both = {"plan", "download", "partition", "papers"}  # people call these, too
     assert stages == (called & set(GROUP.commands)) - both
+
+
+@pytest.mark.parametrize("profile", ["gpu", "slurm"])
+def test_each_job_that_computes_on_a_gpu_asks_for_one(profile: str) -> None:
+    """Else a profile for GPUs starts as many of them at once as there are cores."""
+    asked = yaml.safe_load((studies.ROOT / f"workflow/profiles/{profile}/config.yaml").read_text())["set-resources"]
+    computing = {
+        name
+        for name, command in GROUP.commands.items()
+        if any(parameter.envvar == "FEDPIPE_DEVICE" for parameter in command.params)
+    }
+    assert {name for name, resources in asked.items() if resources["gpu"] == 1} == computing
+    assert {"segment", "probe"} < computing
 
 
 def test_version_and_help_import_nothing_heavy() -> None:

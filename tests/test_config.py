@@ -11,10 +11,11 @@ import jsonschema
 import pytest
 import yaml
 
-from fedpipe import config, registry
+from fedpipe import artifacts, config, registry
 from fedpipe import plan as planning
 from fedpipe.errors import SettingsError
 from tests import studies
+from tests.pages import PAGES, blocks
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = ", ".join(config.Params.model_fields)
@@ -464,6 +465,19 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"study__grid": {"scales.smoke": [{}]}, "scales": {"smoke": {}}},
         "study.grid: 'scales.smoke' can't be varied, since scales is one for the whole study.",
     ),
+    *[
+        (
+            f"{section}-in-the-grid",
+            {"study__grid": {f"{section}.{key}": [1]}},
+            f"study.grid: '{section}.{key}' can't be varied, since {section} is one for the whole study.",
+        )
+        for section, key in (
+            ("execution", "stack"),
+            ("artifacts", "keep_models"),
+            ("report", "last_k"),
+            ("probes", "a"),
+        )
+    ],
     (
         "axis-bad-value",
         {"study__grid": {"environment": {"mild": {"partition.alpha": -1}}}},
@@ -703,6 +717,21 @@ def test_other_studies_fit_parser_and_schema(path: Path) -> None:
     settings = yaml.safe_load(path.read_text())
     config.parse(settings)
     assert problems(settings) == []
+
+
+def test_an_editor_finds_no_mistake_in_the_papers_studies_and_those_of_the_pages() -> None:
+    """As it checks them by the schema; other tests plan them."""
+    schema = config.json_schema()
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    papers = [path for path in (ROOT / "studies/papers").rglob("*.yaml") if path.name != artifacts.DVC]
+    shown = [block for page in PAGES for block in blocks(page) if block.language == "yaml"]
+    assert len(papers) > 30
+    assert len(shown) > 15
+    for name, text in [
+        *((path, path.read_text()) for path in papers),
+        *((block.section, block.text) for block in shown),
+    ]:
+        assert not list(validator.iter_errors(yaml.safe_load(text))), name
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from fedpipe import artifacts
 from fedpipe import plan as planning
 from fedpipe.errors import SettingsError
 from tests import studies
@@ -91,3 +93,21 @@ def test_what_a_point_of_a_grid_lacks_is_obtained_with_the_studys_own_command(tm
     Path("params.yaml").rename("studies/own.yaml")
     with pytest.raises(SettingsError, match=r"is not stored; run `fedpipe download --params studies/own.yaml`"):
         planning.make(Path("studies/own.yaml"))
+
+
+def test_what_a_scale_lacks_is_obtained_with_the_studys_own_command() -> None:
+    """What the scale itself names is declared by hand: the command would declare what the study does."""
+    Path("studies").mkdir()
+    np.savez(
+        "own.npz", x_train=np.zeros((9, 8)), y_train=np.arange(9) % 3, x_test=np.zeros((3, 8)), y_test=np.arange(3)
+    )
+    own = {"name": "npz", "path": "own.npz", "split": "pooled"}
+    for dataset, scale, told in (
+        (own, {"federation.rounds": 1}, "run `fedpipe download --params studies/own.yaml`, which fills it in."),
+        ({"name": "digits"}, {"dataset": own}, f"it should be {artifacts.sha256_of(Path('own.npz'))}."),
+    ):
+        studies.write(studies.settings() | {"dataset": dataset, "scales": {"smoke": scale}}, Path())
+        Path("params.yaml").replace("studies/own.yaml")
+        with pytest.raises(SettingsError) as error:
+            planning.make(Path("studies/own.yaml"), "smoke")
+        assert str(error.value) == f"dataset.sha256: missing for own.npz; {told}"

@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from fedpipe import cli, registry
+from fedpipe import cli, config, registry
 from tests import studies
 from tests.pages import PAGES, ROOT, blocks, commands, inline, read
 
@@ -104,6 +104,53 @@ def test_the_table_of_algorithms_is_that_of_the_docstrings() -> None:
         assert source(name).startswith(paper), f"{name}: {source(name)[:200]}"
         assert name == "local" or re.search(r"^[A-Z][\w ,]+(et al\.|and \w+), \S.* 20[12]\d$", paper), paper
     assert f"[{len(ALGORITHMS)} algorithms](#algorithms)" in read("README.md")
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table below a heading of README.md, without its head."""
+    section = read("README.md").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`([\w-]+)`", cell)
+
+
+def test_the_table_of_data_sets_is_that_of_the_code() -> None:
+    """Their sizes and shapes, and models that take them."""
+    table = rows("Data sets, partitions and models")
+    shown = [name for cells in table for name in names(cells[0])]
+    assert sorted([*shown, config.GENERATED]) == list(registry.names(registry.DATASET))
+    for datasets, samples, models in table[:-1]:
+        size, shape = re.fullmatch(r"([\d,]+) (?:of ([\d×]+)|[a-z]+)", samples).groups()  # type: ignore[union-attr]
+        for name in names(datasets):
+            facts = config.dataset({"name": name}).facts
+            assert facts.size == int(size.replace(",", ""))
+            assert shape is None or facts.shape == tuple(map(int, shape.split("×")))
+            assert names(models)
+            for model in names(models):
+                registry.parsed(registry.MODEL, {"name": model}).check(facts.shape, facts.classes)  # type: ignore[attr-defined]
+    assert table[-1][1] == "your own"
+
+
+def test_the_table_of_probes_is_that_of_the_code() -> None:
+    table = dict(rows("Looking into states"))
+    assert {kind.strip("`") for kind in table} == set(config.KINDS)
+    models = get_args(get_args(config.HeadNorms.model_fields["models"].annotation)[0])
+    assert set(models) <= set(names(table["`head-norms`"]))
+
+
+def test_the_protocols_are_those_of_the_code() -> None:
+    text = read("README.md").partition("Protocols are named MODEL-on-TEST.")[2].partition("\n## ")[0]
+    models = set(re.findall(r"^- `(\w+)`: ", text, flags=re.M))
+    tests = text.partition("The test set is ")[2]
+    protocols = set(get_args(config.Protocol))
+    assert models == {protocol.partition("-on-")[0] for protocol in protocols}
+    assert {f"{model}-on-{test}" for model in models for test in ("global", "local", "validation")} <= protocols
+    assert {protocol for protocol in protocols if protocol.endswith("-on-train")} == set(
+        re.findall(r"`(\w+-on-train)`", tests)
+    )
+    assert {"global", "local", "validation"} <= set(names(tests))
 
 
 def test_the_cpu_installation_leaves_out_what_pytorchs_cuda_build_alone_needs() -> None:

@@ -32,7 +32,7 @@ class Revision(NamedTuple):
     name: str
     plan: Plan
     accuracies: dict[tuple[Row, str], pd.Series[float]]  #: by row and protocol: in percent, by seed
-    keys: dict[Row, set[str]]  #: of its runs
+    made_of: dict[Row, set[tuple[str, int]]]  #: its runs by their keys, each with its number of rounds
     settings: dict[Row, dict[str, Any]]  #: by dotted name
 
 
@@ -102,7 +102,7 @@ def _read(name: str, report: Reported | None) -> Revision:
         name,
         plan,
         {cell: pd.Series(by_seed) for cell, by_seed in found.items()},
-        {row: {cell.key for cell in plan.cells if _row(plan, cell) == row} for row in rows},
+        {row: {(cell.key, cell.rounds) for cell in plan.cells if _row(plan, cell) == row} for row in rows},
         {
             row: _held(next(cell for cell in results.cells(plan) if _row(plan, cell) == row))
             for row in dict.fromkeys(rows)
@@ -186,7 +186,7 @@ def _table(revisions: Sequence[Revision]) -> str:
             line = {"algorithm": row[0], "point": row[1], "protocol": protocol}
             line |= {revision.name: _mean(part) for revision, part in zip(revisions, found, strict=True)}
             for revision, part in zip(others, found[1:], strict=True):
-                same = base.keys.get(row) == revision.keys.get(row)
+                same = base.made_of.get(row) == revision.made_of.get(row)
                 line[f"{revision.name} − {base.name}"] = "same runs" if same else _told(found[0], part)
             lines.append(line)
     frame = pd.DataFrame(lines)

@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedpipe import artifacts
+from fedpipe import artifacts, callbacks
 from fedpipe.artifacts import RunFiles
 from fedpipe.errors import ArtifactError
 from fedpipe.planned import Plan, PlannedRun
@@ -36,7 +36,7 @@ LINES = 5  #: of the log of a failed job
 INTERVAL = 2  #: seconds between two drawings
 
 SNAKEMAKE = Path(".snakemake")
-FAILED = r"^Command '.*fedpipe (\w+) (results/runs/\S+).* > (\S+) 2>&1' returned non-zero exit status (?!130\.)\d+\.$"
+FAILED = r"^Command '.*fedpipe (\w+) (\S+).* > (\S+) 2>&1' returned non-zero exit status (?!130\.)\d+\.$"
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def progress(plan: Plan) -> tuple[list[Progress], list[Failure]]:
     runs = [_of(plan, run, unfinished, min(locks, default=None)) for run in planned]
     partitions = {artifacts.assignment_file(key).parent for key in plan.partitions}
     ours = {plan.study.tables, plan.study.figures, *made, *partitions}
-    ours |= {artifacts.dataset_file(run.dataset) for run in planned}
+    ours |= {artifacts.dataset_file(run.dataset) for run in planned} | {probe.files.table for probe in plan.probes}
     failed = [job for job in unfinished if job.failed and any(ours & {path, *path.parents} for path in job.outputs)]
     names = dict(zip(made, (run.name for run in runs), strict=True))
     return runs, [Failure(_named(names, job), job.rule, job.logs[0], _tail(job.logs)) for job in failed]
@@ -237,12 +237,8 @@ def _complete(files: RunFiles, total: int) -> int:
 
 def _accuracy(protocol: str, files: RunFiles, done: int) -> float | None:
     for number in range(done, 0, -1):
-        path = files.round(number).metrics
-        if not artifacts.exists(path):  # not a round that is measured
-            continue
-        mine = [row for row in artifacts.read_parquet(path).to_pylist() if row["protocol"] == protocol]
-        samples = sum(row["total"] for row in mine)
-        return float(sum(row["correct"] for row in mine) / samples) if samples else math.nan
+        if artifacts.exists(files.round(number).metrics):  # a round that is measured
+            return callbacks.accuracies(files, number).get(protocol, math.nan)
     return None
 
 
@@ -267,13 +263,31 @@ def _said() -> Iterator[Job]:
 
 @functools.cache
 def _exceptions(log: Path, size: int) -> list[Job]:
-    """The jobs of runs whose commands failed by a log of this size: all that a quiet Snakemake tells of errors.
+    """The jobs whose commands failed by a log of this size: all that a quiet Snakemake tells of errors.
 
-    It does not name their outputs; what each run's jobs work for stands for them. Ctrl+C's status (130) is no failure.
+    It does not name their outputs; what each works for stands for them. Ctrl+C's status (130) is no failure.
     """
     found = re.findall(FAILED, log.read_text(errors="replace"), re.M)
     when = log.stat().st_mtime
-    return [Job(rule, True, [Path(run)], [Path(job)], when) for rule, run, job in found]
+    return [Job(rule, True, [_made(rule, of, Path(job))], [Path(job)], when) for rule, of, job in found]
+
+
+def _made(command: str, of: str, log: Path) -> Path:
+    """What a stage's command works for, by its first argument and the place of its log: a run, or a file."""
+    match command:
+        case "download":
+            return artifacts.dataset_file(of)
+        case "partition":
+            return artifacts.assignment_file(of)
+        case "probe":
+            return Path(of).with_suffix(".parquet")
+        case "table":
+            return log.parents[1] / "tables" / "results.md"
+        case "figure" if of == "partition":
+            return log.parents[2] / "figures" / f"partition-{log.stem}.svg"
+        case "figure":
+            return log.parents[1] / "figures" / f"{of}.svg"
+    return Path(of)
 
 
 @functools.cache

@@ -313,7 +313,8 @@ def _statistics(plan: Plan, kept: list[tuple[Hashable, ...]]) -> list[str | Show
     if {*statistics.TO_TARGET} & {*report.statistics}:
         told.append(f"A target is reached where {share} of all test samples are told right; bytes are all clients'.")
     if "difference" in report.statistics:
-        told.append(f"Differences of the accuracies above to {report.baseline}'s are {statistics.PAIRED}")
+        at = " at the same point of the grid" if plan.grid else ""
+        told.append(f"Differences of the accuracies above to {report.baseline}'s{at} are {statistics.PAIRED}")
     return [" ".join(told), Shown(wide, wide.shape[1] - len(report.statistics))]
 
 

@@ -126,7 +126,7 @@ def declare(name: str | None, params: Path) -> str:
     named_there = name is None or name == section.name
     if not named_there:
         section = config.dataset({"name": name, "mirror": section.mirror})
-    source, sha256 = section.source, None
+    source, sha256 = section.named, None  # also where generated samples would do (`dataset.absent`)
     if isinstance(source, Declared) and (sha256 := source.undeclared(section.fetcher)) is not None:
         source = dataclasses.replace(source, sha256=sha256)
     path = obtain(source, section.fetcher)

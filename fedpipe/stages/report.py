@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedpipe import artifacts
-from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.errors import ArtifactError, SettingsError, UserError
 from fedpipe.planned import Cell, Plan
 
 Contents = dict[Path, bytes]  #: files with what shall stand in them
+UNSAID = {"shared", "files", "execution", "artifacts", "probes"}  #: of a plan, what no table or figure says
 
 
 def contents(plan: Plan) -> Contents:
@@ -106,6 +108,34 @@ def show(plan: Plan) -> str:
     figures: list[Path] = [path for name in names if (path := folder / f"{name}.svg").is_file()]
     listed = "".join(f"\n  {path}" for path in figures)
     return table.read_text() + (f"\nFigures (PDF and PNG beside SVG):{listed}" if figures else "")
+
+
+def says(plan: Plan) -> dict[str, Any]:
+    """What a study's tables and figures say besides numbers: they are made again where it has changed."""
+    return {name: value for name, value in plan.held().items() if name not in UNSAID}
+
+
+def overtaken(plan: Plan) -> str | None:
+    """One sentence where the study's file, or code, gives other tables by now; None where it does not."""
+    from fedpipe import pins
+
+    place = plan.study.sources
+    sources = artifacts.read_json(place) if place.is_file() else None
+    if sources is not None and not any(pins.changed(Path(path), mark) for path, mark in sources.items()):
+        return None
+    from fedpipe import plan as planning
+
+    try:
+        asked = planning.make(plan.params, plan.scale)
+    except UserError:
+        if sources is None:  # a clone may lack what it takes to plan
+            return None
+    else:
+        if artifacts.json_bytes(says(asked)) == artifacts.json_bytes(says(plan)):
+            return None
+    return (
+        f"{plan.params} or code has changed since this was made, and gives another table; `{command(plan)}` makes it."
+    )
 
 
 def check(plan: Plan, *names: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fedpipe import plan as planning
 from fedpipe.config import read
 from fedpipe.data import store
 from fedpipe.data.datasets.generated import Generated
-from fedpipe.errors import SettingsError
+from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.stages import download
 from tests import studies
 
@@ -92,7 +93,6 @@ def test_no_run_of_generated_data_has_the_key_of_a_real_one(tmp_path: Path) -> N
     text = generated.texts[str(run.files.settings)]
     assert "name: generated" in text
     assert "like: mnist" in text
-    assert (real.absent.values(), generated.absent, there.absent) != ({}, {}, {})
     assert [*real.absent.values()] == ["data not here"]
     assert (generated.absent, there.absent) == ({}, {})
 
@@ -106,6 +106,20 @@ def test_a_plan_stores_them_without_a_network() -> None:
     assert path == artifacts.dataset_file(run.dataset)
     assert store.facts(path) == section().facts
     assert "generated" in read(store.settings_file(run.dataset))["name"]
+
+
+@pytest.mark.parametrize("name", [None, "mnist"])
+def test_who_asks_for_the_data_set_itself_gets_no_noise(name: str | None, tmp_path: Path) -> None:
+    first, *_ = config.dataset({"name": "mnist"}).named.files
+    there = tmp_path / "mirror" / first.name  # the first of several files, and damaged: no network is asked
+    there.parent.mkdir(parents=True)
+    there.write_bytes(b"")
+    dataset = {"name": "mnist", "absent": "generate", "mirror": str(tmp_path / "mirror")}
+    studies.write(studies.settings(dataset=dataset), Path())
+    assert planning.make().runs[0].dataset.startswith("generated-")
+    with pytest.raises(ArtifactError, match=re.escape(str(there))):
+        download.declare(name, Path("params.yaml"))
+    assert not list(Path("results").rglob("*.pt"))
 
 
 @pytest.mark.parametrize("like", ["digits", "generated", "nothing"])

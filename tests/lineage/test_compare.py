@@ -17,13 +17,12 @@ import pytest
 from scipy import stats
 
 import fedpipe
+from fedpipe.lineage import compare as lineage
 from fedpipe.report.statistics import difference
 from tests import studies
-from tests.lineage.conftest import finish
+from tests.lineage.conftest import ROUNDS, finish
 from tests.pages import ROOT
 from tests.pipeline.conftest import ENVIRONMENT
-
-pytestmark = pytest.mark.slow
 
 SEEDS = [0, 1, 2]
 
@@ -95,6 +94,7 @@ def accuracies(folder: Path, algorithm: str, protocol: str) -> pd.Series:
     return 100 * rows.set_index("seed")["accuracy"]
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_each_commit(history: Path, tmp_path: Path) -> None:
     """Against each commit's own results, brought back by git and DVC in a clone of its own."""
     said = compare(history, "v1", "v2")
@@ -116,6 +116,7 @@ def test_numbers_are_those_of_each_commit(history: Path, tmp_path: Path) -> None
     assert said.count("\n| ") == 2 + 4 + 1, "no other setting differs"
 
 
+@pytest.mark.slow
 def test_seeds_are_paired_and_what_differs_for_all_is_said_once(history: Path) -> None:
     said = compare(history, "v2", "v3", "v1")
     assert [line.split("|")[2].strip() for line in said.splitlines() if "partition.alpha" in line] == ["all"]
@@ -126,6 +127,7 @@ def test_seeds_are_paired_and_what_differs_for_all_is_said_once(history: Path) -
     assert "±" in row[3]
 
 
+@pytest.mark.slow
 def test_one_revision_is_compared_with_what_lies_here_and_none_is_head(history: Path) -> None:
     said = compare(history, "v1")
     assert "workspace − v1" in said
@@ -134,6 +136,7 @@ def test_one_revision_is_compared_with_what_lies_here_and_none_is_head(history: 
     assert "workspace − HEAD" in compare(history)
 
 
+@pytest.mark.slow
 def test_files_that_are_gone_here_come_from_the_cache_and_else_it_is_said(history: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
@@ -145,11 +148,33 @@ def test_files_that_are_gone_here_come_from_the_cache_and_else_it_is_said(histor
     assert "is neither here nor in DVC's cache or remote; `dvc fetch" in compare(folder, "v1", "v2", fails=True)
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_in_a_sentence(history: Path, tmp_path: Path) -> None:
     assert "'v9' is no commit or experiment here" in compare(history, "v9", fails=True)
     assert "'v1' is named twice" in compare(history, "v1", "v1", fails=True)
     typed(tmp_path, "git", "init", "-q")
     assert "Traceback" not in compare(tmp_path, "HEAD", "main", fails=True)
+
+
+def test_a_run_that_went_on_is_told_as_another(study: Path) -> None:
+    """The number of rounds is in no key, and its table is another one all the same."""
+    before = lineage._read("before", None)
+    made = studies.settings(("fedavg", "scaffold"), ROUNDS + 1, study={"seeds": [0, 1]})
+    made["algorithms"]["scaffold"] = {}
+    finish(made)
+    after = lineage._read("after", before.plan.report)
+    assert {key for run in before.made_of.values() for key, _ in run} == {
+        key for run in after.made_of.values() for key, _ in run
+    }
+    said = lineage._table([before, after])
+    one, other, change = cells(said, "scaffold", "global-on-global")
+    told = float(other.split()[0]) - float(one.split()[0])
+    assert float(change.split()[0]) == pytest.approx(told, abs=0.011)
+    assert "same runs" not in said
+    assert re.search(
+        rf"\| federation\.rounds +\| all +\| {ROUNDS} +\| {ROUNDS + 1} +\|", lineage._settings([before, after])
+    )
+    assert lineage._table([before, before]).count("same runs") == 2 * 2
 
 
 def test_an_interval_is_students_and_of_one_seed_there_is_none() -> None:

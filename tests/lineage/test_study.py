@@ -90,6 +90,23 @@ def test_a_number_typed_into_the_table_is_told(
     assert CliRunner().invoke(cli.app, ["show"]).stdout.startswith(text)
 
 
+def test_a_table_of_the_study_as_it_was_is_told(study: Path) -> None:
+    """Its caption holds no method's parameters, so that nobody would see it."""
+    params, text = Path("params.yaml"), Path(SHOWN).read_text()
+    whole = params.read_text()
+    for edited in (f"# a comment\n{whole}", f"{whole}execution: {{rounds_per_job: 1}}\n"):
+        params.write_text(edited)
+        shown = CliRunner().invoke(cli.app, ["show"])
+        assert (shown.stdout.startswith(text), shown.stderr) == (True, "")
+    told = (
+        "fedpipe: params.yaml or code has changed since this was made, and gives another table; `fedpipe run` makes it."
+    )
+    for edited in (whole.replace("learning_rate: 0.1", "learning_rate: 0.2"), "federation: {rounds: 0}\n", None):
+        params.unlink() if edited is None else params.write_text(edited)
+        shown = CliRunner().invoke(cli.app, ["show"])
+        assert (shown.stdout.startswith(text), shown.stderr) == (True, f"{told}\n")
+
+
 def test_a_table_of_another_folder_is_not_traced(
     study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

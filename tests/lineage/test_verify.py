@@ -33,6 +33,14 @@ def test_a_sound_study_holds(study: Path) -> None:
     assert all("run again: all bits agree" in verdict.said for verdict in verdicts[4:])
 
 
+def test_a_finished_run_is_a_dozen_files_and_its_tensors(study: Path) -> None:
+    """Of any number of rounds, since file systems of clusters limit that of files."""
+    for run in (*runs("fedavg"), *runs("scaffold")):
+        files = [path for path in run.rglob("*") if path.is_file()]
+        assert len([path for path in files if path.suffix != ".pt"]) <= 12
+        assert {path.name for path in files if path.suffix == ".pt"} <= {"server.pt", "clients.pt"}
+
+
 @pytest.mark.parametrize(
     "name", ["rounds/0002/server.pt", "rounds/0001/metrics.parquet", "joined/0003/metrics.parquet"]
 )

@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests import studies
 from tests.pipeline.conftest import Project, jobs, stages
 
 NOTHING = "Nothing to be done"
+
+
+@pytest.mark.parametrize(
+    ("study", "told"),
+    [
+        ({"seeds": [0]}, "Could not find 'study.algorithms'"),
+        ({"algorithms": "fedavg"}, "'Value' object is not iterable"),
+    ],
+    ids=["left-out", "a-name"],
+)
+def test_dvc_reads_the_methods_itself_and_says_what_the_page_says(
+    study: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    """Its words for what fedpipe has a default, or a sentence, for."""
+    from dvc.dvcfile import load_file
+    from dvc.repo import Repo
+
+    shutil.copy(studies.ROOT / "dvc.yaml", tmp_path)
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump({"study": study}))
+    repo = Repo.init(str(tmp_path), no_scm=True)
+    with pytest.raises(Exception, match=told):
+        list(load_file(repo, str(tmp_path / "dvc.yaml")).stages)
+    repo.close()
+    assert told in " ".join((studies.ROOT / "docs/dvc.md").read_text().split())
 
 
 @pytest.mark.slow

@@ -6,8 +6,10 @@ import itertools
 
 import pytest
 
+from fedpipe import config
+from fedpipe import plan as planning
 from tests import studies
-from tests.pipeline.conftest import Project, jobs
+from tests.pipeline.conftest import LOCAL, Project, jobs
 
 WARNING = "fedpipe: warning: algorithms.cfl.after: 20 is no less than federation.rounds (1)"
 KEPT = ["kept-on-global", "kept-on-local"]
@@ -34,6 +36,22 @@ def test_settings_on_snakemakes_command_line_are_refused_by_name(project: Projec
     with pytest.raises(AssertionError, match="ended with 2"):
         project.snakemake("all", "--config", "parms=studies/other.yaml")
     assert "results/studies/other" in project.snakemake("-n", "all", "--configfile", "mine.yaml")
+
+
+def test_data_that_came_meanwhile_take_the_place_of_noise(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any edit: a plan with generated samples is made again each time."""
+    monkeypatch.chdir(project.folder)
+    monkeypatch.setattr("fedpipe.data.fetch.user_cache", lambda: project.folder / "cache")
+    studies.write(studies.settings(dataset={"name": "mnist", "subset": 300, "absent": "generate"}), project.folder)
+    planning.write(made := planning.make())
+    assert [run.dataset.partition("-")[0] for run in made.runs] == ["generated"]
+    for file in config.dataset({"name": "mnist"}).named.files:
+        (project.folder / "mirror" / file.name).parent.mkdir(parents=True, exist_ok=True)
+        (project.folder / "mirror" / file.name).write_bytes(b"")  # nobody reads them yet
+    planned = project.run("env", "FEDPIPE_MIRROR=mirror", "snakemake", "-n", "all", *LOCAL)
+    assert jobs(planned)["segment"] == 1
+    assert "results/data/mnist-" in planned
+    assert "results/data/generated-" not in planned
 
 
 @pytest.mark.slow

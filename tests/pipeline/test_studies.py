@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -158,6 +159,32 @@ def test_a_study_that_has_no_place_of_its_own_is_one_sentence(project: Project) 
         assert said.splitlines()[-1] == told
         assert "Traceback" not in said
     assert not (project.folder / "results/studies").exists()
+
+
+def test_a_folder_of_studies_is_one_dag(project: Project) -> None:
+    """A run that two need is made once, in both lengths; what wants a download is left out with its table."""
+    (project.folder / "studies/a").mkdir()
+    for name, labels, rounds, dataset in (
+        ("long", ("fedavg",), 2, "digits"),
+        ("short", ("fedavg", "fedprox"), 1, "digits"),
+        ("far", ("fedavg",), 1, "mnist"),
+    ):
+        study = studies.settings(labels, 9, dataset={"name": dataset})
+        studies.write(study | {"scales": {"smoke": {"federation.rounds": rounds}}}, project.folder)
+        (project.folder / "params.yaml").rename(project.folder / f"studies/a/{name}.yaml")
+    command = ["snakemake", "all", "--config", "params=studies/a", "scale=smoke", *LOCAL]
+    planned = project.run("env", "-u", "FEDPIPE_MIRROR", f"XDG_CACHE_HOME={project.folder}", *command, "-n")
+    ran = jobs(planned)
+    assert (ran["download"], ran["partition"]) == (1, 1)
+    segments = re.findall(r"^    output: results/runs/(\w+)/(\w+)/segments/(\d+)\.json", planned, flags=re.M)
+    assert sorted((label, stop) for label, _, stop in segments) == [
+        ("fedavg", "0001"),
+        ("fedavg", "0002"),
+        ("fedprox", "0001"),
+    ]
+    assert len({key for label, key, _ in segments if label == "fedavg"}) == 1
+    tables = {rule for rule in ran if rule.startswith("table")}
+    assert tables == {f"table_results_studies_a_{name}_smoke" for name in ("long", "short")}
 
 
 def test_a_mistake_in_another_study_is_one_sentence(project: Project) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -100,3 +101,25 @@ def test_a_study_of_more_than_a_day_is_not_started_unasked(
     assert len(started) == 4
     told = CliRunner().invoke(cli.app, ["plan", "--dry-run", "--scale", "smoke"])
     assert "fedpipe: 1 of 1 runs that are left would take about" in told.output
+
+
+def test_as_many_runs_go_on_at_once_as_the_profile_has_gpus(
+    measured: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four runs of half a day: side by side on sixteen cores, one after another on a GPU."""
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execvp", lambda _, command: started.append(command))
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    for name in ("local", "gpu"):
+        shutil.copytree(studies.ROOT / "workflow/profiles" / name, name)
+    studies.write(studies.settings(rounds=9999, study={"seeds": [1, 2, 3, 4]}), Path())
+    assert CliRunner().invoke(cli.app, ["run", "--profile", "local"]).exit_code == 0
+    refused = CliRunner().invoke(cli.app, ["run", "--profile", "gpu"])
+    assert "4 of 4 runs that are left would take about 2 d" in str(refused.exception)
+    for cores in (["--cores", "1"], ["--cores=1"], ["-c1"], ["-j", "1"]):
+        refused = CliRunner().invoke(cli.app, ["run", "--profile", "local", *cores])
+        assert "4 of 4 runs that are left would take about 2 d" in str(refused.exception), cores
+    assert len(started) == 1
+    gpu = Path("gpu/config.yaml")
+    gpu.write_text(gpu.read_text().replace("- gpu=1", "- gpu=4"))
+    assert CliRunner().invoke(cli.app, ["run", "--profile", "gpu"]).exit_code == 0

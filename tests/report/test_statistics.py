@@ -171,6 +171,22 @@ def test_the_table_has_them_below_where_they_are_asked_for(two: Tree) -> None:
     assert "mean ± half of its 95% confidence interval" in text
 
 
+def test_below_the_best_of_a_grid_it_says_that_differences_are_at_the_same_point(make: Any) -> None:
+    """Where the baseline's best is at another point, the difference is none of the numbers above."""
+    rate = "federation.learning_rate"
+    tree = make(["fedavg", "fedprox"], grid={rate: [0.01, 0.05]})
+    for run, right in enumerate((5, 5, 7, 7, 8, 8, 6, 6)):
+        tree.write(run, [{"global-on-global": [(right, 10)]}])
+    report = dataclasses.replace(EVERYTHING, statistics=("difference",), best_over=(rate,))
+    tree.change(report=report, protocols=("global-on-global",))
+    text = tables.markdown(tree.plan, tables.table(tree.plan))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:5] == "| fed"]
+    assert [row[:3] for row in rows[:2]] == [["fedavg", "0.05", "80.00 ± 0.00"], ["fedprox", "0.01", "70.00 ± 0.00"]]
+    assert [row[:2] for row in rows[2:4]] == [["fedavg", "0.05"], ["fedprox", "0.01"]]
+    assert rows[3][2].startswith("+20.00 "), "70 % above FedAvg's 50 % at this rate"
+    assert "Differences of the accuracies above to fedavg's at the same point of the grid are paired by seed" in text
+
+
 def test_statistics_are_written_and_verified_with_the_tables(two: Tree) -> None:
     report.write(report.tables(two.plan))
     path = Path("results/tables/statistics.csv")

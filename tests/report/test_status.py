@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import subprocess
@@ -14,6 +15,7 @@ from rich.console import Console
 from fedpipe import artifacts
 from fedpipe import plan as planning
 from fedpipe.plan import NewPlan
+from fedpipe.planned import PlannedProbe
 from fedpipe.report import status
 from fedpipe.report.status import Progress
 from fedpipe.stages import collect
@@ -87,6 +89,21 @@ def test_rounds_accuracy_rate_and_time_left(made: NewPlan) -> None:
     )
 
 
+def test_models_right_after_training_are_measured_in_files_of_their_own() -> None:
+    """And no dash stands there, which says that the method has no such model."""
+    protocols = {"protocols": ["trained-on-local", "global-on-global"], "every": 2}
+    made = studies.prepare(studies.settings(rounds=2, evaluation=protocols))
+    (run,) = studies.open_runs(made)
+    steps = run.segment(2)
+    assert [next(steps), next(steps)] == [0, 1]
+    assert status.progress(made)[0][0].accuracy is None, "nothing is measured yet"
+    list(steps)
+    rows = artifacts.read_parquet(run.files.round(2).trained).to_pylist()
+    accuracy = sum(row["correct"] for row in rows) / sum(row["total"] for row in rows)
+    assert status.progress(made)[0][0].accuracy == accuracy
+    assert f"{100 * accuracy:.2f} %" in shown(made)
+
+
 def test_time_left_counts_what_runs_at_once() -> None:
     runs = [Progress(str(number), "running", 5, 10, None, 2.0) for number in range(4)]
     assert status.time_left(runs) == 10
@@ -141,6 +158,43 @@ def test_a_quiet_snakemake_tells_only_of_failed_commands(made: NewPlan) -> None:
     assert (failure.rule, failure.log, failure.lines) == ("segment", log, ["one"])
     os.utime(log, (2e9, 2e9))
     assert states(made)["fedprox"] == "running", "it was begun again"
+
+
+def test_failed_jobs_of_all_kinds_are_told(made: NewPlan) -> None:
+    """Also where they are of no run: by a quiet Snakemake, and by one that tells of rules and outputs."""
+    run = made.runs[0]
+    probe = PlannedProbe(
+        name="norms", kind="head-norms", algorithm="fedavg", run_key=run.key, rounds=3, round=3, key="0" * 12
+    )
+    made = dataclasses.replace(made, probes=(probe,))
+    artifacts.dataset_file(run.dataset).unlink()
+    artifacts.assignment_file(run.partition).unlink()
+    commands = {
+        "results/logs/probe/one.log": f"probe {probe.files.settings} --threads 1",
+        "results/logs/download/one.log": f"download {run.dataset}",
+        "results/logs/partition/one.log": f"partition {run.partition}",
+        "results/logs/table.log": "table --params params.yaml --scale paper",
+        "results/logs/curves.log": "figure curves --params params.yaml --scale paper",
+        "results/logs/partition-figure/iid.log": f"figure partition {run.partition} --params params.yaml",
+    }
+    for log, command in commands.items():
+        artifacts.write_bytes(Path(log), f"{command} failed\n".encode())
+        os.utime(log, (1e9, 1e9))
+    said = "Command 'PATH='x':\"$PATH\"; fedpipe {} > {} 2>&1' returned non-zero exit status 2."
+    snakemake(made, *(said.format(command, log) for log, command in commands.items()))
+    assert {str(failure.log): failure.lines for failure in status.progress(made)[1]} == {
+        log: [f"{command} failed"] for log, command in commands.items()
+    }
+    other = dataclasses.replace(made, params=Path("studies/other.yaml"), probes=())
+    assert {failure.rule for failure in status.progress(other)[1]} == {"download", "partition"}, "what both need"
+
+    log = "results/logs/probe/one.log"
+    snakemake(made, "Error in rule probe:", f"    output: {probe.files.table}, {probe.files.marker}", f"    log: {log}")
+    (failure,) = status.progress(made)[1]
+    assert (failure.rule, str(failure.log)) == ("probe", log)
+    artifacts.write_bytes(probe.files.table, b"")
+    artifacts.write_bytes(probe.files.marker, b"")
+    assert not status.progress(made)[1], "it was made since"
 
 
 def test_a_failed_job_is_shown_with_the_end_of_its_log(made: NewPlan) -> None:

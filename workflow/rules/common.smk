@@ -14,6 +14,7 @@ from fedpipe.artifacts import PAPER, PAPERS, PARAMS, StudyFiles, studies, study
 from fedpipe.errors import UserError
 from fedpipe.local import SNAKEMAKE
 from fedpipe.planned import Plan, Work
+from fedpipe.stages.report import says
 
 # A literal DAG of single rounds is deep.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
@@ -76,7 +77,10 @@ TOGETHER = STUDY.is_dir()
 
 
 def stale(path):
-    """Whether the plan is of another study or other files than lie here, can't be read, or what it wrote is gone."""
+    """Whether the plan is of another study or other files than lie here, can't be read, or what it wrote is gone.
+
+    So is one with generated samples: the real ones may have come meanwhile.
+    """
     from fedpipe.pins import changed
 
     try:
@@ -86,6 +90,7 @@ def stale(path):
             (plan.params, plan.scale) != (path, SCALE)
             or any(changed(Path(name), mark) for name, mark in sources.items())
             or not all(Path(name).is_file() for name in plan.files)
+            or any(run.dataset.startswith("generated-") for run in plan.runs)
         )
     except (UserError, OSError, ValueError, LookupError, TypeError):
         return True
@@ -122,15 +127,10 @@ def load_plans():
 
 WORK = load_plans()
 
-# What tables and figures say besides numbers of runs: they are made again where it has changed, as by another grid point
-# of the same runs.
-UNSAID = {"shared", "files", "execution", "artifacts", "probes"}
-
 
 def shown(plan):
-    """A hash of what the tables and figures of a study say."""
-    said = {name: said for name, said in plan.held().items() if name not in UNSAID}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    """A hash of what the tables and figures of a study say: they are made again at another grid point of the same runs."""
+    return hashlib.sha256(json.dumps(says(plan), sort_keys=True).encode()).hexdigest()
 
 
 try:
