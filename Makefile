@@ -35,10 +35,9 @@ papers: setup
 test: setup
 	pytest -q -n 2 --dist worksteal --durations 30 -m "not slow"
 
-# The slow tests: kills at random moments, whole studies. Tests of one file share a process, and what they start there;
-# there is one more than cores, since those of Slurm wait most of their time.
+# The slow tests: kills at random moments, whole studies. Tests of one file share a process, and what they start there.
 test-all: setup
-	pytest -q -n 3 --dist loadfile --durations 30 -m slow
+	pytest -q -n 2 --dist loadfile --durations 30 -m slow
 
 lint: setup
 	ruff check

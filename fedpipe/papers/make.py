@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from fedpipe.artifacts import RESULTS
-from fedpipe.errors import SettingsError, nearest
+from fedpipe.errors import ArtifactError, SettingsError, nearest
 from fedpipe.papers import drawing, layouts, pages, rows
 from fedpipe.papers.cells import Comparison
 from fedpipe.papers.pages import About
@@ -17,6 +17,7 @@ from fedpipe.papers.ran import Study
 from fedpipe.papers.svg import Drawn
 from fedpipe.papers.verdicts import Scale
 from fedpipe.report import results
+from fedpipe.stages.report import overtaken
 
 
 def place(scale: str) -> Path:
@@ -31,6 +32,8 @@ def write(scale: str) -> Comparison:
     ------
     SettingsError
         The papers' studies have no such scale.
+    ArtifactError
+        A study was edited since it was planned: the page would tell other settings than its runs had.
     """
     if scale not in get_args(Scale):
         raise SettingsError(f"--scale: '{scale}' is no scale of the papers; {nearest(scale, list(get_args(Scale)))}")
@@ -41,6 +44,12 @@ def write(scale: str) -> Comparison:
         wanted = {table.study for table in paper.tables.values()} | {text.study for text in paper.text}
         wanted |= {part.study for figure in paper.figures.values() for part in figure.parts}
         there = {name: study for name in sorted(filter(None, wanted)) if (study := Study.find(paper.stem, name, scale))}
+        for study in there.values():
+            if overtaken(study.plan):
+                raise ArtifactError(
+                    f"{study.plan.params} has changed since it was planned; `make papers SCALE={scale}` runs what is "
+                    f"new, and `fedpipe plan --params {study.plan.params} --scale {scale}` lets the pages do without it."
+                )
         planned |= {(paper.paper, name): study for name, study in there.items()}
         studies = there.get
         measured += rows.measured(paper, studies)

@@ -20,7 +20,7 @@ from fedpipe import artifacts
 from fedpipe import plan as planning
 from fedpipe.config import Execution
 from fedpipe.engine.run import Run
-from fedpipe.errors import SettingsError
+from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.papers import cells, drawing, layouts, make, published, rows
 from fedpipe.papers.published import Place
 from fedpipe.papers.ran import Study
@@ -327,3 +327,22 @@ def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch
     assert [row for row, word in words.items() if word != "agrees"] == [("cwFedAvg (Output)", "100")], (
         "print counts the averaged head as well"
     )
+
+
+@pytest.mark.usefixtures("ran")
+def test_no_page_is_made_of_a_study_that_was_edited_since(ran: dict[str, NewPlan]) -> None:
+    make.write("smoke")
+    page, study = make.place("smoke") / "pfps_lwc.html", ran["pfps_lwc/figure8"].params
+    written, planned = page.read_bytes(), study.read_text()
+    edited = yaml.safe_load(planned)
+    edited["federation"]["learning_rate"] = 0.123
+    study.write_text(yaml.safe_dump(edited, sort_keys=False))
+    with pytest.raises(
+        ArtifactError, match=r"figure8.yaml has changed .* `fedpipe plan --params \S+ --scale smoke`"
+    ):
+        make.write("smoke")
+    assert page.read_bytes() == written
+    study.write_text(f"# A comment changes nothing.\n{planned}")
+    make.write("smoke")
+    assert page.read_bytes() == written
+    study.write_text(planned)
