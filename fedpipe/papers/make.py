@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast, get_args
 
-from fedpipe.artifacts import RESULTS
+from fedpipe.artifacts import PAPERS, RESULTS
 from fedpipe.errors import ArtifactError, SettingsError, nearest
 from fedpipe.papers import drawing, layouts, pages, rows
 from fedpipe.papers.cells import Comparison
@@ -48,7 +48,7 @@ def write(scale: str) -> Comparison:
             if overtaken(study.plan):
                 raise ArtifactError(
                     f"{study.plan.params} has changed since it was planned; `make papers SCALE={scale}` runs what is "
-                    f"new, and `fedpipe plan --params {study.plan.params} --scale {scale}` lets the pages do without it."
+                    f"new, and `fedpipe plan --params {PAPERS} --scale {scale}` lets the pages do without it."
                 )
         planned |= {(paper.paper, name): study for name, study in there.items()}
         studies = there.get

@@ -337,9 +337,7 @@ def test_no_page_is_made_of_a_study_that_was_edited_since(ran: dict[str, NewPlan
     edited = yaml.safe_load(planned)
     edited["federation"]["learning_rate"] = 0.123
     study.write_text(yaml.safe_dump(edited, sort_keys=False))
-    with pytest.raises(
-        ArtifactError, match=r"figure8.yaml has changed .* `fedpipe plan --params \S+ --scale smoke`"
-    ):
+    with pytest.raises(ArtifactError, match=r"figure8.yaml has changed .* `fedpipe plan --params \S+ --scale smoke`"):
         make.write("smoke")
     assert page.read_bytes() == written
     study.write_text(f"# A comment changes nothing.\n{planned}")
