@@ -1,14 +1,14 @@
 """What is measured, put beside what is printed: cells with their verdicts, columns with their order, claims.
 
-Measured numbers come as a frame with a row a cell, by the places of `published` or of `layouts`; what is not there was
-not run. `compare` joins the two, and `csv` writes what it finds.
+Measured cells come by their places, those of `published` or of `layouts`; what is not there was not run. `compare`
+joins the two, and `csv` writes what it finds.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
@@ -19,17 +19,6 @@ from fedpipe.papers.layouts import Claim, Paper, Text
 from fedpipe.papers.published import Place, Published
 from fedpipe.papers.verdicts import Contrast, Number, Order, Scale, Verdict
 
-REQUIRED = (*Place._fields, "mean", "std", "runs", "keys", "settings", "hours")
-OPTIONAL: dict[str, Any] = {  #: columns that a frame may lack, and what they are then
-    "values": None,
-    "diverged": 0,
-    "tests": None,
-    "classes": None,
-    "expected": None,
-    "generated": False,
-    "trace": "",
-    "reason": "",
-}
 UNJUDGED = "not judged"  #: measured, but there is nothing that it could be judged by
 UNMEASURED = "not measured"
 STOOD_IN = "not judged (generated data)"  #: measured on noise in the shape of data that are not here
@@ -46,9 +35,10 @@ COLUMNS = (  #: of cells.csv
 class Measured:
     """A cell as it was measured here, or the reason why it was not: then ``number`` is None.
 
-    ``tests`` is the number of test samples that an accuracy is of, ``classes`` that of its data set's classes,
-    ``diverged`` the number of runs that failed, ``expected`` what a printed formula gives with the study's parameters.
-    ``hours`` are those of the runs, or what they would take. ``generated`` tells that the data are not the real ones.
+    ``keys`` are those of the runs, ``settings`` what differs from the study's. ``tests`` is the number of test samples
+    that an accuracy is of, ``classes`` that of its data set's classes, ``diverged`` the number of runs that failed,
+    ``expected`` what a printed formula gives with the study's parameters. ``hours`` are those of the runs, or what they
+    would take. ``generated`` tells that the data are not the real ones, ``trace`` is the command that leads to them.
     """
 
     number: Number | None
@@ -99,43 +89,22 @@ class Comparison:
     orders: Mapping[tuple[str, str, str], Order]
 
 
-def measured(frame: pd.DataFrame) -> dict[Place, Measured]:
-    """Measured cells by place.
-
-    Parameters
-    ----------
-    frame
-        A row a cell: ``paper``, ``table``, ``row``, ``column`` and ``metric``, as in `published` or `layouts`; ``mean``
-        (NaN where it was not measured), ``std`` and ``runs``; ``keys`` of the runs (a list, or text with spaces between
-        them); ``settings`` that differ from the study's, as a mapping; ``hours``. Then, where it has them, ``values``
-        (by seed, which mean, std and runs are checked against), and the fields of `Measured`.
+def compare(measured: Mapping[Place, Measured], scale: Scale) -> Comparison:
+    """Join what is measured with what is printed, and judge what the scale allows: values only at scale ``paper``.
 
     Raises
     ------
     ValueError
-        A column is missing or unknown, a place is unknown or stands there twice, or numbers contradict each other.
+        The scale or a place is unknown, a cell is made of others, or a number is no accuracy, or lacks what it is of.
     """
-    missing = [name for name in REQUIRED if name not in frame.columns]
-    unknown = [name for name in frame.columns if name not in {*REQUIRED, *OPTIONAL}]
-    if missing or unknown:
-        raise ValueError(f"measured cells: columns are {', '.join(REQUIRED)}; missing: {missing}, unknown: {unknown}.")
-    found: dict[Place, Measured] = {}
-    known = set(places())
-    for record in frame.to_dict("records"):
-        row = OPTIONAL | {str(name): value for name, value in record.items() if not _lacking(value)}
-        place = Place(*(str(row.get(name, "")) for name in Place._fields))
-        if place not in known:
-            raise ValueError(f"measured cells: {tuple(place)} is no cell of a paper.")
-        if place in found:
-            raise ValueError(f"measured cells: {tuple(place)} stands there twice.")
-        found[place] = _measured(place, row)
-    return found
-
-
-def compare(measured: Mapping[Place, Measured], scale: Scale) -> Comparison:
-    """Join what is measured with what is printed, and judge what the scale allows: values only at scale ``paper``."""
     if scale not in get_args(Scale):
         raise ValueError(f"scale {scale!r} is unknown; it should be one of {', '.join(get_args(Scale))}.")
+    known = set(places())
+    if unknown := [tuple(place) for place in measured if place not in known]:
+        raise ValueError(f"measured cells: {unknown[0]} is no cell of a paper.")
+    for place, cell in measured.items():
+        if place.metric == "accuracy_pct" and cell.number:
+            _check_accuracy(place, cell, cell.number)
     printed = published.load()
     there = dict(measured)
     for paper in layouts.papers().values():
@@ -217,45 +186,11 @@ def checked(paper: Paper, name: str, claim: Claim, comparison: Comparison) -> li
     return found
 
 
-def _measured(place: Place, row: Mapping[str, Any]) -> Measured:
-    number = None
-    if row.get("mean") is not None:
-        values = {int(seed): float(value) for seed, value in (row["values"] or {}).items()}
-        if not row.get("runs"):
-            raise ValueError(f"measured cells: {tuple(place)}: a mean needs its number of runs.")
-        std = row.get("std")
-        number = Number(float(row["mean"]), None if std is None else float(std), int(row["runs"]), values)
-        made = Number.of(values) if values else number
-        agree = [
-            math.isclose(number.mean, made.mean, abs_tol=1e-6),
-            math.isclose(number.std or 0, made.std or 0, abs_tol=1e-6),
-            number.runs == made.runs,
-        ]
-        if not all(agree):
-            raise ValueError(f"measured cells: {tuple(place)}: mean, std or runs are not those of its values {values}.")
-        if place.metric == "accuracy_pct" and not 0 <= number.mean <= 100:
-            raise ValueError(f"measured cells: {tuple(place)}: {number.mean} is no accuracy in percent.")
-        if place.metric == "accuracy_pct" and (row["tests"] is None or row["classes"] is None):
-            raise ValueError(f"measured cells: {tuple(place)}: an accuracy needs its tests and classes.")
-    keys = row.get("keys", ())
-    whole = {name: None if row[name] is None else int(row[name]) for name in ("tests", "classes")}
-    return Measured(
-        number,
-        tuple(map(str, keys.split() if isinstance(keys, str) else keys)),
-        dict(row.get("settings") or {}),
-        float(row.get("hours", math.nan)),
-        int(row["diverged"]),
-        whole["tests"],
-        whole["classes"],
-        None if row["expected"] is None else float(row["expected"]),
-        bool(row["generated"]),
-        str(row["trace"]),
-        str(row["reason"]),
-    )
-
-
-def _lacking(value: Hashable) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value)) or value is pd.NA
+def _check_accuracy(place: Place, cell: Measured, number: Number) -> None:
+    if not 0 <= number.mean <= 100:
+        raise ValueError(f"measured cells: {tuple(place)}: {number.mean} is no accuracy in percent.")
+    if cell.tests is None or cell.classes is None:
+        raise ValueError(f"measured cells: {tuple(place)}: an accuracy needs its tests and classes.")
 
 
 def _verdict(

@@ -18,8 +18,8 @@ from fedpipe import artifacts
 from fedpipe.data.assignment import Assignment
 from fedpipe.papers import cells, figures
 from fedpipe.papers.layouts import DIAGRAM, Figure, Paper, Part
+from fedpipe.papers.measured import NO_STUDY, Studies, contrary
 from fedpipe.papers.ran import Study
-from fedpipe.papers.rows import NO_STUDY, Studies, contrary
 from fedpipe.papers.svg import Drawn
 from fedpipe.planned import Cell
 

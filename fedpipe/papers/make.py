@@ -10,9 +10,10 @@ from typing import cast, get_args
 
 from fedpipe.artifacts import PAPERS, RESULTS
 from fedpipe.errors import ArtifactError, SettingsError, nearest
-from fedpipe.papers import drawing, layouts, pages, rows
-from fedpipe.papers.cells import Comparison
+from fedpipe.papers import drawing, layouts, measured, pages
+from fedpipe.papers.cells import Comparison, Measured
 from fedpipe.papers.pages import About
+from fedpipe.papers.published import Place
 from fedpipe.papers.ran import Study
 from fedpipe.papers.svg import Drawn
 from fedpipe.papers.verdicts import Scale
@@ -37,7 +38,7 @@ def write(scale: str) -> Comparison:
     """
     if scale not in get_args(Scale):
         raise SettingsError(f"--scale: '{scale}' is no scale of the papers; {nearest(scale, list(get_args(Scale)))}")
-    measured: list[rows.Row] = []
+    found: dict[Place, Measured] = {}
     figures: dict[tuple[str, str], Drawn | str] = {}
     planned: dict[tuple[str, str], Study] = {}
     for paper in layouts.papers().values():
@@ -52,12 +53,10 @@ def write(scale: str) -> Comparison:
                 )
         planned |= {(paper.paper, name): study for name, study in there.items()}
         studies = there.get
-        measured += rows.measured(paper, studies)
+        found |= measured.of(paper, studies)
         figures |= drawing.drawn(paper, studies)
     changed = {(paper, name): told for (paper, name), study in planned.items() if (told := study.changes)}
-    return pages.write(
-        place(scale), cast(Scale, scale), rows.frame(measured), figures, _about(list(planned.values())), changed
-    )
+    return pages.write(place(scale), cast(Scale, scale), found, figures, _about(list(planned.values())), changed)
 
 
 def _about(studies: list[Study]) -> About:

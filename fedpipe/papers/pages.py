@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import pandas as pd
 
 from fedpipe import artifacts
 from fedpipe.papers import cells, layouts, views
-from fedpipe.papers.cells import Comparison
+from fedpipe.papers.cells import Comparison, Measured
+from fedpipe.papers.published import Place
 from fedpipe.papers.svg import Drawn
 from fedpipe.papers.verdicts import Scale
 
@@ -41,7 +41,7 @@ class About:
 def write(
     folder: Path,
     scale: Scale,
-    measured: pd.DataFrame,
+    measured: Mapping[Place, Measured],
     figures: Mapping[tuple[str, str], Drawn | str],
     about: About,
     changed: Mapping[tuple[str, str], str] | None = None,
@@ -55,7 +55,7 @@ def write(
     scale
         At which the studies ran.
     measured
-        A row a cell, as `fedpipe.papers.cells.measured` takes it.
+        Cells by their places; what is not there was not run.
     figures
         By paper and heading, as ``("FedDW", "Figure 4")``: the figure, or why there is none.
     about
@@ -66,7 +66,7 @@ def write(
     known = {(paper.paper, heading) for paper in layouts.papers().values() for heading in paper.figures}
     if unknown := sorted(figures.keys() - known):
         raise ValueError(f"figures: {unknown[0]} is no figure of a paper.")
-    comparison = cells.compare(cells.measured(measured), scale)
+    comparison = cells.compare(measured, scale)
     pages = {
         f"{paper.stem}.html": _render(
             "paper.html", views.paper(paper, comparison, figures, changed or {}), scale, about

@@ -1,11 +1,12 @@
 """Measured cells as a study would give them, made from print with some noise."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from fedpipe.papers import cells, layouts, published
+from fedpipe.papers.cells import Measured
 from fedpipe.papers.published import Place
+from fedpipe.papers.verdicts import Number
 
 CLASSES = {"MNIST": 10, "FMNIST": 10, "CIFAR-100": 100, "IMDB": 2, "Tiny": 200, "AG News": 4}
 OTHERS = {"time": 2.5, "communication_cost": 2.0, "best_epsilon": 1e-5, "best_wb_iterations": 150, "counterexamples": 4}
@@ -21,8 +22,8 @@ def made_of_others(place):
 
 
 def measured_cells(seeds=(0, 1, 2), shift=0.0, keep=lambda place: True):
-    """A frame of all cells that can be measured and that ``keep`` keeps, around the printed values."""
-    chance, numbers, rows = np.random.default_rng(5), published.load(), []
+    """All cells that can be measured and that ``keep`` keeps, around the printed values, by their places."""
+    chance, numbers, found = np.random.default_rng(5), published.load(), {}
     for place in cells.places():
         if made_of_others(place) or place.row == "(unnamed)" or not keep(place):
             continue
@@ -34,24 +35,17 @@ def measured_cells(seeds=(0, 1, 2), shift=0.0, keep=lambda place: True):
             seed: float(np.clip(center + off, 0, 100 if accuracy else None))
             for seed, off in zip(seeds, noise, strict=True)
         }
-        several = len(seeds) > 1
-        rows.append(
-            {
-                **place._asdict(),
-                "mean": float(np.mean(list(values.values()))),
-                "std": float(np.std(list(values.values()), ddof=1)) if several else np.nan,
-                "runs": len(seeds),
-                "keys": [f"{chance.integers(16**12):012x}" for _ in seeds],
-                "settings": {"federation.learning_rate": 0.05} if place.row == "FedProx" else {},
-                "hours": 0.4,
-                "values": values,
-                "tests": 10_000 if accuracy else np.nan,
-                "classes": next((n for name, n in CLASSES.items() if name in place.column), 10) if accuracy else np.nan,
-                "expected": 2.0 if place.metric == "communication_cost" else np.nan,
-                "trace": f"fedpipe trace results/studies/papers/{place.table}/tables/results.md {place.row}",
-            }
+        found[place] = Measured(
+            Number.of(values),
+            keys=tuple(f"{chance.integers(16**12):012x}" for _ in seeds),
+            settings={"federation.learning_rate": 0.05} if place.row == "FedProx" else {},
+            hours=0.4,
+            tests=10_000 if accuracy else None,
+            classes=next((n for name, n in CLASSES.items() if name in place.column), 10) if accuracy else None,
+            expected=2.0 if place.metric == "communication_cost" else None,
+            trace=f"fedpipe trace results/studies/papers/{place.table}/tables/results.md {place.row}",
         )
-    return pd.DataFrame(rows)
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -62,15 +56,14 @@ def whole():
 
 @pytest.fixture(scope="session")
 def make():
-    """A function that makes a frame of measured cells."""
+    """A function that makes measured cells."""
     return measured_cells
 
 
 @pytest.fixture(scope="session")
 def judged(whole):
     """All cells compared, by scale."""
-    there = cells.measured(whole)
-    return {scale: cells.compare(there, scale) for scale in ("paper", "reduced", "smoke")}
+    return {scale: cells.compare(whole, scale) for scale in ("paper", "reduced", "smoke")}
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Cells: what is measured beside what is printed, its verdicts, and the table of all of them."""
 
+import dataclasses
 import io
 import re
 
@@ -8,6 +9,8 @@ import pandas as pd
 import pytest
 
 from fedpipe.papers import cells, layouts, published
+from fedpipe.papers.cells import Measured
+from fedpipe.papers.verdicts import Number
 from tests.studies import ROOT
 
 HEAD = [
@@ -17,16 +20,19 @@ HEAD = [
 ]
 
 
-def compared(frame, scale="paper"):
-    return cells.compare(cells.measured(frame), scale)
-
-
 def one(at, *place, values, **others):
-    """A frame of one measured cell."""
-    numbers = list(values.values())
-    row = dict(at(*place)._asdict(), mean=float(np.mean(numbers)), runs=len(numbers), values=values, keys=["abc"])
-    row |= {"std": float(np.std(numbers, ddof=1)) if len(numbers) > 1 else np.nan, "settings": {}, "hours": 1.0}
-    return pd.DataFrame([row | {"tests": 10_000, "classes": 10} | others])
+    """One measured cell, by its place."""
+    told = {"keys": ("abc",), "hours": 1.0, "tests": 10_000, "classes": 10} | others
+    return {at(*place): Measured(Number.of(values), **told)}
+
+
+def each(measured, **others):
+    """The same cells, each with something else."""
+    return {place: dataclasses.replace(cell, **others) for place, cell in measured.items()}
+
+
+def compared(measured, scale="paper"):
+    return cells.compare(measured, scale)
 
 
 @pytest.mark.parametrize("scale", ["paper", "reduced", "smoke"])
@@ -74,8 +80,8 @@ def test_orders_at_a_reduced_scale_and_none_at_smoke(judged):
 
 
 def test_words(at):
-    frame = one(at, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0, 1: 66.2, 2: 66.4})
-    found = compared(frame)
+    measured = one(at, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0, 1: 66.2, 2: 66.4})
+    found = compared(measured)
     assert found.cells[at("FedDW", "Table I", "FedDW", "practical/CIFAR-10")].word == "agrees"
     assert found.cells[at("FedDW", "Table I", "FedAvg", "practical/CIFAR-10")].word == "not measured"
     assert found.cells[at("FedDW", "Table III", "FedAvg", "CIFAR-100")].word == "not in print"
@@ -99,29 +105,27 @@ def test_failed_in_print_is_met_by_failing(at):
 
 def test_formulas_are_compared_exactly_with_the_studys_parameters(at):
     place = ("cwFedAvg", "Table 2", "FedFomo", "cost")
-    for expected, word in ((6.0, "agrees"), (3.0, "differs"), (np.nan, "not judged")):
-        frame = one(at, *place, values={0: 6.0}, expected=expected)
-        assert compared(frame).cells[at(*place)].word == word
+    for expected, word in ((6.0, "agrees"), (3.0, "differs"), (None, "not judged")):
+        measured = one(at, *place, values={0: 6.0}, expected=expected)
+        assert compared(measured).cells[at(*place)].word == word
     place = ("cwFedAvg", "Table 7", "cwFedAvg (All)", "100")
     assert compared(one(at, *place, values={0: 1122.78})).cells[at(*place)].word == "agrees"
 
 
 def test_generated_data_are_never_judged(whole):
-    found = compared(whole.assign(generated=True))
+    found = compared(each(whole, generated=True))
     assert not any(cell.verdict for cell in found.cells.values())
     assert found.orders == {}
 
 
 def test_differences_are_made_of_cells_by_seed(at):
-    frames = [
-        one(at, "PFPS-LWC", "Table 2", row, "0.5/0.3", values=values)
-        for row, values in {"PFPS-LWC": {0: 80.0, 1: 82.0}, "FedPer": {0: 75.0, 1: 78.0}}.items()
-    ]
-    cell = compared(pd.concat(frames)).cells[at("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
+    ours = one(at, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 80.0, 1: 82.0})
+    theirs = one(at, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 75.0, 1: 78.0})
+    cell = compared(ours | theirs).cells[at("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
     assert cell.number.values == {0: 5.0, 1: 4.0}
     assert (cell.number.mean, cell.number.std) == (4.5, pytest.approx(np.sqrt(0.5)))
     assert (cell.word, cell.verdict) == ("not judged", None)
-    alone = compared(frames[0]).cells[at("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
+    alone = compared(ours).cells[at("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
     assert (alone.number, alone.word) == (None, "not measured")
 
 
@@ -146,17 +150,17 @@ def test_claims_are_contrasts_with_the_best_of_the_others(at):
     paper = layouts.papers()["cwFedAvg"]
     rows = {"FedAvg": 79.0, "FedAMP": 98.4, "FedFomo": 98.0, "cwFedAvg": 98.9}
     shifts = {0: 0.0, 1: 0.3, 2: 0.6}
-    frame = pd.concat(
-        one(at, "cwFedAvg", "Table 6", row, "AG News", values={seed: mean + by for seed, by in shifts.items()})
-        for row, mean in rows.items()
-    )
-    (found,) = cells.checked(paper, "Table 6", paper.tables["Table 6"].claims[0], compared(frame))
+    measured = {}
+    for row, mean in rows.items():
+        values = {seed: mean + by for seed, by in shifts.items()}
+        measured |= one(at, "cwFedAvg", "Table 6", row, "AG News", values=values)
+    (found,) = cells.checked(paper, "Table 6", paper.tables["Table 6"].claims[0], compared(measured))
     assert (found.printed_over, found.measured_over) == ("FedAMP", "FedAMP")
     assert found.printed.difference == pytest.approx(0.24)
     assert found.measured.paired
     assert found.measured.sign == "+"
     assert found.measured.low == pytest.approx(0.5)
-    for unjudged in (compared(frame, "smoke"), compared(frame.assign(generated=True))):
+    for unjudged in (compared(measured, "smoke"), compared(each(measured, generated=True))):
         (found,) = cells.checked(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
         assert found.measured is None
 
@@ -172,45 +176,30 @@ def test_counts_leave_out_what_another_table_has(judged):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"row": "FedNova"}, "no cell of a paper"),
-        ({"mean": 50.0}, "not those of its values"),
-        ({"std": 3.0}, "not those of its values"),
-        ({"runs": 2}, "not those of its values"),
-        ({"runs": np.nan}, "needs its number of runs"),
-        ({"mean": 166.0, "values": {0: 166.0}, "std": np.nan, "runs": 1}, "no accuracy in percent"),
-        ({"tests": np.nan}, "needs its tests and classes"),
-        ({"colour": 1}, "unknown: ['colour']"),
+        ({"number": Number.of({0: 166.0})}, "166.0 is no accuracy in percent"),
+        ({"number": Number.of({0: -1.0})}, "-1.0 is no accuracy in percent"),
+        ({"tests": None}, "needs its tests and classes"),
+        ({"classes": None}, "needs its tests and classes"),
     ],
 )
-def test_what_can_not_be_is_refused(at, change, told):
-    place = ("FedDW", "Table I", "FedDW", "practical/CIFAR-10")
-    frame = pd.concat([one(at, *place, values={0: 66.0, 1: 66.2, 2: 66.4})])
-    for name, value in change.items():
-        frame[name] = [value]
-    with pytest.raises(ValueError, match=r"measured cells: ") as error:
-        compared(frame)
+def test_what_can_not_be_an_accuracy_is_refused(at, change, told):
+    measured = one(at, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0, 1: 66.2, 2: 66.4})
+    with pytest.raises(ValueError, match=r"measured cells: .* 'practical/CIFAR-10'") as error:
+        compared(each(measured, **change))
     assert told in str(error.value)
 
 
-def test_keys_are_a_list_or_text(at):
-    place = ("FedDW", "Table I", "FedDW", "practical/CIFAR-10")
-    for keys in (["abc", "def"], "abc def", np.array(["abc", "def"])):
-        frame = one(at, *place, values={0: 66.0}).assign(keys=[keys])
-        assert cells.measured(frame)[at(*place)].keys == ("abc", "def")
-
-
-def test_a_cell_twice_or_measured_beside_its_parts_is_refused(at):
-    place = ("FedDW", "Table I", "FedDW", "practical/CIFAR-10")
-    frame = one(at, *place, values={0: 66.0})
-    with pytest.raises(ValueError, match="twice"):
-        compared(pd.concat([frame, frame]))
-    rows = [one(at, "PFPS-LWC", "Table 2", row, "0.1/0.3", values={0: 50.0}) for row in ("PFPS-LWC", "FedPer", "Δ")]
+def test_a_cell_of_no_paper_or_measured_beside_its_parts_is_refused(at):
+    ((place, cell),) = one(at, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0}).items()
+    with pytest.raises(ValueError, match=r"'FedNova', .* is no cell of a paper"):
+        compared({place._replace(row="FedNova"): cell})
+    both = {}
+    for row in ("PFPS-LWC", "FedPer", "Δ"):
+        both |= one(at, "PFPS-LWC", "Table 2", row, "0.1/0.3", values={0: 50.0})
     with pytest.raises(ValueError, match="made of other cells"):
-        compared(pd.concat(rows))
-    with pytest.raises(ValueError, match="missing: \\['keys'\\]"):
-        compared(frame.drop(columns="keys"))
+        compared(both)
     with pytest.raises(ValueError, match="scale 'tiny' is unknown"):
-        cells.compare({}, "tiny")
+        compared({}, "tiny")
 
 
 def test_the_same_bytes_each_time(judged, whole):

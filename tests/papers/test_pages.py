@@ -8,11 +8,13 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 
 from fedpipe.papers import figures, layouts, pages, views
+from fedpipe.papers.cells import Measured
 from fedpipe.papers.pages import About
 from fedpipe.papers.svg import SVG, XLINK, Drawn, inline
 
@@ -53,11 +55,11 @@ def drawn():
 def folder(whole, tmp_path_factory):
     """Pages of all cells but some, with two figures and a reason."""
     here = tmp_path_factory.mktemp("pages")
-    absent = whole["column"].str.contains("Tiny") & (whole["paper"] == "cwFedAvg")
-    nothing = {"mean": float("nan"), "std": float("nan"), "runs": float("nan"), "values": None, "keys": None}
-    told = whole.assign(reason="")
-    for name, value in (nothing | {"reason": "too costly", "hours": 150.0}).items():
-        told[name] = told[name].where(~absent, value)
+    missing = Measured(None, reason="too costly", hours=150.0)
+    told = {
+        place: missing if (place.paper, "Tiny" in place.column) == ("cwFedAvg", True) else cell
+        for place, cell in whole.items()
+    }
     some = {
         ("FedDW", "Figure 6"): drawn(),
         ("FedDW", "Figure 7"): drawn(),
@@ -80,7 +82,7 @@ def test_every_table_and_figure_has_its_heading(parsed):
 
 
 def test_also_where_nothing_was_measured(whole, tmp_path):
-    pages.write(tmp_path, "smoke", whole.head(0), {}, ABOUT)
+    pages.write(tmp_path, "smoke", {}, {}, ABOUT)
     for paper in layouts.papers().values():
         text = (tmp_path / f"{paper.stem}.html").read_text()
         assert {*paper.tables, *paper.figures} <= set(Parsed(text).headings)
@@ -177,7 +179,7 @@ def test_no_signs_at_smaller_scales(whole, tmp_path):
 
 
 def test_generated_data_are_marked(whole, tmp_path):
-    pages.write(tmp_path, "smoke", whole.assign(generated=True), {}, ABOUT)
+    pages.write(tmp_path, "smoke", {place: replace(cell, generated=True) for place, cell in whole.items()}, {}, ABOUT)
     assert views.GENERATED in html.unescape((tmp_path / "feddw.html").read_text())
 
 
@@ -199,11 +201,14 @@ def test_the_same_bytes_each_time(folder, whole, tmp_path):
 def hostile(make, tmp_path_factory):
     """Pages whose every text that comes from outside is hostile."""
     here = tmp_path_factory.mktemp("hostile")
-    frame = make(keep=lambda place: place.paper == "FedDW")
-    frame = frame.assign(trace=HOSTILE, keys=[[HOSTILE]] * len(frame), settings=[{HOSTILE: HOSTILE}] * len(frame))
-    missing = make(keep=lambda place: place.paper == "FedDUAL").assign(mean=float("nan"), values=None, reason=HOSTILE)
+    measured = {
+        place: replace(cell, trace=HOSTILE, keys=(HOSTILE,), settings={HOSTILE: HOSTILE})
+        for place, cell in make(keep=lambda place: place.paper == "FedDW").items()
+    }
+    missing = make(keep=lambda place: place.paper == "FedDUAL")
+    measured |= dict.fromkeys(missing, Measured(None, reason=HOSTILE))
     told = {("FedDW", "Figure 6"): Drawn(drawn().svg, HOSTILE), ("FedDW", "Figure 7"): HOSTILE}
-    pages.write(here, "paper", pd.concat([frame, missing]), told, About(HOSTILE, 1.0, (HOSTILE,), HOSTILE))
+    pages.write(here, "paper", measured, told, About(HOSTILE, 1.0, (HOSTILE,), HOSTILE))
     return here
 
 
@@ -234,7 +239,7 @@ def test_a_figure_that_acts_or_asks_is_refused(part):
 
 def test_figures_of_no_paper_are_refused(whole, tmp_path):
     with pytest.raises(ValueError, match="no figure of a paper"):
-        pages.write(tmp_path, "smoke", whole.head(0), {("FedDW", "Figure 9"): "?"}, ABOUT)
+        pages.write(tmp_path, "smoke", {}, {("FedDW", "Figure 9"): "?"}, ABOUT)
     assert not list(tmp_path.iterdir())
 
 

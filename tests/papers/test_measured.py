@@ -21,10 +21,12 @@ from fedpipe import plan as planning
 from fedpipe.config import Execution
 from fedpipe.engine.run import Run
 from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.papers import cells, drawing, layouts, make, published, rows
+from fedpipe.papers import cells, drawing, layouts, make, measured, published
+from fedpipe.papers.cells import Measured
 from fedpipe.papers.published import Place
 from fedpipe.papers.ran import Study
 from fedpipe.papers.svg import Drawn
+from fedpipe.papers.verdicts import Number
 from fedpipe.plan import NewPlan
 from fedpipe.report import tables
 from fedpipe.stages import collect, download, partition, probe
@@ -121,15 +123,20 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NewPlan]
         yield made
 
 
-def there(paper: layouts.Paper, scale: str = "smoke") -> rows.Studies:
+def there(paper: layouts.Paper, scale: str = "smoke") -> measured.Studies:
     """A paper's studies by their names."""
     return functools.cache(lambda name: Study.find(paper.stem, name, scale))
 
 
-def found(paper: layouts.Paper) -> dict[Place, dict[str, Any]]:
-    """The rows of a paper by their places."""
-    told = rows.measured(paper, there(paper))
-    return {Place(*(row[name] for name in Place._fields)): row for row in told}
+def found(paper: layouts.Paper, scale: str = "smoke") -> dict[Place, Measured]:
+    """A paper's cells by their places."""
+    return measured.of(paper, there(paper, scale))
+
+
+def number(cell: Measured) -> Number:
+    """A cell's number, which has to be there."""
+    assert cell.number, cell.reason
+    return cell.number
 
 
 def shown(plan: NewPlan, method: str, protocol: str, **point: str) -> pd.Series[Any]:
@@ -150,15 +157,14 @@ def test_an_accuracy_is_that_of_the_studys_own_table(ran: dict[str, NewPlan]) ->
     for (row, (method, protocol)), alpha, share in itertools.product(rows_.items(), ("0.3", "0.5"), ("0.3", "0.5")):
         cell = told[Place("PFPS-LWC", "Table 2", row, f"{alpha}/{share}", "accuracy_pct")]
         own = shown(plan, method, protocol, **{"partition.alpha": alpha, "federation.participation": share})
-        assert (cell["mean"], cell["std"]) == pytest.approx((own["mean"], own["std"]))
-        assert cell["runs"] == len(cell["keys"]) == len(cell["values"]) == 2
-        assert cell["tests"] > 0
-        assert (cell["classes"], cell["generated"], cell["diverged"]) == (10, False, 0)
-        assert cell["settings"]["dataset.name"] == "digits"
-        assert math.isfinite(cell["hours"])
-    assert (
-        told[Place("PFPS-LWC", "Table 2", "FedPer", "0.1/0.3", "accuracy_pct")]["reason"] == "not part of scale smoke"
-    )
+        assert (number(cell).mean, number(cell).std) == pytest.approx((own["mean"], own["std"]))
+        assert number(cell).runs == len(cell.keys) == len(number(cell).values) == 2
+        assert cell.tests
+        assert (cell.classes, cell.generated, cell.diverged) == (10, False, 0)
+        assert cell.settings["dataset.name"] == "digits"
+        assert math.isfinite(cell.hours)
+    absent = told[Place("PFPS-LWC", "Table 2", "FedPer", "0.1/0.3", "accuracy_pct")]
+    assert (absent.number, absent.reason) == (None, "not part of scale smoke")
 
 
 @pytest.mark.parametrize(("protocol", "tests"), [("personal-on-local", 30), ("personal-on-global", 100)])
@@ -184,13 +190,13 @@ def test_a_method_is_shown_by_its_own_protocol_and_round(ran: dict[str, NewPlan]
         ("cwFedAvg", "cwfedavg", "personal-on-local"),
     ):
         cell = told[Place("cwFedAvg", "Table 2", row, "alpha=0.5", "accuracy_pct")]
-        assert cell["mean"] == pytest.approx(shown(plan, method, protocol, setting="alpha=0.5")["mean"])
+        assert number(cell).mean == pytest.approx(shown(plan, method, protocol, setting="alpha=0.5")["mean"])
 
 
 def test_what_is_sent_is_told_in_sizes_of_the_model(ran: dict[str, NewPlan]) -> None:
     told = found(CW)
     cost = {row: told[Place("cwFedAvg", "Table 2", row, "cost", "communication_cost")] for row in ("FedAvg", "IFCA")}
-    assert {row: (cell["mean"], cell["expected"]) for row, cell in cost.items()} == {
+    assert {row: (number(cell).mean, cell.expected) for row, cell in cost.items()} == {
         "FedAvg": (2.0, 2.0),
         "IFCA": (pytest.approx(4.0, rel=1e-2), 4.0),
     }
@@ -202,8 +208,8 @@ def test_a_gain_in_the_text_is_a_difference_of_cells(ran: dict[str, NewPlan]) ->
     one, two = (
         shown(plan, method, "personal-on-local", setting="Figure 8b/9")["mean"] for method in ("pfps_lwc", "fedper")
     )
-    assert gain["mean"] == pytest.approx(one - two)
-    assert len(gain["keys"]) == 2
+    assert number(gain).mean == pytest.approx(one - two)
+    assert len(gain.keys) == 2
 
 
 def test_a_sweep_has_the_studys_points(ran: dict[str, NewPlan]) -> None:
@@ -217,7 +223,7 @@ def test_a_sweep_has_the_studys_points(ran: dict[str, NewPlan]) -> None:
         for panel, x in (("Figure 8a", "8"), ("Figure 8a", "64"), ("Figure 8b", "9"))
         for line in ("FedPer", "PFPS-LWC")
     }
-    assert made["PFPS-LWC", "Figure 6"] == f"Not drawn: {rows.NO_STUDY}."
+    assert made["PFPS-LWC", "Figure 6"] == f"Not drawn: {measured.NO_STUDY}."
     assert str(made["PFPS-LWC", "Figure 1"]) == layouts.DIAGRAM
 
 
@@ -240,11 +246,11 @@ def test_the_error_of_the_estimate_comes_of_a_probe(ran: dict[str, NewPlan]) -> 
 def test_what_contradicts_that_norms_fall_as_shares_grow() -> None:
     """FedDW's Figure 4: "higher proportions lead to smaller weight moduli"."""
     norms = pd.DataFrame({"share": [0.6, 0.3, 0.1, None], "norm": [1.0, 2.0, 3.0, 4.0]})
-    assert not rows.contrary(norms).any()
-    found = rows.contrary(norms.assign(norm=[4.0, 3.0, 2.0, 1.0]))
+    assert not measured.contrary(norms).any()
+    found = measured.contrary(norms.assign(norm=[4.0, 3.0, 2.0, 1.0]))
     assert list(found) == [True, True, True, False], "a class without samples has none of less"
     close = norms.assign(norm=[2.5, 2.0, 3.0, 4.0])
-    assert not rows.contrary(close).any(), "0.3 is not less than half of 0.6"
+    assert not measured.contrary(close).any(), "0.3 is not less than half of 0.6"
 
 
 def test_circles_are_at_their_share_of_the_norms(ran: dict[str, NewPlan]) -> None:
@@ -263,13 +269,13 @@ def test_pages_of_what_was_run_and_reasons_for_the_rest(ran: dict[str, NewPlan])
     folder = make.place("smoke")
     frame = pd.read_csv(folder / "cells.csv")
     assert len(frame) == len(published.load())
-    measured = frame[frame["measured_mean"].notna()]
-    assert list(measured[measured["table"] == "Table 2"].value_counts(["paper"])) == [8, 8], "PFPS-LWC and cwFedAvg"
-    assert (measured["scale"] == "smoke").all()
+    filled = frame[frame["measured_mean"].notna()]
+    assert list(filled[filled["table"] == "Table 2"].value_counts(["paper"])) == [8, 8], "PFPS-LWC and cwFedAvg"
+    assert (filled["scale"] == "smoke").all()
     assert (folder / "figures/pfps_lwc-figure-8.csv").is_file()
     text = (folder / "pfps_lwc.html").read_text()
     assert "Changed at this scale: federation.rounds 2; dataset.subset 200." in text
-    assert rows.NO_STUDY in text
+    assert measured.NO_STUDY in text
     assert not comparison.orders, "smoke judges nothing"
     with pytest.raises(SettingsError, match="'smok' is no scale of the papers; did you mean 'smoke'"):
         make.write("smok")
@@ -295,9 +301,9 @@ def test_a_run_that_is_not_done_costs_its_own_cells(ran: dict[str, NewPlan], tmp
     away = gone.joined.path.rename(tmp_path / "away")
     try:
         after = found(PFPS)
-        assert after[place]["runs"] == 1, "the other seed is there"
+        assert number(after[place]).runs == 1, "the other seed is there"
         other = place._replace(row="FedProto")
-        assert str(after[other]) == str(before[other])
+        assert after[other] == before[other]
         artifacts.write_json(plan.study.absent, {str(gone.files.path): "data not here"})
         study = Study.find("pfps_lwc", "table2", "smoke")
         assert study
@@ -314,15 +320,14 @@ def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch
     (tmp_path / "studies").symlink_to(studies.ROOT / "studies")
     monkeypatch.chdir(tmp_path)
     planning.write(planning.make(Path("studies/papers/cwfedavg/table1.yaml")))
-    told = rows.measured(CW, there(CW, "paper"))
+    told = found(CW, "paper")
     numbers, checked = published.load(), 0
-    for row in told:
-        place = Place(*(row[name] for name in Place._fields))
+    for place, cell in told.items():
         if place.metric in ("hyperparameter", "server_memory_million_parameters"):
-            assert row["mean"] == pytest.approx(numbers[place].mean, rel=5e-3), place
+            assert number(cell).mean == pytest.approx(numbers[place].mean, rel=5e-3), place
             checked += 1
     assert checked == 11 + 4 + 9
-    compared = cells.compare(cells.measured(rows.frame(told)), "paper")
+    compared = cells.compare(told, "paper")
     words = {place[2:4]: cell.word for place, cell in compared.cells.items() if place[:2] == ("cwFedAvg", "Table 7")}
     assert [row for row, word in words.items() if word != "agrees"] == [("cwFedAvg (Output)", "100")], (
         "print counts the averaged head as well"

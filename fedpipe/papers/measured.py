@@ -1,4 +1,4 @@
-"""From what was run to the rows that `fedpipe.papers.cells` takes: one for each cell of the papers' tables.
+"""From what was run to the papers' cells: a number, or the reason why there is none, for each not made of others.
 
 What a cell is made of follows from the names of its row and column, which are the study's: a method's label, and the
 values of the study's axes. Three tables are of other quantities than accuracy; each has a function here.
@@ -8,59 +8,48 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from fedpipe.papers import cells, layouts
+from fedpipe.papers.cells import Measured
 from fedpipe.papers.layouts import Paper, Table, Text
 from fedpipe.papers.published import Place
 from fedpipe.papers.ran import Study
+from fedpipe.papers.verdicts import Number
 from fedpipe.planned import Cell
 from fedpipe.report import results
 
 Studies = Callable[[str], Study | None]  #: a paper's study by its name
-Row = dict[str, Any]
 NO_STUDY = "no study of it is planned at this scale"
 
 
-def measured(paper: Paper, studies: Studies) -> list[Row]:
-    """A row for each cell of a paper's tables, and each number of its text, that is measured by itself."""
-    rows: list[Row] = []
+def of(paper: Paper, studies: Studies) -> dict[Place, Measured]:
+    """Each cell of a paper's tables, and each number of its text, that is not made of others."""
+    found: dict[Place, Measured] = {}
     for name, table in paper.tables.items():
         for place in cells.of_table(paper, name):
             if not table.rows[place.row].minus:
-                rows.append(_row(place, _cell(paper, table, place, studies)))
+                found[place] = _cell(paper, table, place, studies)
     for text in paper.text:
         if not (text.minus or text.largest):
             place = Place(paper.paper, layouts.TEXT, text.row, text.column, text.metric)
-            rows.append(_row(place, _of_text(text, studies)))
-    return rows
+            found[place] = _of_text(text, studies)
+    return found
 
 
-def frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """The rows as `fedpipe.papers.cells.measured` takes them."""
-    columns = [*cells.REQUIRED, *cells.OPTIONAL]
-    return pd.DataFrame([{name: row.get(name) for name in columns} for row in rows], columns=columns).astype(object)
+def _dash(reason: str) -> Measured:
+    return Measured(None, reason=reason)
 
 
-def _row(place: Place, found: Row | str) -> Row:
-    """A cell's row: its number, or the reason why it has none."""
-    return {**place._asdict(), **(_dash(found) if isinstance(found, str) else found)}
-
-
-def _dash(reason: str, hours: float = math.nan) -> Row:
-    """A cell without a number: why, and the hours that it would take."""
-    return {"reason": reason, "keys": [], "settings": {}, "hours": hours}
-
-
-def _cell(paper: Paper, table: Table, place: Place, studies: Studies) -> Row | str:
+def _cell(paper: Paper, table: Table, place: Place, studies: Studies) -> Measured:
     if place.metric == "server_memory_million_parameters":
         return _memory(place)
     if table.study is None:
-        return cells.NOT_RUN
+        return _dash(cells.NOT_RUN)
     origin = paper.original(place)
     study = studies(table.study)
     other = paper.tables[origin.table] if origin else None
@@ -70,35 +59,35 @@ def _cell(paper: Paper, table: Table, place: Place, studies: Studies) -> Row | s
         # a column that is another table's
         study, method, column = studies(other.study), other.rows[origin.row].method or "", origin.column
     if study is None:
-        return NO_STUDY
+        return _dash(NO_STUDY)
     if place.metric == "hyperparameter":
         return _parameter(study, method, table.parameters.get(place.row, {}).get(column, ""), column)
     if place.metric == "communication_cost":
         return _sent(study, method)
     if place.metric == "time":
-        found = _numbers(study, method, column, lambda cell: float(study.seconds(cell)[results.EPOCH].mean()))
+        found = _over_seeds(study, method, column, lambda cell: float(study.seconds(cell)[results.EPOCH].mean()))
     else:
         found = _accuracy(study, method, column)
-    return _dash(found, study.hours_left(method, column)) if isinstance(found, str) else found
+    return found if found.number else replace(found, hours=study.hours_left(method, column))
 
 
-def _accuracy(study: Study, method: str, column: str) -> Row | str:
-    found = _numbers(study, method, column, study.accuracy)
-    if isinstance(found, str):
+def _accuracy(study: Study, method: str, column: str) -> Measured:
+    found = _over_seeds(study, method, column, study.accuracy)
+    if found.number is None:
         return found
-    first = next(cell for cell in study.done if cell.key in found["keys"] and cell.algorithm == method)
+    first = next(cell for cell in study.done if cell.key in found.keys and cell.algorithm == method)
     point = results.label(results.point(study.plan, first))
     cell = ".".join(part for part in (method, point, study.protocol(method)) if part)
     table = study.plan.study.tables / "results.md"
-    whole = table.is_file()
-    return found | {
-        "tests": study.tests(first),
-        "classes": study.classes(first),
-        "trace": f"fedpipe trace '{table}' '{cell}'" if whole else "",
-    }
+    return replace(
+        found,
+        tests=study.tests(first),
+        classes=study.classes(first),
+        trace=f"fedpipe trace '{table}' '{cell}'" if table.is_file() else "",
+    )
 
 
-def _numbers(study: Study, method: str, column: str, of: Callable[[Cell], float | None]) -> Row | str:
+def _over_seeds(study: Study, method: str, column: str, of: Callable[[Cell], float | None]) -> Measured:
     """A number over seeds: of the best value of each grid that the study searches, where it searches one."""
     mine = [cell for cell in study.done if (cell.algorithm, study.column(cell)) == (method, column)]
     by_value: dict[str, dict[int, tuple[Cell, float]]] = {}
@@ -107,29 +96,25 @@ def _numbers(study: Study, method: str, column: str, of: Callable[[Cell], float 
             searched = str([cell.grid.get(name) for name in study.plan.report.best_over])
             by_value.setdefault(searched, {})[cell.seed] = (cell, value)
     if not by_value:
-        return study.missing(method, column)
+        return _dash(study.missing(method, column))
     best = max(by_value.values(), key=lambda found: np.mean([study.merit(cell) for cell, _ in found.values()]))
-    return _over_seeds(study, best)
+    number = Number.of({seed: value for seed, (_, value) in best.items()})
+    return _made(study, number, [cell for cell, _ in best.values()])
 
 
-def _over_seeds(study: Study, found: Mapping[int, tuple[Cell, float]]) -> Row:
-    values = {seed: value for seed, (_, value) in found.items()}
-    made = [cell for cell, _ in found.values()]
-    several = len(values) > 1
-    return {
-        "mean": float(np.mean(list(values.values()))),
-        "std": float(np.std(list(values.values()), ddof=1)) if several else None,
-        "runs": len(values),
-        "values": values,
-        "keys": [cell.key for cell in made],
-        "settings": study.differing(made[0]),
-        "hours": sum(study.hours(cell) for cell in made),
-        "diverged": sum(cell.key in study.diverged for cell in made),
-        "generated": any(study.is_generated(cell) for cell in made),
-    }
+def _made(study: Study, number: Number, runs: Sequence[Cell]) -> Measured:
+    """A number, and the runs that it is made of."""
+    return Measured(
+        number,
+        keys=tuple(cell.key for cell in runs),
+        settings=study.differing(runs[0]),
+        hours=sum(study.hours(cell) for cell in runs),
+        diverged=sum(cell.key in study.diverged for cell in runs),
+        generated=any(study.is_generated(cell) for cell in runs),
+    )
 
 
-def _parameter(study: Study, method: str, parameter: str, column: str) -> Row | str:
+def _parameter(study: Study, method: str, parameter: str, column: str) -> Measured:
     """A setting of a method, as its runs have it; a column may name data, as ``k/CIFAR-10``."""
     data = column.partition("/")[2].split(" and ")
     for cell in study.plan.cells:
@@ -137,21 +122,21 @@ def _parameter(study: Study, method: str, parameter: str, column: str) -> Row | 
         if cell.algorithm == method and (data == [""] or there in data):
             value = study.settings(cell)["algorithm"].get(parameter)
             if value is not None:
-                return {"mean": float(value), "runs": 1, "keys": [cell.key], "settings": {}, "hours": 0.0}
-    return f"not part of scale {study.plan.scale}"
+                return Measured(Number(float(value), runs=1), keys=(cell.key,), hours=0.0)
+    return _dash(f"not part of scale {study.plan.scale}")
 
 
-def _sent(study: Study, method: str) -> Row | str:
+def _sent(study: Study, method: str) -> Measured:
     """What a participant receives and sends in a round, in sizes of the model, which FedAvg sends once."""
     own = next((cell for cell in study.done if cell.algorithm == method), None)
     base = own and next((cell for cell in study.done if cell.algorithm == "fedavg" and cell.grid == own.grid), None)
     if own is None or base is None:
-        return study.missing(method, next((study.column(cell) for cell in study.plan.cells), ""))
+        return _dash(study.missing(method, next((study.column(cell) for cell in study.plan.cells), "")))
     size = study.traffic(base)["bytes_up"]
     settings = study.settings(own)["algorithm"]
     models = {"fedfomo": settings.get("downloads"), "ifca": settings.get("clusters")}.get(settings["name"], 1)
-    sent = {own.seed: (own, float(study.traffic(own).sum() / size))}
-    return _over_seeds(study, sent) | {"expected": None if models is None else 1.0 + models}
+    sent = Number.of({own.seed: float(study.traffic(own).sum() / size)})
+    return replace(_made(study, sent, [own]), expected=None if models is None else 1.0 + models)
 
 
 @functools.cache
@@ -169,16 +154,16 @@ def _held(label: str, classes: int) -> float:
     return sum(count for part, count in parts.items() if part not in {"owned", "distributions"}) / 1e6
 
 
-def _memory(place: Place) -> Row:
+def _memory(place: Place) -> Measured:
     method = layouts.papers()[place.paper].tables[place.table].rows[place.row].method or ""
-    return {"mean": _held(method, int(place.column)), "runs": 1, "keys": [], "settings": {}, "hours": 0.0}
+    return Measured(Number(_held(method, int(place.column)), runs=1), hours=0.0)
 
 
-def _of_text(text: Text, studies: Studies) -> Row | str:
+def _of_text(text: Text, studies: Studies) -> Measured:
     """A number in running text that no table holds."""
     study = studies(text.study) if text.study else None
     if study is None:
-        return NO_STUDY if text.study else cells.NOT_RUN
+        return _dash(NO_STUDY if text.study else cells.NOT_RUN)
     if text.metric == "hyperparameter":
         return _parameter(study, text.method, text.parameter, text.column)
     if text.metric == "counterexamples":
@@ -188,26 +173,25 @@ def _of_text(text: Text, studies: Studies) -> Row | str:
     return _best(study, text)
 
 
-def _gain(study: Study, text: Text) -> Row | str:
+def _gain(study: Study, text: Text) -> Measured:
     """How much higher one method's accuracy is than another's, by seed."""
-    one, two = (_numbers(study, method, text.column, study.accuracy) for method in (text.method, text.than))
-    if isinstance(one, str) or isinstance(two, str):
-        return one if isinstance(one, str) else str(two)
-    values = {seed: value - two["values"][seed] for seed, value in one["values"].items() if seed in two["values"]}
-    if not values:
-        return cells.NOT_RUN
-    return one | {
-        "mean": float(np.mean(list(values.values()))),
-        "std": float(np.std(list(values.values()), ddof=1)) if len(values) > 1 else None,
-        "runs": len(values),
-        "values": values,
-        "keys": [*one["keys"], *two["keys"]],
-        "hours": one["hours"] + two["hours"],
-        "diverged": one["diverged"] + two["diverged"],
-    }
+    one, two = (_over_seeds(study, method, text.column, study.accuracy) for method in (text.method, text.than))
+    if not (one.number and two.number):
+        return two if one.number else one
+    first, second = one.number.values, two.number.values
+    if not first.keys() & second.keys():
+        return _dash(cells.NOT_RUN)
+    return replace(
+        one,
+        number=Number.of({seed: value - second[seed] for seed, value in first.items() if seed in second}),
+        keys=(*one.keys, *two.keys),
+        hours=one.hours + two.hours,
+        diverged=one.diverged + two.diverged,
+        generated=one.generated or two.generated,
+    )
 
 
-def _best(study: Study, text: Text) -> Row | str:
+def _best(study: Study, text: Text) -> Measured:
     """The value of a parameter with the highest mean accuracy."""
     name = f"algorithms.{text.method}.{text.parameter}"
     found: dict[float, list[tuple[Cell, float]]] = {}
@@ -215,34 +199,20 @@ def _best(study: Study, text: Text) -> Row | str:
         if cell.algorithm == text.method and (value := study.accuracy(cell)) is not None:
             found.setdefault(float(cell.grid[name]), []).append((cell, value))
     if not found:
-        return study.missing(text.method, next((study.column(cell) for cell in study.plan.cells), ""))
+        return _dash(study.missing(text.method, next((study.column(cell) for cell in study.plan.cells), "")))
     best = max(found, key=lambda value: float(np.mean([accuracy for _, accuracy in found[value]])))
-    made = [cell for cell, _ in found[best]]
-    return {
-        "mean": best,
-        "runs": len(made),
-        "keys": [cell.key for cell in made],
-        "settings": study.differing(made[0]),
-        "hours": sum(study.hours(cell) for cells_ in found.values() for cell, _ in cells_),
-        "generated": any(study.is_generated(cell) for cell in made),
-    }
+    runs = [cell for cell, _ in found[best]]
+    tried = sum(study.hours(cell) for several in found.values() for cell, _ in several)
+    return replace(_made(study, Number(best, runs=len(runs)), runs), hours=tried)
 
 
-def _counterexamples(study: Study) -> Row | str:
+def _counterexamples(study: Study) -> Measured:
     """In how many experiments (clients) some class contradicts that norms fall as shares grow; see `contrary`."""
     found = [(cell, table) for cell in study.done for _, table in study.probes("head-norms", cell)]
     if not found:
-        return study.missing(study.plan.algorithms[0], study.column(study.plan.cells[0]))
+        return _dash(study.missing(study.plan.algorithms[0], study.column(study.plan.cells[0])))
     count = sum(bool(contrary(part).any()) for _, table in found for _, part in table.groupby("owner") if len(part))
-    made = [cell for cell, _ in found]
-    return {
-        "mean": float(count),
-        "runs": len(made),
-        "keys": [cell.key for cell in made],
-        "settings": study.differing(made[0]),
-        "hours": sum(study.hours(cell) for cell in made),
-        "generated": any(study.is_generated(cell) for cell in made),
-    }
+    return _made(study, Number(float(count), runs=len(found)), [cell for cell, _ in found])
 
 
 def contrary(norms: pd.DataFrame) -> pd.Series[bool]:
