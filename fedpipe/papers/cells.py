@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
 import pandas as pd
@@ -52,6 +52,14 @@ class Measured:
     generated: bool = False
     trace: str = ""
     reason: str = ""
+
+    @property
+    def compared(self) -> Number | None:
+        """The number as it is compared with others, varying as its test set asks; None where its data are generated."""
+        if self.number is None or self.generated:
+            return None
+        least = verdicts.sampling(self.number.mean, self.tests) if self.tests else 0.0
+        return replace(self.number, least=least)
 
 
 @dataclass(frozen=True)
@@ -176,9 +184,9 @@ def checked(paper: Paper, name: str, claim: Claim, comparison: Comparison) -> li
         in_print = {row: cell.published for row, cell in cells.items() if cell.published}
         printed = {row: _number(number) for row, number in in_print.items() if number.status == "target"}
         here = {
-            row: cell.measured.number
+            row: number
             for row, cell in cells.items()
-            if cell.measured and cell.measured.number and not cell.measured.generated and comparison.scale != "smoke"
+            if comparison.scale != "smoke" and cell.measured and (number := cell.measured.compared)
         }
         theirs = _contrast(claim, printed, verdicts.pooled(printed.values()))
         ours = _contrast(claim, here, verdicts.pooled([*printed.values(), *here.values()]))
@@ -239,9 +247,8 @@ def _columns(
         if number.status == "target":
             targets, here = found.setdefault(_column(place), ({}, {}))
             targets[place.row] = _number(number)
-            cell = there.get(place)
-            if cell and cell.number and not cell.generated:
-                here[place.row] = cell.number
+            if (cell := there.get(place)) and (found_here := cell.compared):
+                here[place.row] = found_here
     return found
 
 
@@ -301,14 +308,14 @@ def _text(paper: Paper, text: Text, there: Mapping[Place, Measured]) -> dict[Pla
 
 
 def _minus(place: Place, one: Measured | None, two: Measured | None, factor: float) -> dict[Place, Measured]:
-    """A cell that is a difference: by seed where both have run the same seeds, else of the means alone."""
+    """A cell that is the difference of two others."""
     if not (one and two and one.number and two.number):
         return {}
-    if one.number.values and one.number.values.keys() == two.number.values.keys():
-        values = {seed: factor * (value - two.number.values[seed]) for seed, value in one.number.values.items()}
-        number = Number.of(values)
-    else:
-        runs = min(one.number.runs or 1, two.number.runs or 1)
-        number = Number(factor * (one.number.mean - two.number.mean), None, runs)
-    keys = tuple(dict.fromkeys((*one.keys, *two.keys)))
-    return {place: Measured(number, keys, generated=one.generated or two.generated)}
+    return {
+        place: Measured(
+            one.number.minus(two.number, factor),
+            tuple(dict.fromkeys((*one.keys, *two.keys))),
+            diverged=one.diverged + two.diverged,
+            generated=one.generated or two.generated,
+        )
+    }

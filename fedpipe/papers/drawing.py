@@ -40,33 +40,36 @@ def _drawn(paper: Paper, figure: Figure, studies: Studies) -> Drawn | str:
         return DIAGRAM
     if figure.form == "paths":
         return TOY
-    found, reasons = _found(figure, studies)
+    names = _Names(paper, figure)
+    found, missing = _found(names, figure, studies)
     if not found:
-        return f"Not drawn: {reasons[0] if reasons else cells.NOT_RUN}."
-    made = FORMS[figure.form](_Names(paper, figure), figure, found)
+        return f"Not drawn: {next(iter(missing), cells.NOT_RUN)}."
+    made = FORMS[figure.form](names, figure, found)
     if made is None:
-        return f"Not drawn: {reasons[0] if reasons else 'its probes were not run'}."
+        return f"Not drawn: {next(iter(missing), 'its probes were not run')}."
     generated = any(study.is_generated(cell) for study, _, cell in found)
-    return dataclasses.replace(made, generated=generated)
+    told = "; ".join(f"{', '.join(dict.fromkeys(which))} ({reason})" for reason, which in missing.items())
+    return dataclasses.replace(made, generated=generated, missing=told)
 
 
-def _found(figure: Figure, studies: Studies) -> tuple[Found, list[str]]:
-    """The runs of a figure that are done, and why others are not."""
+def _found(names: _Names, figure: Figure, studies: Studies) -> tuple[Found, dict[str, list[str]]]:
+    """The runs of a figure that are done, and which others are not, by the reason."""
     found: Found = []
-    reasons: list[str] = []
+    missing: dict[str, list[str]] = {}
     for part in figure.parts:
         study = studies(part.study)
         if study is None:
-            reasons.append(NO_STUDY)
+            missing.setdefault(NO_STUDY, []).append(part.study)
             continue
         wanted = [cell for cell in study.plan.cells if _wanted(part, cell)]
         done = set(map(id, study.done))
         found += [(study, part, cell) for cell in study.done if _wanted(part, cell)]
-        missing = [cell for cell in wanted if id(cell) not in done]
-        reasons += [study.missing(cell.algorithm, study.column(cell)) for cell in missing[:1]]
+        for cell in (cell for cell in wanted if id(cell) not in done):
+            which = ", ".join(filter(None, (names.method(cell.algorithm), study.column(cell))))
+            missing.setdefault(study.missing(cell.algorithm, study.column(cell)), []).append(which)
         if not wanted:
-            reasons.append(f"not part of scale {study.plan.scale}")
-    return found, reasons
+            missing.setdefault(f"not part of scale {study.plan.scale}", []).append(part.study)
+    return found, missing
 
 
 def _wanted(part: Part, cell: Cell) -> bool:
@@ -208,27 +211,34 @@ def _sweep(names: _Names, figure: Figure, found: Found) -> Drawn | None:
 def _bars(names: _Names, figure: Figure, found: Found) -> Drawn | None:
     """Rounds until the accuracy is that which FedAvg has at last: print's targets are not in the text."""
     curves = [(names.panel(study, cell), cell, study, _curve(study, cell, "accuracy")) for study, _, cell in found]
-    targets: dict[str, list[float]] = {}
-    for panel, cell, _, curve in curves:
-        if cell.algorithm == "fedavg" and len(curve):
-            targets.setdefault(panel, []).append(float(curve["value"].iloc[-1]))
-    rows = []
+    seeds: dict[tuple[str, str], list[pd.Series[float]]] = {}
+    targets: dict[str, pd.Series[float]] = {}
     for panel, cell, study, curve in curves:
-        if panel in targets:
-            reached = curve[curve["value"] >= np.mean(targets[panel])]["x"]
-            told = f"{panel}, target {np.mean(targets[panel]):.1f} %"
+        of = seeds.setdefault((panel, names.line(study, cell)), [])
+        of.append(curve.set_index("x")["value"])
+        if cell.algorithm == "fedavg":
+            targets[panel] = _mean(of)
+    rows = []
+    for (panel, line), of in seeds.items():
+        if panel in targets and len(targets[panel]):
+            target, mean = targets[panel].iloc[-1], _mean(of)
+            reached = mean[mean >= target].index
             value = float(reached.min()) if len(reached) else math.nan
-            rows.append({"panel": told, "line": names.line(study, cell), "value": value})
+            rows.append({"panel": f"{panel}, target {target:.1f} %", "line": line, "value": value})
     if not rows:
         return None
-    grouped = pd.DataFrame(rows).groupby(["panel", "line"], sort=False)["value"]
-    frame = grouped.agg(lambda values: values.mean(skipna=False)).reset_index()
+    frame = pd.DataFrame(rows)
     return _with_numbers(figures.bars(frame, "rounds to the target"), frame)
+
+
+def _mean(curves: Sequence[pd.Series[float]]) -> pd.Series[float]:
+    """The mean over seeds, by round."""
+    return pd.concat(curves).groupby(level=0).mean()
 
 
 def _heatmaps(names: _Names, figure: Figure, found: Found) -> Drawn | None:
     if figure.probe == "head-norms":
-        return _norms(names, found)
+        return _norms(names, figure, found)
     if figure.measures == ("matrices",):
         return _matrices(names, found)
     rows: list[dict[str, Any]] = []
@@ -259,7 +269,7 @@ def _counts(key: str, panel: str) -> list[dict[str, Any]]:
     ]
 
 
-def _norms(names: _Names, found: Found) -> Drawn | None:
+def _norms(names: _Names, figure: Figure, found: Found) -> Drawn | None:
     """Who has how many samples of each class, then the norms of heads: of local models by client, others by class."""
     rows: list[dict[Any, Any]] = []
     for study, part, cell in found:
@@ -269,7 +279,7 @@ def _norms(names: _Names, found: Found) -> Drawn | None:
                     continue
                 if not rows and model != "class":
                     rows += _panel(norms, "training data", "samples", "samples")
-                told = "" if part is found[0][1] else f", {_changed(study, cell)}"
+                told = "" if part == figure.parts[0] else f", {_changed(study, cell)}"
                 name = f"{names.method(cell.algorithm)}{told}, {model} models"
                 rows += _panel(norms, name, "relative", "share of the norms")
     if not rows:

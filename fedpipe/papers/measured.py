@@ -174,16 +174,13 @@ def _of_text(text: Text, studies: Studies) -> Measured:
 
 
 def _gain(study: Study, text: Text) -> Measured:
-    """How much higher one method's accuracy is than another's, by seed."""
+    """How much higher one method's accuracy is than another's."""
     one, two = (_over_seeds(study, method, text.column, study.accuracy) for method in (text.method, text.than))
     if not (one.number and two.number):
         return two if one.number else one
-    first, second = one.number.values, two.number.values
-    if not first.keys() & second.keys():
-        return _dash(cells.NOT_RUN)
     return replace(
         one,
-        number=Number.of({seed: value - second[seed] for seed, value in first.items() if seed in second}),
+        number=one.number.minus(two.number),
         keys=(*one.keys, *two.keys),
         hours=one.hours + two.hours,
         diverged=one.diverged + two.diverged,
@@ -192,14 +189,15 @@ def _gain(study: Study, text: Text) -> Measured:
 
 
 def _best(study: Study, text: Text) -> Measured:
-    """The value of a parameter with the highest mean accuracy."""
+    """The value of a parameter with the highest mean accuracy, once all of the study's values were run."""
     name = f"algorithms.{text.method}.{text.parameter}"
+    planned = [cell for cell in study.plan.cells if cell.algorithm == text.method]
     found: dict[float, list[tuple[Cell, float]]] = {}
-    for cell in study.done:
-        if cell.algorithm == text.method and (value := study.accuracy(cell)) is not None:
-            found.setdefault(float(cell.grid[name]), []).append((cell, value))
-    if not found:
-        return _dash(study.missing(text.method, next((study.column(cell) for cell in study.plan.cells), "")))
+    for cell in planned:
+        value = study.accuracy(cell) if cell in study.done else None
+        if value is None:
+            return _dash(study.missing(text.method, study.column(cell)))
+        found.setdefault(float(cell.grid[name]), []).append((cell, value))
     best = max(found, key=lambda value: float(np.mean([accuracy for _, accuracy in found[value]])))
     runs = [cell for cell, _ in found[best]]
     tried = sum(study.hours(cell) for several in found.values() for cell, _ in several)
@@ -207,12 +205,12 @@ def _best(study: Study, text: Text) -> Measured:
 
 
 def _counterexamples(study: Study) -> Measured:
-    """In how many experiments (clients) some class contradicts that norms fall as shares grow; see `contrary`."""
+    """In how many of a hundred experiments (clients) some class contradicts that norms fall as shares grow."""
     found = [(cell, table) for cell in study.done for _, table in study.probes("head-norms", cell)]
     if not found:
         return _dash(study.missing(study.plan.algorithms[0], study.column(study.plan.cells[0])))
-    count = sum(bool(contrary(part).any()) for _, table in found for _, part in table.groupby("owner") if len(part))
-    return _made(study, Number(float(count), runs=len(found)), [cell for cell, _ in found])
+    experiments = [bool(contrary(part).any()) for _, table in found for _, part in table.groupby("owner")]
+    return _made(study, Number(100 * float(np.mean(experiments)), runs=1), [cell for cell, _ in found])
 
 
 def contrary(norms: pd.DataFrame) -> pd.Series[bool]:

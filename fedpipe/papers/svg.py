@@ -15,11 +15,12 @@ REFERENCE = re.compile(r"(?:^|\()#([^)]+)")  #: from one element of a figure to 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure: the text of its SVG, its numbers as CSV, and whether they are of generated data."""
+    """A figure: the text of its SVG, its numbers as CSV, whether they are of generated data, and what is not in it."""
 
     svg: str
     csv: str
     generated: bool = False
+    missing: str = ""
 
 
 def inline(svg: str, prefix: str, label: str) -> str:

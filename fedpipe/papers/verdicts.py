@@ -2,7 +2,9 @@
 
 A value agrees when it is no further from print than the two means' uncertainty allows: the 97.5% quantile of Welch's t
 times the standard error, but no less than a floor for what no repetition shows (one point, or the sampling error of
-the test set). An order agrees as far as print itself resolves it. Nothing is judged that was not run as print says.
+the test set). An order agrees as far as print itself resolves it. Runs are taken to vary by the sampling error of their
+test set at least, since a single one, or two that happen to be alike, tell nothing. Nothing is judged that was not run
+as print says.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ HIGH = 95.0  #: percent above which the floor is halved
 EXACT = 1e-3  #: share by which a formula's value may be off: print has four digits
 RESOLVED = 2  #: standard errors by which two methods must differ
 DRAWS = 2000  #: of the replicas that a ceiling is the mean of
-LEAST_STD = 0.3  #: points; what a replica's runs vary at least, since print rounds
 NO_STD = 1.0  #: points; what they are taken to vary where neither side has a standard deviation
 
 
@@ -34,13 +35,15 @@ NO_STD = 1.0  #: points; what they are taken to vary where neither side has a st
 class Number:
     """A mean over runs; what varies is unknown of a single run, and where print has none.
 
-    ``values`` are those of the runs by seed, where they are known.
+    ``values`` are those of the runs by seed, where they are known. ``least`` is the standard deviation that runs are
+    taken to have at least: the sampling error of their test set.
     """
 
     mean: float
     std: float | None = None
     runs: int | None = None
     values: Mapping[int, float] = field(default_factory=dict)
+    least: float = 0.0
 
     @classmethod
     def of(cls, values: Mapping[int, float]) -> Number:
@@ -48,6 +51,12 @@ class Number:
         found = list(values.values())
         std = float(np.std(found, ddof=1)) if len(found) > 1 else None
         return cls(float(np.mean(found)), std, len(found), values)
+
+    def minus(self, other: Number, factor: float = 1.0) -> Number:
+        """The difference, times a factor: by seed where both have run the same seeds, else of the means alone."""
+        if self.values and self.values.keys() == other.values.keys():
+            return Number.of({seed: factor * (value - other.values[seed]) for seed, value in self.values.items()})
+        return Number(factor * (self.mean - other.mean), None, min(self.runs or 1, other.runs or 1))
 
 
 class Spread(NamedTuple):
@@ -78,10 +87,10 @@ class Order(NamedTuple):
     """How a column's order of methods compares with print's.
 
     ``tau`` is Kendall's tau-b, where pairs within two standard errors are ties; None where all are. Where neither side
-    has a standard deviation, runs are taken to vary by one point. ``ceiling`` is what
-    a perfect replica with as many runs reaches on average. Of ``resolved`` pairs, which print tells apart,
-    ``concordant`` have print's sign. ``best`` is print's best method, ``ours`` the best measured one, and ``holds``
-    whether the two are within one standard error of each other here.
+    has a standard deviation, runs are taken to vary by one point. ``ceiling`` is what a perfect replica with as many
+    runs on as many test samples reaches on average. Of ``resolved`` pairs, which print tells apart, ``concordant`` have
+    print's sign. ``best`` is print's best method (of equal ones that which is best here), ``ours`` the best measured
+    one, and ``holds`` whether the two are within one standard error of each other here.
     """
 
     methods: int
@@ -95,7 +104,7 @@ class Order(NamedTuple):
 
 
 class Contrast(NamedTuple):
-    """A difference of two methods with its interval of 95%, over seeds that both have run where these are two or more.
+    """A difference of two methods with its interval of 95%, by seed where both have run the same two seeds or more.
 
     ``low`` and ``high`` are None where nothing tells how runs vary.
     """
@@ -118,6 +127,11 @@ def pooled(numbers: Iterable[Number]) -> Spread | None:
     known = [(number.std, (number.runs or 1) - 1) for number in numbers if number.std is not None]
     df = sum(free for _, free in known)
     return Spread(math.sqrt(sum(free * std**2 for std, free in known) / df), df) if df else None
+
+
+def sampling(mean: float, tests: int) -> float:
+    """The standard error of an accuracy in percent that is due to so many test samples."""
+    return math.sqrt(mean * (100 - mean) / tests)
 
 
 def value(published: Number, measured: Number, spread: Spread | None, tests: int) -> Verdict:
@@ -143,7 +157,7 @@ def band(published: Number, measured: Number, spread: Spread | None, tests: int)
     """How far a measured mean may be from a printed one."""
     _, error, df, _ = _difference(measured, published, spread)
     t = min(float(stdtrit(df, 0.975)), CAP) if df else 0.0
-    lowest = max(POINT, 2 * math.sqrt(published.mean * (100 - published.mean) / tests))
+    lowest = max(POINT, 2 * sampling(published.mean, tests))
     lowest = lowest / 2 if published.mean > HIGH else lowest
     return Band(max(t * error, lowest), error, t, lowest)
 
@@ -169,14 +183,13 @@ def order(published: Mapping[str, Number], measured: Mapping[str, Number]) -> Or
     theirs = [_sign(published[one], published[two], spread) for one, two in pairs]
     ours = [_sign(measured[one], measured[two], spread) for one, two in pairs]
     signs = [np.sign(measured[one].mean - measured[two].mean) for one, two in pairs]
-    best = max(names, key=lambda name: published[name].mean)
+    best = max(names, key=lambda name: (published[name].mean, measured[name].mean))
     first = max(names, key=lambda name: measured[name].mean)
     behind, error, _, _ = _difference(measured[first], measured[best], spread)
-    runs = min(measured[name].runs or 1 for name in names)
     return Order(
         methods=len(names),
         tau=tau_b(theirs, ours),
-        ceiling=ceiling([published[name] for name in names], runs, spread),
+        ceiling=ceiling([published[name] for name in names], [measured[name] for name in names], spread),
         resolved=sum(sign != 0 for sign in theirs),
         concordant=sum(sign != 0 and sign == other for sign, other in zip(theirs, signs, strict=True)),
         best=best,
@@ -191,26 +204,29 @@ def tau_b(one: Sequence[float], two: Sequence[float]) -> float | None:
     return float(sum(np.sign(a) * np.sign(b) for a, b in zip(one, two, strict=True)) / untied) if untied else None
 
 
-def ceiling(published: Sequence[Number], runs: int, spread: Spread | None) -> float | None:
-    """Tau-b that replicas of what is printed reach on average: the same means, known only by so many runs.
+def ceiling(published: Sequence[Number], measured: Sequence[Number], spread: Spread | None) -> float | None:
+    """Tau-b that replicas of what is printed reach on average: the same means, but known by what ours are known by.
 
     Parameters
     ----------
-    published
-        A column's numbers.
-    runs
-        How many runs each of a replica's means is of.
+    published, measured
+        A column's numbers, of the same methods. A replica has as many runs as the measured ones, by seed, which vary as
+        print's do, but no less than ours do ``least``.
     spread
         What runs vary by where print has no standard deviation; one point where nothing tells.
     """
-    otherwise = spread.std if spread else NO_STD
+    spread = spread or Spread(NO_STD, 1)
+    runs = min(number.runs or 1 for number in measured)
+    least = np.array([number.least for number in measured])
     means = np.array([number.mean for number in published])
-    stds = np.array([max(otherwise if number.std is None else number.std, LEAST_STD) for number in published])
-    drawn = np.random.default_rng(0).normal(means, stds / math.sqrt(runs), (DRAWS, len(means)))
+    stds = np.maximum([spread.std if number.std is None else number.std for number in published], least)
+    values = np.random.default_rng(0).normal(means[:, None], stds[:, None], (DRAWS, len(means), runs))
     first, second = np.triu_indices(len(means), 1)
-    limit = RESOLVED * np.sqrt((stds[first] ** 2 + stds[second] ** 2) / runs)
-    replicas = drawn[:, first] - drawn[:, second]
-    replicas = np.sign(replicas) * (np.abs(replicas) > limit)
+    by_seed = values[:, first] - values[:, second]
+    lowest = np.hypot(least[first], least[second])
+    varied = by_seed.std(axis=2, ddof=1) if runs > 1 else np.full(1, math.sqrt(2) * spread.std)
+    replicas = by_seed.mean(axis=2)
+    replicas = np.sign(replicas) * (np.abs(replicas) > RESOLVED * np.maximum(varied, lowest) / math.sqrt(runs))
     theirs = np.array([_sign(one, two, spread) for one, two in combinations(published, 2)])
     untied = np.sqrt(np.count_nonzero(theirs) * np.count_nonzero(replicas, axis=1))
     found = (replicas @ theirs)[untied > 0] / untied[untied > 0]
@@ -234,9 +250,10 @@ def _agrees(measured: Number) -> Word:
 def _variance(number: Number, spread: Spread | None) -> Spread | None:
     """The variance of a mean, with its degrees of freedom; None where nothing tells it."""
     runs = number.runs or 1
-    if number.std is not None and runs > 1:
-        return Spread(number.std**2 / runs, runs - 1)
-    return Spread(spread.std**2 / runs, spread.df) if spread else None
+    known = Spread(number.std, runs - 1) if number.std is not None and runs > 1 else spread
+    if number.least and (known is None or known.std < number.least):
+        known = Spread(number.least, math.inf)
+    return Spread(known.std**2 / runs, known.df) if known else None
 
 
 def _difference(one: Number, two: Number, spread: Spread | None) -> tuple[float, float, float | None, bool]:
@@ -244,14 +261,15 @@ def _difference(one: Number, two: Number, spread: Spread | None) -> tuple[float,
 
     Where nothing tells how runs vary, the error is 0, and there are no degrees of freedom.
     """
-    seeds = sorted(one.values.keys() & two.values.keys())
-    if len(seeds) > 1:
-        by_seed = np.array([one.values[seed] - two.values[seed] for seed in seeds])
-        return float(by_seed.mean()), float(by_seed.std(ddof=1)) / math.sqrt(len(seeds)), len(seeds) - 1, True
+    lowest = math.hypot(*(number.least / math.sqrt(number.runs or 1) for number in (one, two)))
+    by_seed = one.minus(two)
+    if by_seed.std is not None and by_seed.runs:
+        error = by_seed.std / math.sqrt(by_seed.runs)
+        return by_seed.mean, max(error, lowest), by_seed.runs - 1 if error >= lowest else math.inf, True
     found = [variance for variance in (_variance(one, spread), _variance(two, spread)) if variance]
     total = sum(variance for variance, _ in found)
-    df = total**2 / sum(variance**2 / free for variance, free in found) if total else None
-    return one.mean - two.mean, math.sqrt(total), df, False
+    df = total**2 / parts if (parts := sum(variance**2 / free for variance, free in found)) else math.inf
+    return one.mean - two.mean, math.sqrt(total), df if found else None, False
 
 
 def _sign(one: Number, two: Number, spread: Spread | None) -> float:

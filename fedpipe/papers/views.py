@@ -22,6 +22,7 @@ SIGNS = {  #: of verdicts, which colors repeat
     "near": "≈",
     "differs": "✗",
 }
+DIVERGED = "diverged: in some round no participant's update was finite"
 GENERATED = "on generated data of the data set's shape, since the data are not here"
 
 
@@ -97,9 +98,14 @@ def _summary(paper: Paper, comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _counted(paper: Paper, comparison: Comparison) -> dict[str, Any]:
-    """The same of a whole paper, where a number that stands in two tables counts once."""
-    orders = [order for at, order in comparison.orders.items() if at[0] == paper.paper]
+    """The same of a whole paper, where a number, or a column, that stands in two tables counts once."""
+    orders = [order for at, order in comparison.orders.items() if at[0] == paper.paper and not _again(paper, *at[1:])]
     return _words(paper, list(paper.tables), comparison) | _ordered(orders)
+
+
+def _again(paper: Paper, table: str, column: str) -> bool:
+    """Whether a column is another table's."""
+    return all(paper.original(place) for place in cells.of_table(paper, table) if place.column == column)
 
 
 def _words(paper: Paper, tables: Sequence[str], comparison: Comparison) -> dict[str, Any]:
@@ -163,10 +169,9 @@ def _cell(paper: Paper, cell: Cell, notes: Notes, hours: Mapping[str, str] | Non
     shown, note, runs = DASH, "", ""
     if number:
         shown, runs = _shown(number, decimals), f"n={number.runs}" if number.runs else ""
-        if cell.measured and cell.measured.diverged:
-            note = notes.letter("diverged: in some round no participant's update was finite")
-        if cell.measured and cell.measured.generated:
-            note = notes.letter(GENERATED)
+        diverged = DIVERGED if cell.measured and cell.measured.diverged else ""
+        generated = GENERATED if cell.measured and cell.measured.generated else ""
+        note = ", ".join(map(notes.letter, filter(None, (diverged, generated))))
     else:
         reason = _reason(cell.measured)
         note = notes.letter(reason + (hours or {}).get(reason, ""))
@@ -293,9 +298,11 @@ def _figure(paper: Paper, name: str, found: Drawn | str) -> dict[str, Any]:
         label = f"{paper.paper}, {name}: {figure.says}"
         svg = inline(found.svg, f"{file(paper, name)}-", label)
         csv = f"figures/{file(paper, name)}.csv"
-        return told | {"svg": svg, "csv": csv, "reason": "", "note": GENERATED if found.generated else ""}
+        note = GENERATED if found.generated else ""
+        return told | {"svg": svg, "csv": csv, "reason": "", "note": note, "missing": found.missing}
     return told | {
         "note": "",
+        "missing": "",
         "svg": "",
         "csv": "",
         "reason": DIAGRAM if figure.form == "diagram" else found or "Not run.",

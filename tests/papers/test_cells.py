@@ -2,11 +2,13 @@
 
 import dataclasses
 import io
+import math
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from fedpipe.papers import cells, layouts, published
 from fedpipe.papers.cells import Measured
@@ -129,6 +131,12 @@ def test_differences_are_made_of_cells_by_seed(at):
     assert (alone.number, alone.word) == (None, "not measured")
 
 
+def test_a_difference_of_what_diverged_is_marked_as_such(at):
+    both = one(at, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 10.0}, diverged=1)
+    both |= one(at, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 10.0})
+    assert compared(both).cells[at("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")].measured.diverged == 1
+
+
 def test_numbers_in_running_text_are_made_of_cells(judged):
     there = judged["paper"].cells
     found = {tuple(place)[2:]: cell for place, cell in there.items() if place.table == "text"}
@@ -159,7 +167,10 @@ def test_claims_are_contrasts_with_the_best_of_the_others(at):
     assert found.printed.difference == pytest.approx(0.24)
     assert found.measured.paired
     assert found.measured.sign == "+"
-    assert found.measured.low == pytest.approx(0.5)
+    shares = [98.9 + 0.3, 98.4 + 0.3]
+    assert 0.5 - found.measured.low == pytest.approx(
+        stats.norm.ppf(0.975) * math.sqrt(sum(mean * (100 - mean) / 10_000 / 3 for mean in shares))
+    ), "its seeds agree to the digit: what is left is the sampling error of 10,000 tests"
     for unjudged in (compared(measured, "smoke"), compared(each(measured, generated=True))):
         (found,) = cells.checked(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
         assert found.measured is None

@@ -8,6 +8,7 @@ import io
 import itertools
 import math
 import shutil
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from fedpipe import plan as planning
 from fedpipe.config import Execution
 from fedpipe.engine.run import Run
 from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.papers import cells, drawing, layouts, make, measured, published
+from fedpipe.papers import cells, drawing, layouts, make, measured, published, views
 from fedpipe.papers.cells import Measured
 from fedpipe.papers.published import Place
 from fedpipe.papers.ran import Study
@@ -349,3 +350,107 @@ def test_no_page_is_made_of_a_study_that_was_edited_since(ran: dict[str, NewPlan
     make.write("smoke")
     assert page.read_bytes() == written
     study.write_text(planned)
+
+
+def played(cells_: list[types.SimpleNamespace], done: list[types.SimpleNamespace], **told: Any) -> Any:
+    """A study whose runs need not be made: of what `measured` and `drawing` ask it, what a test tells."""
+    plan = types.SimpleNamespace(cells=cells_, grid={"data": []}, scale="paper", report=None)
+    answers = {
+        "missing": lambda method, column: "failed: boom",
+        "column": lambda cell: cell.grid["data"],
+        "protocol": lambda method: "global-on-global",
+        "is_generated": lambda cell: False,
+        "differing": lambda cell: {},
+        "hours": lambda cell: 1.0,
+        "diverged": set(),
+    }
+    return types.SimpleNamespace(plan=plan, done=done, **answers | told)
+
+
+def drawn(name: str, heading: str, there_: dict[str, Any]) -> Drawn:
+    """One figure of a paper, which has to be drawn."""
+    paper = layouts.papers()[name]
+    alone = paper.model_copy(update={"figures": {heading: paper.figures[heading]}})
+    figure = drawing.drawn(alone, there_.get)[name, heading]
+    assert isinstance(figure, Drawn), figure
+    return figure
+
+
+def cell_of(method: str, seed: int = 0, **grid: Any) -> types.SimpleNamespace:
+    """A cell of a plan."""
+    key = f"{method}{seed}{grid}"
+    return types.SimpleNamespace(algorithm=method, seed=seed, key=key, rounds=100, grid={"data": "FMNIST"} | grid)
+
+
+def curves(accuracy: dict[Any, list[float]]) -> pd.DataFrame:
+    """Accuracies by round, as `Study.accuracies` has them."""
+    rows_ = [
+        {"key": key, "algorithm": method, "protocol": "global-on-global", "round": number, "accuracy": value}
+        for (method, key), values in accuracy.items()
+        for number, value in enumerate(values, start=1)
+    ]
+    return pd.DataFrame(rows_)
+
+
+def test_rounds_to_the_target_are_those_of_the_mean_over_seeds() -> None:
+    """FedAvg reaches what it has at last, also where one of its seeds ends below the mean of them."""
+    made = {cell_of(method, seed).key: cell_of(method, seed) for method in ("fedavg", "feddual") for seed in (0, 1)}
+    accuracy = {
+        ("fedavg", cell_of("fedavg", 0).key): [0.2, 0.60, 0.7],
+        ("fedavg", cell_of("fedavg", 1).key): [0.2, 0.30, 0.5],
+        ("feddual", cell_of("feddual", 0).key): [0.2, 0.80, 0.8],
+        ("feddual", cell_of("feddual", 1).key): [0.2, 0.55, 0.5],
+    }
+    study = played([*made.values()], [*made.values()], accuracies=curves(accuracy))
+    figure = drawn("FedDUAL", "Figure 4", {"table1": study})
+    found = pd.read_csv(io.StringIO(figure.csv))
+    assert dict(zip(found["line"], found["value"], strict=True)) == {"FedAvg": 3, "FedDUAL": 2}
+    assert {*found["panel"]} == {"FMNIST, target 60.0 %"}
+
+
+def test_a_figure_tells_what_is_not_in_it() -> None:
+    made = [cell_of("fedavg"), cell_of("feddual"), cell_of("feddual", 1), cell_of("moon")]
+    study = played(made, made[:1], accuracies=curves({("fedavg", made[0].key): [0.5]}))
+    figure = drawn("FedDUAL", "Figure 3", {"table1": study})
+    assert figure.missing == "FedDUAL, FMNIST, MOON, FMNIST (failed: boom)"
+    shown_ = views.paper(layouts.papers()["FedDUAL"], cells.compare({}, "paper"), {("FedDUAL", "Figure 3"): figure}, {})
+    assert [one["missing"] for one in shown_["figures"] if one["heading"] == "Figure 3"] == [figure.missing]
+
+
+def test_norms_of_the_run_beside_are_named_as_such_also_where_it_is_alone() -> None:
+    """cwFedAvg's Figure 11: Table 1's run with WDR, and beside it Figure 5's without."""
+    norms = pd.DataFrame(
+        [{"model": "trained", "owner": 0, "class": 0, "norm": 1.0, "relative": 1.0, "share": 1.0, "samples": 5}]
+    )
+    beside = cell_of("cwfedavg", data="CIFAR-100", **{"algorithms.cwfedavg.wdr": 0})
+    own = cell_of("cwfedavg", data="practical/CIFAR-100")
+    probes = {"probes": lambda kind, cell: [(None, norms)]}
+    figure5, table1 = played([beside], [beside], **probes), played([own], [own], **probes)
+    for there_, names in (
+        ({"figure5": figure5}, {"cwFedAvg, wdr = 0, trained models"}),
+        ({"figure5": figure5, "table1": table1}, {"cwFedAvg, trained models", "cwFedAvg, wdr = 0, trained models"}),
+    ):
+        figure = drawn("cwFedAvg", "Figure 11", there_)
+        assert {*pd.read_csv(io.StringIO(figure.csv))["panel"]} == {"training data", *names}
+
+
+def test_the_best_value_is_told_once_all_were_run() -> None:
+    made = [cell_of("feddual", **{"algorithms.feddual.epsilon": epsilon}) for epsilon in (1e-5, 1e-3)]
+    accuracy = {made[0].key: 70.0, made[1].key: 71.0}
+    (text,) = (text for text in layouts.papers()["FedDUAL"].text if text.metric == "best_epsilon")
+    for done, expected in ((made[:1], None), (made, 1e-3)):
+        study = played(made, done, accuracy=lambda cell: accuracy[cell.key])
+        found_ = measured._of_text(text, {text.study: study}.get)
+        assert (found_.number.mean if found_.number else None) == expected
+        assert found_.reason == ("" if expected else "failed: boom")
+
+
+def test_counterexamples_are_told_of_a_hundred_clients() -> None:
+    """Print: 3 of 100 experiments."""
+    told = [(0, 0.9, 1.0), (0, 0.1, 2.0), (1, 0.9, 2.0), (1, 0.1, 1.0), (2, 0.5, 1.0), (2, 0.5, 1.0), (3, 1.0, 1.0)]
+    norms = pd.DataFrame(told, columns=["owner", "share", "norm"])
+    (text,) = (text for text in layouts.papers()["FedDW"].text if text.metric == "counterexamples")
+    made = [cell_of("fedavg")]
+    study = played(made, made, probes=lambda kind, cell: [(None, norms)])
+    found_ = measured._of_text(text, {text.study: study}.get)
+    assert (number(found_).mean, number(found_).runs) == (25.0, 1)

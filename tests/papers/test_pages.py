@@ -13,10 +13,11 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from fedpipe.papers import figures, layouts, pages, views
+from fedpipe.papers import cells, figures, layouts, pages, views
 from fedpipe.papers.cells import Measured
 from fedpipe.papers.pages import About
 from fedpipe.papers.svg import SVG, XLINK, Drawn, inline
+from fedpipe.papers.verdicts import Number
 
 PAGES = ("index", "feddw", "feddual", "pfps_lwc", "cwfedavg")
 ABOUT = About("0123abc", 12.5, ("two cores", "torch 2.11.0"), "2026-11-22")
@@ -235,6 +236,25 @@ def test_a_figure_that_acts_or_asks_is_refused(part):
     svg = f'<svg xmlns="{SVG}" xmlns:xlink="{XLINK}">{part}</svg>'
     with pytest.raises(ValueError, match="a figure can't"):
         inline(svg, "x-", "label")
+
+
+def test_a_column_that_is_another_tables_counts_once(make):
+    """FedDW's Baseline1 of Table II is a column of Table I."""
+    columns = {("Table I", "practical/CIFAR-10"), ("Table II", "Baseline1")}
+    places = make(seeds=(0,), keep=lambda place: (place.table, place.column) in columns)
+    comparison = cells.compare(places, "reduced")
+    assert {name[1:] for name in comparison.orders} == columns
+    told = views.index(comparison, {})["totals"]["FedDW"]
+    assert told["held"].endswith("of 1")
+
+
+def test_a_cell_may_have_two_notes(at):
+    place = at("FedDW", "Table I", "FedAvg", "practical/MNIST")
+    both = Measured(Number.of({0: 9.0}), tests=10, classes=10, diverged=1, generated=True)
+    (table, *_) = views.paper(layouts.papers()["FedDW"], cells.compare({place: both}, "smoke"), {}, {})["tables"]
+    notes = dict(table["notes"])
+    (cell,) = (cell for _, row in table["body"] for cell in row if cell.target)
+    assert [notes[letter].partition(" ")[0] for letter in cell.measured_note.split(", ")] == ["diverged:", "on"]
 
 
 def test_figures_of_no_paper_are_refused(whole, tmp_path):
