@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from fedpipe import artifacts
+from fedpipe import artifacts, cli
 from fedpipe import plan as planning
 from fedpipe.errors import SettingsError
 from tests import studies
@@ -93,6 +94,32 @@ def test_what_a_point_of_a_grid_lacks_is_obtained_with_the_studys_own_command(tm
     Path("params.yaml").rename("studies/own.yaml")
     with pytest.raises(SettingsError, match=r"is not stored; run `fedpipe download --params studies/own.yaml`"):
         planning.make(Path("studies/own.yaml"))
+
+
+def test_the_command_that_is_told_obtains_what_grid_and_scales_declare() -> None:
+    """As a study over several data sets that a mirror has as other files."""
+    for name, samples in (("one", 60), ("two", 80), ("small", 40)):
+        np.savez(
+            f"{name}.npz",
+            **{f"x_{part}": np.ones((samples, 8)) for part in ("train", "test")},
+            **{f"y_{part}": np.arange(samples) % 3 for part in ("train", "test")},
+        )
+    data = {
+        name: {"dataset.path": f"{name}.npz", "dataset.sha256": artifacts.sha256_of(Path(f"{name}.npz"))}
+        for name in ("one", "two", "small")
+    }
+    settings = studies.settings(study={"grid": {"data": {name: data[name] for name in ("one", "two")}}})
+    settings["dataset"] = {"name": "npz", "path": "one.npz", "sha256": data["one"]["dataset.sha256"]}
+    settings["scales"] = {"smoke": {"study.grid.data": {"small": data["small"]}}}
+    studies.write(settings, Path())
+    for scale in ("paper", "smoke"):
+        with pytest.raises(SettingsError, match=r"is not stored; run `fedpipe download`"):
+            planning.make(scale=scale)
+    printed = CliRunner().invoke(cli.app, ["download"])
+    assert printed.stdout.count(" is stored.\n") == 3, printed
+    assert len(planning.make().runs) == 2
+    assert len(planning.make(scale="smoke").runs) == 1
+    assert CliRunner().invoke(cli.app, ["download"]).stdout.count(" is stored.\n") == 1, "what is there stays"
 
 
 def test_what_a_scale_lacks_is_obtained_with_the_studys_own_command() -> None:

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from fedpipe import artifacts, config, pins, registry
+from fedpipe import artifacts, config, grid, pins, registry
 from fedpipe.data import store
 from fedpipe.data.datasets.base import Dataset, Declared, Facts
 from fedpipe.data.fetch import Fetcher
@@ -100,7 +103,8 @@ def obtain(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
 def declare(name: str | None, params: Path) -> str:
     """Obtain a data set and store it; where the study should declare the SHA-256 of a file and does not, fill it in.
 
-    With the study's own data set go the file of its partition and that of its model's weights.
+    With the study's own data set go the file of its partition and that of its model's weights, and the data sets that
+    its grid and its scales declare, where a plan could know nothing of them before.
 
     Parameters
     ----------
@@ -148,7 +152,26 @@ def declare(name: str | None, params: Path) -> str:
         sha256 = pins.content(pin.path)
         if not _fill_in(params, kind.section, sha256, done):
             done.append(f"Declare {pin.path} in {params}, under {kind.section}:\n  sha256: {sha256}")
+    for other in _elsewhere(settings) if name is None else ():
+        if getattr(other.source, "sha256", None) and other.lacking(config.DOWNLOAD):
+            done.append(f"{obtain(other.source, other.fetcher)} is stored.")
     return "\n".join(done)
+
+
+def _elsewhere(settings: dict[str, Any]) -> Iterator[config.Data]:
+    """The data sets at the points of a study's grid, and of that of each of its scales."""
+    for changes in ({}, *(settings.get("scales") or {}).values()):
+        there = config.override(settings, changes)
+        lists = (there.get("study") or {}).get("grid") or {}
+        for parts in itertools.product(*(_of_data(name, values) for name, values in lists.items())):
+            yield config.dataset(config.override(there, *parts).get("dataset", {}))
+
+
+def _of_data(name: str, values: Any) -> list[dict[str, Any]]:
+    """What the values of a list or an axis say of the data set, each once."""
+    axis = values.values() if isinstance(values, dict) else [{name: value} for value in values]
+    said = [{key: value for key, value in part.items() if grid.within(key, "dataset")} for part in axis]
+    return [part for index, part in enumerate(said) if part not in said[:index]]
 
 
 def _agree(name: str, samples: Samples, measured: Facts, known: Facts | None) -> None:
