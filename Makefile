@@ -29,6 +29,9 @@ gallery: setup
 # the pages show a dash with the reason, and the exit status tells.
 SCALE ?= smoke
 papers: setup
+	@test "$(SCALE)" != paper || { echo "make: scale paper would take years on one machine; run studies one by one, as" \
+		"'fedpipe run --params studies/papers/pfps_lwc/table2.yaml', or all on a cluster, by" \
+		"'snakemake papers --config scale=paper --profile slurm'." >&2; exit 2; }
 	snakemake papers --config scale=$(SCALE) --profile workflow/profiles/local --quiet rules host
 
 # The everyday tests, real snakemake and dvc included; a process that has none left takes over some of the other's.
