@@ -87,8 +87,9 @@ class Clients:
         self._transforms, self._normalized = transforms, Normalization(transforms, self.dtype, self.device)
 
     def batch(self, size: int | Literal["full"]) -> int:
-        """Samples in a training step; of a full batch so many that every client's fit into one."""
-        return int(self.sizes.max()) if size == "full" else size
+        """Samples in a training step, no more than the largest client has, as many as that of a full batch."""
+        largest = int(self.sizes.max())
+        return largest if size == "full" else min(size, largest)
 
     def facts(self, client: int | Sequence[int], round: int) -> ClientInfo:
         """What a client knows of itself as a round begins; with a first axis for several clients."""
