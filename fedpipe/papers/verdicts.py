@@ -223,8 +223,8 @@ def ceiling(published: Sequence[Number], measured: Sequence[Number], spread: Spr
     values = np.random.default_rng(0).normal(means[:, None], stds[:, None], (DRAWS, len(means), runs))
     first, second = np.triu_indices(len(means), 1)
     by_seed = values[:, first] - values[:, second]
-    lowest = np.hypot(least[first], least[second])
-    varied = by_seed.std(axis=2, ddof=1) if runs > 1 else np.full(1, math.sqrt(2) * spread.std)
+    lowest, alone = np.hypot(least[first], least[second]), np.maximum(least, spread.std)
+    varied = by_seed.std(axis=2, ddof=1) if runs > 1 else np.hypot(alone[first], alone[second])
     replicas = by_seed.mean(axis=2)
     replicas = np.sign(replicas) * (np.abs(replicas) > RESOLVED * np.maximum(varied, lowest) / math.sqrt(runs))
     theirs = np.array([_sign(one, two, spread) for one, two in combinations(published, 2)])
