@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import inspect
 import json
 import os
@@ -18,7 +19,7 @@ from typer.core import TyperGroup
 
 from fedpipe import __version__, artifacts
 from fedpipe.artifacts import PAPER, PARAMS, RunFiles, StudyFiles
-from fedpipe.errors import ArtifactError, SettingsError, UserError, nearest
+from fedpipe.errors import ArtifactError, SettingsError, UserError, nearest, sentences
 from fedpipe.planned import Plan
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def plan(
     ] = False,
 ) -> None:
     """Check params.yaml, or another study, or all in a folder, and write the plan: runs, keys, jobs."""
+    gc.disable()  # modules, syntax trees and settings: all stay until the end, which is near
     from fedpipe import changes, project
     from fedpipe import plan as planning
     from fedpipe.report import forecast
@@ -255,7 +257,7 @@ def segment(
 @app.command(rich_help_panel=STAGES)
 def initialize(path: RunPath) -> None:
     """Write a run's initial server state (round 0), for the DAG of single rounds."""
-    _open(path).initialize()
+    _open(path, device="cpu").initialize()  # initial models are made on the host: the job asks for no GPU
 
 
 @app.command(rich_help_panel=STAGES)
@@ -715,10 +717,16 @@ def _open(
     graphs: bool = False,
     keep_models: str = "all",
 ) -> Any:
+    from pydantic import ValidationError
+
     from fedpipe.config import Execution
     from fedpipe.engine.run import open_run
 
-    execution = Execution.model_validate({"device": device, "stack": _number(stack), "graphs": graphs})
+    told = {"device": device, "stack": _number(stack), "graphs": graphs}
+    try:
+        execution = Execution.model_validate(told)
+    except ValidationError as error:
+        raise SettingsError("\n".join(sentences(error, told, "execution", lambda _: []))) from None
     return open_run(path, execution, threads, _number(keep_models))
 
 

@@ -12,6 +12,7 @@ import ast
 import functools
 import hashlib
 import importlib.util
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -90,13 +91,15 @@ def canonical(node: ast.AST) -> str:
         value = node.value.hex() if isinstance(node.value, (float, bytes)) else ascii(node.value)
         return f"{type(node.value).__name__}:{value}"
     parts = []
-    for name, value in ast.iter_fields(node):
-        if isinstance(value, list) and value:
-            listed = _merged(value) if isinstance(node, ast.JoinedStr) else value
-            listed = [statement for statement in listed if not _is_idle(statement)]
-            parts.append(f"{name}=[{','.join(map(_told, listed))}]")
-        elif value not in (None, []) and name not in {"kind", "ctx", "type_comment"}:
-            parts.append(f"{name}={_told(value)}")
+    for name in node._fields:
+        told = getattr(node, name, None)
+        if told is None or name in {"kind", "ctx", "type_comment"}:
+            continue
+        if not isinstance(told, list):
+            parts.append(f"{name}={_told(told)}")
+        elif told:
+            listed = _merged(told) if isinstance(node, ast.JoinedStr) else told
+            parts.append(f"{name}=[{','.join([_told(item) for item in listed if not _is_idle(item)])}]")
     return f"{type(node).__name__}({' '.join(parts)})"
 
 
@@ -116,6 +119,26 @@ def _merged(values: list[ast.expr]) -> list[ast.expr]:
         elif value.value:
             merged.append(value)
     return merged
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
+    """The nodes below a node, without what says that a name is read or set; `ast` has this at thrice the time."""
+    found: list[ast.AST] = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            found += [item for item in value if isinstance(item, ast.AST)]
+        elif isinstance(value, ast.AST) and name != "ctx":
+            found.append(value)
+    return found
+
+
+def _within(node: ast.AST) -> list[ast.AST]:
+    """A node and all that lies below it."""
+    found = [node]
+    for node in found:
+        found += _children(node)
+    return found
 
 
 def _is_idle(statement: Any) -> bool:
@@ -139,6 +162,7 @@ class _Module:
     source: bytes = b""  #: of a module that is no Python source
     bound: dict[str, list[ast.stmt]] = field(default_factory=dict)
     imports: dict[str, str] = field(default_factory=dict)  #: local name: what it stands for, dotted
+    within: dict[ast.stmt, dict[str, str]] = field(default_factory=dict)  #: the same by statement
     stars: list[str] = field(default_factory=list)  #: modules of ``from x import *``
     acting: list[ast.stmt] = field(default_factory=list)  #: statements whose effect needs no name
 
@@ -152,7 +176,9 @@ class _Module:
             self._take(statement)
 
     def _take(self, statement: ast.stmt) -> None:
-        for name, target in _imported(statement, self.package):
+        imported = list(_imported(statement, self.package))
+        self.within[statement] = dict(imported)
+        for name, target in imported:
             if name == "*":
                 self.stars.append(target)
             else:
@@ -176,7 +202,7 @@ def _binds(statement: ast.stmt) -> Iterator[str]:
     if isinstance(statement, _DEFINITIONS):
         yield statement.name
         return
-    for node in ast.walk(statement):
+    for node in _within(statement):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         elif isinstance(node, _DEFINITIONS):
@@ -186,11 +212,11 @@ def _binds(statement: ast.stmt) -> Iterator[str]:
 def _is_plain(statement: ast.stmt) -> bool:
     """Whether a statement gives names a value and does nothing else: ``SIZE = 3``."""
     if isinstance(statement, ast.Assign):
-        names = [node for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.expr)]
+        names = [node for target in statement.targets for node in _within(target) if isinstance(node, ast.expr)]
         plain = all(isinstance(node, (ast.Name, ast.Tuple, ast.List)) for node in names)
     else:
         plain = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    return plain and not any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in ast.walk(statement))
+    return plain and not any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in _within(statement))
 
 
 def _is_for_types(statement: ast.stmt) -> bool:
@@ -203,7 +229,7 @@ def _is_for_types(statement: ast.stmt) -> bool:
 
 def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
     """What is imported anywhere within a statement: the local name, and what it stands for."""
-    for found in ast.walk(node):
+    for found in _within(node):
         if isinstance(found, ast.Import):
             for alias in found.names:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
@@ -241,9 +267,9 @@ def _origin(module: str) -> Path | None:
         if path is not None and path.stem == "__init__":
             folders = [path.parent]
         places = [folder / part for folder in folders]
-        files = [file for place in places for file in (place / "__init__.py", place.with_name(f"{part}.py"))]
-        files += [file for folder in folders for file in folder.glob(f"{part}.*.so")]
-        path = next((file.resolve() for file in files if file.is_file()), None)
+        sources = (file for place in places for file in (place / "__init__.py", place.with_name(f"{part}.py")))
+        built = (file for folder in folders for file in folder.glob(f"{part}.*.so"))
+        path = next((file.resolve() for file in itertools.chain(sources, built) if file.is_file()), None)
         folders = [place for place in places if place.is_dir()]
         if path is None and not folders:
             raise ModuleNotFoundError(module)
@@ -397,7 +423,7 @@ class _Walk:
         if place in self.found:
             return
         self.found[place] = canonical(statement)
-        local = dict(_imported(statement, source.package))
+        local = source.within[statement]
         for root, attributes in _used(statement):
             if root in local:
                 self._target(f"{place}:{root}", local[root], attributes)
@@ -468,7 +494,7 @@ def _used(statement: ast.AST) -> Iterator[tuple[str, list[str]]]:
         elif inner is not node:
             stack.append(inner)
         else:
-            stack.extend(ast.iter_child_nodes(node))
+            stack += _children(node)
 
 
 def _declared(source: _Module) -> Iterator[Path]:

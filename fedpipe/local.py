@@ -8,7 +8,9 @@ signals, and dies with it.
 
 The first command starts the server, in its own environment and folder; a command that has others, or finds that
 fedpipe's code has changed, starts another one. So what is forked is what the command itself would have been after its
-imports: with the same threads and bits. A server and all that it forked end with snakemake, however that ends.
+imports: with the same threads and bits. Only fedpipe's own variables, which nothing reads as it is imported, are handed
+over with a command: so that a server can start before the plan that says how jobs execute. A server and all that it
+forked end with snakemake, however that ends.
 Where a server can't be had, a command runs in its own process. Imports next to nothing, since each job waits for it.
 """
 
@@ -38,10 +40,13 @@ PRELOADED = (
     "pyarrow.dataset",
     "pyarrow.parquet",
 )
+#: What figures import, of which none is the first that a study makes.
+LATER = ("matplotlib.backends.backend_pdf", "matplotlib.backends.backend_svg", "fedpipe.report.figures.curves")
 #: What a waiting command hands on. Those that stop and continue it (Ctrl+Z, `fg`) do so to the job as well.
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 #: What differs between processes that are alike: bash counts there, and names the command.
 IDLE = ("SHLVL", "_")
+OWN = "FEDPIPE_"  #: how the variables begin that are handed over with each command
 #: How Arrow's allocator is told to have no thread of its own: whatever that holds would stay locked in what is forked.
 ALLOCATOR, ALONE = "JE_ARROW_MALLOC_CONF", "background_thread:false"
 MESSAGE = 1 << 16  #: bytes of a message at most; longer commands run by themselves
@@ -56,13 +61,19 @@ def hand_over(snakemake: int) -> None:
     """Let a preloaded process do this process' command, and end as it ends; returns where that can't be had."""
     try:
         server = _connected(snakemake)
-        socket.send_fds(server, ["\0".join(sys.argv[1:]).encode("utf-8", "surrogateescape")], [0, 1, 2])
+        socket.send_fds(server, [_message()], [0, 1, 2])
         job = server.recv(MESSAGE)
     except OSError:
         return
     if job:  # else it could not import, and this process will tell why
         _hand_on_signals(int(job))
         _end(server.recv(MESSAGE))
+
+
+def _message() -> bytes:
+    """Fedpipe's own variables and the arguments of this process; what :func:`_taken` takes apart."""
+    variables = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(OWN)]
+    return "\0".join([*variables, "", *sys.argv[1:]]).encode("utf-8", "surrogateescape")
 
 
 def _connected(snakemake: int) -> socket.socket:
@@ -82,7 +93,8 @@ def _connected(snakemake: int) -> socket.socket:
 
 def _likeness() -> str:
     """A digest of what a process is like before it does its command: environment, folder, Python, fedpipe's code."""
-    variables = (f"{name}={value}" for name, value in sorted(os.environ.items()) if name not in IDLE)
+    names = sorted(name for name in os.environ if name not in IDLE and not name.startswith(OWN))
+    variables = (f"{name}={os.environ[name]}" for name in names)
     marks = [sys.executable, os.getcwd(), *variables]
     folders = [os.path.dirname(os.path.abspath(__file__))]
     for folder in folders:
@@ -162,6 +174,7 @@ def serve(snakemake: int, listener: socket.socket) -> list[str] | None:
 
     Returns None at the end, or where fedpipe's code changed while it was imported: nobody knows what of it was.
     """
+    import gc
     import importlib
 
     here, watched, begun = os.getpid(), os.pidfd_open(snakemake), _likeness()
@@ -170,6 +183,7 @@ def serve(snakemake: int, listener: socket.socket) -> list[str] | None:
     for name in PRELOADED:
         importlib.import_module(name)
     importlib.import_module("fedpipe.code").shared()  # reads the code, once for all
+    gc.freeze()  # what is here stays, and what is forked need not copy it to look for garbage
     if told is None:
         del os.environ[ALLOCATOR]
     if _likeness() != begun:
@@ -189,7 +203,7 @@ def serve(snakemake: int, listener: socket.socket) -> list[str] | None:
             jobs.remove(job)
         if listener in ready:
             asked, _ = listener.accept()
-            command, streams, _, _ = socket.recv_fds(asked, MESSAGE, 3)
+            message, streams, _, _ = socket.recv_fds(asked, MESSAGE, 3)
             if len(streams) < 3:  # it has ended already
                 asked.close()
             elif process := os.fork():
@@ -198,9 +212,23 @@ def serve(snakemake: int, listener: socket.socket) -> list[str] | None:
                 jobs.append(Job(process, os.pidfd_open(process), asked))
                 with suppress(OSError):
                     asked.send(str(process).encode())
+                for name in LATER:  # while the job is at work
+                    importlib.import_module(name)
             else:
                 _become(here, streams, [watched, *(job.ended for job in jobs)], [asked, *(job.asked for job in jobs)])
-                return command.decode("utf-8", "surrogateescape").split("\0")
+                return _taken(message)
+
+
+def _taken(message: bytes) -> list[str]:
+    """In what was forked: take the variables of the command that it does; its arguments."""
+    words = message.decode("utf-8", "surrogateescape").split("\0")
+    end = words.index("")  # no variable is empty
+    for name in [name for name in os.environ if name.startswith(OWN)]:
+        del os.environ[name]
+    for word in words[:end]:
+        name, _, value = word.partition("=")
+        os.environ[name] = value
+    return words[end + 1 :]
 
 
 def _readable(files: list[int | socket.socket]) -> list[int | socket.socket]:
@@ -235,20 +263,7 @@ def main() -> None:
         if arguments is None:
             os.unlink(place)
             return
-    import threading
-
-    from fedpipe.cli import main as command_line
+    from fedpipe.__main__ import finish
 
     sys.argv = ["fedpipe", *arguments]
-    try:
-        command_line()
-        status = 0
-    except SystemExit as end:
-        if not isinstance(end.code, int):
-            raise
-        status = end.code
-    # As what multiprocessing forks: it leaves at once. To take down modules that the server shares takes a second.
-    threading._shutdown()  # type: ignore[attr-defined]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    finish()

@@ -174,6 +174,42 @@ def test_a_served_command_is_what_it_would_be_by_itself(snakemake: Snakemake) ->
     assert min(threads_of) == 1, "what another thread holds while it forks stays locked in the job"
 
 
+def test_fedpipes_own_variables_come_with_the_command(snakemake: Snakemake) -> None:
+    """So that one server serves jobs that execute otherwise."""
+    path = prepared(2)
+    command = ("segment", path, "--stop", "2")
+    for wrong in ({"FEDPIPE_STACK": "few"}, {"FEDPIPE_DEVICE": "gpu"}):
+        served, alone = (snakemake.run(*command, served=where, **wrong) for where in (True, False))
+        assert served == alone
+        assert served[0] == 2, "it was not heard"
+        assert served[2].startswith("fedpipe: execution.")
+    assert snakemake.run(*command)[0] == 0, "nothing is left of other commands' variables"
+    assert len(snakemake.processes()) == 1
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_what_was_to_be_done_at_the_end_is_done(snakemake: Snakemake, served: bool) -> None:
+    """As by trackers of experiments, whose threads and last words come then."""
+    Path("late.py").write_text(
+        OWN
+        + """
+import atexit, threading
+
+def after_main():
+    threading.main_thread().join()
+    Path("thread").write_text("ended")
+
+threading.Thread(target=after_main).start()
+atexit.register(lambda: Path("ended").write_text(Path("thread").read_text()))
+print("no end of line", end="")
+"""
+    )
+    status, said, errors = snakemake.run("describe", "late.Own", served=served)
+    assert (status, errors) == (0, "")
+    assert "no end of line" in said
+    assert Path("ended").read_text() == "ended"
+
+
 def test_mistakes_statuses_and_help_are_those_of_the_command(snakemake: Snakemake) -> None:
     path = prepared(2)
     commands = (

@@ -368,9 +368,9 @@ class Run:
             if not artifacts.exists(self.files.round(earlier).state):
                 continue
             recorded = self.checkpoint.sealed(earlier).get("trained_on", {})
-            lies = {**places(self.settings), "features": frozen.place(self.settings)}
             for name in here:
                 if recorded.get(name) != here[name]:
+                    lies = {**places(self.settings), "features": frozen.place(self.settings)}
                     raise ArtifactError(
                         f"{self.files.path}: round {earlier} was made with another {name} (SHA-256 of its content: "
                         f"{recorded.get(name, 'not recorded')}) than lies in {lies[name]} "

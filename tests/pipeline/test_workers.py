@@ -48,6 +48,24 @@ def test_a_study_has_the_bits_of_its_commands_typed_by_hand(project: Project) ->
     assert not processes(int(job["environment"][local.SNAKEMAKE]))
 
 
+def test_what_jobs_are_forked_from_starts_before_the_plan_and_serves_them(project: Project) -> None:
+    """Else it would be started a second time: its environment has to be that of jobs."""
+    (project.folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "doing = 'serves' if 'local.main' in str(sys.orig_argv) else 'plans' if sys.argv[1:2] == ['plan'] else ''\n"
+        "if doing or '--version' in sys.orig_argv:\n"
+        "    open('begun', 'a').write(f'{doing or sys.orig_argv[-1]}\\n')\n"
+    )
+    studies.write(studies.settings(("fedavg", "scaffold"), 1), project.folder)
+    project.snakemake("-n", "runs")
+    assert (project.folder / "begun").read_text() == "plans\n", "nothing is forked in a dry run"
+    project.edit(federation={"rounds": 2})
+    ran = jobs(project.snakemake("runs"))
+    assert (ran["download"], ran["partition"], ran["segment"]) == (1, 1, 2)
+    begun = (project.folder / "begun").read_text().split()[1:]
+    assert sorted(begun) == ["--version", "plans", "serves"]
+
+
 @pytest.mark.slow
 def test_the_demo_is_measured(tmp_path: Path) -> None:
     """At a tiny size; its figures are told, and hang together."""

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +30,9 @@ with suppress(FileExistsError):
 
 # Also abbreviated, as Snakemake understands it.
 UNLOCKS = any(word[:4] == "--un" and "--unlock".startswith(word) for word in sys.argv)
+
+# As far as that can be told before the Snakefile is read.
+DRY = not {"-n", "--dry-run", "--dryrun", "--lint"}.isdisjoint(sys.argv)
 
 # What becomes of jobs on Slurm, and of several snakemakes at once; not where jobs themselves read this.
 if workflow.is_main_process:
@@ -103,9 +107,49 @@ def outdated():
     return TOGETHER or any(map(stale, FILES))
 
 
+# Jobs of this machine share one import of PyTorch, see fedpipe/local.py; not those that run here beside submitted ones.
+ENVIRONMENT = {}
+if (
+    workflow.is_main_process
+    and workflow.resource_settings.nodes is None
+    and hasattr(os, "pidfd_open")
+):
+    ENVIRONMENT[SNAKEMAKE] = os.getpid()
+
+
+def prefix():
+    """What stands before each command: jobs call `fedpipe` of the environment that snakemake runs in, whether or not it
+    is activated, with the code that lies here: an experiment of DVC in a folder of its own runs its own.
+    """
+    told = {name: shlex.quote(str(value)) for name, value in ENVIRONMENT.items()}
+    words = [
+        f'PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"',
+        'PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"',
+        *(f"{name}={value}" for name, value in told.items()),
+    ]
+    text = f"export {' '.join(words)};"
+    return text.replace("{", "{{").replace("}", "}}")  # Snakemake formats it
+
+
+shell.prefix(prefix())
+
+
+def preload():
+    """Let the process that local jobs are forked from begin with its imports, while the plan is made.
+
+    It is started by any command that runs as jobs do.
+    """
+    if SNAKEMAKE in ENVIRONMENT and not DRY:
+        shell(
+            "fedpipe --version > /dev/null 2>&1 &",
+            resources={"tmpdir": tempfile.gettempdir()},
+        )
+
+
 def load_plans():
     """The plans of all studies, made anew where one is stale; runs of several that want data are left out."""
     if outdated():
+        preload()
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "fedpipe", "plan"),
@@ -220,32 +264,15 @@ onerror:
             )
 
 
-# Jobs call `fedpipe` of the environment that snakemake runs in, whether or not it is activated, with the code that lies
-# here: an experiment of DVC in a folder of its own runs its own. How they execute is told in their environment: it is
-# not part of what a run is, so that its change runs nothing again.
-ENVIRONMENT = {
+# How jobs execute is told in their environment: it is not part of what a run is, so that its change runs nothing again.
+ENVIRONMENT |= {
     "FEDPIPE_DEVICE": EXECUTION.device,
     "FEDPIPE_STACK": EXECUTION.stack,
     "FEDPIPE_GRAPHS": int(EXECUTION.graphs),
     "FEDPIPE_KEEP_MODELS": WORK.plans[0].keep_models,
     "FEDPIPE_CALLBACKS": " ".join(EXECUTION.callbacks),
 }
-# Jobs of this machine share one import of PyTorch, see fedpipe/local.py; not those that run here beside submitted ones.
-if (
-    workflow.is_main_process
-    and workflow.resource_settings.nodes is None
-    and hasattr(os, "pidfd_open")
-):
-    ENVIRONMENT[SNAKEMAKE] = os.getpid()
-PREFIX = (
-    f"export PATH={shlex.quote(str(Path(sys.executable).parent))}"
-    ':"$PATH" PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" '
-    + " ".join(
-        f"{name}={shlex.quote(str(value))}" for name, value in ENVIRONMENT.items()
-    )
-    + ";"
-)
-shell.prefix("{PREFIX}")  # as it is: the clone's path may hold braces
+shell.prefix(prefix())
 
 
 # Snakemake takes the path of an environment for a pattern, and the clone's own may hold braces.
