@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 PART = 2**14  #: random numbers that are made at a time
+LARGE = 2**20  #: numbers in the kernels of a convolution
 NORMALISATIONS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -155,12 +156,26 @@ def functional(module: nn.Module, mode: Mode, track: bool) -> nn.Module:
             whole = isinstance(layer, (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d))
             new = Dropout(layer.p, index, mode, whole)
         else:
+            if isinstance(layer, nn.Conv2d) and is_large(layer.weight):
+                layer.register_forward_pre_hook(_contiguous)
             continue
         if isinstance(layer, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
             raise NotImplementedError(f"{name}: {type(layer).__name__} is not supported; nn.Dropout is")
         parent, _, own = name.rpartition(".")
         setattr(module.get_submodule(parent), own, new)
     return module
+
+
+def is_large(kernels: Tensor) -> bool:
+    """Whether they outweigh the images that they see: such a convolution is slower on a CPU with channels last.
+
+    It takes twice as long with the 512 channels of ResNet-18 on 2x2 pixels, 1.4 times on 4x4, and as long on 8x8.
+    """
+    return kernels.numel() > LARGE
+
+
+def _contiguous(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(value.contiguous() for value in inputs)
 
 
 def uniform(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:

@@ -44,6 +44,7 @@ from fedpipe.engine.executor import (
 from fedpipe.engine.memory import keep_pages
 from fedpipe.engine.transforms import changed
 from fedpipe.engine.trees import contiguous, move, size_in_bytes, unstack
+from fedpipe.layers import is_large
 from fedpipe.tensors import Tensors
 
 HELD_BYTES = 2**30  #: of personal models that are held until their clients train
@@ -246,7 +247,7 @@ class Loop:
             if key is not None:
                 noise = torch.tensor(key + number, device=x.device)
                 inputs = changed(self._clients.transforms, inputs, noise)
-            yield Batch(_fast(inputs), y[first : first + size], None, noise)
+            yield Batch(_channels_last(inputs), y[first : first + size], None, noise)
 
     def _score(self, algorithm: Algorithm, phase: Phase, state: State, round: int, client: int, test: Test) -> Score:
         indices, key = self._clients.measured(client, test), self._clients.measuring_key(client, round, test)
@@ -265,7 +266,7 @@ class Loop:
             algorithm = self._idle.pop()
             try:
                 with torch.no_grad():
-                    return algorithm.net(fast, _fast(self._clients.tested(rows, round, number)))
+                    return algorithm.net(fast, _channels_last(self._clients.tested(rows, round, number)))
             finally:
                 self._idle.append(algorithm)
 
@@ -304,14 +305,15 @@ def _same(one: State, other: State) -> bool:
 
 
 def _fast(tree: Any) -> Any:
-    """Images and convolution kernels channels-last, which is what convolutions on a CPU are fast with."""
+    """Convolution kernels in the layout in which they are fast on a CPU: channels-last, but for large ones."""
+    return pytree.tree_map(lambda value: value if value.dim() == 4 and is_large(value) else _channels_last(value), tree)
 
-    def lay(value: Tensor) -> Tensor:
-        if value.dim() != 4:
-            return value
-        if value.shape[1] == 1:  # both layouts are one here; only the strides tell PyTorch which is meant
-            height, width = value.shape[2:]
-            return value.contiguous().as_strided(value.shape, (height * width, 1, width, 1))
-        return value.contiguous(memory_format=torch.channels_last)
 
-    return pytree.tree_map(lay, tree)
+def _channels_last(value: Tensor) -> Tensor:
+    """The same images or kernels in that layout; whatever is neither as it is."""
+    if value.dim() != 4:
+        return value
+    if value.shape[1] == 1:  # both layouts are one here; only the strides tell PyTorch which is meant
+        height, width = value.shape[2:]
+        return value.contiguous().as_strided(value.shape, (height * width, 1, width, 1))
+    return value.contiguous(memory_format=torch.channels_last)

@@ -285,3 +285,21 @@ def test_a_personal_model_is_made_once_for_evaluation_and_training(make_trial, a
     again, steps = run("train", ids)
     assert steps > 0, "it was held for one training"
     assert_same(again, found)
+
+
+def test_large_kernels_are_not_channels_last_nor_is_what_they_see(make_trial, assert_same, monkeypatch):
+    """Which is a matter of speed alone: the same numbers, but for rounding."""
+    met, forward = dict[int, tuple[bool, bool]](), torch.nn.Conv2d.forward
+
+    def spied(layer, x):
+        met[layer.weight.numel()] = (layer.weight.is_contiguous(), x.is_contiguous())
+        return forward(layer, x)
+
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", spied)
+    wanted = sent(make_trial("fedavg", "cnn").train(tests=("local",)))
+    small, large = sorted(met)
+    assert met[large] == (False, False)
+    monkeypatch.setattr("fedpipe.layers.LARGE", small)
+    found = sent(make_trial("fedavg", "cnn").train(tests=("local",)))
+    assert met[large] == (True, True)
+    assert_same(found, wanted, within=1e-12)
