@@ -1,5 +1,6 @@
 """``fedpipe``, and ``python -m fedpipe``: the command line."""
 
+import gc
 import os
 import sys
 from typing import NoReturn
@@ -11,6 +12,8 @@ def main() -> None:
         from fedpipe import local
 
         local.hand_over(int(snakemake))
+    if sys.argv[1:2] == ["plan"]:
+        gc.disable()  # modules, syntax trees and settings: all stay until the end, which is near
     finish()
 
 
@@ -34,8 +37,8 @@ def finish() -> NoReturn:
         status = end.code
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # there is none where it was closed
+        stream.flush()
     os._exit(status)
 
 

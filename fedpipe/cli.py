@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import gc
 import inspect
 import json
 import os
@@ -98,7 +97,6 @@ def plan(
     ] = False,
 ) -> None:
     """Check params.yaml, or another study, or all in a folder, and write the plan: runs, keys, jobs."""
-    gc.disable()  # modules, syntax trees and settings: all stay until the end, which is near
     from fedpipe import changes, project
     from fedpipe import plan as planning
     from fedpipe.report import forecast

@@ -241,8 +241,14 @@ def _readable(files: list[int | socket.socket]) -> list[int | socket.socket]:
 
 
 def _become(server: int, streams: list[int], descriptors: list[int], connections: list[socket.socket]) -> None:
-    """In what was forked: take the streams of the command that it does, and leave the server's files to the server."""
+    """In what was forked: take the streams of the command that it does, and leave to the server what is the server's.
+
+    Its files, and what it is to do as it ends.
+    """
+    import atexit
     import ctypes
+
+    atexit._clear()
 
     ctypes.CDLL(None).prctl(DEATH, signal.SIGKILL)
     if os.getppid() != server:

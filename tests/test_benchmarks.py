@@ -21,6 +21,7 @@ SMALL = {
     "models": ("--models", "lenet", "fasttext", "--seconds", "0.01"),
     "partitions": ("--seeds", "1"),
     "round": ("--samples", "1000", "--rounds", "1", "--threads", "1", "--device", "cpu"),
+    "startup": ("--repeats", "1", "--seeds", "1"),
     "versioning": ("--algorithms", "2", "--rounds", "1", "--megabytes", "0.1"),
 }
 
@@ -47,6 +48,13 @@ def test_a_round(tmp_path: Path) -> None:
     assert 0 < found["matrix_rate_share"] < 1
     assert found["artifacts_seconds"] == pytest.approx(found["share_artifacts"] * seconds)
     assert found["bare_loop_seconds"] / found["bare_loop_over_training"] < seconds
+
+
+def test_startup(tmp_path: Path) -> None:
+    found = run("startup", tmp_path / "figures.json")
+    assert found["large_plan_runs"] == 27
+    assert found["plan_over_torch"] == found["plan_s"] / found["torch_s"]
+    assert 0 < found["help_s"] < found["plan_s"]
 
 
 @pytest.mark.slow

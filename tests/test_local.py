@@ -210,6 +210,17 @@ print("no end of line", end="")
     assert Path("ended").read_text() == "ended"
 
 
+@pytest.mark.parametrize("served", [True, False])
+def test_a_command_without_streams_does_its_work(snakemake: Snakemake, served: bool) -> None:
+    prepared(1)
+    Path("results/plan.json").unlink()
+    told = {local.SNAKEMAKE: str(snakemake.process.pid)} if served else {}
+    command = f"exec {sys.executable} -m fedpipe plan <&- >&- 2>&-"
+    environment = os.environ | {"PYTHONPATH": str(studies.ROOT)} | told
+    assert subprocess.run(["bash", "-c", command], env=environment).returncode == 0
+    assert Path("results/plan.json").is_file()
+
+
 def test_mistakes_statuses_and_help_are_those_of_the_command(snakemake: Snakemake) -> None:
     path = prepared(2)
     commands = (

@@ -139,7 +139,7 @@ def preload():
 
     It is started by any command that runs as jobs do.
     """
-    if SNAKEMAKE in ENVIRONMENT and not DRY:
+    if SNAKEMAKE in ENVIRONMENT and not (DRY or UNLOCKS):
         shell(
             "fedpipe --version > /dev/null 2>&1 &",
             resources={"tmpdir": tempfile.gettempdir()},
