@@ -105,14 +105,13 @@ def plan(
         typer.echo(f"fedpipe: {outdated}", err=True)
     found = artifacts.studies(params)
     several = len(found) > 1
-    for made in [_planned(path, scale, several) for path in found]:
+    plans = [_planned(path, scale, several) for path in found]
+    for made in plans:
         which = f"{made.params}: " if several else ""
         for sentence in changes.told(made):
             typer.echo(f"fedpipe: {which}{sentence}", err=True)
         for warning in made.warnings:
             typer.echo(f"fedpipe: warning: {which}{warning}", err=True)
-        if not several and (left := forecast.forecast(made)).known:
-            typer.echo(f"fedpipe: {left}", err=True)
         if dry_run:
             points: dict[tuple[str, str], list[str]] = {}
             for cell in made.cells:
@@ -123,6 +122,16 @@ def plan(
                 typer.echo(f"{run.algorithm:<16} seed {run.seed}  {f'{told}  ' if told else ''}{run.key}")
         else:
             planning.write(made)
+    left = forecast.forecast(*plans)
+    if several:
+        absent = len({path for made in plans for path in made.absent})
+        others = f"; left out are {absent:,} more, whose data or weights are not here" if absent else ""
+        typer.echo(
+            f"fedpipe: {len(plans)} studies: {left.runs:,} runs are to be made, {left.rounds:,} rounds in all{others}.",
+            err=True,
+        )
+    if left.known:
+        typer.echo(f"fedpipe: {left}", err=True)
     for sentence in changes.unread():
         typer.echo(f"fedpipe: warning: {sentence}", err=True)
 
@@ -627,7 +636,7 @@ def _refuse_long(params: Path, scale: str, at_once: int) -> None:
     from fedpipe import plan as planning
     from fedpipe.report import forecast
 
-    found = forecast.forecast(planning.make(params, scale), at_once)
+    found = forecast.forecast(planning.make(params, scale), cores=at_once)
     if found.seconds > forecast.DAY:
         others = [other for other in planning.scales(params) if other not in {scale, PAPER}]
         smaller = f", --scale {' or '.join(others)} for a smaller one" if others else ""

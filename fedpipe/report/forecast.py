@@ -62,9 +62,10 @@ class Rates:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is left of a study: runs, of which so many are ``known`` by their kind; seconds, bytes kept and sent."""
+    """What is left of studies: runs, of which so many are ``known`` by their kind; seconds, bytes kept and sent."""
 
     runs: int
+    rounds: int  #: of all these runs, that are not complete
     known: int
     seconds: float
     kept: float
@@ -80,23 +81,32 @@ class Forecast:
         )
 
 
-def forecast(plan: NewPlan, cores: int | None = None) -> Forecast:
-    """What the runs of a study will take that are not complete, with so many of them at once as there are cores."""
-    left = [run for run in plan.runs if not run.joined.marker.is_file()]
-    rates = _measured({Kind.of(plan.settings[run.key]) for run in left})
-    seconds, kept, sent = [], 0.0, 0.0
-    for run in left:
+def forecast(*plans: NewPlan, cores: int | None = None) -> Forecast:
+    """What the runs of studies will take that are not complete, with so many of them at once as there are cores.
+
+    Of several studies, runs that they share count once, and those whose data are not here, which are left out, never.
+    """
+    left: dict[Path, tuple[PlannedRun, NewPlan]] = {}
+    for plan in plans:
+        for run in plan.runs:
+            taken = len(plans) == 1 or str(run.path) not in plan.absent
+            if taken and not run.joined.marker.is_file():
+                left[run.path] = max(left.get(run.path, (run, plan)), (run, plan), key=lambda pair: pair[0].rounds)
+    rates = _measured({Kind.of(plan.settings[run.key]) for run, plan in left.values()})
+    seconds, kept, sent, total = [], 0.0, 0.0, 0
+    for run, plan in left.values():
         settings = plan.settings[run.key]
+        rounds = run.rounds - len(run.files.complete()[1:])
+        total += rounds
         found = rates.get(Kind.of(settings))
         if not found:
             continue
-        rounds = run.rounds - len(run.files.complete()[1:])
         seconds.append(rounds * _round(plan, run, found))
         states, clients = _states(plan.keep_models, run), settings.build_federation().clients
         kept += states * found.server + (states * run.participants + clients) * found.client
         sent += rounds * run.participants * found.sent
     at_once = max(min(cores or os.cpu_count() or 1, len(seconds)), 1)
-    return Forecast(len(left), len(seconds), max([sum(seconds) / at_once, *seconds], default=0.0), kept, sent)
+    return Forecast(len(left), total, len(seconds), max([sum(seconds) / at_once, *seconds], default=0.0), kept, sent)
 
 
 def hours_a_round(plan: NewPlan) -> dict[str, float]:

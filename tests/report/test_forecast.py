@@ -39,7 +39,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float
 
 def foreseen(cores: int = 1, **sections: object) -> forecast.Forecast:
     studies.write(studies.settings(**sections), Path())  # type: ignore[arg-type]
-    return forecast.forecast(planning.make(), cores)
+    return forecast.forecast(planning.make(), cores=cores)
 
 
 def test_a_study_is_foreseen_by_runs_of_its_kind(measured: dict[str, float]) -> None:
@@ -68,6 +68,20 @@ def test_nothing_is_guessed_of_what_was_not_run_here(measured: dict[str, float])
     assert "1 of 2 runs that are left" in str(other)
     assert "nothing like the other 1 was run here" in str(other)
     assert foreseen(model={"name": "cnn", "hidden": 16}).known == 0
+
+
+def test_studies_in_a_folder_are_foreseen_together(measured: dict[str, float]) -> None:
+    """Each run once, as long as the longest wants it; what can't be had here, never."""
+    for name, labels, rounds in (("short", ("fedavg",), 4), ("long", ("fedavg", "fedprox"), 10)):
+        Path("studies", name).mkdir(parents=True)
+        studies.write(studies.settings(labels, rounds), Path("studies", name))
+    far = studies.settings(rounds=1000) | {"dataset": {"name": "tiny_imagenet"}, "model": {"name": "resnet18"}}
+    Path("studies/far").mkdir()
+    studies.write(far, Path("studies/far"))
+    done = CliRunner().invoke(cli.app, ["plan", "--params", "studies"])
+    assert done.exit_code == 0, done.output
+    assert "fedpipe: 3 studies: 2 runs are to be made, 18 rounds in all; left out are 1 more, whose" in done.stderr
+    assert "fedpipe: 1 of 2 runs that are left would take about 40 s on this machine" in done.stderr
 
 
 def test_hours_of_a_cell_are_those_of_the_nearest_kind(measured: dict[str, float]) -> None:
