@@ -38,9 +38,10 @@ papers: setup
 test: setup
 	pytest -q -n 2 --dist worksteal --durations 30 -m "not slow"
 
-# The slow tests: kills at random moments, whole studies. Tests of one file share a process, and what they start there.
+# The slow tests: kills at random moments, whole studies. Tests of one file share a process, and what they start there;
+# one process more than for the everyday tests, since those of Slurm wait most of the time.
 test-all: setup
-	pytest -q -n 2 --dist loadfile --durations 30 -m slow
+	pytest -q -n 3 --dist loadfile --durations 30 -m slow
 
 lint: setup
 	ruff check
