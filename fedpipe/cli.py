@@ -126,10 +126,8 @@ def plan(
     if several:
         absent = len({path for made in plans for path in made.absent})
         others = f"; left out are {absent:,} more, whose data or weights are not here" if absent else ""
-        typer.echo(
-            f"fedpipe: {len(plans)} studies: {left.runs:,} runs are to be made, {left.rounds:,} rounds in all{others}.",
-            err=True,
-        )
+        runs = f"{left.runs:,} run{'' if left.runs == 1 else 's'} to make"
+        typer.echo(f"fedpipe: {len(plans)} studies: {runs}, {left.rounds:,} rounds in all{others}.", err=True)
     if left.known:
         typer.echo(f"fedpipe: {left}", err=True)
     for sentence in changes.unread():

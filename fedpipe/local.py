@@ -25,7 +25,7 @@ import socket
 import sys
 from contextlib import suppress
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 SNAKEMAKE = "FEDPIPE_SNAKEMAKE"  #: in a job's environment: the process number of the snakemake that it ends with
 FOLDER = ".snakemake/fedpipe/workers"  #: for sockets; relative, since their paths have to be short
@@ -40,8 +40,8 @@ PRELOADED = (
     "pyarrow.dataset",
     "pyarrow.parquet",
 )
-#: What figures import, of which none is the first that a study makes.
-LATER = ("matplotlib.backends.backend_pdf", "matplotlib.backends.backend_svg", "fedpipe.report.figures.curves")
+#: What figures import, of which none is the first that a study makes; none of fedpipe's own code, which may change.
+LATER = tuple(f"matplotlib.{name}" for name in ("backends.backend_pdf", "backends.backend_svg", "figure", "style"))
 #: What a waiting command hands on. Those that stop and continue it (Ctrl+Z, `fg`) do so to the job as well.
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 #: What differs between processes that are alike: bash counts there, and names the command.
@@ -59,9 +59,12 @@ DEATH = 1  #: Linux's PR_SET_PDEATHSIG
 
 def hand_over(snakemake: int) -> None:
     """Let a preloaded process do this process' command, and end as it ends; returns where that can't be had."""
+    message = _message()
+    if len(message) > MESSAGE:
+        return
     try:
         server = _connected(snakemake)
-        socket.send_fds(server, [_message()], [0, 1, 2])
+        socket.send_fds(server, [message], [0, 1, 2])
         job = server.recv(MESSAGE)
     except OSError:
         return
@@ -92,10 +95,14 @@ def _connected(snakemake: int) -> socket.socket:
 
 
 def _likeness() -> str:
-    """A digest of what a process is like before it does its command: environment, folder, Python, fedpipe's code."""
+    """A digest of what a process is like before it does its command.
+
+    That is its environment and folder, the signals that it ignores, Python and fedpipe's code.
+    """
     names = sorted(name for name in os.environ if name not in IDLE and not name.startswith(OWN))
     variables = (f"{name}={os.environ[name]}" for name in names)
-    marks = [sys.executable, os.getcwd(), *variables]
+    ignored = (name for name in SIGNALS if signal.getsignal(signal.Signals[name]) == signal.SIG_IGN)
+    marks = [sys.executable, os.getcwd(), *variables, *ignored]
     folders = [os.path.dirname(os.path.abspath(__file__))]
     for folder in folders:
         with os.scandir(folder) as entries:
@@ -212,8 +219,9 @@ def serve(snakemake: int, listener: socket.socket) -> list[str] | None:
                 jobs.append(Job(process, os.pidfd_open(process), asked))
                 with suppress(OSError):
                     asked.send(str(process).encode())
-                for name in LATER:  # while the job is at work
-                    importlib.import_module(name)
+                with suppress(Exception):  # where that fails, figures' own jobs will tell
+                    for name in LATER:  # while the job is at work
+                        importlib.import_module(name)
             else:
                 _become(here, streams, [watched, *(job.ended for job in jobs)], [asked, *(job.asked for job in jobs)])
                 return _taken(message)
@@ -269,7 +277,39 @@ def main() -> None:
         if arguments is None:
             os.unlink(place)
             return
-    from fedpipe.__main__ import finish
-
     sys.argv = ["fedpipe", *arguments]
     finish()
+
+
+# -- both --------------------------------------------------------------------------------------------------------------
+
+
+def finish() -> NoReturn:
+    """Run the command line in this process, and leave when it has ended, its threads too, and what was to be done then.
+
+    To take down all that was imported would take a third of a second more, and in what was forked, which shares it
+    with others, a whole one. What that would have done for files that are still open is done: they are flushed.
+    """
+    import atexit
+    import gc
+    import io
+    import threading
+
+    from fedpipe.cli import main as command_line
+
+    try:
+        command_line()
+        status = 0
+    except SystemExit as end:
+        if not isinstance(end.code, int):
+            raise
+        status = end.code
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # there is none where it was closed
+        stream.flush()
+    for found in gc.get_objects():  # in what was forked those that are its own: the server's are frozen
+        if issubclass(type(found), io.IOBase):
+            with suppress(OSError, ValueError):  # it is closed
+                found.flush()
+    os._exit(status)

@@ -303,7 +303,9 @@ def test_a_mistake_in_a_folder_of_studies_names_the_file(
     Path("studies").mkdir()
     for name in ("one", "two"):
         Path(f"studies/{name}.yaml").write_text("study: {algorithms: [fedavg]}\n")
-    assert len(printed("plan", "--dry-run", "--params", "studies").splitlines()) == 2
+    *runs, said = printed("plan", "--dry-run", "--params", "studies").splitlines()
+    assert len(runs) == 2
+    assert said == "fedpipe: 2 studies: 1 run to make, 20 rounds in all."
     for text, sentence in (
         ("federation: {rounds: 0}\n", "federation.rounds: 0 can't be used; it should be greater than or equal to 1."),
         ("a: [\n", "it is not valid YAML (line 2, column 1: expected the node content, but found '<stream end>')."),

@@ -29,7 +29,7 @@ LONG = 400  #: rounds that nobody waits for
 INSTALLED = "import sys; from fedpipe.__main__ import main; sys.argv[0] = 'fedpipe'; sys.exit(main())"
 #: In a module of one's own: what the process that imports it is like.
 OWN = """
-import json, os, sys
+import json, os, signal, sys
 from dataclasses import dataclass
 from pathlib import Path
 import torch
@@ -37,6 +37,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 
 parent = Path(f"/proc/{os.getppid()}/cmdline").read_text().replace("\\0", " ")
 facts = {"parent": parent, "arguments": sys.argv[1:], "folder": os.getcwd(), "threads": torch.get_num_threads()}
+facts["ignored"] = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 facts["environment"] = {name: value for name, value in os.environ.items() if name not in ("SHLVL", "_")}
 Path(f"like-{os.getpid()}.json").write_text(json.dumps(facts))
 
@@ -70,16 +71,19 @@ class Snakemake:
 
     def call(self, *command: str, served: bool = True, **environment: str) -> Running:
         """A command, which begins."""
-        told = {local.SNAKEMAKE: str(self.process.pid)} if served else {}
         return Running(
             [sys.executable, "-c", INSTALLED, *command],
             cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": str(studies.ROOT), "OMP_NUM_THREADS": "1"} | told | environment,
+            env=self.environment(served) | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def environment(self, served: bool = True) -> dict[str, str]:
+        told = {local.SNAKEMAKE: str(self.process.pid)} if served else {}
+        return os.environ | {"PYTHONPATH": str(studies.ROOT), "OMP_NUM_THREADS": "1"} | told
 
     def run(self, *command: str, served: bool = True, **environment: str) -> tuple[int, str, str]:
         """Status, output and errors of a command."""
@@ -183,7 +187,31 @@ def test_fedpipes_own_variables_come_with_the_command(snakemake: Snakemake) -> N
         assert served == alone
         assert served[0] == 2, "it was not heard"
         assert served[2].startswith("fedpipe: execution.")
+    assert snakemake.run(*command, FEDPIPE_LONG="x" * local.MESSAGE)[0] == 0, "it has to run by itself"
+    studies.forget(Path(path))
     assert snakemake.run(*command)[0] == 0, "nothing is left of other commands' variables"
+    assert len(snakemake.processes()) == 1
+
+
+def test_jobs_ignore_the_signals_that_their_command_ignores_and_no_others(snakemake: Snakemake) -> None:
+    """So that Ctrl+C ends them, whoever started what they are forked from."""
+    prepared(2, own=True)
+    for how in ("trap '' INT;", ""):
+        script = f"{how} exec {sys.executable} -m fedpipe describe witness.Own > /dev/null"
+        with Running(["bash", "-c", script], env=snakemake.environment(), text=True) as running:
+            running.wait()
+        facts = [json.loads(like.read_text()) for like in Path().glob("like-*.json")]
+        assert [like["ignored"] for like in facts if like["arguments"][:1] == ["describe"]] == [bool(how)]
+        for written in Path().glob("like-*.json"):
+            written.unlink()
+    assert len(snakemake.processes()) == 2
+
+
+def test_figures_that_can_not_be_drawn_cost_no_other_job(snakemake: Snakemake) -> None:
+    """What they import is imported while the first job is at work."""
+    path = prepared(2)
+    assert snakemake.run("segment", path, "--stop", "2", MPLBACKEND="none-such")[0] == 0
+    assert snakemake.run("describe", "fedavg", MPLBACKEND="none-such")[0] == 0
     assert len(snakemake.processes()) == 1
 
 
@@ -200,6 +228,8 @@ def after_main():
     Path("thread").write_text("ended")
 
 threading.Thread(target=after_main).start()
+KEPT = open("open", "w")
+KEPT.write("flushed")
 atexit.register(lambda: Path("ended").write_text(Path("thread").read_text()))
 print("no end of line", end="")
 """
@@ -208,6 +238,7 @@ print("no end of line", end="")
     assert (status, errors) == (0, "")
     assert "no end of line" in said
     assert Path("ended").read_text() == "ended"
+    assert Path("open").read_text() == "flushed"
 
 
 @pytest.mark.parametrize("served", [True, False])

@@ -184,7 +184,8 @@ def test_of_several_studies_each_warning_names_its_own() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(study({"algorithm": "cfl"})))
     command = [sys.executable, "-m", "fedpipe", "plan", "--params", "studies/a", "--dry-run"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+    *told, last = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+    assert last.startswith("fedpipe: 2 studies: ")
     assert [line.partition(" is no less")[0] for line in told] == [
         f"fedpipe: warning: studies/a/{name}.yaml: algorithms.x.after: 20" for name in ("one", "two")
     ]

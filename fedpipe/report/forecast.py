@@ -96,7 +96,7 @@ def forecast(*plans: NewPlan, cores: int | None = None) -> Forecast:
     seconds, kept, sent, total = [], 0.0, 0.0, 0
     for run, plan in left.values():
         settings = plan.settings[run.key]
-        rounds = run.rounds - len(run.files.complete()[1:])
+        rounds = max(run.rounds - len(run.files.complete()[1:]), 0)  # a longer study may have made more
         total += rounds
         found = rates.get(Kind.of(settings))
         if not found:

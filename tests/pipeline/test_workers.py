@@ -102,6 +102,8 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
             os.killpg(running.pid, signal.SIGINT)  # as Ctrl+C
         wait_for_end(mine)
         assert running.wait() != 0
+    done = [RunFiles(run).complete()[-1] for run in project.folder.glob("results/runs/*/*/") if any_round(run)]
+    assert max(done) < 400, "jobs did not end, they were done"
     if how == "SIGINT":
         goes_on = (
             "Complete rounds are kept, and the same command goes on after them:\n    snakemake runs --profile workflow"

@@ -80,8 +80,12 @@ def test_studies_in_a_folder_are_foreseen_together(measured: dict[str, float]) -
     studies.write(far, Path("studies/far"))
     done = CliRunner().invoke(cli.app, ["plan", "--params", "studies"])
     assert done.exit_code == 0, done.output
-    assert "fedpipe: 3 studies: 2 runs are to be made, 18 rounds in all; left out are 1 more, whose" in done.stderr
+    assert "fedpipe: 3 studies: 2 runs to make, 18 rounds in all; left out are 1 more, whose" in done.stderr
     assert "fedpipe: 1 of 2 runs that are left would take about 40 s on this machine" in done.stderr
+    studies.write(studies.settings(rounds=1), Path("studies/short"))
+    shorter = CliRunner().invoke(cli.app, ["plan", "--params", "studies/short"])
+    assert "would take about 0 s on this machine" in shorter.stderr, "two rounds are there"
+    assert "send 0 B" in shorter.stderr
 
 
 def test_hours_of_a_cell_are_those_of_the_nearest_kind(measured: dict[str, float]) -> None:

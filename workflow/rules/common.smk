@@ -32,7 +32,11 @@ with suppress(FileExistsError):
 UNLOCKS = any(word[:4] == "--un" and "--unlock".startswith(word) for word in sys.argv)
 
 # As far as that can be told before the Snakefile is read.
-DRY = not {"-n", "--dry-run", "--dryrun", "--lint"}.isdisjoint(sys.argv)
+DRY = any(
+    word in ("--dry-run", "--dryrun", "--lint")
+    or re.fullmatch("-[A-Za-z]*n[A-Za-z]*", word)
+    for word in sys.argv
+)
 
 # What becomes of jobs on Slurm, and of several snakemakes at once; not where jobs themselves read this.
 if workflow.is_main_process:
@@ -137,13 +141,12 @@ shell.prefix(prefix())
 def preload():
     """Let the process that local jobs are forked from begin with its imports, while the plan is made.
 
-    It is started by any command that runs as jobs do.
+    It is started by any command that runs as jobs do, for which nobody waits here; in bash's background it would ignore
+    Ctrl+C, and so would all jobs.
     """
     if SNAKEMAKE in ENVIRONMENT and not (DRY or UNLOCKS):
-        shell(
-            "fedpipe --version > /dev/null 2>&1 &",
-            resources={"tmpdir": tempfile.gettempdir()},
-        )
+        resources = {"tmpdir": tempfile.gettempdir()}
+        shell("fedpipe --version 2> /dev/null", iterable=True, resources=resources)
 
 
 def load_plans():
