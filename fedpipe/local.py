@@ -257,7 +257,6 @@ def _become(server: int, streams: list[int], descriptors: list[int], connections
     import ctypes
 
     atexit._clear()
-
     ctypes.CDLL(None).prctl(DEATH, signal.SIGKILL)
     if os.getppid() != server:
         os._exit(1)  # the server has ended meanwhile
@@ -310,6 +309,6 @@ def finish() -> NoReturn:
         stream.flush()
     for found in gc.get_objects():  # in what was forked those that are its own: the server's are frozen
         if issubclass(type(found), io.IOBase):
-            with suppress(OSError, ValueError):  # it is closed
+            with suppress(Exception):  # it is closed, or one's own; Python would say nothing, too
                 found.flush()
     os._exit(status)
