@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -48,6 +47,10 @@ class Tensors(dict[str, Tensor]):
     def __or__(self, other: Mapping[str, Tensor]) -> Tensors:  # type: ignore[override]
         return Tensors({**self, **other})
 
+    def add(self, other: Tensors, alpha: float) -> Tensors:
+        """``self + alpha * other``, with memory read and written once, as ``torch.add``."""
+        return self._zip(other, lambda a, b: torch.add(a, b, alpha=alpha))
+
     def map(self, f: Callable[[Tensor], Tensor]) -> Tensors:
         """``f`` of each tensor."""
         return Tensors((name, f(value)) for name, value in self.items())
@@ -78,12 +81,6 @@ class Tensors(dict[str, Tensor]):
         """Sum of squares over all elements, a scalar."""
         return self.dot(self)
 
-    def square_distance(self, other: Tensors) -> Tensor:
-        """Sum of squared differences over all elements, a scalar: ``(self - other).square_norm()`` in fewer passes."""
-        self._same_names(other)
-        terms = [F.mse_loss(value, other[name], reduction="sum") for name, value in self.items()]
-        return torch.stack(terms).sum()
-
     def norm(self) -> Tensor:
         """Euclidean norm over all elements, a scalar; its gradient at 0 is 0."""
         norm: Tensor = torch.linalg.vector_norm(self.flat())
@@ -96,6 +93,11 @@ class Tensors(dict[str, Tensor]):
     def flat(self) -> Tensor:
         """All elements in one vector, in the order of the names as they stand."""
         return torch.cat([value.reshape(-1) for value in self.values()])
+
+    def unflat(self, vector: Tensor) -> Tensors:
+        """Tensors of these names and shapes whose :meth:`flat` is this vector."""
+        parts = torch.split(vector, [value.numel() for value in self.values()])
+        return Tensors((name, part.reshape(self[name].shape)) for name, part in zip(self, parts, strict=True))
 
 
 pytree.register_pytree_node(

@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from fedpipe.algorithms.base import Measure, Train, Update
+from fedpipe.algorithms.base import Measure, Pull, Train, Update
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedprox import FedProx
 from fedpipe.tensors import Tensors
@@ -106,6 +106,15 @@ BREACHES = {
     ),
     "def local_passes(self):\n  return (Train(self.loss, when=lambda client: True),)": (
         "own.Own: <lambda> (own.py, line 36) gives True, a Python bool; a condition should be one truth value, as a"
+    ),
+    "def local_passes(self):\n  return (Train(self.loss, pull=Pull('anchor', 0.1)),)": (
+        "own.Own: a Train pass has a pull to 'anchor', but the client has no 'anchor'; it should be a part that holds "
+        "what the pass trains of 'model', as `start` may give it."
+    ),
+    "def local_passes(self):\n  return (Train(self.loss, pull=Pull('anchor', 0.1)),)\n"
+    " def start(self, kept, received, info):\n"
+    "  return {'model': received['model'], 'anchor': received['model'].only(['head.weight'])}": (
+        "but the client has no 'body.1.weight' in 'anchor'; it should be a part that holds what the pass trains of"
     ),
     "def start(self, kept, received, info):\n  received['model']['head.bias'].add_(info.size)\n  return received": (
         "`received['model']['head.bias'].add_(info.size)` changes a tensor in place; it should make a new one"

@@ -41,21 +41,10 @@ def test_operations_change_nothing_in_place(a, b):
     assert (plain(a), plain(b)) == before
 
 
-@pytest.mark.parametrize("operation", ["__add__", "__sub__", "__mul__", "__truediv__", "square_distance"])
+@pytest.mark.parametrize("operation", ["__add__", "__sub__", "__mul__", "__truediv__", "add"])
 def test_other_names_are_an_error_that_names_them(a, operation):
     with pytest.raises(KeyError, match=r"names differ: \['b', 'c'\]"):
-        getattr(a, operation)(Tensors(w=a["w"], c=a["b"]))
-
-
-def test_a_square_distance_has_the_gradients_of_the_differences_square(a, b):
-    def distance(a, b):
-        return a.square_distance(b), (a - b).square_norm()
-
-    for which in (0, 1):
-        short, long = (torch.func.grad(lambda *at, k=k: distance(*at)[k], argnums=which)(a, b) for k in (0, 1))
-        assert plain(short) == plain(long)
-    stacked = [pytree.tree_map(lambda *rows: torch.stack(rows), *pair) for pair in ((a, b), (b, b))]
-    assert torch.func.vmap(Tensors.square_distance)(*stacked).tolist() == [61.25, 0]
+        getattr(a, operation)(Tensors(w=a["w"], c=a["b"]), **{"alpha": 2} if operation == "add" else {})
 
 
 def test_the_order_of_names_does_not_matter(a, b):
@@ -86,8 +75,17 @@ def test_scalars(a, b):
     assert a.dot(b).item() == 2 - 4 - 3 + 32 + 2
     assert a.square_norm().item() == 1 + 4 + 9 + 16 + 0.25
     assert a.norm().item() == pytest.approx(30.25**0.5)
-    assert a.square_distance(b).item() == 1 + 16 + 16 + 16 + 12.25
     assert a.flat().tolist() == [1, -2, 3, 4, 0.5]
+
+
+def test_a_vector_becomes_tensors_again(a):
+    assert plain(a.zeros().unflat(a.flat())) == plain(a)
+    with pytest.raises(RuntimeError):
+        a.unflat(a.flat()[:-1])
+
+
+def test_a_multiple_is_added(a, b):
+    assert plain(a.add(b, alpha=-2)) == plain(a - 2 * b)
 
 
 def test_the_norms_gradient_at_0_is_0():

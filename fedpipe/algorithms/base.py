@@ -81,7 +81,7 @@ class ClientInfo(NamedTuple):
 
 
 class Gradient(Protocol):
-    """Gradient and value of a pass's loss, with respect to the parameters that the pass trains."""
+    """Gradient of a pass's loss and pull, with respect to the parameters that the pass trains, and the loss's value."""
 
     def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
         """At this point, on the batch at hand or on another one."""
@@ -95,12 +95,20 @@ Step = Callable[[State, Batch, Gradient], State]
 Condition = Callable[[State], Tensor]
 
 
+class Pull(NamedTuple):
+    """A proximal term: half of a strength times the squared distance from a part of the client's state."""
+
+    to: str  #: the part, which has the tensors that are trained
+    strength: float
+
+
 @dataclass(frozen=True)
 class Train:
     """Epochs of mini-batch steps over the client's training data."""
 
     loss: Loss  #: (client, batch) -> scalar, a mean over the batch
     group: str = "model"  #: the part of the client's state that is trained
+    pull: Pull | None = None  #: added to the loss: its gradient is known, and costs less than as a term of `loss`
     only: tuple[str, ...] | None = None  #: the tensors of the group that are trained; all of them by default
     epochs: int | None = None  #: at most; by default the federation's local epochs or steps
     step: Step | None = None  #: (client, batch, gradient) -> client; by default the federation's optimizer

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from fedpipe.algorithms._slots import filled, points, renewed
-from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Pass, State, Train, Update, Uploads
+from fedpipe.algorithms.base import Algorithm, ClientInfo, Pass, Pull, State, Train, Update, Uploads
 from fedpipe.tensors import Tensors
 
-COLUMNS = 1024  #: coordinates that are compared at a time, so that those of all points stay in a core's cache
+COLUMNS = 4096  #: coordinates that are compared at a time, so that those of all points stay in a core's cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +85,20 @@ class FedAMP(Algorithm):
         """The personal model and the mixture."""
         return {"model": kept["model"], "mixture": received["mixture"]}
 
+    @property
+    def pull(self) -> Pull:
+        """Towards the mixture."""
+        return Pull("mixture", self.attraction / self.alpha)
+
     def local_passes(self) -> Sequence[Pass]:
         """Training near the mixture, from there."""
         begin = Update(lambda client: client | {"model": client["mixture"]})
-        return (begin, Train(self.loss)) if self.begin_at == "mixture" else (Train(self.loss),)
+        near = Train(self.loss, pull=self.pull)
+        return (begin, near) if self.begin_at == "mixture" else (near,)
 
-    def loss(self, client: State, batch: Batch) -> Tensor:
-        """The risk and the pull."""
-        w, u = map(self.net.parameters, (client["model"], client["mixture"]))
-        return self.risk(client, batch) + self.attraction / (2 * self.alpha) * w.square_distance(u)
+    def finetune(self, epochs: int) -> Sequence[Pass]:
+        """Training near the mixture, from the personal model."""
+        return (Train(self.loss, pull=self.pull, epochs=epochs, stream="finetune"),)
 
     def keep(self, client: State) -> State:
         """The personal model."""
@@ -118,8 +124,8 @@ class FedAMP(Algorithm):
 
 def square_distances(points: Tensor) -> Tensor:
     """Squared Euclidean distances between the rows of ``points``, shape (N, L): a matrix (N, N)."""
-    found = points.new_zeros(len(points), len(points))
-    for first in range(0, points.shape[1], COLUMNS):
-        columns = points[:, first : first + COLUMNS]
-        found += torch.stack([(columns - point).square().sum(1) for point in columns])
-    return found
+    count, length = points.shape
+    pairs = torch.stack([F.pdist(points[:, first : first + COLUMNS]).square() for first in range(0, length, COLUMNS)])
+    found = points.new_zeros(count, count)
+    found[*torch.triu_indices(count, count, 1)] = pairs.sum(0)
+    return found + found.T

@@ -125,11 +125,11 @@ class FedDUAL(FedAvg):
         return {"model": model, "effective": Tensors((name, one * self.federation.participants) for name in self.last)}
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, to train, and its weights' softmax, to compare with."""
+        """The global model, to train, and to compare with."""
         model, zero = received["model"], torch.zeros_like(info.size)
         return {
             "model": model,
-            "log_q": log_softmax(self.net.parameters(model)),
+            "anchor": self.net.parameters(model).flat(),
             "global_accuracy": zero,
             "beta": zero,
             "gradient": model.only(self.last).zeros(),
@@ -139,21 +139,28 @@ class FedDUAL(FedAvg):
         """The global accuracy; then beta and one epoch, again and again."""
         passes: list[Pass] = [Train(self.loss)]
         if self._weighs:
-            epoch = (Measure(self.correct, self.weigh), Train(self.loss, epochs=1))
+            epoch = (Measure(self.correct, self.weigh), Train(self.loss, step=self.step, epochs=1))
             passes = [Measure(self.correct, self.remember), *epoch * cast(int, self.federation.local_epochs)]
         if self.dynamic_aggregation and self.vector == "gradient":
             every = Train(self.risk, only=self.last, epochs=1, step=self.accumulate, stream="gradient", eval_mode=True)
             passes.append(every)
         return passes
 
+    def finetune(self, epochs: int) -> Sequence[Pass]:
+        """More epochs, with the last beta."""
+        return (Train(self.loss, step=self.step if self._weighs else None, epochs=epochs, stream="finetune"),)
+
     def loss(self, client: State, batch: Batch) -> Tensor:
-        """Eq. 5: the risk and the divergence of the weights, mixed by beta."""
+        """What eq. 5 has of the risk."""
         if not self.adaptive_loss:
             return self.risk(client, batch)
-        if self.mode == "code":
-            return self.risk(client, batch) / 2
-        divergence = weight_divergence(self.net.parameters(client["model"]), client["log_q"])
-        return (1 - client["beta"]) * self.risk(client, batch) + client["beta"] * divergence
+        return (1 - client["beta"]) * self.risk(client, batch) if self._weighs else self.risk(client, batch) / 2
+
+    def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
+        """A step of the federation's optimizer along the gradient of eq. 5."""
+        g, theta = gradient(client)[0], self.net.parameters(client["model"])
+        divergence = client["beta"] * divergence_gradient(theta.flat(), client["anchor"])
+        return gradient.descend(client, g + theta.unflat(divergence))
 
     def correct(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Number of samples that the client's model gets right, and of all."""
@@ -221,15 +228,14 @@ def layer_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def log_softmax(weights: Tensors) -> Tensor:
-    """Eq. 3: the logarithm of the softmax over all weights of a model, shape (L,)."""
-    return weights.flat().log_softmax(0)
+def divergence_gradient(local: Tensor, anchor: Tensor) -> Tensor:
+    r"""Gradient of eq. 4 in the local weights, which with the global ones are vectors, shape (L,).
 
-
-def weight_divergence(local: Tensors, log_q: Tensor) -> Tensor:
-    """Eq. 4: Kullback-Leibler divergence of the softmax q over a model's weights from a local model's p, a scalar."""
-    log_p = log_softmax(local)
-    return (log_p.exp() * (log_p - log_q)).sum()
+    With d the difference of the two, :math:`\log (p_i / q_i)` is :math:`d_i` but for a constant, and the gradient of
+    their divergence :math:`p_i (d_i - \sum_j p_j d_j)`.
+    """
+    p, d = local.softmax(0), local - anchor
+    return p * (d - p.dot(d))
 
 
 def barycenter(updates: Tensor, epsilon: float, iterations: int, underflow: bool = False) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, State, Train, Update, Uploads
+from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, Pull, State, Train, Update, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.tensors import Tensors
 
@@ -77,19 +77,18 @@ class FedDyn(FedAvg):
         return {"g": server["h"]}
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, to train and to stay near, and the linear term."""
-        model = received["model"]
-        return {"model": model, "anchor": self.net.parameters(model), "g": kept["g"]}
+        """The global model, to train; the same as an anchor; the linear term; and where it moves the anchor to."""
+        model, anchor = received["model"], self.net.parameters(received["model"])
+        return {"model": model, "anchor": anchor, "g": kept["g"], "target": anchor + kept["g"] / self.alpha}
+
+    @property
+    def pull(self) -> Pull:
+        r"""The linear term and the proximal one, which are a pull to :math:`\theta^t + g_k / \alpha`."""
+        return Pull("target", self.alpha)
 
     def local_passes(self) -> Sequence[Pass]:
         """The minimization, then the new linear term."""
-        return (Train(self.loss, step=self.step), Update(self.remember))
-
-    def loss(self, client: State, batch: Batch) -> Tensor:
-        """The risk, the linear term and the pull."""
-        theta = self.net.parameters(client["model"])
-        pull = self.alpha / 2 * theta.square_distance(client["anchor"])
-        return self.risk(client, batch) - client["g"].dot(theta) + pull
+        return (Train(self.loss, pull=self.pull, step=self.step), Update(self.remember))
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """A step of the federation's optimizer along the clipped gradient."""
@@ -97,6 +96,10 @@ class FedDyn(FedAvg):
         if self.clip is not None:
             g = g * (self.clip / g.norm().clamp(min=self.clip))
         return gradient.descend(client, g)
+
+    def finetune(self, epochs: int) -> Sequence[Pass]:
+        """More of the minimization."""
+        return (Train(self.loss, pull=self.pull, step=self.step, epochs=epochs, stream="finetune"),)
 
     def remember(self, client: State) -> State:
         """The gradient's memory: at an exact minimum, the risk's gradient there."""

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, State, Train, Uploads
+from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, Pull, State, Train, Uploads
 from fedpipe.algorithms.fedprox import FedProx
 
 
@@ -58,12 +57,8 @@ class FedNova(FedProx):
         return super().start(kept, received, info) | {"a": zero, "v": zero}
 
     def local_passes(self) -> Sequence[Pass]:
-        """Steps that are counted."""
-        return (Train(self.loss, step=self.step),)
-
-    def loss(self, client: State, batch: Batch) -> Tensor:
-        """The risk, and FedProx's pull where there is one."""
-        return super().loss(client, batch) if self.mu else self.risk(client, batch)
+        """FedProx's steps, which are counted."""
+        return (Train(self.loss, pull=Pull("anchor", self.mu), step=self.step),)
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """A step of the federation's optimizer, and the same with a gradient of 1."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, ClientInfo, State
+from fedpipe.algorithms.base import ClientInfo, Pass, Pull, State, Train
 from fedpipe.algorithms.fedavg import FedAvg
 
 
@@ -36,7 +36,10 @@ class FedProx(FedAvg):
         """The global model, twice: to train, and to stay near."""
         return {"model": received["model"], "anchor": self.net.parameters(received["model"])}
 
-    def loss(self, client: State, batch: Batch) -> Tensor:
-        """The risk and the pull."""
-        theta = self.net.parameters(client["model"])
-        return self.risk(client, batch) + self.mu / 2 * theta.square_distance(client["anchor"])
+    def local_passes(self) -> Sequence[Pass]:
+        """Training near the global model."""
+        return (Train(self.loss, pull=Pull("anchor", self.mu)),)
+
+    def finetune(self, epochs: int) -> Sequence[Pass]:
+        """The same."""
+        return (Train(self.loss, pull=Pull("anchor", self.mu), epochs=epochs, stream="finetune"),)

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Gradient, Pass, State, Train, Update, Uploads
+from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Gradient, Pass, Pull, State, Train, Update, Uploads
 from fedpipe.tensors import Tensors
 
 
@@ -68,7 +68,8 @@ class PFedMe(Algorithm):
 
     def local_passes(self) -> Sequence[Pass]:
         """Inner minimization and outer step for each batch."""
-        return (Train(self.loss, step=self.step), Update(lambda client: client | {"personal": client["model"]}))
+        inner = Train(self.loss, pull=Pull("local", self.attraction), step=self.step)
+        return (inner, Update(lambda client: client | {"personal": client["model"]}))
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """Steps of the personal model itself."""
@@ -78,17 +79,13 @@ class PFedMe(Algorithm):
         """The personal model's risk."""
         return self.risk(client | {"model": client["personal"]}, batch)
 
-    def loss(self, client: State, batch: Batch) -> Tensor:
-        """The inner objective."""
-        theta = self.net.parameters(client["model"])
-        return self.risk(client, batch) + self.attraction / 2 * theta.square_distance(client["local"])
-
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """K inner steps, then one of w_k."""
         model, w = client["model"], client["local"]
         theta = model.only(w)
         for _ in range(self.inner_steps):
-            theta = theta - self.inner_rate * gradient(client | {"model": model | theta})[0]
+            g, _ = gradient(client | {"model": model | theta})
+            theta = theta.add(g, alpha=-self.inner_rate)
         rate = self.federation.learning_rate * self.attraction
         return client | {"model": model | theta, "local": w - rate * (w - theta)}
 

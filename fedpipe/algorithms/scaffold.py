@@ -79,6 +79,7 @@ class Scaffold(FedAvg):
             "anchor": received["model"].only(self.corrected),
             "own": kept["control"],
             "all": received["control"],
+            "correction": received["control"] - kept["control"],
             "steps": torch.zeros_like(info.size),
         } | ({"met": kept["control"].zeros()} if self.federation.optimizer == "adam" else {})
 
@@ -89,7 +90,7 @@ class Scaffold(FedAvg):
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """One step: corrected and plain SGD where there are controls, the federation's optimizer elsewhere."""
         federation, g, y = self.federation, gradient(client)[0], client["model"].only(self.corrected)
-        towards = g | (g.only(y) - client["own"] + client["all"])
+        towards = g | (g.only(y) + client["correction"])
         client = client | {"steps": client["steps"] + 1}
         if federation.optimizer == "adam":
             client = client | {"met": client["met"] + g.only(y)}

@@ -99,6 +99,26 @@ def passes(algorithm: Algorithm, hook: str, given: Any) -> list[Pass]:
     return list(given)
 
 
+def pull(algorithm: Algorithm, training: Train, names: Sequence[str], client: State) -> None:
+    """Refuse a pass that is pulled to what is not there; ``names`` are those of the tensors that it trains.
+
+    Raises
+    ------
+    SettingsError
+        The sentence names the part.
+    """
+    if training.pull is None:
+        return
+    to, target = training.pull.to, client.get(training.pull.to, {})
+    lacking = [name for name in names if name not in target]
+    if lacking:
+        told = f"no '{to}'" if to not in client else f"no '{lacking[0]}' in '{to}'"
+        raise SettingsError(
+            f"{name_of(algorithm)}: a Train pass has a pull to '{to}', but the client has {told}; it should be a part "
+            f"that holds what the pass trains of '{training.group}', as `start` may give it."
+        )
+
+
 def alike(algorithm: Algorithm, hook: str, given: State, before: State, other: str) -> None:
     """Refuse a state whose parts, shapes or dtypes are not those that another hook gave, or the same one before.
 

@@ -191,9 +191,24 @@ def span(algorithm: Algorithm, training: Train) -> tuple[int, int | None]:
 
 
 def trained_names(algorithm: Algorithm, training: Train, state: State) -> tuple[str, ...]:
-    """The names of the parameters that a pass trains."""
+    """The names of the parameters that a pass trains, all of which its pull has a target for."""
     held = set(algorithm.net.buffer_names)
-    return tuple(name for name in training.only or state[training.group] if name not in held)
+    names = tuple(name for name in training.only or state[training.group] if name not in held)
+    contract.pull(algorithm, training, names, state)
+    return names
+
+
+def pulled(training: Train, client: State, gradient: Tensors, donated: bool = False) -> Tensors:
+    """The gradient of one client's loss and pull; one that is ``donated`` is changed in place."""
+    if training.pull is None or not training.pull.strength:
+        return gradient
+    theta, target = client[training.group], client[training.pull.to]
+    place = gradient if donated else {}
+    terms = (
+        (name, torch.add(g, theta[name] - target[name], alpha=training.pull.strength, out=place.get(name)))
+        for name, g in gradient.items()
+    )
+    return Tensors(terms)
 
 
 def with_optimizer_state(algorithm: Algorithm, training: Train, state: State) -> State:

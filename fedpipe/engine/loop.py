@@ -31,6 +31,7 @@ from fedpipe.engine.executor import (
     noisy,
     passes,
     personal_passes,
+    pulled,
     readout,
     seconds_since,
     span,
@@ -290,7 +291,7 @@ class _Gradient:
         # Into memory of the leaves' own, laid out as they are.
         torch.autograd.backward(value, inputs=list(leaves.values()))
         gradient = leaves.map(lambda leaf: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
-        return gradient, value.detach()
+        return pulled(self._training, client, gradient, donated=True), value.detach()
 
     def descend(self, client: State, gradient: Tensors) -> State:
         return descend(self._algorithm, self._training, client, gradient)

@@ -44,8 +44,9 @@ def unstack(state: State, index: int) -> State:
 
 def finite(state: Any) -> Tensor:
     """Whether no number is infinite or NaN: a truth value where the state lies."""
-    leaves: list[Tensor] = pytree.tree_leaves(state)
-    return torch.stack([leaf.isfinite().all() for leaf in leaves]).all() if leaves else torch.tensor(True)
+    leaves = [leaf for leaf in pytree.tree_leaves(state) if leaf.numel()]
+    extremes = [torch.stack(torch.aminmax(leaf)) for leaf in leaves]  # of a NaN anywhere it makes NaN
+    return torch.stack([pair.isfinite().all() for pair in extremes]).all() if leaves else torch.tensor(True)
 
 
 def size_in_bytes(state: Any) -> int:

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -7,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedpipe.algorithms.base import Batch, Uploads
+from fedpipe.algorithms.base import Train, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.algorithms.feddual import FedDUAL, barycenter, log_softmax, weight_divergence
+from fedpipe.algorithms.feddual import FedDUAL, barycenter, divergence_gradient
 from fedpipe.config import Transforms, parse
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network
@@ -224,33 +225,46 @@ def test_the_first_step_is_fedavgs_at_half_the_rate(make_trial, assert_same):
 # -- the adaptive loss -----------------------------------------------------------------------------------------------
 
 
+def divergence(local, other):
+    """Eq. 3 and 4 as they stand in the paper, of two vectors of weights."""
+    p, q = local.softmax(0), other.softmax(0)
+    return (p * (p / q).log()).sum()
+
+
+def differentiated(local, other):
+    """Its gradient in the local weights, by PyTorch."""
+    (found,) = torch.autograd.grad(divergence(leaf := local.clone().requires_grad_(), other), leaf)
+    return found
+
+
 def test_the_divergence_of_two_weights():
-    local = Tensors(a=torch.tensor([math.log(2)], dtype=f64), b=torch.zeros(1, dtype=f64))
-    assert float(weight_divergence(local, log_softmax(local.zeros()))) == pytest.approx(0.0566331, abs=1e-7)
+    """Of weights 2 : 1 from even ones; its gradient is 2/9 log 2 away from them."""
+    local = torch.tensor([math.log(2), 0], dtype=f64)
+    assert float(divergence(local, local * 0)) == pytest.approx(0.0566331, abs=1e-7)
+    found = divergence_gradient(local, local * 0)
+    assert found.tolist() == pytest.approx([2 / 9 * math.log(2), -2 / 9 * math.log(2)], rel=1e-14)
 
 
-def test_the_divergence_of_a_model_from_itself_is_0():
-    model = Tensors(a=torch.tensor([[1e3, -5.0], [0, 2]], dtype=f64), b=torch.tensor([7.0], dtype=f64))
-    assert float(weight_divergence(model, log_softmax(model))) == 0
+def test_the_divergence_of_a_model_from_itself_has_no_gradient():
+    model = torch.tensor([1e3, -5, 0, 2, 7], dtype=f64)
+    assert divergence_gradient(model, model).tolist() == [0] * 5
 
 
 def test_the_divergence_does_not_see_a_constant_shift(make_trial):
     trial = make_trial("feddual")
-    local, other = trial.fresh(0), trial.fresh(1)
-    assert float(weight_divergence(local + 1000.0, log_softmax(other - 3.0))) == pytest.approx(
-        float(weight_divergence(local, log_softmax(other))), rel=1e-10
-    )
+    local, other = trial.fresh(0).flat(), trial.fresh(1).flat()
+    shifted = divergence_gradient(local + 1000.0, other - 3.0)
+    assert torch.allclose(shifted, divergence_gradient(local, other), rtol=1e-9, atol=1e-14)
 
 
 def test_the_gradient_of_the_divergence(make_trial):
-    """With respect to the i-th weight: p_i (log p_i - log q_i - D)."""
+    """As PyTorch has it, and as the spec: p_i (log p_i - log q_i - D)."""
     trial = make_trial("feddual")
-    local = trial.fresh(0).map(lambda value: value.clone().requires_grad_())
-    other = trial.fresh(1)
-    divergence = weight_divergence(local, log_softmax(other))
-    found = torch.cat([gradient.flatten() for gradient in torch.autograd.grad(divergence, list(local.values()))])
-    log_p, log_q = local.flat().log_softmax(0), other.flat().log_softmax(0)
-    assert torch.allclose(found, log_p.exp() * (log_p - log_q - divergence), rtol=1e-10, atol=1e-16)
+    local, other = trial.fresh(0).flat(), trial.fresh(1).flat()
+    found, log_p, log_q = divergence_gradient(local, other), local.log_softmax(0), other.log_softmax(0)
+    assert torch.allclose(found, log_p.exp() * (log_p - log_q - divergence(local, other)), rtol=1e-10, atol=1e-16)
+    assert torch.allclose(found, differentiated(local, other), rtol=1e-10, atol=1e-16)
+    assert found.abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -268,30 +282,53 @@ def test_beta_is_measured_before_each_epoch(make_trial, width):
     assert differing > 2
 
 
-def test_the_divergence_is_over_the_weights_that_are_trained(make_trial):
-    """Neither a frozen body's nor running statistics."""
+class Written(FedDUAL):
+    """Eq. 5 as it stands in the paper, differentiated by PyTorch, of the weights called ``NAMES``."""
+
+    NAMES = ("body.1.weight", "body.1.bias", "head.weight", "head.bias")
+
+    def local_passes(self):
+        return [*map(self.written, super().local_passes())]
+
+    def finetune(self, epochs):
+        return [*map(self.written, super().finetune(epochs))]
+
+    def written(self, listed):
+        return dataclasses.replace(listed, loss=self.eq_5, step=None) if isinstance(listed, Train) else listed
+
+    def eq_5(self, client, batch):
+        weights = torch.cat([client["model"][name].flatten() for name in self.NAMES])
+        return (1 - client["beta"]) * self.risk(client, batch) + client["beta"] * divergence(weights, client["anchor"])
+
+
+@pytest.mark.parametrize("width", [None, 3])
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}])
+def test_steps_go_along_the_gradient_of_risk_and_divergence(make_trial, assert_same, settings, width):
+    """Of the weights that are trained: neither a frozen body's nor running statistics are among p and q."""
 
     def frozen():
         body = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6))
         body[0].requires_grad_(False)
         return Network(body, nn.Linear(6, 4))
 
-    trial = make_trial(FedDUAL(), frozen)
-    client = trial.start(3) | {"beta": torch.tensor(1.0, dtype=f64), "model": trial.fresh(1)}
-    batch = Batch(*trial.clients.gather(trial.clients.train[3]))
-    names = ("body.1.weight", "body.1.bias", "head.weight", "head.bias")
-    wanted = weight_divergence(trial.fresh(1).only(names), log_softmax(trial.fresh(0).only(names)))
-    assert set(trial.fresh(0)) == {*names, "body.1.running_mean", "body.1.running_var"}
-    assert float(trial.algorithm.loss(client, batch)) == pytest.approx(float(wanted), rel=1e-13) != 0
+    class Certain(FedDUAL):
+        """The divergence counts for all, so that it can be seen."""
 
+        def weigh(self, client, sums):
+            return client | {"beta": torch.ones_like(client["beta"])}
 
-def test_the_loss_mixes_risk_and_divergence(make_trial):
-    trial = make_trial("feddual")
-    client = trial.start(3) | {"beta": torch.tensor(0.7, dtype=f64), "model": trial.fresh(1)}
-    batch = Batch(*trial.clients.gather(trial.clients.train[3]))
-    risk = cross_entropy(trial.net(trial.fresh(1), batch.x), batch.y)
-    wanted = 0.3 * risk + 0.7 * weight_divergence(trial.fresh(1), log_softmax(trial.fresh(0)))
-    assert float(trial.algorithm.loss(client, batch)) == pytest.approx(float(wanted), rel=1e-14)
+    class CertainlyWritten(Certain, Written):
+        pass
+
+    same = {"local_epochs": 3, "width": width, **settings}
+    for mine, theirs in ((FedDUAL, Written), (Certain, CertainlyWritten)):
+        ours, wanted = (make_trial(kind(), frozen, learning_rate=1.0, **same).train([3]) for kind in (mine, theirs))
+        assert_same(ours[0].upload["model"], wanted[0].upload["model"], within=1e-10)
+    tuned, wanted = (
+        make_trial(kind(), frozen, **same).run(1, [3]).train([3], ["local"], "finetune")[0]
+        for kind in (FedDUAL, Written)
+    )
+    assert tuned.scores["local"].loss == pytest.approx(wanted.scores["local"].loss, rel=1e-10)
 
 
 @pytest.mark.parametrize("width", [None, 3])

@@ -1,6 +1,5 @@
 import pytest
 
-from fedpipe.algorithms.base import Batch
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedprox import FedProx
 from fedpipe.testing import Expected
@@ -40,13 +39,31 @@ def test_fixed_points_of_exact_solves(make_toy, path, mu, steps, rounds, point):
     assert path(trial, rounds)[-1] == pytest.approx(point, abs=1e-10)
 
 
-def test_the_pull_is_half_mu_times_the_squared_distance(make_trial):
-    trial = make_trial(FedProx(mu=0.7))
-    client = trial.start(3)
-    client["model"] = client["model"] + 0.5
-    x, y = trial.clients.gather(trial.clients.train[3])
-    pull = trial.algorithm.loss(client, Batch(x, y)) - trial.algorithm.risk(client, Batch(x, y))
-    assert float(pull) == pytest.approx(0.35 * 0.25 * 64, rel=1e-12)
+class Written(FedAvg):
+    """Eq. 2 as it stands in the paper, differentiated by PyTorch; running statistics are no part of the distance."""
+
+    def start(self, kept, received, info):
+        return {"model": received["model"], "anchor": received["model"]}
+
+    def loss(self, client, batch):
+        distances = [(client["model"][name] - client["anchor"][name]).square().sum() for name in self.net.names]
+        return self.risk(client, batch) + 0.35 * sum(distances)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [("norm", {}), ("norm", {"momentum": 0.9, "weight_decay": 0.1}), ("mlp", {"optimizer": "adam"})],
+)
+@pytest.mark.parametrize("width", [None, 3])
+def test_the_pull_is_half_mu_times_the_squared_distance(make_trial, assert_same, model, settings, width):
+    """And is a part of the loss, so that momentum, Adam and fine-tuning have it too."""
+    prox, written = (
+        make_trial(algorithm, model, local_epochs=3, width=width, **settings).run(2)
+        for algorithm in (FedProx(mu=0.7), Written())
+    )
+    assert_same(prox.server, written.server, within=1e-12)
+    tuned, wanted = (trial.train([1], ["local"], "finetune")[0] for trial in (prox, written))
+    assert tuned.scores["local"].loss == pytest.approx(wanted.scores["local"].loss, rel=1e-11)
 
 
 def test_the_pull_keeps_clients_near(make_trial):
@@ -56,13 +73,3 @@ def test_the_pull_keeps_clients_near(make_trial):
         trial = make_trial(FedProx(mu=mu), local_epochs=5)
         drifts.append([float((outcome.upload["model"] - trial.server["model"]).norm()) for outcome in trial.train()])
     assert all(none > weak > strong > 0 for none, weak, strong in zip(*drifts, strict=True))
-
-
-def test_running_statistics_are_not_pulled(make_trial):
-    """Nor are they part of the distance."""
-    trial = make_trial(FedProx(mu=3.0), "norm")
-    client = trial.start(3)
-    moved = client["model"].only(trial.net.buffer_names) + 1.0
-    x, y = trial.clients.gather(trial.clients.train[3])
-    elsewhere = client | {"model": client["model"] | moved}
-    assert trial.algorithm.loss(elsewhere, Batch(x, y)) == trial.algorithm.risk(elsewhere, Batch(x, y))
