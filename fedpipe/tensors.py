@@ -86,9 +86,15 @@ class Tensors(dict[str, Tensor]):
         norm: Tensor = torch.linalg.vector_norm(self.flat())
         return norm
 
-    def clipped(self, norm: float) -> Tensors:
-        """Scaled down to a norm where it is larger, as ``torch.nn.utils.clip_grad_norm_`` does."""
-        return self * (norm / (self.norm() + 1e-6)).clamp(max=1)
+    def clipped(self, norm: float | None, donated: bool = False) -> Tensors:
+        """Scaled down to a norm where it is larger, as ``torch.nn.utils.clip_grad_norm_`` does; None: as it is.
+
+        Tensors that are ``donated``, which nobody reads again, are changed in place.
+        """
+        if norm is None:
+            return self
+        scale = (norm / (self.norm() + 1e-6)).clamp(max=1)
+        return Tensors((name, torch.mul(value, scale, out=value if donated else None)) for name, value in self.items())
 
     def flat(self) -> Tensor:
         """All elements in one vector, in the order of the names as they stand."""

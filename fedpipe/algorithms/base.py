@@ -81,7 +81,7 @@ class ClientInfo(NamedTuple):
 
 
 class Gradient(Protocol):
-    """Gradient of a pass's loss and pull, with respect to the parameters that the pass trains, and the loss's value."""
+    """Gradient of a pass's loss and pull in the parameters that it trains, clipped as it says, and the loss's value."""
 
     def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
         """At this point, on the batch at hand or on another one."""
@@ -109,6 +109,7 @@ class Train:
     loss: Loss  #: (client, batch) -> scalar, a mean over the batch
     group: str = "model"  #: the part of the client's state that is trained
     pull: Pull | None = None  #: added to the loss: its gradient is known, and costs less than as a term of `loss`
+    clip: float | None = None  #: the gradient of both is scaled down to this norm where it is longer
     only: tuple[str, ...] | None = None  #: the tensors of the group that are trained; all of them by default
     epochs: int | None = None  #: at most; by default the federation's local epochs or steps
     step: Step | None = None  #: (client, batch, gradient) -> client; by default the federation's optimizer

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, Pull, State, Train, Update, Uploads
+from fedpipe.algorithms.base import ClientInfo, Pass, Pull, State, Train, Update, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.tensors import Tensors
 
@@ -88,18 +88,11 @@ class FedDyn(FedAvg):
 
     def local_passes(self) -> Sequence[Pass]:
         """The minimization, then the new linear term."""
-        return (Train(self.loss, pull=self.pull, step=self.step), Update(self.remember))
-
-    def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
-        """A step of the federation's optimizer along the clipped gradient."""
-        g, _ = gradient(client)
-        if self.clip is not None:
-            g = g * (self.clip / g.norm().clamp(min=self.clip))
-        return gradient.descend(client, g)
+        return (Train(self.loss, pull=self.pull, clip=self.clip), Update(self.remember))
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """More of the minimization."""
-        return (Train(self.loss, pull=self.pull, step=self.step, epochs=epochs, stream="finetune"),)
+        return (Train(self.loss, pull=self.pull, clip=self.clip, epochs=epochs, stream="finetune"),)
 
     def remember(self, client: State) -> State:
         """The gradient's memory: at an exact minimum, the risk's gradient there."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Gradient, Measure, Pass, State, Train, Uploads
+from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pass, State, Train, Uploads
 from fedpipe.algorithms.fedproto import class_sums
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network
@@ -81,16 +81,11 @@ class FedNH(Algorithm):
 
     def local_passes(self) -> Sequence[Pass]:
         """Training under the prototypes, then the client's own ones."""
-        return (Train(self.loss, only=self.trained, step=self.step), Measure(self.embed, self.store))
+        return (Train(self.loss, only=self.trained, clip=CLIP), Measure(self.embed, self.store))
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """As in training."""
-        return (Train(self.loss, only=self.trained, step=self.step, epochs=epochs, stream="finetune"),)
-
-    def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
-        """A step along the clipped gradient."""
-        g = gradient(client)[0]
-        return gradient.descend(client, CLIP / g.norm().clamp(min=CLIP) * g)
+        return (Train(self.loss, only=self.trained, clip=CLIP, epochs=epochs, stream="finetune"),)
 
     def embed(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Sums of the normalized features by class."""

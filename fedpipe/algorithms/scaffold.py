@@ -97,8 +97,8 @@ class Scaffold(FedAvg):
         moved = gradient.descend(client, towards)
         if federation.optimizer == "adam" or not federation.momentum:
             return moved
-        towards = towards if federation.clip_norm is None else towards.clipped(federation.clip_norm)
-        y = y - federation.learning_rate * (towards.only(y) + federation.weight_decay * y)
+        towards = towards.clipped(federation.clip_norm).only(y)
+        y = y - federation.learning_rate * (towards + federation.weight_decay * y)
         return moved | {"model": moved["model"] | y}
 
     def renew(self, client: State) -> State:

@@ -198,17 +198,17 @@ def trained_names(algorithm: Algorithm, training: Train, state: State) -> tuple[
     return names
 
 
-def pulled(training: Train, client: State, gradient: Tensors, donated: bool = False) -> Tensors:
-    """The gradient of one client's loss and pull; one that is ``donated`` is changed in place."""
-    if training.pull is None or not training.pull.strength:
-        return gradient
-    theta, target = client[training.group], client[training.pull.to]
-    place = gradient if donated else {}
-    terms = (
-        (name, torch.add(g, theta[name] - target[name], alpha=training.pull.strength, out=place.get(name)))
-        for name, g in gradient.items()
-    )
-    return Tensors(terms)
+def gradient_of(training: Train, client: State, gradient: Tensors, donated: bool = False) -> Tensors:
+    """What a pass makes of the gradient of one client's loss; one that is ``donated`` is changed in place."""
+    if training.pull is not None and training.pull.strength:
+        theta, target = client[training.group], client[training.pull.to]
+        place = gradient if donated else {}
+        terms = (
+            (name, torch.add(g, theta[name] - target[name], alpha=training.pull.strength, out=place.get(name)))
+            for name, g in gradient.items()
+        )
+        gradient = Tensors(terms)
+    return gradient.clipped(training.clip, donated)
 
 
 def with_optimizer_state(algorithm: Algorithm, training: Train, state: State) -> State:
@@ -226,7 +226,7 @@ def descend(algorithm: Algorithm, training: Train, client: State, gradient: Tens
     """
     group, slots, limit = client[training.group], _slots(training), algorithm.federation.clip_norm
     rule = optimizer(algorithm.federation)
-    gradient = gradient if limit is None else gradient.clipped(limit)
+    gradient = gradient.clipped(limit, donated)
     parameters, moved = rule.update(group.only(gradient), gradient, client[slots], donated)
     return client | {training.group: group | parameters, slots: moved}
 

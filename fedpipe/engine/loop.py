@@ -27,11 +27,11 @@ from fedpipe.engine.executor import (
     class_counts,
     descend,
     eval_mode,
+    gradient_of,
     keep,
     noisy,
     passes,
     personal_passes,
-    pulled,
     readout,
     seconds_since,
     span,
@@ -291,7 +291,7 @@ class _Gradient:
         # Into memory of the leaves' own, laid out as they are.
         torch.autograd.backward(value, inputs=list(leaves.values()))
         gradient = leaves.map(lambda leaf: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
-        return pulled(self._training, client, gradient, donated=True), value.detach()
+        return gradient_of(self._training, client, gradient, donated=True), value.detach()
 
     def descend(self, client: State, gradient: Tensors) -> State:
         return descend(self._algorithm, self._training, client, gradient)

@@ -31,10 +31,10 @@ from fedpipe.engine.executor import (
     class_counts,
     descend,
     eval_mode,
+    gradient_of,
     keep,
     noisy,
     passes,
-    pulled,
     readout,
     seconds_since,
     span,
@@ -427,7 +427,7 @@ class _Gradient:
                 return self._training.loss(client | {self._training.group: group | parameters}, batch), statistics
 
         found, (loss, self.recorded) = grad_and_value(value, has_aux=True)(group.only(self._names))
-        return pulled(self._training, client, found), loss
+        return gradient_of(self._training, client, found), loss
 
     def descend(self, client: State, gradient: Tensors) -> State:
         return descend(self._algorithm, self._training, client, gradient)

@@ -102,8 +102,11 @@ def test_alpha_zero_is_refused():
 
 
 def test_gradients_are_clipped(make_toy, path):
-    """At 0 they are 0 and -12: a step of 0.1 instead of 1.2, of which the server takes twice the mean."""
-    assert path(make_toy(FedDyn(alpha=1.0, clip=1.0)), 1) == pytest.approx([0.1], abs=1e-14)
+    """At 0 they are 0 and -12: a step of 0.1 instead of 1.2, of which the server takes twice the mean.
+
+    The clip is PyTorch's, which adds 1e-6 to the norm.
+    """
+    assert path(make_toy(FedDyn(alpha=1.0, clip=1.0)), 1) == pytest.approx([1.2 / (12 + 1e-6)], abs=1e-14)
     assert path(make_toy(FedDyn(alpha=1.0, clip=13.0)), 1) == pytest.approx([1.2], abs=1e-14)
 
 
@@ -111,7 +114,11 @@ def test_the_pull_is_clipped_with_the_risk_and_weight_decay_is_not(make_toy):
     """From 0 the risk pulls to 100 with 100, then with 99 against the pull's 8: 10 remain; weight decay takes 0.5."""
     trial = make_toy(FedDyn(alpha=8.0, clip=10.0), [(1.0, 100.0)], local_epochs=2, weight_decay=0.5).run()
     (outcome,) = trial.outcomes
-    assert float(outcome.upload["model"]["head.weight"]) == pytest.approx(1 + 0.1 * (10 - 0.5), abs=1e-14)
+    first = 0.1 * 100 * 10 / (100 + 1e-6)
+    second = (100 - first - 8 * first) * 10 / (100 - 9 * first + 1e-6)
+    found = float(outcome.upload["model"]["head.weight"])
+    assert found == pytest.approx(first + 0.1 * (second - 0.5 * first), abs=1e-14)
+    assert found == pytest.approx(1 + 0.1 * (10 - 0.5), abs=1e-6)
 
 
 def test_the_participants_mean_can_be_the_global_model(make_trial, assert_same):
