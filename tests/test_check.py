@@ -116,6 +116,16 @@ BREACHES = {
     "  return {'model': received['model'], 'anchor': received['model'].only(['head.weight'])}": (
         "but the client has no 'body.1.weight' in 'anchor'; it should be a part that holds what the pass trains of"
     ),
+    "def local_passes(self):\n  return (Train(self.loss, pull=Pull('anchor', 0.1)),)\n"
+    " def start(self, kept, received, info):\n"
+    "  return {'model': received['model'], 'anchor': received['model'].flat()}": (
+        "but the client has 'anchor' as a bare tensor; it should be a part that holds what the pass trains of 'model'"
+    ),
+    "def local_passes(self):\n  return (Train(self.loss, pull=Pull('anchor', 0.1)),)\n"
+    " def start(self, kept, received, info):\n"
+    "  return {'model': received['model'], 'anchor': received['model'].map(torch.Tensor.float)}": (
+        "but the client has 'body.1.weight' in 'anchor' as float32 of shape"
+    ),
     "def start(self, kept, received, info):\n  received['model']['head.bias'].add_(info.size)\n  return received": (
         "`received['model']['head.bias'].add_(info.size)` changes a tensor in place; it should make a new one"
     ),

@@ -98,7 +98,7 @@ Condition = Callable[[State], Tensor]
 class Pull(NamedTuple):
     """A proximal term: half of a strength times the squared distance from a part of the client's state."""
 
-    to: str  #: the part, which has the tensors that are trained
+    to: str  #: the part that is pulled to: it holds a tensor of the same shape for each one that is trained
     strength: float
 
 
@@ -108,7 +108,7 @@ class Train:
 
     loss: Loss  #: (client, batch) -> scalar, a mean over the batch
     group: str = "model"  #: the part of the client's state that is trained
-    pull: Pull | None = None  #: added to the loss: its gradient is known, and costs less than as a term of `loss`
+    pull: Pull | None = None  #: added to the loss, whose value leaves it out: cheaper than as a term of `loss`
     clip: float | None = None  #: the gradient of both is scaled down to this norm where it is longer
     only: tuple[str, ...] | None = None  #: the tensors of the group that are trained; all of them by default
     epochs: int | None = None  #: at most; by default the federation's local epochs or steps

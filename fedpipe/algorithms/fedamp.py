@@ -86,19 +86,19 @@ class FedAMP(Algorithm):
         return {"model": kept["model"], "mixture": received["mixture"]}
 
     @property
-    def pull(self) -> Pull:
+    def _pull(self) -> Pull:
         """Towards the mixture."""
         return Pull("mixture", self.attraction / self.alpha)
 
     def local_passes(self) -> Sequence[Pass]:
         """Training near the mixture, from there."""
         begin = Update(lambda client: client | {"model": client["mixture"]})
-        near = Train(self.loss, pull=self.pull)
+        near = Train(self.loss, pull=self._pull)
         return (begin, near) if self.begin_at == "mixture" else (near,)
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """Training near the mixture, from the personal model."""
-        return (Train(self.loss, pull=self.pull, epochs=epochs, stream="finetune"),)
+        return (Train(self.loss, pull=self._pull, epochs=epochs, stream="finetune"),)
 
     def keep(self, client: State) -> State:
         """The personal model."""

@@ -146,12 +146,8 @@ class FedDUAL(FedAvg):
             passes.append(every)
         return passes
 
-    def finetune(self, epochs: int) -> Sequence[Pass]:
-        """More epochs, with the last beta."""
-        return (Train(self.loss, step=self.step if self._weighs else None, epochs=epochs, stream="finetune"),)
-
     def loss(self, client: State, batch: Batch) -> Tensor:
-        """What eq. 5 has of the risk."""
+        """The risk, as much as eq. 5 has of it; beta is 0 where it was not measured, as in fine-tuning."""
         if not self.adaptive_loss:
             return self.risk(client, batch)
         return (1 - client["beta"]) * self.risk(client, batch) if self._weighs else self.risk(client, batch) / 2
@@ -229,7 +225,7 @@ def layer_of(name: str) -> str:
 
 
 def divergence_gradient(local: Tensor, anchor: Tensor) -> Tensor:
-    r"""Gradient of eq. 4 in the local weights, which with the global ones are vectors, shape (L,).
+    r"""Gradient of eq. 4 in the local weights; both arguments are vectors, shape (L,), and so is the gradient.
 
     With d the difference of the two, :math:`\log (p_i / q_i)` is :math:`d_i` but for a constant, and the gradient of
     their divergence :math:`p_i (d_i - \sum_j p_j d_j)`.

@@ -82,17 +82,17 @@ class FedDyn(FedAvg):
         return {"model": model, "anchor": anchor, "g": kept["g"], "target": anchor + kept["g"] / self.alpha}
 
     @property
-    def pull(self) -> Pull:
+    def _pull(self) -> Pull:
         r"""The linear term and the proximal one, which are a pull to :math:`\theta^t + g_k / \alpha`."""
         return Pull("target", self.alpha)
 
     def local_passes(self) -> Sequence[Pass]:
         """The minimization, then the new linear term."""
-        return (Train(self.loss, pull=self.pull, clip=self.clip), Update(self.remember))
+        return (Train(self.loss, pull=self._pull, clip=self.clip), Update(self.remember))
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
-        """More of the minimization."""
-        return (Train(self.loss, pull=self.pull, clip=self.clip, epochs=epochs, stream="finetune"),)
+        """Minimization of the same, without a clip."""
+        return (Train(self.loss, pull=self._pull, epochs=epochs, stream="finetune"),)
 
     def remember(self, client: State) -> State:
         """The gradient's memory: at an exact minimum, the risk's gradient there."""

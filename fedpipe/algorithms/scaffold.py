@@ -73,7 +73,7 @@ class Scaffold(FedAvg):
         return {"model": server["model"], "control": server["control"]}, {}
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, both controls, and no step taken."""
+        """The global model, both controls, by how much they correct a gradient, and no step taken."""
         return {
             "model": received["model"],
             "anchor": received["model"].only(self.corrected),

@@ -109,10 +109,17 @@ def pull(algorithm: Algorithm, training: Train, names: Sequence[str], client: St
     """
     if training.pull is None:
         return
-    to, target = training.pull.to, client.get(training.pull.to, {})
-    lacking = [name for name in names if name not in target]
-    if lacking:
-        told = f"no '{to}'" if to not in client else f"no '{lacking[0]}' in '{to}'"
+    to, trained = training.pull.to, client[training.group]
+    target, told = client.get(to), ""
+    if not isinstance(target, Tensors):
+        told = f"no '{to}'" if to not in client else f"'{to}' as {kind(target)}"
+    else:
+        for name in reversed(names):
+            if name not in target:
+                told = f"no '{name}' in '{to}'"
+            elif (target[name].shape, target[name].dtype) != (trained[name].shape, trained[name].dtype):
+                told = f"'{name}' in '{to}' as {_told(target[name])}, where it trains {_told(trained[name])}"
+    if told:
         raise SettingsError(
             f"{name_of(algorithm)}: a Train pass has a pull to '{to}', but the client has {told}; it should be a part "
             f"that holds what the pass trains of '{training.group}', as `start` may give it."

@@ -288,9 +288,15 @@ class _Gradient:
         leaves = Tensors((name, group[name].detach().requires_grad_()) for name in self._names)
         with torch.enable_grad(), train_mode(self._algorithm, self._training, client, batch) as self.recorded:
             value = self._training.loss(client | {self._training.group: group | leaves}, batch)
-        # Into memory of the leaves' own, laid out as they are.
+        # Laid out as the leaves are, and each in memory of its own, since steps write there: PyTorch may give
+        # views of one gradient to two of them.
         torch.autograd.backward(value, inputs=list(leaves.values()))
-        gradient = leaves.map(lambda leaf: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+        gradient, taken = Tensors(), set[int]()
+        for name, leaf in leaves.items():
+            found = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            memory = found.untyped_storage().data_ptr()
+            gradient[name] = found.clone() if memory in taken else found
+            taken.add(memory)
         return gradient_of(self._training, client, gradient, donated=True), value.detach()
 
     def descend(self, client: State, gradient: Tensors) -> State:

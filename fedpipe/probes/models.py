@@ -112,10 +112,16 @@ def watching(
         def upload(self, client: State) -> State:
             more = {MODEL: personal(self, client)} | ({OWN: client[BUFFERS]} if BUFFERS in client else {})
             traced = {part: client[part] for part in (TRACE, STEP) if part in client}
-            sent: State = super().upload(client)
+            sent: State = super().upload(client) if finetune_epochs is None else {}  # which may need local training
             return sent | more | traced
 
+        def keep(self, client: State) -> State:
+            kept: State = super().keep(client) if finetune_epochs is None else {}
+            return kept
+
         def traffic(self, state: State) -> State:
+            if finetune_epochs is not None:
+                return {}
             travels: State = super().traffic({part: value for part, value in state.items() if not _is_brought(part)})
             return travels
 

@@ -7,15 +7,18 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
+from torch import nn
+from torch.nn.functional import cross_entropy, linear
 
 from fedpipe.algorithms.base import Measure, Train, Update
 from fedpipe.algorithms.fedala import FedALA
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fedprox import FedProx
 from fedpipe.config import Transforms
 from fedpipe.engine import stack
 from fedpipe.engine.executor import MEASURE_BATCH, passes
 from fedpipe.engine.trees import size_in_bytes
+from fedpipe.models.base import Network
 from fedpipe.tensors import Tensors
 
 WIDTHS = [None, 3]
@@ -303,3 +306,36 @@ def test_large_kernels_are_not_channels_last_nor_is_what_they_see(make_trial, as
     found = sent(make_trial("fedavg", "cnn").train(tests=("local",)))
     assert met[large] == (True, True)
     assert_same(found, wanted, within=1e-12)
+
+
+class Shared(nn.Module):
+    """A layer to two of whose parameters PyTorch gives views of one gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.v = (nn.Parameter(torch.zeros(5, 6) + share) for share in (0.1, 0.2))
+
+    def forward(self, x):
+        return linear(x, self.w.T + self.v.T).relu()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        (FedAvg(), {}),
+        (FedAvg(), {"clip_norm": 0.1}),
+        (FedAvg(), {"optimizer": "adam"}),
+        (FedProx(mu=0.5), {}),
+        (FedProx(mu=0.5), {"momentum": 0.9}),
+    ],
+)
+def test_a_gradient_that_two_parameters_share_is_each_ones_own(make_trial, assert_same, algorithm, settings):
+    """A step may write into gradients; and equal steps keep the gap between the two as it was."""
+    loop, stack = (
+        make_trial(algorithm, lambda: Network(Shared(), nn.Linear(6, 4)), width=width, **settings) for width in WIDTHS
+    )
+    before = loop.server["model"]["body.v"] - loop.server["model"]["body.w"]
+    assert_same(loop.run(2).server, stack.run(2).server, within=1e-12)
+    if algorithm == FedAvg() and "optimizer" not in settings:
+        after = loop.server["model"]["body.v"] - loop.server["model"]["body.w"]
+        assert_same(after, before, within=1e-14)

@@ -63,6 +63,8 @@ def right(run: Run, local: models.Local) -> int:
     [
         ("fedavg", {}),
         ("cwfedavg", {}),
+        ("scaffold", {}),
+        ("feddw", {}),
         ("pfedme", {}),
         ("fedala", {}),
         ("fedper", {"model": {"name": f"{__name__}.normalized"}, "federation": {"buffers": "keep"}}),
