@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, Pull, State, Train, Uploads
+from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, State, Train, Uploads
 from fedpipe.algorithms.fedprox import FedProx
 
 
@@ -58,7 +58,7 @@ class FedNova(FedProx):
 
     def local_passes(self) -> Sequence[Pass]:
         """FedProx's steps, which are counted."""
-        return (Train(self.loss, pull=Pull("anchor", self.mu), step=self.step),)
+        return (Train(self.loss, pull=self._pull, step=self.step),)
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """A step of the federation's optimizer, and the same with a gradient of 1."""

@@ -36,10 +36,15 @@ class FedProx(FedAvg):
         """The global model, twice: to train, and to stay near."""
         return {"model": received["model"], "anchor": self.net.parameters(received["model"])}
 
+    @property
+    def _pull(self) -> Pull:
+        """Towards the global model."""
+        return Pull("anchor", self.mu)
+
     def local_passes(self) -> Sequence[Pass]:
         """Training near the global model."""
-        return (Train(self.loss, pull=Pull("anchor", self.mu)),)
+        return (Train(self.loss, pull=self._pull),)
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """The same."""
-        return (Train(self.loss, pull=Pull("anchor", self.mu), epochs=epochs, stream="finetune"),)
+        return (Train(self.loss, pull=self._pull, epochs=epochs, stream="finetune"),)

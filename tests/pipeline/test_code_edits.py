@@ -20,7 +20,7 @@ from fedpipe.algorithms.fedprox import FedProx
 
 @dataclass(frozen=True, kw_only=True)
 class Near(FedProx):
-    '''FedProx, pulled harder.'''
+    '''FedProx, whose risk counts for more.'''
 
     def loss(self, client, batch):
         return helper.FACTOR * super().loss(client, batch)
@@ -61,7 +61,7 @@ def ran(printed: str) -> Counter[str]:
     return Counter(re.findall(r"^    output: results/runs/(\w+)/\w+/segments/", printed, flags=re.M))
 
 
-PULL = "self.mu / 2"  #: of FedProx's loss
+PULL = "self.mu)"  #: of FedProx's pull
 
 
 @pytest.mark.slow
