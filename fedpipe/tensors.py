@@ -93,7 +93,10 @@ class Tensors(dict[str, Tensor]):
         """
         if norm is None:
             return self
-        scale = (norm / (self.norm() + 1e-6)).clamp(max=1)
+        total = torch.nn.utils.get_total_norm(self.values()) if donated else self.norm()
+        scale = (norm / (total + 1e-6)).clamp(max=1)
+        if donated and scale.device.type == "cpu" and scale == 1:  # on a GPU the question would wait for it
+            return self
         return Tensors((name, torch.mul(value, scale, out=value if donated else None)) for name, value in self.items())
 
     def flat(self) -> Tensor:

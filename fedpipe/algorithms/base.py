@@ -67,9 +67,22 @@ class Batch(NamedTuple):
         """Mean over the samples of ``values``, shape (B,)."""
         return values.mean() if self.mask is None else self.sum(values) / self.mask.sum().clamp(min=1)
 
+    def variance(self, values: Tensor) -> Tensor:
+        """Unbiased variance over the samples of ``values``, shape (B, ...); of one sample 0."""
+        if self.mask is None:
+            return values.var(0, correction=min(len(values) - 1, 1))
+        n = self.size()
+        mean = self.sum(values) / n.clamp(min=1)
+        return self.sum((values - mean).square()) / (n - 1).clamp(min=1)
+
     def size(self) -> Tensor:
         """Number of samples, a scalar."""
-        return self.sum(torch.ones_like(self.y))
+        return self.y.new_full((), len(self.y)) if self.mask is None else self.mask.sum()
+
+    def pairs(self, dtype: torch.dtype) -> Tensor:
+        """1 where i < j are samples and 0 elsewhere, shape (B, B)."""
+        real = self.y.new_ones(len(self.y), dtype=dtype) if self.mask is None else self.mask.to(dtype)
+        return (real.unsqueeze(1) * real).triu(1)
 
 
 class ClientInfo(NamedTuple):

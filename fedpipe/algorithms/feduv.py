@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -56,21 +57,17 @@ class FedUV(FedAvg):
 
 def lack_of_variance(p: Tensor, batch: Batch) -> Tensor:
     """V of predictions of shape (B, C), a scalar: how far they vary less than balanced one-hot ones."""
-    n = batch.size()
-    mean = batch.sum(p) / n.clamp(min=1)
-    variance = batch.sum((p - mean).square()) / (n - 1).clamp(min=1)
-    constant = variance <= (len(p) * torch.finfo(p.dtype).eps) ** 2  # up to rounding: the root has no gradient there
-    std = torch.where(constant, 0.0, torch.where(constant, 1.0, variance).sqrt())
-    return (p.shape[-1] ** -0.5 - std).clamp(min=0).mean() * (n > 1)
+    rounding = (len(p) * torch.finfo(p.dtype).eps) ** 2
+    std = batch.variance(p).clamp(min=rounding).sqrt()  # one below rounding has no gradient
+    return F.relu(p.shape[-1] ** -0.5 - std).mean() * (batch.size() > 1)
 
 
 def closeness(z: Tensor, batch: Batch) -> Tensor:
     """U of features of shape (B, d), a scalar: the mean kernel of the batch's pairs."""
-    mask = torch.ones_like(z[:, 0]) if batch.mask is None else batch.mask
-    pair = (mask.unsqueeze(1) * mask).triu(1)
+    pair = batch.pairs(z.dtype)
     square = (z.unsqueeze(1) - z).square().sum(-1)
-    apart = (pair > 0) & (square > 0)
-    ordered = torch.where(apart, square, torch.inf).flatten().sort().values
-    middle = (apart.sum() - 1).clamp(min=0) // 2
-    s = torch.where(apart.any(), ordered.gather(0, middle.reshape(1)).squeeze(0), 1.0)
-    return (pair * (-square / s).exp()).sum() / pair.sum().clamp(min=1) * apart.any()
+    largest = (pair * square.detach()).flatten().sort(descending=True, stable=True)
+    apart = (largest.values > 0).sum()
+    median = square.flatten().gather(0, largest.indices.gather(0, (apart // 2).reshape(1)))
+    kernel = (-square / torch.where(apart > 0, median, 1.0)).exp()
+    return (pair * kernel).sum() * ((apart > 0) / pair.sum().clamp(min=1))

@@ -84,6 +84,15 @@ def test_distances_of_zero_count_in_the_mean_alone():
     assert float(closeness(z, batch_of(z))) == pytest.approx((3 + 3 / math.e) / 6, rel=1e-14)
 
 
+def test_of_pairs_at_the_same_distance_the_same_one_is_the_median(assert_same):
+    """The gradient through it is that of one pair, with padding and without."""
+    z = points(0, 2, 4, 5, 7, 9)  # two of the fifteen pairs are 4 apart, which is the median
+    _, alone = value_and_gradient(closeness, z, batch_of(z))
+    _, padding = value_and_gradient(closeness, *padded(z))
+    assert alone.abs().max() > 0.01
+    assert_same(padding[: len(z)], alone, within=1e-15)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 12])
 def test_both_terms_are_pytorchs(assert_same, size, masked):
