@@ -1,6 +1,6 @@
 """One round of FedAvg on the MNIST shape, against what the machine can do and against a plain PyTorch loop.
 
-    python benchmarks/round.py [--mirror FOLDER] [--algorithm NAME] [--json FILE]
+    python benchmarks/round.py [--mirror FOLDER] [--algorithm NAME] [--pfllib FOLDER] [--json FILE]
 
 20 clients, Dirichlet(0.1) over 70,000 samples, each client's split 75/25, the 4-layer CNN of cwFedAvg, batches of 10,
 SGD, one local epoch, every client evaluated on its test split after the round. Pixels are synthetic unless ``--mirror``
@@ -8,6 +8,10 @@ names a folder that holds ``mnist/*.gz``. Speed is told as ratios, measured in o
 the same cores (25.5 MFLOP a training sample, 8.5 an evaluated one), the time of a plain loop over the same batches, and
 (on a CPU) that of a loop of nothing but PyTorch's kernels in their best layout. The rate is that of large matrix
 products: on a CPU the best of the two libraries that PyTorch has there, its BLAS and oneDNN.
+
+``--pfllib`` names a clone of PFLlib (github.com/TsingZ0/PFLlib), whose FedAvg then trains the same model on the same
+samples of the same clients, by its own main.py in a copy of its code: as shipped, where a round begins with measuring
+the global model on all test and training samples, and without that. PFLlib leaves out a client's last, smaller batch.
 """
 
 from __future__ import annotations
@@ -17,7 +21,11 @@ import gzip
 import json
 import os
 import platform
+import re
 import resource
+import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -174,6 +182,30 @@ def bare_loop(clients: Clients, threads: int) -> float:
     return time.perf_counter() - begin
 
 
+def pfllib(clone: Path, python: str, clients: Clients, rounds: int, threads: int) -> dict[str, float]:
+    """Seconds of a round of PFLlib's FedAvg with its evaluation and without."""
+    seconds = {}
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(clone / "system", Path(folder) / "system")
+        for part, owned in (("train", clients.train), ("test", clients.test)):
+            data = Path(folder) / "dataset/MNIST" / part
+            data.mkdir(parents=True)
+            for client, samples in enumerate(owned):
+                x, y = clients.gather(samples)
+                np.savez(data / str(client), data=np.array({"x": x.cpu().numpy(), "y": y.cpu().numpy()}))
+        arguments = ["-algo", "FedAvg", "-data", "MNIST", "-m", "CNN", "-nc", CLIENTS, "-lbs", BATCH, "-lr", RATE]
+        arguments += ["-gr", rounds, "-dev", clients.device.type]  # it does one round more, the first, which warms up
+        for name, gap in (("round", 1), ("training", rounds + 1)):
+            command = [python, "main.py", *map(str, arguments), "-eg", str(gap)]
+            environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+            done = subprocess.run(command, cwd=Path(folder) / "system", env=environment, capture_output=True, text=True)
+            times = [float(found) for found in re.findall(r"- time cost -+ (\S+)", done.stdout)]
+            if done.returncode or len(times) != rounds + 1:
+                raise SystemExit(f"PFLlib fails: {' '.join(command)}\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
+            seconds[name] = float(np.mean(times[1:]))
+    return seconds
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -185,6 +217,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="cores to use (default all)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--stack", default="auto", type=lambda text: text if text == "auto" else int(text))
+    parser.add_argument("--pfllib", type=Path, help="a clone of PFLlib, to be measured in the same run")
+    parser.add_argument("--pfllib-python", default=sys.executable, help="a Python that has what PFLlib imports")
     options = parser.parse_args()
 
     files = Stopwatch(artifacts, tuple(name for name in vars(artifacts) if name.startswith(("write_", "read_"))))
@@ -236,8 +270,16 @@ def main() -> None:
     if options.device == "cpu":
         bare = bare_loop(clients, options.threads)
         figures |= {"bare_loop_seconds": bare, "bare_loop_over_training": bare / train}
+    if options.pfllib:
+        theirs = pfllib(options.pfllib, options.pfllib_python, clients, options.rounds, options.threads)
+        figures |= {
+            "pfllib_seconds_per_round": theirs["round"],
+            "pfllib_over_fedpipe": theirs["round"] / seconds,
+            "pfllib_training_seconds": theirs["training"],
+            "pfllib_training_over_training": theirs["training"] / train,
+        }
     for name, value in figures.items():
-        print(f"{name:<28} {value:,.3f}" if isinstance(value, float) else f"{name:<28} {value}")
+        print(f"{name:<30} {value:,.3f}" if isinstance(value, float) else f"{name:<30} {value}")
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 

@@ -26,9 +26,28 @@ SMALL = {
 }
 
 
-def run(name: str, written: Path | None = None) -> Any:
+#: In PFLlib's place: reads each client's samples as it does, and says other seconds where it would not evaluate.
+PFLLIB = """
+import sys
+import numpy as np
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+sizes = {"train": 0, "test": 0}
+for part in sizes:
+    for client in range(int(given["-nc"])):
+        with open(f"../dataset/{given['-data']}/{part}/{client}.npz", "rb") as file:
+            data = np.load(file, allow_pickle=True)["data"].tolist()
+        assert data["x"].shape == (len(data["y"]), 1, 28, 28) and data["x"].dtype == np.float32
+        sizes[part] += len(data["y"])
+rounds = int(given["-gr"]) + 1
+for number in range(rounds):
+    seconds = (100 if number == 0 else sizes["train"]) + (0 if int(given["-eg"]) >= rounds else sizes["test"])
+    print("-" * 25, "time cost", "-" * 25, float(seconds))
+"""
+
+
+def run(name: str, written: Path | None = None, *more: str) -> Any:
     """What a program says, or what it writes."""
-    command = [sys.executable, str(ROOT / f"benchmarks/{name}.py"), *SMALL[name]]
+    command = [sys.executable, str(ROOT / f"benchmarks/{name}.py"), *SMALL[name], *more]
     command += [] if written is None else ["--json", str(written)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -48,6 +67,18 @@ def test_a_round(tmp_path: Path) -> None:
     assert 0 < found["matrix_rate_share"] < 1
     assert found["artifacts_seconds"] == pytest.approx(found["share_artifacts"] * seconds)
     assert found["bare_loop_seconds"] / found["bare_loop_over_training"] < seconds
+
+
+def test_a_round_beside_pfllib(tmp_path: Path) -> None:
+    """It is given all samples, and its first round, which warms up, does not count."""
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system/main.py").write_text(PFLLIB)
+    found = run("round", tmp_path / "figures.json", "--pfllib", str(tmp_path))
+    assert found["pfllib_seconds_per_round"] == 1000
+    assert found["pfllib_training_seconds"] == found["training_samples"]
+    assert found["pfllib_over_fedpipe"] == 1000 / found["seconds_per_round"]
+    training = found["plain_loop_seconds"] / found["plain_loop_over_training"]
+    assert found["pfllib_training_over_training"] == pytest.approx(found["training_samples"] / training)
 
 
 def test_startup(tmp_path: Path) -> None:
