@@ -5,15 +5,17 @@
 On a CPU, one thread: the 4-layer CNN of cwFedAvg on MNIST's shape, 10 clients, all in every round, batches of 10, the
 hyper-parameters of studies/gallery.yaml. A round is training and aggregation. What its passes cost is counted: the
 floating-point operations of all products and convolutions in training, forward and backward, over FedAvg's. Round 1
-warms up; the others follow algorithm by algorithm, and processor time is measured, so that other work on the machine
-says little; the operations are counted in the last round, in which FedALA's first mixing is long over if there are
-three. ``overhead`` is the one ratio over the other: 1 where all that an algorithm does beside its passes is free.
+warms up. Processor time is measured, and a round of FedAvg before each one of any other: a machine's speed changes
+within minutes. The line of FedAvg, which is compared with itself, tells how far that reaches. The operations are
+counted in the last round, in which FedALA's first mixing is long over if there are three. ``overhead`` is the one ratio
+over the other: 1 where all that an algorithm does beside its passes is free.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import tempfile
 import threading
@@ -116,15 +118,17 @@ def main() -> None:
     clients = dealt(options.samples)
     found: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
+        reference, numbers = open_run(Path(folder) / "reference", "fedavg", clients), itertools.count(1)
         runs = {name: open_run(Path(folder), name, clients) for name in names}
         for number in range(1, options.rounds + 2):
             for name, run in runs.items():
-                found[name].append(measure(run, number))
+                beside = measure(reference, next(numbers))
+                found[name].append(measure(run, number) / beside)
         operations = {name: count(run, options.rounds + 1) for name, run in runs.items()}
     figures = []
     print("| algorithm | round over FedAvg's | its passes over FedAvg's | overhead |\n|---|---|---|---|")
     for name, rounds in found.items():
-        round_ = float(np.median([mine / other for mine, other in zip(rounds[1:], found["fedavg"][1:], strict=True)]))
+        round_ = float(np.median(rounds[1:]))
         passes = operations[name] / operations["fedavg"]
         overhead = round_ / passes
         print(f"| {name} | {round_:.2f} | {passes:.2f} | {overhead:.2f} |", flush=True)

@@ -101,9 +101,9 @@ def test_models(tmp_path: Path) -> None:
 def test_algorithms(tmp_path: Path) -> None:
     """FedProx's passes are FedAvg's."""
     fedavg, fedprox = run("algorithms", tmp_path / "figures.json")
-    assert (fedavg["round"], fedavg["passes"], fedavg["overhead"]) == (1, 1, 1)
-    assert fedprox["passes"] == 1
-    assert fedprox["overhead"] == fedprox["round"] > 0
+    for measured in (fedavg, fedprox):
+        assert measured["passes"] == 1
+        assert measured["overhead"] == measured["round"] > 0
 
 
 def test_partitions() -> None:
