@@ -220,6 +220,15 @@ def main() -> None:
     parser.add_argument("--pfllib", type=Path, help="a clone of PFLlib, to be measured in the same run")
     parser.add_argument("--pfllib-python", default=sys.executable, help="a Python that has what PFLlib imports")
     options = parser.parse_args()
+    python = str(Path(shutil.which(options.pfllib_python) or options.pfllib_python).absolute())
+    if options.pfllib and not (options.pfllib / "system/main.py").is_file():
+        parser.error(f"--pfllib: {options.pfllib} is no clone of PFLlib, it has no system/main.py")
+    if options.pfllib:
+        asked = subprocess.run(
+            [python, "main.py", "--help"], cwd=options.pfllib / "system", capture_output=True, text=True
+        )
+        if asked.returncode:
+            parser.error(f"--pfllib-python: PFLlib does not start with {python}\n{asked.stderr[-1000:]}")
 
     files = Stopwatch(artifacts, tuple(name for name in vars(artifacts) if name.startswith(("write_", "read_"))))
     clients = deal(*(mnist(options.mirror) if options.mirror else synthetic(options.samples)), options.device)
@@ -271,7 +280,7 @@ def main() -> None:
         bare = bare_loop(clients, options.threads)
         figures |= {"bare_loop_seconds": bare, "bare_loop_over_training": bare / train}
     if options.pfllib:
-        theirs = pfllib(options.pfllib, options.pfllib_python, clients, options.rounds, options.threads)
+        theirs = pfllib(options.pfllib, python, clients, options.rounds, options.threads)
         figures |= {
             "pfllib_seconds_per_round": theirs["round"],
             "pfllib_over_fedpipe": theirs["round"] / seconds,

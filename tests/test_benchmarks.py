@@ -30,6 +30,8 @@ SMALL = {
 PFLLIB = """
 import sys
 import numpy as np
+if "--help" in sys.argv:
+    sys.exit()
 given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 sizes = {"train": 0, "test": 0}
 for part in sizes:
@@ -79,6 +81,18 @@ def test_a_round_beside_pfllib(tmp_path: Path) -> None:
     assert found["pfllib_over_fedpipe"] == 1000 / found["seconds_per_round"]
     training = found["plain_loop_seconds"] / found["plain_loop_over_training"]
     assert found["pfllib_training_over_training"] == pytest.approx(found["training_samples"] / training)
+
+
+def test_what_is_no_pfllib_or_does_not_start_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks/round.py"), "--pfllib", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{tmp_path} is no clone of PFLlib, it has no system/main.py" in done.stderr
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system/main.py").write_text("import what_pfllib_needs\n")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "No module named 'what_pfllib_needs'" in done.stderr
 
 
 def test_startup(tmp_path: Path) -> None:
