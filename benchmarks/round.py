@@ -1,13 +1,14 @@
 """One round of FedAvg on the MNIST shape, against what the machine can do and against a plain PyTorch loop.
 
-    python benchmarks/round.py [--mirror FOLDER] [--algorithm NAME] [--pfllib FOLDER] [--json FILE]
+    python benchmarks/round.py [--mirror FOLDER] [--algorithm NAME] [--precision NAME] [--pfllib FOLDER] [--json FILE]
 
 20 clients, Dirichlet(0.1) over 70,000 samples, each client's split 75/25, the 4-layer CNN of cwFedAvg, batches of 10,
 SGD, one local epoch, every client evaluated on its test split after the round. Pixels are synthetic unless ``--mirror``
 names a folder that holds ``mnist/*.gz``. Speed is told as ratios, measured in one run: the share of the float32 rate of
 the same cores (25.5 MFLOP a training sample, 8.5 an evaluated one), the time of a plain loop over the same batches, and
 (on a CPU) that of a loop of nothing but PyTorch's kernels in their best layout. The rate is that of large matrix
-products: on a CPU the best of the two libraries that PyTorch has there, its BLAS and oneDNN.
+products: on a CPU the best of the two libraries that PyTorch has there, its BLAS and oneDNN. ``--precision`` is that of
+fedpipe's round; what it is measured against is of float32 in any case.
 
 ``--pfllib`` names a clone of PFLlib (github.com/TsingZ0/PFLlib), whose FedAvg then trains the same model on the same
 samples of the same clients, by its own main.py in a copy of its code: as shipped, where a round begins with measuring
@@ -78,13 +79,14 @@ def deal(x: torch.Tensor, y: torch.Tensor, device: str) -> Clients:
     return Clients(x, y, dealt.train, dealt.test, dealt.global_test, CLASSES, 0, torch.float32, device)
 
 
-def open_run(folder: Path, clients: Clients, execution: Execution, threads: int, algorithm: str = "fedavg") -> Run:
+def open_run(folder: Path, clients: Clients, execution: Execution, threads: int, algorithm: str, precision: str) -> Run:
     """A run in an empty folder."""
+    federation = {"clients": CLIENTS, "batch_size": BATCH, "learning_rate": RATE, "precision": precision}
     params = config.parse(
         {
             "dataset": {"name": "mnist"},
             "model": {"name": "cnn4"},
-            "federation": {"clients": CLIENTS, "batch_size": BATCH, "learning_rate": RATE},
+            "federation": federation,
             "evaluation": {"protocols": ["personal-on-local"]},
             "algorithms": {algorithm: {}},
             "study": {"algorithms": [algorithm]},
@@ -211,6 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mirror", type=Path, help="folder with mnist/*.gz")
     parser.add_argument("--algorithm", default="fedavg", help="with its default parameters (default fedavg)")
+    parser.add_argument("--precision", default="full", choices=["full", "bfloat16"], help="of training (default full)")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--samples", type=int, default=70_000, help="of the synthetic pixels (default 70,000)")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one that warms up (default 3)")
@@ -234,7 +237,7 @@ def main() -> None:
     clients = deal(*(mnist(options.mirror) if options.mirror else synthetic(options.samples)), options.device)
     execution = Execution(device=options.device, stack=options.stack)
     with tempfile.TemporaryDirectory() as folder:
-        run = open_run(Path(folder), clients, execution, options.threads, options.algorithm)
+        run = open_run(Path(folder), clients, execution, options.threads, options.algorithm, options.precision)
         begin = {}
         for number in run.segment(options.rounds + 1):
             begin[number] = (time.perf_counter(), files.seconds)
@@ -259,6 +262,7 @@ def main() -> None:
         "threads": options.threads,
         "executor": executor,
         "algorithm": options.algorithm,
+        "precision": options.precision,
         "pixels": "MNIST" if options.mirror else "synthetic",
         "torch": torch.__version__,
         "rounds_measured": options.rounds,

@@ -255,8 +255,11 @@ def _become(server: int, streams: list[int], descriptors: list[int], connections
     """
     import atexit
     import ctypes
+    import weakref
 
     atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     ctypes.CDLL(None).prctl(DEATH, signal.SIGKILL)
     if os.getppid() != server:
         os._exit(1)  # the server has ended meanwhile

@@ -63,6 +63,7 @@ def test_every_program_is_run_by_a_test() -> None:
 def test_a_round(tmp_path: Path) -> None:
     found = run("round", tmp_path / "figures.json")
     assert found["training_samples"] + found["test_samples"] == 1000
+    assert found["precision"] == "full"
     rate, seconds = max(found["blas_gflops"], found["onednn_gflops"]), found["seconds_per_round"]
     work = (found["training_samples"] * 25.5 + found["test_samples"] * 8.5) / 1e3
     assert found["matrix_rate_share"] == pytest.approx(work / seconds / rate)
@@ -75,7 +76,8 @@ def test_a_round_beside_pfllib(tmp_path: Path) -> None:
     """It is given all samples, and its first round, which warms up, does not count."""
     (tmp_path / "system").mkdir()
     (tmp_path / "system/main.py").write_text(PFLLIB)
-    found = run("round", tmp_path / "figures.json", "--pfllib", str(tmp_path))
+    found = run("round", tmp_path / "figures.json", "--pfllib", str(tmp_path), "--precision", "bfloat16")
+    assert found["precision"] == "bfloat16"
     assert found["pfllib_seconds_per_round"] == 1000
     assert found["pfllib_training_seconds"] == found["training_samples"]
     assert found["pfllib_over_fedpipe"] == 1000 / found["seconds_per_round"]

@@ -221,7 +221,10 @@ def test_what_was_to_be_done_at_the_end_is_done(snakemake: Snakemake, served: bo
     Path("late.py").write_text(
         OWN
         + """
-import atexit, threading
+import atexit, tempfile, threading
+
+FOLDER = tempfile.TemporaryDirectory(dir=".")
+Path("folder").write_text(FOLDER.name)
 
 def after_main():
     threading.main_thread().join()
@@ -239,6 +242,7 @@ print("no end of line", end="")
     assert "no end of line" in said
     assert Path("ended").read_text() == "ended"
     assert Path("open").read_text() == "flushed"
+    assert not Path(Path("folder").read_text()).exists()
 
 
 @pytest.mark.parametrize("served", [True, False])

@@ -96,7 +96,7 @@ def recorded(files: RunFiles) -> str:
     label, key = files.path.parts[-2:]
     command = ["git", "log", "--all", "--reverse", "--format=%h %as %s", f"-S{key}", "--", f"results/keys/{label}.json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.partition("\n")[0] or "no commit"
+    return done.stdout.partition("\n")[0] or "no commit's results/keys"
 
 
 def _reported(plan: Plan) -> str:

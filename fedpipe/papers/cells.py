@@ -38,13 +38,15 @@ class Measured:
     ``keys`` are those of the runs, ``settings`` what differs from the study's. ``tests`` is the number of test samples
     that an accuracy is of, ``classes`` that of its data set's classes, ``diverged`` the number of runs that failed,
     ``expected`` what a printed formula gives with the study's parameters. ``hours`` are those of the runs, or what they
-    would take. ``generated`` tells that the data are not the real ones, ``trace`` is the command that leads to them.
+    would take, ``lacking`` what those would take that are missing beside them (None where none is). ``generated`` tells
+    that the data are not the real ones, ``trace`` is the command that leads to them.
     """
 
     number: Number | None
     keys: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     hours: float = math.nan
+    lacking: float | None = None
     diverged: int = 0
     tests: int | None = None
     classes: int | None = None

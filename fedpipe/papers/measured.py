@@ -68,7 +68,10 @@ def _cell(paper: Paper, table: Table, place: Place, studies: Studies) -> Measure
         found = _over_seeds(study, method, column, lambda cell: float(study.seconds(cell)[results.EPOCH].mean()))
     else:
         found = _accuracy(study, method, column)
-    return found if found.number else replace(found, hours=study.hours_left(method, column))
+    left = study.left(method, column)
+    if found.number:
+        return replace(found, lacking=study.hours_of(left)) if left else found
+    return replace(found, hours=study.hours_of(left) if left else math.nan)
 
 
 def _accuracy(study: Study, method: str, column: str) -> Measured:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -189,10 +189,13 @@ class Study:
             return "no such model"
         return next(filter(None, map(self._failure, left)), "not run")
 
-    def hours_left(self, method: str, column: str) -> float:
-        """About the hours that a method in a column would take, all seeds, on this machine; NaN where none can tell."""
-        cells = [cell for cell in self.cells(method, column) if not cell.joined.marker.is_file()]
-        return sum(cell.rounds * self._hours_a_round.get(cell.key, math.nan) for cell in cells) if cells else math.nan
+    def left(self, method: str, column: str) -> list[Cell]:
+        """The cells of a method in a column that have not been run."""
+        return [cell for cell in self.cells(method, column) if not cell.joined.marker.is_file()]
+
+    def hours_of(self, cells: Sequence[Cell]) -> float:
+        """About the hours that cells would take on this machine; NaN where none can tell."""
+        return sum(cell.rounds * self._hours_a_round.get(cell.key, math.nan) for cell in cells)
 
     @cached_property
     def _hours_a_round(self) -> dict[str, float]:

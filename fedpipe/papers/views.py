@@ -24,6 +24,7 @@ SIGNS = {  #: of verdicts, which colors repeat
 }
 DIVERGED = "diverged: in some round no participant's update was finite"
 GENERATED = "on generated data of the data set's shape, since the data are not here"
+LACKING = "not of all its runs: seeds, or values that its parameters are searched in, are missing"
 
 
 @dataclass
@@ -171,7 +172,8 @@ def _cell(paper: Paper, cell: Cell, notes: Notes, hours: Mapping[str, str] | Non
         shown, runs = _shown(number, decimals), f"n={number.runs}" if number.runs else ""
         diverged = DIVERGED if cell.measured and cell.measured.diverged else ""
         generated = GENERATED if cell.measured and cell.measured.generated else ""
-        note = ", ".join(map(notes.letter, filter(None, (diverged, generated))))
+        lacking = LACKING if cell.measured and cell.measured.lacking is not None else ""
+        note = ", ".join(map(notes.letter, filter(None, (diverged, generated, lacking))))
     else:
         reason = _reason(cell.measured)
         note = notes.letter(reason + (hours or {}).get(reason, ""))
@@ -324,7 +326,7 @@ def _text(paper: Paper, text: layouts.Text, comparison: Comparison) -> dict[str,
 
 
 def _costs(paper: Paper, comparison: Comparison) -> list[dict[str, Any]]:
-    """What was not run, by table and reason: how many cells, and the hours that they would take."""
+    """What was not run, by table and reason: of how many cells, and the hours that it would take."""
     return [
         {
             "heading": name,
@@ -339,21 +341,24 @@ def _costs(paper: Paper, comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _not_run(paper: Paper, name: str, comparison: Comparison) -> dict[str, list[float]]:
-    """The hours of each cell of a table that was not run, by reason; NaN where nobody told them."""
+    """The hours of what was not run of each cell of a table, by reason; NaN where nobody told them."""
     found: dict[str, list[float]] = {}
     for place in cells.of_table(paper, name):
         cell = comparison.cells[place]
         if cell.number is None and not paper.tables[name].rows[place.row].minus:
             hours = cell.measured.hours if cell.measured else math.nan
             found.setdefault(_reason(cell.measured), []).append(hours)
+        elif cell.measured and cell.measured.lacking is not None:
+            found.setdefault(LACKING, []).append(cell.measured.lacking)
     return found
 
 
 def _cost(hours: Sequence[float]) -> str:
     """What cells would take, as far as it is known of them; empty where it is of none."""
     known = [one for one in hours if math.isfinite(one)]
-    cells = f"{len(known)} cells" if len(known) == len(hours) else f"{len(known)} of {len(hours)} cells"
-    return f"some {_hours(sum(known))} for {cells}" if known else ""
+    of = f"{len(hours)} cells" if len(hours) > 1 else "1 cell"
+    which = of if len(known) == len(hours) else f"{len(known)} of {of}"
+    return f"some {_hours(sum(known))} for {which}" if known else ""
 
 
 def _paths(table: Table) -> dict[str, str]:

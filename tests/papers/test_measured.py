@@ -303,14 +303,17 @@ def test_a_run_that_is_not_done_costs_its_own_cells(ran: dict[str, NewPlan], tmp
     try:
         after = found(PFPS)
         assert number(after[place]).runs == 1, "the other seed is there"
+        assert before[place].lacking is None
+        assert 0 < (after[place].lacking or 0) < 0.1, "one run of two rounds is missing"
         other = place._replace(row="FedProto")
         assert after[other] == before[other]
         artifacts.write_json(plan.study.absent, {str(gone.files.path): "data not here"})
         study = Study.find("pfps_lwc", "table2", "smoke")
         assert study
         assert study.missing("fedper", column) == "data not here"
-        assert 0 < study.hours_left("fedper", column) < 0.1, "a run of two rounds, as others of its kind took"
-        assert math.isnan(study.hours_left("fedper", "no such column"))
+        assert study.left("fedper", column) == [gone]
+        assert 0 < study.hours_of([gone]) < 0.1, "a run of two rounds, as others of its kind took"
+        assert study.left("fedper", "no such column") == []
     finally:
         artifacts.write_json(plan.study.absent, {})
         shutil.move(away, gone.joined.path)

@@ -169,6 +169,15 @@ def test_what_was_not_run_stands_below_with_its_cost(folder):
     assert "<td>18</td><td>some 2,700 h for 18 cells</td>" in row
 
 
+def test_a_cell_with_some_of_its_runs_says_so_and_what_the_others_would_take(whole, tmp_path):
+    place = next(place for place in whole if place[:4] == ("FedDW", "Table I", "FedDW", "practical/CIFAR-10"))
+    pages.write(tmp_path, "paper", whole | {place: replace(whole[place], lacking=12.0)}, {}, ABOUT)
+    text = (tmp_path / "feddw.html").read_text()
+    assert f"</sup> {views.LACKING}</li>" in text.partition('id="table-i"')[2].partition("</section>")[0]
+    below = text.partition('<section id="cost">')[2].partition("</section>")[0]
+    assert f"{views.LACKING}</td><td>1</td><td>some 12 h for 1 cell</td>" in below
+
+
 def test_no_signs_at_smaller_scales(whole, tmp_path):
     for scale in ("reduced", "smoke"):
         pages.write(tmp_path, scale, whole, {}, ABOUT)
