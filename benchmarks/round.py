@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedpipe import artifacts, config
 from fedpipe.artifacts import RunFiles
@@ -164,11 +165,16 @@ def plain_loop(clients: Clients, threads: int) -> float:
 
 
 def bare_loop(clients: Clients, threads: int) -> float:
-    """Seconds of the same epoch with nothing but PyTorch's kernels: channels-last, a thread and a module a client."""
+    """Seconds of the same epoch with nothing but PyTorch's kernels, a thread and a module a client.
+
+    They have their best layout: channels-last, and the weight of the layer from 1,024 to 512 by columns.
+    """
 
     def work(client: int) -> None:
         torch.set_num_threads(1)
         network = CNN4().build((1, 28, 28), CLASSES).to(memory_format=torch.channels_last)
+        wide = next(layer for layer in network.modules() if isinstance(layer, nn.Linear))
+        wide.weight.data = wide.weight.data.t().contiguous().t()
         parameters = list(network.parameters())
         x, y = clients.gather(clients.order(client, 1, "batches", 0))
         x = x.as_strided(x.shape, (784, 1, 28, 1))

@@ -42,10 +42,10 @@ from fedpipe.engine.executor import (
     with_batch_stats,
     with_optimizer_state,
 )
+from fedpipe.engine.layout import channels_last, fast
 from fedpipe.engine.memory import keep_pages
 from fedpipe.engine.transforms import changed
 from fedpipe.engine.trees import contiguous, move, size_in_bytes, unstack
-from fedpipe.layers import is_large
 from fedpipe.tensors import Tensors
 
 HELD_BYTES = 2**30  #: of personal models that are held until their clients train
@@ -150,7 +150,7 @@ class Loop:
         hold: bool,
     ) -> Outcome:
         clients = self._clients
-        state = _fast(start_client(algorithm, move(kept, clients.device), received, clients.facts(client, round)))
+        state = fast(start_client(algorithm, move(kept, clients.device), received, clients.facts(client, round)))
         begin, before = time.perf_counter(), 0.0
         due, epochs = passes(algorithm, phase, self._finetune_epochs), dict[str, int]()
         if personal := personal_passes(algorithm) if phase != "begin" else []:
@@ -178,7 +178,7 @@ class Loop:
         else:
             begin, state, epochs = time.perf_counter(), began, dict[str, int]()
             for pass_ in personal:
-                state = self._pass(algorithm, pass_, state, round, client, epochs)
+                state = fast(self._pass(algorithm, pass_, state, round, client, epochs))
             held = Personal(round, began, state, epochs, seconds_since(begin, self._clients.device))
         if hold and (len(self._held) + 1) * size_in_bytes([held.began, held.state]) <= HELD_BYTES:
             self._held[client] = held
@@ -248,7 +248,7 @@ class Loop:
             if key is not None:
                 noise = torch.tensor(key + number, device=x.device)
                 inputs = changed(self._clients.transforms, inputs, noise)
-            yield Batch(_channels_last(inputs), y[first : first + size], None, noise)
+            yield Batch(channels_last(inputs), y[first : first + size], None, noise)
 
     def _score(self, algorithm: Algorithm, phase: Phase, state: State, round: int, client: int, test: Test) -> Score:
         indices, key = self._clients.measured(client, test), self._clients.measuring_key(client, round, test)
@@ -267,11 +267,11 @@ class Loop:
             algorithm = self._idle.pop()
             try:
                 with torch.no_grad():
-                    return algorithm.net(fast, _channels_last(self._clients.tested(rows, round, number)))
+                    return algorithm.net(weights, channels_last(self._clients.tested(rows, round, number)))
             finally:
                 self._idle.append(algorithm)
 
-        fast = _fast(model.map(lambda value: value.to(self._clients.device)))
+        weights = fast(model.map(lambda value: value.to(self._clients.device)))
         parts = np.array_split(indices, max(1, math.ceil(len(indices) / MEASURE_BATCH)))
         return torch.cat(list(self._pool.map(part, range(len(parts)), parts)))
 
@@ -309,18 +309,3 @@ def _same(one: State, other: State) -> bool:
         return False
     pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True)
     return all(torch.equal(mine, theirs) for mine, theirs in pairs)
-
-
-def _fast(tree: Any) -> Any:
-    """Convolution kernels in the layout in which they are fast on a CPU: channels-last, but for large ones."""
-    return pytree.tree_map(lambda value: value if value.dim() == 4 and is_large(value) else _channels_last(value), tree)
-
-
-def _channels_last(value: Tensor) -> Tensor:
-    """The same images or kernels in that layout; whatever is neither as it is."""
-    if value.dim() != 4:
-        return value
-    if value.shape[1] == 1:  # both layouts are one here; only the strides tell PyTorch which is meant
-        height, width = value.shape[2:]
-        return value.contiguous().as_strided(value.shape, (height * width, 1, width, 1))
-    return value.contiguous(memory_format=torch.channels_last)

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, linear
 
+from fedpipe import registry
 from fedpipe.algorithms.base import Measure, Train, Update
 from fedpipe.algorithms.fedala import FedALA
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedprox import FedProx
 from fedpipe.config import Transforms
-from fedpipe.engine import stack
+from fedpipe.engine import layout, stack
 from fedpipe.engine.executor import MEASURE_BATCH, passes
 from fedpipe.engine.trees import size_in_bytes
 from fedpipe.models.base import Network
@@ -305,6 +306,42 @@ def test_large_kernels_are_not_channels_last_nor_is_what_they_see(make_trial, as
     monkeypatch.setattr("fedpipe.layers.LARGE", small)
     found = sent(make_trial("fedavg", "cnn").train(tests=("local",)))
     assert met[large] == (True, True)
+    assert_same(found, wanted, within=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "by_columns"),
+    [
+        ((512, 1024), True),
+        ((100, 2048), True),
+        ((512, 1600), False),  # no whole pages
+        ((10, 1024), False),  # narrow
+        ((1024, 2048), False),  # columns would collide as well
+        ((30_522, 1024), False),  # a table of embeddings
+    ],
+)
+def test_a_layer_whose_rows_collide_in_a_cache_lies_by_columns(shape, by_columns):
+    weight = torch.arange(shape[0] * shape[1]).reshape(shape)
+    laid = layout.fast({"model": Tensors({"weight": weight})})["model"]["weight"]
+    assert laid.stride() == ((1, shape[0]) if by_columns else (shape[1], 1))
+    assert torch.equal(laid, weight)
+
+
+@pytest.mark.parametrize("name", registry.names(registry.ALGORITHM))
+def test_which_way_a_layer_lies_is_a_matter_of_speed_alone(make_trial, assert_same, monkeypatch, name):
+    met, forward = set[bool](), torch.nn.Linear.forward
+
+    def spied(layer, x):
+        met.add(layer.weight.is_contiguous())
+        return forward(layer, x)
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", spied)
+    wanted = sent(make_trial(name).run().train(tests=("local",)))
+    assert met == {True}
+    monkeypatch.setattr(layout, "PAGE", 6)
+    monkeypatch.setattr(layout, "NARROW", 1)
+    found = sent(make_trial(name).run().train(tests=("local",)))
+    assert met == {True, False} or name == "fednh", "but for its head, which is made of prototypes at each step"
     assert_same(found, wanted, within=1e-12)
 
 
