@@ -97,6 +97,10 @@ BREACHES = {
     "  return F.cross_entropy(self.predict(client, batch.x), batch.y, reduction='none')": (
         "own.Own: loss (own.py, line 35) gives a tensor of shape (1,); a loss should be a scalar, a mean over the"
     ),
+    "def loss(self, client, batch):\n  return self.risk(client, batch).detach()": (
+        "own.Own: the loss of a Train pass depends on nothing that the pass trains of 'model'; it should be computed "
+        "from client['model'], without detach()."
+    ),
     "def loss(self, client, batch):\n  return self.risk(client, batch) + client['anchor'].norm()": (
         "in loss: `return self.risk(client, batch) + client['anchor'].norm()` asks for 'anchor', which is not there"
     ),

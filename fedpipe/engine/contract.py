@@ -126,6 +126,21 @@ def pull(algorithm: Algorithm, training: Train, names: Sequence[str], client: St
         )
 
 
+def loss(algorithm: Algorithm, training: Train, given: Tensor) -> None:
+    """Refuse a loss in which nothing has a part that its pass trains: nothing would be learned by it.
+
+    Raises
+    ------
+    SettingsError
+        The sentence names what is trained.
+    """
+    if not given.requires_grad:
+        raise SettingsError(
+            f"{name_of(algorithm)}: the loss of a Train pass depends on nothing that the pass trains of "
+            f"'{training.group}'; it should be computed from client['{training.group}'], without detach()."
+        )
+
+
 def alike(algorithm: Algorithm, hook: str, given: State, before: State, other: str) -> None:
     """Refuse a state whose parts, shapes or dtypes are not those that another hook gave, or the same one before.
 

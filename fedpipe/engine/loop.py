@@ -288,6 +288,7 @@ class _Gradient:
         leaves = Tensors((name, group[name].detach().requires_grad_()) for name in self._names)
         with torch.enable_grad(), train_mode(self._algorithm, self._training, client, batch) as self.recorded:
             value = self._training.loss(client | {self._training.group: group | leaves}, batch)
+        contract.loss(self._algorithm, self._training, value)
         # Laid out as the leaves are, and each in memory of its own, since steps write there: PyTorch may give
         # views of one gradient to two of them.
         torch.autograd.backward(value, inputs=list(leaves.values()))

@@ -424,7 +424,9 @@ class _Gradient:
 
         def value(parameters: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
             with train_mode(self._algorithm, self._training, client, batch) as statistics:
-                return self._training.loss(client | {self._training.group: group | parameters}, batch), statistics
+                loss = self._training.loss(client | {self._training.group: group | parameters}, batch)
+            contract.loss(self._algorithm, self._training, loss)
+            return loss, statistics
 
         found, (loss, self.recorded) = grad_and_value(value, has_aux=True)(group.only(self._names))
         return gradient_of(self._training, client, found), loss

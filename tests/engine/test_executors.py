@@ -19,6 +19,7 @@ from fedpipe.config import Transforms
 from fedpipe.engine import layout, stack
 from fedpipe.engine.executor import MEASURE_BATCH, passes
 from fedpipe.engine.trees import size_in_bytes
+from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network
 from fedpipe.tensors import Tensors
 
@@ -248,6 +249,17 @@ def test_a_step_writes_into_no_memory_but_its_own(make_trial):
             assert torch.allclose(value, wanted, rtol=0, atol=1e-12), name
         assert outcome.upload["direction"].tolist() == [1] * len(outcome.upload["direction"])
     assert all(torch.equal(value, received[name]) for name, value in before.items())
+
+
+class Detached(FedAvg):
+    def loss(self, client, batch):
+        return self.risk(client, batch).detach()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_loss_of_nothing_that_is_trained_is_refused(make_trial, width):
+    with pytest.raises(SettingsError, match=r"Detached: the loss of a Train pass depends on nothing that .* 'model'"):
+        make_trial(Detached(), width=width).train()
 
 
 class Counted(FedALA):
