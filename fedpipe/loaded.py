@@ -96,6 +96,9 @@ class Results:
         Source ``measured`` is of the global model on the global test set, ``exchanged`` what an algorithm sent.
         """
         found = self._joined("matrices")
+        if "matrix" not in found:  # no method has a global model, or exchanges any
+            columns = ["round", "source", "client", "matrix", "row", "column", "value"]
+            return found.reindex(columns=[*found.columns, *columns])
         keys = [name for name in found.columns if not name.isdecimal()]
         long = found.melt(id_vars=keys, var_name="column", value_name="value").rename(columns={"class": "row"})
         long = long.astype({"column": int}).sort_values(

@@ -101,6 +101,17 @@ def test_traffic_times_and_matrices_have_a_row_for_each_thing(study: Path, resul
     np.testing.assert_allclose(sums, 1, rtol=1e-6)
 
 
+def test_of_methods_without_a_global_model_there_are_no_matrices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    params = studies.settings(("local",), 1, study={"seeds": [0], "grid": GRID})
+    finish(params | {"evaluation": {"protocols": ["personal-on-local"]}})
+    found = fedpipe.load("params.yaml").matrices
+    assert not len(found)
+    assert list(found.columns) == list(results.matrices.columns)
+
+
 def test_fairness_is_of_the_clients_of_the_last_round(results: Any) -> None:
     found = results.fairness.query("algorithm == 'fedavg' and protocol == 'personal-on-local'")
     assert len(found) == 2 * 2

@@ -259,9 +259,10 @@ class Run:
             "bytes_up": pa.array(block.up, pa.int64()),
         }
         hashes = {files.participants.name: artifacts.write_parquet(files.participants, pa.table(participants))}
-        scores = dict(itertools.compress(zip(block.ids, block.scores, strict=True), sent.finite))
+        trained = dict(zip(block.ids, block.scores, strict=True))  # also what failed: to leave it out would flatter
+        scores = {"trained": trained, "kept": dict(itertools.compress(trained.items(), sent.finite))}
         for model, tests in evaluation.due(self.evaluation, self._measured(number)).items():
-            measured = {client: {test: found[test] for test in tests} for client, found in scores.items()}
+            measured = {client: {test: found[test] for test in tests} for client, found in scores[model].items()}
             path = {"trained": files.trained, "kept": files.kept}[model]
             hashes[path.name] = artifacts.write_parquet(path, evaluation.table(number, model, measured))
         return hashes

@@ -186,7 +186,7 @@ def _table(revisions: Sequence[Revision]) -> str:
             line = {"algorithm": row[0], "point": row[1], "protocol": protocol}
             line |= {revision.name: _mean(part) for revision, part in zip(revisions, found, strict=True)}
             for revision, part in zip(others, found[1:], strict=True):
-                same = base.made_of.get(row) == revision.made_of.get(row)
+                same = row in base.made_of and base.made_of[row] == revision.made_of.get(row)
                 line[f"{revision.name} − {base.name}"] = "same runs" if same else _told(found[0], part)
             lines.append(line)
     frame = pd.DataFrame(lines)

@@ -142,7 +142,7 @@ def _curve(study: Study, cell: Cell, measure: str, client: int | None = None) ->
     frame = frame[(frame["protocol"] == TRAIN) & (frame["total"] > 0)]
     if client is not None:
         frame = frame[frame["client"] == client]
-    total = frame.assign(loss=frame["loss"] * frame["total"]).groupby("round")[["loss", "total"]].sum()
+    total = frame.assign(loss=frame["loss"] * frame["total"]).groupby("round")[["loss", "total"]].sum(skipna=False)
     return pd.DataFrame({"x": total.index, "value": total["loss"] / total["total"]})
 
 

@@ -250,7 +250,8 @@ def surface(frame: pd.DataFrame, z_label: str = "training loss") -> Figure:
     frame = _named(frame, panel="")
     panels = _unique(frame, "panel")
     finite = frame["value"][np.isfinite(frame["value"])]
-    levels = np.linspace(finite.min(), np.quantile(finite, 0.95), 15)  # the corners would take all levels
+    low, high = (finite.min(), np.quantile(finite, 0.95)) if len(finite) else (0.0, 1.0)
+    levels = np.linspace(low, high if high > low else low + 1, 15)  # up to the maximum, the corners would take all
     made = Figure(figsize=(style.WIDTH, 0.4 + 0.82 * style.WIDTH / max(len(panels), 2)))
     axes = made.subplots(1, max(len(panels), 2), squeeze=False, sharey=True)[0]
     for ax, panel in zip(axes, panels, strict=False):
@@ -385,12 +386,19 @@ def _lines(frame: pd.DataFrame, x_label: str, y_label: str, log: bool, every: bo
 
 
 def _places(known: pd.Series[Any], log: bool) -> Callable[[float], float]:
-    """Where a value lies on the horizontal axis: on a logarithmic one, 0 has the place of a step below the least."""
+    """Where a value lies on the horizontal axis: see :func:`_zero` for a logarithmic one."""
     if not log:
         return float
-    values = sorted(value for value in known.unique() if value > 0)
-    step = values[1] / values[0] if len(values) > 1 else 10.0
-    return lambda value: float(value) if value > 0 else float(values[0] / step)
+    zero = _zero(known)
+    return lambda value: float(value) if value > 0 else zero
+
+
+def _zero(known: pd.Series[Any]) -> float:
+    """The place of 0 on a logarithmic axis: a step below the least value, or 1 where there is no other."""
+    values = sorted(float(value) for value in known.unique() if value > 0)
+    if not values:
+        return 1.0
+    return values[0] / (values[1] / values[0] if len(values) > 1 else 10.0)
 
 
 def _scale(ax: Axes, values: pd.Series[Any], log: bool, every: bool) -> None:
@@ -404,9 +412,7 @@ def _scale(ax: Axes, values: pd.Series[Any], log: bool, every: bool) -> None:
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         return
     ax.set_xscale("log")
-    positive = [value for value in known if value > 0]
-    step = positive[1] / positive[0] if len(positive) > 1 else 10.0
-    names = {value if value > 0 else positive[0] / step: f"{value:g}" for value in known}
+    names = {value if value > 0 else _zero(values): f"{value:g}" for value in known}
     ax.xaxis.set_major_locator(FixedLocator(list(names)))
     ax.xaxis.set_major_formatter(
         FuncFormatter(lambda value, _: names[min(names, key=lambda known: abs(known - value))])

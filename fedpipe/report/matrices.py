@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from fedpipe import artifacts
 from fedpipe.artifacts import JoinedFiles
-from fedpipe.planned import Plan
+from fedpipe.planned import Cell, Plan
 from fedpipe.report import results
 
 Floats = npt.NDArray[np.float64]
@@ -15,16 +17,23 @@ Floats = npt.NDArray[np.float64]
 PREFERRED = ("fedavg", "feddw")
 
 
-def chosen(plan: Plan) -> dict[str, dict[str, Floats]]:
-    """The last matrices (C, C) of two algorithms that have a global model, those of `PREFERRED` before others."""
+class Chosen(NamedTuple):
+    """The matrices (C, C) of a run's global model after its last round, by name."""
+
+    cell: Cell
+    matrices: dict[str, Floats]
+
+
+def chosen(plan: Plan) -> dict[str, Chosen]:
+    """Those of two algorithms that have a global model, of `PREFERRED` before others: the first of their runs."""
     names = [*(label for label in PREFERRED if label in plan.algorithms), *plan.algorithms]
-    found: dict[str, dict[str, Floats]] = {}
+    found: dict[str, Chosen] = {}
     for name in dict.fromkeys(names):
         cell = next(cell for cell in plan.cells if cell.algorithm == name)
         point = results.label(results.point(plan, cell))
         measured = _measured(cell.joined)
         if measured and len(found) < 2:
-            found[f"{name} ({point})" if point else name] = measured
+            found[f"{name} ({point})" if point else name] = Chosen(cell, measured)
     return found
 
 

@@ -67,7 +67,7 @@ def cells(plan: Plan) -> pd.DataFrame:
     rows = [
         {"line": name, "matrix": kind, "row": row, "column": column, "value": round(float(value), 6)}
         for name, found in matrices.chosen(plan).items()
-        for kind, matrix in found.items()
+        for kind, matrix in found.matrices.items()
         for row, values in enumerate(matrix)
         for column, value in enumerate(values)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedpipe import artifacts
-from fedpipe.config import Protocol
+from fedpipe.config import Protocol, validating
 from fedpipe.planned import Cell, Plan, ReportedRound
 
 AVERAGES = ("sample", "client", "worst")  #: over test samples; over clients; over the worst tenth of the clients
@@ -186,6 +186,33 @@ def labeled(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFrame:
     for place, (name, value) in enumerate(columns.items()):
         frame.insert(place, name, value)
     return frame
+
+
+def best(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ...]]:
+    """The rows that a table shows, as algorithm and values of the grid: all, or the best of what is searched.
+
+    The best of `report.best_over` has the highest mean by the method's own protocol, or the study's first that it has;
+    or by that model on the clients' validation samples (`report.best_on`).
+
+    Parameters
+    ----------
+    plan
+        The study.
+    means
+        A row a row of the table and protocol, with ``mean`` and ``seeds``, of the round and average reported.
+    """
+    row, over, report = ["algorithm", *plan.grid], plan.report.best_over, plan.report
+    rows: list[tuple[Hashable, ...]] = [key for key, _ in means.groupby(row, sort=False)]
+    if not over:
+        return rows
+    found = []
+    for key, cells in means.groupby([name for name in row if name not in over], sort=False):
+        protocols = [plan.shown.get(str(key[0]), plan.protocols[0]), *plan.protocols]
+        protocol = next((name for name in protocols if cells[cells["protocol"] == name]["seeds"].any()), protocols[0])
+        protocol = validating(protocol) if report.best_on == "validation" else protocol
+        ranked = cells[cells["protocol"] == protocol].sort_values("mean", ascending=False, kind="stable")
+        found.append(tuple(ranked.iloc[0][row]))
+    return [key for key in rows if key in found]
 
 
 def _read(path: Path) -> pd.DataFrame:

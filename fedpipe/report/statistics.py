@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -169,19 +169,22 @@ def table(plan: Plan) -> pd.DataFrame:
 
 
 def _differences(plan: Plan, accuracies: pd.DataFrame) -> list[dict[str, Any]]:
-    """What each method's reported accuracies are above the baseline's at the same point of the grid."""
+    """What each method's reported accuracies are above the baseline's at the same point of the grid.
+
+    Of what `report.best_over` searches, the baseline is there with its best.
+    """
     report, rows = plan.report, list[dict[str, Any]]()
     if report.baseline is None:
         return rows
-    frame = results.reported(accuracies, report.round, report.last_k)
-    frame = frame[frame["average"] == report.average].assign(accuracy=lambda lines: 100 * lines["accuracy"])
+    frame, row = results.reported(accuracies, report.round, report.last_k), ["algorithm", *plan.grid, "protocol"]
+    frame = frame[frame["average"] == report.average]
+    shown = results.best(plan, results.over_seeds(frame, row))
     by_seed: dict[tuple[Hashable, ...], pd.Series[float]] = {
-        key: lines.set_index("seed")["accuracy"]
-        for key, lines in frame.groupby(["algorithm", *plan.grid, "protocol"], sort=False)
+        key: 100 * lines.set_index("seed")["accuracy"] for key, lines in frame.groupby(row, sort=False)
     }
     places = {(cell.algorithm, *results.point(plan, cell).values()): cell for cell in results.cells(plan)}
     for place, cell in places.items():
-        base = _base(plan, cell)
+        base = _base(plan, cell, shown)
         if base is None or cell.algorithm == report.baseline:
             continue
         there = (base.algorithm, *results.point(plan, base).values())
@@ -194,12 +197,18 @@ def _differences(plan: Plan, accuracies: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-def _base(plan: Plan, cell: Cell) -> Cell | None:
+def _base(plan: Plan, cell: Cell, shown: Collection[tuple[Hashable, ...]]) -> Cell | None:
     """The baseline's cell at a cell's point of the grid, as far as the point concerns it; None if there are several."""
+
+    def beside(base: Cell) -> bool:
+        fixed = {name: value for name, value in base.grid.items() if name not in plan.report.best_over}
+        return all(name in cell.grid and cell.grid[name] == value for name, value in fixed.items())
+
     found = [
         base
         for base in plan.cells
         if base.algorithm == plan.report.baseline
-        and all(name in cell.grid and cell.grid[name] == value for name, value in base.grid.items())
+        and (base.algorithm, *results.point(plan, base).values()) in shown
+        and beside(base)
     ]
     return found[0] if len({str(sorted(base.grid.items())) for base in found}) == 1 else None

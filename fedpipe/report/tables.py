@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpipe import artifacts, changes
-from fedpipe.config import Data, validating
+from fedpipe.config import Data
 from fedpipe.data.heterogeneity import Overall
 from fedpipe.planned import Plan
 from fedpipe.report import results, statistics
@@ -166,6 +166,10 @@ def caption(plan: Plan) -> str:
             f"Of {' and '.join(report.best_over)}, each row has the value that is best for it, which was chosen on the "
             f"{CHOSEN_ON[report.best_on]}. "
         )
+    if on := [
+        name for name in ("train", "validation") if any(given.endswith(f"-on-{name}") for given in plan.protocols)
+    ]:
+        own += f"Columns on-{' and on-'.join(on)} are of those samples of the clients. "
     lengths = " or ".join(str(rounds) for rounds in sorted({cell.rounds for cell in plan.cells}))
     scale = "" if plan.scale == artifacts.PAPER else f"Scale {plan.scale}. "
     return (
@@ -214,22 +218,9 @@ def _rows(plan: Plan) -> pd.DataFrame:
 def best(plan: Plan, table: pd.DataFrame) -> list[tuple[Hashable, ...]]:
     """The rows that people's table shows, as algorithm and values of the grid: all, or only the best of some lists.
 
-    The best has the highest mean, in the round and average that are reported, by the method's own protocol, or the
-    study's first that it has; or by that model on the clients' validation samples (`report.best_on`).
+    See :func:`fedpipe.report.results.best`, which chooses.
     """
-    shown, over = _reported(plan, table), plan.report.best_over
-    rows: list[tuple[Hashable, ...]] = [key for key, _ in shown.groupby(_row(plan), sort=False)]
-    if not over:
-        return rows
-    columns = [name for name in _row(plan) if name not in over]
-    found = []
-    for key, cells in shown.groupby(columns, sort=False):
-        protocols = [plan.shown.get(str(key[0]), plan.protocols[0]), *plan.protocols]
-        protocol = next((name for name in protocols if cells[cells["protocol"] == name]["seeds"].any()), protocols[0])
-        protocol = validating(protocol) if plan.report.best_on == "validation" else protocol
-        ranked = cells[cells["protocol"] == protocol].sort_values("mean", ascending=False, kind="stable")
-        found.append(tuple(ranked.iloc[0][_row(plan)]))
-    return [row for row in rows if row in found]
+    return results.best(plan, _reported(plan, table))
 
 
 def _seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, str]]:
@@ -313,8 +304,9 @@ def _statistics(plan: Plan, kept: list[tuple[Hashable, ...]]) -> list[str | Show
     if {*statistics.TO_TARGET} & {*report.statistics}:
         told.append(f"A target is reached where {share} of all test samples are told right; bytes are all clients'.")
     if "difference" in report.statistics:
-        at = " at the same point of the grid" if plan.grid else ""
-        told.append(f"Differences of the accuracies above to {report.baseline}'s{at} are {statistics.PAIRED}")
+        whose = f"the best of {report.baseline}" if report.best_over else f"{report.baseline}'s"
+        at = " at the same point of the grid" if {*plan.grid} - {*report.best_over} else ""
+        told.append(f"Differences of the accuracies above to {whose}{at} are {statistics.PAIRED}")
     return [" ".join(told), Shown(wide, wide.shape[1] - len(report.statistics))]
 
 

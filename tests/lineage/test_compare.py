@@ -177,6 +177,18 @@ def test_a_run_that_went_on_is_told_as_another(study: Path) -> None:
     assert lineage._table([before, before]).count("same runs") == 2 * 2
 
 
+def test_a_method_that_two_revisions_lack_has_no_same_runs_in_them(study: Path) -> None:
+    third = lineage._read("third", None)
+    without = {
+        name: {key: value for key, value in part.items() if "scaffold" not in str(key)}
+        for name, part in (("accuracies", third.accuracies), ("made_of", third.made_of))
+    }
+    first, second = (third._replace(name=name, **without) for name in ("first", "second"))
+    row = cells(lineage._table([first, second, third]), "scaffold", "global-on-global")
+    assert row[:2] == [lineage.DASH] * 2
+    assert row[3:] == [lineage.DASH] * 2
+
+
 def test_an_interval_is_students_and_of_one_seed_there_is_none() -> None:
     one, other = (pd.Series(values, index=[0, 1, 2]) for values in ([1.0, 2.0, 3.0], [2.0, 4.0, 3.5]))
     found = difference(one, other)

@@ -98,6 +98,18 @@ def test_a_sweep_has_its_values_as_ticks_with_zero_left_of_a_logarithmic_axis():
     assert [text for text in found if text in {"3", "4", "5", "7", "9"}] == ["3", "5", "9"]
 
 
+def test_a_sweep_of_which_only_zero_was_run_is_drawn():
+    started = pd.concat([lines(("one",), x=(0, 1, 10)), lines(("two",), x=(0,))]).assign(mean=55.5)
+    for frame in (started, lines(x=(0,))):
+        assert "0" in texts(figures.sweep(frame, "lambda", log=True))
+
+
+@pytest.mark.parametrize("value", [2.3, np.nan, np.inf])
+def test_a_surface_without_a_slope_is_drawn(value):
+    flat = frame("panel x y value", [("a", x, y, value) for x, y in GRID])
+    assert "training loss" in texts(figures.surface(flat))
+
+
 def test_a_few_samples_more_or_less_do_not_look_like_a_result():
     """Also where panels share an axis, and the first one is the flat one."""
     flat = lines().assign(mean=69.16, std=0.01)

@@ -1,5 +1,6 @@
 """Figures: what they show, and that they are the same bytes each time."""
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -307,10 +308,20 @@ def four(make):
 def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
     found = matrices.chosen(four.plan)
     assert list(found) == ["fedavg", "feddw"]
-    assert found["fedavg"]["SL"] == pytest.approx(np.full((2, 2), 0.09))
-    assert found["feddw"]["CR"] == pytest.approx(np.full((2, 2), 0.03))
+    assert found["fedavg"].matrices["SL"] == pytest.approx(np.full((2, 2), 0.09))
+    assert found["feddw"].matrices["CR"] == pytest.approx(np.full((2, 2), 0.03))
     first, second = twice(lambda: report.write_figure_matrices(four.plan), "matrices")
     assert first == second
+
+
+def test_the_title_tells_the_round_of_the_matrices_that_are_shown(make):
+    tree = make(["feddw", "fedavg"], [0], {"federation.rounds": [3, 4]})
+    cells = tuple(dataclasses.replace(cell, rounds=cell.grid["federation.rounds"]) for cell in tree.plan.cells)
+    tree.change(cells=cells)
+    for run in (0, 1):
+        tree.write_matrices(run, {"SL": 0.1, "CR": 0.2})
+    report.write_figure_matrices(tree.plan)
+    assert "Global models after round 3, seed 0" in Path("results/figures/matrices.svg").read_text()
 
 
 def test_matrices_without_fedavg_are_of_the_first_global_models(four):

@@ -171,8 +171,8 @@ def test_the_table_has_them_below_where_they_are_asked_for(two: Tree) -> None:
     assert "mean ± half of its 95% confidence interval" in text
 
 
-def test_below_the_best_of_a_grid_it_says_that_differences_are_at_the_same_point(make: Any) -> None:
-    """Where the baseline's best is at another point, the difference is none of the numbers above."""
+def test_below_the_best_of_a_grid_differences_are_to_the_best_of_the_baseline(make: Any) -> None:
+    """They are of the numbers above; a difference to what the table does not show could have the other sign."""
     rate = "federation.learning_rate"
     tree = make(["fedavg", "fedprox"], grid={rate: [0.01, 0.05]})
     for run, right in enumerate((5, 5, 7, 7, 8, 8, 6, 6)):
@@ -183,8 +183,25 @@ def test_below_the_best_of_a_grid_it_says_that_differences_are_at_the_same_point
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:5] == "| fed"]
     assert [row[:3] for row in rows[:2]] == [["fedavg", "0.05", "80.00 ± 0.00"], ["fedprox", "0.01", "70.00 ± 0.00"]]
     assert [row[:2] for row in rows[2:4]] == [["fedavg", "0.05"], ["fedprox", "0.01"]]
-    assert rows[3][2].startswith("+20.00 "), "70 % above FedAvg's 50 % at this rate"
-    assert "Differences of the accuracies above to fedavg's at the same point of the grid are paired by seed" in text
+    assert rows[3][2].startswith("-10.00 "), "and not 20 above FedAvg's 50 % at this rate"
+    assert "Differences of the accuracies above to the best of fedavg are paired by seed" in text
+    frame = statistics.table(tree.plan).query("statistic == 'difference'")
+    assert frame[rate].tolist() == ["0.01", "0.05"]
+    assert frame["mean"].tolist() == pytest.approx([-10, -20])
+
+
+def test_what_is_not_searched_is_the_same_for_the_baseline(make: Any) -> None:
+    rate, alpha = "federation.learning_rate", "partition.alpha"
+    tree = make(["fedavg", "fedprox"], [0], grid={alpha: [0.1, 0.5], rate: [0.01, 0.05]})
+    for run, right in enumerate((5, 6, 8, 7, 3, 2, 1, 4)):  # by alpha, rate and method
+        tree.write(run, [{"global-on-global": [(right, 10)]}])
+    report = dataclasses.replace(EVERYTHING, statistics=("difference",), best_over=(rate,))
+    tree.change(report=report, protocols=("global-on-global",))
+    found = statistics.table(tree.plan).query("statistic == 'difference'").set_index([alpha, rate])["mean"]
+    wanted = {("0.1", "0.01"): -20, ("0.1", "0.05"): -10, ("0.5", "0.01"): -10, ("0.5", "0.05"): 10}
+    assert found.to_dict() == pytest.approx(wanted)
+    text = tables.markdown(tree.plan, tables.table(tree.plan))
+    assert "to the best of fedavg at the same point of the grid are paired" in text
 
 
 def test_statistics_are_written_and_verified_with_the_tables(two: Tree) -> None:

@@ -175,6 +175,13 @@ def test_the_caption_tells_data_sets_apart_in_the_order_of_the_study(make):
     )
 
 
+def test_the_caption_tells_which_columns_are_not_of_test_samples(make):
+    tree = make(["fedavg"], [0])
+    assert "Columns" not in tables.caption(tree.plan)
+    tree.change(protocols=("personal-on-local", "personal-on-train", "trained-on-train", "global-on-validation"))
+    assert "Columns on-train and on-validation are of those samples of the clients. " in tables.caption(tree.plan)
+
+
 def test_of_a_data_set_all_is_told_that_is_not_by_default():
     dataset = {"name": "imdb", "sha256": "0a", "length": 100, "split": "pooled", "test_share": 0.1, "stratified": False}
     told = tables.setup({"dataset": dataset, "partition": {"scheme": "iid", "code": "0123456789ab"}, "clients": 3})

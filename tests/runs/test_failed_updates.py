@@ -10,6 +10,7 @@ import torch
 from fedpipe import artifacts
 from fedpipe.algorithms.base import ClientInfo, State, Uploads
 from fedpipe.algorithms.scaffold import Scaffold
+from fedpipe.engine import redo
 from fedpipe.engine.run import Run
 from fedpipe.report import results, tables
 from fedpipe.stages import collect
@@ -36,7 +37,7 @@ class Faulty(Scaffold):
 
 
 def prepared(**faults: int) -> tuple[dict, Run]:
-    protocols = {"protocols": ["personal-on-local", "trained-on-local"]}
+    protocols = {"protocols": ["personal-on-local", "trained-on-local", "kept-on-local"]}
     params = studies.settings(rounds=ROUNDS, evaluation=protocols)
     params["algorithms"] = {"faulty": {"algorithm": f"{__name__}.Faulty", **faults}, "fedavg": {}}
     params["study"]["algorithms"] = ["faulty", "fedavg"]
@@ -74,8 +75,9 @@ def test_a_failed_update_is_left_out_of_its_round() -> None:
     last = artifacts.read_json(run.files.round(2).state)["last"]
     assert [last[client] for client in failed] == [1 if client in before else -1 for client in failed]
     assert all(last[client] == 2 for client in whole)
-    trained = artifacts.read_parquet(run.files.round(2).trained)
-    assert trained["client"].to_pylist() == whole
+    trained, kept = (artifacts.read_parquet(path) for path in (run.files.round(2).trained, run.files.round(2).kept))
+    assert trained["client"].to_pylist() == ids, "a method is not better for what failed"
+    assert kept["client"].to_pylist() == whole
 
 
 def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> None:
@@ -103,3 +105,22 @@ def test_single_rounds_leave_out_the_same(tmp_path) -> None:
     ids = again.participants(2)
     again.aggregate(2, [again.train(2, ids[:2]), again.train(2, ids[2:])])
     assert artifacts.sha256_of(run.files.round(2).server) == wanted
+
+
+def test_of_a_training_that_diverged_all_participants_are_measured_and_it_is_not_the_best() -> None:
+    params = studies.settings(evaluation={"protocols": ["trained-on-local"]})
+    params["study"]["grid"] = {"federation.learning_rate": [0.1, 1e12]}
+    params["report"] = {"best_over": ["federation.learning_rate"]}
+    made = studies.prepare(params)
+    healthy, diverged = studies.open_runs(made)
+    for run in (healthy, diverged):
+        list(run.segment(4))
+        collect.collect(run.files, 4, "all")
+        trained = artifacts.read_parquet(run.files.round(4).trained).to_pandas()
+        assert trained["client"].tolist() == run.participants(4)
+        again = redo.again(run, 4)
+        assert again
+        assert not again.differ
+    assert not artifacts.read_parquet(diverged.files.round(4).participants).to_pandas()["finite"].all()
+    assert trained["loss"].isna().any()
+    assert tables.best(made, tables.table(made)) == [("fedavg", "0.1")]

@@ -26,8 +26,10 @@ def draw(plan: Plan, stem: Path) -> None:
 
     Those of the first seed and grid point, in the last round, measured on the global test set for both.
     """
-    title = f"Global models after round {max(cell.rounds for cell in plan.cells)}, seed {plan.seeds[0]}"
-    style.save(figure(chosen(plan), title), stem)
+    found = chosen(plan)
+    rounds = " and ".join(dict.fromkeys(str(one.cell.rounds) for one in found.values()))
+    title = f"Global models after round {rounds}, seed {plan.seeds[0]}"
+    style.save(figure({name: one.matrices for name, one in found.items()}, title), stem)
 
 
 @style.figure
