@@ -87,7 +87,10 @@ def assign(
     seed = seed if scheme.seed is None else scheme.seed
     official = split == "official" and not scheme.splits
     if official and not test.any():
-        raise SettingsError("dataset.split: 'official' needs a test set, and the data set has none; use 'pooled'.")
+        raise SettingsError(
+            f"dataset.split: 'official' needs a test set, and none of the {len(test)} samples is in one; use 'pooled', "
+            f"or a larger dataset.subset where there is one."
+        )
     samples = np.flatnonzero(~test) if official else np.arange(len(labels))
     sample, client, use = _deal(scheme, labels, samples, clients, seed)
     if use is None:

@@ -107,10 +107,8 @@ class Fetcher:
             return None
         if (path := self._local(name)) is not None:
             return path
-        fresh = self.cache / "undeclared" / name
-        fresh.unlink(missing_ok=True)
         try:
-            return self._download(self._address(name), None, fresh)
+            return self._download(self._address(name), None, self.cache / "undeclared" / name)
         except OSError as error:
             raise ArtifactError(
                 f"dataset.mirror: {self._address(name)} could not be fetched ({_reason(error)})."
@@ -164,7 +162,7 @@ class Fetcher:
         return f"{(self.mirror or '').rstrip('/')}/{name}"
 
     def _download(self, address: str, checksum: str | None, path: Path) -> Path:
-        """The file from that address, unless the cache has it."""
+        """The file from that address, unless the cache has it; without a checksum nothing in the cache is trusted."""
         import pooch
         from filelock import FileLock
 
@@ -177,6 +175,8 @@ class Fetcher:
             part.replace(output)
 
         with FileLock(f"{path}.lock"):  # two jobs may want the same file
+            for old in (path, part) if checksum is None else ():
+                old.unlink(missing_ok=True)
             for resumed in (part.exists(), False):
                 try:
                     pooch.retrieve(address, checksum, path.name, path.parent, downloader=download)

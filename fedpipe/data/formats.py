@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 CHANNELS = (1, 3)  #: of grey and of color images
+COLUMNS = {"label", "text", "image", "split"}  #: that a table of samples may have
+DEEP = ("I", "F")  #: how Pillow's modes of more than 8 bits begin, which it cuts off at 255
 
 
 class Table(NamedTuple):
@@ -33,7 +35,7 @@ def read_npz(path: Path) -> Samples:
     """Arrays ``x_train`` and ``y_train`` (with ``x_test`` and ``y_test``), or ``x`` and ``y`` (with ``test``, a mask).
 
     ``x`` of uint8 are images, shape (n, h, w), (n, h, w, c) or (n, c, h, w); of floats, anything; of other integers,
-    token ids of shape (n, length).
+    token ids of shape (n, length), from 0.
 
     Raises
     ------
@@ -50,22 +52,21 @@ def read_npz(path: Path) -> Samples:
         raise ArtifactError(f"{path} lacks {alone.pop()}; it should hold both x_test and y_test, or neither.")
     if {"x_train", "y_train"} <= arrays.keys():
         parts = ["train", "test"] if {"x_test", "y_test"} <= arrays.keys() else ["train"]
-        x = np.concatenate([arrays[f"x_{part}"] for part in parts])
-        y = np.concatenate([arrays[f"y_{part}"] for part in parts])
+        for part in parts:
+            _refuse_unequal(path, {name: arrays[name] for name in (f"x_{part}", f"y_{part}")})
+        x, y = (_joined(path, {f"{name}_{part}": arrays[f"{name}_{part}"] for part in parts}) for name in "xy")
         test = np.arange(len(y)) >= len(arrays["y_train"])
     elif {"x", "y"} <= arrays.keys():
+        _refuse_unequal(path, {name: arrays[name] for name in ("x", "y", "test") if name in arrays})
         x, y = arrays["x"], arrays["y"]
-        test = arrays.get("test", np.zeros(len(y), dtype=np.bool_)).astype(np.bool_)
+        test = _mask(path, _flat(arrays.get("test", np.zeros(len(y), dtype=np.bool_))))
     else:
         raise ArtifactError(
             f"{path} holds {', '.join(sorted(arrays)) or 'none of these arrays'}; it should hold x_train and y_train "
             f"(and x_test and y_test), or x and y (and test)."
         )
-    if not len(x) == len(y) == len(test):
-        raise ArtifactError(
-            f"{path} holds {len(x)} inputs, {len(y)} labels (and {len(test)} of test); each input should have one."
-        )
-    return Samples(_inputs(path, x), encode_labels(path, y.ravel() if y.size == len(y) else y), test)
+    labels = encode_labels(path, _flat(y))
+    return Samples(_inputs(path, x), labels, test)
 
 
 def read_parquet(path: Path) -> Table:
@@ -81,11 +82,13 @@ def read_parquet(path: Path) -> Table:
     except Exception as error:  # of Arrow or the system: these bytes are no Parquet
         raise ArtifactError(f"{path} can't be read as Parquet ({_line(error)}).") from error
     names = set(table.column_names)
+    if twice := sorted(name for name in names & COLUMNS if table.column_names.count(name) > 1):
+        raise ArtifactError(f"{path} has the column {twice[0]} more than once; it should have it once.")
     if "label" not in names or not names & {"text", "image"}:
         raise ArtifactError(
             f"{path} has the columns {', '.join(table.column_names)}; it should have label, and text or image."
         )
-    if empty := sorted(name for name in names & {"label", "text", "image", "split"} if table[name].null_count):
+    if empty := sorted(name for name in names & COLUMNS if table[name].null_count):
         raise ArtifactError(f"{path}: its column {empty[0]} has rows without a value; each should have one.")
     labels = encode_labels(path, table["label"].to_numpy())
     split = table["split"].to_pylist() if "split" in names else ["train"] * len(table)
@@ -93,7 +96,10 @@ def read_parquet(path: Path) -> Table:
         raise ArtifactError(f"{path}: its column split holds '{other[0]}'; it should hold 'train' or 'test'.")
     test = np.array([part == "test" for part in split], dtype=np.bool_)
     if "text" in names:
-        return Table(table["text"].to_pylist(), None, labels, test)
+        texts = table["text"].to_pylist()
+        if not all(isinstance(text, str) for text in texts):
+            raise ArtifactError(f"{path}: its column text holds {table['text'].type}; it should hold strings.")
+        return Table(texts, None, labels, test)
     cells = [cell["bytes"] if isinstance(cell, dict) else cell for cell in table["image"].to_pylist()]
 
     def opener(cell: bytes) -> Callable[[], IO[bytes]]:
@@ -139,10 +145,15 @@ def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], color: boo
     Raises
     ------
     ArtifactError
-        One is no image or of another size.
+        One is no image, of another size, or of more than 8 bits.
     """
-    modes = {_decoded(name, opens, lambda image: image.mode) for name, opens in files[: 0 if color else None]}
-    mode = "L" if modes and modes <= {"1", "L"} else "RGB"
+    modes = {name: _decoded(name, opens, lambda image: image.mode) for name, opens in files[: 0 if color else None]}
+    if deep := [name for name, mode in modes.items() if mode.startswith(DEEP)]:
+        raise ArtifactError(
+            f"{deep[0]} has more than 8 bits a pixel (Pillow's mode {modes[deep[0]]}); images should have 8, and other "
+            f"samples should lie in an .npz, as floating-point numbers."
+        )
+    mode = "L" if modes and set(modes.values()) <= {"1", "L"} else "RGB"
     x: npt.NDArray[np.uint8] | None = None
     for row, (name, opens) in enumerate(files):
         pixels = _decoded(name, opens, lambda image: np.asarray(image.convert(mode)))
@@ -167,6 +178,11 @@ def encode_labels(path: Path, labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]
         if labels.min() < 0:
             raise ArtifactError(f"{path}: a label is {labels.min()}; labels should count from 0.")
         return labels.astype(np.int64)
+    if labels.dtype.kind in "fcmM" and (spoilt := np.isnan(labels)).any():
+        raise ArtifactError(
+            f"{path}: {spoilt.sum()} of its labels are NaN, first that of sample {spoilt.argmax()}; each sample should "
+            f"have its class."
+        )
     return np.unique(labels, return_inverse=True)[1].astype(np.int64)
 
 
@@ -175,19 +191,58 @@ def _inputs(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         x = x.transpose(0, 3, 1, 2)
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[:, None]
-    tokens = np.issubdtype(x.dtype, np.integer) and x.ndim == 2 and x.dtype != np.uint8
+    signed = np.promote_types(x.dtype, np.int8) if np.issubdtype(x.dtype, np.integer) else x.dtype
+    tokens = np.issubdtype(signed, np.signedinteger) and x.ndim == 2 and x.dtype != np.uint8
     images = x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] in CHANNELS
-    if not (tokens or images or (np.issubdtype(x.dtype, np.floating) and x.ndim > 1)):
+    numbers = np.issubdtype(x.dtype, np.floating) and x.ndim > 1
+    if not x.size or not (tokens or images or numbers):
         raise ArtifactError(
             f"{path}: its inputs are {x.dtype} of shape {x.shape}; they should be images (uint8, grey or color), "
-            f"floating-point numbers, or token ids (integers, one row a sample)."
+            f"floating-point numbers, or token ids (signed integers, one row a sample)."
         )
-    if np.issubdtype(x.dtype, np.floating) and (spoilt := ~np.isfinite(x).reshape(len(x), -1).all(1)).any():
-        raise ArtifactError(
-            f"{path}: {spoilt.sum()} of its inputs hold NaN or infinity, first that of sample {spoilt.argmax()}; "
-            f"all numbers should be finite."
-        )
+    if tokens:
+        if x.min() < 0:
+            raise ArtifactError(f"{path}: a token id is {x.min()}; ids should count from 0.")
+        return x.astype(signed, copy=False)
+    if numbers:
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32, order="C", copy=False)  # as they are stored
+        if (spoilt := ~np.isfinite(x).reshape(len(x), -1).all(1)).any():
+            raise ArtifactError(
+                f"{path}: {spoilt.sum()} of its inputs hold NaN or infinity, first that of sample {spoilt.argmax()}; "
+                f"all numbers should be finite, in 32 bits too."
+            )
     return x
+
+
+def _refuse_unequal(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    lengths = {array.shape[:1] for array in arrays.values()}
+    if len(lengths) > 1 or () in lengths:
+        shapes = ", ".join(f"{name} of shape {array.shape}" for name, array in arrays.items())
+        raise ArtifactError(f"{path} holds {shapes}; each should have one entry for each sample.")
+
+
+def _joined(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """The training and the test samples' array as one."""
+    kinds = {(array.shape[1:], array.dtype.kind.replace("u", "i")) for array in arrays.values()}
+    if len(kinds) > 1:
+        parts = " and ".join(f"{name} of {array.dtype} and shape {array.shape}" for name, array in arrays.items())
+        raise ArtifactError(f"{path} holds {parts}; but for their length, both should be alike.")
+    return np.concatenate(list(arrays.values()))
+
+
+def _mask(path: Path, test: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    if test.ndim != 1 or test.dtype.kind not in "biuf" or not np.isin(test, (0, 1)).all():
+        raise ArtifactError(
+            f"{path}: its array test holds {test.dtype} of shape {test.shape}; it should hold one truth value, "
+            f"or 0 or 1, for each sample."
+        )
+    return test.astype(np.bool_)
+
+
+def _flat(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """One value a sample, each of which may stand in a row of its own."""
+    return array.ravel() if array.size == len(array) else array
 
 
 def _decoded(name: str, opens: Callable[[], IO[bytes]], take: Callable[[Image.Image], Any]) -> Any:

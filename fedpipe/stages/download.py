@@ -204,7 +204,7 @@ def _fill_in(params: Path, section: str, sha256: str, done: list[str]) -> bool:
             return False
     except (yaml.YAMLError, SettingsError):
         return False
-    artifacts.write_bytes(params, filled.encode())
+    artifacts.write_bytes(params.resolve(), filled.encode())  # a link stays one
     done.append(f"{params} declares it now: {section}.sha256 is {sha256}.")
     return True
 

@@ -203,7 +203,7 @@ def test_the_training_samples_must_do_for_the_official_split() -> None:
 
 
 def test_an_official_split_needs_a_test_set() -> None:
-    with pytest.raises(SettingsError, match=r"^dataset\.split: 'official' needs a test set"):
+    with pytest.raises(SettingsError, match=r"^dataset\.split: 'official' needs a test set, and none of the 9 samples"):
         assign(IID(), np.zeros(9, dtype=np.int64), np.zeros(9, dtype=np.bool_), 2, "official", 0.25, 0)
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torchvision
 import yaml
@@ -332,8 +333,9 @@ def own(**settings: Any) -> tuple[Samples, Facts]:
         (PIXELS[:, 0, 0] / 255, (32,), "float32"),
         (PIXELS.transpose(0, 2, 3, 1) / np.float32(255), (3, 32, 32), "float32"),
         (PIXELS[:, 0, 0].astype(np.int32), (32,), "int32"),
+        (PIXELS[:, 0, 0].astype(np.uint16), (32,), "int32"),
     ],
-    ids=["chw", "hwc", "hw", "1hw", "features", "float-hwc", "tokens"],
+    ids=["chw", "hwc", "hw", "1hw", "features", "float-hwc", "tokens", "unsigned-tokens"],
 )
 def test_an_npz(x: np.ndarray, shape: tuple[int, ...], dtype: str) -> None:
     arrays("own.npz", x=x, y=np.array([0, 1, 2, 0, 1, 2]), test=np.array([0, 0, 0, 0, 1, 1]))
@@ -343,6 +345,23 @@ def test_an_npz(x: np.ndarray, shape: tuple[int, ...], dtype: str) -> None:
     assert samples.test.tolist() == [False] * 4 + [True] * 2
     if len(shape) == 3:
         assert np.array_equal(samples.x[:, 0], (x if x.ndim == 3 else x[:, 0] if x.shape[1] < 4 else x[..., 0]))
+
+
+VALUES = np.arange(6 * 5 * 4 * 3).reshape(6, 5, 4, 3) % 251
+
+
+@pytest.mark.parametrize(
+    ("x", "checksum"),
+    [
+        (VALUES.astype(np.uint8), "d40b2a06c40d976d4bd3f30fb6b0112143e865d66a8d258e15c44b5e44c3663a"),
+        (VALUES / 7, "6829893d4fafb76a5a24d62d8689029de43cc1a1c6e2f6d37244d499debacfac"),
+        (VALUES[:, 0, :, 0].astype(">i4"), "3758b6fdb12cd5e29dd3743598c145cacd69847b69d4f5842b3d2bb3495d4e97"),
+    ],
+    ids=["images", "numbers", "tokens"],
+)
+def test_what_is_stored_of_an_npz_is_what_always_was(x: np.ndarray, checksum: str) -> None:
+    arrays("own.npz", x=x, y=np.arange(6)[:, None], test=np.arange(6.0) == 5)
+    assert store.checksum(own(name="npz", path="own.npz")[0]) == checksum
 
 
 def test_labels_of_any_kind() -> None:
@@ -364,14 +383,56 @@ def test_labels_of_any_kind() -> None:
             {"x": np.array([[1.0], [np.nan], [2.0]]), "y": np.arange(3)},
             "1 of its inputs hold NaN or infinity, first that of sample 1",
         ),
+        (
+            {"x": np.array([[1.0], [2.0], [1e300]]), "y": np.arange(3)},
+            "first that of sample 2; all numbers should be finite, in 32 bits too.",
+        ),
         ({"images": PIXELS}, "holds none of these arrays; it should hold x_train and y_train"),
         ({"x": PIXELS.astype(np.int64), "y": np.zeros(6, int)}, "its inputs are int64 of shape (6, 3, 32, 32); they"),
         ({"x": PIXELS, "y": np.array([0, 1, 2, -1, 0, 0])}, "a label is -1; labels should count from 0."),
         ({"x": PIXELS[:0], "y": np.zeros(0, int)}, "has labels of shape (0,); it should be one"),
         ({"x": PIXELS, "y": np.array([None] * 6)}, "can't be read as .npz"),
-        ({"x": PIXELS, "y": np.zeros(5, int)}, "holds 6 inputs, 5 labels"),
+        (
+            {"x": PIXELS, "y": np.zeros(5, int)},
+            "holds x of shape (6, 3, 32, 32), y of shape (5,); each should have one entry for each sample.",
+        ),
+        (
+            {"x": PIXELS, "y": np.zeros(6, int), "test": np.zeros(5, bool)},
+            "y of shape (6,), test of shape (5,); each should have one entry for each sample.",
+        ),
+        ({"x": PIXELS, "y": np.array(3)}, "holds x of shape (6, 3, 32, 32), y of shape (); each should have"),
+        (
+            HALVES | {"y_train": np.arange(3), "y_test": np.arange(3)},
+            "holds x_train of shape (4, 32, 32, 3), y_train of shape (3,); each should have one entry for each sample.",
+        ),
+        (
+            HALVES | {"x_test": PIXELS[4:, :, :8, :8].transpose(0, 2, 3, 1)},
+            "holds x_train of uint8 and shape (4, 32, 32, 3) and x_test of uint8 and shape (2, 8, 8, 3); but for their "
+            "length, both should be alike.",
+        ),
+        (HALVES | {"x_test": HALVES["x_test"] / 255}, "and x_test of float64 and shape (2, 32, 32, 3); but for their"),
+        (
+            HALVES | {"y_test": np.array(["a", "b"])},
+            "y_train of int64 and shape (4,) and y_test of <U1 and shape (2,)",
+        ),
+        (
+            {"x": PIXELS, "y": np.array([0, np.nan, 1, 2, np.nan, 3])},
+            "2 of its labels are NaN, first that of sample 1; each sample should have its class.",
+        ),
+        (
+            {"x": PIXELS, "y": np.arange(6), "test": np.array(["no"] * 6)},
+            "its array test holds <U2 of shape (6,); it should hold one truth value, or 0 or 1, for each sample.",
+        ),
+        ({"x": PIXELS, "y": np.arange(6), "test": np.arange(6)}, "its array test holds int64 of shape (6,); it should"),
+        ({"x": np.array([[4, -1], [5, 6]]), "y": np.arange(2)}, "a token id is -1; ids should count from 0."),
+        ({"x": np.ones((2, 3), np.uint64), "y": np.arange(2)}, "its inputs are uint64 of shape (2, 3); they should be"),
+        ({"x": np.ones((2, 0), int), "y": np.arange(2)}, "its inputs are int64 of shape (2, 0); they should be images"),
     ],
-    ids=["one", "spoilt", "names", "integers", "negative", "empty", "objects", "lengths"],
+    ids=[
+        *("one", "spoilt", "32-bits", "names", "integers", "negative", "empty", "objects", "lengths", "mask-length"),
+        *("scalar", "part-lengths", "part-shapes", "part-inputs", "part-labels", "nan-label", "words", "mask"),
+        *("padding", "uint64", "nothing"),
+    ],
 )
 def test_an_npz_of_something_else(given: dict[str, np.ndarray], sentence: str) -> None:
     arrays("own.npz", **given)
@@ -408,14 +469,27 @@ def test_a_table_of_images(cell: Callable[[bytes], Any]) -> None:
         ({"image": [b"no image"], "label": [0]}, "own.parquet, row 0 can't be read as an image"),
         ({"text": ["a", None], "label": [0, 1]}, "own.parquet: its column text has rows without a value"),
         ({"text": ["a", "b"], "label": ["x", None]}, "own.parquet: its column label has rows without a value"),
+        ({"text": [1, 2], "label": [0, 1]}, "own.parquet: its column text holds int64; it should hold strings."),
+        (
+            {"image": [picture(np.full((2, 2), 300, np.uint16))], "label": [0]},
+            "own.parquet, row 0 has more than 8 bits a pixel (Pillow's mode I;16); images should have 8, and other ",
+        ),
     ],
-    ids=["columns", "split", "image", "no-text", "no-label"],
+    ids=["columns", "split", "image", "no-text", "no-label", "numbers", "deep"],
 )
 def test_a_table_of_something_else(table: dict[str, Any], sentence: str) -> None:
     pd.DataFrame(table).to_parquet("own.parquet")
     with pytest.raises(ArtifactError) as error:
         own(name="parquet", path="own.parquet")
     assert str(error.value).startswith(sentence)
+
+
+def test_a_table_with_a_column_twice() -> None:
+    table = pa.table([["a"], [0], [1]], names=["text", "label", "label"])
+    artifacts.write_parquet(Path("own.parquet"), table)
+    with pytest.raises(ArtifactError) as error:
+        own(name="parquet", path="own.parquet")
+    assert str(error.value) == "own.parquet has the column label more than once; it should have it once."
 
 
 def write_folder(*names: str, grey: bool = False) -> None:
@@ -459,6 +533,20 @@ def test_a_folder_of_something_else() -> None:
     Path("pictures/ant/2.png").write_bytes(b"no image")
     with pytest.raises(ArtifactError, match=r"^pictures/ant/2\.png can't be read as an image"):
         own(name="folder", path="pictures")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "mode"), [(np.uint16, "1.png", "I;16"), (np.int32, "1.tif", "I"), (np.float32, "1.tif", "F")]
+)
+def test_images_of_more_than_8_bits_are_refused(kind: type[np.generic], name: str, mode: str) -> None:
+    write_folder("dog/0.png", "dog/2.png", grey=True)
+    Image.fromarray(np.full((32, 32), 300, kind)).save(f"pictures/dog/{name}")
+    with pytest.raises(ArtifactError) as error:
+        own(name="folder", path="pictures")
+    assert str(error.value) == (
+        f"pictures/dog/{name} has more than 8 bits a pixel (Pillow's mode {mode}); images should have 8, and other "
+        f"samples should lie in an .npz, as floating-point numbers."
+    )
 
 
 def test_two_own_files_lie_beside_each_other() -> None:
@@ -560,6 +648,15 @@ def test_the_checksum_is_filled_in_and_all_else_is_left(before: str, after: str)
     download.declare(None, Path("params.yaml"))
     assert Path("params.yaml").read_text() == after.replace("SUM", sha256)
     assert config.dataset(config.read(Path("params.yaml"))["dataset"]).facts == Facts((3, 32, 32), 6, 6, 0)
+
+
+def test_a_link_to_a_study_stays_one() -> None:
+    sha256 = arrays("own.npz", x=PIXELS, y=np.arange(6))
+    Path("study.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
+    Path("params.yaml").symlink_to("study.yaml")
+    download.declare(None, Path("params.yaml"))
+    assert Path("params.yaml").is_symlink()
+    assert Path("study.yaml").read_text() == f"dataset: {{name: npz, sha256: {sha256}, path: own.npz}}\n"
 
 
 def test_labels_that_do_not_begin_with_0_are_told() -> None:

@@ -299,6 +299,18 @@ def test_an_undeclared_file_is_looked_at_anew(server: Server, make_fetcher: Call
     assert found.read_bytes() == b"another"
 
 
+def test_an_undeclared_file_goes_on_with_no_part(
+    server: Server, make_fetcher: Callable[..., Fetcher], tmp_path: Path
+) -> None:
+    part = tmp_path / "cache" / "undeclared" / "own.npz.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"of another file")
+    found = make_fetcher(server.address).undeclared("own.npz")
+    assert found is not None
+    assert found.read_bytes() == WHOLE
+    assert server.ranges == [None]
+
+
 def test_a_server_without_the_file_has_none(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
     server.answers = ["absent"]
     assert make_fetcher(server.address).undeclared("own.npz") is None

@@ -532,6 +532,38 @@ def test_a_file_that_can_not_be_used_says_why(tmp_path: Path, columns: dict[str,
     assert str(error.value).startswith(("partition.path: ", "federation.clients: "))
 
 
+@pytest.mark.parametrize(
+    "rows", ["sample,client\n7,0,0\n8,1,1\n", "sample,client\n0,7,0,0\n", "sample,client\n7,0,\n8,1,\n"]
+)
+def test_rows_that_are_longer_than_the_header_are_refused(tmp_path: Path, rows: str) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(rows)
+    with pytest.raises(SettingsError) as error:
+        File(path=str(path), sha256=artifacts.sha256_of(path)).check(2, 2, 10)
+    assert str(error.value) == (
+        f"partition.path: {path} is neither Parquet nor CSV as its name says (its rows have more fields than its "
+        f"header has names)."
+    )
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("name", ["sample", "client", "split"])
+def test_a_column_that_stands_twice_is_refused(tmp_path: Path, kind: str, name: str) -> None:
+    path = tmp_path / f"own.{kind}"
+    columns = {"sample": [0, 1], "client": [0, 1], "split": ["train", "train"], "note": ["a", "b"]}
+    names = [*columns, "note", name]
+    if kind == "parquet":
+        artifacts.write_parquet(path, pa.table([columns[column] for column in names], names=names))
+    else:
+        rows = zip(*(columns[column] for column in names), strict=True)
+        path.write_text("\n".join(",".join(map(str, row)) for row in (names, *rows)))
+    with pytest.raises(SettingsError) as error:
+        File(path=str(path), sha256=artifacts.sha256_of(path)).check(2, 2, 10)
+    assert str(error.value) == (
+        f"partition.path: {path} has the column '{name}' more than once; it should have it once."
+    )
+
+
 def test_samples_that_are_not_to_be_dealt(tmp_path: Path) -> None:
     scheme = own(tmp_path / "own.csv", sample=[0, 4], client=[0, 1])
     for samples in (np.arange(4), np.array([0, 1, 2, 3, 5])):

@@ -44,6 +44,16 @@ def test_it_is_part_of_the_key_only_where_it_is_asked_for(tmp_path, monkeypatch)
     assert small["dataset"]["subset"] == 200
 
 
+def test_one_without_test_samples_is_told_from_a_data_set_without_any(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError) as error:
+        studies.prepare(studies.settings(dataset={"subset": 4}, federation={"clients": 2}))
+    assert str(error.value) == (
+        "dataset.split: 'official' needs a test set, and none of the 4 samples is in one; use 'pooled', or a larger "
+        "dataset.subset where there is one."
+    )
+
+
 def test_more_than_there_are_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(

@@ -136,6 +136,10 @@ class File(Scheme):
         return self._checked(_parsed(content, self.path))
 
     def _checked(self, table: pa.Table) -> Pairs:
+        if twice := [name for name in ("sample", "client", "split") if table.column_names.count(name) > 1]:
+            raise SettingsError(
+                f"partition.path: {self.path} has the column '{twice[0]}' more than once; it should have it once."
+            )
         sample, client = (self._integers(table, name) for name in ("sample", "client"))
         split = table["split"].to_numpy(zero_copy_only=False).astype(str) if "split" in table.column_names else None
         if split is not None and not np.isin(split, SPLITS).all():
@@ -185,7 +189,11 @@ def _parsed(content: bytes, path: str) -> pa.Table:
         if path.endswith(".parquet"):
             return artifacts.parquet(io.BytesIO(content))
         frame = pd.read_csv(io.BytesIO(content), dtype_backend="pyarrow")
-        return pa.Table.from_pandas(frame, preserve_index=False, nthreads=1)
+        if not isinstance(frame.index, pd.RangeIndex):  # the first fields of longer rows became the rows' names
+            raise ValueError("its rows have more fields than its header has names")
+        header = pd.read_csv(io.BytesIO(content), header=None, nrows=1, dtype=str, keep_default_na=False)
+        table = pa.Table.from_pandas(frame, preserve_index=False, nthreads=1)
+        return table.rename_columns(header.iloc[0].tolist())  # pandas numbers names that stand twice
     except (ValueError, OSError) as error:  # of Arrow and pandas
         reason = str(error).split("\n", 1)[0]
         raise SettingsError(f"partition.path: {path} is neither Parquet nor CSV as its name says ({reason}).") from None
