@@ -23,6 +23,7 @@ from fedpipe.planned import Plan
 
 if TYPE_CHECKING:
     from fedpipe import registry
+    from fedpipe.config import Section
     from fedpipe.plan import NewPlan
 
 DELETING = ("prune",)  #: no mistake leads there
@@ -256,7 +257,7 @@ def segment(
                 typer.echo(f"{path}: stopped by SIGTERM after round {number}; the same command goes on from there")
                 raise typer.Exit(interrupts.STOPPED)
         if collected:
-            stage.collect(run.files, stop, _number(keep_models))
+            stage.collect(run.files, stop, _kept(keep_models))
 
 
 @app.command(rich_help_panel=STAGES)
@@ -328,7 +329,7 @@ def collect(
     """Join the rounds' metrics, matrices, traffic and times into one file each."""
     from fedpipe.stages import collect as stage
 
-    stage.collect(RunFiles(path), rounds, _number(keep_models))
+    stage.collect(RunFiles(path), rounds, _kept(keep_models))
 
 
 @app.command(rich_help_panel=STAGES)
@@ -339,10 +340,9 @@ def probe(
     stack: Stack = "auto",
 ) -> None:
     """Look at what a study's section `probes` asks for in the states of a run; the run stays as it is."""
-    from fedpipe.config import Execution
     from fedpipe.stages import probe as stage
 
-    stage.probe(path, Execution.model_validate({"device": device, "stack": _number(stack)}), threads)
+    stage.probe(path, _execution(device, stack), threads)
 
 
 @app.command(rich_help_panel=STAGES)
@@ -722,17 +722,31 @@ def _open(
     graphs: bool = False,
     keep_models: str = "all",
 ) -> Any:
-    from pydantic import ValidationError
-
-    from fedpipe.config import Execution
     from fedpipe.engine.run import open_run
 
-    told = {"device": device, "stack": _number(stack), "graphs": graphs}
+    return open_run(path, _execution(device, stack, graphs), threads, _kept(keep_models))
+
+
+def _execution(device: str, stack: str, graphs: bool = False) -> Any:
+    from fedpipe.config import Execution
+
+    return _section(Execution, device=device, stack=_number(stack), graphs=graphs)
+
+
+def _kept(keep_models: str) -> Any:
+    from fedpipe.config import Artifacts
+
+    return _section(Artifacts, keep_models=_number(keep_models)).keep_models
+
+
+def _section(section: type[Section], **told: Any) -> Any:
+    """A section of params.yaml, of which a job is told some by options."""
+    from pydantic import ValidationError
+
     try:
-        execution = Execution.model_validate(told)
+        return section.model_validate(told)
     except ValidationError as error:
-        raise SettingsError("\n".join(sentences(error, told, "execution", lambda _: []))) from None
-    return open_run(path, execution, threads, _number(keep_models))
+        raise SettingsError("\n".join(sentences(error, told, section.__name__.lower(), lambda _: []))) from None
 
 
 def _number(text: str) -> int | str:

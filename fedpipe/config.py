@@ -1081,6 +1081,11 @@ class Params(Section):
                 "dataset.split: 'pooled' can't be used with a partition in which clients share samples, since one "
                 "would train on what another tests on; it should be 'official'."
             )
+        if self.partition.overlaps and self.dataset.validation_share:
+            raise SettingsError(
+                f"dataset.validation_share: {self.dataset.validation_share} can't be used with a partition in which "
+                f"clients share samples, since one would train on what another validates on; it should be 0."
+            )
         self.transforms.check(facts.shape)
         if self.model.frozen_base and self.transforms.random:
             key = next(name for name in ("crop", "flip", "rotation") if getattr(self.transforms, name))

@@ -100,9 +100,11 @@ def assign(
             tested = np.flatnonzero(test)
             follower = _follow(labels[tested], labels[sample], client, clients, seed)
         else:
-            _refuse_shared(sample)
+            _refuse_shared(sample, "dataset.split: 'pooled'", "tests", "'official'")
             tested = follower = np.empty(0, dtype=np.int64)
             use[_hold_out(client, groups, clients, test_share, seed, "split")] = "test"
+        if validation_share:
+            _refuse_shared(sample, f"dataset.validation_share: {validation_share}", "validates", "0")
         (train,) = (use == "train").nonzero()
         use[train[_hold_out(client[train], groups[train], clients, validation_share, seed, "validation")]] = (
             "validation"
@@ -182,11 +184,11 @@ def _deal(scheme: Scheme, labels: Integers, samples: Integers, clients: int, see
     return Pairs(sample[order], client[order].astype(np.int64), None if use is None else use[order])
 
 
-def _refuse_shared(sample: Integers) -> None:
+def _refuse_shared(sample: Integers, setting: str, uses: str, right: str) -> None:
     if len(np.unique(sample)) < len(sample):
         raise SettingsError(
-            "dataset.split: 'pooled' can't be used with a partition in which clients share samples, since one would "
-            "train on what another tests on; it should be 'official'."
+            f"{setting} can't be used with a partition in which clients share samples, since one would train on what "
+            f"another {uses} on; it should be {right}."
         )
 
 

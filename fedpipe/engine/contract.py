@@ -126,7 +126,7 @@ def pull(algorithm: Algorithm, training: Train, names: Sequence[str], client: St
         )
 
 
-def loss(algorithm: Algorithm, training: Train, given: Tensor) -> None:
+def loss(algorithm: Algorithm, training: Train, given: Any) -> None:
     """Refuse a loss in which nothing has a part that its pass trains: nothing would be learned by it.
 
     Raises
@@ -134,6 +134,11 @@ def loss(algorithm: Algorithm, training: Train, given: Tensor) -> None:
     SettingsError
         The sentence names what is trained.
     """
+    if not isinstance(given, Tensor):
+        raise SettingsError(
+            f"{name_of(algorithm)}: the loss of a Train pass is {kind(given)}; it should be a scalar, a mean over the "
+            "batch, as a tensor."
+        )
     if not given.requires_grad:
         raise SettingsError(
             f"{name_of(algorithm)}: the loss of a Train pass depends on nothing that the pass trains of "

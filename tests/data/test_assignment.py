@@ -313,11 +313,9 @@ def test_test_samples_follow_overlapping_clients_and_do_not_overlap() -> None:
         assert np.abs(np.bincount(labels[test], minlength=10) - counts * 25 / of_class).max() < 1
 
 
-def test_overlapping_clients_keep_validation_samples_of_their_own() -> None:
-    dealt = Assignment.of(table_of(DirichletOverlap(alpha=5), "official", validation=0.5)[0])
-    for train, held in zip(dealt.train, dealt.validation, strict=True):
-        assert len(held)
-        assert not set(train) & set(held)
+def test_overlapping_clients_can_not_validate_on_what_others_train_on() -> None:
+    with pytest.raises(SettingsError, match=r"^dataset\.validation_share: 0\.5 can't be used with .* validates on; "):
+        table_of(DirichletOverlap(alpha=5), "official", validation=0.5)
 
 
 def test_overlapping_clients_can_not_share_a_pool() -> None:
@@ -336,7 +334,7 @@ def own(path: Path, table: Any) -> File:
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("scheme", [Dirichlet(alpha=0.3), DirichletOverlap(alpha=0.3)], ids=repr)
 def test_an_assignment_is_a_file_that_gives_itself(tmp_path: Path, split: Split, scheme: Scheme) -> None:
-    table, labels, for_test = table_of(scheme, "official", validation=0.1)
+    table, labels, for_test = table_of(scheme, "official", validation=0 if scheme.overlaps else 0.1)
     scheme = own(tmp_path / "assignment.parquet", table)
     for seed in (0, 1):
         assert assign(scheme, labels, for_test, 10, split, 0.25, seed).equals(table)

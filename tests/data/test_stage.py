@@ -83,6 +83,12 @@ def test_overlapping_clients_of_a_pool_are_an_error_before_any_job() -> None:
         config.parse(params)
 
 
+def test_a_validation_part_of_overlapping_clients_is_an_error_before_any_job() -> None:
+    params = studies.settings(dataset={"validation_share": 0.2}) | {"partition": {"scheme": "dirichlet-overlap"}}
+    with pytest.raises(SettingsError, match=r"^dataset\.validation_share: 0\.2 can't be used with a partition in"):
+        config.parse(params)
+
+
 # -- the preview -------------------------------------------------------------------------------------------------------
 
 

@@ -71,7 +71,7 @@ BRANCH = "def loss(self, client, batch):\n        return self.risk(client, batch
         (
             "def loss(self, client, batch):\n        return 0.5",
             "1",
-            "fedpipe: own.Own: what one of its hooks gives can't be used (TypeError: 'float' object",
+            "fedpipe: own.Own: the loss of a Train pass is 0.5, a Python float; it should be a scalar, a mean over the",
         ),
         (
             "def init(self, fresh):\n        return {'model': fresh(0)['nothing']}",
@@ -102,3 +102,29 @@ def test_a_job_says_it(
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith(sentence), said
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["segment", "--stop", "1", "--stack", "wide"], "execution.stack: 'wide' can't be used; it should be"),
+        (["probe", "--stack", "wide"], "execution.stack: 'wide' can't be used; it should be"),
+        (["segment", "--stop", "1", "--keep-models", "some"], "artifacts.keep_models: 'some' can't be used; it should"),
+        (["collect", "--rounds", "1", "--keep-models", "0"], "artifacts.keep_models: 0 can't be used; it should be"),
+    ],
+)
+def test_a_wrong_option_of_a_job_is_a_sentence(
+    command: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = studies.prepare(studies.settings(rounds=1))
+    name, *options = command
+    monkeypatch.setattr(sys, "argv", ["fedpipe", name, str(made.runs[0].path), *options])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"fedpipe: {sentence}")

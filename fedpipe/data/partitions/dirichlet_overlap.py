@@ -19,8 +19,8 @@ class DirichletOverlap(Scheme):
     For each class c, :math:`p_c \sim \mathrm{Dir}_N(\alpha)`, and client k draws
     :math:`\max(1, \lfloor p_{c,k} n_c \rfloor)` samples of c without replacement, whatever the others draw. So clients
     share samples, some samples have no client, and every client owns every class: this is no partition, and milder
-    than ``dirichlet`` with the same alpha. It needs ``dataset.split: official``, since with the pooled split one
-    client would train on what another tests on.
+    than ``dirichlet`` with the same alpha. It needs ``dataset.split: official`` and no
+    ``dataset.validation_share``, since one client would train on what another tests or validates on.
 
     Source: the official code of FedDUAL, ``Data Prepration.py`` (alpha 0.01, 100 clients, seed 42).
 
