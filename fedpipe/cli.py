@@ -388,8 +388,7 @@ def show(params: StudyFile = PARAMS, scale: Scale = PAPER) -> None:
     from fedpipe.stages import report as stage
 
     made = _plan(params, scale)
-    if told := stage.overtaken(made):
-        typer.echo(f"fedpipe: {told}", err=True)
+    _tell_overtaken(made)
     if partial := stage.partial(made):
         typer.echo(partial)
     typer.echo(stage.show(made))
@@ -432,6 +431,7 @@ def trace(
     from fedpipe.lineage import trace as lineage
 
     typer.echo(yaml.safe_dump(lineage.trace(table, cell), sort_keys=False, width=120), nl=False)
+    _tell_overtaken(Plan.read(table.parent.parent / "plan.json"))
 
 
 @app.command(rich_help_panel=PEOPLE)
@@ -486,6 +486,8 @@ def compare(
     from fedpipe.lineage import compare as lineage
 
     typer.echo(lineage.compare(revisions or []))
+    if len(revisions or []) < 2:
+        _tell_overtaken(_plan(PARAMS, PAPER))
 
 
 @app.command(rich_help_panel=PEOPLE)
@@ -712,6 +714,14 @@ def _plan(params: Path, scale: str) -> Plan:
             raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
         raise ArtifactError(f"{place} is missing; type `{artifacts.making(params, scale)}` first.")
     return Plan.read(place)
+
+
+def _tell_overtaken(plan: Plan) -> None:
+    """A word to people about a study, or code, that gives other numbers by now than those that they are shown."""
+    from fedpipe.stages import report
+
+    if told := report.overtaken(plan):
+        typer.echo(f"fedpipe: {told}", err=True)
 
 
 def _open(

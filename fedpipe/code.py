@@ -13,7 +13,9 @@ import functools
 import hashlib
 import importlib.util
 import itertools
+import marshal
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +26,12 @@ from fedpipe.errors import SettingsError
 ROOM = "fedpipe"
 #: Packages whose modules define components; what several of them share lies in modules that begin with an underscore.
 COMPONENTS = ("fedpipe.algorithms", "fedpipe.models", "fedpipe.data.partitions", "fedpipe.data.datasets")
-SHARED = (("fedpipe.engine.run", "Run"), ("fedpipe.engine.run", "open_run"))  #: where the shared code begins
+SHARED = (  #: where the shared code begins
+    ("fedpipe.engine.run", "Run"),
+    ("fedpipe.engine.run", "open_run"),
+    ("fedpipe.stages.download", "obtain"),
+    ("fedpipe.stages.partition", "partition"),
+)
 PROBES = {  #: kinds of probes, and the modules that compute them
     "head-norms": "fedpipe.probes.norms",
     "features": "fedpipe.probes.features",
@@ -34,6 +41,7 @@ PROBES = {  #: kinds of probes, and the modules that compute them
 }
 FILES = "FILES"  #: in an own module: the data files that it reads, from the folder of params.yaml
 DIGITS = 12
+HIDDEN = {"__globals__", "__subclasses__"}  #: attributes that lead to what no name leads to
 
 
 @dataclass(frozen=True)
@@ -63,8 +71,8 @@ def of(*objects: Any) -> Digest:
     SettingsError
         A source or a declared data file is missing, or the declaration is not a list of names.
     """
-    for top in {item.__module__.partition(".")[0] for item in objects} - _followed:
-        _followed.add(top)
+    _followed.clear()  # a digest must not depend on those that were made before it
+    _followed.update(item.__module__.partition(".")[0] for item in objects)
     bases = [base for item in objects if isinstance(item, type) for base in item.__mro__[1:]]
     return _walked(map(_place, objects), _defines_components, map(_place, bases))
 
@@ -72,7 +80,23 @@ def of(*objects: Any) -> Digest:
 @functools.cache
 def shared() -> str:
     """The digest of the code that all runs share: executors, optimizers, streams, layers, base classes, evaluation."""
-    return _walked(SHARED, _is_shared).text
+    return _walked([*SHARED, *_beside()], _is_shared).text
+
+
+def _beside() -> Iterator[tuple[str, str]]:
+    """What fedpipe's components import of the rest of fedpipe: names of modules that no key follows."""
+    for package in COMPONENTS:
+        folder = _origin(package)
+        for path in sorted(folder.parent.rglob("*.py")) if folder else ():
+            inner = path.relative_to(folder.parent).with_suffix("").parts if folder else ()
+            source = _parsed(".".join((package, *(part for part in inner if part != "__init__"))))
+            for target in itertools.chain(*source.imports.values()):
+                module, _, name = target.rpartition(".")
+                if _is_shared(target) and _is_module(target):
+                    if target.count("."):  # `import fedpipe.x`, else fedpipe itself
+                        yield target, ""
+                elif _is_shared(module) and _is_module(module):
+                    yield module, name
 
 
 @functools.cache
@@ -161,8 +185,8 @@ class _Module:
     path: Path | None  #: None for a folder without ``__init__.py``
     source: bytes = b""  #: of a module that is no Python source
     bound: dict[str, list[ast.stmt]] = field(default_factory=dict)
-    imports: dict[str, str] = field(default_factory=dict)  #: local name: what it stands for, dotted
-    within: dict[ast.stmt, dict[str, str]] = field(default_factory=dict)  #: the same by statement
+    imports: dict[str, list[str]] = field(default_factory=dict)  #: local name: all that it may stand for, dotted
+    within: dict[ast.stmt, dict[str, list[str]]] = field(default_factory=dict)  #: the same by statement
     stars: list[str] = field(default_factory=list)  #: modules of ``from x import *``
     acting: list[ast.stmt] = field(default_factory=list)  #: statements whose effect needs no name
 
@@ -172,17 +196,21 @@ class _Module:
         if self.path.suffix != ".py":
             self.source = self.path.read_bytes()
             return
-        for statement in ast.parse(self.path.read_bytes(), str(self.path)).body:
+        source = self.path.read_bytes()
+        if _defines_components(self.name):
+            _refuse_stale(self.path, source)
+        for statement in ast.parse(source, str(self.path)).body:
             self._take(statement)
 
     def _take(self, statement: ast.stmt) -> None:
-        imported = list(_imported(statement, self.package))
-        self.within[statement] = dict(imported)
-        for name, target in imported:
+        local = self.within.setdefault(statement, {})
+        for name, target in _imported(statement, self.package):
             if name == "*":
                 self.stars.append(target)
-            else:
-                self.imports[name] = target
+                continue
+            for names in (local, self.imports):  # of several (`try`, `if`, two methods) any may be what is executed
+                if target not in names.setdefault(name, []):
+                    names[name].append(target)
         if isinstance(statement, (ast.Import, ast.ImportFrom)) or _is_idle(statement) or _is_for_types(statement):
             return
         for name in _binds(statement):
@@ -195,6 +223,25 @@ class _Module:
         """What a relative import starts from."""
         is_package = self.path is None or self.path.stem == "__init__"
         return self.name if is_package else self.name.rpartition(".")[0]
+
+
+def _refuse_stale(path: Path, source: bytes) -> None:
+    """Refuse where Python would execute, or has executed, other code than the source: it tells by time and size alone.
+
+    Raises
+    ------
+    SettingsError
+        What it has compiled before is of another source, which was of the same size and time.
+    """
+    compiled = Path(importlib.util.cache_from_source(str(path)))
+    try:
+        held, stat = compiled.read_bytes(), path.stat()
+    except OSError:
+        return
+    mark = b"".join((number & 0xFFFFFFFF).to_bytes(4, "little") for number in (int(stat.st_mtime), stat.st_size))
+    taken = held[:16] == importlib.util.MAGIC_NUMBER + bytes(4) + mark
+    if taken and marshal.loads(held[16:]) != compile(source, str(path), "exec", dont_inherit=True):
+        raise SettingsError(f"{compiled} is of an earlier {path.name} of the same size and time; delete it.")
 
 
 def _binds(statement: ast.stmt) -> Iterator[str]:
@@ -240,10 +287,14 @@ def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
             module = ".".join([*base, *([found.module] if found.module else [])])
             for alias in found.names:
                 yield alias.asname or alias.name, module if alias.name == "*" else f"{module}.{alias.name}"
-        elif isinstance(found, ast.Call) and found.args and isinstance(found.args[0], ast.Constant):
+        elif isinstance(found, ast.Call):
             called = found.func.attr if isinstance(found.func, ast.Attribute) else getattr(found.func, "id", "")
-            if called in {"import_module", "__import__"} and isinstance(found.args[0].value, str):
-                yield f"{found.args[0].value}()", found.args[0].value
+            told = [*found.args[:1], *(word.value for word in found.keywords if word.arg == "name")]
+            for name in (part.value for part in told if isinstance(part, ast.Constant) and isinstance(part.value, str)):
+                if called in {"import_module", "__import__"} and name.strip("."):
+                    level = len(name) - len(name.lstrip("."))
+                    base = package.split(".")[: len(package.split(".")) - level + 1] if level else []
+                    yield f"{name}()", ".".join([*base, name.lstrip(".")])
 
 
 @functools.cache
@@ -264,8 +315,8 @@ def _origin(module: str) -> Path | None:
     if path is None and not folders:
         raise ModuleNotFoundError(module)
     for part in parts:
-        if path is not None and path.stem == "__init__":
-            folders = [path.parent]
+        if path is not None and path.stem == "__init__" and path.parent not in folders:
+            folders.insert(0, path.parent)
         places = [folder / part for folder in folders]
         sources = (file for place in places for file in (place / "__init__.py", place.with_name(f"{part}.py")))
         built = (file for folder in folders for file in folder.glob(f"{part}.*.so"))
@@ -307,15 +358,23 @@ _followed: set[str] = set()
 @functools.cache
 def _is_others(top: str) -> bool:
     """Whether a top-level package is Python's own, or installed from somewhere."""
-    if top in {*sys.stdlib_module_names, *sys.builtin_module_names}:
-        return True
-    if top == ROOM or top in _followed:
+    if top == ROOM or (top in _followed and top not in sys.stdlib_module_names):
         return False
     try:
         path = _origin(top)
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, ValueError):
         return True
-    return path is not None and bool({"site-packages", "dist-packages"} & set(path.parts))
+    if path is None:  # a folder alone; built into Python
+        return top in sys.stdlib_module_names
+    if top in sys.stdlib_module_names and any(path.is_relative_to(place) for place in _standard()):
+        return True  # else it is one's own, of the same name
+    return bool({"site-packages", "dist-packages"} & set(path.parts))
+
+
+@functools.cache
+def _standard() -> tuple[Path, ...]:
+    """Where Python's own modules lie."""
+    return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
 
 
 def _defines_components(module: str) -> bool:
@@ -346,6 +405,7 @@ def _walked(
             raise SettingsError(f"'{module}.{name}' has no source that can be read; it should lie in a file.") from None
     for module, name in others:
         walk.name(module, name)
+    walk.order()
     text = "\n".join(f"{place}: {what}" for place, what in sorted(walk.found.items()))
     return Digest(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS], frozenset(walk.files))
 
@@ -355,6 +415,7 @@ class _Walk:
 
     def __init__(self, follows: Callable[[str], bool]) -> None:
         self._follows, self._seen = functools.cache(follows), set[tuple[str, str]]()
+        self._led = set[tuple[str, ...]]()
         self.found: dict[str, str] = {}
         self.files: set[Path] = set()
 
@@ -379,10 +440,11 @@ class _Walk:
         source = _parsed(module)
         for number, statement in enumerate(source.bound.get(name, ())):
             self._statement(source, f"{module}.{name}/{number}", statement)
-        if name in source.imports:
-            self._target(f"{module}.{name}", source.imports[name], [])
+        self._targets(f"{module}.{name}", source.imports.get(name, ()), [])
         for star in source.stars:
             self.name(star, name)
+            if self._follows(star) and _is_module(f"{star}.{name}"):  # named in `__all__`, or imported somewhere
+                self._whole(f"{star}.{name}")
 
     def _module(self, module: str) -> None:
         """What importing a module does beside binding names, and the data files that it declares."""
@@ -397,14 +459,18 @@ class _Walk:
             self.files.add(source.path)
         if source.source:
             self.found[module] = hashlib.sha256(source.source).hexdigest()
-        for target in [*source.imports.values(), *source.stars]:
+        for target in [*itertools.chain(*source.imports.values()), *source.stars]:
             imported = target if _is_module(target) else target.rpartition(".")[0]
             if imported and self._follows(imported):
                 self._module(imported)
         for number, statement in enumerate(source.acting):
             self._statement(source, f"{module}/{number}", statement)
+        if module.partition(".")[0] != ROOM:
+            for name, statements in source.bound.items():
+                if any(self._registers(source, statement) for statement in statements):
+                    self._name(module, name)
         if FILES in source.bound and module.partition(".")[0] != ROOM:
-            for path in _declared(source):
+            for path in dict.fromkeys(_declared(source)):
                 self.files.add(path)
                 with path.open("rb") as stream:
                     self.found[f"{module}:{path.as_posix()}"] = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -423,27 +489,98 @@ class _Walk:
         if place in self.found:
             return
         self.found[place] = canonical(statement)
-        local = source.within[statement]
+        local, own = source.within[statement], source.name.partition(".")[0] != ROOM
         for root, attributes in _used(statement):
+            imported = source.imports.get(root, [])
+            if own and (HIDDEN & {*attributes} or (imported == ["sys"] and attributes[:1] == ["modules"])):
+                self._everything(source)
             if root in local:
-                self._target(f"{place}:{root}", local[root], attributes)
-            elif root in source.imports:
-                self._target(f"{source.name}.{root}", source.imports[root], attributes)
-            elif root in {"globals", "vars", "eval", "exec"} and root not in source.bound:
-                if source.name.partition(".")[0] != ROOM:
+                self._targets(f"{place}:{root}", local[root], attributes)
+            if imported and imported != local.get(root):
+                self._targets(f"{source.name}.{root}", imported, attributes)
+            elif imported or root in local:
+                pass
+            elif root in {"globals", "locals", "vars", "eval", "exec"} and root not in source.bound:
+                if own:
                     self._whole(source.name)
             else:
                 self._name(source.name, root)
-        for name, target in local.items():
-            if name.endswith("()") and self._follows(target):  # import_module("helper")
+            if imported and root in source.bound:
+                self._name(source.name, root)
+        for name, targets in local.items():
+            for target in targets:
+                if name.endswith("()") and self._follows(target):  # import_module("helper")
+                    self._whole(target)
+        for target in _loaded(statement, source) if own else ():
+            if self._follows(target):
                 self._whole(target)
+
+    def _everything(self, source: _Module) -> None:
+        """All of a module and of those that it imports: where code asks for modules by ways that name none."""
+        self._whole(source.name)
+        for target in dict.fromkeys(itertools.chain(*source.imports.values())):
+            module = target if _is_module(target) else target.rpartition(".")[0]
+            if module and self._follows(module):
+                self._whole(module)
+
+    def _registers(self, source: _Module, statement: ast.stmt) -> bool:
+        """Whether a definition does something where it stands: decorated by own code, a subclass that is told of."""
+        if not isinstance(statement, _DEFINITIONS):
+            return False
+        if any(self._is_own(source, root) for node in statement.decorator_list for root, _ in _used(node)):
+            return True
+        if not isinstance(statement, ast.ClassDef):
+            return False
+        body = [node for node in statement.body if not isinstance(node, _DEFINITIONS) and not _is_idle(node)]
+        if any(isinstance(node, ast.Expr) or _sets_elsewhere(node) for node in body):
+            return True
+        above = [*statement.bases, *(word.value for word in statement.keywords)]
+        return any(self._tells(source, root) for node in above for root, _ in _used(node))
+
+    def _is_own(self, source: _Module, root: str) -> bool:
+        places = source.imports.get(root, ())
+        own = (place for place in places if place.partition(".")[0] != ROOM)
+        return root in source.bound or any(
+            self._follows(place if _is_module(place) else place.rpartition(".")[0]) for place in own
+        )
+
+    def _tells(self, source: _Module, name: str, depth: int = 8) -> bool:
+        """Whether a class of one's own is told of its subclasses, by `__init_subclass__` or a metaclass."""
+        for statement in source.bound.get(name, ()) if depth else ():
+            if not isinstance(statement, ast.ClassDef):
+                continue
+            if any(getattr(node, "name", "") in {"__init_subclass__", "__new__"} for node in statement.body):
+                return True
+            if any(word.arg == "metaclass" for word in statement.keywords):
+                return True
+            roots = (root for node in statement.bases for root, _ in _used(node))
+            if any(self._tells(source, root, depth - 1) for root in roots):
+                return True
+        for target in source.imports.get(name, ()) if depth else ():
+            module, _, inner = target.rpartition(".")
+            followed = module and module.partition(".")[0] != ROOM and not _is_module(target) and self._follows(module)
+            if followed and self._tells(_parsed(module), inner, depth - 1):
+                return True
+        return False
+
+    def _targets(self, place: str, targets: Iterable[str], attributes: list[str]) -> None:
+        """All that an imported name may stand for."""
+        for number, target in enumerate(targets):
+            self._target(f"{place}/{number}" if number else place, target, attributes)
 
     def _target(self, place: str, target: str, attributes: list[str]) -> None:
         """What an imported name stands for; the name of what is not followed is all that the digest holds of it."""
         self.found[place] = f"= {target}"
+        if (target, *attributes) in self._led:  # also where a package imports what it does not have
+            return
+        self._led.add((target, *attributes))
         module, _, name = target.rpartition(".")
         if _is_module(target) and self._follows(target):
             self._attribute(target, attributes)
+            if module and self._follows(module):  # a package may bind that name to something else
+                above = _parsed(module)
+                if name in above.bound or name in above.imports or above.stars:
+                    self._name(module, name)
         elif module and not _is_module(target) and self._follows(module):
             self._attribute(module, [name, *attributes])
         elif target == ROOM or (_is_module(target) and any(package.startswith(f"{target}.") for package in COMPONENTS)):
@@ -459,6 +596,25 @@ class _Walk:
                 self._attribute(package, attributes[index + 1 :])
                 return
 
+    def order(self) -> None:
+        """Of own modules where it counts what comes first: that something acts, or that a name is bound twice."""
+        for module in {module for module, name in self._seen if not name and module.partition(".")[0] != ROOM}:
+            source = _parsed(module)
+            several = (len(source.bound.get(name, ())) + (name in source.imports) > 1 for name in source.bound)
+            if not (source.acting or len(source.stars) > 1 or any(several)):
+                continue
+            reached = []
+            for statement in source.within:
+                names = [name for name, statements in source.bound.items() if statement in statements]
+                mine = any((module, name) in self._seen for name in names) or statement in source.acting
+                imported = [target for _, target in _imported(statement, source.package)]
+                own = any(self._follows(place) for target in imported for place in (target, target.rpartition(".")[0]))
+                is_import = isinstance(statement, (ast.Import, ast.ImportFrom))
+                if (is_import and own) or (mine and not _waits(statement)):
+                    reached.append(canonical(statement))
+            if len(reached) > 1:
+                self.found[f"{module}#"] = "\n".join(reached)
+
     def _attribute(self, module: str, attributes: list[str]) -> None:
         """``module.a.b``: what the module binds to ``a``, or its submodule ``a``; all of it where there is neither."""
         if not attributes:
@@ -468,9 +624,11 @@ class _Walk:
         if first in source.bound or first in source.imports or source.stars:
             if first in source.imports and first not in source.bound:
                 self._module(module)
-                self._target(f"{module}.{first}", source.imports[first], others)
+                self._targets(f"{module}.{first}", source.imports[first], others)
             else:
                 self.name(module, first)
+            if first not in source.bound and _is_module(f"{module}.{first}") and self._follows(f"{module}.{first}"):
+                self._attribute(f"{module}.{first}", others)  # what stands behind a star is known to none
         elif _is_module(f"{module}.{first}"):
             self._module(module)
             if self._follows(f"{module}.{first}"):
@@ -497,9 +655,36 @@ def _used(statement: ast.AST) -> Iterator[tuple[str, list[str]]]:
             stack += _children(node)
 
 
+def _waits(statement: ast.stmt) -> bool:
+    """Whether nothing of it is evaluated where it stands: a function without defaults and decorators."""
+    if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return False
+    return not (statement.decorator_list or statement.args.defaults or statement.args.kw_defaults)
+
+
+def _sets_elsewhere(statement: ast.stmt) -> bool:
+    """Whether it sets something of another object: ``helper.table = 3``, ``TABLE["mu"] = 3``."""
+    found = _within(statement)
+    return any(isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store) for node in found)
+
+
+def _loaded(statement: ast.stmt, source: _Module) -> Iterator[str]:
+    """Modules that are imported by ``import_module`` under another name."""
+    others = {name for name, targets in source.imports.items() if "importlib.import_module" in targets}
+    for node in _within(statement) if others - {"import_module"} else ():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in others:
+            for part in node.args[:1]:
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value
+
+
 def _declared(source: _Module) -> Iterator[Path]:
     """The data files that an own module names in ``FILES``."""
-    (statement,) = source.bound[FILES][-1:]
+    for statement in source.bound[FILES]:
+        yield from _named(source, statement)
+
+
+def _named(source: _Module, statement: ast.stmt) -> Iterator[Path]:
     try:
         names = ast.literal_eval(getattr(statement, "value", ast.Constant(None)))
     except (ValueError, TypeError):

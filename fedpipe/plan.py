@@ -26,6 +26,9 @@ from fedpipe.errors import ArtifactError
 from fedpipe.planned import Cell, Jobs, Plan, PlannedRun, Reported
 from fedpipe.registry import Component
 
+#: Stands among a plan's files where some are modules of the user's own, and counts as changed: another
+#: module of that name may be found first by now, or one that was not there, which no file's hash tells.
+SEARCHED = "modules of your own"
 PINNED = {"dataset", "partition", "model"}  #: sections that may name files of the user's own, by their SHA-256
 OBTAINING = {"mirror", "absent"}  #: keys of `dataset` that say where its samples come from, not which they are
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  #: a study may have a thousand runs
@@ -293,7 +296,7 @@ def write(plan: NewPlan) -> None:
     """Write a study's plan, and what each job reads, where it is not there yet: ``run.yaml``, ``partition.yaml``.
 
     The files that it was made of are no part of ``plan.json`` itself: an edit that changes no key changes nothing that
-    DVC records.
+    DVC records. The hash of ``plan.json`` stands beside theirs, since DVC may bring that of another commit.
 
     Raises
     ------
@@ -308,7 +311,10 @@ def write(plan: NewPlan) -> None:
         for run in plan.runs:
             artifacts.unpack(run.files.history)
     plan.write()
-    artifacts.write_json(sources, plan.sources)
+    package = Path(__file__).parent
+    own = any(name.endswith(".py") and package not in Path(name).resolve().parents for name in plan.sources)
+    marks = {str(plan.study.plan): artifacts.sha256_of(plan.study.plan)} | ({SEARCHED: ""} if own else {})
+    artifacts.write_json(sources, plan.sources | marks)
     artifacts.write_json(plan.study.absent, plan.absent)
 
 

@@ -116,6 +116,11 @@ def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
             raise SettingsError(
                 f"{key}: '{name}' is not {one}; it should derive from {_base(kind).__qualname__}{instead}."
             )
+        if not f"{found.__module__}.".startswith(f"{module_name}."):
+            raise SettingsError(
+                f"{key}: '{name}' is defined in {found.__module__}, and jobs import nothing else; it should be "
+                f"'{found.__module__}.{found.__qualname__}'."
+            )
         types = vars(found).get("__annotations__", {}).values()
         fields = [annotation for annotation in types if "ClassVar" not in str(annotation)]
         if fields and "__dataclass_params__" not in vars(found):

@@ -311,3 +311,20 @@ def test_every_part_of_a_tree_counts() -> None:
                 }
                 assert changed != idle, ast.dump(node)
     assert counted > 80
+
+
+def test_a_class_is_named_by_where_it_is_defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs import the module that defines it: what another one does to the class would never be done there."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "elsewhere.py").write_text(
+        "from fedpipe.algorithms.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    factor = 1.0\n"
+    )
+    (tmp_path / "patched.py").write_text("from elsewhere import Mine\n\nMine.factor = 0.0\n")
+    with pytest.raises(
+        SettingsError, match=r"'patched\.Mine' is defined in elsewhere, .*should be 'elsewhere\.Mine'\.$"
+    ):
+        registry.find(registry.ALGORITHM, "patched.Mine")
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab/__init__.py").write_text("from lab.inner import Mine\n")
+    (tmp_path / "lab/inner.py").write_text((tmp_path / "elsewhere.py").read_text())
+    assert registry.find(registry.ALGORITHM, "lab.Mine").__module__ == "lab.inner", "a package that is imported with it"

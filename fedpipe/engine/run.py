@@ -26,7 +26,7 @@ import pyarrow as pa
 import torch
 
 import fedpipe
-from fedpipe import artifacts, code, rng
+from fedpipe import artifacts, code, pins, rng
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution, several
@@ -127,6 +127,7 @@ class Run:
         self._first = move(first, self._rests)
         self.checkpoint = Checkpoint(files, self._first, self._rests)
         self.executor = self.executor_of(self.algorithm)
+        self._watched = {path: pins.stamp(path) for path in _read_later(family, bare)}
         self._begun: dict[int, Mapping[Test, Score]] = {}
         self._was_complete: dict[int, bool] = {}  #: by round, whether there was a marker when it was begun here
         self._is_copy = False
@@ -229,6 +230,7 @@ class Run:
             made_by.append(here)  # its blocks are of other code or of another device than the server
         with on_device_of(server):
             observed = {name: float(value) for name, value in self.algorithm.metrics(server).items()}
+        self._same_code()
         facts = {"observed": observed, "made_by": made_by, "trained_on": dict(self.clients.trained_on)}
         facts |= {"stacks": sent.block.stacks} if sent.block.stacks else {}
         self.checkpoint.seal(number, server, list(sent.uploads.ids), sent.kept, hashes, **facts)
@@ -302,6 +304,7 @@ class Run:
             hashes[files.metrics.name] = artifacts.write_parquet(files.metrics, metrics)
             if found.matrices is not None:
                 hashes[files.matrices.name] = artifacts.write_parquet(files.matrices, found.matrices)
+        self._same_code()
         self._record_times(number, evaluate=time.perf_counter() - begin)
         self.checkpoint.finish(number, hashes)
 
@@ -361,6 +364,14 @@ class Run:
         if not self._is_copy:
             self._same_data(number - 1)
             redo.check(self, number - 1)
+
+    def _same_code(self) -> None:
+        """Refuse what was computed while files changed that own code may read at any time, and that its key is of."""
+        if changed := [path for path, mark in self._watched.items() if pins.stamp(path) != mark]:
+            raise ArtifactError(
+                f"{self.files.path}: {changed[0]} has changed since this job began, and its key is of the one before; "
+                "type `fedpipe run`, which plans again, or restore that file."
+            )
 
     def _same_data(self, number: int) -> None:
         """Refuse to go on after a round where it, or round 0, was made with other data than lies here."""
@@ -432,6 +443,15 @@ def open_clients(settings: Settings, dtype: torch.dtype, device: torch.device) -
 def open_run(path: Path, execution: Execution, threads: int = 1, keep_models: str | int = "all") -> Run:
     """The run that lies at ``path``."""
     return Run(RunFiles(path), execution, threads, keep_models)
+
+
+def _read_later(*components: Model | Algorithm) -> Iterator[Path]:
+    """Files that the digests of components are of, and that this process has yet to read: data, and later imports."""
+    loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    for component in components:
+        for path in code.of(*component.made_of()).files:
+            if path.suffix != ".py" or str(path) not in {str(Path(name).resolve()) for name in loaded if name}:
+                yield path
 
 
 def _distinct(values: list[dict[str, Any]]) -> list[dict[str, Any]]:

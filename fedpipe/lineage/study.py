@@ -17,7 +17,9 @@ def verify(plan: Plan) -> Verdict:
     """Make a study's plan and, from its runs, all of its numbers again, and compare; see that its probes are whole."""
     place = plan.study
     sources = artifacts.read_json(place.sources) if place.sources.is_file() else {}
-    changed = [path for path, mark in sources.items() if pins.changed(Path(path), mark)]
+    again = {str(place.plan), planning.SEARCHED}  # it is made again below
+    made_of = {path: mark for path, mark in sources.items() if path not in again}
+    changed = [path for path, mark in made_of.items() if pins.changed(Path(path), mark)]
     try:
         if not changed and not _is(plan, planning.make(plan.params, plan.scale)):
             said = f"{place.plan}: not what {plan.params} gives; delete it and type `{report.command(plan)}`"

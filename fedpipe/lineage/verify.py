@@ -18,7 +18,7 @@ from fedpipe.engine import redo
 from fedpipe.engine.run import Run
 from fedpipe.errors import UserError
 from fedpipe.plan import Settings, digest
-from fedpipe.stages import collect
+from fedpipe.stages import collect, partition
 
 
 class Verdict(NamedTuple):
@@ -65,6 +65,13 @@ def rehash(files: RunFiles) -> Verdict:
     return Verdict(f"{files.path}: {count} files of {len(rounds)} rounds are as recorded{pruned}", True)
 
 
+def redeal(key: str) -> Verdict:
+    """Deal a partition again, by the code that lies here, and compare."""
+    path, holds = artifacts.assignment_file(key), partition.holds(key)
+    advice = f"other samples; bring back the code that dealt it, or delete {path.parent} and the runs that have it"
+    return Verdict(f"{path}: dealt again: {'the same samples' if holds else advice}", holds)
+
+
 def rerun(files: RunFiles, rng: random.Random) -> Verdict:
     """Do one round again, drawn from those whose states before it are kept, and compare all of its bits."""
     candidates = [number for number in files.complete() if number > 0 and files.round(number - 1).server.exists()]
@@ -90,8 +97,11 @@ def _judged(files: RunFiles, found: redo.Comparison, arithmetic: str) -> Verdict
 
 
 def verify(paths: list[Path], again: int, rng: random.Random) -> Iterator[Verdict]:
-    """Re-hash runs, then run a round again of all that other shared code has made, and of so many others, at random."""
-    whole = []
+    """Re-hash runs, deal their partitions again, and run a round again of some.
+
+    That is of all that other shared code has made, and of so many others, at random.
+    """
+    whole: list[Path] = []
     for path in paths:
         try:
             verdict = rehash(RunFiles(path))
@@ -100,6 +110,8 @@ def verify(paths: list[Path], again: int, rng: random.Random) -> Iterator[Verdic
         if verdict.holds:
             whole.append(path)
         yield verdict
+    for key in dict.fromkeys(digest(Settings.read(RunFiles(path).settings).partition_settings) for path in whole):
+        yield redeal(key)
     elsewhere = [path for path in whole if made_elsewhere(RunFiles(path), code.shared())]
     others = [path for path in whole if path not in elsewhere]
     for path in [*(elsewhere if again else []), *rng.sample(others, min(again, len(others)))]:

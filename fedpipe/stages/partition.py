@@ -12,7 +12,7 @@ import yaml
 
 from fedpipe import artifacts, config, plan, registry, rng
 from fedpipe.data import heterogeneity, store
-from fedpipe.data.assignment import Assignment, apportion, assign
+from fedpipe.data.assignment import Assignment, apportion, assign, checksum
 from fedpipe.data.partitions.base import Integers, Scheme
 from fedpipe.errors import ArtifactError
 
@@ -31,6 +31,15 @@ def partition(key: str) -> Path:
     hashes = {place.name: artifacts.write_parquet(place, content) for place, content in tables.items()}
     artifacts.write_json(path.with_suffix(".json"), hashes)
     return path
+
+
+def holds(key: str) -> bool:
+    """Whether a partition is what the code that lies here makes of its data set."""
+    path, settings = artifacts.assignment_file(key), read(key)
+    data = store.place(settings["dataset"])
+    samples = store.load(data, artifacts.manifest(data))
+    there = artifacts.read_parquet(path, artifacts.manifest(path))
+    return checksum(there) == checksum(_assigned(settings, samples.y.numpy(), samples.test.numpy()))
 
 
 def read(key: str) -> dict[str, Any]:

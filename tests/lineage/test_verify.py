@@ -27,10 +27,11 @@ def runs(label: str) -> list[Path]:
 
 def test_a_sound_study_holds(study: Path) -> None:
     verdicts = list(verify.verify([*runs("fedavg"), *runs("scaffold")], 2, random.Random(0)))
-    assert len(verdicts) == 4 + 2
+    assert len(verdicts) == 4 + 2 + 2
     assert all(verdict.holds for verdict in verdicts)
     assert all("of 4 rounds are as recorded" in verdict.said for verdict in verdicts[:4])
-    assert all("run again: all bits agree" in verdict.said for verdict in verdicts[4:])
+    assert all("dealt again: the same samples" in verdict.said for verdict in verdicts[4:6]), "of two seeds"
+    assert all("run again: all bits agree" in verdict.said for verdict in verdicts[6:])
 
 
 def test_a_finished_run_is_a_dozen_files_and_its_tensors(study: Path) -> None:
@@ -155,7 +156,7 @@ def test_a_stack_is_run_again_as_a_stack(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_command_ends_with_1_where_something_is_wrong(study: Path) -> None:
     runner = CliRunner()
     done = runner.invoke(app, ["verify", str(runs("fedavg")[0])])
-    assert (done.exit_code, len(done.stdout.splitlines())) == (0, 2)
+    assert (done.exit_code, len(done.stdout.splitlines())) == (0, 3)
     (runs("fedavg")[0] / "rounds/0001/server.pt").unlink()
     artifacts.unpack(runs("fedavg")[0] / "rounds")
     (runs("fedavg")[0] / "rounds/0002/participants.parquet").unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 
@@ -226,3 +227,93 @@ def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project
     replace(project, "fedpipe/engine/optimizers.py", "alpha=-2 * self.rate", STEP)
     project.edit(execution={"rounds_per_job": None, "clients_per_job": None})
     assert jobs(project.snakemake("runs"))["segment"] == 2
+
+
+CUTS = 'return np.searchsorted(cuts, np.arange(count), side="right")'  #: how many samples each client gets
+
+
+@pytest.mark.slow
+def test_partitions_are_dealt_again_where_their_code_may_have_changed(project: Project) -> None:
+    begin(project, own=False)
+    project.snakemake()
+    assert project.run("fedpipe", "verify").count("dealt again: the same samples") == 1
+    replace(project, "fedpipe/data/partitions/base.py", CUTS, "return np.arange(count) % len(shares)")
+    printed = project.snakemake()
+    assert jobs(printed)["segment"] == 0
+    assert "2 of 2 runs come from other shared code" in printed
+    verified = project.run("fedpipe", "verify", check=False)
+    assert "dealt again: other samples; bring back the code that dealt it, or delete results/partitions/" in verified
+
+
+@pytest.mark.slow
+def test_what_a_method_of_the_package_uses_elsewhere_in_it_is_shared_code(project: Project) -> None:
+    (project.folder / "fedpipe/losses.py").write_text("FACTOR = 1.0\n")
+    project.run("fedpipe", "new-algorithm", "my_avg")
+    code = "fedpipe/algorithms/my_avg.py"
+    replace(
+        project, code, "from fedpipe.algorithms.base", "from fedpipe.losses import FACTOR\nfrom fedpipe.algorithms.base"
+    )
+    replace(project, code, 'uploads.mean("model")', 'uploads.mean("model") * FACTOR')
+    studies.write(studies.settings(("my_avg",), 2), project.folder)
+    project.snakemake()
+    replace(project, "fedpipe/losses.py", "1.0", "0.0")
+    assert "1 of 1 run comes from other shared code" in project.snakemake()
+    assert "bits differ in " in project.run("fedpipe", "verify", check=False)
+    project.edit(federation={"rounds": 3})
+    assert "can't go on: the code that all runs share has changed" in project.snakemake("runs", check=False)
+
+
+@pytest.mark.slow
+def test_a_module_that_was_not_there_is_found(project: Project) -> None:
+    """No file that the plan was made of has changed then."""
+    begin(project)
+    optional = "try:\n    from local_settings import FACTOR\nexcept ImportError:\n    FACTOR = 1.5\n"
+    (project.folder / "helper.py").write_text(optional)
+    project.snakemake("runs")
+    assert NOTHING in project.snakemake("runs")
+    (project.folder / "local_settings.py").write_text("FACTOR = 2.5\n")
+    assert ran(project.snakemake("runs")) == {"near": 1}
+
+
+@pytest.mark.slow
+def test_code_that_python_would_not_read_again_is_refused(project: Project) -> None:
+    """It takes a source of the same second and size for the one that it has compiled, as `cp -p` may leave it."""
+    begin(project)
+    command = ("env", "-u", "PYTHONDONTWRITEBYTECODE", "fedpipe", "plan", "--dry-run")
+    helper = project.folder / "helper.py"
+    stamp = helper.stat().st_mtime_ns
+    project.run(*command)
+    assert list((project.folder / "__pycache__").glob("helper.*.pyc"))
+    replace(project, "helper.py", "FACTOR = 1.5", "FACTOR = 3.5")
+    os.utime(helper, ns=(stamp, stamp))
+    printed = project.run(*command, check=False)
+    assert "is of an earlier helper.py of the same size and time; delete it." in printed
+    assert "Traceback" not in printed
+    for path in (project.folder / "__pycache__").glob("helper.*.pyc"):
+        path.unlink()
+    project.run(*command)
+
+
+@pytest.mark.slow
+def test_another_commits_plan_is_not_taken_for_that_of_this_one(project: Project) -> None:
+    """`git checkout` without `dvc checkout`, or the other way round."""
+    studies.write(studies.settings(("fedavg",), 2), project.folder)
+    project.commit("before")
+    for tag, rate in (("one", 0.1), ("two", 0.5)):
+        project.edit(federation={"learning_rate": rate})
+        project.run("dvc", "repro")
+        project.commit(tag)
+        project.run("git", "tag", tag)
+    second = project.metrics()
+    project.run("git", "checkout", "-q", "one")
+    project.run("dvc", "checkout", "-q")
+    project.run("git", "checkout", "-q", "two")
+    overtaken = "params.yaml or code has changed since this was made"
+    assert overtaken in project.run("fedpipe", "show")
+    assert overtaken in project.run("fedpipe", "trace", "results/tables/results.md", "fedavg.global-on-global")
+    assert overtaken in project.run("fedpipe", "compare", "two")
+    loading = ("python", "-c", "import fedpipe; fedpipe.load('params.yaml')")
+    assert "params.yaml" in project.run(*loading, check=False).splitlines()[-1]
+    assert NOTHING not in project.run("fedpipe", "run")
+    assert project.metrics() == second
+    assert overtaken not in project.run("fedpipe", "show")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +186,37 @@ def test_a_number_that_is_none_never_agrees() -> None:
     found = redo.Comparison(1, [], {}, ["server.pt"], ["server.pt"], float("inf"))
     assert not found.agrees("float32")
     assert re.search("states by inf", found.told())
+
+
+READS = """
+import json
+from dataclasses import dataclass
+from fedpipe.algorithms.fedavg import FedAvg
+FILES = ["prior.json"]
+
+@dataclass(frozen=True)
+class Own(FedAvg):
+    def aggregate(self, server, uploads):
+        with open("prior.json") as stream:
+            return {"model": uploads.mean("model") * json.load(stream)["factor"]}
+"""
+
+
+def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key is of the file as it was: what is computed with another is never recorded under it."""
+    monkeypatch.syspath_prepend(".")
+    Path("late_reader.py").write_text(READS)
+    Path("prior.json").write_text('{"factor": 1.0}')
+    made = studies.prepare(studies.settings(("own",), 3, algorithms={"own": {"algorithm": "late_reader.Own"}}))
+    (run,) = studies.open_runs(made)
+    rounds = run.segment(3)
+    assert [next(rounds), next(rounds)] == [0, 1]
+    Path("prior.json").write_text('{"factor": 0.2}')
+    with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began, and its key is of the one"):
+        next(rounds)
+    assert run.files.complete() == [0, 1]
+    Path("prior.json").write_text('{"factor": 1.0}')
+    (again,) = studies.open_runs(made)
+    list(again.segment(3))
+    assert again.files.complete() == [0, 1, 2, 3]
+    sys.modules.pop("late_reader")
