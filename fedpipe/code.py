@@ -17,10 +17,11 @@ import marshal
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedpipe import syntax
 from fedpipe.errors import SettingsError
 
 ROOM = "fedpipe"
@@ -42,6 +43,7 @@ PROBES = {  #: kinds of probes, and the modules that compute them
 FILES = "FILES"  #: in an own module: the data files that it reads, from the folder of params.yaml
 DIGITS = 12
 HIDDEN = {"__globals__", "__subclasses__"}  #: attributes that lead to what no name leads to
+UNREAD = {"globals", "locals", "vars", "eval", "exec"}  #: functions of Python that may read any name of a module
 
 
 @dataclass(frozen=True)
@@ -109,123 +111,10 @@ def _place(value: Any) -> tuple[str, str]:
     return value.__module__, value.__qualname__.partition(".")[0]
 
 
-def canonical(node: ast.AST) -> str:
-    """A syntax tree as text, the same on every Python: without what has no effect, and f-strings in one way only."""
-    if isinstance(node, ast.Constant):
-        value = node.value.hex() if isinstance(node.value, (float, bytes)) else ascii(node.value)
-        return f"{type(node.value).__name__}:{value}"
-    parts = []
-    for name in node._fields:
-        told = getattr(node, name, None)
-        if told is None or name in {"kind", "ctx", "type_comment"}:
-            continue
-        if not isinstance(told, list):
-            parts.append(f"{name}={_told(told)}")
-        elif told:
-            listed = _merged(told) if isinstance(node, ast.JoinedStr) else told
-            parts.append(f"{name}=[{','.join([_told(item) for item in listed if not _is_idle(item)])}]")
-    return f"{type(node).__name__}({' '.join(parts)})"
-
-
-def _told(value: Any) -> str:
-    return canonical(value) if isinstance(value, ast.AST) else ascii(value)
-
-
-def _merged(values: list[ast.expr]) -> list[ast.expr]:
-    """The parts of an f-string with neighboring texts as one: Pythons cut them in different places."""
-    merged: list[ast.expr] = []
-    for value in values:
-        last = merged[-1] if merged else None
-        if not isinstance(value, ast.Constant):
-            merged.append(value)
-        elif isinstance(last, ast.Constant):
-            merged[-1] = ast.Constant(str(last.value) + str(value.value))
-        elif value.value:
-            merged.append(value)
-    return merged
-
-
-def _children(node: ast.AST) -> list[ast.AST]:
-    """The nodes below a node, without what says that a name is read or set; `ast` has this at thrice the time."""
-    found: list[ast.AST] = []
-    for name in node._fields:
-        value = getattr(node, name, None)
-        if isinstance(value, list):
-            found += [item for item in value if isinstance(item, ast.AST)]
-        elif isinstance(value, ast.AST) and name != "ctx":
-            found.append(value)
-    return found
-
-
-def _within(node: ast.AST) -> list[ast.AST]:
-    """A node and all that lies below it."""
-    found = [node]
-    for node in found:
-        found += _children(node)
-    return found
-
-
-def _is_idle(statement: Any) -> bool:
-    """Whether a statement does nothing: a docstring or another bare constant, or ``pass``."""
-    constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-    return constant or isinstance(statement, ast.Pass)
-
-
 # -- modules -----------------------------------------------------------------------------------------------------------
 
 
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-
-
-@dataclass
-class _Module:
-    """A module's source, taken apart: what each name is bound by, what is imported, and what always acts."""
-
-    name: str
-    path: Path | None  #: None for a folder without ``__init__.py``
-    source: bytes = b""  #: of a module that is no Python source
-    bound: dict[str, list[ast.stmt]] = field(default_factory=dict)
-    imports: dict[str, list[str]] = field(default_factory=dict)  #: local name: all that it may stand for, dotted
-    within: dict[ast.stmt, dict[str, list[str]]] = field(default_factory=dict)  #: the same by statement
-    stars: list[str] = field(default_factory=list)  #: modules of ``from x import *``
-    acting: list[ast.stmt] = field(default_factory=list)  #: statements whose effect needs no name
-
-    def __post_init__(self) -> None:
-        if self.path is None:
-            return
-        if self.path.suffix != ".py":
-            self.source = self.path.read_bytes()
-            return
-        source = self.path.read_bytes()
-        if _defines_components(self.name):
-            _refuse_stale(self.path, source)
-        for statement in ast.parse(source, str(self.path)).body:
-            self._take(statement)
-
-    def _take(self, statement: ast.stmt) -> None:
-        local = self.within.setdefault(statement, {})
-        for name, target in _imported(statement, self.package):
-            if name == "*":
-                self.stars.append(target)
-                continue
-            for names in (local, self.imports):  # of several (`try`, `if`, two methods) any may be what is executed
-                if target not in names.setdefault(name, []):
-                    names[name].append(target)
-        if isinstance(statement, (ast.Import, ast.ImportFrom)) or _is_idle(statement) or _is_for_types(statement):
-            return
-        for name in _binds(statement):
-            self.bound.setdefault(name, []).append(statement)
-        if not isinstance(statement, _DEFINITIONS) and not _is_plain(statement):
-            self.acting.append(statement)
-
-    @property
-    def package(self) -> str:
-        """What a relative import starts from."""
-        is_package = self.path is None or self.path.stem == "__init__"
-        return self.name if is_package else self.name.rpartition(".")[0]
-
-
-def _refuse_stale(path: Path, source: bytes) -> None:
+def _refuse_stale(path: Path) -> None:
     """Refuse where Python would execute, or has executed, other code than the source: it tells by time and size alone.
 
     Raises
@@ -240,61 +129,8 @@ def _refuse_stale(path: Path, source: bytes) -> None:
         return
     mark = b"".join((number & 0xFFFFFFFF).to_bytes(4, "little") for number in (int(stat.st_mtime), stat.st_size))
     taken = held[:16] == importlib.util.MAGIC_NUMBER + bytes(4) + mark
-    if taken and marshal.loads(held[16:]) != compile(source, str(path), "exec", dont_inherit=True):
+    if taken and marshal.loads(held[16:]) != compile(path.read_bytes(), str(path), "exec", dont_inherit=True):
         raise SettingsError(f"{compiled} is of an earlier {path.name} of the same size and time; delete it.")
-
-
-def _binds(statement: ast.stmt) -> Iterator[str]:
-    """The names of the module that a statement binds, its own and those of blocks within it."""
-    if isinstance(statement, _DEFINITIONS):
-        yield statement.name
-        return
-    for node in _within(statement):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, _DEFINITIONS):
-            yield node.name
-
-
-def _is_plain(statement: ast.stmt) -> bool:
-    """Whether a statement gives names a value and does nothing else: ``SIZE = 3``."""
-    if isinstance(statement, ast.Assign):
-        names = [node for target in statement.targets for node in _within(target) if isinstance(node, ast.expr)]
-        plain = all(isinstance(node, (ast.Name, ast.Tuple, ast.List)) for node in names)
-    else:
-        plain = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    return plain and not any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in _within(statement))
-
-
-def _is_for_types(statement: ast.stmt) -> bool:
-    """Whether it is ``if TYPE_CHECKING:``, which never runs."""
-    if not isinstance(statement, ast.If) or statement.orelse:
-        return False
-    told = statement.test
-    return (told.id if isinstance(told, ast.Name) else getattr(told, "attr", "")) == "TYPE_CHECKING"
-
-
-def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
-    """What is imported anywhere within a statement: the local name, and what it stands for."""
-    for found in _within(node):
-        if isinstance(found, ast.Import):
-            for alias in found.names:
-                yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
-                if not alias.asname and "." in alias.name:
-                    yield f"{alias.name}!", alias.name  # no name by itself, but the submodule is executed
-        elif isinstance(found, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) - found.level + 1] if found.level else []
-            module = ".".join([*base, *([found.module] if found.module else [])])
-            for alias in found.names:
-                yield alias.asname or alias.name, module if alias.name == "*" else f"{module}.{alias.name}"
-        elif isinstance(found, ast.Call):
-            called = found.func.attr if isinstance(found.func, ast.Attribute) else getattr(found.func, "id", "")
-            told = [*found.args[:1], *(word.value for word in found.keywords if word.arg == "name")]
-            for name in (part.value for part in told if isinstance(part, ast.Constant) and isinstance(part.value, str)):
-                if called in {"import_module", "__import__"} and name.strip("."):
-                    level = len(name) - len(name.lstrip("."))
-                    base = package.split(".")[: len(package.split(".")) - level + 1] if level else []
-                    yield f"{name}()", ".".join([*base, name.lstrip(".")])
 
 
 @functools.cache
@@ -327,7 +163,7 @@ def _origin(module: str) -> Path | None:
     return path
 
 
-def _parsed(module: str) -> _Module:
+def _parsed(module: str) -> syntax.Module:
     """A module taken apart; once for as long as its file does not change."""
     path = _origin(module)
     stat = path.stat() if path else None
@@ -335,8 +171,10 @@ def _parsed(module: str) -> _Module:
 
 
 @functools.cache
-def _parse(module: str, path: Path | None, changed: tuple[int, ...]) -> _Module:
-    return _Module(module, path)
+def _parse(module: str, path: Path | None, changed: tuple[int, ...]) -> syntax.Module:
+    if path is not None and path.suffix == ".py" and _defines_components(module):
+        _refuse_stale(path)
+    return syntax.Module(module, path)
 
 
 @functools.cache
@@ -485,27 +323,25 @@ class _Walk:
             if self._follows(star):
                 self._whole(star)
 
-    def _statement(self, source: _Module, place: str, statement: ast.stmt) -> None:
+    def _statement(self, source: syntax.Module, place: str, statement: ast.stmt) -> None:
         if place in self.found:
             return
-        self.found[place] = canonical(statement)
+        self.found[place] = syntax.canonical(statement)
         local, own = source.within[statement], source.name.partition(".")[0] != ROOM
-        for root, attributes in _used(statement):
+        for root, attributes in syntax.used(statement):
             imported = source.imports.get(root, [])
             if own and (HIDDEN & {*attributes} or (imported == ["sys"] and attributes[:1] == ["modules"])):
                 self._everything(source)
-            if root in local:
-                self._targets(f"{place}:{root}", local[root], attributes)
-            if imported and imported != local.get(root):
-                self._targets(f"{source.name}.{root}", imported, attributes)
-            elif imported or root in local:
-                pass
-            elif root in {"globals", "locals", "vars", "eval", "exec"} and root not in source.bound:
+            if imported:
+                self._targets(f"{place}:{root}", local.get(root, ()), attributes)
+                if imported != local.get(root):
+                    self._targets(f"{source.name}.{root}", imported, attributes)
+                if root in source.bound:
+                    self._name(source.name, root)
+            elif root in UNREAD and root not in source.bound:
                 if own:
                     self._whole(source.name)
             else:
-                self._name(source.name, root)
-            if imported and root in source.bound:
                 self._name(source.name, root)
         for name, targets in local.items():
             for target in targets:
@@ -515,7 +351,7 @@ class _Walk:
             if self._follows(target):
                 self._whole(target)
 
-    def _everything(self, source: _Module) -> None:
+    def _everything(self, source: syntax.Module) -> None:
         """All of a module and of those that it imports: where code asks for modules by ways that name none."""
         self._whole(source.name)
         for target in dict.fromkeys(itertools.chain(*source.imports.values())):
@@ -523,28 +359,30 @@ class _Walk:
             if module and self._follows(module):
                 self._whole(module)
 
-    def _registers(self, source: _Module, statement: ast.stmt) -> bool:
+    def _registers(self, source: syntax.Module, statement: ast.stmt) -> bool:
         """Whether a definition does something where it stands: decorated by own code, a subclass that is told of."""
-        if not isinstance(statement, _DEFINITIONS):
+        if not isinstance(statement, syntax.DEFINITIONS):
             return False
-        if any(self._is_own(source, root) for node in statement.decorator_list for root, _ in _used(node)):
+        if any(self._is_own(source, root) for node in statement.decorator_list for root, _ in syntax.used(node)):
             return True
         if not isinstance(statement, ast.ClassDef):
             return False
-        body = [node for node in statement.body if not isinstance(node, _DEFINITIONS) and not _is_idle(node)]
-        if any(isinstance(node, ast.Expr) or _sets_elsewhere(node) for node in body):
+        body = [
+            node for node in statement.body if not isinstance(node, syntax.DEFINITIONS) and not syntax.is_idle(node)
+        ]
+        if any(isinstance(node, ast.Expr) or syntax.sets_elsewhere(node) for node in body):
             return True
         above = [*statement.bases, *(word.value for word in statement.keywords)]
-        return any(self._tells(source, root) for node in above for root, _ in _used(node))
+        return any(self._tells(source, root) for node in above for root, _ in syntax.used(node))
 
-    def _is_own(self, source: _Module, root: str) -> bool:
+    def _is_own(self, source: syntax.Module, root: str) -> bool:
         places = source.imports.get(root, ())
         own = (place for place in places if place.partition(".")[0] != ROOM)
         return root in source.bound or any(
             self._follows(place if _is_module(place) else place.rpartition(".")[0]) for place in own
         )
 
-    def _tells(self, source: _Module, name: str, depth: int = 8) -> bool:
+    def _tells(self, source: syntax.Module, name: str, depth: int = 8) -> bool:
         """Whether a class of one's own is told of its subclasses, by `__init_subclass__` or a metaclass."""
         for statement in source.bound.get(name, ()) if depth else ():
             if not isinstance(statement, ast.ClassDef):
@@ -553,7 +391,7 @@ class _Walk:
                 return True
             if any(word.arg == "metaclass" for word in statement.keywords):
                 return True
-            roots = (root for node in statement.bases for root, _ in _used(node))
+            roots = (root for node in statement.bases for root, _ in syntax.used(node))
             if any(self._tells(source, root, depth - 1) for root in roots):
                 return True
         for target in source.imports.get(name, ()) if depth else ():
@@ -607,11 +445,11 @@ class _Walk:
             for statement in source.within:
                 names = [name for name, statements in source.bound.items() if statement in statements]
                 mine = any((module, name) in self._seen for name in names) or statement in source.acting
-                imported = [target for _, target in _imported(statement, source.package)]
+                imported = [target for _, target in syntax.imports(statement, source.package)]
                 own = any(self._follows(place) for target in imported for place in (target, target.rpartition(".")[0]))
                 is_import = isinstance(statement, (ast.Import, ast.ImportFrom))
-                if (is_import and own) or (mine and not _waits(statement)):
-                    reached.append(canonical(statement))
+                if (is_import and own) or (mine and not syntax.waits(statement)):
+                    reached.append(syntax.canonical(statement))
             if len(reached) > 1:
                 self.found[f"{module}#"] = "\n".join(reached)
 
@@ -637,54 +475,23 @@ class _Walk:
             self._whole(module)
 
 
-def _used(statement: ast.AST) -> Iterator[tuple[str, list[str]]]:
-    """Names that a statement reads, each with the attributes taken of it: ``helper.TABLE.shape``."""
-    stack = [statement]
-    while stack:
-        node = stack.pop()
-        attributes: list[str] = []
-        inner: ast.AST = node
-        while isinstance(inner, ast.Attribute):
-            attributes.insert(0, inner.attr)
-            inner = inner.value
-        if isinstance(inner, ast.Name):
-            yield inner.id, attributes
-        elif inner is not node:
-            stack.append(inner)
-        else:
-            stack += _children(node)
-
-
-def _waits(statement: ast.stmt) -> bool:
-    """Whether nothing of it is evaluated where it stands: a function without defaults and decorators."""
-    if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return False
-    return not (statement.decorator_list or statement.args.defaults or statement.args.kw_defaults)
-
-
-def _sets_elsewhere(statement: ast.stmt) -> bool:
-    """Whether it sets something of another object: ``helper.table = 3``, ``TABLE["mu"] = 3``."""
-    found = _within(statement)
-    return any(isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store) for node in found)
-
-
-def _loaded(statement: ast.stmt, source: _Module) -> Iterator[str]:
+def _loaded(statement: ast.stmt, source: syntax.Module) -> Iterator[str]:
     """Modules that are imported by ``import_module`` under another name."""
     others = {name for name, targets in source.imports.items() if "importlib.import_module" in targets}
-    for node in _within(statement) if others - {"import_module"} else ():
+    for node in syntax.within(statement) if others - {"import_module"} else ():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in others:
             for part in node.args[:1]:
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
                     yield part.value
 
 
-def _declared(source: _Module) -> Iterator[Path]:
+def _declared(source: syntax.Module) -> Iterator[Path]:
     """The data files that an own module names in ``FILES``."""
     for statement in source.bound[FILES]:
         yield from _named(source, statement)
 
 
-def _named(source: _Module, statement: ast.stmt) -> Iterator[Path]:
+def _named(source: syntax.Module, statement: ast.stmt) -> Iterator[Path]:
     try:
         names = ast.literal_eval(getattr(statement, "value", ast.Constant(None)))
     except (ValueError, TypeError):

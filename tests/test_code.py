@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe import code, registry
+from fedpipe import code, registry, syntax
 from fedpipe.errors import SettingsError
 
 ROOT = Path(__file__).parent.parent
@@ -295,14 +295,14 @@ def test_all_pythons_agree(tmp_path: Path, version: str) -> None:
 def test_every_part_of_a_tree_counts() -> None:
     """Whatever stands in the sample: another name, number or operator is another text."""
     tree = ast.parse(SAMPLE)
-    before = code.canonical(tree)
+    before = syntax.canonical(tree)
     counted = 0
     for node in ast.walk(tree):
         for name, value in ast.iter_fields(node):
             inside = isinstance(node, ast.Expr) or (isinstance(node, ast.Constant) and name == "kind")
             if isinstance(value, (str, int)) and not isinstance(value, bool) and not inside:
                 setattr(node, name, value + "x" if isinstance(value, str) else value + 1)
-                changed = code.canonical(tree) != before
+                changed = syntax.canonical(tree) != before
                 setattr(node, name, value)
                 counted += 1
                 idle = isinstance(node, ast.Constant) and node.value in {

@@ -26,7 +26,7 @@ HOUSE = (
     ("data", "models", "callbacks"),
     ("registry",),
     ("slurm, locks, scheduling", "planned, pins", "layers"),
-    ("artifacts, archive", "code", "tensors", "rng", "equations", "__init__"),
+    ("artifacts, archive", "code, syntax", "tensors", "rng", "equations", "__init__"),
     ("errors",),
 )
 #: The front door: `fedpipe.load` is found there. It names the room that it leads to for types alone.
