@@ -18,7 +18,9 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from fedpipe import syntax
@@ -42,6 +44,7 @@ PROBES = {  #: kinds of probes, and the modules that compute them
 }
 FILES = "FILES"  #: in an own module: the data files that it reads, from the folder of params.yaml
 DIGITS = 12
+INSTALLED = {"site-packages", "dist-packages"}  #: folders of what is nobody's own
 HIDDEN = {"__globals__", "__subclasses__"}  #: attributes that lead to what no name leads to
 UNREAD = {"globals", "locals", "vars", "eval", "exec"}  #: functions of Python that may read any name of a module
 
@@ -77,6 +80,11 @@ def of(*objects: Any) -> Digest:
     _followed.update(item.__module__.partition(".")[0] for item in objects)
     bases = [base for item in objects if isinstance(item, type) for base in item.__mro__[1:]]
     return _walked(map(_place, objects), _defines_components, map(_place, bases))
+
+
+def again(*made_of: tuple[Any, ...]) -> list[str]:
+    """Digests as they are by now; :func:`of` gives them as they were when a process first asked."""
+    return [of.__wrapped__(*objects).text for objects in made_of]
 
 
 @functools.cache
@@ -128,9 +136,35 @@ def _refuse_stale(path: Path) -> None:
     except OSError:
         return
     mark = b"".join((number & 0xFFFFFFFF).to_bytes(4, "little") for number in (int(stat.st_mtime), stat.st_size))
-    taken = held[:16] == importlib.util.MAGIC_NUMBER + bytes(4) + mark
-    if taken and marshal.loads(held[16:]) != compile(path.read_bytes(), str(path), "exec", dont_inherit=True):
-        raise SettingsError(f"{compiled} is of an earlier {path.name} of the same size and time; delete it.")
+    unchecked = (1).to_bytes(4, "little")  # as `compileall --invalidation-mode unchecked-hash` leaves it
+    head = importlib.util.MAGIC_NUMBER
+    if held[:16] != head + bytes(4) + mark and held[:8] != head + unchecked:
+        return
+    try:
+        taken = marshal.loads(held[16:])
+    except (EOFError, ValueError, TypeError):
+        raise SettingsError(f"{compiled} is damaged; delete it.") from None
+    if not _alike(taken, compile(path.read_bytes(), str(path), "exec", dont_inherit=True)):
+        raise SettingsError(f"{compiled} is of an earlier {path.name}, and Python would execute it; delete it.")
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two compiled codes do the same; which columns tracebacks name (`PYTHONNODEBUGRANGES`) does not count."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, CodeType):
+        bare, others = (each.replace(co_consts=(), co_linetable=b"") for each in (one, other))
+        return bare == others and _alike(one.co_consts, other.co_consts)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, frozenset):
+        return sorted(map(repr, one)) == sorted(map(repr, other))
+    return repr(one) == repr(other)  # also NaN
+
+
+def _spec(top: str) -> ModuleSpec | None:
+    loaded = sys.modules.get(top)
+    return getattr(loaded, "__spec__", None) or (None if loaded else importlib.util.find_spec(top))
 
 
 @functools.cache
@@ -143,8 +177,7 @@ def _origin(module: str) -> Path | None:
         There is no such module, or it is built into Python.
     """
     top, *parts = module.split(".")
-    loaded = sys.modules.get(top)
-    spec = getattr(loaded, "__spec__", None) or (None if loaded else importlib.util.find_spec(top))
+    loaded, spec = sys.modules.get(top), _spec(top)
     origin = getattr(loaded, "__file__", None) or (spec.origin if spec else None)
     path = Path(origin).resolve() if origin and Path(origin).is_file() else None
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
@@ -172,9 +205,13 @@ def _parsed(module: str) -> syntax.Module:
 
 @functools.cache
 def _parse(module: str, path: Path | None, changed: tuple[int, ...]) -> syntax.Module:
+    try:
+        parsed = syntax.Module(module, path)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise SettingsError(f"{path} can't be read as Python ({error}); the code that is used imports it.") from None
     if path is not None and path.suffix == ".py" and _defines_components(module):
         _refuse_stale(path)
-    return syntax.Module(module, path)
+    return parsed
 
 
 @functools.cache
@@ -203,10 +240,12 @@ def _is_others(top: str) -> bool:
     except (ModuleNotFoundError, ValueError):
         return True
     if path is None:  # a folder alone; built into Python
-        return top in sys.stdlib_module_names
+        folders = list(getattr(_spec(top), "submodule_search_locations", None) or ())
+        installed = bool(folders) and all(INSTALLED & set(Path(folder).parts) for folder in folders)
+        return top in sys.stdlib_module_names or installed
     if top in sys.stdlib_module_names and any(path.is_relative_to(place) for place in _standard()):
         return True  # else it is one's own, of the same name
-    return bool({"site-packages", "dist-packages"} & set(path.parts))
+    return bool(INSTALLED & set(path.parts))
 
 
 @functools.cache

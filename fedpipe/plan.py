@@ -311,7 +311,7 @@ def write(plan: NewPlan) -> None:
         for run in plan.runs:
             artifacts.unpack(run.files.history)
     plan.write()
-    package = Path(__file__).parent
+    package = Path(__file__).resolve().parent
     own = any(name.endswith(".py") and package not in Path(name).resolve().parents for name in plan.sources)
     marks = {str(plan.study.plan): artifacts.sha256_of(plan.study.plan)} | ({SEARCHED: ""} if own else {})
     artifacts.write_json(sources, plan.sources | marks)

@@ -81,3 +81,13 @@ def test_a_digest_does_not_depend_on_those_that_were_made_before(tmp_path: Path)
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     before, after = done.stdout.split()
     assert before == after
+
+
+def test_a_late_import_that_is_no_python_is_told(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("class M:\n    def f(self):\n        import bad\n        return bad.V\n")
+    (tmp_path / "bad.py").write_text("V = (\n")
+    asking = ASKED.replace("repr(own.M().f())", "''")
+    command = [sys.executable, "-B", "-P", "-c", asking, str(ROOT)]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stderr.splitlines()[-1]
+    assert "SettingsError" in said
+    assert "bad.py can't be read as Python ('(' was never closed" in said

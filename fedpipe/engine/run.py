@@ -127,6 +127,8 @@ class Run:
         self._first = move(first, self._rests)
         self.checkpoint = Checkpoint(files, self._first, self._rests)
         self.executor = self.executor_of(self.algorithm)
+        self._made_of = family.made_of(), bare.made_of()
+        self._digests = [code.of(*objects).text for objects in self._made_of]
         self._watched = {path: pins.stamp(path) for path in _read_later(family, bare)}
         self._begun: dict[int, Mapping[Test, Score]] = {}
         self._was_complete: dict[int, bool] = {}  #: by round, whether there was a marker when it was begun here
@@ -341,8 +343,11 @@ class Run:
             done = 0
         self._same_data(done)
         yield done
-        for number in range(done + 1, stop + 1):
-            self.round(number)
+        numbers = range(done + 1, stop + 1)
+        there = [number for number in numbers if artifacts.exists(self.files.round(number).marker)]  # and not whole
+        for number in numbers:
+            if number in there or not artifacts.exists(self.files.round(number).marker):
+                self.round(number)  # else another study has done it meanwhile
             prune(self.files, number, self._keep_models)
             yield number
         artifacts.pack(self.files.history)
@@ -367,7 +372,11 @@ class Run:
 
     def _same_code(self) -> None:
         """Refuse what was computed while files changed that own code may read at any time, and that its key is of."""
-        if changed := [path for path, mark in self._watched.items() if pins.stamp(path) != mark]:
+        now = {path: pins.stamp(path) for path in self._watched}
+        changed = [path for path, mark in self._watched.items() if now[path] != mark]
+        if changed and code.again(*self._made_of) == self._digests:  # touched, or a comment
+            self._watched = now
+        elif changed:
             raise ArtifactError(
                 f"{self.files.path}: {changed[0]} has changed since this job began, and its key is of the one before; "
                 "type `fedpipe run`, which plans again, or restore that file."
@@ -447,11 +456,11 @@ def open_run(path: Path, execution: Execution, threads: int = 1, keep_models: st
 
 def _read_later(*components: Model | Algorithm) -> Iterator[Path]:
     """Files that the digests of components are of, and that this process has yet to read: data, and later imports."""
+    paths = {path for component in components for path in code.of(*component.made_of()).files}
+    names = {path.name for path in paths}
     loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    for component in components:
-        for path in code.of(*component.made_of()).files:
-            if path.suffix != ".py" or str(path) not in {str(Path(name).resolve()) for name in loaded if name}:
-                yield path
+    here = {Path(name).resolve() for name in loaded if name and Path(name).name in names}
+    yield from (path for path in paths if path.suffix != ".py" or path not in here)
 
 
 def _distinct(values: list[dict[str, Any]]) -> list[dict[str, Any]]:

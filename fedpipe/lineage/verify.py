@@ -111,7 +111,10 @@ def verify(paths: list[Path], again: int, rng: random.Random) -> Iterator[Verdic
             whole.append(path)
         yield verdict
     for key in dict.fromkeys(digest(Settings.read(RunFiles(path).settings).partition_settings) for path in whole):
-        yield redeal(key)
+        try:
+            yield redeal(key)
+        except UserError as error:
+            yield Verdict(f"{artifacts.assignment_file(key)}: can't be dealt again: {error}", True)
     elsewhere = [path for path in whole if made_elsewhere(RunFiles(path), code.shared())]
     others = [path for path in whole if path not in elsewhere]
     for path in [*(elsewhere if again else []), *rng.sample(others, min(again, len(others)))]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from fedpipe import artifacts, config, plan, registry, rng
+from fedpipe import artifacts, code, config, plan, registry, rng
 from fedpipe.data import heterogeneity, store
 from fedpipe.data.assignment import Assignment, apportion, assign, checksum
 from fedpipe.data.partitions.base import Integers, Scheme
@@ -36,6 +36,12 @@ def partition(key: str) -> Path:
 def holds(key: str) -> bool:
     """Whether a partition is what the code that lies here makes of its data set."""
     path, settings = artifacts.assignment_file(key), read(key)
+    dealt = settings["partition"]
+    scheme = registry.restored(registry.PARTITION, dealt | settings.get("origin", {}))
+    if (here := code.of(*scheme.made_of()).text) != dealt["code"]:
+        raise ArtifactError(
+            f"it is of other code of partition scheme '{dealt['scheme']}' ({dealt['code']}) than lies here ({here})."
+        )
     data = store.place(settings["dataset"])
     samples = store.load(data, artifacts.manifest(data))
     there = artifacts.read_parquet(path, artifacts.manifest(path))

@@ -15,9 +15,10 @@ from fedpipe import artifacts
 from fedpipe.artifacts import RunFiles
 from fedpipe.cli import app
 from fedpipe.engine.checkpoint import prune
+from fedpipe.errors import ArtifactError
 from fedpipe.lineage import verify
 from fedpipe.plan import Settings, digest
-from fedpipe.stages import collect
+from fedpipe.stages import collect, partition
 from tests import studies
 
 
@@ -164,3 +165,18 @@ def test_the_command_ends_with_1_where_something_is_wrong(study: Path) -> None:
     assert done.exit_code == 1
     assert "participants.parquet" in done.stdout
     assert done.stdout.count("are as recorded") == 3
+
+
+def test_a_partition_that_can_not_be_dealt_again_is_told_and_the_rest_is_verified(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(key: str) -> bool:
+        raise ArtifactError("own.csv can't be read.")
+
+    monkeypatch.setattr(partition, "holds", gone)
+    verdicts = list(verify.verify(runs("fedavg"), 1, random.Random(0)))
+    assert [verdict.said.partition(": ")[2] for verdict in verdicts[2:4]] == [
+        "can't be dealt again: own.csv can't be read."
+    ] * 2
+    assert "run again: all bits agree" in verdicts[4].said
+    assert all(verdict.holds for verdict in verdicts)

@@ -287,11 +287,18 @@ def test_code_that_python_would_not_read_again_is_refused(project: Project) -> N
     replace(project, "helper.py", "FACTOR = 1.5", "FACTOR = 3.5")
     os.utime(helper, ns=(stamp, stamp))
     printed = project.run(*command, check=False)
-    assert "is of an earlier helper.py of the same size and time; delete it." in printed
+    assert "is of an earlier helper.py, and Python would execute it; delete it." in printed
     assert "Traceback" not in printed
-    for path in (project.folder / "__pycache__").glob("helper.*.pyc"):
-        path.unlink()
+    (compiled,) = (project.folder / "__pycache__").glob("helper.*.pyc")
+    compiled.write_bytes(compiled.read_bytes()[:30])
+    assert f"{compiled.name} is damaged; delete it." in project.run(*command, check=False)
+    compiled.unlink()
     project.run(*command)
+    compileall = ("python", "-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash", "helper.py")
+    project.run(*compileall)
+    project.run(*command)
+    replace(project, "helper.py", "FACTOR = 3.5", "FACTOR = 40.5")
+    assert "and Python would execute it; delete it." in project.run(*command, check=False)
 
 
 @pytest.mark.slow

@@ -207,16 +207,18 @@ def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(monkeypatch: pyte
     monkeypatch.syspath_prepend(".")
     Path("late_reader.py").write_text(READS)
     Path("prior.json").write_text('{"factor": 1.0}')
-    made = studies.prepare(studies.settings(("own",), 3, algorithms={"own": {"algorithm": "late_reader.Own"}}))
+    made = studies.prepare(studies.settings(("own",), 4, algorithms={"own": {"algorithm": "late_reader.Own"}}))
     (run,) = studies.open_runs(made)
-    rounds = run.segment(3)
+    rounds = run.segment(4)
     assert [next(rounds), next(rounds)] == [0, 1]
+    Path("prior.json").touch()
+    assert next(rounds) == 2, "it is the same file"
     Path("prior.json").write_text('{"factor": 0.2}')
     with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began, and its key is of the one"):
         next(rounds)
-    assert run.files.complete() == [0, 1]
+    assert run.files.complete() == [0, 1, 2]
     Path("prior.json").write_text('{"factor": 1.0}')
     (again,) = studies.open_runs(made)
-    list(again.segment(3))
-    assert again.files.complete() == [0, 1, 2, 3]
+    list(again.segment(4))
+    assert again.files.complete() == [0, 1, 2, 3, 4]
     sys.modules.pop("late_reader")
