@@ -68,6 +68,8 @@ def hand_over(snakemake: int) -> None:
         job = server.recv(MESSAGE)
     except OSError:
         return
+    except KeyboardInterrupt:  # Ctrl+C before the job has begun
+        raise SystemExit(128 + signal.SIGINT) from None
     if job:  # else it could not import, and this process will tell why
         _hand_on_signals(int(job))
         _end(server.recv(MESSAGE))

@@ -423,3 +423,13 @@ def test_nobody_else_may_ask(snakemake: Snakemake) -> None:
         os.umask(before)
     (place,) = (place for place in Path(local.FOLDER).iterdir() if place.name != "lock")
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
+
+
+def test_ctrl_c_before_a_job_has_begun_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(snakemake: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local, "_connected", interrupted)
+    with pytest.raises(SystemExit) as end:
+        local.hand_over(1)
+    assert end.value.code == 130

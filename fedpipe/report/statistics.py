@@ -30,8 +30,8 @@ class Difference(NamedTuple):
 
     @property
     def exceeds(self) -> bool:
-        """Whether the interval leaves out zero."""
-        return abs(self.mean) > self.half_width
+        """Whether the interval leaves out zero; of differences that are all equal it has no width, and says nothing."""
+        return 0 < self.half_width < abs(self.mean)
 
     @property
     def told(self) -> str:

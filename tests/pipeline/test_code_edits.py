@@ -291,7 +291,9 @@ def test_code_that_python_would_not_read_again_is_refused(project: Project) -> N
     assert "Traceback" not in printed
     (compiled,) = (project.folder / "__pycache__").glob("helper.*.pyc")
     compiled.write_bytes(compiled.read_bytes()[:30])
-    assert f"{compiled.name} is damaged; delete it." in project.run(*command, check=False)
+    printed = project.run(*command, check=False)
+    assert "'own.Near' can't be imported (EOFError: marshal data too short, own.py, line 3)" in printed
+    assert "Traceback" not in printed
     compiled.unlink()
     project.run(*command)
     compileall = ("python", "-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash", "helper.py")
