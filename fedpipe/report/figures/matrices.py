@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ LABELS = {  #: what a matrix holds, its rows and its columns
     "SL": ("mean soft label of each class", "true class", "predicted class"),
     "CR": ("relations of the classes in the head", "class", "class"),
 }
+TITLE = 36  #: letters in a line of a panel's title
 NUMBERS = 10  #: classes up to which each cell shows its number
 
 
@@ -46,7 +48,7 @@ def figure(found: dict[str, dict[str, Floats]], title: str) -> Figure:
         top = max(matrices[name].max() for matrices in found.values())  # one scale, so that algorithms compare
         for row, (algorithm, matrices) in enumerate(found.items()):
             image = _cells(axes[row, column], matrices[name], top)
-            axes[row, column].set(title=f"{algorithm}, {name}", xlabel=columns, ylabel=rows)
+            axes[row, column].set(title=textwrap.fill(f"{algorithm}, {name}", TITLE), xlabel=columns, ylabel=rows)
         bar = made.colorbar(image, ax=list(axes[:, column]), orientation="horizontal", aspect=28, shrink=0.75, pad=0.02)
         bar.set_label(f"{name}: {holds}")
         bar.outline.set_visible(False)
