@@ -14,6 +14,7 @@ from fedpipe.planned import Cell, Plan, Statistic
 from fedpipe.report import results
 
 CONFIDENCE = 0.95  #: of intervals
+EQUAL = 1e-9  #: half an interval, in points, up to which differences are equal but for rounding
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 SPREAD = {"client_std": "std", "worst_tenth": "worst", "lowest": "lowest"}  #: columns of :func:`fairness`
 BY_CLASS = ("macro_f1", "balanced_accuracy")
@@ -31,7 +32,7 @@ class Difference(NamedTuple):
     @property
     def exceeds(self) -> bool:
         """Whether the interval leaves out zero; of differences that are all equal it has no width, and says nothing."""
-        return 0 < self.half_width < abs(self.mean)
+        return EQUAL < self.half_width < abs(self.mean)
 
     @property
     def told(self) -> str:

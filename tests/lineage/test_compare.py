@@ -195,7 +195,9 @@ def test_an_interval_is_students_and_of_one_seed_there_is_none() -> None:
     low, high = stats.ttest_rel(other, one).confidence_interval(0.95)
     np.testing.assert_allclose([found.mean - found.half_width, found.mean + found.half_width], [low, high])
     assert not found.exceeds
-    assert difference(one, one + 1).exceeds
+    assert difference(one, one + pd.Series([1.0, 1.1, 0.9])).exceeds
+    assert not difference(one, one + 1).exceeds, "equal in all seeds: of chance that says nothing"
+    assert not difference(one / 3, one / 3 + 0.1).exceeds, "but for rounding"
     assert not difference(one, one).exceeds
     single = difference(one.loc[[0]], other)
     assert math.isnan(single.half_width)
