@@ -212,6 +212,7 @@ class Run:
                 self.algorithm, "upload", outcome.upload, (block.uploads or [outcome.upload])[0], "another client"
             )
             block.add(outcome)
+        self._same_code()  # a block is another job's to aggregate
         block.seconds = time.perf_counter() - begin
         return block
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from fedpipe import artifacts, cli
 from fedpipe.lineage import study as lineage
 from fedpipe.planned import Plan
+from fedpipe.stages import report
 
 SHOWN = "results/tables/results.md"
 FILES = (
@@ -148,8 +149,9 @@ def test_other_rounds_than_the_plans_are_refused_wherever_they_lie(
     wrong = (
         f"{files.joined(2).marker} is of 3 rounds and should be of 2; delete {files.joined(2).path} and run again.\n"
     )
+    since = f"fedpipe: {report.overtaken(plan())}\n"
+    assert "has changed since this was made" in since
     for command in (["record", run.algorithm], ["table"], ["figure", "curves"], ["show"]):
-        assert said(monkeypatch, capsys, *command)[1].endswith(f"fedpipe: {wrong}"), (
-            "after what `show` says of the plan"
-        )
+        before = since if command == ["show"] else ""
+        assert said(monkeypatch, capsys, *command)[1] == f"{before}fedpipe: {wrong}"
     assert CliRunner().invoke(cli.app, ["verify", "--rerun", "0"]).exit_code == 1

@@ -217,6 +217,8 @@ def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(monkeypatch: pyte
     with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began, and its key is of the one"):
         next(rounds)
     assert run.files.complete() == [0, 1, 2]
+    with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began"):
+        run.train(3, run.participants(3))  # as a job of single rounds does, whose block another one aggregates
     Path("prior.json").write_text('{"factor": 1.0}')
     (again,) = studies.open_runs(made)
     list(again.segment(4))
