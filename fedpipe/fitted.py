@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from fedpipe.algorithms.base import Algorithm, State
 from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution
+from fedpipe.engine import numerics
 from fedpipe.engine.executor import Phase, Score, Test, eval_mode
 from fedpipe.engine.loop import Loop
 from fedpipe.engine.run import Run
@@ -40,7 +40,7 @@ class Fitted(Network):
 
 def open_run(files: RunFiles) -> Run:
     """A run on this machine's CPU, which leaves PyTorch's own settings as they are."""
-    with _settings_kept():
+    with numerics.kept():
         return Run(files, Execution(device="cpu", stack=1))
 
 
@@ -91,7 +91,7 @@ def _global(run: Run, number: int) -> Tensors:
 def _personal(run: Run, number: int, client: int) -> Tensors:
     if not 0 <= client < len(run.clients):
         raise SettingsError(f"client: {client} is none of the run's; it should be from 0 to {len(run.clients) - 1}.")
-    with _settings_kept():
+    with numerics.kept():
         looking = _Looking(run.algorithm, run.clients)
         send = functools.partial(run.algorithm.send, run.server(number))
         kept = functools.partial(run.kept, number=number)
@@ -129,16 +129,3 @@ class _Spied:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._net, name)
-
-
-@contextlib.contextmanager
-def _settings_kept() -> Iterator[None]:
-    """What a run sets in PyTorch for its own process is undone."""
-    mode, threads = torch.get_deterministic_debug_mode(), torch.get_num_threads()
-    filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)
-        torch.set_num_threads(threads)
-        torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]

@@ -224,12 +224,17 @@ def test_classes_are_told_as_scikit_learn_tells_them(results: Any) -> None:
     assert tables.csv(results.statistics) == (results.folder / "results/tables/statistics.csv").read_bytes()
 
 
-def test_torchs_own_settings_stay_as_they_were(results: Any) -> None:
-    before = torch.get_deterministic_debug_mode(), torch.get_num_threads(), torch.random.get_rng_state()
+def test_torchs_own_settings_stay_as_they_were(results: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def settings() -> tuple[Any, ...]:
+        filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+        lowered = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+        return torch.get_deterministic_debug_mode(), torch.get_num_threads(), filling, *lowered
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    before, drawn = settings(), torch.random.get_rng_state()
     results.model("pfedme", client=1, alpha=0.3)
-    after = torch.get_deterministic_debug_mode(), torch.get_num_threads(), torch.random.get_rng_state()
-    assert after[:2] == before[:2]
-    assert torch.equal(after[2], before[2])
+    assert settings() == before
+    assert torch.equal(torch.random.get_rng_state(), drawn)
 
 
 @pytest.mark.parametrize(

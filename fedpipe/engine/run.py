@@ -32,7 +32,7 @@ from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution, several
 from fedpipe.data import store
 from fedpipe.data.assignment import Assignment, checksum
-from fedpipe.engine import contract, evaluation, frozen, gpus, redo
+from fedpipe.engine import contract, evaluation, frozen, gpus, numerics, redo
 from fedpipe.engine.block import Block
 from fedpipe.engine.capture import cuda_graph
 from fedpipe.engine.checkpoint import Checkpoint, prune
@@ -479,10 +479,8 @@ def _processor() -> str:
 
 
 def _device(execution: Execution) -> torch.device:
-    """The device to use, with deterministic kernels."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_deterministic_debug_mode("error")  # as use_deterministic_algorithms, which imports a compiler too
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
+    """The device to use."""
+    numerics.set_up()
     if execution.device == "cuda" and not torch.cuda.is_available():
         raise SettingsError("execution.device: cuda can't be used; PyTorch sees no GPU here. It should be auto or cpu.")
     if execution.device == "cpu" or not torch.cuda.is_available():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ from fedpipe.engine.executor import (
 from fedpipe.engine.schedule import Feed, Leg, Row
 from fedpipe.engine.transforms import changed
 from fedpipe.engine.trees import contiguous, move, size_in_bytes, stack, unstack
+from fedpipe.errors import SettingsError
 from fedpipe.tensors import Tensors
 
 Flags = Tensor  #: one truth value a client, shape (width,)
@@ -116,7 +118,7 @@ class Stack:
         for mates in schedule.stacks(self._clients.sizes, everyone, self._width):
             members = [client for client in mates if client in wanted]
             if members:
-                with torch.no_grad(), contract.told(self._algorithm):
+                with torch.no_grad(), contract.told(self._algorithm), _memory_told(self._width):
                     outcomes = self._stack(phase, round, mates, members, kept, send, tests)
                 found |= {outcome.client: outcome for outcome in outcomes}
         return (found.pop(client) for client in ids)
@@ -380,6 +382,19 @@ class Work:
         legs, orders = schedule.legs(counts, self._rungs), [samples[client] for client in self._members]
         plan = schedule.table(orders, keys, MEASURE_BATCH, legs[-1].stop, len(self.rows))
         return legs, Feed.sent(plan, keys is not None, self._clients.dtype, self._clients.device)
+
+
+@contextmanager
+def _memory_told(width: int) -> Iterator[None]:
+    """Where a GPU's memory is too small, say which setting asks for less of it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        reason = str(error).split(". ", 1)[0]
+        raise SettingsError(
+            f"execution.stack: the GPU's memory is too small for {width} clients in one call ({reason}); it should be "
+            f"less, as {width // 2}, with which results are equal within rounding."
+        ) from error
 
 
 def logits_batch(clients: Clients, width: int) -> int:

@@ -262,6 +262,23 @@ def test_a_loss_of_nothing_that_is_trained_is_refused(make_trial, width):
         make_trial(Detached(), width=width).train()
 
 
+class Large(FedAvg):
+    """Fails as PyTorch does where a GPU's memory is full."""
+
+    def loss(self, client, batch):
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB"
+        )
+
+
+def test_a_stack_too_large_for_a_gpu_says_which_setting_asks_for_less(make_trial):
+    told = r"^execution\.stack: the GPU's memory .* 6 clients in one call \(CUDA out of memory\); .* less, as 3, "
+    with pytest.raises(SettingsError, match=told):
+        make_trial(Large(), width=6).train()
+    with pytest.raises(torch.OutOfMemoryError):
+        make_trial(Large()).train()
+
+
 class Counted(FedALA):
     """Counts its mixing steps, by round."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,18 @@ import pytest
 import torch
 
 from fedpipe import registry
+from fedpipe.algorithms.base import Algorithm, State
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Federation
+from fedpipe.engine import loop as looping
 from fedpipe.engine.clients import Clients
+from fedpipe.engine.executor import Executor
 from fedpipe.engine.loop import Loop
 from fedpipe.engine.stack import Stack
+from fedpipe.engine.trees import move
 from fedpipe.models.base import Model, Net
+from fedpipe.tensors import Tensors
+from tests import elsewhere
 
 SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "cnn": ((1, 8, 8), {"batch_norm": True}),
@@ -30,6 +37,7 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "shufflenet": ((3, 16, 16), {}),
     "vgg16": ((3, 32, 32), {"weights": None, "frozen": False}),
 }
+ALONE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {"bilstm": ((7,), {"vocabulary": 50})}  #: not stacked
 STACKABLE = [name for name in registry.names(registry.MODEL) if registry.find(registry.MODEL, name).stackable]  # type: ignore[attr-defined]
 
 
@@ -37,32 +45,57 @@ def test_all_that_can_be_stacked_are_here() -> None:
     assert sorted(SMALL) == STACKABLE
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name in {"vgg16", "resnet18"} else name for name in STACKABLE],
-)
-def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> None:
-    shape, parameters = SMALL[name]
+def each(*slow: str) -> pytest.MarkDecorator:
+    names = [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in STACKABLE]
+    return pytest.mark.parametrize("name", names)
+
+
+def trained(
+    name: str, kind: Callable[..., Executor], device: torch.device = elsewhere.HOST
+) -> tuple[Tensors, list[tuple[State, tuple[Any, ...]]]]:
+    """The first model, and what two clients send after a round from it, with how their models do."""
+    shape, parameters = (SMALL | ALONE)[name]
     family: Model = registry.build(registry.MODEL, name, parameters)  # type: ignore[assignment]
     family.check(shape, 3)
     random = np.random.default_rng(0)
     words = len(shape) == 1 and "vocabulary" in parameters
     x = torch.as_tensor(random.integers(0, 50, (4, *shape)) if words else random.normal(size=(4, *shape)))
     parts = [np.array([0, 1, 2]), np.array([3])]
-    clients = Clients(x, torch.tensor([0, 1, 2, 1]), parts, parts, np.arange(4), 3, 0, torch.float64)
+    clients = Clients(x, torch.tensor([0, 1, 2, 1]), parts, parts, np.arange(4), 3, 0, torch.float64, device)
     federation = Federation(clients=2, batch_size=2, learning_rate=0.01, dtype="float64")
-    net = Net(lambda: family.build(shape, 3), torch.float64)
+    net = Net(lambda: family.build(shape, 3), torch.float64, device)
     algorithm = FedAvg().bind(net, federation)
     server = algorithm.init(lambda _: net.fresh(1))
-    loop, stack = (
-        [
-            (outcome.upload, tuple(outcome.scores["local"]))
-            for outcome in executor.run(
-                "train", 1, [0, 1], lambda _: {}, lambda ids: algorithm.send(server, ids), ["local"]
-            )
-        ]
-        for executor in (Loop(algorithm, clients), Stack(algorithm, clients, 2))
+    outcomes = kind(algorithm, clients).run(
+        "train", 1, [0, 1], lambda _: {}, lambda ids: algorithm.send(move(server, device), ids), ["local"]
     )
+    found = [(move(outcome.upload, elsewhere.HOST), tuple(outcome.scores["local"])) for outcome in outcomes]
+    return server["model"], found
+
+
+def both(algorithm: Algorithm, clients: Clients) -> Executor:
+    return Stack(algorithm, clients, 2)
+
+
+@each("vgg16", "resnet18")
+def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> None:
+    (first, loop), (_, stack) = trained(name, Loop), trained(name, both)
     assert_same(stack, loop, within=1e-7)  # BatchNorm of two or three values divides by deviations near 0
-    moved = [not torch.equal(value, server["model"][key]) for key, value in loop[0][0]["model"].items()]
+    moved = [not torch.equal(value, first[key]) for key, value in loop[0][0]["model"].items()]
     assert sum(moved) > len(moved) / 2
+
+
+@each("vgg16", "resnet18", "feddw_resnet18")
+def test_a_gpu_refuses_nothing_of_a_stack(name: str, assert_same: Any) -> None:
+    """On a device that the CPU plays: nothing lies on the host, and no kernel is one that has no steady bits."""
+    _, here = trained(name, both)
+    with elsewhere.at_hand():
+        assert_same(trained(name, both, elsewhere.DEVICE)[1], here)
+
+
+@pytest.mark.parametrize("name", [*ALONE, "cnn"])
+def test_a_gpu_refuses_nothing_of_clients_alone(name: str, assert_same: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looping, "ThreadPoolExecutor", elsewhere.OneByOne)
+    _, here = trained(name, Loop)
+    with elsewhere.at_hand():  # whose LSTM is not the host's kernel
+        assert_same(trained(name, Loop, elsewhere.DEVICE)[1], here, within=1e-15)

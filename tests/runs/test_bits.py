@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedpipe import artifacts, registry
-from fedpipe.engine import schedule
+from fedpipe.engine import numerics, schedule
 from fedpipe.engine.block import Block
 from fedpipe.engine.run import Run
 from fedpipe.errors import SettingsError
@@ -147,6 +147,16 @@ def test_bytes_of_a_tensor_file_do_not_depend_on_its_name_or_on_views() -> None:
     other = artifacts.write_pt(Path("other.pt"), {"a": whole[10:20].clone()})
     assert one == other
     assert Path("one.pt").read_bytes() == Path("other.pt").read_bytes()
+
+
+def test_float32_is_float32_on_a_gpu_too() -> None:
+    """PyTorch's default there is TF32, for convolutions and recurrent layers."""
+    kinds = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
+    with numerics.kept():
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+        assert [kind.fp32_precision for kind in kinds] == ["tf32"] * 3
+        studies.open_runs(studies.prepare(studies.settings(rounds=1)))
+        assert "tf32" not in [kind.fp32_precision for kind in kinds]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
