@@ -350,8 +350,11 @@ PARTS = ("plan.json", "metrics.json", "tables", "plots", "figures", "keys", "log
 
 def study(params: Path) -> Path:
     """The one name of a study's file: relative to this folder, if it lies in it and ``..`` leads nowhere else."""
-    here = Path.cwd()
-    return params.relative_to(here) if ".." not in params.parts and params.is_relative_to(here) else params
+    here, typed = Path.cwd(), Path(os.environ.get("PWD", ""))
+    for folder in (here, *([typed] if typed.is_absolute() and typed.is_dir() and typed.samefile(here) else [])):
+        if ".." not in params.parts and params.is_relative_to(folder):  # the second may lead here through a link
+            return params.relative_to(folder)
+    return params
 
 
 def studies(params: Path) -> list[Path]:
@@ -440,7 +443,9 @@ def write_pt(path: Path, tree: Mapping[str, Any]) -> str:
         if isinstance(value, Mapping):
             # A pickle refers back to a string object that it has seen: equal names shall be one object, always.
             return {sys.intern(key): plain(part) for key, part in value.items()}
-        return value.detach().cpu().contiguous().clone()  # a view would drag its whole storage into the file
+        # A view would drag its whole storage into the file; and strides of axes of length 1, which are any, would be
+        # bytes of it.
+        return value.detach().cpu().clone(memory_format=torch.contiguous_format)
 
     buffer = io.BytesIO()
     torch.save(plain(tree), buffer)

@@ -62,6 +62,7 @@ app = typer.Typer(
 
 StudyFile = Annotated[Path, typer.Option("--params", help="The study.")]
 Scale = Annotated[str, typer.Option("--scale", help="One of the study's scales.")]
+Said = Annotated[str | None, typer.Option("--said", help="Refuse a plan that says anything else, by its hash.")]
 RunPath = Annotated[Path, typer.Argument(help="A run's folder, results/runs/ALGORITHM/KEY.")]
 RoundNumber = Annotated[int, typer.Option("--round", min=1, help="The round.")]
 Threads = Annotated[int, typer.Option(min=1, help="Cores to use.")]
@@ -346,11 +347,13 @@ def probe(
 
 
 @app.command(rich_help_panel=STAGES)
-def table(params: StudyFile = PARAMS, scale: Scale = PAPER) -> None:
+def table(params: StudyFile = PARAMS, scale: Scale = PAPER, said: Said = None) -> None:
     """Write the result table, metrics.json, the plots' numbers, and the keys of each algorithm's runs."""
     from fedpipe.stages import report as stage
 
-    stage.write(stage.contents(_plan(params, scale)))
+    made = _plan(params, scale)
+    stage.refuse_another(made, said)
+    stage.write(stage.contents(made))
 
 
 @app.command(rich_help_panel=STAGES)
@@ -359,16 +362,19 @@ def figure(
     key: Annotated[str | None, typer.Argument(help="The partition's key.")] = None,
     params: StudyFile = PARAMS,
     scale: Scale = PAPER,
+    said: Said = None,
 ) -> None:
     """Draw a figure, as SVG, PDF and PNG."""
     from fedpipe.stages import report as stage
 
+    made = _plan(params, scale)
+    stage.refuse_another(made, said)
     if name == "curves":
-        stage.write_figure_curves(_plan(params, scale))
+        stage.write_figure_curves(made)
     elif name == "matrices":
-        stage.write_figure_matrices(_plan(params, scale))
+        stage.write_figure_matrices(made)
     elif name == "partition" and key is not None:
-        stage.write_figure_partition(_plan(params, scale), key)
+        stage.write_figure_partition(made, key)
     else:
         raise SettingsError(f"'{name}' can't be drawn; it should be curves, matrices, or partition with its key.")
 

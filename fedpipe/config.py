@@ -99,6 +99,14 @@ def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
+def _as_number(value: Any) -> Any:
+    """The number that a text stands for: YAML 1.1 reads 1e-3 as text, and a quoted number is one to what takes it."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
 def _component(kind: Kind, value: Any) -> Component:
     return value if isinstance(value, Component) else registry.parsed(kind, value)
 
@@ -685,7 +693,7 @@ class Study(Section):
     def _points_once(cls, grid: dict[str, Varied]) -> dict[str, Varied]:
         for name, values in grid.items():
             try:
-                _once(tuple(values))
+                _once(tuple(values if isinstance(values, dict) else map(_as_number, values)))
             except ValueError as error:
                 raise ValueError(f"study.grid.{name}: {error}") from None
         return grid
@@ -1094,6 +1102,7 @@ class Params(Section):
                 f"are computed once; leave it out, or set model.frozen to false."
             )
         self.model.check(facts.shape, facts.classes)
+        self.model.check_layers(facts.shape, facts.classes)
         self.model.check_weights(facts.shape, facts.classes)
         words = getattr(self.model, "vocabulary", None)
         if words is not None and facts.vocabulary is not None and words < facts.vocabulary:

@@ -8,6 +8,7 @@ noise is a function of a key. Samples that pad a batch count for nothing.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 PART = 2**14  #: random numbers that are made at a time
 LARGE = 2**20  #: numbers in the kernels of a convolution
+AGAIN = 2**40  #: from the noise of a layer's call to that of its next
 NORMALISATIONS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -33,6 +35,7 @@ class Mode:
     buffers: Mapping[str, Tensor] = field(default_factory=dict)  #: the client's own, where models carry none
     began: Mapping[str, Tensor] = field(default_factory=dict)  #: those as the client began, which are its teachers'
     recorded: dict[str, Tensor] = field(default_factory=dict)  #: new running statistics, by name
+    calls: Counter[int] = field(default_factory=Counter)  #: of each dropout layer, while the network is called once
 
     @contextmanager
     def of(
@@ -47,6 +50,7 @@ class Mode:
         """What holds within the block; gives what training calls within it record."""
         before = vars(self).copy()
         self.training, self.mask, self.key, self.lowered, self.recorded = training, mask, key, lowered, {}
+        self.calls = Counter()
         self.buffers = {} if buffers is None else buffers
         self.began = self.buffers if began is None else began
         try:
@@ -79,7 +83,9 @@ class BatchNorm(nn.Module):
     def __init__(self, like: nn.modules.batchnorm._BatchNorm, name: str, mode: Mode, track: bool) -> None:
         super().__init__()
         self.weight, self.bias = like.weight, like.bias
-        self.eps, self.momentum = like.eps, 0.1 if like.momentum is None else like.momentum
+        if like.momentum is None and track and like.track_running_stats:
+            raise NotImplementedError(f"{name}: BatchNorm with momentum=None, a cumulative mean, is not supported")
+        self.eps, self.momentum = like.eps, like.momentum or 0.0
         self._name, self._mode = name, mode
         self.track = track and like.running_mean is not None
         if self.track:
@@ -90,6 +96,7 @@ class BatchNorm(nn.Module):
         """Of the shape of ``x``, (B, C) or (B, C, ...)."""
         mode = self._mode
         if self.track and not mode.training:
+            x = x.to(self.running_mean.dtype)  # a stack takes no images of a lower precision beside its statistics
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         if mode.mask is None and x.numel() > x.shape[1]:
             return self._by_kernel(x)
@@ -127,7 +134,10 @@ class BatchNorm(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout whose noise is a function of the batch's key; ``whole`` channels, or single values."""
+    """Dropout whose noise is a function of the batch's key; ``whole`` channels, or single values.
+
+    A layer that a network calls several times has other noise each time.
+    """
 
     def __init__(self, p: float, index: int, mode: Mode, whole: bool) -> None:
         super().__init__()
@@ -140,29 +150,39 @@ class Dropout(nn.Module):
         if self._mode.key is None:
             raise RuntimeError("a network with dropout was trained without a key for its noise")
         shape = (*x.shape[:2], *(1,) * (x.dim() - 2)) if self._whole else x.shape
-        key = self._mode.key + self._index
+        key = self._mode.key + (self._index + AGAIN * self._mode.calls[self._index])
+        self._mode.calls[self._index] += 1
         alone = key.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(key)
         stays = (uniform_in_parts if alone else uniform)(key, shape) >= self.p
         return x * (stays.to(x.dtype) / (1 - self.p) if self.p < 1 else torch.zeros_like(x))
 
 
 def functional(module: nn.Module, mode: Mode, track: bool) -> nn.Module:
-    """The same network with every BatchNorm and dropout, wherever it is inside, replaced by those of this module."""
+    """The same network with every BatchNorm and dropout, wherever it is inside, replaced by those of this module.
+
+    Raises
+    ------
+    NotImplementedError
+        A layer is a kind of them that is not supported.
+    """
+    replaced: dict[nn.Module, nn.Module] = {}
+    places = list(module.named_modules(remove_duplicate=False))  # a layer may stand in several
     for index, (name, layer) in enumerate(list(module.named_modules())):
-        new: nn.Module
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            new = BatchNorm(layer, name, mode, track)
-        elif isinstance(layer, nn.modules.dropout._DropoutNd):
-            whole = isinstance(layer, (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d))
-            new = Dropout(layer.p, index, mode, whole)
-        else:
-            if isinstance(layer, nn.Conv2d) and is_large(layer.weight):
-                layer.register_forward_pre_hook(_contiguous)
-            continue
         if isinstance(layer, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
             raise NotImplementedError(f"{name}: {type(layer).__name__} is not supported; nn.Dropout is")
-        parent, _, own = name.rpartition(".")
-        setattr(module.get_submodule(parent), own, new)
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            replaced[layer] = BatchNorm(layer, name, mode, track)
+        elif isinstance(layer, nn.modules.dropout._DropoutNd):
+            whole = isinstance(layer, (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d))
+            replaced[layer] = Dropout(layer.p, index, mode, whole)
+        elif isinstance(layer, nn.Conv2d) and is_large(layer.weight):
+            layer.register_forward_pre_hook(_contiguous)
+        elif isinstance(layer, (nn.LayerNorm, nn.GroupNorm)) and layer.weight is not None:
+            layer.register_forward_pre_hook(_as_its_weight)
+    for name, layer in places:
+        if layer in replaced:
+            parent, _, own = name.rpartition(".")
+            setattr(module.get_submodule(parent), own, replaced[layer])
     return module
 
 
@@ -176,6 +196,11 @@ def is_large(kernels: Tensor) -> bool:
 
 def _contiguous(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(value.contiguous() for value in inputs)
+
+
+def _as_its_weight(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Features of a lower precision become what the layer is of, as autocast has it on a GPU."""
+    return tuple(value.to(layer.weight.dtype) for value in inputs)  # type: ignore[arg-type]
 
 
 def uniform(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:

@@ -149,10 +149,12 @@ def test_dropout_is_a_function_of_the_key(layer, varies):
     mode = Mode()
     ours, x = functional(nn.Sequential(layer), mode, True), torch.ones(2000, 1, 2, 3)
     assert torch.equal(ours(x), x)
-    with mode.of(True, key=torch.tensor(1)):
-        first, again = ours(x), ours(x)
-    with mode.of(True, key=torch.tensor(2)):
-        other = ours(x)
+
+    def drawn(key):
+        with mode.of(True, key=torch.tensor(key)):
+            return ours(x)
+
+    first, again, other = drawn(1), drawn(1), drawn(2)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert first.unique().tolist() == [0, pytest.approx(4 / 3)]
@@ -167,6 +169,22 @@ def test_two_dropouts_of_a_network_draw_other_numbers():
     with mode.of(True, key=torch.tensor(1)):
         first, second = ours[0](torch.ones(100)), ours[1](torch.ones(100))
     assert not torch.equal(first, second)
+
+
+def test_a_dropout_that_is_called_twice_draws_other_numbers_each_time():
+    mode = Mode()
+    ours, x = functional(nn.Sequential(nn.Dropout(0.5)), mode, True), torch.ones(100)
+    with mode.of(True, key=torch.tensor(1)):
+        first, second = ours(x), ours(x)
+        mode.calls.clear()  # as with another call of the network
+        again = ours(x)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)
+
+
+def test_a_cumulative_mean_is_refused():
+    with pytest.raises(NotImplementedError, match="momentum=None"):
+        functional(nn.Sequential(nn.BatchNorm1d(3, momentum=None)), Mode(), True)
 
 
 def test_dropout_under_vmap_is_dropout_one_by_one():

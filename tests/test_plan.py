@@ -252,10 +252,11 @@ def test_a_grid_of_one_algorithm_does_not_multiply_others() -> None:
     assert sorted(mus) == [0.1, 0.1, 1.0, 1.0, 10.0, 10.0]
 
 
-def test_a_value_that_stands_twice_in_the_grid_however_written_is_refused() -> None:
+@pytest.mark.parametrize("values", [[10, 10.0], [10, "10"], [10.0, "1e1"]])
+def test_a_value_that_stands_twice_in_the_grid_however_written_is_refused(values: list[Any]) -> None:
     settings = study()
-    settings["study"]["grid"] = {"partition.alpha": [10, 10.0]}
-    with pytest.raises(SettingsError, match=r"^study\.grid\.partition\.alpha: '10' is listed twice"):
+    settings["study"]["grid"] = {"partition.alpha": values}
+    with pytest.raises(SettingsError, match=r"^study\.grid\.partition\.alpha: '10(\.0)?' is listed twice"):
         make(settings)
 
 

@@ -53,6 +53,7 @@ from fedpipe.errors import SettingsError
 from fedpipe.tensors import Tensors
 
 Flags = Tensor  #: one truth value a client, shape (width,)
+NOTHING: Integers = np.empty(0, np.int64)  #: the samples of a row that another job trains
 Terms = Callable[[State, Row], dict[str, Tensor]]  #: of a stack, on the samples of a step
 
 
@@ -155,10 +156,11 @@ class Stack:
         uploads, kept_on = {}, {}
         if phase == "train":
             sent, stays = (vmap(functools.partial(part, algorithm))(state) for part in (upload, keep))
-            uploads, kept_on = (move(contiguous(_cut(part, len(members))), self._rests) for part in (sent, stays))
+            stop = mates.index(members[-1]) + 1
+            uploads, kept_on = (move(contiguous(_cut(part, stop)), self._rests) for part in (sent, stays))
         outcomes = []
-        for row, client in enumerate(members):
-            mine = {test: rows[row] for test, rows in scores.items()}
+        for number, client in enumerate(members):
+            row, mine = mates.index(client), {test: rows[number] for test, rows in scores.items()}
             down = size_in_bytes(algorithm.traffic(common | unstack(own, row)))
             sent = unstack(uploads, row)
             up = size_in_bytes(algorithm.traffic(sent)) if sent else 0
@@ -168,7 +170,8 @@ class Stack:
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
         """See :class:`~fedpipe.engine.executor.Executor`."""
         model = model.map(lambda value: value.to(self._clients.device))
-        parts = np.array_split(indices, max(1, -(-len(indices) // logits_batch(self._clients, self._width))))
+        size = MEASURE_BATCH if self._algorithm.net.by_batch else logits_batch(self._clients, self._width)
+        parts = np.array_split(indices, max(1, -(-len(indices) // size)))
         with torch.no_grad():
             batches = (self._clients.tested(rows, round, number) for number, rows in enumerate(parts))
             return torch.cat([self._algorithm.net(model, x) for x in batches])
@@ -193,7 +196,8 @@ class Work:
     Attributes
     ----------
     rows
-        The client of each row. Rows without one of their own hold the last member's tensors, which nobody reads.
+        The client of each row, which is its place among the mates, whoever of them this job trains: kernels may round
+        otherwise in another row. Rows without a member hold the last one's tensors, which nobody reads.
     """
 
     def __init__(
@@ -209,7 +213,10 @@ class Work:
         self._algorithm, self._clients, self._round, self._library = algorithm, clients, round, library
         self._mates, self._members, self._rungs = mates, members, rungs
         width = min(rung for rung in rungs if rung >= len(mates))
-        self.rows = members + members[-1:] * (width - len(members))
+        self._of_rows = [client if client in members else None for client in mates]
+        self._places = [mates.index(client) for client in members]
+        self.rows = [members[-1] if client is None else client for client in self._of_rows]
+        self.rows += members[-1:] * (width - len(mates))
         self._epochs: dict[str, int] = {}
 
     def run(self, pass_: Pass, state: State, name: str = "pass") -> State:
@@ -221,6 +228,10 @@ class Work:
                 return self._measure(pass_, state)
             case Update():
                 return vmap(pass_.then)(state)
+
+    def _by_row(self, of: Callable[[int], Any], nothing: Any) -> list[Any]:
+        """What each row's client has; ``nothing`` where another job trains it."""
+        return [nothing if client is None else of(client) for client in self._of_rows]
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -235,7 +246,7 @@ class Work:
             if training.when is not None:
                 going = vmap(training.when)(state)
                 active = going if active is None else active & going
-                if not bool(active[: len(self._members)].any()):
+                if not bool(active[self._places].any()):
                     break
             feed = self.feed(training, part) if steps is None else self.feed_of_steps(training, part, steps)
             for begin in range(0, len(feed.samples), legs[-1].stop):
@@ -267,9 +278,9 @@ class Work:
         noise = noisy(self._algorithm, training, clients.transforms)
         plans = []
         for epoch in epochs:
-            where = self._round, training.stream, epoch
-            orders = [clients.order(client, *where, training.share) for client in self._members]
-            keys = [clients.key(client, *where) for client in self._members] if noise else None
+            where = {"round": self._round, "stream": training.stream, "epoch": epoch}
+            orders = self._by_row(functools.partial(clients.order, share=training.share, **where), NOTHING)
+            keys = self._by_row(functools.partial(clients.key, **where), 0) if noise else None
             plans.append(schedule.table(orders, keys, size, legs[-1].stop, len(self.rows)))
         return Feed.sent(np.concatenate(plans), noise, clients.dtype, clients.device)
 
@@ -278,7 +289,10 @@ class Work:
         clients, size = self._clients, self._size(training)
         noise = noisy(self._algorithm, training, clients.transforms)
         columns = []
-        for client in self._members:
+        for client in self._of_rows:
+            if client is None:
+                columns.append(schedule.table([], [] if noise else None, size, steps, 1))
+                continue
             length, column = self._steps(training, client), []
             for epoch in epochs[: -(-steps // length)]:
                 where = self._round, training.stream, epoch
@@ -286,7 +300,7 @@ class Work:
                 keys = [clients.key(client, *where)] if noise else None
                 column.append(schedule.table([order], keys, size, length, 1))
             columns.append(np.concatenate(column)[:steps])
-        others = len(self.rows) - len(self._members)
+        others = len(self.rows) - len(self._of_rows)
         columns.append(schedule.table([], [] if noise else None, size, steps, others))
         return Feed.sent(np.concatenate(columns, axis=1), noise, clients.dtype, clients.device)
 
@@ -329,7 +343,7 @@ class Work:
                 return measuring.then(client, sums)
 
         samples = self._clients.train if measuring.on == "train" else self._clients.validation
-        noise = [self._clients.key(client, self._round, "measure", 0) for client in self._members]
+        noise = self._by_row(lambda client: self._clients.key(client, self._round, "measure", 0), 0)
         sums = self._sums(self.terms(measuring), state, samples, noise if measuring.changed else None)
         return vmap(follow)(state, sums)
 
@@ -346,8 +360,8 @@ class Work:
         """Every member on a test set."""
         clients = self._clients
         samples = [clients.measured(client, test) for client in range(len(clients))]
-        noise = [clients.measuring_key(client, self._round, test) for client in self._members]
-        keys = [key for key in noise if key is not None] or None  # of all of them, or of none
+        noise = self._by_row(lambda client: clients.measuring_key(client, self._round, test), None)
+        keys = [key or 0 for key in noise] if any(key is not None for key in noise) else None  # of all, or of none
 
         def score(client: State, *samples: Tensor) -> dict[str, Tensor]:
             batch = Batch(*samples)
@@ -359,7 +373,7 @@ class Work:
 
         sums = self._sums(lambda state, row: vmap(score)(state, *_batch(clients, row)), state, samples, keys)
         classes, loss = sums["classes"].cpu(), sums["loss"].tolist()
-        return [Score.of(classes[row], loss[row]) for row in range(len(self._members))]
+        return [Score.of(classes[row], loss[row]) for row in self._places]
 
     def _sums(
         self, terms: Terms, state: State, samples: Sequence[Integers], keys: list[int] | None
@@ -379,7 +393,7 @@ class Work:
     def reading(self, samples: Sequence[Integers], keys: list[int] | None) -> tuple[list[Leg], Feed]:
         """How sets of samples are read; every client is met at least once, with nothing where it has no samples."""
         counts = [schedule.steps(len(samples[client]), MEASURE_BATCH) for client in self._mates]
-        legs, orders = schedule.legs(counts, self._rungs), [samples[client] for client in self._members]
+        legs, orders = schedule.legs(counts, self._rungs), self._by_row(lambda client: samples[client], NOTHING)
         plan = schedule.table(orders, keys, MEASURE_BATCH, legs[-1].stop, len(self.rows))
         return legs, Feed.sent(plan, keys is not None, self._clients.dtype, self._clients.device)
 
@@ -400,7 +414,7 @@ def _memory_told(width: int) -> Iterator[None]:
 def logits_batch(clients: Clients, width: int) -> int:
     """Samples on which the server's model is measured in one call: on a GPU as many as those of a stack's models.
 
-    Small calls make it wait. The noise of test samples goes by batches, which are then of one size everywhere.
+    Small calls make it wait. Where the noise of test samples goes by batches, these are of one size everywhere.
     """
     on_gpu = clients.device.type == "cuda" and not clients.transforms.on_test
     return MEASURE_BATCH * width if on_gpu else MEASURE_BATCH

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedpipe.errors import SettingsError
+from fedpipe.models._steady import logits_of
 from fedpipe.models.base import Model, Network
 
 Factory = Callable[[tuple[int, ...], int], Network | tuple[nn.Module, nn.Module]]
@@ -66,7 +67,8 @@ def _try(factory: Factory, shape: tuple[int, ...], classes: int) -> None:
             f"model.name: '{name}' returns {type(made).__name__}; it should return a body and a head, both modules."
         )
     try:
-        logits = _logits(Network(*parts), shape)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            logits = logits_of(Network(*parts).eval(), shape)
     except Exception as error:  # body and head may not fit
         raise SettingsError(
             f"model.name: the network of '{name}' fails for inputs of shape {shape} ({type(error).__name__}: {error})."
@@ -76,16 +78,3 @@ def _try(factory: Factory, shape: tuple[int, ...], classes: int) -> None:
             f"model.name: the network of '{name}' turns two inputs into outputs of shape {tuple(logits.shape)}; "
             f"it should be {(2, classes)}, a logit a class."
         )
-
-
-def _logits(network: Network, shape: tuple[int, ...]) -> Tensor:
-    """What a network makes of two inputs of zeros; a row may be one of numbers or of token ids."""
-    network.eval()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        try:
-            made: Tensor = network(torch.zeros(2, *shape))
-        except RuntimeError:
-            if len(shape) != 1:
-                raise
-            made = network(torch.zeros(2, *shape, dtype=torch.int64))
-    return made

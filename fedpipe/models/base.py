@@ -132,6 +132,21 @@ class Model(Component):
             network.double()  # rounded where federation.dtype says so, and not before
         network.load_state_dict(found, strict=False)
 
+    def check_layers(self, shape: tuple[int, ...], classes: int) -> None:
+        """Refuse layers of a network of one's own that draw, or remember, what no seed gives and no file holds.
+
+        Packaged networks have none, which the tests show.
+
+        Raises
+        ------
+        SettingsError
+            One sentence that begins with the key of params.yaml.
+        """
+        from fedpipe.models._steady import refuse_unsteady
+
+        if not type(self).__module__.startswith("fedpipe."):
+            refuse_unsteady(self, shape, classes)
+
     def check_weights(self, shape: tuple[int, ...], classes: int) -> None:
         """Refuse weights of another network, before any job starts.
 
@@ -223,6 +238,10 @@ class Net:
         All tensors of a model that belong to the body, or to the head; buffers too.
     norm_names
         All tensors of a model that belong to normalization layers, wherever they are inside.
+    random
+        Whether it has dropout, whose noise needs a key.
+    by_batch
+        Whether evaluation normalizes by a batch's own statistics, so that logits hang on which samples share a call.
     """
 
     def __init__(
@@ -254,6 +273,8 @@ class Net:
         ]
         self.norm_names = tuple(name for name in everything if name.rpartition(".")[0] in normal)
         self.random = any(isinstance(layer, Dropout) for layer in self._module.modules())
+        normal = [layer for layer in self._module.modules() if isinstance(layer, BatchNorm)]
+        self.by_batch = any(not layer.track for layer in normal)
 
     def _made(self) -> tuple[Network, Mode]:
         mode, network = Mode(), self._build()
@@ -290,7 +311,8 @@ class Net:
         return logits.to(self.dtype) if self.mode.lowered else logits
 
     def _arithmetic(self) -> AbstractContextManager[Any]:
-        """That of the pass at work."""
+        """That of the pass at work, for one call of the network."""
+        self.mode.calls.clear()
         return torch.autocast(self._device, torch.bfloat16) if self.mode.lowered else nullcontext()
 
     def parameters(self, model: Tensors) -> Tensors:

@@ -7,6 +7,8 @@ it can be told whether a file is what the runs give.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,26 @@ def show(plan: Plan) -> str:
 def says(plan: Plan) -> dict[str, Any]:
     """What a study's tables and figures say besides numbers: they are made again where it has changed."""
     return {name: value for name, value in plan.held().items() if name not in UNSAID}
+
+
+def said(plan: Plan) -> str:
+    """A hash of what they say."""
+    return hashlib.sha256(json.dumps(says(plan), sort_keys=True).encode()).hexdigest()
+
+
+def refuse_another(plan: Plan, wanted: str | None) -> None:
+    """Refuse to make, for a snakemake that began with one plan, the tables of another that has taken its place.
+
+    Raises
+    ------
+    ArtifactError
+        The study was planned anew meanwhile.
+    """
+    if wanted is not None and said(plan) != wanted:
+        raise ArtifactError(
+            f"{plan.study.plan} is another plan than this snakemake began with, since {plan.params} was edited "
+            f"meanwhile; type `{command(plan)}` again."
+        )
 
 
 def overtaken(plan: Plan) -> str | None:

@@ -22,6 +22,7 @@ from fedpipe.engine.trees import size_in_bytes
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network
 from fedpipe.tensors import Tensors
+from fedpipe.testing.trial import CLASSES
 
 WIDTHS = [None, 3]
 LARGE = (1, MEASURE_BATCH + 10, 9, 2 * MEASURE_BATCH, 4)
@@ -87,6 +88,21 @@ def test_on_a_gpu_the_servers_model_is_measured_in_larger_calls(make_clients, de
     clients = make_clients((1, 4, 4), transforms=transforms)
     clients.device = torch.device(device)
     assert stack.logits_batch(clients, 32) == samples
+
+
+def test_batches_that_are_normalized_by_themselves_are_of_one_size_on_every_device(make_trial, monkeypatch):
+    trial = make_trial("fedavg", bnet, width=3, buffers="drop")
+    calls, indices = [], np.concatenate(trial.clients.train * 40)
+    tested = trial.clients.tested
+    monkeypatch.setattr(trial.clients, "tested", lambda rows, *where: calls.append(len(rows)) or tested(rows, *where))
+    monkeypatch.setattr(stack, "logits_batch", lambda clients, width: MEASURE_BATCH * width)
+    trial.executor.logits(trial.server["model"], indices, 1)
+    assert len(calls) == -(-len(indices) // MEASURE_BATCH) > 1
+
+
+def bnet():
+    body = nn.Sequential(nn.Flatten(), nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU())
+    return Network(body, nn.Linear(6, CLASSES))
 
 
 def test_larger_calls_are_fewer_and_tell_the_same(make_clients, make_trial, assert_same, monkeypatch):

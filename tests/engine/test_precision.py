@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from fedpipe import config
 from fedpipe import plan as planning
@@ -14,7 +15,8 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.engine.clients import Clients
 from fedpipe.engine.trees import finite
 from fedpipe.errors import SettingsError
-from fedpipe.testing.trial import difference
+from fedpipe.models.base import Network
+from fedpipe.testing.trial import CLASSES, difference
 from tests import studies
 
 WIDTHS = [None, 3]
@@ -97,6 +99,27 @@ def test_methods_whose_losses_take_features_apart_train_so(make_trial, make_clie
     assert finite(run.server)
     assert all(finite(state) for state in run.kept.values())
     assert difference(run.server, before) is not None
+
+
+def layered():
+    body = nn.Sequential(
+        *(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()),
+        *(nn.Linear(6, 8), nn.LayerNorm(8), nn.Unflatten(1, (4, 2)), nn.GroupNorm(2, 4), nn.Flatten()),
+    )
+    return Network(body, nn.Linear(8, CLASSES))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["fedavg", "moon"])
+def test_normalization_is_of_full_precision_in_stacks_and_alone(make_trial, make_clients, name, width):
+    """MOON's teachers use running statistics."""
+    lowered, full = (
+        trial(make_trial, make_clients, name, layered, precision, width=width, participation=1.0)
+        for precision in ("bfloat16", "full")
+    )
+    begin = full.server["model"]
+    for mine, wanted in zip(lowered.train(), full.train(), strict=True):
+        assert 0 < away(mine.upload["model"], wanted.upload["model"], begin) < 0.3
 
 
 def test_a_full_precision_is_in_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

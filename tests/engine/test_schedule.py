@@ -92,6 +92,7 @@ def test_a_plan_holds_the_batches_that_were_gathered_step_by_step(make_clients, 
     training = Train(trial.algorithm.loss, **settings)
     mates = schedule.stacks(clients.sizes, range(8), 7)[0]
     members, size = [client for client in mates if client != 3], 4 * training.batches
+    places = [mates.index(client) for client in members]
     work = Work(trial.algorithm, clients, 5, mates, members, schedule.ladder(7))
     feed = work.feed(training, [2, 3])
     length = len(feed.samples) // 2
@@ -101,12 +102,14 @@ def test_a_plan_holds_the_batches_that_were_gathered_step_by_step(make_clients, 
         wanted = list(itertools.islice(batches_as_before(clients, orders, size, keys), training.steps))
         assert len(wanted) == length
         for number, (start, batch) in enumerate(wanted):
-            row = feed.leg(begin, begin + length, len(members)).row(number)
+            row = feed.leg(begin, begin + length, len(mates)).row(number)
             here = torch.tensor([len(order) > start for order in orders])
-            assert torch.equal(row.live, here) if row.live is not None else bool(here.all())
+            assert torch.equal(row.live[places], here)
             for found, value in zip(_batch(clients, row), batch, strict=True):
                 present = batch[2].bool() if value.dim() > 1 else slice(None)
-                assert torch.equal(found[present], value[present])
-            assert torch.equal(row.mask, batch[2])
-    assert not feed.live[:, len(members) :].any(), "of a client that another job trains"
-    assert not feed.mask[:, len(members) :].any()
+                assert torch.equal(found[places][present], value[present])
+            assert torch.equal(row.mask[places], batch[2])
+    others = [place for place, client in enumerate(mates) if client == 3]
+    assert len(others) == 1, "a client that another job trains"
+    assert not feed.live[:, others].any()
+    assert not feed.mask[:, others].any()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from fedpipe import artifacts, cli
@@ -155,3 +156,31 @@ def test_other_rounds_than_the_plans_are_refused_wherever_they_lie(
         before = since if command == ["show"] else ""
         assert said(monkeypatch, capsys, *command)[1] == f"{before}fedpipe: {wrong}"
     assert CliRunner().invoke(cli.app, ["verify", "--rerun", "0"]).exit_code == 1
+
+
+def test_a_snakemake_makes_no_table_of_a_plan_that_was_made_meanwhile(
+    study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be recorded as one of the plan that it began with, and stay where that plan comes back."""
+    began, before = report.said(plan()), {name: Path(name).read_bytes() for name in FILES}
+    params = yaml.safe_load(Path("params.yaml").read_text()) | {"report": {"average": "client"}}
+    Path("params.yaml").write_text(yaml.safe_dump(params))
+    assert CliRunner().invoke(cli.app, ["plan"]).exit_code == 0
+    for what in (["table"], ["figure", "curves"], ["figure", "matrices"]):
+        _, sentence = said(monkeypatch, capsys, *what, "--said", began)
+        assert "results/plan.json is another plan than this snakemake began with, since params.yaml was" in sentence
+    assert {name: Path(name).read_bytes() for name in FILES} == before
+    assert CliRunner().invoke(cli.app, ["table", "--said", report.said(plan())]).exit_code == 0
+    assert Path(SHOWN).read_bytes() != before[SHOWN]
+
+
+def test_a_study_is_itself_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell's PWD is the path that was typed, as homes of clusters often are links."""
+    (tmp_path / "real/studies").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.chdir(tmp_path / "link")
+    monkeypatch.setenv("PWD", str(tmp_path / "link"))
+    assert artifacts.study(tmp_path / "link/params.yaml") == Path("params.yaml")
+    assert artifacts.study(tmp_path / "real/studies/a.yaml") == Path("studies/a.yaml")
+    monkeypatch.setenv("PWD", str(tmp_path))
+    assert artifacts.study(tmp_path / "params.yaml") == tmp_path / "params.yaml"

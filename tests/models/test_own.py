@@ -76,6 +76,60 @@ class Family(Model):
         return network(shape, classes)
 
 
+class Noise(nn.Module):
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+class Louder(nn.Module):
+    def forward(self, x):
+        return 2 * x if self.training else x
+
+
+def around(layer, features=5):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), layer), nn.Linear(features, 10)
+
+
+def noise(shape, classes):
+    return around(Noise())
+
+
+def rrelu(shape, classes):
+    return around(nn.RReLU())
+
+
+def attention(shape, classes):
+    layer = nn.TransformerEncoderLayer(5, 1, 6, dropout=0.1, batch_first=True)
+    return around(nn.Sequential(nn.Unflatten(1, (1, 5)), layer, nn.Flatten()))
+
+
+def still_attention(shape, classes):
+    layer = nn.TransformerEncoderLayer(5, 1, 6, dropout=0.0, batch_first=True)
+    return around(nn.Sequential(nn.Unflatten(1, (1, 5)), layer, nn.Flatten()))
+
+
+def spectral(shape, classes):
+    return around(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5)))
+
+
+def instances(shape, classes):
+    return around(nn.Sequential(nn.Unflatten(1, (1, 5)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten()))
+
+
+def louder(shape, classes):
+    return around(Louder())
+
+
+def cumulative(shape, classes):
+    return around(nn.BatchNorm1d(5, momentum=None))
+
+
+def usual(shape, classes):
+    drop = nn.Dropout(0.5)
+    images = nn.Unflatten(1, (1, 5)), nn.GroupNorm(1, 1), nn.Flatten()
+    return around(nn.Sequential(nn.BatchNorm1d(5), drop, nn.LayerNorm(5), nn.Linear(5, 5), drop, *images))
+
+
 anonymous = lambda shape, classes: make(shape, classes)
 '''
 
@@ -174,6 +228,46 @@ def test_a_network_that_does_not_fit_the_data_is_refused_before_any_job() -> Non
     with pytest.raises(SettingsError, match=wanted):
         config.parse({"model": {"name": "own_models.other_features"}})
     found("of_words").check((6,), 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "noise",
+            r"the layer 'body\.3' \(Noise\) of 'own_models\.noise' draws random numbers that no seed .*nn\.Dropout",
+        ),
+        ("rrelu", r"the layer 'body\.3' \(RReLU\) of .* draws random numbers"),
+        ("attention", r"the layer 'body\.3\.1\.self_attn' \(MultiheadAttention\) of .* draws random numbers"),
+        ("spectral", r"'own_models\.spectral' changes its buffer 'body\.3\.parametrizations\.weight\.0\._[uv]'"),
+        ("instances", r"'own_models\.instances' changes its buffer 'body\.3\.1\.running_mean'"),
+        ("louder", r"'own_models\.louder' computes otherwise after \.train\(\) than after \.eval\(\)"),
+        ("cumulative", r"the network of 'own_models\.cumulative' can't be trained .* momentum=None"),
+    ],
+)
+def test_layers_that_do_what_no_seed_gives_are_refused_before_any_job(name: str, said: str) -> None:
+    """They gave other numbers under the same key, and dropped values in evaluation."""
+    with pytest.raises(SettingsError, match=rf"^model\.name: {said}"):
+        config.parse({"model": {"name": f"own_models.{name}"}})
+
+
+@pytest.mark.parametrize("name", ["usual", "still_attention"])
+def test_usual_layers_are_taken(name: str) -> None:
+    config.parse({"model": {"name": f"own_models.{name}"}})
+
+
+def test_a_dropout_layer_in_two_places_is_one_in_each() -> None:
+    net = Net(lambda: found("usual").build((1, 8, 8), 10))
+    assert net.random
+    assert not [layer for layer in net._module.modules() if type(layer) is torch.nn.Dropout]
+    model, x = net.fresh(1), torch.ones(50, 1, 8, 8)
+
+    def drawn(key: int) -> torch.Tensor:
+        with net.mode.of(True, key=torch.tensor(key)):
+            return net(model, x)
+
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
 
 
 def test_a_class_whose_parameters_nobody_would_see_is_refused() -> None:

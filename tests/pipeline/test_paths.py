@@ -43,6 +43,15 @@ def test_a_clone_with_an_odd_path_and_a_study_with_a_space(tmp_path: Path) -> No
     assert not [path for path in tmp_path.rglob("PWN*") if path != project.folder]
 
 
+def test_a_colon_in_the_clones_path_is_refused(tmp_path: Path) -> None:
+    """It parts the entries of PYTHONPATH: jobs would run the installed package in place of the clone's."""
+    project = Project(studies.copy_project(tmp_path / "2026-11-24T07:35"))
+    studies.write(studies.settings(rounds=1), project.folder)
+    said = project.snakemake("-n", "all", check=False)
+    assert "':' can't be part of the path of a study's folder" in said
+    assert "Traceback" not in said
+
+
 def test_a_study_that_is_no_name_is_refused_before_anything_runs(project: Project) -> None:
     for name in ("studies/a;touch PWN;.yaml", "studies/{a}.yaml"):
         studies.write(studies.settings(rounds=1), project.folder)

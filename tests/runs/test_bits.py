@@ -103,6 +103,41 @@ def test_a_stack_leaves_the_same_bits_whatever_the_jobs(label: str) -> None:
     assert finish(run, 2) == once
 
 
+def test_a_client_in_a_stack_has_its_row_whoever_else_the_job_trains() -> None:
+    """Batched products round otherwise in another row."""
+    sections = {"model": {"name": "mlp", "hidden": [10, 8]}, "federation": {"batch_size": 7, "participation": 1.0}}
+    made = studies.prepare(studies.settings(rounds=2, **sections))
+    run = studies.open_runs(made, stack=3)[0]
+    list(run.segment(2))
+    once = finish(run, 2)
+    away(run)
+    run = studies.open_runs(made, stack=3)[0]
+    run.initialize()
+    for number in (1, 2):
+        run.aggregate(number, [run.train(number, [client]) for client in run.participants(number)])
+        run.evaluate(number)
+    assert finish(run, 2) == once
+
+
+def test_one_participant_and_kernels_of_one_channel_leave_the_same_bytes_in_blocks() -> None:
+    sections = {"model": {"name": "cnn", "channels": [2, 3], "hidden": 8}, "federation": {"participation": 0.1}}
+    made = studies.prepare(studies.settings(rounds=2, **sections))
+    run = studies.open_runs(made)[0]
+    list(run.segment(2))
+    once = finish(run, 2)
+    away(run)
+    for number in range(3):
+        run = studies.open_runs(made)[0]
+        if not number:
+            run.initialize()
+            continue
+        path = run.files.round(number).block(0)
+        artifacts.write_pt(path, run.train(number, run.participants(number)).tree())
+        run.aggregate(number, [Block.of(artifacts.read_pt(path))])
+        run.evaluate(number)
+    assert finish(run, 2) == once
+
+
 def test_graphs_are_for_a_gpu_and_the_job_says_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     made = studies.prepare(studies.settings(rounds=1))
     studies.open_runs(made, stack=4, graphs=True)
@@ -147,6 +182,11 @@ def test_bytes_of_a_tensor_file_do_not_depend_on_its_name_or_on_views() -> None:
     other = artifacts.write_pt(Path("other.pt"), {"a": whole[10:20].clone()})
     assert one == other
     assert Path("one.pt").read_bytes() == Path("other.pt").read_bytes()
+    odd = whole[:36].as_strided((4, 1, 3, 3), (9, 1, 3, 1))  # contiguous, with a stride that no sample asks for
+    assert odd.is_contiguous()
+    assert artifacts.write_pt(Path("one.pt"), {"a": odd}) == artifacts.write_pt(
+        Path("other.pt"), {"a": whole[:36].reshape(4, 1, 3, 3)}
+    )
 
 
 def test_float32_is_float32_on_a_gpu_too() -> None:

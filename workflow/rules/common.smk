@@ -15,7 +15,7 @@ from fedpipe.artifacts import PAPER, PAPERS, PARAMS, StudyFiles, studies, study
 from fedpipe.errors import UserError
 from fedpipe.local import SNAKEMAKE
 from fedpipe.planned import Plan, Work
-from fedpipe.stages.report import says
+from fedpipe.stages.report import said
 
 # A literal DAG of single rounds is deep.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
@@ -46,6 +46,15 @@ if workflow.is_main_process:
     slurm.mend()
     if not UNLOCKS:
         locks.mend()
+
+
+# What jobs import is found by PYTHONPATH, whose entries a colon parts: they would run other code than lies here.
+if os.pathsep in os.getcwd():
+    sys.stderr.write(
+        f"fedpipe: {os.getcwd()}: '{os.pathsep}' can't be part of the path of a study's folder, since jobs would run "
+        "other code than lies here; rename it.\n"
+    )
+    sys.exit(2)
 
 
 def refuse_settings():
@@ -177,7 +186,7 @@ WORK = load_plans()
 
 def shown(plan):
     """A hash of what the tables and figures of a study say: they are made again at another grid point of the same runs."""
-    return hashlib.sha256(json.dumps(says(plan), sort_keys=True).encode()).hexdigest()
+    return said(plan)
 
 
 try:
