@@ -278,9 +278,10 @@ class Work:
         noise = noisy(self._algorithm, training, clients.transforms)
         plans = []
         for epoch in epochs:
-            where = {"round": self._round, "stream": training.stream, "epoch": epoch}
-            orders = self._by_row(functools.partial(clients.order, share=training.share, **where), NOTHING)
-            keys = self._by_row(functools.partial(clients.key, **where), 0) if noise else None
+            order = functools.partial(clients.order, round=self._round, stream=training.stream, epoch=epoch)
+            orders = self._by_row(functools.partial(order, share=training.share), NOTHING)
+            key = functools.partial(clients.key, round=self._round, stream=training.stream, epoch=epoch)
+            keys = self._by_row(key, 0) if noise else None
             plans.append(schedule.table(orders, keys, size, legs[-1].stop, len(self.rows)))
         return Feed.sent(np.concatenate(plans), noise, clients.dtype, clients.device)
 

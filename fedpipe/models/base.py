@@ -132,21 +132,6 @@ class Model(Component):
             network.double()  # rounded where federation.dtype says so, and not before
         network.load_state_dict(found, strict=False)
 
-    def check_layers(self, shape: tuple[int, ...], classes: int) -> None:
-        """Refuse layers of a network of one's own that draw, or remember, what no seed gives and no file holds.
-
-        Packaged networks have none, which the tests show.
-
-        Raises
-        ------
-        SettingsError
-            One sentence that begins with the key of params.yaml.
-        """
-        from fedpipe.models._steady import refuse_unsteady
-
-        if not type(self).__module__.startswith("fedpipe."):
-            refuse_unsteady(self, shape, classes)
-
     def check_weights(self, shape: tuple[int, ...], classes: int) -> None:
         """Refuse weights of another network, before any job starts.
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedpipe import registry
 from fedpipe.errors import SettingsError
+from fedpipe.models._steady import refuse_unsteady
 from fedpipe.models.base import Model, Net, class_relations
 from fedpipe.tensors import Tensors
 
@@ -393,3 +394,9 @@ def test_class_relations_are_the_softmax_of_the_gram_matrix() -> None:
     e = torch.e
     wanted = torch.tensor([[e / (e + 1), 1 / (e + 1)], [1 / (1 + e**4), e**4 / (1 + e**4)]], dtype=torch.float64)
     assert torch.allclose(class_relations(omega), wanted, rtol=1e-14)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packaged_networks_are_held_to_what_ones_own_are(name: str) -> None:
+    """No layer draws numbers that no seed gives, writes into its buffers, or heeds `.train()` by itself."""
+    refuse_unsteady(family(name), shape_for(name), CLASSES)
