@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fedpipe.planned import Plan
-from fedpipe.report import results
+from fedpipe.report import results, tables
 
 
 def curves(plan: Plan) -> pd.DataFrame:
@@ -20,3 +20,18 @@ def curves(plan: Plan) -> pd.DataFrame:
     frame = results.asked(results.load(plan))
     shown = frame[frame["average"] == plan.report.average]
     return results.over_seeds(shown, ["algorithm", *plan.grid, "protocol", "round"])
+
+
+def shown(plan: Plan) -> pd.DataFrame:
+    """Those of the rows that people's table shows: all, or where `report.best_over` searches, those at the best values.
+
+    What was measured on validation samples to choose them is left out then.
+    """
+    frame, report = curves(plan), plan.report
+    if not report.best_over:
+        return frame
+    kept = tables.best(plan, tables.table(plan))
+    frame = frame[frame[["algorithm", *plan.grid]].apply(tuple, axis=1).isin(kept)]
+    if report.best_on == "validation":
+        frame = frame[~frame["protocol"].str.endswith("-on-validation")]
+    return frame.reset_index(drop=True)

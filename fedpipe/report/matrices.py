@@ -10,7 +10,7 @@ import numpy.typing as npt
 from fedpipe import artifacts
 from fedpipe.artifacts import JoinedFiles
 from fedpipe.planned import Cell, Plan
-from fedpipe.report import results
+from fedpipe.report import results, tables
 
 Floats = npt.NDArray[np.float64]
 
@@ -25,11 +25,16 @@ class Chosen(NamedTuple):
 
 
 def chosen(plan: Plan) -> dict[str, Chosen]:
-    """Those of two algorithms that have a global model, of `PREFERRED` before others: the first of their runs."""
+    """Those of two algorithms that have a global model, of `PREFERRED` before others.
+
+    Of each it is the first run, at the best values where `report.best_over` searches.
+    """
     names = [*(label for label in PREFERRED if label in plan.algorithms), *plan.algorithms]
     found: dict[str, Chosen] = {}
+    kept = tables.best(plan, tables.table(plan)) if plan.report.best_over else None
     for name in dict.fromkeys(names):
-        cell = next(cell for cell in plan.cells if cell.algorithm == name)
+        own = (cell for cell in plan.cells if cell.algorithm == name)
+        cell = next(cell for cell in own if kept is None or (name, *results.point(plan, cell).values()) in kept)
         point = results.label(results.point(plan, cell))
         measured = _measured(cell.joined)
         if measured and len(found) < 2:

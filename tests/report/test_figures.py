@@ -170,6 +170,50 @@ def test_curves_of_a_grid(make):
     assert [line.get_label() for line in made.axes[0].lines] == ["fedavg", "fedprox (mu=1)", "fedprox (mu=2)"]
 
 
+def test_curves_are_those_of_the_best_values_that_the_table_shows(make):
+    """A search multiplies neither panels nor lines; what it chose by is no test accuracy, and is not drawn."""
+    tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.01, 0.1]})
+    right = {0: 3, 1: 3, 2: 6, 3: 1, 4: 5, 5: 2, 6: 4, 7: 9}  # by point, then algorithm
+    for run, count in right.items():
+        found = {"global-on-global": [(count, 10)], "personal-on-validation": [(10 - count, 10)] * 2}
+        tree.write(run, [found] * 3)
+    protocols = ("global-on-global", "personal-on-validation")
+    tree.change(
+        protocols=protocols, report=dataclasses.replace(tree.plan.report, best_over=("federation.learning_rate",))
+    )
+    first, second, *_ = curves_figure.figure(tree.plan, curves.shown(tree.plan)).axes
+    assert [first.get_title(loc="left"), second.get_title(loc="left")] == [
+        "global-on-global\nalpha=0.1",
+        "personal-on-validation\nalpha=0.1",
+    ]
+    assert first.get_ylabel() == "accuracy (%)"
+    ends = {line.get_label(): line.get_ydata()[-1] for line in first.get_lines()}
+    assert ends == {"fedavg": 60, "fedprox": 30}
+    shown = curves.shown(tree.plan)
+    assert len(shown) == 2 * 2 * 2 * 3
+    chosen = dataclasses.replace(tree.plan.report, best_on="validation")
+    tree.change(report=chosen, shown={"fedavg": "personal-on-local", "fedprox": "personal-on-local"})
+    shown = curves.shown(tree.plan)
+    assert set(shown["protocol"]) == {"global-on-global"}
+    assert shown.groupby(["algorithm", "partition.alpha"])["mean"].first().to_dict() == {
+        ("fedavg", "0.1"): 30,
+        ("fedavg", "0.5"): 40,
+        ("fedprox", "0.1"): 10,
+        ("fedprox", "0.5"): 20,
+    }
+    assert curves_figure.figure(tree.plan, shown).axes[0].get_ylabel() == "test accuracy (%)"
+
+
+def test_matrices_are_of_the_best_values_that_the_table_shows(make):
+    tree = make(["fedavg"], [0], {"federation.learning_rate": [0.01, 0.1]})
+    for run, count in enumerate([3, 6]):
+        tree.write(run, [{"global-on-global": [(count, 10)]}] * 3)
+        tree.write_matrices(run, {"SL": count / 10, "CR": count / 10})
+    assert list(matrices.chosen(tree.plan)) == ["fedavg (learning_rate=0.01)"]
+    tree.change(report=dataclasses.replace(tree.plan.report, best_over=("federation.learning_rate",)))
+    assert list(matrices.chosen(tree.plan)) == ["fedavg (learning_rate=0.1)"]
+
+
 def test_curves_of_many_algorithms_have_a_panel_each_with_fedavg_in_grey(make):
     names = [*(f"other{index:02d}" for index in range(10)), "fedavg"]
     tree = make(names, [0])

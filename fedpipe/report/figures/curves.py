@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpipe.planned import Plan
 from fedpipe.report import results
-from fedpipe.report.curves import curves
+from fedpipe.report.curves import shown
 from fedpipe.report.figures import style
 
 COLUMNS = {1: 1, 2: 2, 4: 2}  #: of panels, by number of protocols; 3 for all others
@@ -31,23 +31,22 @@ GREY = {"color": "#A8A8A8", "linewidth": 1.0}
 
 def draw(plan: Plan, stem: Path) -> None:
     """Draw mean curves, with a band of one standard deviation over seeds to each side."""
-    style.save(figure(plan, curves(plan)), stem)
+    style.save(figure(plan, shown(plan)), stem)
 
 
 @style.figure
 def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
-    """The figure of what `fedpipe.report.curves.curves` returned.
+    """The figure of what `fedpipe.report.curves.shown` returned.
 
-    What the grid varies for all algorithms makes panels; what it varies for one algorithm makes lines. Few lines have a
-    legend, more of them labels at their ends. Where they are too many for one panel, each has its own, whose lines are
-    the protocols.
+    What the grid varies for all algorithms makes panels; what it varies for one algorithm makes lines; what is searched
+    for the best makes neither. Few lines have a legend, more of them labels at their ends. Where they are too many for
+    one panel, each has its own, whose lines are the protocols.
     """
+    varied = [name for name in plan.grid if name not in plan.report.best_over]
     own = [
-        name
-        for name in plan.grid
-        if name.startswith("algorithms.") or not all(name in cell.grid for cell in plan.cells)
+        name for name in varied if name.startswith("algorithms.") or not all(name in cell.grid for cell in plan.cells)
     ]
-    shared = [name for name in plan.grid if name not in own]
+    shared = [name for name in varied if name not in own]
     pairs = zip(frame["algorithm"], _labels(frame, own), strict=True)
     names = [f"{algorithm} ({told})" if told else algorithm for algorithm, told in pairs]
     frame = frame.assign(point=_labels(frame, shared), line=names)
@@ -77,7 +76,7 @@ def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
         for place, same in enumerate(coinciding):
             text = textwrap.fill(" = ".join(same), 34)
             ax.text(0.99, 0.02 + 0.09 * place, text, transform=ax.transAxes, ha="right", va="bottom", fontsize=7)
-    _label(axes, len(panels))
+    _label(axes, len(panels), protocols)
     if labeled:
         made.suptitle(_seeds(plan), x=0.01, ha="left", fontsize=8)
         _spread_labels(made)
@@ -165,7 +164,7 @@ def _apart(plan: Plan, frame: pd.DataFrame, lines: list[str], protocols: list[st
         title = f"{name} = {reference}" if alike else name
         ax.set_title(_title(title, point, 20), fontsize=8.5, pad=3)
         ax.tick_params(labelsize=7)
-    _label(axes, len(panels), fontsize=7.5)
+    _label(axes, len(panels), protocols, fontsize=7.5)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     order = sorted(handles, key=[*protocols, f"{reference}: the same in grey"].index)
     legend = made.legend([handles[name] for name in order], order, loc="outside upper left", ncols=3, handlelength=2.6)
@@ -194,8 +193,9 @@ def _coinciding(panel: pd.DataFrame) -> list[list[str]]:
     return [names for names in groups.values() if len(names) > 1]
 
 
-def _label(axes: npt.NDArray[Any], panels: int, **font: float) -> None:
+def _label(axes: npt.NDArray[Any], panels: int, protocols: list[str], **font: float) -> None:
     """Label the outer axes of so many panels and hide the places that are left over."""
+    tested = all(name.endswith(("-on-global", "-on-local")) for name in protocols)
     columns = axes.shape[1]
     for place, ax in enumerate(axes.flat):
         bins = 7 if columns < 5 else 3  # labels of 4 digits have room
@@ -206,7 +206,7 @@ def _label(axes: npt.NDArray[Any], panels: int, **font: float) -> None:
             ax.set_xlabel("round", **font)
             ax.tick_params(labelbottom=True)
         if place < panels and place % columns == 0:
-            ax.set_ylabel("test accuracy (%)", **font)
+            ax.set_ylabel("test accuracy (%)" if tested else "accuracy (%)", **font)
 
 
 def _curve(ax: Axes, part: pd.DataFrame, name: str, **look: Any) -> None:
