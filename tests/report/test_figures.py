@@ -175,15 +175,15 @@ def test_curves_are_those_of_the_best_values_that_the_table_shows(make):
     tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.01, 0.1]})
     right = {0: 3, 1: 3, 2: 6, 3: 1, 4: 5, 5: 2, 6: 4, 7: 9}  # by point, then algorithm
     for run, count in right.items():
-        found = {"global-on-global": [(count, 10)], "personal-on-validation": [(10 - count, 10)] * 2}
+        found = {"personal-on-local": [(count, 10)], "personal-on-validation": [(10 - count, 10)] * 2}
         tree.write(run, [found] * 3)
-    protocols = ("global-on-global", "personal-on-validation")
+    protocols = ("personal-on-local", "personal-on-validation")
     tree.change(
         protocols=protocols, report=dataclasses.replace(tree.plan.report, best_over=("federation.learning_rate",))
     )
     first, second, *_ = curves_figure.figure(tree.plan, curves.shown(tree.plan)).axes
     assert [first.get_title(loc="left"), second.get_title(loc="left")] == [
-        "global-on-global\nalpha=0.1",
+        "personal-on-local\nalpha=0.1",
         "personal-on-validation\nalpha=0.1",
     ]
     assert first.get_ylabel() == "accuracy (%)"
@@ -192,9 +192,9 @@ def test_curves_are_those_of_the_best_values_that_the_table_shows(make):
     shown = curves.shown(tree.plan)
     assert len(shown) == 2 * 2 * 2 * 3
     chosen = dataclasses.replace(tree.plan.report, best_on="validation")
-    tree.change(report=chosen, shown={"fedavg": "personal-on-local", "fedprox": "personal-on-local"})
+    tree.change(report=chosen)
     shown = curves.shown(tree.plan)
-    assert set(shown["protocol"]) == {"global-on-global"}
+    assert set(shown["protocol"]) == {"personal-on-local"}
     assert shown.groupby(["algorithm", "partition.alpha"])["mean"].first().to_dict() == {
         ("fedavg", "0.1"): 30,
         ("fedavg", "0.5"): 40,
