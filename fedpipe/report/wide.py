@@ -7,7 +7,7 @@ import io
 import itertools
 import shlex
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from string import ascii_lowercase
 from typing import NamedTuple
 
@@ -145,7 +145,7 @@ def wide(plan: Plan, table: pd.DataFrame, whole: Plan | None = None) -> Wide:
         return Entry(tables.accuracy(cell), round(float(cell["mean"]), 2), tuple(notes))
 
     labels = [name for name in dict.fromkeys(map(row, planned)) if name in there]
-    points = list(itertools.product(dict.fromkeys(map(column, planned)), tested))
+    points = list(itertools.product(_grouped(dict.fromkeys(map(column, planned))), tested))
     full = {(point, by): [entry(name, point, by) for name in labels] for point, by in points}
     columns = [head for head, found in full.items() if any(one.number is not None for one in found)] or points
     words = dict(zip(plan.grid, results.short(plan.grid), strict=True))
@@ -167,13 +167,29 @@ def _concerned(plan: Plan) -> dict[str, set[str]]:
 
 
 def _shared(plan: Plan) -> list[str]:
-    """The names of the grid that are columns: those of all methods, of which not only the best is shown."""
+    """The names of the grid that are columns: those of all methods, of which not only the best is shown.
+
+    They are in the order of params.yaml, which only the cells tell, since a plan.json has names by the alphabet: a name
+    that stands before another changes less often from cell to cell.
+    """
     every = {cell.algorithm for cell in plan.cells}
-    return [
+    shared = [
         name
         for name, methods in _concerned(plan).items()
         if methods == every and not name.startswith("algorithms.") and name not in plan.report.best_over
     ]
+    points = dict.fromkeys(tuple(results.point(plan, cell)[name] for name in shared) for cell in results.cells(plan))
+    changes = [sum(one != other for one, other in itertools.pairwise(values)) for values in zip(*points, strict=True)]
+    return [name for _, name in sorted(zip(changes, shared, strict=True), key=lambda pair: pair[0])]
+
+
+def _grouped(points: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Points so that those with the same first values stand together; values in the order in which they appear."""
+    points = list(points)
+    places = [
+        {value: place for place, value in enumerate(dict.fromkeys(values))} for values in zip(*points, strict=True)
+    ]
+    return sorted(points, key=lambda point: [place[value] for place, value in zip(places, point, strict=True)])
 
 
 def _own(plan: Plan) -> list[str]:

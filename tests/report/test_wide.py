@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from fedpipe import artifacts, cli
 from fedpipe.errors import ArtifactError
+from fedpipe.planned import Plan
 from fedpipe.report import tables, wide
 from fedpipe.stages import report
 
@@ -94,6 +95,19 @@ def test_csv_has_the_same_numbers_under_heads_of_one_line(paper):
     assert [row[:2] for row in rows] == [["fedavg", "–"], ["fedprox", "1"], ["fedprox", "2"], ["local", "–"]]
     assert rows[0][2] == "20.50 ± 0.71"
     assert rows[3][2] == "–"
+
+
+def test_levels_are_in_the_order_of_the_study_though_a_plan_is_read_by_the_alphabet(make):
+    tree = make(["fedavg"], [0], {"partition.alpha": [0.5, 0.1], "data": ["MNIST", "IMDB"]})
+    for index in range(4):
+        tree.write(index, right(50 + index))
+    tree.plan.write()
+    tree.plan = Plan.read(tree.plan.study.plan)
+    assert list(tree.plan.grid) == ["data", "partition.alpha"]
+    head, (row,) = table(tree)
+    assert head[1:] == [f"alpha={alpha} / {name} / {LAST}" for alpha in (0.5, 0.1) for name in ("MNIST", "IMDB")]
+    assert row[1:] == ["50.00", "51.00", "52.00", "53.00"]
+    assert r"\multicolumn{2}{c}{alpha=0.5} & \multicolumn{2}{c}{alpha=0.1}" in latex(tree)
 
 
 def test_every_number_is_one_of_peoples_table(paper):
