@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -389,15 +389,22 @@ def papers(scale: Annotated[str, typer.Option("--scale", help="smoke, reduced or
 
 
 @app.command(rich_help_panel=PEOPLE)
-def show(params: StudyFile = PARAMS, scale: Scale = PAPER) -> None:
+def show(
+    params: StudyFile = PARAMS,
+    scale: Scale = PAPER,
+    form: Annotated[
+        Literal["markdown", "latex", "csv"],
+        typer.Option("--format", help="Or the wide table for a paper, a row a method: LaTeX, or as CSV."),
+    ] = "markdown",
+) -> None:
     """Print the result table and where the figures lie; of a study with failed runs, what is complete, and why."""
     from fedpipe.stages import report as stage
 
     made = _plan(params, scale)
     _tell_overtaken(made)
-    if partial := stage.partial(made):
+    if partial := stage.partial(made, form):
         typer.echo(partial)
-    typer.echo(stage.show(made))
+    typer.echo(stage.show(made, form))
 
 
 @app.command(rich_help_panel=PEOPLE)

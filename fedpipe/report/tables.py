@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from html import escape
 from statistics import mean
 from typing import Any, NamedTuple
@@ -79,7 +79,7 @@ def metrics(plan: Plan, table: pd.DataFrame) -> dict[str, Any]:
     A grid adds a level, as ``{"fedavg": {"alpha=0.1": 71.25}}``. A method without such a model has no number.
     """
     found: dict[str, Any] = {}
-    shown = _reported(plan, table)
+    shown = reported(plan, table)
     for cell in shown[(shown["protocol"] == plan.protocols[0]) & (shown["seeds"] > 0)].to_dict("records"):
         point = results.label({name: cell[name] for name in plan.grid})
         place, name = (found.setdefault(cell["algorithm"], {}), point) if point else (found, cell["algorithm"])
@@ -131,7 +131,7 @@ def html(plan: Plan, table: pd.DataFrame) -> str:
 
 def parts(plan: Plan, table: pd.DataFrame) -> list[str | Shown]:
     """Paragraphs and tables that people read, in order."""
-    shown, seeds, kept = _reported(plan, table), _seeds(plan), best(plan, table)
+    shown, seeds, kept = reported(plan, table), _seeds(plan), best(plan, table)
     rows = []
     for key, cells in shown.groupby(_row(plan), sort=False):
         if key not in kept:
@@ -143,23 +143,20 @@ def parts(plan: Plan, table: pd.DataFrame) -> list[str | Shown]:
                 **dict(zip(results.short(plan.grid), (value or DASH for value in point), strict=True)),
                 **seeds.get(key, {}),
                 **_by_own_protocol(plan, cells),
-                **{cell["protocol"]: _accuracy(cell) for cell in cells.to_dict("records")},
+                **{cell["protocol"]: accuracy(cell) for cell in cells.to_dict("records")},
                 "bytes down": size(cells["bytes_down"].iloc[0]),
                 "bytes up": size(cells["bytes_up"].iloc[0]),
             }
         )
     body = Shown(pd.DataFrame(rows), len(_row(plan)))
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
-    told = [*_failures(plan), *warnings, *_heterogeneity(plan), *_made_by(plan), *changes.elsewhere(plan)]
-    return [caption(plan), body, *_statistics(plan, kept), *told]
+    told = [*failures(plan), *warnings, *_heterogeneity(plan), *made_by(plan), *changes.elsewhere(plan)]
+    return [caption(plan), body, *edges(plan, table), *_statistics(plan, kept), *told]
 
 
 def caption(plan: Plan) -> str:
     """What the table shows: the reported round and average, seeds, rounds, data set and partition."""
-    report, seeds = plan.report, len(plan.seeds)
-    spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
-    reported = REPORTED[report.round].format(last_k=report.last_k)
-    setups = dict.fromkeys(map(setup, partitions(plan).values()))
+    report = plan.report
     own = f"Column `shown`: by {plan.protocols[0]}, or by the protocol that stands there. " if plan.shown else ""
     if report.best_over:
         own += (
@@ -170,13 +167,25 @@ def caption(plan: Plan) -> str:
         name for name in ("train", "validation") if any(given.endswith(f"-on-{name}") for given in plan.protocols)
     ]:
         own += f"Columns on-{' and on-'.join(on)} are of those samples of the clients. "
+    return (
+        f"{measured(plan)} Bytes are those of one participant in one round. "
+        f"{own}A dash: the method has no such model. {data(plan)}"
+    )
+
+
+def measured(plan: Plan) -> str:
+    """What a number of the table is: the scale, the reported round and average, and over which seeds."""
+    report, seeds = plan.report, len(plan.seeds)
+    spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    told = REPORTED[report.round].format(last_k=report.last_k)
     lengths = " or ".join(str(rounds) for rounds in sorted({cell.rounds for cell in plan.cells}))
     scale = "" if plan.scale == artifacts.PAPER else f"Scale {plan.scale}. "
-    return (
-        f"{scale}Test accuracy (%) {reported} ({lengths} rounds), {AVERAGED[report.average]}; {spread}. "
-        f"Bytes are those of one participant in one round. "
-        f"{own}A dash: the method has no such model. Data: {'; '.join(setups)}."
-    )
+    return f"{scale}Test accuracy (%) {told} ({lengths} rounds), {AVERAGED[report.average]}; {spread}."
+
+
+def data(plan: Plan) -> str:
+    """The data sets and partitions of the table."""
+    return f"Data: {'; '.join(dict.fromkeys(map(setup, partitions(plan).values())))}."
 
 
 def setup(partition: dict[str, Any]) -> str:
@@ -220,7 +229,35 @@ def best(plan: Plan, table: pd.DataFrame) -> list[tuple[Hashable, ...]]:
 
     See :func:`fedpipe.report.results.best`, which chooses.
     """
-    return results.best(plan, _reported(plan, table))
+    return results.best(plan, reported(plan, table))
+
+
+def edges(plan: Plan, table: pd.DataFrame) -> list[str]:
+    """A sentence for each list of numbers that `report.best_over` searches, where the best of a row lies at its end."""
+    shown, over, sentences = reported(plan, table), plan.report.best_over, []
+    there = {key for key, cells in shown.groupby(_row(plan), sort=False) if cells["seeds"].any()}
+    rows = [dict(zip(_row(plan), map(str, key), strict=True)) for key in best(plan, table) if key in there]
+    for name, word in zip(plan.grid, results.short(plan.grid), strict=True):
+        numbers = [value for value in plan.grid[name] if type(value) in (int, float)]
+        if name not in over or len(numbers) < max(2, len(plan.grid[name])):
+            continue
+        found = []
+        for value in map(str, (min(numbers), max(numbers))):
+            methods = []
+            for algorithm in plan.algorithms:
+                own = [row for row in rows if row["algorithm"] == algorithm]
+                at = [row for row in own if row[name] == value]
+                points = [results.label({key: "" if key in over else row[key] for key in plan.grid}) for row in at]
+                methods += [algorithm] if at and at == own else [f"{algorithm} ({point})" for point in points]
+            if methods:
+                found.append((", ".join(methods), value))
+        if found:
+            (first, value), *others = found
+            told = "".join(f"; that of {methods} at {value}" for methods, value in others)
+            sentences.append(
+                f"{word}: the best of {first} lies at the edge of the grid, {value}{told}: a wider grid may be better."
+            )
+    return sentences
 
 
 def _seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, str]]:
@@ -237,12 +274,14 @@ def partitions(plan: Plan) -> dict[str, Any]:
     return {run.partition: plan.partitions[run.partition] for run in plan.runs}
 
 
-def _reported(plan: Plan, table: pd.DataFrame) -> pd.DataFrame:
+def reported(plan: Plan, table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the round and average that people's table shows, by the protocols that a study can ask for."""
     report = plan.report
     return results.asked(table[(table["round"] == report.round) & (table["average"] == report.average)])
 
 
-def _accuracy(cell: dict[Hashable, Any]) -> str:
+def accuracy(cell: Mapping[Hashable, Any]) -> str:
+    """Mean and deviation of a row of the table as people read them, or a dash."""
     if not cell["seeds"]:
         return DASH
     return f"{cell['mean']:.2f}" + (f" ± {cell['std']:.2f}" if cell["seeds"] > 1 else "")
@@ -255,7 +294,7 @@ def _by_own_protocol(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
     algorithm = cells["algorithm"].iloc[0]
     protocol = plan.shown.get(algorithm, plan.protocols[0])
     (cell,) = cells[cells["protocol"] == protocol].to_dict("records")
-    return {"shown": f"{_accuracy(cell)} ({protocol})" if algorithm in plan.shown else _accuracy(cell)}
+    return {"shown": f"{accuracy(cell)} ({protocol})" if algorithm in plan.shown else accuracy(cell)}
 
 
 def _statistics(plan: Plan, kept: list[tuple[Hashable, ...]]) -> list[str | Shown]:
@@ -325,7 +364,7 @@ def _statistic(plan: Plan, row: dict[Hashable, Any] | None) -> str:
     return f"{told} ({seeds} of {len(plan.seeds)} seeds)" if some else told
 
 
-def _failures(plan: Plan) -> list[str]:
+def failures(plan: Plan) -> list[str]:
     """A sentence for each algorithm and grid point of which some update was not finite."""
     sentences = []
     for key, cells in results.left_out(plan).groupby(_row(plan), sort=False):
@@ -362,7 +401,8 @@ def _heterogeneity(plan: Plan) -> list[str | Shown]:
     return [told, Shown(pd.DataFrame(rows, columns=head), 1)]
 
 
-def _made_by(plan: Plan) -> list[str]:
+def made_by(plan: Plan) -> list[str]:
+    """A sentence for each executor, device and set of versions that made runs."""
     lines = []
     for made in results.provenance(plan):
         versions = ", ".join(f"{name} {made[name]}" for name in sorted(made) if name not in {"executor", "device"})

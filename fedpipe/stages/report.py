@@ -11,13 +11,15 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedpipe import artifacts
 from fedpipe.errors import ArtifactError, SettingsError, UserError
 from fedpipe.planned import Cell, Plan
 
 Contents = dict[Path, bytes]  #: files with what shall stand in them
+Form = Literal["markdown", "latex", "csv"]  #: of the table that `fedpipe show` prints
+COMMENTS = {"latex": "%", "csv": "#"}  #: what a line of comment begins with
 UNSAID = {"shared", "files", "execution", "artifacts", "probes"}  #: of a plan, what no table or figure says
 
 
@@ -94,8 +96,8 @@ def write_figure_matrices(plan: Plan) -> None:
     matrices.draw(plan, plan.study.figures / "matrices")
 
 
-def show(plan: Plan) -> str:
-    """The table for people, and where the figures lie.
+def show(plan: Plan, form: Form = "markdown") -> str:
+    """The table for people, and where the figures lie; or the wide table, as papers have it.
 
     Raises
     ------
@@ -106,6 +108,10 @@ def show(plan: Plan) -> str:
     if table.is_file() and len(_complete(plan)) < len(plan.cells):
         raise ArtifactError(f"{table} is of an earlier plan; type `{command(plan)}` to make the runs of this one.")
     check(plan, table.name)
+    if form != "markdown":
+        from fedpipe.report import tables, wide
+
+        return wide.FORMS[form](plan, tables.table(plan), None).rstrip("\n")
     names = ["curves", "matrices", *(f"partition-{name}" for name in plan.partition_names.values())]
     figures: list[Path] = [path for name in names if (path := folder / f"{name}.svg").is_file()]
     listed = "".join(f"\n  {path}" for path in figures)
@@ -178,20 +184,29 @@ def check(plan: Plan, *names: str) -> None:
             )
 
 
-def partial(plan: Plan) -> str:
-    """While runs are missing: the table of those that are complete, marked so, and why others failed; or nothing."""
-    from fedpipe.report import status, tables
+def partial(plan: Plan, form: Form = "markdown") -> str:
+    """While runs are missing: the table of those that are complete, marked so, and why others failed; or nothing.
+
+    In other formats than Markdown all but the table stands in comments.
+    """
+    from fedpipe.report import status, tables, wide
 
     complete = _complete(plan)
     if len(complete) == len(plan.cells):
         return ""
     runs, failures = status.progress(plan)
     said = [failure.told() for failure in failures]
+    if form != "markdown":
+        said = [f"{COMMENTS[form]} {line}" for told in said for line in told.splitlines()]
     if not complete:
         return "\n".join(said)
     there = tuple(run for run in plan.runs if any(run.serves(cell) for cell in complete))
     shown = dataclasses.replace(plan, cells=complete, runs=there)
     head = f"PARTIAL, and written nowhere: {status.summary(runs)}"
+    if form != "markdown":
+        return "\n".join(
+            [f"{COMMENTS[form]} {head}", *said, wide.FORMS[form](shown, tables.table(shown), plan).rstrip("\n")]
+        )
     table = tables.markdown(shown, tables.table(shown))
     return "\n".join([head, "", table, *said])
 

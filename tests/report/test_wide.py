@@ -1,0 +1,326 @@
+"""The table as papers have it."""
+
+import csv
+import dataclasses
+import io
+import shutil
+import subprocess
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from fedpipe import artifacts, cli
+from fedpipe.errors import ArtifactError
+from fedpipe.planned import Plan
+from fedpipe.report import tables, wide
+from fedpipe.stages import report
+
+LAST = "global-on-global"
+
+
+def right(server, clients=None):
+    """A run of one round: the server's right answers of 100, if it has any, and each client's."""
+    found = {} if server is None else {LAST: [(server, 100)]}
+    return [found | ({} if clients is None else {"personal-on-local": [(clients, 100)] * 2})]
+
+
+def latex(tree, **other):
+    return wide.latex(tree.plan, tables.table(tree.plan), **other)
+
+
+def lines(text):
+    """The rows of a tabular."""
+    body = text.split("\\midrule\n")[1].split("\\bottomrule")[0]
+    return [[cell.strip() for cell in line.removesuffix(" \\\\").split(" & ")] for line in body.splitlines()]
+
+
+def table(tree):
+    """The same of CSV: the head and the rows."""
+    head, *rows = csv.reader(io.StringIO(wide.csv(tree.plan, tables.table(tree.plan))))
+    return head, rows
+
+
+@pytest.fixture
+def paper(make):
+    """Three methods, two seeds, two axes that all have and a list that FedProx has alone."""
+    grid = {"data": ["MNIST", "own_set"], "partition.alpha": [0.1, 0.5], "algorithms.fedprox.mu": [1, 2]}
+    tree = make(["fedavg", "fedprox", "local"], (0, 1), grid)
+    for index, run in enumerate(tree.runs):
+        tree.write(index, right(None if run.algorithm == "local" else 20 + index, 90 - index))
+    return tree
+
+
+@pytest.fixture
+def one(make):
+    """Three methods on a list of two values; one seed, and the global model alone."""
+    tree = make(["fedavg", "fedprox", "local"], [0], {"partition.alpha": [0.1, 0.5]})
+    tree.change(protocols=(LAST,))
+    for index, server in enumerate((70, 80, None, 90, 90, 60)):
+        tree.write(index, right(server))
+    return tree
+
+
+def test_latex_of_two_axes_and_two_protocols(paper):
+    assert latex(paper) == (
+        r"""% made by fedpipe: `fedpipe show --params params.yaml --format latex`; needs \usepackage{booktabs}.
+% Test accuracy (%) in the last round measured (3 rounds), over all test samples; mean ± standard deviation over 2 seeds.
+% Protocols: global-on-global, personal-on-local. A dash: the method has no such model.
+% Of each column the best is bold and the second best underlined.
+% Data: digits (official split), 2 clients, partition dirichlet (alpha=0.3).
+% Made by the loop executor on x86_64, with fedpipe 0.1.0, torch 2.11.0.
+\begin{tabular}{llcccccccc}
+\toprule
+&  & \multicolumn{4}{c}{MNIST} & \multicolumn{4}{c}{own\_set} \\
+\cmidrule(lr){3-6} \cmidrule(lr){7-10}
+&  & \multicolumn{2}{c}{alpha=0.1} & \multicolumn{2}{c}{alpha=0.5} & \multicolumn{2}{c}{alpha=0.1} & \multicolumn{2}{c}{alpha=0.5} \\
+\cmidrule(lr){3-4} \cmidrule(lr){5-6} \cmidrule(lr){7-8} \cmidrule(lr){9-10}
+algorithm & mu & global-on-global & personal-on-local & global-on-global & personal-on-local & global-on-global & personal-on-local & global-on-global & personal-on-local \\
+\midrule
+fedavg & -- & 20.50 $\pm$ 0.71 & \textbf{89.50 $\pm$ 0.71} & 28.50 $\pm$ 0.71 & \textbf{81.50 $\pm$ 0.71} & 36.50 $\pm$ 0.71 & \textbf{73.50 $\pm$ 0.71} & 44.50 $\pm$ 0.71 & \textbf{65.50 $\pm$ 0.71} \\
+fedprox & 1 & \underline{22.50 $\pm$ 0.71} & \underline{87.50 $\pm$ 0.71} & \underline{30.50 $\pm$ 0.71} & \underline{79.50 $\pm$ 0.71} & \underline{38.50 $\pm$ 0.71} & \underline{71.50 $\pm$ 0.71} & \underline{46.50 $\pm$ 0.71} & \underline{63.50 $\pm$ 0.71} \\
+fedprox & 2 & \textbf{26.50 $\pm$ 0.71} & 83.50 $\pm$ 0.71 & \textbf{34.50 $\pm$ 0.71} & 75.50 $\pm$ 0.71 & \textbf{42.50 $\pm$ 0.71} & 67.50 $\pm$ 0.71 & \textbf{50.50 $\pm$ 0.71} & 59.50 $\pm$ 0.71 \\
+local & -- & -- & 85.50 $\pm$ 0.71 & -- & 77.50 $\pm$ 0.71 & -- & 69.50 $\pm$ 0.71 & -- & 61.50 $\pm$ 0.71 \\
+\bottomrule
+\end{tabular}
+"""  # noqa: E501
+    )
+
+
+def test_csv_has_the_same_numbers_under_heads_of_one_line(paper):
+    head, rows = table(paper)
+    assert head[:4] == ["algorithm", "mu", f"MNIST / alpha=0.1 / {LAST}", "MNIST / alpha=0.1 / personal-on-local"]
+    assert len(head) == 2 + 2 * 2 * 2
+    assert [row[:2] for row in rows] == [["fedavg", "–"], ["fedprox", "1"], ["fedprox", "2"], ["local", "–"]]
+    assert rows[0][2] == "20.50 ± 0.71"
+    assert rows[3][2] == "–"
+
+
+def test_levels_are_in_the_order_of_the_study_though_a_plan_is_read_by_the_alphabet(make):
+    tree = make(["fedavg"], [0], {"partition.alpha": [0.5, 0.1], "data": ["MNIST", "IMDB"]})
+    for index in range(4):
+        tree.write(index, right(50 + index))
+    tree.plan.write()
+    tree.plan = Plan.read(tree.plan.study.plan)
+    assert list(tree.plan.grid) == ["data", "partition.alpha"]
+    head, (row,) = table(tree)
+    assert head[1:] == [f"alpha={alpha} / {name} / {LAST}" for alpha in (0.5, 0.1) for name in ("MNIST", "IMDB")]
+    assert row[1:] == ["50.00", "51.00", "52.00", "53.00"]
+    assert r"\multicolumn{2}{c}{alpha=0.5} & \multicolumn{2}{c}{alpha=0.1}" in latex(tree)
+
+
+def test_every_number_is_one_of_peoples_table(paper):
+    shown = tables.markdown(paper.plan, tables.table(paper.plan))
+    for row in table(paper)[1]:
+        for text in row[2:]:
+            assert f" {text} |" in shown
+
+
+def test_best_and_second_of_a_column_and_all_that_equal_them(one):
+    assert lines(latex(one)) == [
+        ["fedavg", r"\underline{70.00}", r"\textbf{90.00}"],
+        ["fedprox", r"\textbf{80.00}", r"\textbf{90.00}"],
+        ["local", "--", r"\underline{60.00}"],
+    ]
+
+
+def test_numbers_that_print_alike_are_equal(make):
+    tree = make(["fedavg", "fedprox", "local"], [0])
+    tree.change(protocols=(LAST,))
+    for index, server in enumerate((500001, 500002, 400000)):
+        tree.write(index, [{LAST: [(server, 1000000)]}])
+    assert [row[1] for row in lines(latex(tree))] == [r"\textbf{50.00}", r"\textbf{50.00}", r"\underline{40.00}"]
+
+
+def test_a_method_alone_is_best_of_nothing(make):
+    tree = make(["fedavg"], [0], {"algorithms.fedavg.mu": [1]})
+    tree.write(0, right(50))
+    assert lines(latex(tree)) == [["fedavg", "1", "50.00"]]
+
+
+def test_without_a_grid_a_column_is_a_protocol(two):
+    text = latex(two)
+    assert "\nalgorithm & global-on-global & personal-on-local \\\\\n\\midrule" in text
+
+
+def test_one_protocol_is_told_above_the_table_and_in_the_head_of_csv(one):
+    text = latex(one)
+    assert r"algorithm & alpha=0.1 & alpha=0.5 \\" in text
+    assert "% Protocol: global-on-global. A dash" in text
+    assert r"\cmidrule" not in text
+    assert table(one)[0] == ["algorithm", f"alpha=0.1 / {LAST}", f"alpha=0.5 / {LAST}"]
+
+
+def test_columns_of_validation_samples_and_bytes_are_left_out(make):
+    tree = make(["fedavg", "fedprox"], [0])
+    tree.change(protocols=(LAST, "global-on-validation"))
+    for index in (0, 1):
+        tree.write(index, [{LAST: [(5, 10)], "global-on-validation": [(6, 10)]}])
+    assert "validation" not in latex(tree)
+    assert table(tree)[0] == ["algorithm", LAST]
+
+
+def test_what_latex_would_take_for_its_own_is_escaped(make):
+    assert wide.escape(r"a_b % & # $ {x} ~ ^ \ ± –") == (
+        r"a\_b \% \& \# \$ \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{} $\pm$ --"
+    )
+    tree = make(["fed_avg", "fedprox"], [0], {"data": ["10% & more", "#1_$"]})
+    for index in range(4):
+        tree.write(index, right(50 + index))
+    text = latex(tree)
+    assert r"algorithm & 10\% \& more & \#1\_\$ \\" in text
+    assert lines(text)[0][0] == r"fed\_avg"
+
+
+def test_a_method_shown_by_its_own_protocol_has_a_letter_and_a_note(make):
+    tree = make(["fedavg", "local"], [0])
+    tree.write(0, right(60, 70))
+    tree.write(1, right(None, 80))
+    tree.change(shown={"local": "personal-on-local"})
+    text = latex(tree)
+    assert lines(text)[1] == ["local", r"\textbf{80.00}\textsuperscript{a}", r"\textbf{80.00}"]
+    assert "\\bottomrule\n\\multicolumn{3}{l}{\\textsuperscript{a} by personal-on-local} \\\\\n\\end" in text
+    assert table(tree)[1][1] == ["local", "80.00 (by personal-on-local)", "80.00"]
+
+
+def test_runs_that_diverged_have_a_note(one):
+    for number in (0, 1):
+        path = one.joined(number).rounds
+        lost = artifacts.frame(artifacts.read_joined(path)).assign(left_out=2)
+        one.write_table(path, pa.Table.from_pandas(lost, preserve_index=False))
+    text = latex(one)
+    assert lines(text)[0][1] == r"\underline{70.00}\textsuperscript{a}"
+    assert lines(text)[1][1] == r"\textbf{80.00}\textsuperscript{a}"
+    assert r"\textsuperscript{a} diverged in 1 of 1 run}" in text
+    assert "% fedavg (alpha=0.1): 2 updates were not finite and were left out; diverged" in text
+
+
+@pytest.fixture
+def searched(make):
+    """Two methods, each shown with the best of three learning rates at two points."""
+    grid = {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.01, 0.05, 0.1]}
+    tree = make(["fedavg", "fedprox"], [0], grid)
+    tree.change(
+        protocols=(LAST,), report=dataclasses.replace(tree.plan.report, best_over=("federation.learning_rate",))
+    )
+    for index, server in enumerate((10, 30, 20, 10, 30, 20, 40, 50, 60, 20, 10, 50)):
+        tree.write(index, right(server))
+    return tree
+
+
+EDGE = (
+    "learning_rate: the best of fedprox lies at the edge of the grid, 0.01; that of fedavg (alpha=0.1) at 0.1: "
+    "a wider grid may be better."
+)
+
+
+def test_the_best_of_what_is_searched_stands_in_comments(searched):
+    text = latex(searched)
+    assert lines(text) == [
+        ["fedavg", r"\textbf{30.00}", r"\textbf{60.00}"],
+        ["fedprox", r"\textbf{30.00}", r"\underline{50.00}"],
+    ]
+    assert (
+        "% Of federation.learning_rate, each number has the value that is best for it, chosen on the test samples "
+        "themselves:\n"
+        "%   fedavg: learning_rate=0.1 (alpha=0.1); learning_rate=0.05 (alpha=0.5)\n"
+        "%   fedprox: learning_rate=0.01\n"
+        f"% {EDGE}\n"
+    ) in text
+
+
+def test_a_best_value_at_the_edge_of_its_list_is_told_below_the_table(searched):
+    table = tables.table(searched.plan)
+    paragraphs = tables.markdown(searched.plan, table).split("\n\n")
+    assert paragraphs[2] == EDGE
+    report.write(report.tables(searched.plan))
+    report.check(searched.plan, "results.md", "results.html")
+    assert EDGE in report.show(searched.plan)
+
+
+def test_no_edge_is_told_of_what_has_none(searched):
+    inside = (10, 20, 30, 40, 20, 20)
+    for index, server in enumerate((*inside, *inside)):
+        searched.write(index, right(server))
+    assert tables.edges(searched.plan, tables.table(searched.plan)) == []
+    searched.change(report=dataclasses.replace(searched.plan.report, best_over=()))
+    assert tables.edges(searched.plan, tables.table(searched.plan)) == []
+
+
+def test_no_edge_is_told_of_names_nor_of_methods_without_a_number(make):
+    tree = make(["fedavg", "local"], [0], {"data": ["A", "B"], "federation.learning_rate": [0.1, 0.2, 0.3]})
+    tree.change(
+        protocols=(LAST,),
+        report=dataclasses.replace(tree.plan.report, best_over=("data", "federation.learning_rate")),
+    )
+    for index, run in enumerate(tree.runs):
+        tree.write(index, right(90 if index == 2 else 50) if run.algorithm == "fedavg" else [{}])
+    assert tables.edges(tree.plan, tables.table(tree.plan)) == []
+
+
+@pytest.fixture
+def begun(make):
+    """Two methods, points and seeds; at the second point there is one run of FedAvg alone."""
+    tree = make(["fedavg", "fedprox"], (0, 1), {"partition.alpha": [0.1, 0.5]})
+    tree.change(protocols=(LAST,))
+    for index in (0, 1, 2, 3, 4):  # fedavg and fedprox at 0.1; fedavg at 0.5, seed 0
+        tree.write(index, right(50 + index))
+    for index in (5, 6, 7):
+        shutil.rmtree(tree.joined(index).marker.parent, ignore_errors=True)
+    return tree
+
+
+def test_what_is_complete_is_marked(begun):
+    text = report.partial(begun.plan, "latex")
+    assert text.startswith("% PARTIAL, and written nowhere: 8 runs (")
+    assert lines(text) == [
+        ["fedavg", r"\underline{50.50 $\pm$ 0.71}", r"\textbf{54.00}\textsuperscript{a}"],
+        ["fedprox", r"\textbf{52.50 $\pm$ 0.71}", r"\dots{}"],
+    ]
+    assert r"\textsuperscript{a} 1 of 2 seeds" in text
+    first, *rows = report.partial(begun.plan, "csv").splitlines()
+    assert first.startswith("# PARTIAL")
+    assert rows == [
+        f"algorithm,alpha=0.1 / {LAST},alpha=0.5 / {LAST}",
+        "fedavg,50.50 ± 0.71,54.00 (1 of 2 seeds)",
+        "fedprox,52.50 ± 0.71,…",
+    ]
+    with pytest.raises(ArtifactError, match=r"results.md is missing"):
+        report.show(begun.plan, "latex")
+
+
+def test_what_is_a_methods_own_stays_so_while_others_are_missing(make):
+    tree = make(["fedavg", "fedprox"], [0], {"data": ["A", "B"], "model.hidden": [1, 2]})
+    cells = [c for c in tree.plan.cells if c.algorithm == "fedprox" or c.grid["model.hidden"] == 1]
+    cells = [c if c.algorithm == "fedprox" else dataclasses.replace(c, grid={"data": c.grid["data"]}) for c in cells]
+    tree.change(cells=tuple(cells), protocols=(LAST,))
+    for index, run in enumerate(tree.runs):
+        if run.algorithm == "fedprox":
+            tree.write(index, right(50 + index))
+    there = dataclasses.replace(tree.plan, cells=tuple(c for c in cells if c.algorithm == "fedprox"))
+    text = wide.latex(there, tables.table(there), tree.plan)
+    assert "algorithm & hidden & A & B" in text
+    assert [row[:2] for row in lines(text)] == [["fedprox", "1"], ["fedprox", "2"]]
+
+
+def test_the_command_prints_it(one):
+    one.plan.write()
+    report.write(report.tables(one.plan))
+    for form, made in (("latex", latex(one)), ("csv", wide.csv(one.plan, tables.table(one.plan)))):
+        result = CliRunner().invoke(cli.app, ["show", "--format", form], catch_exceptions=False)
+        assert result.exit_code == 0
+        assert result.stdout == made
+    assert CliRunner().invoke(cli.app, ["show", "--format", "html"]).exit_code == 2
+    (one.plan.study.tables / "results.md").write_text("edited")
+    with pytest.raises(ArtifactError, match="is not what the runs"):
+        report.show(one.plan, "latex")
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+def test_latex_compiles(paper):
+    paper.change(shown={"local": "personal-on-local"})
+    page = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n" + latex(paper) + "\\end{document}\n"
+    Path("page.tex").write_text(page)
+    subprocess.run(["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "page.tex"], check=True)
+    assert Path("page.pdf").is_file()
