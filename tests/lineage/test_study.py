@@ -131,8 +131,17 @@ def test_a_plan_that_its_settings_do_not_give_is_told(study: Path) -> None:
         False,
     )
     params = Path("params.yaml")
-    params.write_text(params.read_text() + "# edited\n")
+    params.write_text(params.read_text().replace("learning_rate: 0.1", "learning_rate: 0.2"))
     assert lineage.verify(sound).said.endswith("; params.yaml changed since they were made")
+
+
+def test_a_file_that_gives_the_same_plan_has_not_changed(study: Path) -> None:
+    """As after `dvc exp run` and `git checkout`: the marks of what the plan was made of are the experiment's."""
+    sources = plan().study.sources
+    artifacts.write_json(sources, artifacts.read_json(sources) | {"params.yaml": "0" * 64})
+    assert lineage.verify(plan()) == (f"results: {len(FILES) + 1} files are what the runs of params.yaml give", True)
+    Path("params.yaml").write_text("study: {seeds: []}\n")
+    assert lineage.verify(plan()).said.endswith("; params.yaml changed since they were made"), "and can't be planned"
 
 
 def test_other_rounds_than_the_plans_are_refused_wherever_they_lie(
