@@ -350,11 +350,27 @@ class Data(Section):
         return None
 
 
+def _listed(value: Any) -> Any:
+    """A number as a list of one, so that keys are the same for both."""
+    number = _as_number(value)
+    return [number] if isinstance(number, (int, float)) and not isinstance(number, bool) else value
+
+
+def _by_channel(**limits: float) -> tuple[Any, ...]:
+    """One number, or a list of numbers."""
+    number = {"type": "number", **limits}
+    return BeforeValidator(_listed), WithJsonSchema({"anyOf": [number, {"type": "array", "items": number}]})
+
+
 class Transforms(Section):
     """What is done to images as they are gathered: all are normalized, those that are trained on change at random."""
 
-    mean: tuple[float, ...] = Field((), description="Subtracted from pixels in [0, 1]: one number, or one a channel.")
-    std: tuple[Annotated[float, Field(gt=0)], ...] = Field((), description="Divided out then.")
+    mean: Annotated[tuple[float, ...], *_by_channel()] = Field(
+        (), description="Subtracted from pixels in [0, 1]: one number, or one a channel."
+    )
+    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], *_by_channel(exclusiveMinimum=0)] = Field(
+        (), description="Divided out then."
+    )
     crop: int = Field(0, ge=0, description="Pixels of zeros put around before a window of the old size is cut out.")
     flip: bool = Field(False, description="Mirror left to right, every second image.")
     rotation: float = Field(0, ge=0, le=180, description="Turn by up to so many degrees either way.")
@@ -532,7 +548,9 @@ class Federation(Section):
         32, description="Samples in a training step, the last partial batch is kept; or full: all that a client has."
     )
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="Started afresh at every client in every round.")
-    learning_rate: float = Field(0.05, ge=0)
+    learning_rate: float = Field(
+        0.05, ge=0, description="The clients' rate, in all steps of a round; `schedule` changes it from round to round."
+    )
     schedule: Schedule = Field(
         Schedule(), description="The learning rate by round, as `{name: cosine, period: 100, warmup: 5}`."
     )

@@ -6,14 +6,17 @@ Mathematics stands as $`...`$ and in ``math`` fences: between plain dollars GitH
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib.util
 import inspect
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
-from fedpipe import config, registry
+from fedpipe import code, config, equations, registry
 from fedpipe.registry import Component, Kind
 
 #: What of Snakemake's assets has no part in Vega.
@@ -82,12 +85,52 @@ def settings() -> str:
         if kind:
             named = "Each entry" if kind is registry.ALGORITHM else f"`{kind.selector}`"
             parts.append(f"{named} names one of [these]({kind.plural}.md), whose parameters stand beside it.")
-        parts.append(_keys(_common(section), schema))
+        common = _common(section)
+        if kind:
+            told = _told(registry.documented(kind, registry.find(kind, registry.names(kind)[0])))
+            common = {key: {"description": told.get(key, "")} | entry for key, entry in common.items()}
+        parts.append(_keys(common, schema))
         for choices in section.get("patternProperties", {}).values():
             for choice in (_resolved(choice, schema) for choice in choices.get("oneOf", ())):
                 parts += [f"### {choice['properties']['kind']['const']}", inline(choice.get("description", ""))]
                 parts.append(_keys(choice["properties"], schema))
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def probe_summary(kind: str) -> str:
+    """What a kind of probe looks at, in a line."""
+    return _probe_text(kind).split("\n", 1)[0]
+
+
+def probe(kind: str) -> str:
+    """A kind of probe in plain text: what its module says, its settings with their defaults, its table's columns."""
+    (section,) = (
+        found for found in get_args(config.Probe) if get_args(found.model_fields["kind"].annotation) == (kind,)
+    )
+    lines = [f"{kind} (probe)", "", equations.plain(_probe_text(kind)), ""]
+    lines += ["In params.yaml, under probes, in an entry with a name of your own:", f"  kind: {kind}"]
+    for name, field in section.model_fields.items():
+        if name != "kind":
+            value = json.dumps(field.get_default(call_default_factory=True))
+            lines.append(f"  {name}: {value}    # {equations.plain(field.description or '')}")
+    schema = re.search(r"^SCHEMA = .*?^\)", _probe_module(kind).read_text(), re.M | re.S)
+    lines += ["", f"Columns of its table, results/probes/ALGORITHM/KEY/ROUND/{kind}-KEY.parquet:"]
+    for name, meaning in re.findall(r'^ +"(\w+)": pa\..*?,(?:  #: (.*))?$', schema[0] if schema else "", re.M):
+        lines.append(f"  {name}    # {meaning}" if meaning else f"  {name}")
+    return "\n".join(lines)
+
+
+def _probe_module(kind: str) -> Path:
+    found = importlib.util.find_spec(code.PROBES[kind])
+    assert found
+    assert found.origin
+    return Path(found.origin)
+
+
+def _probe_text(kind: str) -> str:
+    """The docstring of its module, which is not imported."""
+    text = ast.get_docstring(ast.parse(_probe_module(kind).read_text())) or ""
+    return text.replace(f" (`{kind}`)", "", 1)
 
 
 def plots_page() -> str:
@@ -159,13 +202,18 @@ def default(field: dataclasses.Field[Any]) -> str:
 
 def table(component: type[Component], names: set[str]) -> str:
     """A table of these parameters, in the order of the class; nothing where there are none."""
-    told = inherited(component) | _parameters(component)
+    told = _told(component)
     rows = [
         f"| `{name}` | `{value}` | {inline(told.get(name, '')).replace('|', chr(92) + '|')} |"
         for name, value in _defaults(component).items()
         if name in names
     ]
     return "\n".join(["| parameter | default | |", "|---|---|---|", *rows]) if rows else ""
+
+
+def _told(component: type[Component]) -> dict[str, str]:
+    """What is said of each parameter."""
+    return inherited(component) | _parameters(component)
 
 
 def inherited(component: type[Component]) -> dict[str, str]:

@@ -199,7 +199,8 @@ class Results:
         algorithm, seed
             Which run; without a seed, that of the study's first.
         grid
-            Its point of the grid, by the last part of each name, as ``alpha=0.1``.
+            Its point of the grid, by the last part of each name, as ``alpha=0.1``, or by the name itself, as
+            ``**{"partition.alpha": 0.1}``.
         """
         with self._here():
             found: dict[str, Any] = yaml.safe_load(self._cell(algorithm, seed, grid).files.settings.read_text())
@@ -293,9 +294,10 @@ class Results:
         seed = self.plan.seeds[0] if seed is None else seed
         if seed not in self.plan.seeds:
             raise SettingsError(f"seed: {seed} is not in the study; it should be one of {list(self.plan.seeds)}.")
-        names = dict(zip(results.short(self.plan.grid), self.plan.grid, strict=True))
+        shorts = dict(zip(results.short(self.plan.grid), self.plan.grid, strict=True))
+        names = {name: name for name in self.plan.grid} | shorts
         if unknown := [name for name in grid if name not in names]:
-            raise SettingsError(f"{unknown[0]}: not varied by the study's grid; {nearest(unknown[0], list(names))}")
+            raise SettingsError(f"{unknown[0]}: not varied by the study's grid; {nearest(unknown[0], list(shorts))}")
         point = {names[name]: value for name, value in grid.items()}
         found = [
             cell

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 from pathlib import Path
 
 #: What is laid out: files, and folders with all that is in them.
@@ -47,11 +48,23 @@ def contents() -> dict[str, bytes]:
     package = Path(__file__).parent
     root = package / BUNDLED if (package / BUNDLED).is_dir() else package.parent
     found = {name: (root / name).read_bytes() for name in listed(root)}
+    if root == package.parent:
+        found["params.yaml"] = _committed(root / "params.yaml")
     environment = "workflow/envs/fedpipe.yaml"  # a clone installs itself there
     lines = found[environment].decode().splitlines()
     kept = [line for line in lines if "../.." not in line] + [f"      - fedpipe =={__version__}"]
     found[environment] = ("\n".join(kept) + "\n").encode()
     return found | {"own.py": Path(templates.__path__[0], "own.py").read_bytes()}
+
+
+def _committed(path: Path) -> bytes:
+    """A file of a clone as its last commit has it, since it may be edited there; as it lies there without git."""
+    try:
+        return subprocess.run(
+            ["git", "show", f"HEAD:./{path.name}"], cwd=path.parent, capture_output=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return path.read_bytes()
 
 
 def init(folder: Path) -> list[str]:

@@ -104,8 +104,7 @@ def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
             found = getattr(importlib.import_module(module_name), class_name)
         except Exception as error:  # whatever a module of the user's own does as it is imported
             raise SettingsError(
-                f"{key}: '{name}' can't be imported ({_told(error, module_name)}); "
-                "it should be the path of a class, as my_module.MyClass."
+                f"{key}: '{name}' can't be imported ({_told(error, module_name)}); {_mend(kind, error)}."
             ) from error
         if kind.functions and inspect.isfunction(found) and "<" not in found.__qualname__:
             made: type[Component] = importlib.import_module(kind.functions).family_of(found)
@@ -150,6 +149,23 @@ def _told(error: Exception, module: str) -> str:
     lines = [frame.lineno for frame in frames if Path(frame.filename).stem == stem]
     told = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
     return f"{told}, {stem}.py, line {lines[-1]}" if lines else str(error)
+
+
+def _mend(kind: Kind, error: Exception) -> str:
+    """What to do where an import fails."""
+    if isinstance(error, TypeError) and "non-frozen dataclass from a frozen one" in str(error):
+        last = error.__traceback__
+        while last and last.tb_next:
+            last = last.tb_next
+        refused = last.tb_frame.f_locals.get("cls") if last else None  # of `dataclass`, which raised it
+        above = f"above class {refused.__name__}" if inspect.isclass(refused) else "above the class"
+        return f"write `@dataclass(frozen=True, kw_only=True)` {above}"
+    if kind.functions:
+        return (
+            "it should be a function (shape, classes) -> (body, head), as own.network, a class, as my_module.MyClass, "
+            f"or a model of `fedpipe list {kind.plural}`"
+        )
+    return "it should be the path of a class, as my_module.MyClass"
 
 
 def is_a(kind: Kind, name: str) -> bool:
@@ -227,6 +243,14 @@ def build(
         The name or a parameter is unknown, of the wrong type or out of range; the sentence begins with its key.
     """
     found, key = find(kind, name, key), key or kind.section
+    if kind.functions and _is_function(name):
+        common = {field.name for field in parameters_of(found)}
+        if own := [field for field in parameters if field not in common]:
+            base = f"{_base(kind).__module__}.{_base(kind).__qualname__}"
+            raise SettingsError(
+                f"{key}.{own[0]}: '{name}' is a function, which takes no parameters; a class that derives from {base} "
+                "has them."
+            )
     if kind is ALGORITHM:
         found = _dw().chosen(found, parameters, key)
         parameters = {field: value for field, value in parameters.items() if (field, value) != ("dw", None)}
@@ -237,6 +261,11 @@ def build(
         known = [*beside, *(field.name for field in parameters_of(documented(kind, found)))]
         raise SettingsError("\n".join(sentences(error, dict(parameters), key, lambda _: known))) from None
     return made
+
+
+def _is_function(name: str) -> bool:
+    module, _, own = name.rpartition(".")
+    return bool(module) and inspect.isfunction(getattr(importlib.import_module(module), own))
 
 
 def documented(kind: Kind, component: type[Component]) -> type[Component]:

@@ -10,6 +10,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 
+class NamesDifferError(KeyError):
+    """Tensors of different names were combined; ``names`` are those that one side alone has."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(sorted(names))
+        super().__init__(f"names differ: {list(self.names)}")
+
+
 class Tensors(dict[str, Tensor]):
     """A point in parameter space: tensors by name. All operations are element-wise and return new tensors.
 
@@ -18,7 +26,7 @@ class Tensors(dict[str, Tensor]):
 
     def _same_names(self, other: Mapping[str, Tensor]) -> None:
         if other.keys() != self.keys():
-            raise KeyError(f"names differ: {sorted(self.keys() ^ other.keys())}")
+            raise NamesDifferError(self.keys() ^ other.keys())
 
     def _zip(self, other: Any, f: Callable[[Tensor, Any], Tensor]) -> Tensors:
         if isinstance(other, Mapping):

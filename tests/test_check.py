@@ -288,6 +288,11 @@ def test_all_breaches_are_told_at_once(
         ("class Own(:\n", "own.Own: 'own.Own' can't be imported (invalid syntax (own.py, line 1)); it should be the"),
         ("import torch\n1 / 0\n", "can't be imported (ZeroDivisionError: division by zero, own.py, line 2); it"),
         ("import nowhere\n", "can't be imported (No module named 'nowhere', own.py, line 1); it should be"),
+        (
+            f"{HEAD}@dataclass\nclass Own(FedAvg):\n mu: float = 1\n",
+            "(TypeError: cannot inherit non-frozen dataclass from a frozen one, own.py, line 32); write "
+            "`@dataclass(frozen=True, kw_only=True)` above class Own.",
+        ),
         ("class Own:\n pass\n", "own.Own: 'own.Own' is not an algorithm; it should derive from Algorithm."),
         (f"{HEAD}class Own(FedAvg):\n mu = 1\n nu: float = 2\n", "has fields; it should be a @dataclass(frozen=True"),
         (

@@ -796,6 +796,20 @@ def test_a_text_model_knows_all_of_its_texts_words() -> None:
     assert str(refused.value) == sentence
 
 
+def test_one_number_is_a_list_of_one() -> None:
+    """So that keys are the same."""
+    one = config.parse({"transforms": {"mean": 0.5, "std": "2e-1"}}).transforms
+    assert (
+        one.model_dump_json()
+        == config.parse({"transforms": {"mean": [0.5], "std": [0.2]}}).transforms.model_dump_json()
+    )
+    for wrong in (True, "grey", {}):
+        with pytest.raises(SettingsError, match=r"^transforms\.mean: .* can't be used; it should be a valid list\.$"):
+            config.parse({"transforms": {"mean": wrong}})
+    with pytest.raises(SettingsError, match=r"^transforms\.std: 0 can't be used; it should be greater than 0\.$"):
+        config.parse({"transforms": {"std": 0}})
+
+
 def test_transforms_are_for_images() -> None:
     text = {"dataset": {"name": "imdb"}, "model": {"name": "bilstm", "vocabulary": 10_000}}
     with pytest.raises(SettingsError, match=r"^transforms\.flip: True is for images, not for inputs of shape \(200,\)"):

@@ -164,6 +164,7 @@ def test_partitions_and_provenance_lead_from_a_row_to_its_samples(study: Path, r
     assert made["torch"] == torch.__version__
     settings = yaml.safe_load((study / made["run"] / "run.yaml").read_text())
     assert settings == results.settings("fedavg", 1, alpha=0.3)
+    assert settings == results.settings("fedavg", 1, **{"partition.alpha": 0.3}), "the grid's own word for it"
     assert (settings["partition"]["alpha"], settings["seed"]) == (0.3, 1)
     owned = results.partitions[results.partitions["partition"] == made["partition"]]
     assert owned["sample"].is_unique

@@ -38,7 +38,7 @@ def earlier(folder: Path, name: str, text: str = "of an earlier version\n") -> N
 
 
 def test_it_has_the_files_of_the_clone(laid_out: Path) -> None:
-    for name in ("Snakefile", "dvc.yaml", "params.yaml", "workflow/rules/common.smk", ".dvc/plots/curves.json"):
+    for name in ("Snakefile", "dvc.yaml", "workflow/rules/common.smk", ".dvc/plots/curves.json"):
         assert (laid_out / name).read_bytes() == (ROOT / name).read_bytes()
     assert {path.name for path in (laid_out / "workflow/profiles").iterdir()} == {"local", "gpu", "slurm"}
     assert (laid_out / "slurm/config.yaml").is_file(), "--profile slurm is found"
@@ -49,6 +49,22 @@ def test_it_has_the_files_of_the_clone(laid_out: Path) -> None:
     assert config.parse(config.read(laid_out / "params.yaml")).study.algorithms
     assert project.outdated(laid_out) is None
     assert project.outdated(ROOT) is None, "a clone is none"
+
+
+def test_an_edited_study_of_the_clone_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clone = studies.copy_project(tmp_path / "clone")
+    shipped = (clone / "params.yaml").read_bytes()
+    monkeypatch.setattr(project, "__file__", str(clone / "fedpipe/project.py"))
+    (clone / "params.yaml").write_text("study: {seeds: [7]}\n")
+    project.init(tmp_path / "without_git")
+    assert (tmp_path / "without_git/params.yaml").read_text() == "study: {seeds: [7]}\n", "nothing else is there"
+    (clone / "params.yaml").write_bytes(shipped)
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "params.yaml"], [*author, "commit", "-q", "-m", "begin"]):
+        subprocess.run(["git", *command], cwd=clone, check=True)
+    (clone / "params.yaml").write_text("study: {seeds: [7]}\n")
+    project.init(tmp_path / "study")
+    assert (tmp_path / "study/params.yaml").read_bytes() == shipped
 
 
 def project_version() -> str:

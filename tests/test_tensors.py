@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from fedpipe.tensors import Tensors
+from fedpipe.tensors import NamesDifferError, Tensors
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_operations_change_nothing_in_place(a, b):
 
 @pytest.mark.parametrize("operation", ["__add__", "__sub__", "__mul__", "__truediv__", "add"])
 def test_other_names_are_an_error_that_names_them(a, operation):
-    with pytest.raises(KeyError, match=r"names differ: \['b', 'c'\]"):
+    with pytest.raises(NamesDifferError, match=r"names differ: \['b', 'c'\]"):
         getattr(a, operation)(Tensors(w=a["w"], c=a["b"]), **{"alpha": 2} if operation == "add" else {})
 
 

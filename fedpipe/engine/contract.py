@@ -21,7 +21,7 @@ import fedpipe
 from fedpipe import registry
 from fedpipe.algorithms.base import Algorithm, Measure, Pass, State, Train, Update
 from fedpipe.errors import SettingsError, UserError
-from fedpipe.tensors import Tensors
+from fedpipe.tensors import NamesDifferError, Tensors
 
 #: Of what PyTorch says where clients that train in one call would have to part.
 DEPENDENT = ("data-dependent control flow", ".item()", "dynamic shape", "not possible to vmap over .tolist")
@@ -251,9 +251,23 @@ def sentence_of(algorithm: Algorithm, error: Exception) -> str | None:
             f"{begin}: `{line}` keeps something on the algorithm, which is frozen and one for all clients; what a "
             "client remembers should be given by `keep`, what the server remembers by `aggregate`."
         )
+    if isinstance(error, NamesDifferError):
+        return f"{begin}: `{line}` combines tensors of different names: {_in_one_only(algorithm, error.names)}"
     if isinstance(error, KeyError):
         return f"{begin}: `{line}` asks for {message}, which is not there; it should be one of the parts at hand."
     return f"{begin}: `{line}` fails ({type(error).__name__}: {message}); it should work for any client and round."
+
+
+def _in_one_only(algorithm: Algorithm, names: Sequence[str]) -> str:
+    """The end of a sentence about names that one of two Tensors alone has."""
+    listed = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} in one only"
+    net = getattr(algorithm, "net", None)
+    if net is None or not {*names} <= {*net.buffer_names}:
+        return f"{listed}; it should be tensors of the same names."
+    return (
+        f"{listed}; BatchNorm's running statistics, which a gradient does not have, are left out by "
+        "self.net.parameters(model)."
+    )
 
 
 def failure(error: Exception) -> str:

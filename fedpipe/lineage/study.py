@@ -20,6 +20,8 @@ def verify(plan: Plan) -> Verdict:
     again = {str(place.plan), planning.SEARCHED}  # it is made again below
     made_of = {path: mark for path, mark in sources.items() if path not in again}
     changed = [path for path, mark in made_of.items() if pins.changed(Path(path), mark)]
+    if changed and _still_given(plan):  # marks are this folder's, and may be of what was tried here meanwhile
+        changed = []
     try:
         if not changed and not _is(plan, planning.make(plan.params, plan.scale)):
             said = f"{place.plan}: not what {plan.params} gives; delete it and type `{report.command(plan)}`"
@@ -37,7 +39,16 @@ def verify(plan: Plan) -> Verdict:
         return Verdict(f"{place.path}: not what the runs of {plan.params} give: {listed}; {advice}", False)
     more = f" and {len(changed) - 1} more files" if len(changed) > 1 else ""
     since = f"; {changed[0]}{more} changed since they were made" if changed else ""
-    return Verdict(f"{place.path}: {len(made)} files are what the runs of {plan.params} give{since}", True)
+    said = f"{place.path}: {len(made)} files are what the runs of {plan.params} give{since}"
+    return Verdict(said, True, "file", len(made))
+
+
+def _still_given(plan: Plan) -> bool:
+    """Whether a study's files give this plan as they are by now."""
+    try:
+        return _is(plan, planning.make(plan.params, plan.scale))
+    except UserError:
+        return False
 
 
 def _is(plan: Plan, made: Plan) -> bool:

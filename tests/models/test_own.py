@@ -289,7 +289,17 @@ def test_a_module_that_fails_as_it_is_imported_is_told_in_a_sentence(text: str, 
     with pytest.raises(SettingsError) as refused:
         found("make")
     assert str(refused.value) == (
-        f"model: 'own_models.make' can't be imported ({said}); it should be the path of a class, as my_module.MyClass."
+        f"model: 'own_models.make' can't be imported ({said}); it should be a function (shape, classes) -> (body, "
+        "head), as own.network, a class, as my_module.MyClass, or a model of `fedpipe list models`."
+    )
+
+
+def test_a_function_takes_no_parameters() -> None:
+    with pytest.raises(SettingsError) as refused:
+        config.parse({"model": {"name": "own_models.make", "width": 64}})
+    assert str(refused.value) == (
+        "model.width: 'own_models.make' is a function, which takes no parameters; a class that derives from "
+        "fedpipe.models.base.Model has them."
     )
 
 

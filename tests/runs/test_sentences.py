@@ -79,6 +79,12 @@ BRANCH = "def loss(self, client, batch):\n        return self.risk(client, batch
             "fedpipe: own.Own: own.py, line 13, in init: `return {'model': fresh(0)['nothing']}` asks for 'nothing', "
             "which is not there; it should be one of the parts at hand.",
         ),
+        (
+            "def init(self, fresh):\n        return {'model': fresh(0) + fresh(0).without(['head.bias'])}",
+            "1",
+            "fedpipe: own.Own: own.py, line 13, in init: `return {'model': fresh(0) + fresh(0).without(['head.bias'])}`"
+            " combines tensors of different names: head.bias is in one only; it should be tensors of the same names.",
+        ),
     ],
 )
 def test_a_job_says_it(
@@ -131,3 +137,26 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     said = capsys.readouterr().err
     assert "Traceback" not in said
     return said.splitlines()[-1]
+
+
+def test_a_gradient_has_no_running_statistics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What steps from a whole model along a gradient is told how to leave them out."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    body = "def init(self, fresh):\n        return {'model': fresh(0) - self.net.parameters(fresh(0))}"
+    (tmp_path / "own.py").write_text(
+        OWN.format(body) + "\n\ndef normed(shape, classes):\n"
+        "    inner = [torch.nn.Flatten(), torch.nn.BatchNorm1d(64)]\n"
+        "    return torch.nn.Sequential(*inner), torch.nn.Linear(64, classes)\n"
+    )
+    params = studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}})
+    made = studies.prepare(params | {"model": {"name": "own.normed"}})
+    said = refused(monkeypatch, capsys, "segment", str(made.runs[0].path), "--stop", "1", "--stack", "1")
+    assert said.startswith(
+        "fedpipe: own.Own: own.py, line 13, in init: `return {'model': fresh(0) - self.net.parameters(fresh(0))}` "
+        "combines tensors of different names: body.1.running_mean, body.1.running_var are in one only; BatchNorm's "
+        "running statistics, which a gradient does not have, are left out by self.net.parameters(model)."
+    ), said
