@@ -13,6 +13,7 @@ CONTENTS = """
 :caption: Begin
 
 Tour <self>
+docs/install
 docs/tutorial
 ```
 ```{toctree}
@@ -20,6 +21,10 @@ docs/tutorial
 :caption: How to
 
 docs/studies
+docs/protocols
+docs/own-model
+docs/own-algorithm
+docs/probes
 docs/papers
 docs/dvc
 docs/cluster

@@ -23,7 +23,13 @@ from tests.pages import PAGES, ROOT, blocks, commands, inline, read
 
 GROUP: Any = get_command(cli.app)
 ALGORITHMS = registry.names(registry.ALGORITHM)
-STUDIES = [block for block in blocks("README.md") if block.language == "yaml"]
+MOVED = ("A server optimizer", "Learning rates by round, steps, clipping")  #: sections of docs/studies.md
+STUDIES = [
+    block
+    for page in ("README.md", "docs/protocols.md", "docs/probes.md", "docs/studies.md")
+    for block in blocks(page)
+    if block.language == "yaml" and (page != "docs/studies.md" or block.section in MOVED)
+]
 NETWORK = """
 
 def network(shape, classes):
@@ -59,7 +65,12 @@ def fedpipe(*arguments: str) -> str:
 
 def test_languages_are_known() -> None:
     """So that no example escapes what is below."""
-    assert {block.language for block in blocks("README.md")} == {"", "yaml", "python", "mermaid"}
+    assert {block.language for block in blocks("README.md")} == {"", "yaml", "python"}
+    assert {block.language for block in blocks("docs/architecture.md")} == {"", "mermaid"}
+    assert {block.language for block in blocks("docs/protocols.md")} == {"yaml"}
+    assert {block.language for block in blocks("docs/probes.md")} == {"yaml"}
+    assert {block.language for block in blocks("docs/studies.md")} == {"", "yaml"}
+    assert {block.language for block in blocks("docs/install.md")} == {""}
     assert {block.language for block in blocks("CONTRIBUTING.md")} == {"", "python"}
     assert len(STUDIES) == 7
 
@@ -106,9 +117,9 @@ def test_the_table_of_algorithms_is_that_of_the_docstrings() -> None:
     assert f"[{len(ALGORITHMS)} algorithms](#algorithms)" in read("README.md")
 
 
-def rows(heading: str) -> list[list[str]]:
-    """The cells of the table below a heading of README.md, without its head."""
-    section = read("README.md").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+def rows(page: str, heading: str) -> list[list[str]]:
+    """The cells of the table below a heading of a page, without its head."""
+    section = read(page).partition(f"{heading}\n")[2].partition("\n## ")[0]
     return [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
 
 
@@ -118,7 +129,7 @@ def names(cell: str) -> list[str]:
 
 def test_the_table_of_data_sets_is_that_of_the_code() -> None:
     """Their sizes and shapes, and models that take them."""
-    table = rows("Data sets, partitions and models")
+    table = rows("README.md", "\n## Data sets, partitions and models")
     shown = [name for cells in table for name in names(cells[0])]
     assert sorted([*shown, config.GENERATED]) == list(registry.names(registry.DATASET))
     for datasets, samples, models in table[:-1]:
@@ -134,14 +145,14 @@ def test_the_table_of_data_sets_is_that_of_the_code() -> None:
 
 
 def test_the_table_of_probes_is_that_of_the_code() -> None:
-    table = dict(rows("Looking into states"))
+    table = dict(rows("docs/probes.md", "# Probes: looking into states"))
     assert {kind.strip("`") for kind in table} == set(config.KINDS)
     models = get_args(get_args(config.HeadNorms.model_fields["models"].annotation)[0])
     assert set(models) <= set(names(table["`head-norms`"]))
 
 
 def test_the_protocols_are_those_of_the_code() -> None:
-    text = read("README.md").partition("Protocols are named MODEL-on-TEST.")[2].partition("\n## ")[0]
+    text = read("docs/protocols.md").partition("Protocols are named MODEL-on-TEST.")[2].partition("\n## ")[0]
     models = set(re.findall(r"^- `(\w+)`: ", text, flags=re.M))
     tests = text.partition("The test set is ")[2]
     protocols = set(get_args(config.Protocol))
@@ -154,8 +165,8 @@ def test_the_protocols_are_those_of_the_code() -> None:
 
 
 def test_the_cpu_installation_leaves_out_what_pytorchs_cuda_build_alone_needs() -> None:
-    """By the README's own pattern: what is left out is needed by nothing but torch, or by what is left out."""
-    (line,) = [line for line in commands("README.md") if "requirements.lock" in line]
+    """By the page's own pattern: what is left out is needed by nothing but torch, or by what is left out."""
+    (line,) = [line for line in commands("docs/install.md") if "requirements.lock" in line]
     pattern = line.partition("grep -vE '")[2].partition("'")[0]
     locked = re.findall(r"^([\w.-]+)==(\S+)", read("requirements.lock"), flags=re.M)
     out = {name for name, _ in locked if re.search(pattern, name)}
@@ -164,9 +175,9 @@ def test_the_cpu_installation_leaves_out_what_pytorchs_cuda_build_alone_needs() 
         name = installed.metadata["Name"].lower().replace("_", "-")
         needed = {re.split(r"[^\w.-]", said)[0].lower() for said in installed.requires or () if "extra ==" not in said}
         assert name in {"torch", *out} or not needed & out, f"{name} needs {sorted(needed & out)}"
-    (line,) = [line for line in commands("README.md") if "--index-url" in line]
+    (line,) = [line for line in commands("docs/install.md") if "--index-url" in line]
     assert re.findall(r"(\w+)==(\S+)", line) == [pair for pair in locked if pair[0] in {"torch", "torchvision"}]
-    assert "touch .venv/bin/.installed" in commands("README.md")[-1]
+    assert "touch .venv/bin/.installed" in commands("docs/install.md")[-1]
     assert "$(BIN)/.installed: requirements.lock" in read("Makefile")
 
 
@@ -208,12 +219,14 @@ def test_every_link_leads_somewhere(page: str) -> None:
 
 
 def test_what_lies_where_lies_there() -> None:
-    (listing,) = [block for block in blocks("README.md") if block.section == "Where things lie"]
-    places = [re.split(r"\s{2,}", line)[0] for line in listing.lines if not line.startswith(" ")]
+    pages = ("README.md", "docs/architecture.md")
+    listings = [block for page in pages for block in blocks(page) if block.section == "Where things lie"]
+    assert len(listings) == len(pages)
+    places = [re.split(r"\s{2,}", line)[0] for block in listings for line in block.lines if not line.startswith(" ")]
     made = ("results/", "results/.provenance")
     for place in (name for listed in places for name in listed.split(", ")):
         assert place.startswith(made) or (ROOT / place).exists(), place
-    assert len(places) > 10
+    assert len(places) > 20
 
 
 def test_paths_in_contributing_exist() -> None:

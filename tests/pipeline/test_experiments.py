@@ -54,7 +54,7 @@ def test_the_shipped_study_with_an_experiment_fits_into_a_terminal(
     first = {name: 61.25 + index for index, name in enumerate(shipped["study"]["algorithms"])}
     record(project, first)
     project.commit()
-    (line,) = [line for line in commands("README.md") if line.startswith("dvc exp show")]
+    (line,) = [line for line in commands("docs/dvc.md") if line.startswith("dvc exp show")]
     for changes, metrics, told in (
         ({"algorithms__feddw__mu": 0.1}, first | {"feddw": 12.34}, ["algorithms.feddw.mu", "feddw", "12.34"]),
         ({"partition__alpha": 0.5}, {name: value + 3.5 for name, value in first.items()}, ["partition.alpha", *first]),

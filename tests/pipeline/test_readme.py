@@ -1,4 +1,4 @@
-"""The commands of README and CONTRIBUTING, typed as written and in their order, on smaller studies."""
+"""The commands of README, of the pages that go on where it ends, and of CONTRIBUTING, typed in order as written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.pipeline.conftest import Project, jobs, stages
 
 NOTHING = "Nothing to be done"
 INSTALLATION = "tests/test_readme.py::test_the_cpu_installation_leaves_out_what_pytorchs_cuda_build_alone_needs"
-TUTORIAL = "tests/pipeline/test_dvc_tutorial.py"
+STUDIES = "tests/pipeline/test_studies.py"
 WHEEL = "tests/test_project.py::test_the_wheel_runs_a_study_in_an_empty_folder"
 SLURM = "tests/cluster/test_slurm.py::test_the_words_of_the_readme_run_on_slurm"
 
@@ -30,14 +30,15 @@ ELSEWHERE = {
     "pip install pre-commit && pre-commit install": (
         "tests/test_ci.py::test_a_hook_lets_the_project_pass_and_bad_code_fail"
     ),
-    "dvc plots diff": f"{TUTORIAL}::test_plots_have_the_numbers_of_both_revisions",
-    "dvc exp run -n softer -S algorithms.feddw.mu=0.1": f"{TUTORIAL}::test_every_experiment_shows_its_own_numbers",
-    "dvc exp show --only-changed --drop results": (
-        "tests/pipeline/test_experiments.py::test_the_shipped_study_with_an_experiment_fits_into_a_terminal"
-    ),
     "pip wheel --no-deps . && pip install fedpipe-*.whl": WHEEL,
     "fedpipe init ../study && cd ../study && fedpipe run": WHEEL,
     "fedpipe init . --update": WHEEL,
+    "fedpipe run --params studies/table.yaml --scale smoke": (
+        f"{STUDIES}::test_a_scale_of_a_study_has_its_own_table_and_shares_runs"
+    ),
+    "snakemake all --config params=studies/a scale=smoke --profile workflow/profiles/local": (
+        f"{STUDIES}::test_a_folder_of_studies_is_one_dag"
+    ),
     "fedpipe run --profile slurm": SLURM,
     "FEDPIPE_PROFILE=slurm dvc repro": SLURM,
     "python3 -m venv .venv && source .venv/bin/activate": INSTALLATION,
@@ -47,8 +48,12 @@ ELSEWHERE = {
 }
 
 
+#: Pages all of whose commands are typed.
+DOORS = ("README.md", "CONTRIBUTING.md", "docs/install.md", "docs/studies.md")
+
+
 def test_every_command_is_typed_below_or_elsewhere() -> None:
-    shown = {line for page in ("README.md", "CONTRIBUTING.md") for line in commands(page)}
+    shown = {line for page in DOORS for line in commands(page)}
     assert set(ELSEWHERE) <= shown, "what no page shows any more needs no exception"
     for place in ELSEWHERE.values():
         path, _, test = place.partition("::")
@@ -58,9 +63,9 @@ def test_every_command_is_typed_below_or_elsewhere() -> None:
 
 @pytest.fixture
 def clone(project: Project) -> Project:
-    """A clone that was installed by hand, as the README says for machines without CUDA: `make` finds all there."""
+    """A clone that was installed by hand, as docs/install.md says for machines without CUDA: `make` finds all there."""
     (project.folder / ".venv/bin").mkdir(parents=True)
-    project.run("bash", "-c", commands("README.md")[-1].rpartition("&&")[2])
+    project.run("bash", "-c", commands("docs/install.md")[-1].rpartition("&&")[2])
     assert "Nothing to be done for 'setup'" in project.run("make", "setup")
     return project
 
@@ -91,6 +96,7 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     typist = Typist(clone, "README.md")
 
     assert "| feddw" in typist.next("make demo")
+    typist.next("source .venv/bin/activate", ":")  # the tests' own environment is the active one
     first = clone.metrics()
     assert stages(typist.next("dvc repro"))[:2] == ["plan", "execute"]
     assert clone.metrics() == first
@@ -104,7 +110,7 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     compared = typist.next("fedpipe compare")
     assert "workspace − HEAD" in compared
     assert "| algorithm.mu" in compared
-    assert "feddw" in typist.next("dvc metrics diff")
+    assert "feddw" in clone.run("dvc", "metrics", "diff"), "with HEAD, as docs/dvc.md says"
 
     traced = yaml.safe_load(typist.next("fedpipe trace results/tables/results.md feddw.global-on-global"))
     assert traced
@@ -119,6 +125,11 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     assert "feddw" in typist.next("fedpipe list algorithms")
     assert "mu" in typist.next("fedpipe describe feddw")
     assert len(typist.next("fedpipe plan --dry-run").splitlines()) == 2
+    assert NOTHING in typist.next("fedpipe run --profile workflow/profiles/gpu")
+    assert typist.done()
+
+    assert {line for line in commands("docs/install.md") if line not in ELSEWHERE} == {"make demo"}, "typed above"
+    typist = Typist(clone, "docs/studies.md")
     printed = typist.next("fedpipe run --params studies/gallery.yaml")
     assert "segment" not in jobs(printed), "studies share runs"
     assert "| feddw" in typist.next("fedpipe show --params studies/gallery.yaml")
@@ -128,7 +139,6 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     ):  # run by test_make_papers.py
         printed = typist.next(line, line.replace("make", "make -n"))
         assert f"snakemake papers --config scale={scale} --profile workflow/profiles/local" in printed
-    assert NOTHING in typist.next("fedpipe run --profile workflow/profiles/gpu")
     assert typist.done()
 
 

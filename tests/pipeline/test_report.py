@@ -30,8 +30,8 @@ def content(uri: str) -> bytes:
 
 
 def test_a_browser_shows_tables_and_figures_by_their_names(project: Project, tmp_path: Path) -> None:
-    """By the command of the README; the table is shown as a table, and partitions with what they are."""
-    assert "`snakemake --report report.html`" in (project.folder / "README.md").read_text()
+    """By the command of docs/architecture.md; the table is shown as a table, and partitions with what they are."""
+    assert "`snakemake --report report.html`" in (project.folder / "docs/architecture.md").read_text()
     if not BROWSER:
         pytest.skip("there is no Chromium here")
     studies.write(studies.settings(("fedavg", "feddw"), 2, study={"seeds": [0, 1]}), project.folder)
