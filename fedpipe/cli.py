@@ -362,16 +362,16 @@ def figure(
     """Draw a figure, as SVG, PDF and PNG."""
     from fedpipe.stages import report as stage
 
+    if name not in ("curves", "matrices", "partition") or (name == "partition" and key is None):
+        raise SettingsError(f"'{name}' can't be drawn; it should be curves, matrices, or partition with its key.")
     made = _plan(params, scale)
     stage.refuse_another(made, said)
     if name == "curves":
         stage.write_figure_curves(made)
     elif name == "matrices":
         stage.write_figure_matrices(made)
-    elif name == "partition" and key is not None:
+    elif key is not None:
         stage.write_figure_partition(made, key)
-    else:
-        raise SettingsError(f"'{name}' can't be drawn; it should be curves, matrices, or partition with its key.")
 
 
 @app.command(rich_help_panel=PEOPLE)
