@@ -460,11 +460,12 @@ def verify(
         made = _plan(params, scale)
         paths = [run.path for run in made.runs]
         verdicts = itertools.chain([study.verify(made)], lineage.verify(paths, rerun, random.Random()))
-    holds = True
+    found = []
     for verdict in verdicts:
         typer.echo(verdict.said)
-        holds &= verdict.holds
-    if not holds:
+        found.append(verdict)
+    typer.echo(lineage.summary(found))
+    if not all(verdict.holds for verdict in found):
         raise typer.Exit(1)
 
 

@@ -39,7 +39,8 @@ def verify(plan: Plan) -> Verdict:
         return Verdict(f"{place.path}: not what the runs of {plan.params} give: {listed}; {advice}", False)
     more = f" and {len(changed) - 1} more files" if len(changed) > 1 else ""
     since = f"; {changed[0]}{more} changed since they were made" if changed else ""
-    return Verdict(f"{place.path}: {len(made)} files are what the runs of {plan.params} give{since}", True)
+    said = f"{place.path}: {len(made)} files are what the runs of {plan.params} give{since}"
+    return Verdict(said, True, "file", len(made))
 
 
 def _still_given(plan: Plan) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,23 @@ class Verdict(NamedTuple):
 
     said: str
     holds: bool
+    of: str = ""  #: what was compared, in the singular: run, partition, file or round
+    number: int = 1  #: of them
+
+
+def summary(verdicts: list[Verdict]) -> str:
+    """All verdicts in a line."""
+    if not all(verdict.holds for verdict in verdicts):
+        return "something differs: see above"
+    counts = Counter[str]()
+    for verdict in verdicts:
+        counts[verdict.of] += verdict.number
+    listed = [
+        f"{counts[of]:,} {of if counts[of] == 1 else f'{of}s'}{more}"
+        for of, more in {"run": "", "partition": "", "file": "", "round": " run again"}.items()
+        if counts[of]
+    ]
+    return f"all agrees: {', '.join(listed)}"
 
 
 def rehash(files: RunFiles) -> Verdict:
@@ -62,14 +80,14 @@ def rehash(files: RunFiles) -> Verdict:
         places = ", ".join(map(str, dict.fromkeys(wrong.values())))
         return Verdict(f"{files.path}: not as recorded: {', '.join(wrong)}; delete {places}, then {RESTORE}", False)
     pruned = f"; states absent: {absent} (artifacts.keep_models)" if absent else ""
-    return Verdict(f"{files.path}: {count} files of {len(rounds)} rounds are as recorded{pruned}", True)
+    return Verdict(f"{files.path}: {count} files of {len(rounds)} rounds are as recorded{pruned}", True, "run")
 
 
 def redeal(key: str) -> Verdict:
     """Deal a partition again, by the code that lies here, and compare."""
     path, holds = artifacts.assignment_file(key), partition.holds(key)
     advice = f"other samples; bring back the code that dealt it, or delete {path.parent} and the runs that have it"
-    return Verdict(f"{path}: dealt again: {'the same samples' if holds else advice}", holds)
+    return Verdict(f"{path}: dealt again: {'the same samples' if holds else advice}", holds, "partition")
 
 
 def rerun(files: RunFiles, rng: random.Random) -> Verdict:
@@ -93,7 +111,9 @@ def _judged(files: RunFiles, found: redo.Comparison, arithmetic: str) -> Verdict
         other = [f"{name} {made.get(name)}, now {now}" for name, now in found.now.items() if now != made.get(name)]
         reason = f"; made with {'; '.join(other)}" if other else ""
         reason += "; within rounding" if found.agrees(arithmetic) else ""
-    return Verdict(f"{files.path}: round {found.round}, run again: {found.told()}{reason}", found.agrees(arithmetic))
+    return Verdict(
+        f"{files.path}: round {found.round}, run again: {found.told()}{reason}", found.agrees(arithmetic), "round"
+    )
 
 
 def verify(paths: list[Path], again: int, rng: random.Random) -> Iterator[Verdict]:

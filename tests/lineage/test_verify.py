@@ -157,12 +157,14 @@ def test_a_stack_is_run_again_as_a_stack(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_command_ends_with_1_where_something_is_wrong(study: Path) -> None:
     runner = CliRunner()
     done = runner.invoke(app, ["verify", str(runs("fedavg")[0])])
-    assert (done.exit_code, len(done.stdout.splitlines())) == (0, 3)
+    assert (done.exit_code, len(done.stdout.splitlines())) == (0, 4)
+    assert done.stdout.splitlines()[-1] == "all agrees: 1 run, 1 partition, 1 round run again"
     (runs("fedavg")[0] / "rounds/0001/server.pt").unlink()
     artifacts.unpack(runs("fedavg")[0] / "rounds")
     (runs("fedavg")[0] / "rounds/0002/participants.parquet").unlink()
     done = runner.invoke(app, ["verify", "--rerun", "0"])
     assert done.exit_code == 1
+    assert done.stdout.splitlines()[-1] == "something differs: see above"
     assert "participants.parquet" in done.stdout
     assert done.stdout.count("are as recorded") == 3
 
