@@ -115,13 +115,7 @@ def plan(
         for warning in made.warnings:
             typer.echo(f"fedpipe: warning: {which}{warning}", err=True)
         if dry_run:
-            points: dict[tuple[str, str], list[str]] = {}
-            for cell in made.cells:
-                point = ", ".join(f"{name}={value}" for name, value in cell.grid.items())
-                points.setdefault((cell.algorithm, cell.key), []).append(point)
-            for run in made.runs:
-                told = "; ".join(points[run.algorithm, run.key])
-                typer.echo(f"{run.algorithm:<16} seed {run.seed}  {f'{told}  ' if told else ''}{run.key}")
+            typer.echo("".join(f"{line}\n" for line in made.listed), nl=False)
         else:
             planning.write(made)
     left = forecast.forecast(*plans)

@@ -213,6 +213,19 @@ class Plan:
         """Where the study's own files lie."""
         return StudyFiles.of(self.params, self.scale)
 
+    @property
+    def listed(self) -> list[str]:
+        """A line a run: method, seed, the points of the grid that it serves, key."""
+        points: dict[tuple[str, str], list[str]] = {}
+        for cell in self.cells:
+            point = ", ".join(f"{name}={value}" for name, value in cell.grid.items())
+            points.setdefault((cell.algorithm, cell.key), []).append(point)
+        told = {run: "; ".join(points[run.algorithm, run.key]) for run in self.runs}
+        return [
+            f"{run.algorithm:<16} seed {run.seed}  {f'{told[run]}  ' if told[run] else ''}{run.key}"
+            for run in self.runs
+        ]
+
     @cached_property
     def partition_names(self) -> dict[str, str]:
         """By key, what files that show a partition are called, as ``dirichlet-0.2-seed0``.

@@ -6,11 +6,14 @@ import dataclasses
 from typing import Any
 
 from fedpipe import artifacts
-from fedpipe.artifacts import RESULTS, RunFiles
-from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.artifacts import PARAMS, RESULTS, RunFiles, StudyFiles
+from fedpipe.errors import ArtifactError, SettingsError, UserError
 from fedpipe.plan import Settings
+from fedpipe.planned import Plan
 from fedpipe.report import results
 from fedpipe.report.tables import DASH
+
+SHOWN = 19  #: lines of runs where a key is unknown
 
 
 def find(key: str) -> RunFiles:
@@ -24,9 +27,19 @@ def find(key: str) -> RunFiles:
     label, _, start = key.rpartition("/")
     found = sorted(path.parent for path in (RESULTS / "runs").glob(f"{label or '*'}/{start}*/run.yaml"))
     if len(found) != 1:
-        listed = f"several do: {', '.join(map(str, found))}" if found else "`ls results/runs/*` lists the keys"
-        raise SettingsError(f"'{key}' should begin the key of one run; {listed}.")
+        listed = f"several do: {', '.join(map(str, found))}." if found else _known()
+        raise SettingsError(f"'{key}' should begin the key of one run; {listed}")
     return RunFiles(found[0])
+
+
+def _known() -> str:
+    """The end of a sentence about an unknown key: the runs of params.yaml, where they are planned and not too many."""
+    try:
+        lines = Plan.read(StudyFiles.of(PARAMS).plan).listed
+    except UserError:
+        return "`ls results/runs/*` lists the keys."
+    more = [f"and {len(lines) - SHOWN} more, which `fedpipe plan --dry-run` lists"] if len(lines) > SHOWN else []
+    return "\n  ".join([f"those of {PARAMS} are", *lines[:SHOWN], *more])
 
 
 def diff(one: RunFiles, other: RunFiles) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from fedpipe import artifacts
 from fedpipe.errors import SettingsError
+from fedpipe.lineage import diff as module
 from fedpipe.lineage.diff import diff, find
 from tests.lineage.conftest import ROUNDS
 
@@ -53,5 +54,19 @@ def test_a_key_may_be_shortened_but_must_be_of_one_run(study: Path) -> None:
     assert find(first[:8]) == find(first) == find(f"fedavg/{first}")
     with pytest.raises(SettingsError, match="'' should begin the key of one run; several do"):
         find("")
-    with pytest.raises(SettingsError, match=r"'none' should begin the key of one run; `ls results/runs/\*`"):
+    with pytest.raises(SettingsError) as unknown:
+        find("none")
+    head, *lines = str(unknown.value).splitlines()
+    assert head == "'none' should begin the key of one run; those of params.yaml are"
+    assert lines[:2] == [f"  fedavg           seed {seed}  {key}" for seed, key in enumerate(keys("fedavg"))]
+    assert len(lines) == len(keys("fedavg") + keys("scaffold"))
+
+
+def test_of_many_runs_not_all_are_listed(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHOWN", 1)
+    with pytest.raises(SettingsError) as unknown:
+        find("none")
+    assert str(unknown.value).splitlines()[2:] == ["  and 3 more, which `fedpipe plan --dry-run` lists"]
+    Path("results/plan.json").unlink()
+    with pytest.raises(SettingsError, match=r"'none' should begin the key of one run; `ls results/runs/\*` lists the"):
         find("none")
