@@ -548,7 +548,9 @@ class Federation(Section):
         32, description="Samples in a training step, the last partial batch is kept; or full: all that a client has."
     )
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="Started afresh at every client in every round.")
-    learning_rate: float = Field(0.05, ge=0)
+    learning_rate: float = Field(
+        0.05, ge=0, description="The clients' rate, in all steps of a round; `schedule` changes it from round to round."
+    )
     schedule: Schedule = Field(
         Schedule(), description="The learning rate by round, as `{name: cosine, period: 100, warmup: 5}`."
     )

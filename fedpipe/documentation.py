@@ -82,7 +82,11 @@ def settings() -> str:
         if kind:
             named = "Each entry" if kind is registry.ALGORITHM else f"`{kind.selector}`"
             parts.append(f"{named} names one of [these]({kind.plural}.md), whose parameters stand beside it.")
-        parts.append(_keys(_common(section), schema))
+        common = _common(section)
+        if kind:
+            told = _told(registry.documented(kind, registry.find(kind, registry.names(kind)[0])))
+            common = {key: {"description": told.get(key, "")} | entry for key, entry in common.items()}
+        parts.append(_keys(common, schema))
         for choices in section.get("patternProperties", {}).values():
             for choice in (_resolved(choice, schema) for choice in choices.get("oneOf", ())):
                 parts += [f"### {choice['properties']['kind']['const']}", inline(choice.get("description", ""))]
@@ -159,13 +163,18 @@ def default(field: dataclasses.Field[Any]) -> str:
 
 def table(component: type[Component], names: set[str]) -> str:
     """A table of these parameters, in the order of the class; nothing where there are none."""
-    told = inherited(component) | _parameters(component)
+    told = _told(component)
     rows = [
         f"| `{name}` | `{value}` | {inline(told.get(name, '')).replace('|', chr(92) + '|')} |"
         for name, value in _defaults(component).items()
         if name in names
     ]
     return "\n".join(["| parameter | default | |", "|---|---|---|", *rows]) if rows else ""
+
+
+def _told(component: type[Component]) -> dict[str, str]:
+    """What is said of each parameter."""
+    return inherited(component) | _parameters(component)
 
 
 def inherited(component: type[Component]) -> dict[str, str]:

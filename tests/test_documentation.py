@@ -55,6 +55,7 @@ def test_the_page_of_settings_is_up_to_date_and_has_every_key() -> None:
         for own, key in getattr(field.annotation, "model_fields", {}).items():
             told = f"`{own}` names one of" if name == "dataset" and own == "name" else f"| `{key.alias or own}` |"
             assert f"\n{told}" in section, f"{name}.{own}"
+    assert [line for line in page.splitlines() if line.startswith("| `") and line.endswith("|  |")] == []
 
 
 @pytest.mark.parametrize("kind", registry.KINDS, ids=lambda kind: kind.plural)
