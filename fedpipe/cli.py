@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DELETING = ("prune",)  #: no mistake leads there
 PEOPLE, STAGES, GENERATED = "For people", "Stages, which Snakemake and DVC call", "Generated files, by make docs"
+PROBES = "probes"  #: what may be listed, and is no kind of components
 LOCAL = "workflow/profiles/local"  #: the profile of `fedpipe run`
 
 
@@ -513,26 +514,36 @@ def prune(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False
 
 
 @app.command("list", rich_help_panel=PEOPLE)
-def list_(kind: Annotated[str, typer.Argument(help="algorithms, datasets, models or partitions.")]) -> None:
+def list_(
+    kind: Annotated[str, typer.Argument(help="algorithms, datasets, models, partitions or probes.")],
+) -> None:
     """Print what may be named in params.yaml: a name a line, with a line of what it is."""
-    from fedpipe import registry
+    from fedpipe import code, documentation, registry
 
-    found = _kind(kind)
-    names = registry.names(found)
-    for name in names:
-        typer.echo(f"{name:<{max(map(len, names))}}  {registry.summary(registry.find(found, name))}")
+    if kind == PROBES:
+        told = {name: documentation.probe_summary(name) for name in code.PROBES}
+    else:
+        found = _kind(kind, PROBES)
+        told = {name: registry.summary(registry.find(found, name)) for name in registry.names(found)}
+    for name, summary in told.items():
+        typer.echo(f"{name:<{max(map(len, told))}}  {summary}")
 
 
 @app.command(rich_help_panel=PEOPLE)
-def describe(name: Annotated[str, typer.Argument(help="An algorithm, data set, model or partition scheme.")]) -> None:
-    """Print a component's documentation with its parameters and their defaults."""
-    from fedpipe import documentation, equations, registry
+def describe(
+    name: Annotated[str, typer.Argument(help="An algorithm, data set, model, partition scheme or probe.")],
+) -> None:
+    """Print a component's documentation with its parameters and their defaults; of a probe its columns, too."""
+    from fedpipe import code, documentation, equations, registry
 
     kinds = [kind for kind in registry.KINDS if name in registry.names(kind)]
     if not kinds and "." in name:
         kinds = [kind for kind in registry.KINDS if registry.is_a(kind, name)]
+    if not kinds and name in code.PROBES:
+        typer.echo(documentation.probe(name))
+        return
     if not kinds:
-        known = sorted({component for kind in registry.KINDS for component in registry.names(kind)})
+        known = sorted({component for kind in registry.KINDS for component in registry.names(kind)} | {*code.PROBES})
         raise SettingsError(f"'{name}' is unknown; {nearest(name, known)}")
     kind, found = kinds[0], registry.documented(kinds[0], registry.find(kinds[0], name))
     typer.echo(f"{name} ({kind.name})\n\n{equations.plain(inspect.getdoc(found) or '')}\n")
@@ -669,12 +680,13 @@ def _profile(name: str) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def _kind(plural: str) -> registry.Kind:
+def _kind(plural: str, *others: str) -> registry.Kind:
+    """A kind of components by its word; ``others`` may be asked for, too."""
     from fedpipe import registry
 
     kinds = {kind.plural: kind for kind in sorted(registry.KINDS, key=lambda kind: kind.plural)}
     if plural not in kinds:
-        raise SettingsError(f"'{plural}' can't be listed; {nearest(plural, list(kinds))}")
+        raise SettingsError(f"'{plural}' can't be listed; {nearest(plural, [*kinds, *others])}")
     return kinds[plural]
 
 

@@ -6,14 +6,17 @@ Mathematics stands as $`...`$ and in ``math`` fences: between plain dollars GitH
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib.util
 import inspect
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
-from fedpipe import config, registry
+from fedpipe import code, config, equations, registry
 from fedpipe.registry import Component, Kind
 
 #: What of Snakemake's assets has no part in Vega.
@@ -92,6 +95,42 @@ def settings() -> str:
                 parts += [f"### {choice['properties']['kind']['const']}", inline(choice.get("description", ""))]
                 parts.append(_keys(choice["properties"], schema))
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def probe_summary(kind: str) -> str:
+    """What a kind of probe looks at, in a line."""
+    return _probe_text(kind).split("\n", 1)[0]
+
+
+def probe(kind: str) -> str:
+    """A kind of probe in plain text: what its module says, its settings with their defaults, its table's columns."""
+    (section,) = (
+        found for found in get_args(config.Probe) if get_args(found.model_fields["kind"].annotation) == (kind,)
+    )
+    lines = [f"{kind} (probe)", "", equations.plain(_probe_text(kind)), ""]
+    lines += ["In params.yaml, under probes, in an entry with a name of your own:", f"  kind: {kind}"]
+    for name, field in section.model_fields.items():
+        if name != "kind":
+            value = json.dumps(field.get_default(call_default_factory=True))
+            lines.append(f"  {name}: {value}    # {equations.plain(field.description or '')}")
+    schema = re.search(r"^SCHEMA = .*?^\)", _probe_module(kind).read_text(), re.M | re.S)
+    lines += ["", f"Columns of its table, results/probes/ALGORITHM/KEY/ROUND/{kind}-KEY.parquet:"]
+    for name, meaning in re.findall(r'^ +"(\w+)": pa\..*?,(?:  #: (.*))?$', schema[0] if schema else "", re.M):
+        lines.append(f"  {name}    # {meaning}" if meaning else f"  {name}")
+    return "\n".join(lines)
+
+
+def _probe_module(kind: str) -> Path:
+    found = importlib.util.find_spec(code.PROBES[kind])
+    assert found
+    assert found.origin
+    return Path(found.origin)
+
+
+def _probe_text(kind: str) -> str:
+    """The docstring of its module, which is not imported."""
+    text = ast.get_docstring(ast.parse(_probe_module(kind).read_text())) or ""
+    return text.replace(f" (`{kind}`)", "", 1)
 
 
 def plots_page() -> str:

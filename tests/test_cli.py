@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import json
 import os
@@ -19,7 +20,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import fedpipe
-from fedpipe import cli, documentation, equations, registry
+from fedpipe import cli, code, documentation, equations, registry
 from fedpipe.plan import NewPlan
 from tests import studies
 
@@ -151,6 +152,19 @@ def test_every_parameter_is_documented(kind: registry.Kind, name: str) -> None:
     assert told.issuperset(field.name for field in registry.parameters_of(found))
 
 
+def test_list_and_describe_know_probes() -> None:
+    lines = printed("list", "probes").splitlines()
+    assert [line.split()[0] for line in lines] == ["head-norms", "features", "surface", "gradients", "locals"]
+    assert lines[0] == "head-norms  Norms of the rows of heads beside the class shares of who owns them."
+    for kind in code.PROBES:
+        text, module = printed("describe", kind), importlib.import_module(code.PROBES[kind])
+        columns = text.partition("Columns of its table")[2].splitlines()[1:]
+        assert [line.split()[0] for line in columns] == module.SCHEMA.names, kind
+        assert f"\n  kind: {kind}\n" in text
+        assert '\n  rounds: ["last"]    # After which rounds;' in text
+    assert "\n  norm    # Euclidean\n" in printed("describe", "head-norms")
+
+
 def test_describe_finds_ones_own_components() -> None:
     """What params.yaml may name, `describe` should explain."""
     text = printed("describe", "fedpipe.algorithms.fedprox.FedProx")
@@ -181,7 +195,10 @@ def test_a_study_that_was_never_run_is_told_how_to(
     [
         (("describe", "fedavgg"), "'fedavgg' is unknown; did you mean 'fedavg'?"),
         (("list", "algos"), "'algos' can't be listed; did you mean 'algorithms'?"),
-        (("list", "zzz"), "'zzz' can't be listed; it should be one of: algorithms, datasets, models, partitions."),
+        (
+            ("list", "zzz"),
+            "'zzz' can't be listed; it should be one of: algorithms, datasets, models, partitions, probes.",
+        ),
         (("figure", "pie"), "'pie' can't be drawn; it should be curves, matrices, or partition with its key."),
         (("download", "digit"), "dataset.name: unknown data set 'digit'; did you mean 'digits'?"),
         (("plan",), "params.yaml: there is no such file; run from the folder that holds it."),
