@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
     said: str
     holds: bool
     of: str = ""  #: what was compared, in the singular: run, partition, file or round
-    count: int = 1
+    number: int = 1  #: of them
 
 
 def summary(verdicts: list[Verdict]) -> str:
@@ -37,7 +37,7 @@ def summary(verdicts: list[Verdict]) -> str:
         return "something differs: see above"
     counts = Counter[str]()
     for verdict in verdicts:
-        counts[verdict.of] += verdict.count
+        counts[verdict.of] += verdict.number
     listed = [
         f"{counts[of]:,} {of if counts[of] == 1 else f'{of}s'}{more}"
         for of, more in {"run": "", "partition": "", "file": "", "round": " run again"}.items()

@@ -37,6 +37,7 @@ INTERVAL = 2  #: seconds between two drawings
 
 SNAKEMAKE = Path(".snakemake")
 FAILED = r"^Command '.*fedpipe (\w+) (\S+).* > (\S+) 2>&1' returned non-zero exit status (?!130\.)\d+\.$"
+STOPPED = r": stopped by SIGTERM after round \d+;[^\n]*\s*\Z"  #: the end of a segment's log, which is no failure
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Progress:
         Algorithm, grid point and seed, in words.
     state
         ``failed``: its last job failed, and no other was begun; ``running``: a job writes its log; ``queued``: a job
-        was submitted; ``stopped``: begun, but Snakemake is not at work; ``waiting``: not begun; ``done``.
+        was submitted; ``stopped``: begun, but Snakemake is not at work, or SIGTERM ended its last job after a round;
+        ``waiting``: not begun; ``done``.
     rounds, total
         Rounds complete, and rounds of the study.
     accuracy
@@ -113,6 +115,13 @@ class Job:
         """Whether it has written its log since it was submitted."""
         return any(moment >= self.when for moment in _moments(self.logs[:1]))
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it is a segment that SIGTERM ended in good order, of which its log's last line tells."""
+        with suppress(FileNotFoundError):
+            return self.failed and bool(re.search(STOPPED, self.logs[0].read_text(errors="replace")))
+        return False
+
 
 def progress(plan: Plan) -> tuple[list[Progress], list[Failure]]:
     """All runs of a study, in the plan's order, and the jobs that failed."""
@@ -125,7 +134,8 @@ def progress(plan: Plan) -> tuple[list[Progress], list[Failure]]:
     partitions = {artifacts.assignment_file(key).parent for key in plan.partitions}
     ours = {plan.study.tables, plan.study.figures, *made, *partitions}
     ours |= {artifacts.dataset_file(run.dataset) for run in planned} | {probe.files.table for probe in plan.probes}
-    failed = [job for job in unfinished if job.failed and any(ours & {path, *path.parents} for path in job.outputs)]
+    broken = [job for job in unfinished if job.failed and not job.stopped]
+    failed = [job for job in broken if any(ours & {path, *path.parents} for path in job.outputs)]
     names = dict(zip(made, (run.name for run in runs), strict=True))
     return runs, [Failure(_named(names, job), job.rule, job.logs[0], _tail(job.logs)) for job in failed]
 
@@ -199,8 +209,10 @@ def _of(plan: Plan, run: PlannedRun, unfinished: list[Job], since: float | None)
     state: RunState
     if run.joined.marker.exists() and done == total:
         state = "done"
-    elif any(job.failed for job in jobs):
+    elif any(job.failed and not job.stopped for job in jobs):
         state = "failed"
+    elif jobs and all(job.failed for job in jobs):
+        state = "stopped"
     elif since is not None and (jobs or _written(files, since)):  # without jobs: a quiet Snakemake tells only failures
         state = "running" if not jobs or any(job.begun for job in jobs) else "queued"
     else:

@@ -160,6 +160,27 @@ def test_a_quiet_snakemake_tells_only_of_failed_commands(made: NewPlan) -> None:
     assert states(made)["fedprox"] == "running", "it was begun again"
 
 
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_segment_that_sigterm_ended_after_a_round_is_stopped(quiet: bool, made: NewPlan) -> None:
+    path = made.runs[1].path
+    log = Path(snakemake(made))
+    end = f"{path}: stopped by SIGTERM after round 2; the same command goes on from there"
+    command = f"Command 'exec fedpipe segment {path} --stop 3 > {log} 2>&1' returned non-zero exit status 143."
+    artifacts.write_bytes(log, f"one\n{end}\n".encode())
+    os.utime(log, (8, 8))
+    snakemake(made, *([command] if quiet else [*BEGUN, *FAILED]))
+    assert states(made)["fedprox"] == "stopped"
+    assert not status.progress(made)[1]
+    artifacts.write_bytes(log, f"one\n{end}\nTraceback\n".encode())
+    os.utime(log, (8, 8))
+    assert states(made)["fedprox"] == "failed", "it was begun again since"
+    if not quiet:
+        artifacts.write_bytes(log, f"one\n{end}\n".encode())
+        snakemake(made, *BEGUN, *FAILED, *BEGUN)
+        os.utime(log, (0, 0))
+        assert states(made)["fedprox"] == "queued"
+
+
 def test_failed_jobs_of_all_kinds_are_told(made: NewPlan) -> None:
     """Also where they are of no run: by a quiet Snakemake, and by one that tells of rules and outputs."""
     run = made.runs[0]
