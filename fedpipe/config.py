@@ -650,7 +650,7 @@ class Federation(Section):
 
 
 class Evaluation(Section):
-    """Which model is measured on which test set, and when (see the README for the protocols)."""
+    """Which model is measured on which test set, and when (docs/protocols.md tells of protocols)."""
 
     protocols: tuple[Protocol, ...] = Field(
         ("global-on-global", "personal-on-local"),

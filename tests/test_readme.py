@@ -69,7 +69,7 @@ def test_languages_are_known() -> None:
     assert {block.language for block in blocks("docs/architecture.md")} == {"", "mermaid"}
     assert {block.language for block in blocks("docs/protocols.md")} == {"yaml"}
     assert {block.language for block in blocks("docs/probes.md")} == {"yaml"}
-    assert {block.language for block in blocks("docs/studies.md")} == {"", "yaml"}
+    assert {block.language for block in blocks("docs/studies.md")} == {"", "yaml", "latex"}
     assert {block.language for block in blocks("docs/install.md")} == {""}
     assert {block.language for block in blocks("CONTRIBUTING.md")} == {"", "python"}
     assert len(STUDIES) == 7
