@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -157,8 +158,35 @@ class Dropout(nn.Module):
         return x * (stays.to(x.dtype) / (1 - self.p) if self.p < 1 else torch.zeros_like(x))
 
 
+class AdaptiveAvgPool2d(nn.Module):
+    """Average pooling to a fixed size; on a GPU by two products, since PyTorch has no deterministic gradient there."""
+
+    def __init__(self, size: Any) -> None:
+        super().__init__()
+        self._size = (size, size) if isinstance(size, int) else tuple(size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of shape (..., C, height, width)."""
+        if x.device.type == "cpu":
+            return F.adaptive_avg_pool2d(x, self._size)
+        rows, columns = (
+            _windows(count or length, length, x) for count, length in zip(self._size, x.shape[-2:], strict=True)
+        )
+        return rows @ x @ columns.T
+
+
+def _windows(count: int, length: int, like: Tensor) -> Tensor:
+    """The weights by which so many windows, which share a length evenly, average what is in them; (count, length)."""
+    number = torch.arange(count, device=like.device)[:, None]
+    first, stop = number * length // count, ((number + 1) * length + count - 1) // count
+    place = torch.arange(length, device=like.device)
+    return ((place >= first) & (place < stop)).to(like.dtype) / (stop - first)
+
+
 def functional(module: nn.Module, mode: Mode, track: bool) -> nn.Module:
     """The same network with every BatchNorm and dropout, wherever it is inside, replaced by those of this module.
+
+    So is adaptive pooling to more than one value, which could not be trained on a GPU.
 
     Raises
     ------
@@ -175,6 +203,8 @@ def functional(module: nn.Module, mode: Mode, track: bool) -> nn.Module:
         elif isinstance(layer, nn.modules.dropout._DropoutNd):
             whole = isinstance(layer, (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d))
             replaced[layer] = Dropout(layer.p, index, mode, whole)
+        elif isinstance(layer, nn.AdaptiveAvgPool2d) and layer.output_size not in (1, (1, 1)):
+            replaced[layer] = AdaptiveAvgPool2d(layer.output_size)
         elif isinstance(layer, nn.Conv2d) and is_large(layer.weight):
             layer.register_forward_pre_hook(_contiguous)
         elif isinstance(layer, (nn.LayerNorm, nn.GroupNorm)) and layer.weight is not None:

@@ -7,6 +7,7 @@ from torch import nn
 from torch.func import vmap
 
 from fedpipe.layers import PART, BatchNorm, Dropout, Mode, functional, uniform, uniform_in_parts
+from tests import elsewhere
 
 
 def batchnorm(channels=3, track=True):
@@ -203,3 +204,28 @@ def test_dropout_without_a_key_is_a_mistake_of_ours():
     ours = functional(nn.Sequential(nn.Dropout(0.5)), mode, True)
     with mode.of(True), pytest.raises(RuntimeError, match="key"):
         ours(torch.ones(3))
+
+
+@pytest.mark.parametrize("size", [2, (3, 5), (None, 2), (1, 4)])
+def test_adaptive_pooling_has_a_deterministic_gradient_on_a_gpu(size):
+    """On a device that the CPU plays, which refuses what a GPU refuses; windows overlap where they do not fit."""
+    x, wanted = torch.randn(2, 3, 7, 9, dtype=torch.float64, requires_grad=True), nn.AdaptiveAvgPool2d(size)
+    ours, weights = functional(nn.Sequential(wanted), Mode(), True), torch.randn(9, dtype=torch.float64)
+
+    def loss(y):
+        return (y.square() * weights.to(y.device)[: y.shape[-1]]).sum()
+
+    loss(wanted(x)).backward()
+    assert torch.equal(ours(x), wanted(x))
+    with elsewhere.at_hand():
+        there = x.detach().to(elsewhere.DEVICE).requires_grad_()
+        y = ours(there)
+        loss(y).backward()
+        assert torch.allclose(y.detach().to("cpu"), wanted(x), atol=1e-12)
+        assert torch.allclose(there.grad.to("cpu"), x.grad, atol=1e-12)
+        with pytest.raises(RuntimeError, match="no deterministic kernel"):
+            loss(wanted(x.detach().to(elsewhere.DEVICE).requires_grad_())).backward()
+
+
+def test_pooling_to_one_value_is_a_mean_and_stays():
+    assert type(functional(nn.Sequential(nn.AdaptiveAvgPool2d(1)), Mode(), True)[0]) is nn.AdaptiveAvgPool2d

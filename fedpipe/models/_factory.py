@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedpipe.errors import SettingsError
 from fedpipe.models._steady import logits_of
@@ -33,7 +34,11 @@ def family_of(factory: Factory) -> type[Model]:
 
     def build(self: Model, shape: tuple[int, ...], classes: int) -> Network:
         made = factory(shape, classes)
-        return made if isinstance(made, Network) else Network(*made)
+        network = made if isinstance(made, Network) else Network(*made)
+        if any(map(is_lazy, network.state_dict().values())):
+            with torch.no_grad():  # lazy layers learn their sizes in the first call, and draw their weights there
+                logits_of(network.eval(), shape)
+        return network.train()
 
     def made_of(self: Model) -> tuple[Any, ...]:
         return factory, family_of

@@ -130,6 +130,10 @@ def usual(shape, classes):
     return around(nn.Sequential(nn.BatchNorm1d(5), drop, nn.LayerNorm(5), nn.Linear(5, 5), drop, *images))
 
 
+def lazy(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(5), nn.LazyBatchNorm1d()), nn.LazyLinear(classes)
+
+
 anonymous = lambda shape, classes: make(shape, classes)
 '''
 
@@ -254,6 +258,25 @@ def test_layers_that_do_what_no_seed_gives_are_refused_before_any_job(name: str,
 @pytest.mark.parametrize("name", ["usual", "still_attention"])
 def test_usual_layers_are_taken(name: str) -> None:
     config.parse({"model": {"name": f"own_models.{name}"}})
+
+
+def test_lazy_layers_have_their_sizes_before_a_model_is_made() -> None:
+    config.parse({"model": {"name": "own_models.lazy"}})
+    net = Net(lambda: found("lazy").build((1, 8, 8), 10))
+    model = net.fresh(1)
+    assert {name: tuple(value.shape) for name, value in model.items()} == {
+        "body.1.weight": (5, 64),
+        "body.1.bias": (5,),
+        "body.2.weight": (5,),
+        "body.2.bias": (5,),
+        "head.weight": (10, 5),
+        "head.bias": (10,),
+        "body.2.running_mean": (5,),
+        "body.2.running_var": (5,),
+    }
+    assert torch.equal(model["body.1.weight"], net.fresh(1)["body.1.weight"])
+    assert not torch.equal(model["body.1.weight"], net.fresh(2)["body.1.weight"])
+    assert torch.equal(model["body.2.running_mean"], torch.zeros(5))
 
 
 def test_a_dropout_layer_in_two_places_is_one_in_each() -> None:
