@@ -130,6 +130,7 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
 
     assert {line for line in commands("docs/install.md") if line not in ELSEWHERE} == {"make demo"}, "typed above"
     typist = Typist(clone, "docs/studies.md")
+    assert r"\toprule" in typist.next("fedpipe show --format latex")
     printed = typist.next("fedpipe run --params studies/gallery.yaml")
     assert "segment" not in jobs(printed), "studies share runs"
     assert "| feddw" in typist.next("fedpipe show --params studies/gallery.yaml")
