@@ -99,7 +99,7 @@ def again(run: Run, number: int, executor: Executor | None = None) -> Comparison
         names = sorted(name for name in old | new if not name.endswith(".json"))
         differ = [name for name in names if old.get(name) != new.get(name)]
         distance = _distance(run, copy, number) if differ else 0.0
-        if not distance:  # equal tensors; how they lay in memory may be in the bytes of files from before 0.2
+        if not distance:  # equal tensors: bytes of older files also tell how they lay in memory
             differ = [name for name in differ if not name.endswith(".pt")]
         return Comparison(number, run.checkpoint.sealed(number)["made_by"], run.made_by(), names, differ, distance)
 
