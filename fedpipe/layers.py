@@ -119,19 +119,27 @@ class BatchNorm(nn.Module):
 
     def _by_kernel(self, x: Tensor) -> Tensor:
         """Where nothing is padded: PyTorch's kernel, which moves copies of the running statistics."""
-        mean, variance = (self.running_mean.clone(), self.running_var.clone()) if self.track else (None, None)
+        mean, variance = (known.clone() for known in self._running()) if self.track else (None, None)
         y = F.batch_norm(x, mean, variance, self.weight, self.bias, True, self.momentum, self.eps)
         if mean is not None and variance is not None:
-            recorded = self._mode.recorded
-            recorded[f"{self._name}.running_mean"], recorded[f"{self._name}.running_var"] = mean, variance
+            self._keep(mean, variance)
         return y
 
     def _record(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         share = self.momentum * (count > 1).to(mean.dtype)
         unbiased = variance * count / (count - 1).clamp(min=1)
+        known_mean, known_variance = self._running()
+        self._keep(known_mean + share * (mean - known_mean), known_variance + share * (unbiased - known_variance))
+
+    def _running(self) -> tuple[Tensor, Tensor]:
+        """The statistics so far: those that an earlier call of this step has recorded, where there was one."""
         recorded = self._mode.recorded
-        recorded[f"{self._name}.running_mean"] = self.running_mean + share * (mean - self.running_mean)
-        recorded[f"{self._name}.running_var"] = self.running_var + share * (unbiased - self.running_var)
+        mean = recorded.get(f"{self._name}.running_mean", self.running_mean)
+        return mean, recorded.get(f"{self._name}.running_var", self.running_var)
+
+    def _keep(self, mean: Tensor, variance: Tensor) -> None:
+        recorded = self._mode.recorded
+        recorded[f"{self._name}.running_mean"], recorded[f"{self._name}.running_var"] = mean, variance
 
 
 class Dropout(nn.Module):
@@ -151,7 +159,7 @@ class Dropout(nn.Module):
         if self._mode.key is None:
             raise RuntimeError("a network with dropout was trained without a key for its noise")
         shape = (*x.shape[:2], *(1,) * (x.dim() - 2)) if self._whole else x.shape
-        key = self._mode.key + (self._index + AGAIN * self._mode.calls[self._index])
+        key = _mix(self._mode.key) + (self._index + AGAIN * self._mode.calls[self._index])  # keys of batches are a row
         self._mode.calls[self._index] += 1
         alone = key.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(key)
         stays = (uniform_in_parts if alone else uniform)(key, shape) >= self.p

@@ -47,6 +47,17 @@ def test_the_gradient_goes_through_the_batchs_statistics():
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("mask", [None, torch.ones(5, dtype=torch.float64)])
+def test_a_layer_that_is_called_twice_moves_its_statistics_twice(mask):
+    theirs, ours, mode = batchnorm()
+    first, second = torch.randn(2, 5, 3, 2, 2, dtype=torch.float64)
+    with mode.of(True, mask) as recorded:
+        ours(first), ours(second)
+    theirs(first), theirs(second)
+    torch.testing.assert_close(recorded["0.running_mean"], theirs.running_mean, rtol=1e-12, atol=0)
+    torch.testing.assert_close(recorded["0.running_var"], theirs.running_var, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("samples", [1, 3])
 def test_padding_counts_for_nothing(samples):
     _, ours, mode = batchnorm()
@@ -170,6 +181,18 @@ def test_two_dropouts_of_a_network_draw_other_numbers():
     with mode.of(True, key=torch.tensor(1)):
         first, second = ours[0](torch.ones(100)), ours[1](torch.ones(100))
     assert not torch.equal(first, second)
+
+
+def test_no_layer_has_in_a_batch_the_noise_that_another_has_in_the_next():
+    """Batches of an epoch have keys in a row, and so do a network's layers within one; transforms draw by the key."""
+    mode = Mode()
+    ours = functional(nn.Sequential(*(nn.Dropout(0.5) for _ in range(4))), mode, True)
+    seen = []
+    for key in map(torch.tensor, range(7, 12)):
+        seen.append(uniform(key, (100,)) >= 0.5)
+        with mode.of(True, key=key):
+            seen += [layer(torch.ones(100)) > 0 for _ in range(2) for layer in ours]
+    assert len({tuple(draws.tolist()) for draws in seen}) == 5 * (1 + 2 * 4)
 
 
 def test_a_dropout_that_is_called_twice_draws_other_numbers_each_time():
