@@ -283,6 +283,35 @@ def test_two_studies_at_once_share_what_is_there(clone: Clone, reference) -> Non
     assert clone.bits_of_runs() == reference(params)
 
 
+def test_many_runs_in_one_job_go_on_in_the_next(clone: Clone, reference) -> None:
+    """The script as shipped: runs side by side, SIGTERM as before the end of the job's time, the next job, the table."""
+    params = own_study("one", "two", "three")
+    clone.study(params)
+    said = clone.on_slurm("sbatch", "--time=600", "slurm/one-job.sh", "--params", "params.yaml")
+    job = re.search(r"Submitted batch job (\d+)", said)[1]
+
+    def log(number: int) -> str:
+        path = clone.folder / f"results/logs/one-job-{job}_{number}.log"
+        return path.read_text() if path.exists() else ""
+
+    def ended(number: int) -> bool:
+        return not clone.cluster.run("squeue", "-h", "-t", "PD,R,CG", "-j", f"{job}_{number}")
+
+    clone.until(lambda: len({label for label, _ in clone.rounds()}) == 3, "all three did a round at once")
+    (running,) = clone.cluster.jobs()
+    clone.cluster.run("scontrol", "update", f"JobId={running}", "TimeLimit=2")  # two minutes before the end are now
+    clone.until(lambda: ended(1), "the first job ended")
+    assert "this ended before all was done" in log(1)
+    assert all(STOPPED in clone.log(label) for label in ("one", "two", "three"))
+    done = clone.rounds()
+    clone.hurry()
+    clone.until(lambda: ended(3), "the second job did all, and the third had nothing to do")
+    assert "Finished" not in log(3)
+    assert clone.bits_of_runs() == reference(params)
+    assert done.items() <= clone.rounds().items()
+    assert all(f"| {label} " in (clone.folder / "results/tables/results.md").read_text() for label in params["algorithms"])
+
+
 def submissions(said: str) -> int:
     return len(re.findall(r"has been submitted with SLURM jobid", said))
 
