@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from fedpipe import __version__, artifacts
 from fedpipe.artifacts import PAPER, PARAMS, RunFiles, StudyFiles
 from fedpipe.errors import ArtifactError, SettingsError, UserError, nearest, sentences
-from fedpipe.planned import Plan
+from fedpipe.planned import AT_ONCE, Plan
 
 if TYPE_CHECKING:
     from fedpipe import registry
@@ -98,6 +98,7 @@ def plan(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the settings and show the runs; write nothing.")
     ] = False,
+    at_once: Annotated[int | None, typer.Option(envvar=AT_ONCE, hidden=True)] = None,
 ) -> None:
     """Check params.yaml, or another study, or all in a folder, and write the plan: runs, keys, jobs."""
     from fedpipe import changes, project
@@ -109,6 +110,8 @@ def plan(
     found = artifacts.studies(params)
     several = len(found) > 1
     plans = [_planned(path, scale, several) for path in found]
+    if at_once:
+        _refuse_long(plans[0], at_once)
     for made in plans:
         which = f"{made.params}: " if several else ""
         for sentence in changes.told(made):
@@ -167,14 +170,15 @@ def run(
     if any(word.startswith(("--config", "-C")) for word in further):
         raise SettingsError("--config can't be used here; another study is named by --params, and its file says all.")
     snakemake = _snakemake()
+    told = {}
     if not (yes or dry_run) and _runs_here(profile):
         cores = re.search(r"(?<!\S)(?:--cores|-c)[ =]?(\d+)", " ".join(further))
-        _refuse_long(params, scale, _at_once(profile, int(cores[1]) if cores else jobs))
+        told[AT_ONCE] = str(_at_once(profile, int(cores[1]) if cores else jobs))
     all_of_it = _everything(artifacts.study(params), scale)
     limit = [] if jobs is None else ["--cores" if _runs_here(profile) else "--jobs", str(jobs)]
     command = [snakemake, *all_of_it, "--profile", profile, *(["-n"] if dry_run else []), *limit, *further]
     typer.echo(shlex.join(command), err=True)
-    os.execvp(command[0], command)
+    os.execvpe(command[0], command, os.environ | told)
 
 
 @app.command(rich_help_panel=PEOPLE)
@@ -650,16 +654,16 @@ def _snakemake() -> str:
     return str(beside) if beside.is_file() and not (found and beside.samefile(found)) else "snakemake"
 
 
-def _refuse_long(params: Path, scale: str, at_once: int) -> None:
+def _refuse_long(made: NewPlan, at_once: int) -> None:
     """Refuse a study that would keep this machine busy for more than a day."""
     from fedpipe import plan as planning
     from fedpipe.report import forecast
 
-    found = forecast.forecast(planning.make(params, scale), cores=at_once)
+    found = forecast.forecast(made, cores=at_once)
     if found.seconds > forecast.DAY:
-        others = [other for other in planning.scales(params) if other not in {scale, PAPER}]
+        others = [other for other in planning.scales(made.params) if other not in {made.scale, PAPER}]
         smaller = f", --scale {' or '.join(others)} for a smaller one" if others else ""
-        raise SettingsError(f"{params}: {found} Type --yes to start it{smaller}, or --profile for a cluster.")
+        raise SettingsError(f"{made.params}: {found} Type --yes to start it{smaller}, or --profile for a cluster.")
 
 
 def _runs_here(profile: str) -> bool:

@@ -31,6 +31,10 @@ Statistic = Literal[
     "difference",
 ]
 
+#: In the environment of what `fedpipe run` starts on this machine: how many runs go on at once. While some are missing,
+#: a plan is made anew, and refused if they would take more than a day.
+AT_ONCE = "FEDPIPE_AT_ONCE"
+
 LABEL = r"[a-z][a-z0-9_]*"  #: of an algorithm
 KIND = r"[a-z][a-z-]*"  #: of a probe
 KEY = r"[0-9a-f]{12}"  #: of a run or partition

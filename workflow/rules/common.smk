@@ -113,11 +113,18 @@ def stale(path):
         return True
 
 
+def unforeseen():
+    """Whether the study may start only if it takes no more than a day, and runs of it are missing."""
+    return planned.AT_ONCE in os.environ and not all(
+        joined.marker.is_file() for joined in Plan.read(FILES[STUDY].plan).joined
+    )
+
+
 def outdated():
     """Whether a study has no plan, or a stale one; where data may have come meanwhile, all are planned again."""
     if not workflow.is_main_process:
         return not all(files.plan.is_file() for files in FILES.values())
-    return TOGETHER or any(map(stale, FILES))
+    return TOGETHER or any(map(stale, FILES)) or unforeseen()
 
 
 # Jobs of this machine share one import of PyTorch, see fedpipe/local.py; not those that run here beside submitted ones.
