@@ -243,14 +243,6 @@ def build(
         The name or a parameter is unknown, of the wrong type or out of range; the sentence begins with its key.
     """
     found, key = find(kind, name, key), key or kind.section
-    if kind.functions and _is_function(name):
-        common = {field.name for field in parameters_of(found)}
-        if own := [field for field in parameters if field not in common]:
-            base = f"{_base(kind).__module__}.{_base(kind).__qualname__}"
-            raise SettingsError(
-                f"{key}.{own[0]}: '{name}' is a function, which takes no parameters; a class that derives from {base} "
-                "has them."
-            )
     if kind is ALGORITHM:
         found = _dw().chosen(found, parameters, key)
         parameters = {field: value for field, value in parameters.items() if (field, value) != ("dw", None)}
@@ -261,11 +253,6 @@ def build(
         known = [*beside, *(field.name for field in parameters_of(documented(kind, found)))]
         raise SettingsError("\n".join(sentences(error, dict(parameters), key, lambda _: known))) from None
     return made
-
-
-def _is_function(name: str) -> bool:
-    module, _, own = name.rpartition(".")
-    return bool(module) and inspect.isfunction(getattr(importlib.import_module(module), own))
 
 
 def documented(kind: Kind, component: type[Component]) -> type[Component]:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from inspect import Parameter
+from typing import Any, get_type_hints
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedpipe.errors import SettingsError
-from fedpipe.models._steady import logits_of
+from fedpipe.models._steady import logits_of, once
 from fedpipe.models.base import Model, Network
 
-Factory = Callable[[tuple[int, ...], int], Network | tuple[nn.Module, nn.Module]]
+Factory = Callable[..., Network | tuple[nn.Module, nn.Module]]
 
 
 @functools.cache
@@ -26,14 +28,25 @@ def family_of(factory: Factory) -> type[Model]:
     ----------
     factory
         Takes the shape of the inputs and the number of classes C; returns a body, which turns inputs of shape
-        (B, *shape) into features of shape (B, d), and a head, which turns features into C logits.
-    """
+        (B, *shape) into features of shape (B, d), and a head, which turns features into C logits. What it takes beside
+        these two are parameters of the model, typed as it says, or as their defaults are.
 
+    Raises
+    ------
+    SettingsError
+        A parameter has the name of something that every model has, or a default that can change.
+    """
+    fields = _fields(factory)
+
+    def make(self: Model, shape: tuple[int, ...], classes: int) -> Any:
+        return factory(shape, classes, **{name: getattr(self, name) for name, _, _ in fields})
+
+    @once
     def check(self: Model, shape: tuple[int, ...], classes: int) -> None:
-        _try(factory, shape, classes)
+        _try(_name(factory), lambda: make(self, shape, classes), shape, classes)
 
     def build(self: Model, shape: tuple[int, ...], classes: int) -> Network:
-        made = factory(shape, classes)
+        made = make(self, shape, classes)
         network = made if isinstance(made, Network) else Network(*made)
         if any(map(is_lazy, network.state_dict().values())):
             with torch.no_grad():  # lazy layers learn their sizes in the first call, and draw their weights there
@@ -43,13 +56,39 @@ def family_of(factory: Factory) -> type[Model]:
     def made_of(self: Model) -> tuple[Any, ...]:
         return factory, family_of
 
-    own = {"__module__": factory.__module__, "__qualname__": factory.__qualname__, "__doc__": factory.__doc__}
-    found = type(factory.__name__, (Model,), {**own, "check": check, "build": build, "made_of": made_of})
-    return dataclass(frozen=True, kw_only=True)(found)
+    told: dict[str, Any] = {name: getattr(factory, name) for name in ("__module__", "__qualname__", "__doc__")}
+    own: dict[str, Any] = {"check": check, "build": build, "made_of": made_of}
+    return dataclasses.make_dataclass(
+        factory.__name__, fields, bases=(Model,), namespace=told | own, frozen=True, kw_only=True
+    )
 
 
-@functools.cache
-def _try(factory: Factory, shape: tuple[int, ...], classes: int) -> None:
+def _fields(factory: Factory) -> list[tuple[str, Any, Any]]:
+    """What a function takes beside shape and classes: names, types and defaults, as dataclasses want them."""
+    try:
+        types = get_type_hints(factory, include_extras=True)
+    except Exception as error:  # an annotation may be anything
+        raise SettingsError(f"model.name: the annotations of '{_name(factory)}' can't be read ({error}).") from error
+    fields = []
+    for parameter in list(inspect.signature(factory).parameters.values())[2:]:
+        if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+            continue
+        place, default = f"'{_name(factory)}' has a parameter '{parameter.name}'", parameter.default
+        if parameter.name in {*dir(Model), *(field.name for field in dataclasses.fields(Model)), "name", "code"}:
+            raise SettingsError(f"model.name: {place}, which means something else for every model; rename it.")
+        if isinstance(default, (list, dict, set)):
+            raise SettingsError(f"model.name: {place} whose default is a {type(default).__name__}; use a tuple.")
+        required = default is Parameter.empty
+        type_ = types.get(parameter.name, Any if required or default is None else type(default))
+        fields.append((parameter.name, type_, dataclasses.field() if required else dataclasses.field(default=default)))
+    return fields
+
+
+def _name(factory: Factory) -> str:
+    return f"{factory.__module__}.{factory.__qualname__}"
+
+
+def _try(name: str, make: Callable[[], Any], shape: tuple[int, ...], classes: int) -> None:
     """Make one network before any job does.
 
     Raises
@@ -57,10 +96,9 @@ def _try(factory: Factory, shape: tuple[int, ...], classes: int) -> None:
     SettingsError
         The function fails, or returns something else than a body and a head that turn such inputs into C logits.
     """
-    name = f"{factory.__module__}.{factory.__qualname__}"
     try:
         with torch.random.fork_rng(devices=[]):
-            made = factory(shape, classes)
+            made = make()
     except Exception as error:  # it is the user's own code
         raise SettingsError(
             f"model.name: '{name}' fails for inputs of shape {shape} and {classes} classes "

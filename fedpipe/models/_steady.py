@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,24 @@ from fedpipe.errors import SettingsError
 from fedpipe.layers import Mode, functional
 from fedpipe.models.base import Model, Network
 
+Check = Callable[[Model, tuple[int, ...], int], None]
 
-@functools.cache
+
+def once(check: Check) -> Check:
+    """Let a check of a model be made once for the same parameters, which may be lists, and the same inputs."""
+    passed = set()
+
+    @functools.wraps(check)
+    def checked(family: Model, shape: tuple[int, ...], classes: int) -> None:
+        what = type(family), repr(family), shape, classes
+        if what not in passed:
+            check(family, shape, classes)
+            passed.add(what)
+
+    return checked
+
+
+@once
 def refuse_unsteady(family: Model, shape: tuple[int, ...], classes: int) -> None:
     """Refuse networks whose results would hang on more than their run's settings.
 

@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from fedpipe.models.base import Model, Net, Network
 OWN = '''
 from dataclasses import dataclass
 from math import prod
+from typing import Annotated
 
+from pydantic import Field
 from torch import nn
 
 from fedpipe.models.base import Model, Network
@@ -50,6 +53,43 @@ def other_features(shape, classes):
 
 def of_words(shape, classes):
     return nn.Sequential(nn.Embedding(10, 4), nn.Flatten()), nn.Linear(4 * shape[0], classes)
+
+
+def sized(shape, classes, width: Annotated[int, Field(gt=0)] = 8, *, act="relu", p=0.0):
+    """A layer with parameters."""
+    hidden = nn.Linear(prod(shape), width), {"relu": nn.ReLU, "tanh": nn.Tanh}[act](), nn.Dropout(p)
+    return nn.Sequential(nn.Flatten(), *hidden), nn.Linear(width, classes)
+
+
+def needed(shape, classes, width: int):
+    return sized(shape, classes, width)
+
+
+def weighted(shape, classes, weights=3):
+    return make(shape, classes)
+
+
+def mutable(shape, classes, widths=[5]):
+    return make(shape, classes)
+
+
+def misspelled(shape, classes, width: "itn" = 5):
+    return make(shape, classes)
+
+
+def listed(shape, classes, widths: list[int] = (5,)):
+    sizes = [prod(shape), *widths]
+    return nn.Sequential(nn.Flatten(), *map(nn.Linear, sizes, widths)), nn.Linear(sizes[-1], classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed(Model):
+    """Layers of several widths."""
+
+    widths: list[int]
+
+    def build(self, shape, classes):
+        return Network(*listed(shape, classes, self.widths))
 
 
 class Of:
@@ -148,8 +188,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("own_models", None)
 
 
-def found(name: str) -> Model:
-    made = registry.build(registry.MODEL, f"own_models.{name}", {})
+def found(name: str, **parameters: Any) -> Model:
+    made = registry.build(registry.MODEL, f"own_models.{name}", parameters)
     assert isinstance(made, Model)
     return made
 
@@ -191,11 +231,6 @@ def test_what_it_is_can_be_asked() -> None:
     assert [field.name for field in registry.parameters_of(type(found("make")))] == ["weights", "sha256"]
     assert registry.is_a(registry.MODEL, "own_models.make")
     assert not registry.is_a(registry.ALGORITHM, "own_models.make")
-
-
-def test_a_function_has_no_parameters() -> None:
-    with pytest.raises(SettingsError, match=r"^model\.width: "):
-        registry.build(registry.MODEL, "own_models.make", {"width": 3})
 
 
 @pytest.mark.parametrize("name", ["Of", "anonymous", "OWN"])
@@ -317,13 +352,52 @@ def test_a_module_that_fails_as_it_is_imported_is_told_in_a_sentence(text: str, 
     )
 
 
-def test_a_function_takes_no_parameters() -> None:
+def test_what_a_function_takes_beside_shape_and_classes_are_parameters() -> None:
+    wide, usual = found("sized", width=3, act="tanh"), found("sized")
+    body = wide.build((9,), 2).body
+    assert [tuple(value.shape) for value in body.state_dict().values()] == [(3, 9), (3,)]
+    assert isinstance(body[2], torch.nn.Tanh)
+    one, other = (registry.described(registry.MODEL, made) for made in (wide, usual))
+    assert other.items() >= {"width": 8, "act": "relu", "p": 0.0}.items()
+    assert one == other | {"width": 3, "act": "tanh"}
+    assert registry.restored(registry.MODEL, one) == wide
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"name": "sized", "width": "wide"}, "model.width: 'wide' can't be used; it should be a valid integer."),
+        ({"name": "sized", "width": 0}, "model.width: 0 can't be used; it should be greater than 0."),
+        ({"name": "sized", "p": True}, "model.p: true can't be used; it should be a valid number."),
+        ({"name": "sized", "witdh": 3}, "model.witdh: unknown key; did you mean 'width'?"),
+        ({"name": "make", "width": 64}, "model.width: unknown key; did you mean 'weights'?"),
+        ({"name": "needed"}, "model.width: missing; it must be given."),
+        (
+            {"name": "weighted"},
+            "model.name: 'own_models.weighted' has a parameter 'weights', which means something else for every model; "
+            "rename it.",
+        ),
+        (
+            {"name": "mutable"},
+            "model.name: 'own_models.mutable' has a parameter 'widths' whose default is a list; use a tuple.",
+        ),
+        (
+            {"name": "misspelled"},
+            "model.name: the annotations of 'own_models.misspelled' can't be read (name 'itn' is not defined).",
+        ),
+    ],
+)
+def test_what_a_function_can_not_take_is_one_sentence(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError) as refused:
-        config.parse({"model": {"name": "own_models.make", "width": 64}})
-    assert str(refused.value) == (
-        "model.width: 'own_models.make' is a function, which takes no parameters; a class that derives from "
-        "fedpipe.models.base.Model has them."
-    )
+        config.parse({"model": settings | {"name": f"own_models.{settings['name']}"}})
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize("name", ["listed", "Listed"])
+def test_parameters_may_be_lists(name: str) -> None:
+    params = config.parse({"model": {"name": f"own_models.{name}", "widths": [5, 6]}})
+    shapes = [tuple(value.shape) for value in params.model.build((9,), 2).state_dict().values()]
+    assert shapes == [(5, 9), (5,), (6, 5), (6,), (2, 6), (2,)]
 
 
 def test_the_check_leaves_global_generators_alone() -> None:
