@@ -52,9 +52,7 @@ lint: setup
 
 # Files generated from the code: run this after a change of a component's parameters or docstring.
 docs: setup
-	for page in settings algorithms datasets partitions models; do fedpipe docs $$page > docs/$$page.md; done
-	fedpipe schema > params.schema.json
-	fedpipe docs plots > .dvc/plots/page.html
+	fedpipe docs
 
 # The documentation as a site, in site/; a link that leads nowhere fails.
 docs-site: setup

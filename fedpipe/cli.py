@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import json
 import os
 import re
 import shlex
@@ -569,14 +568,20 @@ def describe(
 
 @app.command(rich_help_panel=GENERATED)
 def docs(
-    page: Annotated[str, typer.Argument(help="settings, algorithms, datasets, models, partitions or plots.")],
+    page: Annotated[
+        str | None, typer.Argument(help="settings, algorithms, datasets, models, partitions or plots.")
+    ] = None,
 ) -> None:
     """Print all keys of params.yaml, or all components of a kind, as a page of Markdown: docs/PAGE.md.
 
-    `plots` is the page of DVC's plots instead, with the libraries that draw them: .dvc/plots/page.html.
+    `plots` is the page of DVC's plots instead, with the libraries that draw them: .dvc/plots/page.html. Without a page
+    all of them are written into the clone, and params.schema.json, too.
     """
     from fedpipe import documentation
 
+    if page is None:
+        documentation.write()
+        return
     pages = {"settings": documentation.settings, "plots": documentation.plots_page}
     typer.echo(pages[page]() if page in pages else documentation.markdown(_kind(page)), nl=False)
 
@@ -641,9 +646,9 @@ def check(
 @app.command(rich_help_panel=GENERATED)
 def schema() -> None:
     """Print the JSON Schema of params.yaml, for editors."""
-    from fedpipe import config
+    from fedpipe import documentation
 
-    typer.echo(json.dumps(config.json_schema(), indent=1))
+    typer.echo(documentation.schema(), nl=False)
 
 
 def _snakemake() -> str:

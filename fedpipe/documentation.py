@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from fedpipe import code, config, equations, registry
+from fedpipe import artifacts, code, config, equations, registry
+from fedpipe.errors import SettingsError
 from fedpipe.registry import Component, Kind
 
 #: What of Snakemake's assets has no part in Vega.
@@ -47,6 +48,27 @@ PLOTS_PAGE = """\
 """
 
 HEADING = re.compile(r"^(\w[\w ]*)\n-+\n", re.M)  #: of a numpydoc section
+
+
+def write() -> None:
+    """Write all that is generated into the clone in whose folder this is called.
+
+    Raises
+    ------
+    SettingsError
+        This is no clone's folder.
+    """
+    if not Path("docs").is_dir():
+        raise SettingsError("docs: there is no such folder here; type this in the folder of a clone.")
+    pages = {Path(f"docs/{kind.plural}.md"): markdown(kind) for kind in registry.KINDS}
+    pages |= {Path("docs/settings.md"): settings(), Path("params.schema.json"): schema()}
+    for path, text in (pages | {Path(".dvc/plots/page.html"): plots_page()}).items():
+        artifacts.write_bytes(path, text.encode())
+
+
+def schema() -> str:
+    """The JSON Schema of params.yaml."""
+    return json.dumps(config.json_schema(), indent=1) + "\n"
 
 
 def markdown(kind: Kind) -> str:

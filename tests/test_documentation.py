@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedpipe import config, documentation, registry
+from fedpipe.errors import SettingsError
 from fedpipe.registry import Component
 
 ROOT = Path(__file__).parent.parent
@@ -56,6 +57,20 @@ def test_the_page_of_settings_is_up_to_date_and_has_every_key() -> None:
             told = f"`{own}` names one of" if name == "dataset" and own == "name" else f"| `{key.alias or own}` |"
             assert f"\n{told}" in section, f"{name}.{own}"
     assert [line for line in page.splitlines() if line.startswith("| `") and line.endswith("|  |")] == []
+
+
+def test_generated_files_are_written_into_a_clone_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=r"^docs: there is no such folder here"):
+        documentation.write()
+    (tmp_path / "docs").mkdir()
+    documentation.write()
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) == 7
+    for path in written:
+        assert path.read_bytes() == (ROOT / path.relative_to(tmp_path)).read_bytes(), "type `make docs`"
 
 
 @pytest.mark.parametrize("kind", registry.KINDS, ids=lambda kind: kind.plural)
