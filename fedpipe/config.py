@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -123,6 +124,22 @@ class Method(Section):
     shown: Protocol | None = Field(
         None, description="The protocol by which the table shows this method; the study's first, where none is given."
     )
+    title: str | None = Field(
+        None,
+        description="What tables and figures call this method, as `cwFedAvg (λ = 10)`; by default its label.",
+    )
+
+    @field_validator("title")
+    @classmethod
+    def _a_line(cls, title: str | None) -> str | None:
+        if title is not None and (
+            not title or not title.isprintable() or title != " ".join(title.split()) or title[0] == "_" or "|" in title
+        ):
+            raise ValueError(
+                f"{title!r} can't be used; it should be a line of text with single spaces, without '|', and not begin "
+                "with '_'."
+            )
+        return title
 
     @field_validator("settings")
     @classmethod
@@ -141,7 +158,7 @@ class Method(Section):
         return settings
 
 
-OF_METHODS = tuple(str(field.alias or name) for name, field in Method.model_fields.items())  #: with, shown
+OF_METHODS = tuple(str(field.alias or name) for name, field in Method.model_fields.items())  #: with, shown, title
 
 
 def method(settings: Any, label: str) -> Method:
@@ -170,7 +187,14 @@ def _algorithm(entry: Any, label: str) -> Component:
         return entry
     if isinstance(entry, Mapping):
         entry = {name: value for name, value in entry.items() if name not in OF_METHODS}
-    return registry.parsed(registry.ALGORITHM, entry, label, OF_METHODS)
+    made = registry.parsed(registry.ALGORITHM, entry, label, OF_METHODS)
+    for field in registry.parameters_of(type(made)):
+        if field.name in OF_METHODS:
+            raise SettingsError(
+                f"algorithms.{label}.{field.name}: it is a key of every method, so that {type(made).__qualname__}'s "
+                "field of that name could never be set; the field should have another name."
+            )
+    return made
 
 
 def _entries(entries: dict[str, Any]) -> dict[str, Component]:
@@ -1049,6 +1073,12 @@ class Params(Section):
                 known = list(self.study.grid)
                 raise SettingsError(f"report.best_over: '{name}' is not in study.grid; {nearest(name, known)}")
         self._validated()
+        titles = {label: title for label in self.study.algorithms if (title := method(given, label).title)}
+        for (label, title), other in itertools.product(titles.items(), self.study.algorithms):
+            if other != label and title == titles.get(other, other):
+                raise SettingsError(
+                    f"algorithms.{label}.title: {title!r} is what tables call {other}; each method should have another."
+                )
         for label in self.study.algorithms:
             shown = method(given, label).shown
             chosen = validating(shown or self.evaluation.protocols[0])

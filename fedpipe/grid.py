@@ -143,8 +143,10 @@ def _check(name: str, key: str, raw: dict[str, Any], study: Params) -> None:
     fixed = next((section for section in FIXED if within(key, section) or within(section, key)), None)
     if fixed:
         raise SettingsError(f"{where}: '{key}' can't be varied, since {fixed} is one for the whole study.")
-    if within(key, "algorithms") and key.endswith(".shown"):
-        raise SettingsError(f"{where}: '{key}' can't be varied, since a table shows a method by one protocol.")
+    if within(key, "algorithms") and key.endswith((".shown", ".title")):
+        raise SettingsError(
+            f"{where}: '{key}' can't be varied, since a table shows a method by one protocol and under one title."
+        )
     if key in WHOLE:
         raise SettingsError(
             f"{where}: '{key}' can't be varied as a whole, since all of its keys that are not given would have their "

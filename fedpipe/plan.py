@@ -209,6 +209,7 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
         keep_models=study.artifacts.keep_models,
         report=Reported(**study.report.model_dump()),
         probes=probes,
+        titles={label: title for label in study.study.algorithms if (title := config.method(raw, label).title)},
         settings=draft.settings,
         texts=draft.texts,
         samples=draft.samples,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -211,6 +211,11 @@ class Plan:
     keep_models: str | int  #: see `artifacts.keep_models`
     report: Reported
     probes: tuple[PlannedProbe, ...] = ()
+    titles: dict[str, str] = field(default_factory=dict)  #: by label what tables and figures call a method, if not that
+
+    def title(self, label: str) -> str:
+        """What tables and figures call a method."""
+        return self.titles.get(label, label)
 
     @property
     def study(self) -> StudyFiles:
@@ -293,6 +298,7 @@ class Plan:
             "artifacts": {"keep_models": self.keep_models},
             "report": self.report.held(),
             "probes": [probe.held() for probe in self.probes],
+            **({"titles": self.titles} if self.titles else {}),  # else a plan is as it was before
         }
 
     def write(self) -> None:
@@ -345,6 +351,7 @@ class Plan:
             keep_models=held["artifacts"]["keep_models"],
             report=Reported.of(held["report"]),
             probes=tuple(map(PlannedProbe.of, held["probes"])),
+            titles=dict(held.get("titles", {})),
         )
         _refuse_others(LABEL, [plan.scale, *plan.algorithms])
         _refuse_others(KEY, [*plan.partitions, plan.shared])
@@ -357,6 +364,7 @@ class Plan:
         whole &= all(run.rounds == max(plan.lengths.get(run.path, (0,))) for run in plan.runs)
         whole &= all(cell.grid.keys() <= plan.grid.keys() for cell in plan.cells) and bool(plan.protocols)
         whole &= plan.shown.keys() <= set(plan.algorithms) and set(plan.shown.values()) <= set(plan.protocols)
+        whole &= plan.titles.keys() <= set(plan.algorithms) and all(type(name) is str for name in plan.titles.values())
         whole &= set(plan.report.best_over) <= plan.grid.keys()
         whole &= set(plan.report.statistics) <= set(get_args(Statistic))
         whole &= plan.report.target is None or 0 < plan.report.target <= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,6 +14,7 @@ import yaml
 
 from fedpipe import artifacts, config, registry
 from fedpipe import plan as planning
+from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.errors import SettingsError
 from tests import studies
 from tests.pages import PAGES, blocks
@@ -29,6 +31,13 @@ JARGON = re.compile(r"Tuple|String|Keys|literal\[|constrained|\[key\]|\binstance
 def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Titled(FedAvg):
+    """An algorithm with a parameter of a name that is taken."""
+
+    title: str = ""
 
 
 def study(**values: Any) -> dict[str, Any]:
@@ -63,7 +72,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "hyper-parameter-of-none",
         {"algorithms": {"fedavg": {"mu": 1}}},
-        "algorithms.fedavg.mu: unknown key; it should be one of: with, shown, dw.",
+        "algorithms.fedavg.mu: unknown key; it should be one of: with, shown, title, dw.",
     ),
     # types
     (
@@ -437,7 +446,47 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "shown-in-the-grid",
         {"study__grid": {"algorithms.fedavg.shown": ["global-on-global", "personal-on-local"]}},
-        "study.grid: 'algorithms.fedavg.shown' can't be varied, since a table shows a method by one protocol.",
+        "study.grid: 'algorithms.fedavg.shown' can't be varied, since a table shows a method by one protocol "
+        "and under one title.",
+    ),
+    (
+        "title-in-the-grid",
+        {"study__grid": {"axis": {"a": {"algorithms.fedavg.title": "FedAvg"}}}},
+        "study.grid.axis: 'algorithms.fedavg.title' can't be varied, since a table shows a method by one protocol and "
+        "under one title.",
+    ),
+    *[
+        (
+            f"title-{number}",
+            {"algorithms__fedavg": {"title": title}},
+            f"algorithms.fedavg.title: {title!r} can't be used; it should be a line of text with single spaces, "
+            "without '|', and not begin with '_'.",
+        )
+        for number, title in enumerate(["", "a|b", "two\nlines", " FedAvg", "Fed  Avg", "_fedavg", "bell\a"])
+    ],
+    (
+        "title-no-text",
+        {"algorithms__fedavg": {"title": 10}},
+        "algorithms.fedavg.title: 10 can't be used; it should be a name.",
+    ),
+    (
+        "title-twice",
+        {
+            "algorithms": {"fedavg": {"title": "A"}, "fedprox": {}, "moon": {"title": "A"}},
+            "study__algorithms": ["fedavg", "fedprox", "moon"],
+        },
+        "algorithms.fedavg.title: 'A' is what tables call moon; each method should have another.",
+    ),
+    (
+        "title-as-a-label",
+        {"algorithms": {"fedavg": {}, "fedprox": {"title": "fedavg"}}, "study__algorithms": ["fedavg", "fedprox"]},
+        "algorithms.fedprox.title: 'fedavg' is what tables call fedavg; each method should have another.",
+    ),
+    (
+        "title-of-an-own-hyper-parameter",
+        {"algorithms": {"fedavg": {}, "titled": {"algorithm": "tests.test_config.Titled", "title": "FedAvg"}}},
+        "algorithms.titled.title: it is a key of every method, so that Titled's field of that name could never be set; "
+        "the field should have another name.",
     ),
     (
         "best-over-what-is-not-varied",

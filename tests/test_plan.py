@@ -21,6 +21,7 @@ from fedpipe import plan as planning
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.plan import NewPlan, Settings
 from fedpipe.planned import Jobs, Plan, Reported
+from fedpipe.stages import report
 from tests import studies
 
 OWN = '''
@@ -374,6 +375,25 @@ def test_by_which_protocol_a_method_is_shown_is_in_no_key() -> None:
     made = make(settings)
     assert made.shown == {"fedprox": "personal-on-local"}
     assert [run.key for run in made.runs] == [run.key for run in make(study(("fedavg", "fedprox"))).runs]
+
+
+def test_what_a_method_is_called_is_in_no_key_and_makes_tables_anew() -> None:
+    settings = study(("fedavg", "fedprox"))
+    plain = make(settings)
+    settings["algorithms"]["fedprox"] = {"title": "FedProx (μ = 0.01)"}
+    made = make(settings)
+    assert [made.title(label) for label in made.algorithms] == ["fedavg", "FedProx (μ = 0.01)"]
+    assert (made.runs, made.cells, made.texts) == (plain.runs, plain.cells, plain.texts)
+    assert report.said(made) != report.said(plain)
+    planning.write(made)
+    assert Plan.read(made.study.plan).titles == made.titles
+    assert "titles" not in plain.held(), "the tables of studies without any stay as they are"
+
+
+def test_titles_of_methods_that_are_not_compared_may_be_alike() -> None:
+    settings = study(("fedavg", "fedprox"))
+    settings["algorithms"] |= {"fedprox": {"title": "FedProx"}, "mild": {"algorithm": "fedprox", "title": "FedProx"}}
+    assert make(settings).titles == {"fedprox": "FedProx"}
 
 
 SCALED = {

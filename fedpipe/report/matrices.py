@@ -35,10 +35,9 @@ def chosen(plan: Plan) -> dict[str, Chosen]:
     for name in dict.fromkeys(names):
         own = (cell for cell in plan.cells if cell.algorithm == name)
         cell = next(cell for cell in own if kept is None or (name, *results.point(plan, cell).values()) in kept)
-        point = results.label(results.point(plan, cell))
         measured = _measured(cell.joined)
         if measured and len(found) < 2:
-            found[f"{name} ({point})" if point else name] = Chosen(cell, measured)
+            found[results.line(name, results.point(plan, cell))] = Chosen(cell, measured)
     return found
 
 

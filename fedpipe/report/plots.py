@@ -1,7 +1,7 @@
 """Numbers of the plots that DVC draws and compares across commits and experiments: one tidy CSV a plot.
 
 Templates of the plots lie in ``.dvc/plots``. A column ``line`` names algorithm and grid point, since no template knows
-a study's grid.
+a study's grid. It has the method's label, which stays the same from commit to commit, and not its title.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def learning(plan: Plan) -> pd.DataFrame:
     frame = curves.curves(plan)
     points = frame[list(plan.grid)].to_dict("records")
     lines = [
-        line(algorithm, {str(name): str(value) for name, value in point.items()})
+        results.line(algorithm, {str(name): str(value) for name, value in point.items()})
         for algorithm, point in zip(frame["algorithm"], points, strict=True)
     ]
     frame.insert(0, "line", lines)
@@ -48,7 +48,7 @@ def clients(plan: Plan) -> pd.DataFrame:
         frame = artifacts.frame(artifacts.read_joined(cell.joined.metrics))
         frame = frame[(frame["client"] >= 0) & (frame["total"] > 0)]
         frame = frame[frame["round"] == frame.groupby("protocol")["round"].transform("max")]
-        names: dict[str, Any] = {"line": line(cell.algorithm, results.point(plan, cell)), "seed": cell.seed}
+        names: dict[str, Any] = {"line": results.line(cell.algorithm, results.point(plan, cell)), "seed": cell.seed}
         found = frame.assign(**names, samples=frame["total"], accuracy=100 * frame["correct"] / frame["total"])
         frames.append(found[["line", "seed", "protocol", "client", "samples", "accuracy"]])
     made: pd.DataFrame = pd.concat(frames, ignore_index=True)
@@ -92,9 +92,3 @@ def partitions(plan: Plan) -> pd.DataFrame:
                 if samples:
                     rows.append({"partition": name, "client": client, "class": label, "samples": int(samples)})
     return pd.DataFrame(rows)
-
-
-def line(algorithm: str, point: dict[str, str]) -> str:
-    """Algorithm and grid point in words, as ``feddw (alpha=0.1)``."""
-    told = results.label(point)
-    return f"{algorithm} ({told})" if told else algorithm

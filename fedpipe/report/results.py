@@ -46,6 +46,12 @@ def label(point: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in zip(short(point), point.values(), strict=True) if value)
 
 
+def line(name: str, point: Mapping[str, str]) -> str:
+    """Algorithm and grid point in words, as ``feddw (alpha=0.1)``."""
+    told = label(point)
+    return f"{name} ({told})" if told else name
+
+
 def load(plan: Plan) -> pd.DataFrame:
     """Accuracies of all cells.
 

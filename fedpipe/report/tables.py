@@ -139,7 +139,7 @@ def parts(plan: Plan, table: pd.DataFrame) -> list[str | Shown]:
         algorithm, *point = key
         rows.append(
             {
-                "algorithm": algorithm,
+                "algorithm": plan.title(str(algorithm)),
                 **dict(zip(results.short(plan.grid), (value or DASH for value in point), strict=True)),
                 **seeds.get(key, {}),
                 **_by_own_protocol(plan, cells),
@@ -248,7 +248,8 @@ def edges(plan: Plan, table: pd.DataFrame) -> list[str]:
                 own = [row for row in rows if row["algorithm"] == algorithm]
                 at = [row for row in own if row[name] == value]
                 points = [results.label({key: "" if key in over else row[key] for key in plan.grid}) for row in at]
-                methods += [algorithm] if at and at == own else [f"{algorithm} ({point})" for point in points]
+                title = plan.title(algorithm)
+                methods += [title] if at and at == own else [f"{title} ({point})" for point in points]
             if methods:
                 found.append((", ".join(methods), value))
         if found:
@@ -316,7 +317,7 @@ def _statistics(plan: Plan, kept: list[tuple[Hashable, ...]]) -> list[str | Show
         "balanced_accuracy": "balanced accuracy",
         "rounds_to_target": f"rounds to {share}",
         "bytes_to_target": f"bytes to {share}",
-        "difference": f"− {report.baseline}",
+        "difference": f"− {plan.title(str(report.baseline))}",
     }
     rows = []
     for key in kept:
@@ -324,7 +325,7 @@ def _statistics(plan: Plan, kept: list[tuple[Hashable, ...]]) -> list[str | Show
         protocol = plan.shown.get(algorithm, first)
         rows.append(
             {
-                "algorithm": algorithm,
+                "algorithm": plan.title(algorithm),
                 **dict(zip(results.short(plan.grid), (value or DASH for value in point), strict=True)),
                 **({"protocol": protocol} if plan.shown else {}),
                 **{heads[name]: _statistic(plan, found.get((*key, protocol, name))) for name in report.statistics},
@@ -343,7 +344,8 @@ def _statistics(plan: Plan, kept: list[tuple[Hashable, ...]]) -> list[str | Show
     if {*statistics.TO_TARGET} & {*report.statistics}:
         told.append(f"A target is reached where {share} of all test samples are told right; bytes are all clients'.")
     if "difference" in report.statistics:
-        whose = f"the best of {report.baseline}" if report.best_over else f"{report.baseline}'s"
+        baseline = plan.title(str(report.baseline))
+        whose = f"the best of {baseline}" if report.best_over else f"{baseline}'s"
         at = " at the same point of the grid" if {*plan.grid} - {*report.best_over} else ""
         told.append(f"Differences of the accuracies above to {whose}{at} are {statistics.PAIRED}")
     return [" ".join(told), Shown(wide, wide.shape[1] - len(report.statistics))]
@@ -368,13 +370,13 @@ def failures(plan: Plan) -> list[str]:
     """A sentence for each algorithm and grid point of which some update was not finite."""
     sentences = []
     for key, cells in results.left_out(plan).groupby(_row(plan), sort=False):
-        algorithm, *values = key
-        point = results.label(dict(zip(plan.grid, map(str, values), strict=True)))
+        algorithm, *values = map(str, key)
+        name = results.line(plan.title(algorithm), dict(zip(plan.grid, values, strict=True)))
         lost, diverged = cells["left_out"].sum(), cells[cells["diverged"] > 0]["diverged"]
         if not lost:
             continue
         updates = "1 update was not finite and was" if lost == 1 else f"{lost} updates were not finite and were"
-        sentence = f"{algorithm}{f' ({point})' if point else ''}: {updates} left out"
+        sentence = f"{name}: {updates} left out"
         if len(diverged):
             runs = f"{len(cells)} run{'s' if len(cells) > 1 else ''}"
             sentence += f"; diverged (in round {diverged.min()} all failed) in {len(diverged)} of {runs}"

@@ -18,11 +18,18 @@ from fedpipe.planned import Plan
 from fedpipe.report import results, tables
 
 MISSING = "…"  #: stands for a number whose runs are not complete
+GREEK = (  #: each letter with LaTeX's name of it; capitals that are Latin ones, too, have none
+    "αalpha βbeta γgamma δdelta εvarepsilon ζzeta ηeta θtheta ιiota κkappa λlambda μmu \N{MICRO SIGN}mu νnu ξxi πpi "
+    "ρrho σsigma τtau υupsilon φvarphi χchi ψpsi ωomega ΓGamma ΔDelta ΘTheta ΛLambda ΞXi ΠPi ΣSigma ΥUpsilon ΦPhi ΨPsi "
+    "ΩOmega"
+)
 SPECIAL = {
     **{char: f"\\{char}" for char in "_%&#${}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
     **{"±": r"$\pm$", "−": r"$-$", "×": r"$\times$", "–": "--", MISSING: r"\dots{}"},
+    **{"≤": r"$\le$", "≥": r"$\ge$", "∞": r"$\infty$", "→": r"$\to$"},
+    **{word[0]: rf"$\{word[1:]}$" for word in GREEK.split()},
 }
 
 
@@ -156,7 +163,7 @@ def wide(plan: Plan, table: pd.DataFrame, whole: Plan | None = None) -> Wide:
     return Wide(
         stubs=("algorithm", *(words[name] for name in own)),
         columns=heads,
-        labels=[tuple(value or tables.DASH for value in name) for name in labels],
+        labels=[(plan.title(name), *(value or tables.DASH for value in values)) for name, *values in labels],
         rows=[[full[head][index] for head in columns] for index in range(len(labels))],
     )
 
@@ -276,7 +283,7 @@ def _chosen(plan: Plan, table: pd.DataFrame) -> list[str]:
     for algorithm, found in values.items():
         alike = len({searched for searched, _ in found}) == 1
         told = [found[0][0]] if alike else [f"{searched} ({rest})" for searched, rest in found]
-        lines.append(f"  {algorithm}: {'; '.join(told)}")
+        lines.append(f"  {plan.title(algorithm)}: {'; '.join(told)}")
     on = tables.CHOSEN_ON[plan.report.best_on]
     return [f"Of {' and '.join(over)}, each number has the value that is best for it, chosen on the {on}:", *lines]
 

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from fedpipe import artifacts
-from fedpipe.report import curves
+from fedpipe.report import curves, plots
 from fedpipe.report.figures import curves as curves_figure
 from fedpipe.report.figures import matrices, partition, style
 from fedpipe.stages import report
@@ -168,6 +168,33 @@ def test_curves_of_a_grid(make):
         "global-on-global\nalpha=0.5",
     ]
     assert [line.get_label() for line in made.axes[0].lines] == ["fedavg", "fedprox (mu=1)", "fedprox (mu=2)"]
+
+
+@pytest.mark.parametrize("algorithms", [2, 7, 11], ids=["legend", "labels at their ends", "a panel each"])
+def test_curves_are_called_by_titles(make, algorithms):
+    names = ["fedavg", *(f"other{index:02d}" for index in range(1, algorithms))]
+    tree = make(names, [0])
+    for index in range(algorithms):
+        tree.write(index, [{"global-on-global": [(max(1, index), 20)]}] * 3)
+    tree.change(titles={"fedavg": "FedAvg ($λ$ = 10)", "other01": "Other <1>"})
+    report.write_figure_curves(tree.plan)
+    drawn = Path("results/figures/curves.svg").read_text()
+    assert "FedAvg ($λ$" in drawn, "no mathematics"
+    assert "Other &lt;1&gt;" in drawn
+    assert "fedavg" not in drawn
+    assert "other01" not in drawn
+    assert ("FedAvg ($λ$ = 10): the same in grey" in drawn) == (algorithms == 11)
+
+
+def test_lines_of_one_name_are_two(make):
+    """A title may be what another line of the grid is called; each line keeps its own numbers."""
+    tree = make(["fedavg", "fedprox"], [0], {"algorithms.fedprox.mu": [1]})
+    for index in range(2):
+        tree.write(index, [{"global-on-global": [(index + 1, 10)]}] * 3)
+    tree.change(titles={"fedavg": "FedProx (mu=1)", "fedprox": "FedProx"})
+    made = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    assert [line.get_ydata()[-1] for line in made.axes[0].lines] == [10, 20]
+    assert [text.get_text() for text in made.legends[0].get_texts()] == ["FedProx (mu=1)"] * 2
 
 
 def test_curves_are_those_of_the_best_values_that_the_table_shows(make):
@@ -356,6 +383,15 @@ def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
     assert found["feddw"].matrices["CR"] == pytest.approx(np.full((2, 2), 0.03))
     first, second = twice(lambda: report.write_figure_matrices(four.plan), "matrices")
     assert first == second
+
+
+def test_matrices_are_called_by_titles(four):
+    four.change(titles={"fedavg": "FedAvg (λ)"})
+    report.write_figure_matrices(four.plan)
+    drawn = Path("results/figures/matrices.svg").read_text()
+    assert "FedAvg (λ), SL" in drawn
+    assert "feddw, SL" in drawn
+    assert set(plots.cells(four.plan)["line"]) == {"fedavg", "feddw"}, "of commits that DVC compares, lines are labels'"
 
 
 def test_the_title_tells_the_round_of_the_matrices_that_are_shown(make):

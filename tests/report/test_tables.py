@@ -203,6 +203,27 @@ def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
     assert local[:4] == ["local", "80.00 (personal-on-local)", "–", "80.00"]
 
 
+def test_people_read_titles_and_programs_labels(grid):
+    searched = dataclasses.replace(
+        grid.plan.report, best_over=("algorithms.fedprox.mu",), statistics=("difference",), baseline="fedavg"
+    )
+    grid.change(report=searched)
+    before = report.tables(grid.plan)
+    grid.change(titles={"fedavg": "FedAvg <b>", "fedprox": "FedProx (μ ≥ 1)"})
+    after = report.tables(grid.plan)
+    changed = {path.name for path in after if after[path] != before[path]}
+    assert changed == {"results.md", "results.html"}, "metrics.json, statistics.csv, ... have the labels"
+    text = tables.markdown(grid.plan, tables.table(grid.plan))
+    heads = [re.split(r" *\| *", line.strip("| "))[0] for line in text.splitlines() if line.startswith("| ")]
+    assert heads[:10] == ["algorithm", *["FedAvg <b>"] * 2, *["FedProx (μ ≥ 1)"] * 2] * 2
+    assert "mu: the best of FedProx (μ ≥ 1) lies at the edge of the grid, 2: a wider grid may be better." in text
+    assert "− FedAvg <b> |" in text
+    assert "Differences of the accuracies above to the best of FedAvg <b> at the same point of the grid are" in text
+    assert "fedavg" not in text
+    assert "fedprox (" not in text
+    assert "<td>FedAvg &lt;b&gt;" in tables.html(grid.plan, tables.table(grid.plan))
+
+
 def test_the_best_of_a_grid_stands_in_peoples_table_for_each_method_and_column(grid):
     """Runs by grid point, then algorithm: right answers of 10 are 0 to 5; the last of each column is its best."""
     grid.change(report=dataclasses.replace(grid.plan.report, best_over=("algorithms.fedprox.mu",)))

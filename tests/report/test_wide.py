@@ -173,6 +173,24 @@ def test_what_latex_would_take_for_its_own_is_escaped(make):
     assert lines(text)[0][0] == r"fed\_avg"
 
 
+def test_a_method_has_its_title_in_the_row_and_in_comments(searched):
+    searched.change(titles={"fedavg": "Fed_Avg & λ = 10 %", "fedprox": "FedProx"})
+    text = latex(searched)
+    assert [row[0] for row in lines(text)] == [r"Fed\_Avg \& $\lambda$ = 10 \%", "FedProx"]
+    assert "%   Fed_Avg & λ = 10 %: learning_rate=0.1 (alpha=0.1)" in text
+    assert [row[0] for row in table(searched)[1]] == ["Fed_Avg & λ = 10 %", "FedProx"]
+    assert "fedavg" not in text
+    assert wide.escape("λμωΩ ≤ ∞") == r"$\lambda$$\mu$$\omega$$\Omega$ $\le$ $\infty$"
+
+
+def test_titles_hide_no_method_that_is_shown_by_its_own_protocol(make):
+    tree = make(["fedavg", "local"], [0])
+    tree.write(0, right(60, 70))
+    tree.write(1, right(None, 80))
+    tree.change(shown={"local": "personal-on-local"}, titles={"local": "Local (τ)"})
+    assert table(tree)[1][1] == ["Local (τ)", "80.00 (by personal-on-local)", "80.00"]
+
+
 def test_a_method_shown_by_its_own_protocol_has_a_letter_and_a_note(make):
     tree = make(["fedavg", "local"], [0])
     tree.write(0, right(60, 70))
@@ -319,7 +337,7 @@ def test_the_command_prints_it(one):
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
 def test_latex_compiles(paper):
-    paper.change(shown={"local": "personal-on-local"})
+    paper.change(shown={"local": "personal-on-local"}, titles={"fedavg": wide.GREEK.replace(" ", "") + "≤≥∞→ % & $_x"})
     page = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n" + latex(paper) + "\\end{document}\n"
     Path("page.tex").write_text(page)
     subprocess.run(["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "page.tex"], check=True)

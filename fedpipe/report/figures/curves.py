@@ -39,18 +39,19 @@ def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
     """The figure of what `fedpipe.report.curves.shown` returned.
 
     What the grid varies for all algorithms makes panels; what it varies for one algorithm makes lines; what is searched
-    for the best makes neither. Few lines have a legend, more of them labels at their ends. Where they are too many for
-    one panel, each has its own, whose lines are the protocols.
+    for the best makes neither. Lines are told apart by their methods' labels, and are called by the titles. Few lines
+    have a legend, more of them labels at their ends. Where they are too many for one panel, each has its own, whose
+    lines are the protocols.
     """
     varied = [name for name in plan.grid if name not in plan.report.best_over]
     own = [
         name for name in varied if name.startswith("algorithms.") or not all(name in cell.grid for cell in plan.cells)
     ]
     shared = [name for name in varied if name not in own]
-    pairs = zip(frame["algorithm"], _labels(frame, own), strict=True)
-    names = [f"{algorithm} ({told})" if told else algorithm for algorithm, told in pairs]
-    frame = frame.assign(point=_labels(frame, shared), line=names)
-    lines = list(frame["line"].unique())
+    pairs = list(zip(frame["algorithm"], _points(frame, own), strict=True))
+    names = [results.line(label, point) for label, point in pairs]
+    lines = dict(zip(names, (results.line(plan.title(label), point) for label, point in pairs), strict=True))
+    frame = frame.assign(point=[results.label(point) for point in _points(frame, shared)], line=names)
     protocols = [name for name in results.protocols(plan, frame) if name in set(frame["protocol"])]
     if len(lines) > CROWD:
         return _apart(plan, frame, lines, protocols)
@@ -58,8 +59,8 @@ def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
     labeled = len(lines) >= LABELED
     columns = COLUMNS.get(len(protocols), 2 if labeled else 3)
     rows = max(1, -(-len(panels) // columns))
-    told = {name: textwrap.fill(name, 40 // columns, break_long_words=False) for name in lines}
-    height = 0.14 * sum(text.count("\n") + 1 for text in told.values()) + 0.8 if labeled else 0.0
+    told = [textwrap.fill(title, 40 // columns, break_long_words=False) for title in lines.values()]
+    height = 0.14 * sum(text.count("\n") + 1 for text in told) + 0.8 if labeled else 0.0
     made = Figure(figsize=(style.WIDTH + 0.4, rows * max(3.3, height) + 0.4))
     axes = made.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for ax, (point, protocol) in zip(axes.flat, panels, strict=False):
@@ -71,10 +72,10 @@ def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
         ax.set_title(_title(protocol, point, 66 // columns))
         coinciding = _coinciding(panel)
         if labeled:
-            _label_ends(ax, coinciding, 40 // columns)
+            _label_ends(ax, coinciding, lines, 40 // columns)
             continue
         for place, same in enumerate(coinciding):
-            text = textwrap.fill(" = ".join(same), 34)
+            text = textwrap.fill(" = ".join(lines[name] for name in same), 34)
             ax.text(0.99, 0.02 + 0.09 * place, text, transform=ax.transAxes, ha="right", va="bottom", fontsize=7)
     _label(axes, len(panels), protocols)
     if labeled:
@@ -82,19 +83,20 @@ def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
         _spread_labels(made)
         return made
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-    legend = made.legend([handles[name] for name in lines], lines, loc="outside right upper", handlelength=3.4)
+    shown = [handles[name] for name in lines]
+    legend = made.legend(shown, [*lines.values()], loc="outside right upper", handlelength=3.4)
     legend.set_title(_seeds(plan))
     return made
 
 
-def _label_ends(ax: Axes, coinciding: list[list[str]], width: int) -> None:
+def _label_ends(ax: Axes, coinciding: list[list[str]], lines: dict[str, str], width: int) -> None:
     """A label to the right of each line that can be seen, and a thin line to it; those beneath are named, too."""
     beneath = {name for same in coinciding for name in same[:-1]}
-    names = {same[-1]: " = ".join(same) for same in coinciding}
+    titles = lines | {same[-1]: " = ".join(lines[name] for name in same) for same in coinciding}
     for line in ax.get_lines():
         if (name := str(line.get_label())) not in beneath:
             ax.annotate(
-                textwrap.fill(names.get(name, name), width, break_long_words=False),
+                textwrap.fill(titles[name], width, break_long_words=False),
                 xy=np.column_stack(line.get_data())[-1],
                 xytext=(1.08, 0.5),  # _spread_labels finds the height
                 textcoords="axes fraction",
@@ -143,10 +145,11 @@ def spread(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
     return [placed[index] for index in range(len(wanted))]
 
 
-def _apart(plan: Plan, frame: pd.DataFrame, lines: list[str], protocols: list[str]) -> Figure:
+def _apart(plan: Plan, frame: pd.DataFrame, lines: dict[str, str], protocols: list[str]) -> Figure:
     """A small panel for each line and grid point, with the reference's curves of the same protocols in grey."""
     panels = list(itertools.product(frame["point"].unique(), lines))
-    reference = REFERENCE if REFERENCE in lines else lines[0]
+    reference = REFERENCE if REFERENCE in lines else next(iter(lines))
+    in_grey = f"{lines[reference]}: the same in grey"
     rows = -(-len(panels) // (columns := 5))
     made = Figure(figsize=(style.WIDTH + 0.8, 1.35 * rows + 0.8))
     axes = made.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
@@ -158,15 +161,15 @@ def _apart(plan: Plan, frame: pd.DataFrame, lines: list[str], protocols: list[st
             own, grey = (rows[rows["protocol"] == protocol] for rows in (panel, other))
             look = style.line(index) | {"marker": marker}
             if name != reference and len(own):
-                ax.plot(grey["round"], grey["mean"], **look | GREY | {"label": f"{reference}: the same in grey"})
+                ax.plot(grey["round"], grey["mean"], **look | GREY | {"label": in_grey})
             _curve(ax, own, protocol, **look)
         alike = name != reference and any({name, reference} <= {*same} for same in _coinciding(_whole(there)))
-        title = f"{name} = {reference}" if alike else name
+        title = f"{lines[name]} = {lines[reference]}" if alike else lines[name]
         ax.set_title(_title(title, point, 20), fontsize=8.5, pad=3)
         ax.tick_params(labelsize=7)
     _label(axes, len(panels), protocols, fontsize=7.5)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-    order = sorted(handles, key=[*protocols, f"{reference}: the same in grey"].index)
+    order = sorted(handles, key=[*protocols, in_grey].index)
     legend = made.legend([handles[name] for name in order], order, loc="outside upper left", ncols=3, handlelength=2.6)
     legend.set_title(_seeds(plan))
     return made
@@ -224,5 +227,5 @@ def _seeds(plan: Plan) -> str:
     return f"mean ± std, {seeds} seeds" if seeds > 1 else ""
 
 
-def _labels(frame: pd.DataFrame, names: list[str]) -> list[str]:
-    return [results.label(dict(zip(names, point, strict=True))) for point in frame[names].to_numpy()]
+def _points(frame: pd.DataFrame, names: list[str]) -> list[dict[str, str]]:
+    return [dict(zip(names, point, strict=True)) for point in frame[names].to_numpy()]

@@ -12,6 +12,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from fedpipe.planned import Plan
+from fedpipe.report import results
 from fedpipe.report.figures import style
 from fedpipe.report.matrices import Floats, chosen
 
@@ -31,7 +32,8 @@ def draw(plan: Plan, stem: Path) -> None:
     found = chosen(plan)
     rounds = " and ".join(dict.fromkeys(str(one.cell.rounds) for one in found.values()))
     title = f"Global models after round {rounds}, seed {plan.seeds[0]}"
-    style.save(figure({name: one.matrices for name, one in found.items()}, title), stem)
+    lines = [results.line(plan.title(one.cell.algorithm), results.point(plan, one.cell)) for one in found.values()]
+    style.save(figure(dict(zip(lines, (one.matrices for one in found.values()), strict=True)), title), stem)
 
 
 @style.figure

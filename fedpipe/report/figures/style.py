@@ -52,6 +52,7 @@ STYLE: dict[str, Any] = {
     "pdf.fonttype": 42,  # text that can be marked and searched, as in the SVG
     "svg.fonttype": "none",
     "svg.hashsalt": "fedpipe",  # ids in the SVG are random without it
+    "text.parse_math": False,  # a dollar sign in a name is one
     "xtick.color": "#444444",
     "xtick.labelcolor": "#222222",
     "xtick.labelsize": 8.5,
