@@ -35,12 +35,13 @@ def names(origin: Mapping[str, Any], count: int) -> tuple[str, ...]:
     Parameters
     ----------
     origin
-        What it takes to obtain the data set: its name and parameters.
+        What it takes to obtain the data set: its name and parameters. A folder's names are known by its path alone.
     count
         Number of classes C.
     """
     found = [name.replace("_", " ") for name in NAMES.get(origin["name"], "").split()]
-    if origin["name"] == "folder" and pins.content(root := Path(origin["path"])) == origin.get("sha256"):
+    root = Path(origin["path"]) if origin["name"] == "folder" and "path" in origin else None
+    if root and pins.content(root) == origin.get("sha256"):
         parts = [root / part for part in ("train", "test") if (root / part).is_dir()] or [root]
         found = sorted(path.name for path in parts[0].iterdir() if path.is_dir())
     return tuple(found) if len(found) == count else tuple(map(str, range(count)))

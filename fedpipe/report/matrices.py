@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from fedpipe import artifacts
 from fedpipe.artifacts import JoinedFiles
+from fedpipe.data import classes
 from fedpipe.planned import Cell, Plan
 from fedpipe.report import results, tables
 
@@ -22,6 +23,7 @@ class Chosen(NamedTuple):
 
     cell: Cell
     matrices: dict[str, Floats]
+    classes: tuple[str, ...]  #: their names
 
 
 def chosen(plan: Plan) -> dict[str, Chosen]:
@@ -37,7 +39,9 @@ def chosen(plan: Plan) -> dict[str, Chosen]:
         cell = next(cell for cell in own if kept is None or (name, *results.point(plan, cell).values()) in kept)
         measured = _measured(cell.joined)
         if measured and len(found) < 2:
-            found[results.line(name, results.point(plan, cell))] = Chosen(cell, measured)
+            (partition,) = {run.partition for run in plan.runs if run.serves(cell)}
+            called = classes.names(plan.partitions[partition]["dataset"], len(measured["SL"]))
+            found[results.line(name, results.point(plan, cell))] = Chosen(cell, measured, called)
     return found
 
 
@@ -49,5 +53,5 @@ def _measured(files: JoinedFiles) -> dict[str, Floats]:
     frame = artifacts.frame(table)
     frame = frame[(frame["source"] == "measured") & (frame["client"] == -1)]
     frame = frame[frame["round"] == frame["round"].max()].sort_values("class")
-    classes = [str(number) for number in range(frame["class"].nunique())]
-    return {str(name): rows[classes].to_numpy() for name, rows in frame.groupby("matrix")}
+    columns = [str(number) for number in range(frame["class"].nunique())]
+    return {str(name): rows[columns].to_numpy() for name, rows in frame.groupby("matrix")}

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from fedpipe.data import classes
 from fedpipe.data.heterogeneity import Overall
 from fedpipe.data.partitions.base import Integers
 from fedpipe.report import tables
 
 SHADES = " .:-=+*#%@"  #: from no sample of a class to as many as any client has
 WIDE = 20  #: classes, whose numbers fit into a line
+ROOM = 120  #: letters of a line, up to which classes have their names
 
 
 def text(key: str, settings: dict[str, Any], counts: Integers) -> str:
     """One line a client, and the three numbers of heterogeneity.
 
-    Of many classes each is one character, darker for more samples.
+    Classes have their names where these are known and fit into a line, else their numbers; of many classes each is one
+    character, darker for more samples.
 
     Parameters
     ----------
@@ -29,14 +33,18 @@ def text(key: str, settings: dict[str, Any], counts: Integers) -> str:
         Training samples of each client and class, shape (N, C).
     """
     head = f"{tables.dealing(settings)}: {key}"
-    lines = _numbers(counts) if counts.shape[1] <= WIDE else _shades(counts)
+    if (count := counts.shape[1]) > WIDE:
+        lines = _shades(counts)
+    else:
+        lines = _numbers(counts, classes.names(settings["dataset"], count))
+        lines = lines if len(lines[0]) <= ROOM else _numbers(counts, [*map(str, range(count))])
     return "\n".join([head, "", *lines, "", str(Overall.of(counts)), ""])
 
 
-def _numbers(counts: Integers) -> list[str]:
+def _numbers(counts: Integers, names: Sequence[str]) -> list[str]:
     whole = np.vstack([counts, counts.sum(axis=0)])
     rows = [
-        ["client", *map(str, range(counts.shape[1])), "samples"],
+        ["client", *names, "samples"],
         *(
             [name, *(str(count) if count else "·" for count in row), str(row.sum())]
             for name, row in zip([*map(str, range(len(counts))), "all"], whole, strict=True)

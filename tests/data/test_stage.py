@@ -141,6 +141,19 @@ def test_the_preview_of_few_classes_has_their_numbers() -> None:
     )
 
 
+def test_the_preview_names_published_classes_that_fit_into_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = np.ones((2, 10), dtype=np.int64)
+    settings = SETTINGS | {"dataset": {"name": "fashion_mnist", "split": "official"}}
+    head = preview.text("0a", settings, counts).splitlines()[2]
+    assert head.split()[1:4] == ["T-shirt/top", "Trouser", "Pullover"]
+    assert head.endswith("  Ankle boot  samples")
+    assert len(head) <= preview.ROOM
+    monkeypatch.setattr(preview, "ROOM", len(head) - 1)
+    assert preview.text("0a", settings, counts).splitlines()[2].split()[1:4] == ["0", "1", "2"]
+    own = SETTINGS | {"dataset": {"name": "folder", "sha256": "0" * 64}}
+    assert preview.text("0a", own, counts).splitlines()[2].split()[1:4] == ["0", "1", "2"]
+
+
 def test_the_preview_of_many_classes_has_shades() -> None:
     counts = np.zeros((2, 30), dtype=np.int64)
     counts[0, :3], counts[1, 3:6] = [1, 50, 100], [99, 12, 11]

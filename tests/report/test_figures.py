@@ -348,6 +348,40 @@ def test_partition_of_many_clients_has_a_color_bar_and_no_numbers():
     assert bar.get_ylabel() == "training samples of a class"
 
 
+def ticks(axis):
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+FASHION = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
+
+
+def test_partition_names_few_classes_of_published_data_sets():
+    def drawn(name, classes):
+        settings = SETTINGS | {"dataset": {"name": name}}
+        made = partition.figure(np.ones((3, classes), dtype=np.int64), settings)
+        made.draw_without_rendering()
+        return made.axes[0].xaxis
+
+    assert ticks(drawn("fashion_mnist", 10)) == FASHION
+    assert {label.get_rotation() for label in drawn("fashion_mnist", 10).get_ticklabels()} == {90}
+    assert ticks(drawn("ag_news", 4)) == ["World", "Sports", "Business", "Sci/Tech"]
+    assert {label.get_rotation() for label in drawn("ag_news", 4).get_ticklabels()} == {0}
+    for name, classes in (("cifar100", 100), ("npz", 3), ("generated", 10)):
+        assert all(text.isdecimal() for text in ticks(drawn(name, classes)) if not text.startswith("−")), name
+
+
+def test_matrices_name_few_classes_of_published_data_sets(make):
+    tree = make(["fedavg"], [0])
+    tree.write_matrices(0, {"SL": 0.1, "CR": 0.2})
+    told = {key: found | {"dataset": {"name": "imdb"}} for key, found in tree.plan.partitions.items()}
+    tree.change(partitions=told)
+    found = matrices.chosen(tree.plan)
+    assert found["fedavg"].classes == ("negative", "positive")
+    made = matrices.figure(found, "")
+    for ax in made.axes[:2]:
+        assert ticks(ax.xaxis) == ticks(ax.yaxis) == ["negative", "positive"]
+
+
 def test_partition_tells_no_sample_from_few_beside_many():
     cells, *_ = partition.figure(np.array([[0, 1], [10000, 100]]), SETTINGS).axes
     (image,) = cells.images

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from fedpipe.planned import Plan
 from fedpipe.report import results
 from fedpipe.report.figures import style
-from fedpipe.report.matrices import Floats, chosen
+from fedpipe.report.matrices import Chosen, Floats, chosen
 
 LABELS = {  #: what a matrix holds, its rows and its columns
     "SL": ("mean soft label of each class", "true class", "predicted class"),
@@ -33,12 +34,12 @@ def draw(plan: Plan, stem: Path) -> None:
     rounds = " and ".join(dict.fromkeys(str(one.cell.rounds) for one in found.values()))
     title = f"Global models after round {rounds}, seed {plan.seeds[0]}"
     lines = [results.line(plan.title(one.cell.algorithm), results.point(plan, one.cell)) for one in found.values()]
-    style.save(figure(dict(zip(lines, (one.matrices for one in found.values()), strict=True)), title), stem)
+    style.save(figure(dict(zip(lines, found.values(), strict=True)), title), stem)
 
 
 @style.figure
-def figure(found: dict[str, dict[str, Floats]], title: str) -> Figure:
-    """The figure of SL and CR matrices (C, C) by algorithm; one that says so where there are none."""
+def figure(found: dict[str, Chosen], title: str) -> Figure:
+    """The figure of SL and CR matrices by algorithm; one that says so where there are none."""
     if not found:
         made = Figure(figsize=(style.WIDTH, 1.0))
         made.text(0.5, 0.5, "No algorithm of this study has a global model, so there are no matrices.", ha="center")
@@ -47,9 +48,9 @@ def figure(found: dict[str, dict[str, Floats]], title: str) -> Figure:
     axes = made.subplots(len(found), len(LABELS), squeeze=False)
     made.suptitle(title, x=0.01, ha="left")
     for column, (name, (holds, rows, columns)) in enumerate(LABELS.items()):
-        top = max(matrices[name].max() for matrices in found.values())  # one scale, so that algorithms compare
-        for row, (algorithm, matrices) in enumerate(found.items()):
-            image = _cells(axes[row, column], matrices[name], top)
+        top = max(one.matrices[name].max() for one in found.values())  # one scale, so that algorithms compare
+        for row, (algorithm, one) in enumerate(found.items()):
+            image = _cells(axes[row, column], one.matrices[name], one.classes, top)
             axes[row, column].set(title=textwrap.fill(f"{algorithm}, {name}", TITLE), xlabel=columns, ylabel=rows)
         bar = made.colorbar(image, ax=list(axes[:, column]), orientation="horizontal", aspect=28, shrink=0.75, pad=0.02)
         bar.set_label(f"{name}: {holds}")
@@ -57,11 +58,12 @@ def figure(found: dict[str, dict[str, Floats]], title: str) -> Figure:
     return made
 
 
-def _cells(ax: Axes, matrix: Floats, top: float) -> AxesImage:
+def _cells(ax: Axes, matrix: Floats, classes: Sequence[str], top: float) -> AxesImage:
     image = ax.imshow(matrix, cmap=style.MAP, vmin=0, vmax=top, interpolation="nearest")
     ax.grid(visible=False)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(10, integer=True))
+        style.label_classes(axis, classes, 24)
     if len(matrix) <= NUMBERS:
         for (row, column), value in np.ndenumerate(matrix):
             told = f"{value:.2f}".removeprefix("0")

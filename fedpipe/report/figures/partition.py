@@ -14,7 +14,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from fedpipe import artifacts
-from fedpipe.data import heterogeneity
+from fedpipe.data import classes, heterogeneity
 from fedpipe.data.assignment import Assignment
 from fedpipe.data.partitions.base import Integers
 from fedpipe.report.figures import style
@@ -38,6 +38,7 @@ def figure(counts: Integers, settings: dict[str, Any]) -> Figure:
     made = Figure(figsize=(style.WIDTH, height))
     cells, bars = made.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
     image = _cells(cells, counts)
+    style.label_classes(cells.xaxis, classes.names(settings["dataset"], counts.shape[1]), 50)
     bars.barh(range(clients), counts.sum(axis=1), color=style.COLORS[0], height=0.75)
     bars.set_xlabel("training samples")
     bars.grid(visible=False, axis="y")

@@ -8,12 +8,13 @@ which is too light for lines on white.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
 import matplotlib as mpl
 import matplotlib.style
+from matplotlib.axis import Axis, XAxis
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
@@ -26,6 +27,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 WIDTH = 7.0  #: of a page, in inches
+NAMED = 10  #: classes up to which they have names in place of numbers
 MAP = "Blues"  #: a color map of one hue, light to dark, which grey print keeps in order
 
 STYLE: dict[str, Any] = {
@@ -95,6 +97,17 @@ def line(index: int) -> dict[str, Any]:
 def ink(shade: float) -> str:
     """Color of a number on a cell of the color map with this shade in [0, 1]."""
     return "white" if shade > 0.55 else "#222222"
+
+
+def label_classes(axis: Axis, names: Sequence[str], room: int) -> None:
+    """Have the names of few classes at an axis, and numbers of many.
+
+    Along the horizontal axis names are turned where they are long; ``room`` is how many letters it has room for.
+    """
+    size = len(names)
+    if size <= NAMED and [*names] != [*map(str, range(size))]:
+        turned = isinstance(axis, XAxis) and size * max(map(len, names)) > room
+        axis.set_ticks(range(size), names, fontsize=7.5, rotation=90 if turned else 0)
 
 
 def save(figure: Figure, stem: Path) -> None:
