@@ -26,7 +26,8 @@ def load(path: str | Path = "params.yaml") -> Results:
     fedpipe.loaded.Results
         ``accuracies``, ``clients``, ``traffic``, ``times``, ``matrices``, ``partitions``, ``table``, ``fairness`` and
         ``provenance`` are frames, as is ``to_target(accuracy)``, the rounds and bytes that it took;
-        ``model(algorithm, seed)`` is a torch module, ``settings(algorithm, seed)`` all that made it.
+        ``model(algorithm, seed)`` is a torch module, ``state(algorithm, seed)`` the server's tensors or a client's,
+        ``settings(algorithm, seed)`` all that made them.
 
     Raises
     ------

@@ -21,6 +21,7 @@ from fedpipe.report import results, statistics, tables
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedpipe.algorithms.base import State
     from fedpipe.engine.clients import Clients
     from fedpipe.engine.run import Run
     from fedpipe.fitted import Fitted
@@ -240,12 +241,12 @@ class Results:
         from fedpipe import fitted
 
         with self._here():
-            cell = self._cell(algorithm, seed, grid)
-            number = cell.rounds if round is None else round
-            if not 0 <= number <= cell.rounds:
-                raise SettingsError(f"round: {number} is none of the run's; it should be from 0 to {cell.rounds}.")
+            cell, number = self._round(algorithm, seed, grid, round)
             _refuse_pruned(cell.files, number)
             run = self._open(cell)
+            if client is not None:
+                _refuse_unknown(client, len(run.clients))
+                _refuse_pruned(cell.files, number, client)
             names = _class_names(self._dataset(cell))
             state = cell.files.round(number)
             provenance = {
@@ -261,6 +262,45 @@ class Results:
                 "made_by": artifacts.read_json(state.state)["made_by"],
             }
             return fitted.model(run, number, client, names, provenance)
+
+    def state(
+        self,
+        algorithm: str,
+        seed: int | None = None,
+        *,
+        client: int | None = None,
+        round: int | None = None,
+        **grid: Any,
+    ) -> State:
+        """What is stored after a round: the server's state, or what a client keeps until it trains again.
+
+        A dict of named parts, each a tensor or a dict of tensors, as the method's `init` and `keep` give them
+        (``{"model": {"body.1.weight": ...}}``); empty for a client that keeps nothing. Tensors are on the CPU. A client
+        that has not trained yet keeps what `init_client` gave it. What clients send is not stored.
+
+        Parameters
+        ----------
+        algorithm, seed, grid
+            Which run; see :meth:`settings`.
+        client
+            Whose state; without it, the server's.
+        round
+            After which round, 0 being before the first; by default the last.
+
+        Raises
+        ------
+        SettingsError
+            There is no such run, client or round.
+        ArtifactError
+            The state was not kept (`artifacts.keep_models`), or is damaged.
+        """
+        with self._here():
+            cell, number = self._round(algorithm, seed, grid, round)
+            run = self._open(cell)
+            if client is not None:
+                _refuse_unknown(client, len(run.clients))
+            _refuse_pruned(cell.files, number, client)
+            return run.server(number) if client is None else run.kept(client, number)
 
     def test(
         self, algorithm: str, seed: int | None = None, *, client: int | None = None, **grid: Any
@@ -313,6 +353,14 @@ class Results:
             )
             raise SettingsError(f"{algorithm}: name one point of the grid, which are {points}.")
         return found[0]
+
+    def _round(self, algorithm: str, seed: int | None, grid: dict[str, Any], round: int | None) -> tuple[Cell, int]:
+        """A cell, and one of its rounds: by default the last."""
+        cell = self._cell(algorithm, seed, grid)
+        number = cell.rounds if round is None else round
+        if not 0 <= number <= cell.rounds:
+            raise SettingsError(f"round: {number} is none of the run's; it should be from 0 to {cell.rounds}.")
+        return cell, number
 
     def _dataset(self, cell: Cell) -> str:
         return next(run.dataset for run in self.plan.runs if run.serves(cell))
@@ -380,12 +428,22 @@ def _class_names(dataset: str) -> tuple[str, ...]:
     return _names_of(dataset, pins.stamp(artifacts.dataset_file(dataset).absolute()))
 
 
-def _refuse_pruned(files: RunFiles, number: int) -> None:
-    if files.round(number).server.is_file():
+def _refuse_pruned(files: RunFiles, number: int, client: int | None = None) -> None:
+    """Refuse a round of which the server's state, or what a client keeps, is not there any more."""
+
+    def is_there(number: int) -> bool:
+        if client is None:
+            return files.round(number).server.is_file()
+        last = artifacts.read_json(files.round(number).state)["last"][client]  # where what it keeps is stored
+        held = files.round(last)
+        return last < 0 or held.clients.is_file() or held.clients.name not in artifacts.hashes(held, held.state)
+
+    if is_there(number):
         return
-    there = [str(number) for number in files.complete() if files.round(number).server.is_file()]
+    there = [str(number) for number in files.complete() if is_there(number)]
+    whose = "the state" if client is None else f"what client {client} keeps"
     raise ArtifactError(
-        f"{files.path}: the state of round {number} is not there (see artifacts.keep_models, or `dvc pull`); "
+        f"{files.path}: {whose} of round {number} is not there (see artifacts.keep_models, or `dvc pull`); "
         f"of these rounds it is: {', '.join(there) or 'none'}."
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import json
 import shutil
 import subprocess
@@ -25,7 +27,7 @@ from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.report import statistics, tables
 from tests import studies
 from tests.lineage.conftest import finish
-from tests.pages import ROOT
+from tests.pages import ROOT, blocks
 
 LABELS = ("fedavg", "pfedme", "fedproto")
 ROUNDS = 3
@@ -206,6 +208,83 @@ def test_a_models_right_answers_are_those_that_the_run_counted(
     assert (results.folder / made["state"]).is_file()
 
 
+def test_a_state_is_what_the_run_has_stored(results: Any) -> None:
+    (made,) = results.provenance.query("algorithm == 'pfedme' and seed == 1 and `partition.alpha` == '1.0'").to_dict(
+        "records"
+    )
+    rounds = results.folder / made["run"] / "rounds"
+    before: dict[int, Any] = {
+        client: results.state("pfedme", 1, client=client, round=0, alpha=1.0) for client in range(10)
+    }
+    for number in range(1, ROUNDS + 1):
+        stored = torch.load(rounds / f"{number:04d}/server.pt", weights_only=True)
+        found = results.state("pfedme", 1, round=number, alpha=1.0)
+        torch.testing.assert_close(found, stored, rtol=0, atol=0)
+        packed = torch.load(rounds / f"{number:04d}/clients.pt", weights_only=True)
+        for client in range(10):
+            kept = results.state("pfedme", 1, client=client, round=number, alpha=1.0)
+            rows = (packed["ids"] == client).nonzero().flatten().tolist()
+            for part, name in ((part, name) for part, tensors in kept.items() for name in tensors):
+                wanted = packed["kept"][part][name][rows[0]] if rows else before[client][part][name]
+                assert torch.equal(kept[part][name], wanted)
+            before[client] = kept
+    torch.testing.assert_close(results.state("pfedme", 1, alpha=1.0), found, rtol=0, atol=0)
+    assert results.state("fedavg", client=0, alpha=0.3) == {}, "FedAvg's clients keep nothing"
+    model = results.model("fedavg", alpha=0.3).state_dict()
+    assert all(torch.equal(model[name], value) for name, value in results.state("fedavg", alpha=0.3)["model"].items())
+
+
+def test_of_pruned_states_those_that_are_there_are_right_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the clients train in a round: what the others keep lies in earlier ones, some of which are pruned."""
+    loaded = []
+    for keep in ("all", 3):
+        (tmp_path / str(keep)).mkdir()
+        monkeypatch.chdir(tmp_path / str(keep))
+        finish(studies.settings(("scaffold",), 7) | {"artifacts": {"keep_models": keep}})
+        loaded.append(fedpipe.load())
+    whole, some = loaded
+    lost = 0
+    for client in (None, *range(10)):
+        told: dict[int, str] = {}
+        for number in range(8):
+            try:
+                found = some.state("scaffold", client=client, round=number)
+            except ArtifactError as error:
+                told[number] = str(error)
+                continue
+            torch.testing.assert_close(found, whole.state("scaffold", client=client, round=number), rtol=0, atol=0)
+        there = ", ".join(str(number) for number in range(8) if number not in told)
+        whose = "the state" if client is None else f"what client {client} keeps"
+        for number, sentence in told.items():
+            assert f": {whose} of round {number} is not there (see artifacts.keep_models, or `dvc pull`)" in sentence
+            assert sentence.endswith(f"; of these rounds it is: {there}.")
+        assert there.endswith("6, 7")
+        if client is None:
+            assert there == "0, 3, 6, 7"
+        elif 3 in told:
+            lost += 1
+            with pytest.raises(ArtifactError, match=f": what client {client} keeps of round 3 is not there"):
+                some.model("scaffold", client=client, round=3)
+    assert 0 < lost < 10
+
+
+def test_the_pages_python_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    finish(studies.settings(("scaffold",), 20))
+    shown = [block.text for block in blocks("docs/python.md") if block.language == "python"]
+    assert len(shown) == 2
+    names: dict[str, Any] = {}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for text in shown:
+            exec(text, names)
+    assert [line.split()[0] for line in printed.getvalue().splitlines()] == ["1", "10", "20"]
+    norms = [float(line.split()[1]) for line in printed.getvalue().splitlines()]
+    assert 0 < norms[0] < norms[-1]
+
+
 def test_classes_are_told_as_scikit_learn_tells_them(results: Any) -> None:
     """In the last round: of the global model on all test samples, and of personal models on each client's own."""
     run = results.accuracies.query("algorithm == 'fedavg' and seed == 1 and `partition.alpha` == '1.0'")["key"].iloc[0]
@@ -254,6 +333,12 @@ def test_torchs_own_settings_stay_as_they_were(results: Any, monkeypatch: pytest
         (lambda results: results.model("fedavg", alpha=0.3, round=4), "round: 4 is none of the run's; .* from 0 to 3"),
         (lambda results: results.model("fedavg", alpha=0.3, client=10), "client: 10 is none of the run's"),
         (lambda results: results.test("fedavg", alpha=0.3, client=-1), "client: -1 is none of the run's"),
+        (
+            lambda results: results.state("fedavg", alpha=0.3, round=-1),
+            "round: -1 is none of the run's; .* from 0 to 3",
+        ),
+        (lambda results: results.state("fedavg", alpha=0.3, client=10), "client: 10 is none of the run's"),
+        (lambda results: results.state("fedavg"), "fedavg: name one point of the grid"),
         (lambda results: results.model("fedproto", alpha=0.3), "fedproto has no global model; name a client"),
     ],
 )

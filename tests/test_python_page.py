@@ -51,7 +51,7 @@ def test_every_attribute_that_the_page_gives_a_network_is_there() -> None:
 
 
 SIGNATURES: dict[str, Any] = {
-    **{name: getattr(Results, name) for name in ("to_target", "settings", "model", "test")},
+    **{name: getattr(Results, name) for name in ("to_target", "settings", "model", "state", "test")},
     **{
         name: value for name, value in vars(Algorithm).items() if inspect.isfunction(value) and not name.startswith("_")
     },
@@ -71,7 +71,7 @@ def test_signatures_are_those_of_the_code() -> None:
             continue  # the network's
         assert [name for name in shown if name] == names, text
         checked.add(called[1])
-    assert {"to_target", "settings", "model", "test", "start", "loss", "aggregate", "finetune"} <= checked
+    assert {"to_target", "settings", "model", "state", "test", "start", "loss", "aggregate", "finetune"} <= checked
 
 
 def test_passes_have_the_fields_that_the_page_tells() -> None:
