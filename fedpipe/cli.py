@@ -627,15 +627,18 @@ def new_algorithm(name: Annotated[str, typer.Argument(help="Its name in params.y
 
 @app.command(rich_help_panel=PEOPLE)
 def check(
-    name: Annotated[str, typer.Argument(help="An algorithm, as own.Prox or fedavg.")],
+    name: Annotated[str, typer.Argument(help="An algorithm, as own.Prox or fedavg; with --params a study's method.")],
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter, as mu=0.1; may be repeated.")
+    ] = None,
+    params: Annotated[
+        Path | None, typer.Option("--params", help="A study: NAME is a method of it, with the parameters there.")
     ] = None,
 ) -> None:
     """Hold an algorithm to the contract; a sentence for each breach, and status 1 where there is one."""
     from fedpipe.testing import command
 
-    sentences = command.check(name, set_ or [])
+    sentences = command.check(name, set_ or [], params)
     for sentence in sentences:
         typer.echo(sentence)
     if sentences:

@@ -197,6 +197,32 @@ def _algorithm(entry: Any, label: str) -> Component:
     return made
 
 
+def algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[str, Any]) -> Component:
+    """The algorithm of a study's method with its parameters, of which some are changed; all else is left unchecked.
+
+    Parameters
+    ----------
+    settings
+        As they stand in the YAML file.
+    label
+        The method.
+    changes
+        Parameters with other values.
+
+    Raises
+    ------
+    SettingsError
+        The study has no such method, or a parameter is wrong.
+    """
+    entries = settings.get("algorithms")
+    entries = entries if isinstance(entries, dict) else {}
+    known = sorted({*entries, *registry.names(registry.ALGORITHM)})
+    if label not in known:
+        raise SettingsError(f"'{label}' is no method of the study; {nearest(label, known)}")
+    entry = entries.get(label, {})
+    return _algorithm({**entry, **changes} if isinstance(entry, dict) else entry, label)
+
+
 def _entries(entries: dict[str, Any]) -> dict[str, Component]:
     """The algorithm of each entry; the mistakes of all entries are told at once."""
     found, mistakes = {}, []

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from fedpipe import cli, testing
 from fedpipe.testing import checks
@@ -263,6 +264,44 @@ def fedpipe(folder: Path, *args: str) -> tuple[int, str]:
     """Status and output of the real command, as typed in a folder."""
     done = subprocess.run([sys.executable, "-m", "fedpipe", *args], cwd=folder, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
+
+
+def test_a_studys_method_is_checked_with_its_parameters(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What else the study says, also of the method, is not asked for: its data need not be here."""
+    write(
+        project, "size: int = 1\n def upload(self, client):\n  return {'model': client['model'], 'n': self.size * 0.5}"
+    )
+    entries = {"mine": {"algorithm": "own.Own", "size": 3, "title": "Mine", "with": {"federation.momentum": 0.5}}}
+    (project / "study.yaml").write_text(yaml.safe_dump({"dataset": {"name": "nowhere"}, "algorithms": entries}))
+    for more, number in (((), "1.5"), (("--set", "size=4"), "2.0")):
+        status, said, _ = told(capsys, monkeypatch, "mine", "--params", "study.yaml", *more)
+        assert status == 1
+        assert f"own.Own.upload gives 'n' as {number}, a Python float" in said
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (("mien",), "'mien' is no method of the study; did you mean 'mine'?"),
+        (("mine",), "algorithms.mine.mu: -1 can't be used; it should be greater than or equal to 0."),
+        (("mine", "--set", "nu=1", "--set", "mu=1"), "algorithms.mine.nu: unknown key; did you mean 'mu'?"),
+        (("fedprox", "--set", "mu=-2"), "algorithms.fedprox.mu: -2 can't be used; it should be greater than or equal"),
+        (("none",), "algorithms.none: None can't be used; it should be a valid mapping."),
+    ],
+)
+def test_what_a_study_does_not_say(
+    args: tuple[str, ...],
+    sentence: str,
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (project / "study.yaml").write_text("algorithms: {mine: {algorithm: fedprox, mu: -1}, none: }\n")
+    status, said, errors = told(capsys, monkeypatch, *args, "--params", "study.yaml")
+    assert (status, errors) == (1, "")
+    assert said.startswith(sentence)
 
 
 def test_what_is_right_passes_by_the_real_command(project: Path) -> None:

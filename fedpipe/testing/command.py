@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 import yaml
 
-from fedpipe import registry
+from fedpipe import config, registry
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.engine import contract
 from fedpipe.errors import SettingsError
 from fedpipe.testing.checks import check_algorithm
 
 
-def check(name: str, settings: Sequence[str]) -> list[str]:
+def check(name: str, settings: Sequence[str], params: Path | None = None) -> list[str]:
     """A sentence for each breach; also where the algorithm can't be built.
+
+    The federations of the contract are its own, whatever a study's is: small, and made so that breaches show.
 
     Parameters
     ----------
     name
-        An algorithm's name or dotted path.
+        An algorithm's name or dotted path; with ``params`` a method of that study.
     settings
         Its parameters, each as ``key=value``, with a value as it stands in params.yaml.
+    params
+        A study, of whose method all other parameters are.
     """
     torch.set_num_threads(1)
     try:
-        algorithm = registry.build(registry.ALGORITHM, name, _parameters(settings), name)
+        parameters = _parameters(settings)
+        algorithm = (
+            config.algorithm(config.read(params), name, parameters)
+            if params
+            else registry.build(registry.ALGORITHM, name, parameters, name)
+        )
     except SettingsError as error:
         return str(error).splitlines()
     except Exception as error:  # of its __post_init__: whatever a class of the user's own does as it is made
