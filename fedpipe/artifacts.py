@@ -375,8 +375,17 @@ def studies(params: Path) -> list[Path]:
 
 def making(params: Path, scale: str = PAPER) -> str:
     """The command that makes a study, as it is typed."""
+    return _typed("run", params, scale)
+
+
+def showing(params: Path, scale: str = PAPER) -> str:
+    """The command that shows a study's table, as it is typed."""
+    return _typed("show", params, scale)
+
+
+def _typed(command: str, params: Path, scale: str) -> str:
     study = [] if params == PARAMS else ["--params", str(params)]
-    return shlex.join(["fedpipe", "run", *study, *([] if scale == PAPER else ["--scale", scale])])
+    return shlex.join(["fedpipe", command, *study, *([] if scale == PAPER else ["--scale", scale])])
 
 
 def dataset_file(name: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -77,6 +78,26 @@ def test_a_study_runs_also_where_the_environment_is_not_activated(project: Proje
     assert (project.folder / "results/tables/results.md").is_file()
     dry = typed(project, "fedpipe", "run", "-n")
     assert "Nothing to be done" in dry.stdout + dry.stderr
+
+
+def test_it_ends_with_what_to_type_next(project: Project) -> None:
+    """Where all was made, and by the command itself; not where it was a part, or nothing."""
+    write(project, ODD)
+    said = typed(project, "fedpipe", "run", "--params", ODD, "-j", "2").stderr
+    (line,) = (line for line in said.splitlines() if line.startswith("fedpipe: "))
+    table = "results/studies/two words (1)/tables/results.md"
+    show = f"fedpipe show --params '{ODD}'"
+    assert line == f"fedpipe: done; `{show}` prints the table, {table}, and where the figures lie."
+    shown = typed(project, *shlex.split(show))
+    assert shown.stdout.startswith((project.folder / table).read_text())
+    curves = project.folder / table.replace("tables/results.md", "figures/curves.svg")
+    curves.unlink()
+    other = ("--config", f"params={ODD}", *LOCAL.split())
+    part = typed(project, "snakemake", str(curves.relative_to(project.folder)), *other)
+    assert curves.is_file()
+    for done in (part, typed(project, "fedpipe", "run", "--params", ODD), typed(project, "snakemake", *other, "-n")):
+        assert done.returncode == 0
+        assert "fedpipe: " not in done.stderr
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedpipe import planned
-from fedpipe.artifacts import PAPER, PAPERS, PARAMS, StudyFiles, studies, study
+from fedpipe.artifacts import PAPER, PAPERS, PARAMS, StudyFiles, showing, studies, study
 from fedpipe.errors import UserError
 from fedpipe.local import SNAKEMAKE
 from fedpipe.planned import Plan, Work
@@ -281,6 +281,23 @@ onerror:
             subprocess.run(
                 [sys.executable, "-m", "fedpipe", "papers", "--scale", SCALE]
             )
+
+
+# Where jobs have made all results of a study, what to type next.
+onsuccess:
+    if workflow.is_main_process and "all" in (
+        workflow.dag_settings.targets or ["all"]
+    ):
+        command = showing(Path("FILE") if TOGETHER else STUDY, SCALE)
+        table = (
+            "each study's table"
+            if TOGETHER
+            else f"the table, {FILES[STUDY].tables}/results.md,"
+        )
+        print(
+            f"fedpipe: done; `{command}` prints {table} and where the figures lie.",
+            file=sys.stderr,
+        )
 
 
 # How jobs execute is told in their environment: it is not part of what a run is, so that its change runs nothing again.
