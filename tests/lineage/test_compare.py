@@ -149,6 +149,15 @@ def test_files_that_are_gone_here_come_from_the_cache_and_else_it_is_said(histor
 
 
 @pytest.mark.slow
+def test_a_study_in_a_folder_of_a_repository_is_compared_as_any_other(history: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "thesis/experiments"
+    shutil.copytree(history, folder, ignore=shutil.ignore_patterns(".git", "tmp"), symlinks=True)
+    for command in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "all of it")):
+        typed(folder.parent, "git", *command)
+    assert compare(folder) == compare(history)
+
+
+@pytest.mark.slow
 def test_mistakes_are_told_in_a_sentence(history: Path, tmp_path: Path) -> None:
     assert "'v9' is no commit or experiment here" in compare(history, "v9", fails=True)
     assert "'v1' is named twice" in compare(history, "v1", "v1", fails=True)
