@@ -11,7 +11,6 @@ import base64
 import binascii
 import glob
 import hashlib
-import json
 import re
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ from fedpipe.data import store
 from fedpipe.engine import frozen
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.plan import Settings, digest
+from fedpipe.planned import KEY
 
 PROVENANCE = RESULTS / ".provenance"
 
@@ -139,8 +139,7 @@ def _commits() -> set[str]:
     listed = _told("git", "rev-list", "--all", "HEAD", "--objects", "--full-history", "--", keys)
     blobs = [line.partition(" ")[0] for line in listed.splitlines() if line.endswith(".json")]
     printed = _told("git", "cat-file", "--batch=%(objectname)", given="\n".join(blobs))
-    texts = re.split(r"^[0-9a-f]{40,64}$", printed, flags=re.M)[1:]
-    return {key for text in texts for key in json.loads(text)["keys"]}
+    return {*re.findall(f'"({KEY})"', printed)}  # also those of a merge that was committed with its conflicts
 
 
 def _records() -> Iterator[tuple[Path, str]]:

@@ -150,6 +150,18 @@ def test_another_study_keeps_its_runs(run: Run) -> None:
         prune.unneeded()
 
 
+def test_a_merge_that_was_committed_with_its_conflicts_keeps_what_both_sides_name(run: Run) -> None:
+    keys, params = Path("results/keys/fedavg.json"), Path("params.yaml").read_text()
+    ours = keys.read_text()
+    again(9.0)
+    run("dvc", "commit", "-f", "-q")
+    keys.write_text(f"<<<<<<< HEAD\n{ours}=======\n{keys.read_text()}>>>>>>> theirs\n")
+    run("git", "commit", "-qam", "merged")
+    keys.write_text(ours)
+    Path("params.yaml").write_text(params)
+    assert prune.unneeded() == []
+
+
 def test_an_experiment_keeps_its_runs(run: Run) -> None:
     """A commit that only a ref of DVC's experiments holds."""
     head = run("git", "rev-parse", "HEAD").strip()
