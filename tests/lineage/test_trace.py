@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from fedpipe.planned import Plan
 from fedpipe.stages import report
 from tests import studies
 from tests.lineage.conftest import finish
+from tests.pipeline.conftest import ENVIRONMENT
 
 TABLE = Path("results/tables/results.md")
 
@@ -43,6 +46,25 @@ def test_every_artifact_on_the_way_with_its_hash(study: Path) -> None:
         assert made_by["shared"] == code.shared()
         assert run["first recorded in"] == "no commit's results/keys"
     assert yaml.safe_load(yaml.safe_dump(found)) == found
+
+
+def test_a_shallow_clone_does_not_know_the_first_commit(study: Path, tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        return subprocess.run(("git", *words), check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout
+
+    def first() -> str:
+        return str(trace(TABLE, "scaffold.global-on-global")["runs"][0]["first recorded in"])
+
+    git("init", "-q")
+    git("add", "results/keys")
+    git("commit", "-qm", "a study")
+    git("commit", "-qm", "more", "--allow-empty")
+    day = git("show", "-s", "--format=%as").strip()
+    assert first() == f"{git('rev-parse', '--short', 'HEAD~1').strip()} {day} a study"
+    git("clone", "-q", "--depth", "1", f"file://{study}", str(tmp_path / "clone"))
+    shutil.rmtree(".git")
+    (tmp_path / "clone/.git").rename(".git")
+    assert first() == f"{git('rev-parse', '--short', 'HEAD').strip()} {day} more, or before: this clone is shallow"
 
 
 def test_the_best_round_is_the_one_traced(study: Path) -> None:
