@@ -378,11 +378,13 @@ def figure(
 
 
 @app.command(rich_help_panel=PEOPLE)
-def papers(scale: Annotated[str, typer.Option("--scale", help="smoke, reduced or paper.")] = PAPER) -> None:
+def papers(
+    scale: Annotated[str, typer.Option("--scale", help="smoke, reduced or paper.")] = PAPER, said: Said = None
+) -> None:
     """Write the four papers' pages of what has been run at a scale, published numbers beside measured ones."""
     from fedpipe.papers import make
 
-    make.write(scale)
+    make.write(scale, said)
     typer.echo(f"The pages lie in {make.place(scale) / 'index.html'}")
 
 
