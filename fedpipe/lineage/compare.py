@@ -129,6 +129,7 @@ def _fetch(name: str, folder: Path) -> None:
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
     from dvc.scm import SCMError
+    from pygit2 import GitError
 
     try:
         with Repo(".") as repo, repo.switch(name):  # also where the repository of git begins further up
@@ -146,7 +147,7 @@ def _fetch(name: str, folder: Path) -> None:
         raise SettingsError(
             f"'{name}' is no commit or experiment here; `git log` and `dvc exp list` show their names."
         ) from None
-    except DvcException as error:
+    except (DvcException, GitError, OSError) as error:
         raise SettingsError(f"'{name}' can't be read: {' '.join(str(error).split())}") from None
 
 

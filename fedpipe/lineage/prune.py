@@ -168,5 +168,8 @@ def _told(*command: str, given: str = "") -> str:
     try:
         done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise ArtifactError(f"`{' '.join(command)}` fails here; prune needs a clone with git and DVC.") from error
+        reason = error.strerror if isinstance(error, OSError) else error.stderr.strip().partition("\n")[0]
+        raise ArtifactError(
+            f"`{' '.join(command)}` fails here ({reason}); prune needs a clone with git, a commit and DVC."
+        ) from error
     return done.stdout.strip()

@@ -96,7 +96,12 @@ def recorded(files: RunFiles) -> str:
     label, key = files.path.parts[-2:]
     form = "--format=%h %as %s%x00%D"
     command = ["git", "log", "--all", "--reverse", form, f"-S{key}", "--", f"results/keys/{label}.json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except OSError as error:
+        return f"unknown: git can't be run ({error.strerror})"
+    except subprocess.CalledProcessError as error:  # no clone, or one of another user whom git does not trust
+        return f"unknown: {error.stderr.partition(chr(10))[0]}"
     commit, _, marks = done.stdout.partition("\n")[0].partition("\0")
     earlier = ", or before: this clone is shallow" if marks.split(", ")[0] == "grafted" else ""
     return f"{commit}{earlier}" or "no commit's results/keys"

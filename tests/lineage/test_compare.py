@@ -165,6 +165,17 @@ def test_mistakes_are_told_in_a_sentence(history: Path, tmp_path: Path) -> None:
     assert "Traceback" not in compare(tmp_path, "HEAD", "main", fails=True)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_repository_of_another_user_is_a_sentence(history: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
+    for path in (folder, folder / ".git"):
+        os.chown(path, 65534, 65534)
+    said = compare(folder, "v1", "v2", fails=True)
+    assert re.fullmatch(r"fedpipe: 'v1' can't be read: .* is not owned by current user\n", said)
+
+
 def test_a_run_that_went_on_is_told_as_another(study: Path) -> None:
     """The number of rounds is in no key, and its table is another one all the same."""
     before = lineage._read("before", None)

@@ -138,6 +138,12 @@ def test_what_is_not_in_the_cache_is_never_removed(run: Run) -> None:
     assert all(path.is_dir() for path in tried)
 
 
+def test_why_git_refuses_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "true")
+    with pytest.raises(ArtifactError, match=r"fails here .fatal: detected dubious ownership.*; prune needs a clone"):
+        prune.unneeded()
+
+
 def test_another_study_keeps_its_runs(run: Run) -> None:
     params = Path("params.yaml").read_text()
     again(9.0)
