@@ -407,6 +407,16 @@ def test_a_full_disk_that_it_prints_to_is_one_sentence(arguments: tuple[str, ...
     assert done.stderr in (None, "fedpipe: what it prints can't be written (No space left on device).\n")
 
 
+def test_a_locale_without_greek_letters_has_their_numbers() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "fedpipe", "describe", "feddw"],
+        env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        check=True,
+    )
+    assert rb"\u03a9" in told.stdout
+
+
 def test_version_and_help_import_nothing_heavy() -> None:
     code = (
         "import sys, fedpipe.cli; print(sorted({'torch', 'pandas', 'snakemake', 'matplotlib', 'dvc'} & {*sys.modules}))"

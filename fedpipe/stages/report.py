@@ -115,7 +115,7 @@ def show(plan: Plan, form: Form = "markdown") -> str:
     names = ["curves", "matrices", *(f"partition-{name}" for name in plan.partition_names.values())]
     figures: list[Path] = [path for name in names if (path := folder / f"{name}.svg").is_file()]
     listed = "".join(f"\n  {path}" for path in figures)
-    return table.read_text() + (f"\nFigures (PDF and PNG beside SVG):{listed}" if figures else "")
+    return table.read_text(encoding="utf-8") + (f"\nFigures (PDF and PNG beside SVG):{listed}" if figures else "")
 
 
 def says(plan: Plan) -> dict[str, Any]:
