@@ -1,6 +1,7 @@
 """``fedpipe``, and ``python -m fedpipe``: the command line."""
 
 import gc
+import io
 import os
 import sys
 
@@ -11,6 +12,9 @@ def main() -> None:
     """Run the command line; a local job's in a process that has done its imports (`fedpipe.local`)."""
     if snakemake := os.environ.get(local.SNAKEMAKE):
         local.hand_over(int(snakemake))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # in a locale that lacks ± or µ
     if sys.argv[1:2] == ["plan"]:  # half of its time would be spent on looking for garbage and on taking modules down
         gc.disable()
         local.finish()

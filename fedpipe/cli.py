@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import inspect
 import os
 import re
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from fedpipe.config import Section
     from fedpipe.plan import NewPlan
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  #: of a disk, or of a user's share of it
 DELETING = ("prune",)  #: no mistake leads there
 PEOPLE, STAGES, GENERATED = "For people", "Stages, which Snakemake and DVC call", "Generated files, by make docs"
 PROBES = "probes"  #: what may be listed, and is no kind of components
@@ -378,11 +381,13 @@ def figure(
 
 
 @app.command(rich_help_panel=PEOPLE)
-def papers(scale: Annotated[str, typer.Option("--scale", help="smoke, reduced or paper.")] = PAPER) -> None:
+def papers(
+    scale: Annotated[str, typer.Option("--scale", help="smoke, reduced or paper.")] = PAPER, said: Said = None
+) -> None:
     """Write the four papers' pages of what has been run at a scale, published numbers beside measured ones."""
     from fedpipe.papers import make
 
-    make.write(scale)
+    make.write(scale, said)
     typer.echo(f"The pages lie in {make.place(scale) / 'index.html'}")
 
 
@@ -802,4 +807,11 @@ def main() -> None:
         app()
     except UserError as error:
         typer.echo(f"fedpipe: {error}", err=True)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        with suppress(OSError):  # both may go to one disk
+            typer.echo(f"fedpipe: what it prints can't be written ({error.strerror}).", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of it, as Python ends
         sys.exit(2)

@@ -1333,6 +1333,8 @@ def read(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: it is not valid YAML ({where}{error.problem}).") from None
     except yaml.YAMLError as error:
         raise SettingsError(f"{path}: it is not valid YAML ({' '.join(str(error).split())}).") from None
+    except RecursionError:
+        raise SettingsError(f"{path}: its lists or mappings lie too deep in one another to be read.") from None
     if not isinstance(settings, dict):
         raise SettingsError(f"{path}: it should be a mapping of sections, as `federation: {{clients: 10}}`.")
     return settings

@@ -396,6 +396,27 @@ def test_each_job_that_computes_on_a_gpu_asks_for_one(profile: str) -> None:
     assert {"segment", "probe"} < computing
 
 
+@pytest.mark.parametrize("arguments", [("list", "algorithms"), ("--help",), ("plan", "--dry-run")])
+@pytest.mark.parametrize("where", ["stdout", "both"])
+def test_a_full_disk_that_it_prints_to_is_one_sentence(arguments: tuple[str, ...], where: str) -> None:
+    studies.write(studies.settings(), Path())
+    with Path("/dev/full").open("w") as full:
+        error = full if where == "both" else subprocess.PIPE
+        done = subprocess.run([sys.executable, "-m", "fedpipe", *arguments], stdout=full, stderr=error, text=True)
+    assert done.returncode == 2
+    assert done.stderr in (None, "fedpipe: what it prints can't be written (No space left on device).\n")
+
+
+def test_a_locale_without_greek_letters_has_their_numbers() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "fedpipe", "describe", "feddw"],
+        env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        check=True,
+    )
+    assert rb"\u03a9" in told.stdout
+
+
 def test_version_and_help_import_nothing_heavy() -> None:
     code = (
         "import sys, fedpipe.cli; print(sorted({'torch', 'pandas', 'snakemake', 'matplotlib', 'dvc'} & {*sys.modules}))"

@@ -659,6 +659,11 @@ def test_no_yaml() -> None:
     )
 
 
+def test_no_end_of_lists() -> None:
+    said = refusal(f"federation: {'[' * 5000}{']' * 5000}\n")
+    assert said == "params.yaml: its lists or mappings lie too deep in one another to be read."
+
+
 def test_no_text() -> None:
     Path("params.yaml").write_bytes(b"# caf\xe9\n")
     assert refusal(None) == "params.yaml: it is not UTF-8 text (invalid continuation byte at byte 5)."

@@ -126,29 +126,28 @@ def _held(cell: Cell) -> dict[str, Any]:
 
 def _fetch(name: str, folder: Path) -> None:
     """Bring the plan of a revision, and what its table is made of, into a folder, by DVC's record of that revision."""
-    from dvc.api import DVCFileSystem
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
-    from dvc.scm import SCMError, resolve_rev
+    from dvc.scm import SCMError
+    from pygit2 import GitError
 
     try:
-        with Repo(".") as repo:
-            recorded = DVCFileSystem(".", rev=resolve_rev(repo.scm, name))
-        plan = StudyFiles.of(PARAMS).plan
-        if not recorded.exists(str(plan)):
-            raise SettingsError(f"'{name}' records no results; run `dvc repro` there, and commit.")
-        _get(recorded, name, plan, folder)
-        with contextlib.chdir(folder):
-            cells = Plan.read(plan).cells
-        for cell in cells:
-            for path in (cell.joined.marker, cell.joined.metrics, cell.files.settings):
-                if not (folder / path).exists():
-                    _get(recorded, name, path, folder)
+        with Repo(".") as repo, repo.switch(name):  # also where the repository of git begins further up
+            recorded, plan = repo.dvcfs, StudyFiles.of(PARAMS).plan
+            if not recorded.exists(str(plan)):
+                raise SettingsError(f"'{name}' records no results; run `dvc repro` there, and commit.")
+            _get(recorded, name, plan, folder)
+            with contextlib.chdir(folder):
+                cells = Plan.read(plan).cells
+            for cell in cells:
+                for path in (cell.joined.marker, cell.joined.metrics, cell.files.settings):
+                    if not (folder / path).exists():
+                        _get(recorded, name, path, folder)
     except SCMError:
         raise SettingsError(
             f"'{name}' is no commit or experiment here; `git log` and `dvc exp list` show their names."
         ) from None
-    except DvcException as error:
+    except (DvcException, GitError, OSError) as error:
         raise SettingsError(f"'{name}' can't be read: {' '.join(str(error).split())}") from None
 
 

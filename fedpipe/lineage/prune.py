@@ -11,7 +11,6 @@ import base64
 import binascii
 import glob
 import hashlib
-import json
 import re
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ from fedpipe.data import store
 from fedpipe.engine import frozen
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.plan import Settings, digest
+from fedpipe.planned import KEY
 
 PROVENANCE = RESULTS / ".provenance"
 
@@ -139,8 +139,7 @@ def _commits() -> set[str]:
     listed = _told("git", "rev-list", "--all", "HEAD", "--objects", "--full-history", "--", keys)
     blobs = [line.partition(" ")[0] for line in listed.splitlines() if line.endswith(".json")]
     printed = _told("git", "cat-file", "--batch=%(objectname)", given="\n".join(blobs))
-    texts = re.split(r"^[0-9a-f]{40,64}$", printed, flags=re.M)[1:]
-    return {key for text in texts for key in json.loads(text)["keys"]}
+    return {*re.findall(f'"({KEY})"', printed)}  # also those of a merge that was committed with its conflicts
 
 
 def _records() -> Iterator[tuple[Path, str]]:
@@ -169,5 +168,8 @@ def _told(*command: str, given: str = "") -> str:
     try:
         done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise ArtifactError(f"`{' '.join(command)}` fails here; prune needs a clone with git and DVC.") from error
+        reason = error.strerror if isinstance(error, OSError) else error.stderr.strip().partition("\n")[0]
+        raise ArtifactError(
+            f"`{' '.join(command)}` fails here ({reason}); prune needs a clone with git, a commit and DVC."
+        ) from error
     return done.stdout.strip()

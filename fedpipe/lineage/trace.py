@@ -92,11 +92,19 @@ def run_of(files: RunFiles, joined: JoinedFiles, rounds: list[int]) -> dict[str,
 
 
 def recorded(files: RunFiles) -> str:
-    """The first commit whose ``results/keys`` name a run."""
+    """The first commit whose ``results/keys`` name a run; where a shallow clone's history begins, it may be older."""
     label, key = files.path.parts[-2:]
-    command = ["git", "log", "--all", "--reverse", "--format=%h %as %s", f"-S{key}", "--", f"results/keys/{label}.json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.partition("\n")[0] or "no commit's results/keys"
+    form = "--format=%h %as %s%x00%D"
+    command = ["git", "log", "--all", "--reverse", form, f"-S{key}", "--", f"results/keys/{label}.json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except OSError as error:
+        return f"unknown: git can't be run ({error.strerror})"
+    except subprocess.CalledProcessError as error:  # no clone, or one of another user whom git does not trust
+        return f"unknown: {error.stderr.partition(chr(10))[0]}"
+    commit, _, marks = done.stdout.partition("\n")[0].partition("\0")
+    earlier = ", or before: this clone is shallow" if marks.split(", ")[0] == "grafted" else ""
+    return f"{commit}{earlier}" or "no commit's results/keys"
 
 
 def _reported(plan: Plan) -> str:

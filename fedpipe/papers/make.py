@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast, get_args
 
-from fedpipe.artifacts import PAPERS, RESULTS
+from fedpipe import artifacts
+from fedpipe.artifacts import PAPERS, RESULTS, StudyFiles
 from fedpipe.errors import ArtifactError, SettingsError, nearest
 from fedpipe.papers import drawing, layouts, measured, pages
 from fedpipe.papers.cells import Comparison, Measured
@@ -17,8 +18,9 @@ from fedpipe.papers.published import Place
 from fedpipe.papers.ran import Study
 from fedpipe.papers.svg import Drawn
 from fedpipe.papers.verdicts import Scale
+from fedpipe.planned import Plan
 from fedpipe.report import results
-from fedpipe.stages.report import overtaken
+from fedpipe.stages.report import held, overtaken
 
 
 def place(scale: str) -> Path:
@@ -26,15 +28,18 @@ def place(scale: str) -> Path:
     return RESULTS / "papers" / scale
 
 
-def write(scale: str) -> Comparison:
+def write(scale: str, said: str | None = None) -> Comparison:
     """Write the pages, ``cells.csv`` and the figures, of all runs of a scale that are done.
+
+    A snakemake tells by a hash which plans it began with (``said``), so that it makes no pages of others.
 
     Raises
     ------
     SettingsError
         The papers' studies have no such scale.
     ArtifactError
-        A study was edited since it was planned: the page would tell other settings than its runs had.
+        A study was edited since it was planned: the page would tell other settings than its runs had. Or the studies
+        were planned anew meanwhile.
     """
     if scale not in get_args(Scale):
         raise SettingsError(f"--scale: '{scale}' is no scale of the papers; {nearest(scale, list(get_args(Scale)))}")
@@ -56,6 +61,12 @@ def write(scale: str) -> Comparison:
         found |= measured.of(paper, studies)
         figures |= drawing.drawn(paper, studies)
     changed = {(paper, name): told for (paper, name), study in planned.items() if (told := study.changes)}
+    plans = (Plan.read(StudyFiles.of(path, scale).plan) for path in artifacts.studies(PAPERS))
+    if said is not None and held(plans) != said:
+        raise ArtifactError(
+            f"The plans of {PAPERS} are others than this snakemake began with, since a study was edited meanwhile; "
+            f"type `make papers SCALE={scale}` again."
+        )
     return pages.write(place(scale), cast(Scale, scale), found, figures, _about(list(planned.values())), changed)
 
 

@@ -109,6 +109,7 @@ class Job:
     outputs: list[Path]
     logs: list[Path]  #: its own, then Slurm's
     when: float  #: seconds since the epoch, whole
+    since: float = 0.0  #: when it was submitted, as far as Snakemake told
 
     @property
     def begun(self) -> bool:
@@ -117,9 +118,13 @@ class Job:
 
     @property
     def stopped(self) -> bool:
-        """Whether it is a segment that SIGTERM ended in good order, of which its log's last line tells."""
+        """Whether it is a segment that SIGTERM ended in good order, of which its log's last line tells.
+
+        Not one that died before it wrote a log: what lies there is that of the job before it.
+        """
         with suppress(FileNotFoundError):
-            return self.failed and bool(re.search(STOPPED, self.logs[0].read_text(errors="replace")))
+            own = self.logs[0].stat().st_mtime >= self.since
+            return self.failed and own and bool(re.search(STOPPED, self.logs[0].read_text(errors="replace")))
         return False
 
 
@@ -306,6 +311,7 @@ def _made(command: str, of: str, log: Path) -> Path:
 def _jobs(log: Path, size: int) -> list[Job]:
     """The jobs that a log of this size speaks of."""
     found: list[Job] = []
+    submitted: dict[Path, float] = {}  #: by log
     when, rule, failed, fields = 0.0, "", False, dict[str, str]()
     for line in [*log.read_text(errors="replace").splitlines(), ""]:
         if begin := re.fullmatch(r"(Error in )?(?:local)?rule (\w+):", line):
@@ -316,9 +322,11 @@ def _jobs(log: Path, size: int) -> list[Job]:
             when = datetime.strptime(time_of[1], "%a %b %d %H:%M:%S %Y").timestamp()
         if rule and len(fields) == 2:  # the output, then the log
             # An error's log line ends with advice in brackets, and has the cluster's log behind the job's own.
-            logs = re.sub(r" \(.*\)$", "", fields["log"]).split(", ")
-            outputs = fields["output"].split(", ")
-            found.append(Job(rule, failed, [*map(Path, outputs)], [*map(Path, logs)], when))
+            logs = [*map(Path, re.sub(r" \(.*\)$", "", fields["log"]).split(", "))]
+            outputs = [*map(Path, fields["output"].split(", "))]
+            if not failed:
+                submitted[logs[0]] = when
+            found.append(Job(rule, failed, outputs, logs, when, submitted.get(logs[0], 0.0)))
             rule = ""
     return found
 

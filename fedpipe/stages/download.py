@@ -188,7 +188,7 @@ def _agree(name: str, samples: Samples, measured: Facts, known: Facts | None) ->
 
 def _fill_in(params: Path, section: str, sha256: str, done: list[str]) -> bool:
     """Add a section's ``sha256`` to a YAML file, and leave all else as it is; False, and nothing done, if it fails."""
-    text = params.read_text()
+    text = params.read_bytes().decode()
     node = _mapping(yaml.compose(text, Loader=yaml.SafeLoader), section)
     if node is None or not node.value:
         return False

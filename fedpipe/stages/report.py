@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,7 +115,7 @@ def show(plan: Plan, form: Form = "markdown") -> str:
     names = ["curves", "matrices", *(f"partition-{name}" for name in plan.partition_names.values())]
     figures: list[Path] = [path for name in names if (path := folder / f"{name}.svg").is_file()]
     listed = "".join(f"\n  {path}" for path in figures)
-    return table.read_text() + (f"\nFigures (PDF and PNG beside SVG):{listed}" if figures else "")
+    return table.read_text(encoding="utf-8") + (f"\nFigures (PDF and PNG beside SVG):{listed}" if figures else "")
 
 
 def says(plan: Plan) -> dict[str, Any]:
@@ -126,6 +126,11 @@ def says(plan: Plan) -> dict[str, Any]:
 def said(plan: Plan) -> str:
     """A hash of what they say."""
     return hashlib.sha256(json.dumps(says(plan), sort_keys=True).encode()).hexdigest()
+
+
+def held(plans: Iterable[Plan]) -> str:
+    """A hash of all that several plans hold, for pages, which tell of probes and code, too."""
+    return hashlib.sha256(json.dumps([plan.held() for plan in plans], sort_keys=True).encode()).hexdigest()
 
 
 def refuse_another(plan: Plan, wanted: str | None) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,17 @@ def test_all_that_is_missing_is_said_at_once_and_filled_in_at_once(place: str, c
     written = path.read_text()
     typed("download", "--params", place)
     assert path.read_text() == written
+
+
+def test_all_else_stays_as_it_was_written_whatever_the_locale() -> None:
+    own_files()
+    before = "# Größe: ±3 µm\r\ndataset: {name: npz, path: own.npz}\r\nmodel: {name: mlp}\r\n".encode()
+    Path("params.yaml").write_bytes(before)
+    plain = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "fedpipe", "download"]
+    subprocess.run(command, env=os.environ | plain, capture_output=True, check=True)
+    filled = f" sha256: {artifacts.sha256_of(Path('own.npz'))},".encode()
+    assert Path("params.yaml").read_bytes().replace(filled, b"") == before
 
 
 def test_a_file_that_is_missing_is_named_by_its_key() -> None:

@@ -149,11 +149,31 @@ def test_files_that_are_gone_here_come_from_the_cache_and_else_it_is_said(histor
 
 
 @pytest.mark.slow
+def test_a_study_in_a_folder_of_a_repository_is_compared_as_any_other(history: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "thesis/experiments"
+    shutil.copytree(history, folder, ignore=shutil.ignore_patterns(".git", "tmp"), symlinks=True)
+    for command in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "all of it")):
+        typed(folder.parent, "git", *command)
+    assert compare(folder) == compare(history)
+
+
+@pytest.mark.slow
 def test_mistakes_are_told_in_a_sentence(history: Path, tmp_path: Path) -> None:
     assert "'v9' is no commit or experiment here" in compare(history, "v9", fails=True)
     assert "'v1' is named twice" in compare(history, "v1", "v1", fails=True)
     typed(tmp_path, "git", "init", "-q")
     assert "Traceback" not in compare(tmp_path, "HEAD", "main", fails=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_repository_of_another_user_is_a_sentence(history: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
+    for path in (folder, folder / ".git"):
+        os.chown(path, 65534, 65534)
+    said = compare(folder, "v1", "v2", fails=True)
+    assert re.fullmatch(r"fedpipe: 'v1' can't be read: .* is not owned by current user\n", said)
 
 
 def test_a_run_that_went_on_is_told_as_another(study: Path) -> None:

@@ -138,6 +138,12 @@ def test_what_is_not_in_the_cache_is_never_removed(run: Run) -> None:
     assert all(path.is_dir() for path in tried)
 
 
+def test_why_git_refuses_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "true")
+    with pytest.raises(ArtifactError, match=r"fails here .fatal: detected dubious ownership.*; prune needs a clone"):
+        prune.unneeded()
+
+
 def test_another_study_keeps_its_runs(run: Run) -> None:
     params = Path("params.yaml").read_text()
     again(9.0)
@@ -148,6 +154,18 @@ def test_another_study_keeps_its_runs(run: Run) -> None:
     Path("studies/deep/other.yaml").write_text("federation: {rounds: 0}\n")
     with pytest.raises(SettingsError, match=r"^studies/deep/other.yaml: what this study needs can't be known\."):
         prune.unneeded()
+
+
+def test_a_merge_that_was_committed_with_its_conflicts_keeps_what_both_sides_name(run: Run) -> None:
+    keys, params = Path("results/keys/fedavg.json"), Path("params.yaml").read_text()
+    ours = keys.read_text()
+    again(9.0)
+    run("dvc", "commit", "-f", "-q")
+    keys.write_text(f"<<<<<<< HEAD\n{ours}=======\n{keys.read_text()}>>>>>>> theirs\n")
+    run("git", "commit", "-qam", "merged")
+    keys.write_text(ours)
+    Path("params.yaml").write_text(params)
+    assert prune.unneeded() == []
 
 
 def test_an_experiment_keeps_its_runs(run: Run) -> None:

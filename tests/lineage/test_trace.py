@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from fedpipe.planned import Plan
 from fedpipe.stages import report
 from tests import studies
 from tests.lineage.conftest import finish
+from tests.pipeline.conftest import ENVIRONMENT
 
 TABLE = Path("results/tables/results.md")
 
@@ -41,8 +44,33 @@ def test_every_artifact_on_the_way_with_its_hash(study: Path) -> None:
         (made_by,) = run["made by"]
         assert {"executor", "device", "shared", "fedpipe", "torch", "numpy", "python"} == set(made_by)
         assert made_by["shared"] == code.shared()
-        assert run["first recorded in"] == "no commit's results/keys"
+        assert run["first recorded in"].startswith("unknown: fatal: not a git repository")
     assert yaml.safe_load(yaml.safe_dump(found)) == found
+
+
+def test_the_first_commit_where_git_knows_it(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> str:
+        return subprocess.run(("git", *words), check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout
+
+    def first() -> str:
+        return str(trace(TABLE, "scaffold.global-on-global")["runs"][0]["first recorded in"])
+
+    git("init", "-q")
+    assert first() == "no commit's results/keys"
+    git("add", "results/keys")
+    git("commit", "-qm", "a study")
+    git("commit", "-qm", "more", "--allow-empty")
+    day = git("show", "-s", "--format=%as").strip()
+    assert first() == f"{git('rev-parse', '--short', 'HEAD~1').strip()} {day} a study"
+    git("clone", "-q", "--depth", "1", f"file://{study}", str(tmp_path / "clone"))
+    shutil.rmtree(".git")
+    (tmp_path / "clone/.git").rename(".git")
+    assert first() == f"{git('rev-parse', '--short', 'HEAD').strip()} {day} more, or before: this clone is shallow"
+    with monkeypatch.context() as patch:
+        patch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "true")
+        assert first().startswith("unknown: fatal: detected dubious ownership")
+        patch.setenv("PATH", str(tmp_path / "clone"))
+        assert first() == "unknown: git can't be run (No such file or directory)"
 
 
 def test_the_best_round_is_the_one_traced(study: Path) -> None:

@@ -29,8 +29,9 @@ from fedpipe.papers.ran import Study
 from fedpipe.papers.svg import Drawn
 from fedpipe.papers.verdicts import Number
 from fedpipe.plan import NewPlan
+from fedpipe.planned import Plan
 from fedpipe.report import tables
-from fedpipe.stages import collect, download, partition, probe
+from fedpipe.stages import collect, download, partition, probe, report
 from tests import studies
 
 PFPS, CW = layouts.papers()["PFPS-LWC"], layouts.papers()["cwFedAvg"]
@@ -353,6 +354,23 @@ def test_no_page_is_made_of_a_study_that_was_edited_since(ran: dict[str, NewPlan
     make.write("smoke")
     assert page.read_bytes() == written
     study.write_text(planned)
+
+
+def test_a_snakemake_makes_no_page_of_plans_that_were_made_meanwhile(ran: dict[str, NewPlan]) -> None:
+    began = report.held(Plan.read(ran[name].study.plan) for name in sorted(ran))
+    make.write("smoke", began)
+    study = ran["pfps_lwc/figure8"]
+    page, text = make.place("smoke") / "pfps_lwc.html", study.params.read_text()
+    written = page.read_bytes()
+    edited = yaml.safe_load(text)
+    edited["federation"]["learning_rate"] = 0.123
+    study.params.write_text(yaml.safe_dump(edited, sort_keys=False))
+    planning.write(planning.make(study.params, "smoke"))
+    with pytest.raises(ArtifactError, match=r"others than this snakemake began with.*`make papers SCALE=smoke` again"):
+        make.write("smoke", began)
+    assert page.read_bytes() == written
+    study.params.write_text(text)
+    planning.write(study)
 
 
 def played(cells_: list[types.SimpleNamespace], done: list[types.SimpleNamespace], **told: Any) -> Any:

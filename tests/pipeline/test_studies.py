@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import hashlib
 import os
 import re
@@ -98,6 +99,49 @@ def test_a_study_that_ends_leaves_the_lock_of_another(project: Project) -> None:
     assert "--unlock" in project.snakemake("runs", check=False)
     project.snakemake("runs", "--unloc")  # which Snakemake understands as well
     assert not list((project.folder / ".snakemake/locks").glob("*.lock"))
+
+
+HELD = """
+import fcntl
+from pathlib import Path
+
+from fedpipe.algorithms.fedavg import FedAvg
+
+
+class Held(FedAvg):
+    \"\"\"FedAvg that begins a round when nobody holds a file.\"\"\"
+
+    def send(self, server, ids):
+        with Path("held").open() as held:
+            fcntl.flock(held, fcntl.LOCK_SH)
+        return super().send(server, ids)
+"""
+
+
+@pytest.mark.slow
+def test_a_table_of_a_plan_that_was_made_meanwhile_is_not_taken_for_the_first_ones(project: Project) -> None:
+    (project.folder / "own.py").write_text(HELD)
+    studies.write(studies.settings(("held",), 1, algorithms={"held": {"algorithm": "own.Held"}}), project.folder)
+    first, table = (project.folder / "params.yaml").read_text(), project.folder / "results/tables/results.md"
+    with (project.folder / "held").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        running = subprocess.Popen(
+            ["snakemake", "all", *LOCAL], cwd=project.folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+        )
+        reach(project, 0, running)
+        project.edit(report={"average": "client"})
+        project.run("fedpipe", "run", "-n")
+    _, said = running.communicate()
+    assert running.returncode == 1
+    assert "results/plan.json is another plan than this snakemake began with, since params.yaml was edited" in said
+    assert not table.exists()
+    assert jobs(project.snakemake())["segment"] == 0
+    assert "as the mean of the clients' accuracies" in table.read_text()
+    (project.folder / "params.yaml").write_text(first)
+    ran = jobs(project.snakemake())
+    assert (ran["segment"], ran["table"], ran["curves"]) == (0, 1, 1)
+    assert "over all test samples" in table.read_text()
+    project.run("fedpipe", "verify", "--rerun", "0")
 
 
 SHORT = ("--config", "params=studies/deep/short.yaml")

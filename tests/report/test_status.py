@@ -7,6 +7,7 @@ import io
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -167,18 +168,22 @@ def test_a_segment_that_sigterm_ended_after_a_round_is_stopped(quiet: bool, made
     end = f"{path}: stopped by SIGTERM after round 2; the same command goes on from there"
     command = f"Command 'exec fedpipe segment {path} --stop 3 > {log} 2>&1' returned non-zero exit status 143."
     artifacts.write_bytes(log, f"one\n{end}\n".encode())
-    os.utime(log, (8, 8))
+    moment = datetime(2026, 1, 1, 0, 0, 8).timestamp()  # before the end that snakemake tells of
+    os.utime(log, (moment, moment))
     snakemake(made, *([command] if quiet else [*BEGUN, *FAILED]))
     assert states(made)["fedprox"] == "stopped"
     assert not status.progress(made)[1]
     artifacts.write_bytes(log, f"one\n{end}\nTraceback\n".encode())
-    os.utime(log, (8, 8))
+    os.utime(log, (moment, moment))
     assert states(made)["fedprox"] == "failed", "it was begun again since"
     if not quiet:
         artifacts.write_bytes(log, f"one\n{end}\n".encode())
         snakemake(made, *BEGUN, *FAILED, *BEGUN)
         os.utime(log, (0, 0))
         assert states(made)["fedprox"] == "queued"
+        snakemake(made, *BEGUN, *FAILED, "[Thu Jan  1 00:00:10 2026]", *BEGUN[1:], *FAILED)
+        os.utime(log, (moment, moment))
+        assert states(made)["fedprox"] == "failed", "the next one died before its log"
 
 
 def test_failed_jobs_of_all_kinds_are_told(made: NewPlan) -> None:

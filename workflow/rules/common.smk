@@ -15,7 +15,7 @@ from fedpipe.artifacts import PAPER, PAPERS, PARAMS, StudyFiles, showing, studie
 from fedpipe.errors import UserError
 from fedpipe.local import SNAKEMAKE
 from fedpipe.planned import Plan, Work
-from fedpipe.stages.report import said
+from fedpipe.stages.report import held, said
 
 # A literal DAG of single rounds is deep.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
@@ -279,7 +279,10 @@ onerror:
         )
         if "papers" in sys.argv[1:]:  # what did not come is a dash with its reason
             subprocess.run(
-                [sys.executable, "-m", "fedpipe", "papers", "--scale", SCALE]
+                [
+                    *(sys.executable, "-m", "fedpipe", "papers", "--scale", SCALE),
+                    *("--said", held(WORK.plans)),
+                ]
             )
 
 

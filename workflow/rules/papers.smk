@@ -43,5 +43,6 @@ rule pages:
     params:
         scale=SCALE,
         printed=printed(),
+        shown=held(WORK.plans),
     shell:
-        "fedpipe papers --scale {params.scale} > {log:q} 2>&1"
+        "fedpipe papers --scale {params.scale} --said {params.shown} > {log:q} 2>&1"
