@@ -220,6 +220,20 @@ def test_the_best_of_a_grid_stands_in_peoples_table_for_each_method_and_column(g
     assert len(table) == 6 * 2 * 3 * 3, "the table for programs has them all"
 
 
+def test_a_grid_of_an_entrys_algorithm_leaves_the_methods_names(make):
+    tree = make(["prox", "fedavg"], [0], {"algorithms.prox.algorithm": ["fedavg", "fedprox"]})
+    for run in range(len(tree.runs)):
+        tree.write(run, one_round(run))
+    text = tables.markdown(tree.plan, tables.table(tree.plan))
+    rows = [re.split(r" *\| *", line.strip("| "))[:3] for line in text.splitlines() if line.startswith("| ")]
+    assert rows[:4] == [
+        ["algorithm", "algorithms.prox.algorithm", "global-on-global"],
+        ["prox", "fedavg", "0.00"],
+        ["prox", "fedprox", "20.00"],
+        ["fedavg", "–", "10.00"],
+    ]
+
+
 def test_a_grid_of_lists(make):
     tree = make(["fedavg"], [0], {"model.channels": [[8, 16], [16, 32]]})
     tree.write(0, one_round(1))
