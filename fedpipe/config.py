@@ -99,7 +99,7 @@ def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-def _as_number(value: Any) -> Any:
+def as_number(value: Any) -> Any:
     """The number that a text stands for: YAML 1.1 reads 1e-3 as text, and a quoted number is one to what takes it."""
     try:
         return float(value) if isinstance(value, str) else value
@@ -352,7 +352,7 @@ class Data(Section):
 
 def _listed(value: Any) -> Any:
     """A number as a list of one, so that keys are the same for both."""
-    number = _as_number(value)
+    number = as_number(value)
     return [number] if isinstance(number, (int, float)) and not isinstance(number, bool) else value
 
 
@@ -716,7 +716,7 @@ class Study(Section):
     def _points_once(cls, grid: dict[str, Varied]) -> dict[str, Varied]:
         for name, values in grid.items():
             try:
-                _once(tuple(values if isinstance(values, dict) else map(_as_number, values)))
+                _once(tuple(values if isinstance(values, dict) else map(as_number, values)))
             except ValueError as error:
                 raise ValueError(f"study.grid.{name}: {error}") from None
         return grid

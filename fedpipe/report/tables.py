@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpipe import artifacts, changes
-from fedpipe.config import Data
+from fedpipe.config import Data, as_number
 from fedpipe.data.heterogeneity import Overall
 from fedpipe.planned import Plan
 from fedpipe.report import results, statistics
@@ -238,11 +238,11 @@ def edges(plan: Plan, table: pd.DataFrame) -> list[str]:
     there = {key for key, cells in shown.groupby(_row(plan), sort=False) if cells["seeds"].any()}
     rows = [dict(zip(_row(plan), map(str, key), strict=True)) for key in best(plan, table) if key in there]
     for name, word in zip(plan.grid, results.short(plan.grid), strict=True):
-        numbers = [value for value in plan.grid[name] if type(value) in (int, float)]
+        numbers = [value for value in plan.grid[name] if "." in name and type(as_number(value)) in (int, float)]
         if name not in over or len(numbers) < max(2, len(plan.grid[name])):
             continue
         found = []
-        for value in map(str, (min(numbers), max(numbers))):
+        for value in map(str, (min(numbers, key=float), max(numbers, key=float))):
             methods = []
             for algorithm in plan.algorithms:
                 own = [row for row in rows if row["algorithm"] == algorithm]
