@@ -193,14 +193,22 @@ def setup(partition: dict[str, Any]) -> str:
     dataset, scheme = partition["dataset"], partition["partition"]
     samples = [f"{dataset['subset']} samples"] if "subset" in dataset else []
     fields = {name: field.default for name, field in Data.model_fields.items()}
-    told = {"name", "subset", "split", "code", "sha256"}
-    others = [f"{name}={value}" for name, value in dataset.items() if name not in told and value != fields.get(name)]
-    given = {name: f"{value[:12]}…" if name == "sha256" else value for name, value in scheme.items()}
-    parameters = ", ".join(f"{name}={value}" for name, value in given.items() if name not in {"scheme", "code"})
+    told = {"name", "subset", "split", "code"}
+    others = [
+        f"{name}={value}" for name, value in _short(dataset).items() if name not in told and value != fields.get(name)
+    ]
+    parameters = ", ".join(
+        f"{name}={value}" for name, value in _short(scheme).items() if name not in {"scheme", "code"}
+    )
     dealt = f"{scheme['scheme']} ({parameters})" if parameters else scheme["scheme"]
     split = f"{dataset['split']} split" if "split" in dataset else "split as the file says"
     data = ", ".join([*samples, split, *others])
     return f"{dataset['name']} ({data}), {partition['clients']} clients, partition {dealt}"
+
+
+def _short(section: dict[str, Any]) -> dict[str, Any]:
+    """The settings with as much of a file's SHA-256 as tells files apart."""
+    return {name: f"{value[:12]}…" if name == "sha256" else value for name, value in section.items()}
 
 
 def dealing(partition: dict[str, Any]) -> str:
