@@ -100,7 +100,7 @@ def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-def _as_number(value: Any) -> Any:
+def as_number(value: Any) -> Any:
     """The number that a text stands for: YAML 1.1 reads 1e-3 as text, and a quoted number is one to what takes it."""
     try:
         return float(value) if isinstance(value, str) else value
@@ -402,7 +402,7 @@ class Data(Section):
 
 def _listed(value: Any) -> Any:
     """A number as a list of one, so that keys are the same for both."""
-    number = _as_number(value)
+    number = as_number(value)
     return [number] if isinstance(number, (int, float)) and not isinstance(number, bool) else value
 
 
@@ -721,7 +721,12 @@ class Evaluation(Section):
 COLUMNS = (
     *("algorithm", "seed", "key", "protocol", "average", "round", "accuracy", "mean", "std", "seeds", "line"),
     *("partition", "client", "class", "samples", "matrix", "row", "column", "value", "left_out", "diverged"),
-    *("bytes_down", "bytes_up", "train", "aggregate", "evaluate"),
+    *("bytes_down", "bytes_up", "train", "aggregate", "evaluate", "epoch", "participants", "rounds", "source", "point"),
+    *("correct", "total", "loss", "hits", "support", "predicted", "statistic", "half_width", *get_args(Statistic)),
+    *("clients", "worst", "bytes", "sample", "label", "split", "class_name", "run", "dataset", "sha256"),
+    *("executor", "device", "fedpipe", "shared", "torch", "numpy", "python", "clusters", "mean_norm", "max_norm"),
+    *("distance_from_mean", "bytes down", "bytes up", "shown", "std of clients", "worst tenth", "lowest client"),
+    *("macro F1", "balanced accuracy"),
 )
 AxisValue = Annotated[str, Field(pattern=r"^[^|\s]([^|\n]*[^|\s])?$")]
 Axis = dict[AxisValue, dict[str, Any]]  #: by the name of each value, the keys that it sets
@@ -761,7 +766,7 @@ class Study(Section):
     def _points_once(cls, grid: dict[str, Varied]) -> dict[str, Varied]:
         for name, values in grid.items():
             try:
-                _once(tuple(values if isinstance(values, dict) else map(_as_number, values)))
+                _once(tuple(values if isinstance(values, dict) else map(as_number, values)))
             except ValueError as error:
                 raise ValueError(f"study.grid.{name}: {error}") from None
         return grid

@@ -82,6 +82,12 @@ BREACHES = {
     "def upload(self, client):\n  return {**super().upload(client), 'big': client['model'].norm() > 1}": (
         "own.Own: upload gives a tensor of torch.bool; it should be of floating point or of integers."
     ),
+    "def metrics(self, server):\n  return {'bytes_up': server['model'].norm()}": (
+        "own.Own.metrics gives 'bytes_up', which is recorded of every round already; it should have another name."
+    ),
+    "def extra_models(self, server):\n  return {'personal': server['model']}": (
+        "own.Own.extra_models gives 'personal', which is a model of protocols; it should have another name."
+    ),
     # passes
     "def loss(self, client, batch):\n  return F.cross_entropy(self.net(client['model'], batch.x), batch.y).item()": (
         "a Python float; a loss should be a scalar, a mean over the batch, as a tensor."

@@ -384,6 +384,12 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         "column of the tables.",
     ),
     (
+        "axis-that-is-a-column-of-clients",
+        {"study__grid": {"clients": {"few": {"federation.clients": 2}}}},
+        "study.grid.clients: an axis can't be called so; it should be a word of your own, as environment, that is no "
+        "column of the tables.",
+    ),
+    (
         "axis-without-a-mapping",
         {"study__grid": {"environment": {"mild": 0.5}}},
         "study.grid.environment.mild: 0.5 can't be used; it should be a valid mapping.",

@@ -9,10 +9,10 @@ import functools
 import linecache
 import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 import fedpipe
 from fedpipe import registry
 from fedpipe.algorithms.base import Algorithm, Measure, Pass, State, Train, Update
+from fedpipe.config import Protocol
 from fedpipe.errors import SettingsError, UserError
 from fedpipe.tensors import NamesDifferError, Tensors
 
@@ -27,6 +28,9 @@ from fedpipe.tensors import NamesDifferError, Tensors
 DEPENDENT = ("data-dependent control flow", ".item()", "dynamic shape", "not possible to vmap over .tolist")
 RANDOM = ("random operation", "randomness")
 IN_PLACE = ("in-place", "inplace", "doesn't match the broadcast shape")
+
+#: Columns of every run's rounds, which no metric may be called.
+COUNTED = ("algorithm", "seed", "key", "round", "participants", "left_out", "bytes_down", "bytes_up")
 
 STATE = "it should give named parts, each a tensor or Tensors"
 
@@ -97,6 +101,26 @@ def passes(algorithm: Algorithm, hook: str, given: Any) -> list[Pass]:
                 f"{hook}, whose `when` or `after` goes by epochs; it should be null, or the pass should have `epochs`."
             )
     return list(given)
+
+
+def metrics(algorithm: Algorithm, given: Mapping[str, Any]) -> dict[str, float]:
+    """What `metrics` gave, none of it under the name of what every round records."""
+    if taken := next((name for name in given if name in COUNTED), None):
+        raise SettingsError(
+            f"{name_of(algorithm)}.metrics gives '{taken}', which is recorded of every round already; it should have "
+            "another name."
+        )
+    return {name: float(value) for name, value in given.items()}
+
+
+def extra_models(algorithm: Algorithm, given: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    """What `extra_models` gave, none of it under the name of a model that a study may ask for."""
+    if taken := next((name for name in given if f"{name}-on-global" in get_args(Protocol)), None):
+        raise SettingsError(
+            f"{name_of(algorithm)}.extra_models gives '{taken}', which is a model of protocols; it should have another "
+            "name."
+        )
+    return dict(given)
 
 
 def pull(algorithm: Algorithm, training: Train, names: Sequence[str], client: State) -> None:

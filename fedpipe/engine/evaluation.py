@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedpipe.algorithms.base import Algorithm, State, one_hot
 from fedpipe.config import Evaluation
+from fedpipe.engine import contract
 from fedpipe.engine.clients import Clients, Integers
 from fedpipe.engine.device import on_device_of
 from fedpipe.engine.executor import Executor, Phase, Score, Test
@@ -156,7 +157,8 @@ def measure(
     complete = not algorithm.net.own  # statistics that stay at the clients leave the server's model without any
     with on_device_of(server):
         deployed = algorithm.global_model(server) if wanted and complete else None
-        others = dict(algorithm.extra_models(server)) if deployed is not None and "global" in wanted else {}
+        asked = deployed is not None and "global" in wanted
+        others = contract.extra_models(algorithm, algorithm.extra_models(server)) if asked else {}
     named = {}
     if deployed is not None:
         scores, named["SL"] = _global(executor, clients, deployed, wanted, round)

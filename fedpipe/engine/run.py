@@ -232,7 +232,7 @@ class Run:
         if all((made["shared"], made["device"]) != (here["shared"], here["device"]) for made in made_by):
             made_by.append(here)  # its blocks are of other code or of another device than the server
         with on_device_of(server):
-            observed = {name: float(value) for name, value in self.algorithm.metrics(server).items()}
+            observed = contract.metrics(self.algorithm, self.algorithm.metrics(server))
         self._same_code()
         facts = {"observed": observed, "made_by": made_by, "trained_on": dict(self.clients.trained_on)}
         facts |= {"stacks": sent.block.stacks} if sent.block.stacks else {}

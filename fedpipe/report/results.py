@@ -13,12 +13,14 @@ import pandas as pd
 
 from fedpipe import artifacts
 from fedpipe.config import Protocol, validating
+from fedpipe.errors import SettingsError
 from fedpipe.planned import Cell, Plan, ReportedRound
 
 AVERAGES = ("sample", "client", "worst")  #: over test samples; over clients; over the worst tenth of the clients
 REPORTED_ROUNDS: tuple[ReportedRound, ...] = get_args(ReportedRound)
 SECONDS = ("train", "aggregate", "evaluate")  #: of a round, all of it
 EPOCH = "epoch"  #: of a client
+HEADS = ("algorithm", "protocol", "seeds", "shown")  #: of people's tables, beside those of the grid
 
 
 def cells(plan: Plan) -> list[Cell]:
@@ -35,10 +37,11 @@ def point(plan: Plan, cell: Cell) -> dict[str, str]:
 
 
 def short(names: Iterable[str]) -> list[str]:
-    """The last part of each dotted key, or the whole key where that would be ambiguous."""
+    """The last part of each dotted key, or the whole key where that is ambiguous or heads another column."""
     names = list(names)
     last = [name.rpartition(".")[2] for name in names]
-    return [part if last.count(part) == 1 else name for part, name in zip(last, names, strict=True)]
+    taken = [*last, *HEADS]
+    return [part if taken.count(part) == 1 else name for part, name in zip(last, names, strict=True)]
 
 
 def label(point: Mapping[str, str]) -> str:
@@ -190,6 +193,11 @@ def labeled(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with columns before it that tell the cell."""
     columns: dict[str, Any] = {"algorithm": cell.algorithm, **point(plan, cell), "seed": cell.seed, "key": cell.key}
     for place, (name, value) in enumerate(columns.items()):
+        if name in frame:
+            raise SettingsError(
+                f"study.grid.{name}: {cell.algorithm} records something of that name; the axis should have another "
+                "one, which runs nothing anew."
+            )
         frame.insert(place, name, value)
     return frame
 

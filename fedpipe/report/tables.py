@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpipe import artifacts, changes
-from fedpipe.config import Data
+from fedpipe.config import Data, as_number
 from fedpipe.data.heterogeneity import Overall
 from fedpipe.planned import Plan
 from fedpipe.report import results, statistics
@@ -193,14 +193,22 @@ def setup(partition: dict[str, Any]) -> str:
     dataset, scheme = partition["dataset"], partition["partition"]
     samples = [f"{dataset['subset']} samples"] if "subset" in dataset else []
     fields = {name: field.default for name, field in Data.model_fields.items()}
-    told = {"name", "subset", "split", "code", "sha256"}
-    others = [f"{name}={value}" for name, value in dataset.items() if name not in told and value != fields.get(name)]
-    given = {name: f"{value[:12]}…" if name == "sha256" else value for name, value in scheme.items()}
-    parameters = ", ".join(f"{name}={value}" for name, value in given.items() if name not in {"scheme", "code"})
+    told = {"name", "subset", "split", "code"}
+    others = [
+        f"{name}={value}" for name, value in _short(dataset).items() if name not in told and value != fields.get(name)
+    ]
+    parameters = ", ".join(
+        f"{name}={value}" for name, value in _short(scheme).items() if name not in {"scheme", "code"}
+    )
     dealt = f"{scheme['scheme']} ({parameters})" if parameters else scheme["scheme"]
     split = f"{dataset['split']} split" if "split" in dataset else "split as the file says"
     data = ", ".join([*samples, split, *others])
     return f"{dataset['name']} ({data}), {partition['clients']} clients, partition {dealt}"
+
+
+def _short(section: dict[str, Any]) -> dict[str, Any]:
+    """The settings with as much of a file's SHA-256 as tells files apart."""
+    return {name: f"{value[:12]}…" if name == "sha256" else value for name, value in section.items()}
 
 
 def dealing(partition: dict[str, Any]) -> str:
@@ -238,11 +246,11 @@ def edges(plan: Plan, table: pd.DataFrame) -> list[str]:
     there = {key for key, cells in shown.groupby(_row(plan), sort=False) if cells["seeds"].any()}
     rows = [dict(zip(_row(plan), map(str, key), strict=True)) for key in best(plan, table) if key in there]
     for name, word in zip(plan.grid, results.short(plan.grid), strict=True):
-        numbers = [value for value in plan.grid[name] if type(value) in (int, float)]
+        numbers = [value for value in plan.grid[name] if "." in name and type(as_number(value)) in (int, float)]
         if name not in over or len(numbers) < max(2, len(plan.grid[name])):
             continue
         found = []
-        for value in map(str, (min(numbers), max(numbers))):
+        for value in map(str, (min(numbers, key=float), max(numbers, key=float))):
             methods = []
             for algorithm in plan.algorithms:
                 own = [row for row in rows if row["algorithm"] == algorithm]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,7 +74,7 @@ def _join(files: RunFiles, numbers: range) -> Joined:
     return Joined(
         _tables(files, numbers, lambda place: [place.metrics, place.trained]),
         _tables(files, numbers, lambda place: [place.matrices, place.exchanged]),
-        pa.Table.from_pylist(rows),
+        pa.table({name: [row.get(name) for row in rows] for name in dict.fromkeys(itertools.chain(*rows))}),
         {"rounds": times, "made_by": made_by},
     )
 

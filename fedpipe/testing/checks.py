@@ -127,10 +127,9 @@ def check_hooks(algorithm: Algorithm) -> Iterator[str]:
 def algorithm_model(trial: Trial) -> Tensors | None:
     """The global model after the rounds so far; also asks for all else that is recorded."""
     algorithm, server = trial.algorithm, trial.server
-    algorithm.extra_models(server)
+    contract.extra_models(algorithm, algorithm.extra_models(server))
     algorithm.matrices(server)
-    for value in algorithm.metrics(server).values():
-        float(value)
+    contract.metrics(algorithm, algorithm.metrics(server))
     return algorithm.global_model(server)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fedpipe.errors import ArtifactError
+from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.report import results, tables
 
 
@@ -67,6 +67,14 @@ def test_labels_of_grid_points():
     assert results.label({"partition.alpha": "0.1", "model.hidden": "64"}) == "alpha=0.1, hidden=64"
     assert results.label({"algorithms.feddw.mu": "1", "algorithms.fedprox.mu": ""}) == "algorithms.feddw.mu=1"
     assert results.label({}) == ""
+    assert results.label({"algorithms.prox.algorithm": "fedprox"}) == "algorithms.prox.algorithm=fedprox"
+
+
+def test_an_axis_called_like_what_a_method_records_is_told(make: Callable):
+    tree = make(["fedavg"], seeds=[0], grid={"left_out": ["all"]})
+    tree.write(0, [{"global-on-global": [(1, 2)]}])
+    with pytest.raises(SettingsError, match=r"^study.grid.left_out: fedavg records something of that name; the axis"):
+        results.rounds(tree.plan)
 
 
 @pytest.mark.parametrize("name", ["metrics", "rounds"])

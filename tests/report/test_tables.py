@@ -6,8 +6,11 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fedpipe import artifacts
+from fedpipe.data import heterogeneity
 from fedpipe.errors import ArtifactError
 from fedpipe.planned import Reported
 from fedpipe.report import curves, tables
@@ -183,9 +186,39 @@ def test_the_caption_tells_which_columns_are_not_of_test_samples(make):
 
 
 def test_of_a_data_set_all_is_told_that_is_not_by_default():
-    dataset = {"name": "imdb", "sha256": "0a", "length": 100, "split": "pooled", "test_share": 0.1, "stratified": False}
+    dataset = {
+        "name": "imdb",
+        "sha256": 64 * "a",
+        "length": 100,
+        "split": "pooled",
+        "test_share": 0.1,
+        "stratified": False,
+    }
     told = tables.setup({"dataset": dataset, "partition": {"scheme": "iid", "code": "0123456789ab"}, "clients": 3})
-    assert told == "imdb (pooled split, length=100, test_share=0.1), 3 clients, partition iid"
+    assert told == "imdb (pooled split, sha256=aaaaaaaaaaaa…, length=100, test_share=0.1), 3 clients, partition iid"
+
+
+def test_two_files_of_ones_own_are_two_data_sets(make):
+    """Each has a row of its own: numbers of how unlike clients are were the mean over both."""
+    tree = make(["fedavg"], [0], {"data": ["A", "B"]})
+    other = "00000000000b"
+    own = [
+        {"dataset": {"name": "npz", "split": "official", "sha256": 64 * digit}, "partition": {"scheme": "iid"}}
+        for digit in "ab"
+    ]
+    (first,) = tree.plan.partitions
+    settings = {key: {**made, "clients": 2, "seed": 0} for key, made in zip((first, other), own, strict=True)}
+    tree.change(partitions=settings, runs=(tree.runs[0], dataclasses.replace(tree.runs[1], partition=other)))
+    path = artifacts.assignment_file(other).with_name("heterogeneity.parquet")
+    tree.write_table(path, heterogeneity.summary(np.array([[5, 0], [0, 5]])), "assignment.json")
+    for run in range(2):
+        tree.write(run, one_round(run))
+    text = tables.markdown(tree.plan, tables.table(tree.plan))
+    rows = [re.split(r" *\| *", line.strip("| "))[:2] for line in text.splitlines() if line.startswith("| npz")]
+    assert rows == [
+        ["npz (official split, sha256=aaaaaaaaaaaa…), 2 clients, partition iid", "0.50"],
+        ["npz (official split, sha256=bbbbbbbbbbbb…), 2 clients, partition iid", "0.00"],
+    ]
 
 
 def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
@@ -239,6 +272,20 @@ def test_the_best_of_a_grid_stands_in_peoples_table_for_each_method_and_column(g
     ]
     assert "Of algorithms.fedprox.mu, each row has the value that is best for it, which was chosen on the test" in text
     assert len(table) == 6 * 2 * 3 * 3, "the table for programs has them all"
+
+
+def test_a_grid_of_an_entrys_algorithm_leaves_the_methods_names(make):
+    tree = make(["prox", "fedavg"], [0], {"algorithms.prox.algorithm": ["fedavg", "fedprox"]})
+    for run in range(len(tree.runs)):
+        tree.write(run, one_round(run))
+    text = tables.markdown(tree.plan, tables.table(tree.plan))
+    rows = [re.split(r" *\| *", line.strip("| "))[:3] for line in text.splitlines() if line.startswith("| ")]
+    assert rows[:4] == [
+        ["algorithm", "algorithms.prox.algorithm", "global-on-global"],
+        ["prox", "fedavg", "0.00"],
+        ["prox", "fedprox", "20.00"],
+        ["fedavg", "–", "10.00"],
+    ]
 
 
 def test_a_grid_of_lists(make):

@@ -257,6 +257,20 @@ def test_a_best_value_at_the_edge_of_its_list_is_told_below_the_table(searched):
     assert EDGE in report.show(searched.plan)
 
 
+def test_numbers_that_yaml_reads_as_text_have_edges(searched):
+    """YAML 1.1 has a number in 1.0e-2, and a text in 1e-2."""
+    rates = ["5e-2", 0.1, "1e-2"]
+    cells = tuple(
+        dataclasses.replace(cell, grid=cell.grid | {"federation.learning_rate": rates[place // 2 % 3]})
+        for place, cell in enumerate(searched.plan.cells)
+    )
+    searched.change(cells=cells, grid=searched.plan.grid | {"federation.learning_rate": rates})
+    assert tables.edges(searched.plan, tables.table(searched.plan)) == [
+        "learning_rate: the best of fedavg (alpha=0.1) lies at the edge of the grid, 1e-2; that of fedavg (alpha=0.5) "
+        "at 0.1: a wider grid may be better."
+    ]
+
+
 def test_no_edge_is_told_of_what_has_none(searched):
     inside = (10, 20, 30, 40, 20, 20)
     for index, server in enumerate((*inside, *inside)):

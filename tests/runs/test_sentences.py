@@ -63,6 +63,17 @@ BRANCH = "def loss(self, client, batch):\n        return self.risk(client, batch
             "the same shapes and dtypes, in every round.",
         ),
         (
+            "def metrics(self, server):\n        return {'participants': torch.ones(())}",
+            "1",
+            "fedpipe: own.Own.metrics gives 'participants', which is recorded of every round already; it should have "
+            "another name.",
+        ),
+        (
+            "def extra_models(self, server):\n        return {'global': server['model']}",
+            "1",
+            "fedpipe: own.Own.extra_models gives 'global', which is a model of protocols; it should have another name.",
+        ),
+        (
             "def local_passes(self):\n        return Train(self.loss)",
             "1",
             "fedpipe: own.Own.local_passes gives a Train; it should give a tuple of passes, each a Train, Measure or "
