@@ -22,6 +22,7 @@ STYLE = (  #: of the page
     "table{border-collapse:collapse;margin:1rem 0}th,td{padding:.25rem .8rem;text-align:left;white-space:nowrap}"
     "tr{border-bottom:1px solid #ddd}th{border-bottom:2px solid #444}.number{text-align:right}"
 )
+OWN_FILES = ("folder", "npz", "parquet")  #: data sets that are files of one's own, told apart by their SHA-256
 DASH = "–"  #: stands for a protocol that an algorithm does not have
 
 REPORTED = {
@@ -194,6 +195,8 @@ def setup(partition: dict[str, Any]) -> str:
     samples = [f"{dataset['subset']} samples"] if "subset" in dataset else []
     fields = {name: field.default for name, field in Data.model_fields.items()}
     told = {"name", "subset", "split", "code"}
+    if dataset["name"] not in OWN_FILES:
+        told.add("sha256")
     others = [
         f"{name}={value}" for name, value in _short(dataset).items() if name not in told and value != fields.get(name)
     ]
