@@ -43,6 +43,7 @@ PROBES = {  #: kinds of probes, and the modules that compute them
     "locals": "fedpipe.probes.locals",
 }
 FILES = "FILES"  #: in an own module: the data files that it reads, from the folder of params.yaml
+GROWING = {"append", "extend", "insert"}  #: methods of a list that add to it
 DIGITS = 12
 INSTALLED = {"site-packages", "dist-packages"}  #: folders of what is nobody's own
 HIDDEN = {"__globals__", "__subclasses__"}  #: attributes that lead to what no name leads to
@@ -525,7 +526,13 @@ def _loaded(statement: ast.stmt, source: syntax.Module) -> Iterator[str]:
 
 
 def _declared(source: syntax.Module) -> Iterator[Path]:
-    """The data files that an own module names in ``FILES``."""
+    """The data files that an own module names in ``FILES``, to which nothing is added later: that is not executed."""
+    for node in itertools.chain.from_iterable(map(syntax.within, source.acting)):
+        if isinstance(node, ast.Attribute) and node.attr in GROWING and getattr(node.value, "id", None) == FILES:
+            raise SettingsError(
+                f"{source.name}.{FILES} can't be read, since line {node.lineno} adds to it; it should be one list of "
+                "names, as ['prior.npy']."
+            )
     for statement in source.bound[FILES]:
         yield from _named(source, statement)
 

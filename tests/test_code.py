@@ -202,6 +202,9 @@ def test_data_files_that_a_module_declares_are_part_of_what_uses_it(digest: Call
         digest(declares)
     with pytest.raises(SettingsError, match=r"helper.FILES can't be read; it should be a list of names"):
         digest(("helper.py", "ASIDE = 5", "FILES = sorted({'prior.bin'})"))
+    (tmp_path / "prior.bin").write_bytes(b"1")
+    with pytest.raises(SettingsError, match=r"helper.FILES can't be read, since line \d+ adds to it; it should be one"):
+        digest(("helper.py", "ASIDE = 5", "FILES = ['prior.bin']\nfor name in ('a', 'b'):\n    FILES.append(name)"))
 
 
 def test_what_has_no_source_is_refused() -> None:
