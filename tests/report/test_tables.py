@@ -186,16 +186,9 @@ def test_the_caption_tells_which_columns_are_not_of_test_samples(make):
 
 
 def test_of_a_data_set_all_is_told_that_is_not_by_default():
-    dataset = {
-        "name": "imdb",
-        "sha256": 64 * "a",
-        "length": 100,
-        "split": "pooled",
-        "test_share": 0.1,
-        "stratified": False,
-    }
+    dataset = {"name": "imdb", "sha256": "0a", "length": 100, "split": "pooled", "test_share": 0.1, "stratified": False}
     told = tables.setup({"dataset": dataset, "partition": {"scheme": "iid", "code": "0123456789ab"}, "clients": 3})
-    assert told == "imdb (pooled split, sha256=aaaaaaaaaaaa…, length=100, test_share=0.1), 3 clients, partition iid"
+    assert told == "imdb (pooled split, length=100, test_share=0.1), 3 clients, partition iid"
 
 
 def test_two_files_of_ones_own_are_two_data_sets(make):
@@ -216,8 +209,8 @@ def test_two_files_of_ones_own_are_two_data_sets(make):
     text = tables.markdown(tree.plan, tables.table(tree.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:2] for line in text.splitlines() if line.startswith("| npz")]
     assert rows == [
-        ["npz (official split, sha256=aaaaaaaaaaaa…), 2 clients, partition iid", "0.50"],
-        ["npz (official split, sha256=bbbbbbbbbbbb…), 2 clients, partition iid", "0.00"],
+        ["npz (official split), 2 clients, partition iid, data aaaaaaaaaaaa…", "0.50"],
+        ["npz (official split), 2 clients, partition iid, data bbbbbbbbbbbb…", "0.00"],
     ]
 
 
