@@ -723,7 +723,7 @@ COLUMNS = (
     *("partition", "client", "class", "samples", "matrix", "row", "column", "value", "left_out", "diverged"),
     *("bytes_down", "bytes_up", "train", "aggregate", "evaluate", "epoch", "participants", "rounds", "source", "point"),
     *("correct", "total", "loss", "hits", "support", "predicted", "statistic", "half_width", *get_args(Statistic)),
-    *("clients", "worst", "bytes", "sample", "label", "split", "class_name", "run", "dataset", "sha256"),
+    *("clients", "worst", "bytes", "run", "dataset", "sha256"),
     *("executor", "device", "fedpipe", "shared", "torch", "numpy", "python", "clusters", "mean_norm", "max_norm"),
     *("distance_from_mean", "bytes down", "bytes up", "shown", "std of clients", "worst tenth", "lowest client"),
     *("macro F1", "balanced accuracy"),

@@ -82,9 +82,9 @@ def partitions(plan: Plan) -> pd.DataFrame:
     pandas.DataFrame
         ``partition`` (data set, scheme and seed), ``client``, ``class``, ``samples``; without the cells that are empty.
     """
-    rows = []
+    rows, told = [], tables.setups(plan)
     for key, settings in tables.partitions(plan).items():
-        name = tables.dealing(settings)
+        name = tables.dealing(settings, told[key])
         path = artifacts.assignment_file(key)
         counts = Assignment.read(path, artifacts.manifest(path)).class_counts
         for client, classes in enumerate(counts):

@@ -22,7 +22,6 @@ STYLE = (  #: of the page
     "table{border-collapse:collapse;margin:1rem 0}th,td{padding:.25rem .8rem;text-align:left;white-space:nowrap}"
     "tr{border-bottom:1px solid #ddd}th{border-bottom:2px solid #444}.number{text-align:right}"
 )
-OWN_FILES = ("folder", "npz", "parquet")  #: data sets that are files of one's own, told apart by their SHA-256
 DASH = "–"  #: stands for a protocol that an algorithm does not have
 
 REPORTED = {
@@ -186,7 +185,16 @@ def measured(plan: Plan) -> str:
 
 def data(plan: Plan) -> str:
     """The data sets and partitions of the table."""
-    return f"Data: {'; '.join(dict.fromkeys(map(setup, partitions(plan).values())))}."
+    return f"Data: {'; '.join(dict.fromkeys(setups(plan).values()))}."
+
+
+def setups(plan: Plan) -> dict[str, str]:
+    """The setup of each partition by its key; data sets of the same words are told apart by their SHA-256."""
+    told = {key: (setup(made), made["dataset"].get("sha256", "")) for key, made in partitions(plan).items()}
+    words = [text for text, _ in dict.fromkeys(told.values())]
+    return {
+        key: text if words.count(text) == 1 else f"{text}, data {sha256[:12]}…" for key, (text, sha256) in told.items()
+    }
 
 
 def setup(partition: dict[str, Any]) -> str:
@@ -194,30 +202,20 @@ def setup(partition: dict[str, Any]) -> str:
     dataset, scheme = partition["dataset"], partition["partition"]
     samples = [f"{dataset['subset']} samples"] if "subset" in dataset else []
     fields = {name: field.default for name, field in Data.model_fields.items()}
-    told = {"name", "subset", "split", "code"}
-    if dataset["name"] not in OWN_FILES:
-        told.add("sha256")
-    others = [
-        f"{name}={value}" for name, value in _short(dataset).items() if name not in told and value != fields.get(name)
-    ]
-    parameters = ", ".join(
-        f"{name}={value}" for name, value in _short(scheme).items() if name not in {"scheme", "code"}
-    )
+    told = {"name", "subset", "split", "code", "sha256"}
+    others = [f"{name}={value}" for name, value in dataset.items() if name not in told and value != fields.get(name)]
+    given = {name: f"{value[:12]}…" if name == "sha256" else value for name, value in scheme.items()}
+    parameters = ", ".join(f"{name}={value}" for name, value in given.items() if name not in {"scheme", "code"})
     dealt = f"{scheme['scheme']} ({parameters})" if parameters else scheme["scheme"]
     split = f"{dataset['split']} split" if "split" in dataset else "split as the file says"
     data = ", ".join([*samples, split, *others])
     return f"{dataset['name']} ({data}), {partition['clients']} clients, partition {dealt}"
 
 
-def _short(section: dict[str, Any]) -> dict[str, Any]:
-    """The settings with as much of a file's SHA-256 as tells files apart."""
-    return {name: f"{value[:12]}…" if name == "sha256" else value for name, value in section.items()}
-
-
-def dealing(partition: dict[str, Any]) -> str:
-    """The same with the seed that it was dealt with, if with any."""
+def dealing(partition: dict[str, Any], told: str = "") -> str:
+    """The same, or what is ``told`` in its place, with the seed that it was dealt with, if with any."""
     seed = f"seed {partition['seed']}" if "seed" in partition else "all seeds"
-    return f"{setup(partition)}, {seed}"
+    return f"{told or setup(partition)}, {seed}"
 
 
 def csv(frame: pd.DataFrame) -> bytes:
@@ -398,10 +396,10 @@ def failures(plan: Plan) -> list[str]:
 def _heterogeneity(plan: Plan) -> list[str | Shown]:
     """How unlike the clients are: a row a data set and partition, mean over seeds."""
     found: dict[str, list[Overall]] = {}
-    for key, settings in partitions(plan).items():
+    for key, told in setups(plan).items():
         path = artifacts.heterogeneity_file(key)
         table = artifacts.read_parquet(path, artifacts.manifest(path, "assignment.json"))
-        found.setdefault(setup(settings), []).append(Overall.read(table))
+        found.setdefault(told, []).append(Overall.read(table))
     rows = []
     for name, overalls in found.items():
         entropy, js_distance, gini = (mean(values) for values in zip(*overalls, strict=True))
