@@ -80,6 +80,7 @@ def test_a_study_runs_also_where_the_environment_is_not_activated(project: Proje
     assert "Nothing to be done" in dry.stdout + dry.stderr
 
 
+@pytest.mark.slow
 def test_it_ends_with_what_to_type_next(project: Project) -> None:
     """Where all was made, and by the command itself; not where it was a part, or nothing."""
     write(project, ODD)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests import studies
 from tests.pipeline.conftest import Project, jobs
 
+CW = {"algorithm": "fedprox", "mu": 10.0}
 
+
+@pytest.mark.slow
 def test_a_new_title_makes_table_and_figures_anew_and_no_run(project: Project) -> None:
     studies.write(studies.settings(("fedavg", "cwfedavg_10"), 1, algorithms={"cwfedavg_10": CW}), project.folder)
     assert jobs(project.snakemake())["segment"] == 2
@@ -19,6 +24,3 @@ def test_a_new_title_makes_table_and_figures_anew_and_no_run(project: Project) -
     assert r"cwFedAvg ($\lambda$ = 10) &" in project.run("fedpipe", "show", "--format", "latex")
     assert (project.metrics(), project.bits()) == (metrics, bits)
     project.run("fedpipe", "trace", "results/tables/results.md", "cwfedavg_10.global-on-global")
-
-
-CW = {"algorithm": "fedprox", "mu": 10.0}

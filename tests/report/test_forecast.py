@@ -134,6 +134,7 @@ def test_as_many_runs_go_on_at_once_as_the_profile_has_gpus(
         assert "4 of 4 runs that are left would take about 2 d" in refused, cores
 
 
+@pytest.mark.slow
 def test_fedpipe_run_is_refused_before_any_job(measured: dict[str, float], tmp_path: Path) -> None:
     """By the Snakefile, where a plan is due, and where there is one; not where all runs are there."""
     project = Project(studies.copy_project(tmp_path / "project"))
@@ -146,9 +147,8 @@ def test_fedpipe_run_is_refused_before_any_job(measured: dict[str, float], tmp_p
     said = project.run("fedpipe", "run", check=False)
     assert "Type --yes to start it" in said
     assert not jobs(said)
-    assert jobs(project.run("fedpipe", "run", "-n"))["segment"] == 199
     studies.write(studies.settings(rounds=2), project.folder)
-    assert "| fedavg" in project.run("bash", "-c", "fedpipe run && fedpipe show")
+    assert not jobs(project.run("fedpipe", "run"))["segment"], "its rounds are there"
     assert "Nothing to be done" in project.run("fedpipe", "run")
 
 
