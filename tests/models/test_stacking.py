@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -51,7 +51,10 @@ def each(*slow: str) -> pytest.MarkDecorator:
 
 
 def trained(
-    name: str, kind: Callable[..., Executor], device: torch.device = elsewhere.HOST
+    name: str,
+    kind: Callable[..., Executor],
+    device: torch.device = elsewhere.HOST,
+    dtype: Literal["float32", "float64"] = "float64",
 ) -> tuple[Tensors, list[tuple[State, tuple[Any, ...]]]]:
     """The first model, and what two clients send after a round from it, with how their models do."""
     shape, parameters = (SMALL | ALONE)[name]
@@ -61,9 +64,9 @@ def trained(
     words = len(shape) == 1 and "vocabulary" in parameters
     x = torch.as_tensor(random.integers(0, 50, (4, *shape)) if words else random.normal(size=(4, *shape)))
     parts = [np.array([0, 1, 2]), np.array([3])]
-    clients = Clients(x, torch.tensor([0, 1, 2, 1]), parts, parts, np.arange(4), 3, 0, torch.float64, device)
-    federation = Federation(clients=2, batch_size=2, learning_rate=0.01, dtype="float64")
-    net = Net(lambda: family.build(shape, 3), torch.float64, device)
+    clients = Clients(x, torch.tensor([0, 1, 2, 1]), parts, parts, np.arange(4), 3, 0, getattr(torch, dtype), device)
+    federation = Federation(clients=2, batch_size=2, learning_rate=0.01, dtype=dtype)
+    net = Net(lambda: family.build(shape, 3), getattr(torch, dtype), device)
     algorithm = FedAvg().bind(net, federation)
     server = algorithm.init(lambda _: net.fresh(1))
     outcomes = kind(algorithm, clients).run(
@@ -77,7 +80,7 @@ def both(algorithm: Algorithm, clients: Clients) -> Executor:
     return Stack(algorithm, clients, 2)
 
 
-@each("vgg16", "resnet18")
+@each("vgg16", "resnet18", "feddw_resnet18")
 def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> None:
     (first, loop), (_, stack) = trained(name, Loop), trained(name, both)
     assert_same(stack, loop, within=1e-7)  # BatchNorm of two or three values divides by deviations near 0
@@ -88,9 +91,9 @@ def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> N
 @each("vgg16", "resnet18", "feddw_resnet18")
 def test_a_gpu_refuses_nothing_of_a_stack(name: str, assert_same: Any) -> None:
     """On a device that the CPU plays: nothing lies on the host, and no kernel is one that has no steady bits."""
-    _, here = trained(name, both)
+    _, here = trained(name, both, dtype="float32")
     with elsewhere.at_hand():
-        assert_same(trained(name, both, elsewhere.DEVICE)[1], here)
+        assert_same(trained(name, both, elsewhere.DEVICE, "float32")[1], here)
 
 
 @pytest.mark.parametrize("name", [*ALONE, "cnn"])
