@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ def once(check: Check) -> Check:
 
     @functools.wraps(check)
     def checked(family: Model, shape: tuple[int, ...], classes: int) -> None:
-        what = type(family), repr(family), shape, classes
+        what = type(family), repr(dataclasses.asdict(family)), shape, classes
         if what not in passed:
             check(family, shape, classes)
             passed.add(what)

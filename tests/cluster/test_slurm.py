@@ -284,14 +284,14 @@ def test_two_studies_at_once_share_what_is_there(clone: Clone, reference) -> Non
 
 
 def test_many_runs_in_one_job_go_on_in_the_next(clone: Clone, reference) -> None:
-    """The script as shipped: runs side by side, SIGTERM as before the end of the job's time, the next job."""
+    """The script as shipped, in a folder where nothing was made: runs side by side, SIGTERM as at the end, the next job."""
     params = own_study("one", "two", "three")
-    clone.study(params)
+    studies.write(params, clone.folder)
     said = clone.on_slurm("sbatch", "--time=600", "slurm/one-job.sh", "--params", "params.yaml")
     job = re.search(r"Submitted batch job (\d+)", said)[1]
 
     def log(number: int) -> str:
-        path = clone.folder / f"results/logs/one-job-{job}_{number}.log"
+        path = clone.folder / f"results/one-job-{job}_{number}.log"
         return path.read_text() if path.exists() else ""
 
     def ended(number: int) -> bool:

@@ -9,7 +9,7 @@
 #SBATCH --mem=32G
 #SBATCH --time=240
 #SBATCH --array=1-9%1
-#SBATCH --output=results/logs/one-job-%A_%a.log
+#SBATCH --output=results/one-job-%A_%a.log
 # SIGTERM two minutes before the time limit: every run ends after its round.
 #SBATCH --signal=TERM@120
 
