@@ -284,7 +284,7 @@ def test_two_studies_at_once_share_what_is_there(clone: Clone, reference) -> Non
 
 
 def test_many_runs_in_one_job_go_on_in_the_next(clone: Clone, reference) -> None:
-    """The script as shipped, in a folder where nothing was made: runs side by side, SIGTERM as at the end, the next job."""
+    """The script as shipped, where nothing was made: runs side by side, SIGTERM as at the end, the next job."""
     params = own_study("one", "two", "three")
     studies.write(params, clone.folder)
     said = clone.on_slurm("sbatch", "--time=600", "slurm/one-job.sh", "--params", "params.yaml")
