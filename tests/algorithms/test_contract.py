@@ -11,7 +11,8 @@ import importlib
 
 import pytest
 
-from fedpipe import registry, testing
+from fedpipe import config, registry, testing
+from fedpipe.engine import contract
 from fedpipe.testing import Expected, checks, expected
 
 ALGORITHMS = registry.names(registry.ALGORITHM)
@@ -40,6 +41,15 @@ def expected_of(name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_keeps_the_contract(name, check):
     assert check(build(name, **expected_of(name).parameters)) == []
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_axis_of_a_grid_can_be_called_as_what_it_records(name, monkeypatch):
+    """The plan knows the names of all metrics, but for those with a dot, which no axis has."""
+    recorded = []
+    monkeypatch.setattr(contract, "metrics", lambda _, given: recorded.extend(given) or dict(given))
+    assert checks.check_hooks(build(name, **expected_of(name).parameters)) == []
+    assert {metric for metric in recorded if "." not in metric} <= {*config.COLUMNS}
 
 
 @pytest.mark.parametrize("expectation", expected.EXPECTATIONS)
