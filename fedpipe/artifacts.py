@@ -575,7 +575,18 @@ def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
     if sha256 is not None and (found := sha256_of(path)) != sha256:
         raise _damaged(path, found, sha256)
     tree: dict[str, Any] = _decode(path, lambda: torch.load(path, weights_only=True, mmap=True, map_location="cpu"))
+    if not isinstance(tree, dict) or not _are_tensors(tree):
+        raise _unreadable(path, "it holds something else than named tensors")
     return tree
+
+
+def _are_tensors(value: Any) -> bool:
+    """Whether a value is a tensor, or nested dicts of tensors by name."""
+    import torch
+
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _are_tensors(part) for name, part in value.items())
+    return isinstance(value, torch.Tensor)
 
 
 def read_json(path: Path, sha256: str | None = None) -> Any:
