@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -409,8 +410,9 @@ def write_bytes(path: Path, data: bytes | memoryview) -> str:
     Raises
     ------
     ArtifactError
-        The disk is full, the folder read-only; what was there before is there still.
+        The disk is full, the folder read-only or elsewhere; what was there before is there still.
     """
+    refuse_elsewhere(path.parent)
     try:
         for attempt in range(ATTEMPTS):
             try:
@@ -435,6 +437,30 @@ def _replace(path: Path, data: bytes | memoryview) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def refuse_elsewhere(path: Path) -> None:
+    """Refuse to write or delete where a link below ``results`` leads out of it; results may come from elsewhere.
+
+    Raises
+    ------
+    ArtifactError
+        There is such a link.
+    """
+    if path.parts[:1] == RESULTS.parts and not path.resolve().is_relative_to(RESULTS.resolve()):
+        raise ArtifactError(
+            f"{path} leads out of {RESULTS} through a link, to {path.resolve()}; nothing is written or deleted there. "
+            "Delete the link, or put the files themselves in its place."
+        )
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it is there; of a link only the link."""
+    refuse_elsewhere(path.parent)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def settle(*paths: Path) -> None:
@@ -511,6 +537,7 @@ def pack(folder: Path) -> None:
 
 def _unlink(path: Path, data: bytes) -> None:
     """Delete a file if these are its bytes; who writes it anew at this very moment finds it there afterwards."""
+    refuse_elsewhere(path.parent)
     if path.read_bytes() != data:
         return
     aside = path.with_name(f".{path.name}.packed.tmp")
@@ -540,7 +567,7 @@ def unpack(folder: Path) -> None:
                 write_bytes(path, data)
                 os.utime(path, ns=(made, made))
         settle(*(folder / name for name in archive.names(zipped)))
-        zipped.unlink()
+        remove(zipped)
 
 
 @contextmanager
@@ -575,7 +602,18 @@ def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
     if sha256 is not None and (found := sha256_of(path)) != sha256:
         raise _damaged(path, found, sha256)
     tree: dict[str, Any] = _decode(path, lambda: torch.load(path, weights_only=True, mmap=True, map_location="cpu"))
+    if not isinstance(tree, dict) or not _are_tensors(tree):
+        raise _unreadable(path, "it holds something else than named tensors")
     return tree
+
+
+def _are_tensors(value: Any) -> bool:
+    """Whether a value is a tensor, or nested dicts of tensors by name."""
+    import torch
+
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _are_tensors(part) for name, part in value.items())
+    return isinstance(value, torch.Tensor)
 
 
 def read_json(path: Path, sha256: str | None = None) -> Any:
@@ -617,7 +655,7 @@ def read_joined(path: Path) -> pa.Table:
 def sweep(folder: Path) -> None:
     """Delete half-written files that a killed process left below a folder."""
     for path in folder.rglob(".*.tmp"):
-        path.unlink(missing_ok=True)
+        remove(path)
 
 
 def exists(path: Path) -> bool:

@@ -299,7 +299,7 @@ def aggregate(
 
     run = _open(path, device=device)
     files = run.files.round(round)
-    run.aggregate(round, [Block.of(artifacts.read_pt(files.block(index))) for index in range(blocks)])
+    run.aggregate(round, [Block.read(files.block(index)) for index in range(blocks)])
 
 
 @app.command(rich_help_panel=STAGES)
@@ -502,7 +502,10 @@ def compare(
     """Print the tables of commits or experiments side by side: differences by seed, and settings that differ."""
     from fedpipe.lineage import compare as lineage
 
-    typer.echo(lineage.compare(revisions or []))
+    told, warnings = lineage.compare(revisions or [])
+    typer.echo(told)
+    for warning in warnings:
+        typer.echo(f"fedpipe: {warning}", err=True)
     if len(revisions or []) < 2:
         _tell_overtaken(_plan(PARAMS, PAPER))
 

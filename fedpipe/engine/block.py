@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedpipe import artifacts
 from fedpipe.algorithms.base import State
 from fedpipe.engine.executor import Outcome, Score, Test
 from fedpipe.engine.trees import move, stack, unstack
+from fedpipe.errors import ArtifactError
 from fedpipe.tensors import Tensors
 
 
@@ -19,6 +22,8 @@ from fedpipe.tensors import Tensors
 class Block:
     """Some participants of a round, in the order of their ids."""
 
+    run: str  #: the key of the run
+    round: int
     made_by: dict[str, Any]  #: executor, device, versions
     ids: list[int] = field(default_factory=list)
     uploads: list[State] = field(default_factory=list)
@@ -42,9 +47,9 @@ class Block:
 
     @classmethod
     def joined(cls, blocks: Sequence[Block], device: torch.device) -> Block:
-        """All participants of a round, of all its blocks, on the device; who made which is told by the blocks alone."""
+        """All participants of a round, of all its blocks, on the device; the blocks alone know who made which."""
         stacks = next((block.stacks for block in blocks if block.stacks), [])
-        whole = cls({}, seconds=sum(block.seconds for block in blocks), stacks=stacks)
+        whole = cls(blocks[0].run, blocks[0].round, {}, seconds=sum(block.seconds for block in blocks), stacks=stacks)
         for block in blocks:
             for part in ("ids", "uploads", "kept", "down", "up", "scores", "spent"):
                 getattr(whole, part).extend(getattr(block, part))
@@ -54,6 +59,8 @@ class Block:
     def tree(self) -> dict[str, Any]:
         """As tensors, for a file."""
         return {
+            "run": _written(self.run),
+            "round": torch.tensor(self.round),
             "made_by": _written(self.made_by),
             "stacks": _written(self.stacks),
             "ids": torch.tensor(self.ids),
@@ -78,6 +85,8 @@ class Block:
             return {test: _score(values[row]) for test, values in tree["scores"].items()}
 
         return cls(
+            run=_read(tree["run"]),
+            round=int(tree["round"]),
             made_by=_read(tree["made_by"]),
             stacks=_read(tree["stacks"]),
             ids=ids,
@@ -89,6 +98,21 @@ class Block:
             spent=tree["spent"].tolist(),
             seconds=float(tree["seconds"]),
         )
+
+    @classmethod
+    def read(cls, path: Path) -> Block:
+        """From a file.
+
+        Raises
+        ------
+        ArtifactError
+            The file is missing or damaged, or is no block.
+        """
+        tree = artifacts.read_pt(path)
+        try:
+            return cls.of(tree)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise ArtifactError(f"{path} is no block of clients; delete it and run again.") from error
 
 
 def named(tree: dict[str, Any]) -> State:

@@ -209,9 +209,9 @@ def prune(files: RunFiles, number: int, keep_models: str | int) -> None:
     needed = {last for end in lasting for last in artifacts.read_json(files.round(end).state)["last"]}
     for earlier in range(1, number):
         if earlier not in lasting and not any(kept(earlier, wish.keep_models) for wish in wishes):
-            files.round(earlier).server.unlink(missing_ok=True)
+            artifacts.remove(files.round(earlier).server)
             if earlier not in needed:
-                files.round(earlier).clients.unlink(missing_ok=True)
+                artifacts.remove(files.round(earlier).clients)
 
 
 def _wishes(files: RunFiles) -> Iterator[Wish]:

@@ -205,7 +205,7 @@ class Run:
         due = evaluation.due(self.evaluation, self._measured(number)).values()
         tests: list[Test] = sorted({test for on in due for test in on})
         everyone = self.participants(number)
-        block = Block(self.made_by(), stacks=self.executor.stacks(everyone))
+        block = Block(self.settings.key, number, self.made_by(), stacks=self.executor.stacks(everyone))
         for outcome in self.executor.run("train", number, ids, kept, sends, tests, everyone):
             contract.alike(self.algorithm, "keep", outcome.keep, self._first, "init_client")
             contract.alike(
@@ -217,7 +217,14 @@ class Run:
         return block
 
     def aggregate(self, number: int, blocks: Sequence[Block]) -> None:
-        """The server's next state, and what the participants keep."""
+        """The server's next state, and what the participants keep.
+
+        Raises
+        ------
+        ArtifactError
+            A block is of another run or of another round, or the blocks have other clients than the round.
+        """
+        self._refuse_others(number, blocks)
         self._may_go_on(number)
         begin, sent = time.perf_counter(), self._weigh(number, Block.joined(blocks, self._rests))
         server = self.server(number - 1)
@@ -240,6 +247,15 @@ class Run:
         passes = [self.federation.epochs(int(self.clients.sizes[client])) for client in sent.block.ids]
         epoch = statistics.fmean(seconds / count for seconds, count in zip(sent.block.spent, passes, strict=True))
         self._record_times(number, train=sent.block.seconds, epoch=epoch, aggregate=time.perf_counter() - begin)
+
+    def _refuse_others(self, number: int, blocks: Sequence[Block]) -> None:
+        """Refuse blocks of another run or of another round."""
+        for index, block in enumerate(blocks):
+            if (block.run, block.round) != (self.settings.key, number):
+                raise ArtifactError(
+                    f"{self.files.round(number).block(index)} is of round {block.round} of run {block.run}, and should "
+                    f"be of round {number} of run {self.settings.key}; delete it and run again."
+                )
 
     def _weigh(self, number: int, block: Block) -> Weighed:
         """What each participant of a round counts for."""

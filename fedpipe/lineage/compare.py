@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +14,15 @@ import pandas as pd
 import yaml
 
 from fedpipe import artifacts
+from fedpipe import plan as planning
 from fedpipe.artifacts import PARAMS, StudyFiles
-from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.errors import ArtifactError, SettingsError, UserError
 from fedpipe.lineage.diff import flat
 from fedpipe.planned import Cell, Plan, Reported
 from fedpipe.report import results, tables
 from fedpipe.report.statistics import PAIRED, difference
 from fedpipe.report.tables import DASH
+from fedpipe.stages.report import says
 
 WORKSPACE = "workspace"  #: what lies here, as DVC calls it
 
@@ -36,8 +39,8 @@ class Revision(NamedTuple):
     settings: dict[Row, dict[str, Any]]  #: by dotted name
 
 
-def compare(names: Sequence[str]) -> str:
-    """What ``fedpipe compare`` prints.
+def compare(names: Sequence[str]) -> tuple[str, list[str]]:
+    """What ``fedpipe compare`` prints, and a sentence for each revision whose params.yaml gives another table.
 
     Parameters
     ----------
@@ -57,39 +60,28 @@ def compare(names: Sequence[str]) -> str:
         raise SettingsError(f"'{twice[0]}' is named twice; each revision may be named once.")
     report: Reported | None = None
     revisions: list[Revision] = []
+    warnings: list[str] = []
     for name in names:
-        with _at(name):
-            revisions.append(_read(name, report))
+        with tempfile.TemporaryDirectory() as folder:
+            if name != WORKSPACE:
+                _fetch(name, Path(folder))
+            with contextlib.chdir(Path() if name == WORKSPACE else folder):
+                revisions.append(_read(name, report))
+            if name != WORKSPACE and _is_overtaken(revisions[-1].plan, Path(folder)):
+                warnings.append(
+                    f"params.yaml of '{name}' gives another table than '{name}' records; run `dvc repro` there, and "
+                    "commit."
+                )
         report = revisions[0].plan.report
-    return f"{_table(revisions)}\n\n{_settings(revisions)}"
+    return f"{_table(revisions)}\n\n{_settings(revisions)}", warnings
 
 
 # -- what a revision has -----------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _at(name: str) -> Iterator[None]:
-    """While the current folder holds what is compared of a revision."""
-    if name == WORKSPACE:
-        yield
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        _fetch(name, Path(folder))
-        with contextlib.chdir(folder):
-            yield
-
-
 def _read(name: str, report: Reported | None) -> Revision:
     """The revision whose files are in the current folder, as the baseline reports its numbers."""
-    place = StudyFiles.of(PARAMS).plan
-    if name == WORKSPACE and not place.is_file():
-        raise ArtifactError(f"{place} is missing; type `{artifacts.making(PARAMS)}` first.")
-    try:
-        plan = Plan.read(place)
-    except ArtifactError:
-        if name == WORKSPACE:
-            raise
-        raise ArtifactError(f"{name}: its {place} is of another version of fedpipe, and can't be compared.") from None
+    plan = _plan(name)
     chosen = report or plan.report
     frame = results.asked(results.reported(results.load(plan), chosen.round, chosen.last_k))
     frame = frame[frame["average"] == chosen.average]
@@ -110,6 +102,19 @@ def _read(name: str, report: Reported | None) -> Revision:
     )
 
 
+def _plan(name: str) -> Plan:
+    """The plan in the current folder."""
+    place = StudyFiles.of(PARAMS).plan
+    if name == WORKSPACE and not place.is_file():
+        raise ArtifactError(f"{place} is missing; type `{artifacts.making(PARAMS)}` first.")
+    try:
+        return Plan.read(place)
+    except ArtifactError:
+        if name == WORKSPACE:
+            raise
+        raise ArtifactError(f"{name}: its {place} is of another version of fedpipe, and can't be compared.") from None
+
+
 def _row(plan: Plan, cell: Cell) -> Row:
     return cell.algorithm, results.label(results.point(plan, cell))
 
@@ -124,46 +129,89 @@ def _held(cell: Cell) -> dict[str, Any]:
     return {name: value for name, value in flat(held).items() if name != "seed"} | {"federation.rounds": cell.rounds}
 
 
+def _is_overtaken(plan: Plan, folder: Path) -> bool:
+    """Whether the params.yaml of a revision asks for another table than that of its plan, whatever code makes them.
+
+    The revision's files are in the folder. Files that its params.yaml names are those that lie here, and so is code.
+    """
+    try:
+        made = planning.make(folder / PARAMS)
+    except UserError:  # here may be no such file, or no such component
+        return False
+    recorded = {cell.key: yaml.safe_load((folder / cell.files.settings).read_text()) for cell in plan.cells}
+    return _asked(made, {key: vars(settings) for key, settings in made.settings.items()}) != _asked(plan, recorded)
+
+
+def _asked(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
+    """What a plan asks for, without code and what is made of it: digests, keys, warnings."""
+    made = {"params", "runs", "cells", "partitions", "warnings"}
+    held = {name: value for name, value in says(plan).items() if name not in made}
+    cells = [
+        json.dumps([cell.algorithm, cell.rounds, cell.grid, _without_code(settings[cell.key])], sort_keys=True)
+        for cell in plan.cells
+    ]
+    return json.dumps([held, sorted(cells)], sort_keys=True)
+
+
+def _without_code(settings: dict[str, Any]) -> dict[str, Any]:
+    """A run's settings but for digests of code, and for where its files lie."""
+    return {name: value for name, value in flat(settings).items() if not {"origin", "code"} & {*name.split(".")}}
+
+
 def _fetch(name: str, folder: Path) -> None:
-    """Bring the plan of a revision, and what its table is made of, into a folder, by DVC's record of that revision."""
+    """Bring the plan of a revision, its params.yaml, and what its table is made of, into a folder."""
+    from dvc.config import Config
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
     from dvc.scm import SCMError
     from pygit2 import GitError
 
     try:
-        with Repo(".") as repo, repo.switch(name):  # also where the repository of git begins further up
-            recorded, plan = repo.dvcfs, StudyFiles.of(PARAMS).plan
-            if not recorded.exists(str(plan)):
-                raise SettingsError(f"'{name}' records no results; run `dvc repro` there, and commit.")
-            _get(recorded, name, plan, folder)
+        # A relative address in a commit's own .dvc/config would begin at "/": remotes are those of this folder.
+        # `DVCFileSystem(".", rev=name)` finds no project in a folder of a larger repository.
+        with Repo(".", config=Config.from_cwd()) as repo, repo.switch(name):
+            plan = StudyFiles.of(PARAMS).plan
+            for path in (plan, PARAMS):
+                _get(repo.dvcfs, name, path, folder)
             with contextlib.chdir(folder):
-                cells = Plan.read(plan).cells
+                cells = _plan(name).cells
             for cell in cells:
                 for path in (cell.joined.marker, cell.joined.metrics, cell.files.settings):
                     if not (folder / path).exists():
-                        _get(recorded, name, path, folder)
+                        _get(repo.dvcfs, name, path, folder)
     except SCMError:
         raise SettingsError(
             f"'{name}' is no commit or experiment here; `git log` and `dvc exp list` show their names."
         ) from None
     except (DvcException, GitError, OSError) as error:
-        raise SettingsError(f"'{name}' can't be read: {' '.join(str(error).split())}") from None
+        raise SettingsError(f"'{name}' can't be read: {_line(error)}") from None
 
 
 def _get(recorded: Any, name: str, path: Path, folder: Path) -> None:
     """Copy a file of a revision: from here, where it is the same, or from DVC's cache or remote."""
+    from dvc_data.index import DataIndexDirError
+
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    absent = f"{path} of '{name}' is neither here nor in DVC's cache or remote"
     try:
         info = recorded.info(str(path))
-        if path.is_file() and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == info.get("md5"):
-            (folder / path).write_bytes(path.read_bytes())
-        else:
-            recorded.get_file(str(path), str(folder / path))
     except FileNotFoundError:
-        raise ArtifactError(
-            f"{path} of '{name}' is neither here nor in DVC's cache or remote; `dvc fetch --all-commits` may bring it."
-        ) from None
+        raise SettingsError(f"'{name}' records no {path}; run `dvc repro` there, and commit.") from None
+    except DataIndexDirError as error:  # what its folder holds is unknown
+        reason = error.__cause__
+        told = "" if reason is None or isinstance(reason, FileNotFoundError) else f" ({_line(reason)})"
+        raise ArtifactError(f"{absent}{told}; `dvc fetch --all-commits` may bring it.") from None
+    if path.is_file() and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == info.get("md5"):
+        (folder / path).write_bytes(path.read_bytes())
+        return
+    try:
+        recorded.get_file(str(path), str(folder / path))
+    except FileNotFoundError:
+        raise ArtifactError(f"{absent}; `dvc fetch --all-commits` may bring it.") from None
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 # -- what is said of them ----------------------------------------------------------------------------------------------

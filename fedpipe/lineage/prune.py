@@ -12,7 +12,6 @@ import binascii
 import glob
 import hashlib
 import re
-import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -107,14 +106,11 @@ def remove(found: Iterable[Unneeded]) -> None:
             raise ArtifactError(f"{part} is not in DVC's cache ({part.uncached} of its files); nothing was removed.")
     for part in found:
         for path in part.paths:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            artifacts.remove(path)
     gone = {str(path) for part in found for path in part.paths}
     for record, output in _records():
         if any(output == path or output.startswith(f"{path}/") for path in gone):
-            record.unlink()
+            artifacts.remove(record)
 
 
 def _studies() -> tuple[set[Path], set[Path], set[Path]]:

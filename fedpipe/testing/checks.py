@@ -313,7 +313,7 @@ def check_resuming(algorithm: Algorithm) -> Iterator[str]:
         kept = named(stored(stack([resumed.kept[client] for client in range(len(resumed.clients))])))
         resumed.kept = {client: unstack(kept, client) for client in range(len(resumed.clients))}
         straight.run(1)
-        block = Block({})
+        block = Block("trial", 2, {})
         for outcome in resumed.train():
             block.add(outcome)
         read = Block.of(stored(block.tree()))

@@ -183,7 +183,7 @@ def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeyp
             train, server, measure = (studies.open_runs(made, stack=5)[0] for _ in range(3))
             path = run.files.round(number).block(0)
             artifacts.write_pt(path, train.train(number, train.participants(number)).tree())
-            server.aggregate(number, [Block.of(artifacts.read_pt(path))])
+            server.aggregate(number, [Block.read(path)])
             measure.evaluate(number)
     found = {name: bits for name, bits in studies.bits(run.files.path).items() if name.endswith(".pt")}
     assert found == wanted

@@ -148,6 +148,75 @@ def test_files_that_are_gone_here_come_from_the_cache_and_else_it_is_said(histor
     assert "is neither here nor in DVC's cache or remote; `dvc fetch" in compare(folder, "v1", "v2", fails=True)
 
 
+def removed(folder: Path, tag: str, *outs: str) -> None:
+    """Take what DVC recorded of outs, folders with a list of their files, from the cache."""
+    lock = typed(folder, "git", "show", f"{tag}:dvc.lock")
+    for out in outs:
+        (md5,) = re.findall(rf"path: {out}\n +hash: md5\n +md5: (\w+\.dir)", lock)
+        (folder / f".dvc/cache/files/md5/{md5[:2]}/{md5[2:]}").unlink()
+
+
+@pytest.mark.slow
+def test_what_the_cache_lacks_comes_from_a_remote_beside_the_clone(history: Path, tmp_path: Path) -> None:
+    """As docs/dvc.md sets it up; and where neither has the list of a folder's files, that is a sentence."""
+    folder = tmp_path / "copy"
+    shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
+    said = compare(history, "v1", "v2")  # DVC remembers in a folder of its own what a folder has read
+    typed(folder, "dvc", "remote", "add", "-d", "store", "../store")
+    shutil.copytree(folder / ".dvc/cache", tmp_path / "store")  # `dvc push` sends what has a remote in its own commit
+    removed(folder, "v1", "results/runs/feddw", "results/runs/fedavg")
+    (tmp_path / "store").rename(tmp_path / "away")
+    sentence = re.compile(
+        r"fedpipe: results/runs/fedavg/\w+/joined/0002/joined.json of 'v1' is neither here nor in DVC's cache or "
+        r"remote; `dvc fetch --all-commits` may bring it.\n"
+    )
+    assert sentence.fullmatch(compare(folder, "v1", "v2", fails=True))
+    (tmp_path / "away").rename(tmp_path / "store")
+    shutil.rmtree(folder / ".dvc/cache")
+    shutil.rmtree(folder / "results")
+    assert compare(folder, "v1", "v2") == said, "the remote is this folder's, and of no commit"
+
+
+@pytest.mark.slow
+def test_a_remote_that_is_not_set_up_is_a_sentence(history: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
+    typed(folder, "dvc", "config", "--local", "core.remote", "nowhere")
+    said = "fedpipe: 'v1' can't be read: config file error: remote 'nowhere' doesn't exist\n"
+    assert compare(folder, "v1", "v2", fails=True) == said
+
+
+@pytest.mark.slow
+def test_a_revision_whose_params_give_another_table_is_told(history: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
+    kept = (folder / "params.yaml").read_text()
+    for name, made in (
+        ("mu", params(7.0, [0, 2], partition={"alpha": 0.5})),
+        ("seeds", params(5.0, [0, 1], partition={"alpha": 0.5})),
+        ("report", params(5.0, [0, 2], partition={"alpha": 0.5}, report={"round": "best"})),
+        ("same", params(5.0, [0, 2], partition={"alpha": 0.5}, execution={"device": "cpu"})),
+        ("own", params(5.0, [0, 2], partition={"alpha": 0.5}) | {"model": {"name": "absent.Model"}}),
+    ):
+        studies.write(made, folder)
+        typed(folder, "git", "commit", "-qm", name, "params.yaml")
+        typed(folder, "git", "tag", name)
+    (folder / "params.yaml").write_text(kept)
+
+    def warned(*names: str) -> list[str]:
+        command = [sys.executable, "-m", "fedpipe", "compare", *names]
+        environment = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+        return done.stderr.splitlines()
+
+    sentence = (
+        "fedpipe: params.yaml of '{0}' gives another table than '{0}' records; run `dvc repro` there, and commit."
+    )
+    wrong = ["mu", "seeds", "report"]
+    assert warned("v1", "v2", "v3", *wrong, "same", "own") == [sentence.format(name) for name in wrong]
+    assert warned("mu") == [sentence.format("mu")], "of what lies here there is nothing to tell"
+
+
 @pytest.mark.slow
 def test_a_study_in_a_folder_of_a_repository_is_compared_as_any_other(history: Path, tmp_path: Path) -> None:
     folder = tmp_path / "thesis/experiments"

@@ -12,6 +12,8 @@ import yaml
 
 from fedpipe import archive, cli
 from fedpipe.artifacts import RunFiles
+from fedpipe.errors import ArtifactError
+from fedpipe.lineage import prune
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -123,3 +125,83 @@ def test_a_plan_that_leads_out_of_the_folder_is_refused(
     ):
         said = "fedpipe: results/plan.json is not the plan of the study that belongs there; delete it and run again.\n"
         assert typed(monkeypatch, capsys, *arguments) == (2, said), arguments
+
+
+def away(path: Path) -> tuple[Path, dict[Path, bytes]]:
+    """Put a link in the place of a file or folder, to where it is now; that place, with all that is there."""
+    outside = Path("..", "outside").resolve()
+    outside.mkdir()
+    target = outside / path.name
+    path.rename(target)
+    path.symlink_to(target)
+    return outside, contents(outside)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("link", "arguments"),
+    [
+        ("runs/fedavg", "segment {run} --stop 4 --keep-models last"),
+        ("runs/fedavg/{key}", "segment {run} --stop 4 --keep-models last"),
+        ("runs/fedavg/{key}/rounds", "segment {run} --stop 4 --keep-models last"),
+        ("runs/fedavg/{key}/rounds/0001", "collect {run} --rounds 3 --keep-models last"),
+        ("runs/fedavg/{key}", "collect {run} --rounds 3 --keep-models last"),
+        ("runs/fedavg/{key}/joined", "collect {run} --rounds 3"),
+        ("runs/fedavg/{key}/joined/0003", "collect {run} --rounds 3"),
+        ("keys", "table"),
+        ("tables", "table"),
+        ("plots", "table"),
+        ("figures", "figure curves"),
+    ],
+)
+def test_no_command_writes_or_deletes_through_a_link_that_leads_out(
+    study: Path, link: str, arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFiles(sorted(Path("results/runs/fedavg").iterdir())[0])
+    for place in Path("results").glob("**/plan.json"):
+        place.write_text(place.read_text().replace('"keep_models": "all"', '"keep_models": "last"'))
+    path = Path("results", link.format(key=run.path.name))
+    if not path.exists():
+        path.mkdir()
+    (path / ".state.json.0.tmp").write_text("half written")
+    outside, before = away(path)
+    status, said = typed(monkeypatch, capsys, *arguments.format(run=run.path).split())
+    assert contents(outside) == before
+    assert status == 2
+    (line,) = said.splitlines()[-1:]
+    assert " leads out of results through a link, to " in line
+    assert str(outside / path.name) in line
+
+
+@pytest.mark.parametrize(
+    "link", ["plan.json", "runs/fedavg/{key}/rounds.zip", "runs/fedavg/{key}/joined/0003/metrics.parquet"]
+)
+def test_a_link_in_the_place_of_a_file_is_replaced(
+    study: Path, link: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFiles(sorted(Path("results/runs/fedavg").iterdir())[0])
+    path = Path("results", link.format(key=run.path.name))
+    outside, before = away(path)
+    for arguments in ("plan", f"segment {run.path} --stop 4 --collect", f"collect {run.path} --rounds 3"):
+        assert typed(monkeypatch, capsys, *arguments.split())[0] == 0
+    assert contents(outside) == before
+    assert not path.is_symlink()
+
+
+def test_prune_deletes_links_and_not_what_they_lead_to(study: Path) -> None:
+    run = sorted(Path("results/runs/fedavg").iterdir())[0]
+    outside, before = away(run)
+    prune.remove([prune.Unneeded((run,), 0, 0)])
+    assert contents(outside) == before
+    assert not run.is_symlink()
+    label = Path("results/runs/scaffold")
+    runs = sorted(label.iterdir())
+    label.rename(outside / "scaffold")
+    label.symlink_to(outside / "scaffold")
+    before = contents(outside)
+    with pytest.raises(ArtifactError, match=rf"^{label} leads out of results through a link, to {outside}/scaffold;"):
+        prune.remove([prune.Unneeded((runs[0],), 0, 0)])
+    assert contents(outside) == before

@@ -54,7 +54,7 @@ def single_rounds(made: dict, index: int, size: int) -> None:
         for block, members in enumerate(blocks):
             run = fresh()
             artifacts.write_pt(files.block(block), run.train(number, members).tree())
-        fresh().aggregate(number, [Block.of(artifacts.read_pt(files.block(block))) for block in range(len(blocks))])
+        fresh().aggregate(number, [Block.read(files.block(block)) for block in range(len(blocks))])
         fresh().evaluate(number)
 
 
@@ -133,7 +133,7 @@ def test_one_participant_and_kernels_of_one_channel_leave_the_same_bytes_in_bloc
             continue
         path = run.files.round(number).block(0)
         artifacts.write_pt(path, run.train(number, run.participants(number)).tree())
-        run.aggregate(number, [Block.of(artifacts.read_pt(path))])
+        run.aggregate(number, [Block.read(path)])
         run.evaluate(number)
     assert finish(run, 2) == once
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pickle as pickles
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fedpipe import archive, artifacts
 from fedpipe.artifacts import RunFiles
+from fedpipe.config import Execution
+from fedpipe.engine.block import Block
+from fedpipe.engine.run import open_run
 from fedpipe.errors import ArtifactError
 from tests import studies
 
@@ -212,16 +218,59 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
     assert not Path("harm").exists()
 
 
-def test_a_pickled_object_is_refused_even_if_its_hash_is_vouched_for() -> None:
-    made = studies.prepare(studies.settings(("scaffold",), 1))
-    run = studies.open_runs(made)[0]
-    list(run.segment(1))
-    files: RunFiles = run.files
-    server, state = files.round(1).server, files.round(1).state
-    pickle(server)
-    vouched = artifacts.read_json(state)
-    vouched["sha256"][server.name] = artifacts.sha256_of(server)
-    artifacts.write_json(state, vouched)
-    with pytest.raises(ArtifactError, match=rf"^{server} can't be read \("):
-        studies.open_runs(made)[0].server(1)
+def pickled(value: Any, path: Path) -> None:
+    path.write_bytes(pickles.dumps(value))
+
+
+def old(value: Any, path: Path) -> None:
+    torch.save(value, path, _use_new_zipfile_serialization=False)
+
+
+@pytest.mark.parametrize("name", ["data", "server", "clients", "block"])
+@pytest.mark.parametrize("write", [torch.save, old, pickled])
+@pytest.mark.parametrize(
+    "value", [{"model": Harmful()}, Harmful(), [torch.zeros(1)], torch.zeros(1), {"model": "a"}, {1: torch.zeros(1)}]
+)
+def test_what_is_no_tensor_is_refused_even_if_its_hash_is_vouched_for(
+    name: str, write: Callable[[Any, Path], None], value: Any, vouched: Path
+) -> None:
+    """In each place of a run whose files come from elsewhere: nothing of it is executed."""
+    (settings,) = vouched.glob("results/runs/*/*/run.yaml")
+    files = RunFiles(settings.parent)
+    last, (data,) = files.round(2), vouched.glob("results/data/*.pt")
+    path = {"data": data, "server": last.server, "clients": last.clients, "block": files.round(3).block(0)}[name]
+    path.parent.mkdir(exist_ok=True)
+    write(value, path)
+    if name != "block":
+        record = data.with_suffix(".json") if name == "data" else last.state
+        held = artifacts.read_json(record)
+        (held if name == "data" else held["sha256"])[path.name] = artifacts.sha256_of(path)
+        artifacts.write_json(record, held)
+
+    def read() -> None:
+        run = open_run(files.path, Execution())
+        run.server(2)
+        run.kept(run.checkpoint.sealed(2)["participants"][0], 2)
+        Block.read(files.round(3).block(0))
+
+    with pytest.raises(ArtifactError, match=rf"^{path} can't be read \(.*\); delete it and run again\.$") as error:
+        read()
+    assert "\n" not in str(error.value)
     assert not Path("harm").exists()
+
+
+@pytest.fixture(scope="module")
+def _trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    with contextlib.chdir(folder):
+        (run,) = studies.open_runs(studies.prepare(studies.settings(("scaffold",), 2)))
+        list(run.segment(2))
+        artifacts.unpack(run.files.history)
+    return folder
+
+
+@pytest.fixture
+def vouched(_trained: Path, in_empty_folder: Path) -> Path:
+    """A copy of a run of two rounds, in the current folder."""
+    shutil.copytree(_trained, in_empty_folder, dirs_exist_ok=True)
+    return Path()

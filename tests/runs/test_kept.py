@@ -115,7 +115,7 @@ def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -
         for index, members in enumerate((ids[:2], ids[2:])):
             block = studies.open_runs(made, stack=2)[0].train(number, members)
             artifacts.write_pt(files.block(index), block.tree())
-        blocks = [Block.of(artifacts.read_pt(files.block(index))) for index in range(2)]
+        blocks = [Block.read(files.block(index)) for index in range(2)]
         studies.open_runs(made, stack=2)[0].aggregate(number, blocks)
         studies.open_runs(made, stack=2)[0].evaluate(number)
     collect.collect(run.files, ROUNDS, "all")

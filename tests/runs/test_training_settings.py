@@ -72,7 +72,7 @@ def test_rounds_have_the_same_bits_in_any_cut(tmp_path: Path, monkeypatch: pytes
                 files, blocks = fresh().files.round(number), []
                 for index, client in enumerate(fresh().participants(number)):
                     artifacts.write_pt(files.block(index), fresh().train(number, [client]).tree())
-                    blocks.append(Block.of(artifacts.read_pt(files.block(index))))
+                    blocks.append(Block.read(files.block(index)))
                 fresh().aggregate(number, blocks)
                 fresh().evaluate(number)
         else:

@@ -1,0 +1,94 @@
+"""A round's blocks are of the run and round that aggregate them."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+import pytest
+import torch
+
+from fedpipe import artifacts, cli
+from fedpipe.artifacts import RunFiles
+from tests import studies
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """The status with which `fedpipe` ends, and its errors."""
+    monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    try:
+        cli.main()
+        status = 0
+    except SystemExit as end:
+        status = int(end.code or 0)
+    return status, capsys.readouterr().err
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[RunFiles, RunFiles]:
+    """Two runs with the same participants in each round, and the one block of each in round 1."""
+    params = studies.settings(("fedavg", "fedprox"), 2, federation={"participation": 1.0})
+    params["algorithms"]["fedprox"] = {"mu": 5.0}
+    made = studies.prepare(params)
+    for run in made.runs:
+        assert typed(monkeypatch, capsys, "initialize", str(run.path))[0] == 0
+        train = ("train", str(run.path), "--round", "1", "--block", "0", "--size", "10")
+        assert typed(monkeypatch, capsys, *train)[0] == 0
+    one, other = (run.files for run in made.runs)
+    return one, other
+
+
+def test_a_block_of_another_run_is_refused(
+    blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = (files.round(1) for files in blocks)
+    own = one.block(0).read_bytes()
+    shutil.copy(other.block(0), one.block(0))
+    aggregate = ("aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1")
+    status, said = typed(monkeypatch, capsys, *aggregate)
+    assert status == 2
+    assert said == (
+        f"fedpipe: {one.block(0)} is of round 1 of run {blocks[1].path.name}, and should be of round 1 of run "
+        f"{blocks[0].path.name}; delete it and run again.\n"
+    )
+    assert not one.server.exists()
+    assert not one.state.exists()
+    one.block(0).write_bytes(own)
+    assert typed(monkeypatch, capsys, *aggregate) == (0, "")
+    assert one.state.exists()
+
+
+def test_a_block_of_another_round_is_refused(
+    blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files, path = blocks[0], str(blocks[0].path)
+    early = files.round(1).block(0).read_bytes()
+    assert typed(monkeypatch, capsys, "aggregate", path, "--round", "1", "--blocks", "1")[0] == 0
+    assert typed(monkeypatch, capsys, "evaluate", path, "--round", "1")[0] == 0
+    files.round(2).path.mkdir()
+    files.round(2).block(0).write_bytes(early)
+    status, said = typed(monkeypatch, capsys, "aggregate", path, "--round", "2", "--blocks", "1")
+    assert status == 2
+    assert f"{files.round(2).block(0)} is of round 1 of run {files.path.name}, and should be of round 2 of " in said
+    assert not files.round(2).server.exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: {name: value for name, value in tree.items() if name != "run"},  # as fedpipe 0.1.0 wrote it
+        lambda tree: {**tree, "round": torch.tensor([1, 2])},
+        lambda tree: {**tree, "made_by": torch.tensor([255], dtype=torch.uint8)},
+        lambda tree: {**tree, "ids": torch.arange(100)},
+        lambda tree: {**tree, "uploads": torch.zeros(1)},
+        lambda tree: {"server": tree},
+    ],
+)
+def test_what_is_no_block_is_refused(
+    change, blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = blocks[0].round(1).block(0)
+    artifacts.write_pt(path, change(artifacts.read_pt(path)))
+    said = typed(monkeypatch, capsys, "aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1")
+    assert said == (2, f"fedpipe: {path} is no block of clients; delete it and run again.\n")
