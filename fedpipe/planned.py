@@ -100,10 +100,11 @@ class Cell(_Rounds):
     """What tables and figures show: so many rounds of a run, at a point of the grid."""
 
     grid: dict[str, Any]  #: its point, where that concerns the algorithm
+    own: dict[str, Any] = field(default_factory=dict)  #: the settings that the method has alone, by key (`with`)
 
     def held(self) -> dict[str, Any]:
         """As ``plan.json`` holds it."""
-        return _held(self)
+        return {name: value for name, value in _held(self).items() if name != "own" or value}  # else as it was before
 
     @classmethod
     def of(cls, held: dict[str, Any]) -> Cell:
@@ -363,6 +364,7 @@ class Plan:
         whole &= {run.partition for run in plan.runs} == set(plan.partitions)
         whole &= all(run.rounds == max(plan.lengths.get(run.path, (0,))) for run in plan.runs)
         whole &= all(cell.grid.keys() <= plan.grid.keys() for cell in plan.cells) and bool(plan.protocols)
+        whole &= all(type(cell.own) is dict for cell in plan.cells)
         whole &= plan.shown.keys() <= set(plan.algorithms) and set(plan.shown.values()) <= set(plan.protocols)
         whole &= plan.titles.keys() <= set(plan.algorithms) and all(type(name) is str for name in plan.titles.values())
         whole &= set(plan.report.best_over) <= plan.grid.keys()
@@ -493,7 +495,7 @@ def _fields(kind: type, held: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
-    return field.default is not dataclasses.MISSING
+    return (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
 
 
 def _texts(values: Any) -> tuple[str, ...]:
