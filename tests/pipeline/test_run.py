@@ -202,6 +202,17 @@ def test_what_it_stands_for(project: Project, arguments: tuple[str, ...], printe
             ("--config", "params=studies/gallery.yaml"),
             "--config can't be used here; another study is named by --params, and its file says all.",
         ),
+        (
+            ("-n", "--set", "federation.rounds=3"),
+            "'--set federation.rounds=3' can't be read by snakemake (ambiguous option: --set could match "
+            "--set-threads, --set-resources, --set-scatter, --set-resource-scopes); `fedpipe run --help` and "
+            "`snakemake --help` list the options, and settings belong in params.yaml.",
+        ),
+        (
+            ("--no-such-option",),
+            "'--no-such-option' can't be read by snakemake (unrecognized arguments: --no-such-option); "
+            "`fedpipe run --help` and `snakemake --help` list the options, and settings belong in params.yaml.",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence_and_runs_nothing(
