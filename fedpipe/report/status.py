@@ -36,7 +36,10 @@ LINES = 5  #: of the log of a failed job
 INTERVAL = 2  #: seconds between two drawings
 
 SNAKEMAKE = Path(".snakemake")
-FAILED = r"^Command '.*fedpipe (\w+) (\S+).* > (\S+) 2>&1' (?:returned non-zero exit status (?!130\.)\d+|died with <Signals\.(?!SIGINT)\w+: \d+>)\.$"
+FAILED = (
+    r"^Command '.*fedpipe (\w+) (\S+).* > (\S+) 2>&1' "
+    r"(?:returned non-zero exit status (?!130\.)\d+|died with <Signals\.(?!SIGINT)\w+: \d+>)\.$"
+)
 INTERRUPTED = r"^Command '.* > (\S+) 2>&1' (?:returned non-zero exit status 130|died with <Signals\.SIGINT: 2>)\.$"
 CTRL_C = "Terminating processes on user request"  #: all errors below it are of jobs that Snakemake ended
 STOPPED = r": stopped by SIGTERM after round \d+;[^\n]*\s*\Z"  #: the end of a segment's log, which is no failure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from html import escape
 from statistics import mean
 from typing import Any, NamedTuple
@@ -229,15 +229,6 @@ def dealing(partition: dict[str, Any], told: str = "") -> str:
     return f"{told or setup(partition)}, {seed}"
 
 
-def csv(frame: pd.DataFrame) -> bytes:
-    """A frame as CSV: floats in as few digits as give them back exactly, text so that no spreadsheet computes it."""
-    texts = {
-        name: column.map({value: plain(value) if isinstance(value, str) else value for value in column.unique()})
-        for name, column in frame.select_dtypes(exclude="number").items()
-    }
-    return frame.assign(**texts).rename(columns=plain).to_csv(index=False, lineterminator="\n").encode()
-
-
 def plain(text: str) -> str:
     """Text for a cell of a CSV file: with an apostrophe before it if a spreadsheet would take it for a formula.
 
@@ -247,6 +238,15 @@ def plain(text: str) -> str:
     ("'=1+2", "'-x", '-0.5', 'fedavg')
     """
     return f"'{text}" if text.startswith(FORMULAS) and not re.fullmatch(NUMBER, text) else text
+
+
+def csv(frame: pd.DataFrame, spell: Callable[[str], str] = plain) -> bytes:
+    """A frame as CSV: floats in as few digits as give them back exactly, text as ``spell`` gives it."""
+    texts = {
+        name: column.map({value: spell(value) if isinstance(value, str) else value for value in column.unique()})
+        for name, column in frame.select_dtypes(exclude="number").items()
+    }
+    return frame.assign(**texts).rename(columns=spell).to_csv(index=False, lineterminator="\n").encode()
 
 
 def _row(plan: Plan) -> list[str]:
