@@ -261,10 +261,9 @@ class Plan:
         return {key: name if every.count(name) == 1 else f"{name}-{key}" for key, name in names.items()}
 
     def partition_told(self, key: str) -> dict[str, str]:
-        """What a partition is, by name: data set, scheme with its parameters, clients and seed."""
-        return {
-            {"name": "data set"}.get(name, name): str(value) for name, value in _dealt(self.partitions[key]).items()
-        }
+        """What a partition is, by name, for Snakemake's report: data set, scheme with its parameters, clients, seed."""
+        told = _dealt(self.partitions[key])
+        return {{"name": "data set"}.get(name, name): widen_tags(str(value)) for name, value in told.items()}
 
     @cached_property
     def joined(self) -> tuple[JoinedFiles, ...]:
@@ -376,6 +375,17 @@ class Plan:
         if not whole:
             raise ValueError(held["params"])
         return plan
+
+
+def widen_tags(text: str) -> str:
+    """Text for a script in a page of Snakemake or DVC, neither of which escapes it: the ``<`` of a tag is a wide one.
+
+    Examples
+    --------
+    >>> widen_tags("a < b</script>")
+    'a < b＜/script>'
+    """
+    return re.sub(r"<(?=[A-Za-z/!?])", "＜", text)
 
 
 def plans() -> Iterator[tuple[Path, Plan | None]]:

@@ -6,25 +6,19 @@ a study's grid. It has the method's label, which stays the same from commit to c
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pandas as pd
 
 from fedpipe import artifacts
 from fedpipe.data.assignment import Assignment
-from fedpipe.planned import Plan
+from fedpipe.planned import Plan, widen_tags
 from fedpipe.report import curves, matrices, results, tables
-
-TAG = r"<(?=[A-Za-z/!?])"  #: the beginning of one in HTML
 
 
 def csv(frame: pd.DataFrame) -> bytes:
-    """A frame as CSV in which no text is a tag of HTML: its ``<`` is a wide one.
-
-    DVC writes the text into a script of its page as it is, where ``</script>`` would end the script.
-    """
-    return tables.csv(frame, lambda text: tables.plain(re.sub(TAG, "＜", text)))
+    """A frame as CSV for DVC, which writes its text into a script of a page as it is."""
+    return tables.csv(frame, lambda text: tables.plain(widen_tags(text)))
 
 
 def learning(plan: Plan) -> pd.DataFrame:

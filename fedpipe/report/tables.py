@@ -243,7 +243,7 @@ def plain(text: str) -> str:
 def csv(frame: pd.DataFrame, spell: Callable[[str], str] = plain) -> bytes:
     """A frame as CSV: floats in as few digits as give them back exactly, text as ``spell`` gives it."""
     texts = {
-        name: column.map({value: spell(value) if isinstance(value, str) else value for value in column.unique()})
+        str(name): column.map({value: spell(value) if isinstance(value, str) else value for value in column.unique()})
         for name, column in frame.select_dtypes(exclude="number").items()
     }
     return frame.assign(**texts).rename(columns=spell).to_csv(index=False, lineterminator="\n").encode()

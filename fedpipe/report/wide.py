@@ -137,9 +137,9 @@ def wide(plan: Plan, table: pd.DataFrame, whole: Plan | None = None) -> Wide:
     there = {labels for labels, _ in kept}
     alone = {(cell.algorithm, *results.point(plan, cell).values()): results.own(cell) for cell in plan.cells}
     by_row: dict[tuple[str, ...], set[str]] = {}
-    for (labels, _), key in kept.items():
-        by_row.setdefault(labels, set()).add(alone[key])
-    of_row = {labels: next(iter(told)) if len(told) == 1 else "" for labels, told in by_row.items()}
+    for (stub, _), key in kept.items():
+        by_row.setdefault(stub, set()).add(alone[key])
+    of_row = {stub: next(iter(told)) if len(told) == 1 else "" for stub, told in by_row.items()}
 
     def entry(labels: tuple[str, ...], point: tuple[str, ...], protocol: str) -> Entry:
         key = kept.get((labels, point))
