@@ -5,14 +5,15 @@ from __future__ import annotations
 import difflib
 import errno
 import inspect
+import io
 import os
 import re
 import shlex
 import shutil
 import sys
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -172,6 +173,8 @@ def run(
     if any(word.startswith(("--config", "-C")) for word in further):
         raise SettingsError("--config can't be used here; another study is named by --params, and its file says all.")
     snakemake = _snakemake()
+    if further:
+        _refuse_unreadable(further, params)
     told = {}
     if not (yes or dry_run) and _runs_here(profile):
         cores = re.search(r"(?<!\S)(?:--cores|-c)[ =]?(\d+)", " ".join(further))
@@ -668,6 +671,22 @@ def _snakemake() -> str:
     if not (found or beside.is_file()):
         raise SettingsError("snakemake is not installed here; run `make setup`, then `source .venv/bin/activate`.")
     return str(beside) if beside.is_file() and not (found and beside.samefile(found)) else "snakemake"
+
+
+def _refuse_unreadable(words: list[str], params: Path) -> None:
+    """Refuse what Snakemake can't read: it would print all of its options."""
+    from snakemake.cli import get_argument_parser
+
+    def refuse(reason: str) -> NoReturn:
+        raise SettingsError(
+            f"'{shlex.join(words)}' can't be read by snakemake ({reason}); `fedpipe run --help` and `snakemake --help` "
+            f"list the options, and settings belong in {params}."
+        )
+
+    parser = get_argument_parser()
+    parser.error = refuse
+    with suppress(SystemExit), redirect_stdout(io.StringIO()):  # of --help and --version, which snakemake prints later
+        parser.parse_args(words)
 
 
 def _refuse_long(made: NewPlan, at_once: int) -> None:

@@ -84,11 +84,11 @@ def points(study: Params) -> Iterator[Point]:
 
 def settings(
     raw: dict[str, Any], study: Params, point: Point, above: dict[str, Any], obtain: str
-) -> Iterator[tuple[Params, list[str]]]:
-    """The settings at a point, with the methods that have them: those that set keys of their own have others.
+) -> Iterator[tuple[Params, list[str], dict[str, Any]]]:
+    """The settings at a point, with the methods that have them and what these set for themselves alone, by key.
 
-    The grid's keys stand above the study's, a method's own above these, and those of the scale above all. ``obtain`` is
-    the command that obtains the study's data.
+    What the scale sets is not among it, since that is the same for all. The grid's keys stand above the study's, a
+    method's own above these, and those of the scale above all. ``obtain`` is the command that obtains the study's data.
 
     Raises
     ------
@@ -108,11 +108,22 @@ def settings(
         own[name] = changes
     for name, labels in groups.items():
         if not (point.changes or own[name]):
-            yield study, labels
+            yield study, labels, {}
             continue
         with _saying_where([*at, *([f"with algorithms.{labels[0]}.with"] if own[name] else [])]):
-            params = config.parse(config.override(there, own[name], above), None, labels, obtain)
-        yield params, labels
+            whole = config.override(there, own[name], above)
+            params = config.parse(whole, None, labels, obtain)
+        keys = list(own[name])
+        void = {key for place, key in enumerate(keys) if any(within(key, one) for one in (*keys[place + 1 :], *above))}
+        yield params, labels, {key: _value(whole, key) for key in keys if key not in void}
+
+
+def _value(settings: dict[str, Any], key: str) -> Any:
+    """The value at a dotted key."""
+    found: Any = settings
+    for part in key.split("."):
+        found = found[part]
+    return found
 
 
 @contextmanager

@@ -188,7 +188,7 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
     draft = _Draft(study, grid.keys(raw, study, above))
     for point in grid.points(study):
         found = grid.settings(raw, study, point, above, download)
-        draft.add(point, {label: params for params, labels in found for label in labels})
+        draft.add(point, {label: (params, own) for params, labels, own in found for label in labels})
     probes = probing.planned(study, draft.cells.values())
     draft.texts |= {str(probe.files.settings): probing.text(study, probe) for probe in probes}
     return NewPlan(
@@ -235,9 +235,13 @@ class _Draft:
     stamps: dict[str, str] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
 
-    def add(self, point: grid.Point, told: dict[str, Params]) -> None:
-        """Add a point's cells, and runs where they are new; ``told`` has the settings of each algorithm there."""
+    def add(self, point: grid.Point, found: dict[str, tuple[Params, dict[str, Any]]]) -> None:
+        """Add a point's cells, and runs if they are new.
+
+        ``found`` has the settings of each algorithm there, and the keys that it sets for itself alone.
+        """
         algorithms, seeds = self.study.study.algorithms, self.study.study.seeds
+        told = {label: params for label, (params, _) in found.items()}
         for params in {id(params): params for params in told.values()}.values():  # those of many algorithms are one
             self.warnings += params.warnings
             self.stamps |= {str(pin.path): pins.stamp(pin.path) for pin in params.pins.values()}
@@ -253,7 +257,8 @@ class _Draft:
             run = self._run(label, params, dataclasses.replace(settings[label], seed=seed))
             heard = {name: [key for key in own if key not in params.left_out] for name, own in self.keys.items()}
             mine = point.at(label, heard)
-            cell = Cell(algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=mine)
+            own = found[label][1]
+            cell = Cell(algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=mine, own=own)
             self.cells[digest([label, seed, mine])] = cell
 
     def _run(self, label: str, params: Params, settings: Settings) -> PlannedRun:

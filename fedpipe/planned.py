@@ -100,10 +100,11 @@ class Cell(_Rounds):
     """What tables and figures show: so many rounds of a run, at a point of the grid."""
 
     grid: dict[str, Any]  #: its point, where that concerns the algorithm
+    own: dict[str, Any] = field(default_factory=dict)  #: the settings that the method has alone, by key (`with`)
 
     def held(self) -> dict[str, Any]:
         """As ``plan.json`` holds it."""
-        return _held(self)
+        return {name: value for name, value in _held(self).items() if name != "own" or value}  # else as it was before
 
     @classmethod
     def of(cls, held: dict[str, Any]) -> Cell:
@@ -260,10 +261,9 @@ class Plan:
         return {key: name if every.count(name) == 1 else f"{name}-{key}" for key, name in names.items()}
 
     def partition_told(self, key: str) -> dict[str, str]:
-        """What a partition is, by name: data set, scheme with its parameters, clients and seed."""
-        return {
-            {"name": "data set"}.get(name, name): str(value) for name, value in _dealt(self.partitions[key]).items()
-        }
+        """What a partition is, by name, for Snakemake's report: data set, scheme with its parameters, clients, seed."""
+        told = _dealt(self.partitions[key])
+        return {{"name": "data set"}.get(name, name): widen_tags(str(value)) for name, value in told.items()}
 
     @cached_property
     def joined(self) -> tuple[JoinedFiles, ...]:
@@ -363,6 +363,7 @@ class Plan:
         whole &= {run.partition for run in plan.runs} == set(plan.partitions)
         whole &= all(run.rounds == max(plan.lengths.get(run.path, (0,))) for run in plan.runs)
         whole &= all(cell.grid.keys() <= plan.grid.keys() for cell in plan.cells) and bool(plan.protocols)
+        whole &= all(type(cell.own) is dict for cell in plan.cells)
         whole &= plan.shown.keys() <= set(plan.algorithms) and set(plan.shown.values()) <= set(plan.protocols)
         whole &= plan.titles.keys() <= set(plan.algorithms) and all(type(name) is str for name in plan.titles.values())
         whole &= set(plan.report.best_over) <= plan.grid.keys()
@@ -374,6 +375,17 @@ class Plan:
         if not whole:
             raise ValueError(held["params"])
         return plan
+
+
+def widen_tags(text: str) -> str:
+    """Text for a script in a page of Snakemake or DVC, neither of which escapes it: the ``<`` of a tag is a wide one.
+
+    Examples
+    --------
+    >>> widen_tags("a < b</script>")
+    'a < b＜/script>'
+    """
+    return re.sub(r"<(?=[A-Za-z/!?])", "＜", text)
 
 
 def plans() -> Iterator[tuple[Path, Plan | None]]:
@@ -493,7 +505,7 @@ def _fields(kind: type, held: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
-    return field.default is not dataclasses.MISSING
+    return (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
 
 
 def _texts(values: Any) -> tuple[str, ...]:

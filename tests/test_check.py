@@ -315,6 +315,32 @@ def test_what_is_right_passes_by_the_real_command(project: Path) -> None:
     assert fedpipe(project, "check", "own.Prox", "--set", "mu=0.1") == (0, "own.Prox keeps the contract.\n")
 
 
+#: Losses that have no gradient at a client with one class.
+ONE_CLASS = {
+    "FedLC": (  # Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022
+        "tau: float = 1.0\n"
+        " def start(self, kept, received, info):\n"
+        "  return {'model': received['model'], 'margins': self.tau * info.classes.clamp(1e-8) ** -0.25}\n"
+        " def loss(self, client, batch):\n"
+        "  logits = self.net(client['model'], batch.x) - client['margins']\n"
+        "  return batch.mean(F.cross_entropy(logits, batch.y, reduction='none'))"
+    ),
+    "restricted softmax": (  # over the client's own classes
+        "def start(self, kept, received, info):\n"
+        "  return {'model': received['model'], 'owned': info.classes}\n"
+        " def loss(self, client, batch):\n"
+        "  logits = self.net(client['model'], batch.x).masked_fill(client['owned'] == 0, -1e9)\n"
+        "  return batch.mean(F.cross_entropy(logits, batch.y, reduction='none'))"
+    ),
+}
+
+
+@pytest.mark.parametrize("body", ONE_CLASS.values(), ids=ONE_CLASS)
+def test_a_method_with_nothing_to_learn_from_one_class_keeps_the_contract(body: str, project: Path) -> None:
+    write(project, body)
+    assert fedpipe(project, "check", "own.Own") == (0, "own.Own keeps the contract.\n")
+
+
 def test_all_breaches_are_told_at_once(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -411,6 +411,30 @@ def scaled(scale: str) -> NewPlan:
     return planning.make(Path("params.yaml"), scale)
 
 
+def test_what_a_method_sets_for_itself_alone_stands_in_its_cells() -> None:
+    """With the values that take effect; nothing where the scale sets the same key, for all methods."""
+    own = {"fedavg": {}, "fedprox": {"federation.local_epochs": 5}}
+    for scale, found in (("paper", own), ("smoke", {"fedavg": {}, "fedprox": {}})):
+        made = scaled(scale)
+        assert all(cell.own == found[cell.algorithm] for cell in made.cells)
+        planning.write(made)
+        assert Plan.read(made.study.plan).cells == made.cells
+    assert not any("own" in cell.held() for cell in scaled("smoke").cells), "a plan without any is as it was"
+
+
+def test_what_a_method_sets_at_some_points_stands_in_their_cells() -> None:
+    settings = study(("fedavg", "fedprox"))
+    settings["algorithms"]["fedprox"] = {"with": {"model": {"name": "mlp", "hidden": [8]}, "model.hidden": [4]}}
+    settings["study"]["grid"] = {"kind": {"as it is": {}, "long": {"algorithms.fedavg.with": {"federation.rounds": 9}}}}
+    made = make(settings)
+    assert {(cell.algorithm, cell.grid.get("kind", "")): cell.own for cell in made.cells} == {
+        ("fedavg", "as it is"): {},
+        ("fedavg", "long"): {"federation.rounds": 9},
+        ("fedprox", ""): {"model": {"name": "mlp", "hidden": [4]}, "model.hidden": [4]},
+    }
+    assert {cell.rounds for cell in made.cells if cell.own == {"federation.rounds": 9}} == {9}
+
+
 def test_a_scale_stands_above_the_grid_and_methods() -> None:
     """Its runs are those of a study in which its keys stand; and its name is in no key."""
     made = scaled("smoke")

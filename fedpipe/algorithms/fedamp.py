@@ -43,11 +43,12 @@ class FedAMP(Algorithm):
     State: :math:`w_i` at the client; all clients' last uploads and :math:`\xi` at the server. Traffic: a model down, a
     model up; there is no global model. Deviations: the paper lowers alpha as rounds go by; here it is constant, and the
     pull's is not lowered. HeurFedAMP, whose :math:`\xi_{ii}` is a setting, is another method.
-    Values used: lambda 1, alpha 1e4 and sigma 1e6 (the paper, by memory: they mix almost evenly, 1 % of each other
-    client), alpha 1000, lambda 1 and sigma 0.1 (cwFedAvg). The pull is weak at either; what acts is that training
-    begins at :math:`u_i`. cwFedAvg's row is another thing: in PFLlib, on which that study was built, the pull has no
-    gradient and no model is ever overwritten by its mixture, so that FedAMP is local training whatever its values.
-    ``begin_at: own`` with ``attraction: 0`` reproduces that row: it is local training to the bit.
+    Values used: alpha 1000, lambda 1 and sigma 0.1 (cwFedAvg, supplement). The defaults, lambda 1, alpha 1e4 and sigma
+    1e6, are unverified: no source was compared for them. They mix almost evenly, 1 % of each other client. The pull is
+    weak at either; what acts is that training begins at :math:`u_i`. cwFedAvg's row is another thing: in PFLlib, on
+    which that study was built, the pull has no gradient and no model is ever overwritten by its mixture, so that FedAMP
+    is local training whatever its values. ``begin_at: own`` with ``attraction: 0`` reproduces that row: it is local
+    training to the bit.
 
     Parameters
     ----------

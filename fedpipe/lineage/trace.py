@@ -49,7 +49,7 @@ def trace(table: Path, cell: str) -> dict[str, Any]:
     plan = Plan.read(table.parent.parent / "plan.json")
     check(plan, "results.md", "results.csv")
     report = plan.report
-    found = _cells(plan, table)
+    found = _cells(plan)
     if cell not in found:
         near = [name for name in found if name.partition(".")[0] == cell.partition(".")[0]]
         raise SettingsError(f"'{cell}' is not a cell of {table}; {nearest(cell, near or list(found))}")
@@ -115,10 +115,9 @@ def _seeds(count: int) -> str:
     return f"{count} seeds" if count > 1 else "1 seed"
 
 
-def _cells(plan: Plan, table: Path) -> dict[str, dict[Any, Any]]:
-    """Rows of ``results.csv`` by the name of their cell; only what the table for people shows."""
-    frame = pd.read_csv(table.with_suffix(".csv"), dtype=dict.fromkeys(plan.grid, str), keep_default_na=False)
-    frame["mean"] = pd.to_numeric(frame["mean"])
+def _cells(plan: Plan) -> dict[str, dict[Any, Any]]:
+    """Rows of the table by the name of their cell; only what the table for people shows."""
+    frame = tables.table(plan)  # and not results.csv, which was compared with it: a CSV file has other text
     shown = frame[(frame["round"] == plan.report.round) & (frame["average"] == plan.report.average)]
     cells = {}
     for row in shown.to_dict("records"):

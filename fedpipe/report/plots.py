@@ -12,8 +12,13 @@ import pandas as pd
 
 from fedpipe import artifacts
 from fedpipe.data.assignment import Assignment
-from fedpipe.planned import Plan
+from fedpipe.planned import Plan, widen_tags
 from fedpipe.report import curves, matrices, results, tables
+
+
+def csv(frame: pd.DataFrame) -> bytes:
+    """A frame as CSV for DVC, which writes its text into a script of a page as it is."""
+    return tables.csv(frame, lambda text: tables.plain(widen_tags(text)))
 
 
 def learning(plan: Plan) -> pd.DataFrame:

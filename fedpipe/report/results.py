@@ -55,6 +55,32 @@ def line(name: str, point: Mapping[str, str]) -> str:
     return f"{name} ({told})" if told else name
 
 
+def own_settings(plan: Plan) -> list[str]:
+    """A sentence for each method, and each of its own points of the grid, that has settings for itself alone.
+
+    Examples
+    --------
+    >>> own_settings(plan)  # doctest: +SKIP
+    ['scaffold has settings of its own: federation.optimizer=sgd, federation.learning_rate=0.05.']
+    """
+    found: dict[str, dict[str, list[str]]] = {}
+    for cell in cells(plan):
+        by_own = found.setdefault(cell.algorithm, {})
+        by_own.setdefault(own(cell), []).append(label(point(plan, cell)))
+    sentences = []
+    for algorithm, by_own in found.items():
+        for told, points in by_own.items():
+            where = "; ".join(dict.fromkeys(points)) if len(by_own) > 1 else ""
+            name = f"{plan.title(algorithm)} ({where})" if where else plan.title(algorithm)
+            sentences += [f"{name} has settings of its own: {told}."] if told else []
+    return sentences
+
+
+def own(cell: Cell) -> str:
+    """The settings in words that a cell's method has for itself alone, as ``federation.local_epochs=15``."""
+    return ", ".join(f"{key}={_text(value)}" for key, value in cell.own.items())
+
+
 def load(plan: Plan) -> pd.DataFrame:
     """Accuracies of all cells.
 

@@ -36,7 +36,12 @@ LINES = 5  #: of the log of a failed job
 INTERVAL = 2  #: seconds between two drawings
 
 SNAKEMAKE = Path(".snakemake")
-FAILED = r"^Command '.*fedpipe (\w+) (\S+).* > (\S+) 2>&1' returned non-zero exit status (?!130\.)\d+\.$"
+FAILED = (
+    r"^Command '.*fedpipe (\w+) (\S+).* > (\S+) 2>&1' "
+    r"(?:returned non-zero exit status (?!130\.)\d+|died with <Signals\.(?!SIGINT)\w+: \d+>)\.$"
+)
+INTERRUPTED = r"^Command '.* > (\S+) 2>&1' (?:returned non-zero exit status 130|died with <Signals\.SIGINT: 2>)\.$"
+CTRL_C = "Terminating processes on user request"  #: all errors below it are of jobs that Snakemake ended
 STOPPED = r": stopped by SIGTERM after round \d+;[^\n]*\s*\Z"  #: the end of a segment's log, which is no failure
 
 
@@ -50,8 +55,8 @@ class Progress:
         Algorithm, grid point and seed, in words.
     state
         ``failed``: its last job failed, and no other was begun; ``running``: a job writes its log; ``queued``: a job
-        was submitted; ``stopped``: begun, but Snakemake is not at work, or SIGTERM ended its last job after a round;
-        ``waiting``: not begun; ``done``.
+        was submitted; ``stopped``: begun, but Snakemake is not at work, or Ctrl+C ended its last job, or SIGTERM did
+        after a round; ``waiting``: not begun; ``done``.
     rounds, total
         Rounds complete, and rounds of the study.
     accuracy
@@ -110,6 +115,7 @@ class Job:
     logs: list[Path]  #: its own, then Slurm's
     when: float  #: seconds since the epoch, whole
     since: float = 0.0  #: when it was submitted, as far as Snakemake told
+    interrupted: bool = False  #: by Ctrl+C
 
     @property
     def begun(self) -> bool:
@@ -118,10 +124,12 @@ class Job:
 
     @property
     def stopped(self) -> bool:
-        """Whether it is a segment that SIGTERM ended in good order, of which its log's last line tells.
+        """Whether Ctrl+C ended it, or it is a segment that SIGTERM ended in good order: its log's last line says so.
 
-        Not one that died before it wrote a log: what lies there is that of the job before it.
+        Not a segment that died before it wrote a log: what is there is that of the job before it.
         """
+        if self.interrupted:
+            return True
         with suppress(FileNotFoundError):
             own = self.logs[0].stat().st_mtime >= self.since
             return self.failed and own and bool(re.search(STOPPED, self.logs[0].read_text(errors="replace")))
@@ -282,9 +290,9 @@ def _said() -> Iterator[Job]:
 def _exceptions(log: Path, size: int) -> list[Job]:
     """The jobs whose commands failed by a log of this size: all that a quiet Snakemake tells of errors.
 
-    It does not name their outputs; what each works for stands for them. Ctrl+C's status (130) is no failure.
+    It does not name their outputs; what each works for stands for them. What Ctrl+C ends is no failure.
     """
-    found = re.findall(FAILED, log.read_text(errors="replace"), re.M)
+    found = re.findall(FAILED, log.read_text(errors="replace").partition(CTRL_C)[0], re.M)
     when = log.stat().st_mtime
     return [Job(rule, True, [_made(rule, of, Path(job))], [Path(job)], when) for rule, of, job in found]
 
@@ -312,7 +320,8 @@ def _jobs(log: Path, size: int) -> list[Job]:
     """The jobs that a log of this size speaks of."""
     found: list[Job] = []
     submitted: dict[Path, float] = {}  #: by log
-    when, rule, failed, fields = 0.0, "", False, dict[str, str]()
+    interrupted: set[str] = set()  #: logs
+    when, rule, failed, fields, ended = 0.0, "", False, dict[str, str](), False
     for line in [*log.read_text(errors="replace").splitlines(), ""]:
         if begin := re.fullmatch(r"(Error in )?(?:local)?rule (\w+):", line):
             rule, failed, fields = begin[2], bool(begin[1]), {}
@@ -320,13 +329,19 @@ def _jobs(log: Path, size: int) -> list[Job]:
             fields[field[1]] = field[2]
         elif time_of := re.fullmatch(r"\[(\w{3} \w{3} +\d+ [\d:]+ \d{4})\]", line):
             when = datetime.strptime(time_of[1], "%a %b %d %H:%M:%S %Y").timestamp()
+        elif command := re.fullmatch(INTERRUPTED, line):
+            interrupted.add(command[1])
+        elif line.startswith(CTRL_C):
+            ended = True
         if rule and len(fields) == 2:  # the output, then the log
             # An error's log line ends with advice in brackets, and has the cluster's log behind the job's own.
             logs = [*map(Path, re.sub(r" \(.*\)$", "", fields["log"]).split(", "))]
             outputs = [*map(Path, fields["output"].split(", "))]
             if not failed:
                 submitted[logs[0]] = when
-            found.append(Job(rule, failed, outputs, logs, when, submitted.get(logs[0], 0.0)))
+                interrupted.discard(str(logs[0]))
+            by_user = failed and (ended or str(logs[0]) in interrupted)
+            found.append(Job(rule, failed, outputs, logs, when, submitted.get(logs[0], 0.0), by_user))
             rule = ""
     return found
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import re
+from collections.abc import Callable, Hashable, Mapping
 from html import escape
 from statistics import mean
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ STYLE = (  #: of the page
     "table{border-collapse:collapse;margin:1rem 0}th,td{padding:.25rem .8rem;text-align:left;white-space:nowrap}"
     "tr{border-bottom:1px solid #ddd}th{border-bottom:2px solid #444}.number{text-align:right}"
 )
+FORMULAS = tuple("=+-@\t\r＝＋－＠")  #: what a spreadsheet takes for the beginning of one
+NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"  #: what it reads as a number in any case
 DASH = "–"  #: stands for a protocol that an algorithm does not have
 
 REPORTED = {
@@ -97,7 +100,8 @@ class Shown(NamedTuple):
     def markdown(self) -> str:
         """As Markdown."""
         sides = ["left" if column < self.left else "right" for column in range(self.frame.shape[1])]
-        return str(self.frame.to_markdown(index=False, disable_numparse=True, colalign=sides))
+        shown = self.frame.map(_unmarked).rename(columns=_unmarked)
+        return str(shown.to_markdown(index=False, disable_numparse=True, colalign=sides))
 
     @property
     def html(self) -> str:
@@ -115,7 +119,13 @@ class Shown(NamedTuple):
 
 def markdown(plan: Plan, table: pd.DataFrame) -> str:
     """The table for people: what it shows, a row an algorithm and grid point, and what it was made by."""
-    return "\n\n".join(part.markdown if isinstance(part, Shown) else part for part in parts(plan, table)) + "\n"
+    told = [part.markdown if isinstance(part, Shown) else _unmarked(part) for part in parts(plan, table)]
+    return "\n\n".join(told) + "\n"
+
+
+def _unmarked(text: Any) -> str:
+    """Text in which Markdown finds no markup of HTML."""
+    return escape(str(text), quote=False)
 
 
 def html(plan: Plan, table: pd.DataFrame) -> str:
@@ -151,7 +161,8 @@ def parts(plan: Plan, table: pd.DataFrame) -> list[str | Shown]:
     body = Shown(pd.DataFrame(rows), len(_row(plan)))
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
     told = [*failures(plan), *warnings, *_heterogeneity(plan), *made_by(plan), *changes.elsewhere(plan)]
-    return [caption(plan), body, *edges(plan, table), *_statistics(plan, kept), *told]
+    alone = results.own_settings(plan)
+    return [caption(plan), body, *alone, *edges(plan, table), *_statistics(plan, kept), *told]
 
 
 def caption(plan: Plan) -> str:
@@ -218,9 +229,24 @@ def dealing(partition: dict[str, Any], told: str = "") -> str:
     return f"{told or setup(partition)}, {seed}"
 
 
-def csv(frame: pd.DataFrame) -> bytes:
-    """A frame as CSV; floats in as few digits as give them back exactly."""
-    return frame.to_csv(index=False, lineterminator="\n").encode()
+def plain(text: str) -> str:
+    """Text for a cell of a CSV file: with an apostrophe before it if a spreadsheet would take it for a formula.
+
+    Examples
+    --------
+    >>> plain("=1+2"), plain("-x"), plain("-0.5"), plain("fedavg")
+    ("'=1+2", "'-x", '-0.5', 'fedavg')
+    """
+    return f"'{text}" if text.startswith(FORMULAS) and not re.fullmatch(NUMBER, text) else text
+
+
+def csv(frame: pd.DataFrame, spell: Callable[[str], str] = plain) -> bytes:
+    """A frame as CSV: floats in as few digits as give them back exactly, text as ``spell`` gives it."""
+    texts = {
+        str(name): column.map({value: spell(value) if isinstance(value, str) else value for value in column.unique()})
+        for name, column in frame.select_dtypes(exclude="number").items()
+    }
+    return frame.assign(**texts).rename(columns=spell).to_csv(index=False, lineterminator="\n").encode()
 
 
 def _row(plan: Plan) -> list[str]:

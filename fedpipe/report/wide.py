@@ -48,6 +48,7 @@ class Wide(NamedTuple):
     columns: list[tuple[str, ...]]  #: of each column its heads from the top level to the last, its protocol
     labels: list[tuple[str, ...]]
     rows: list[list[Entry]]
+    own: list[str]  #: of each row the settings that all its numbers have for themselves alone, in words
 
 
 def latex(plan: Plan, table: pd.DataFrame, whole: Plan | None = None) -> str:
@@ -67,9 +68,10 @@ def latex(plan: Plan, table: pd.DataFrame, whole: Plan | None = None) -> str:
     found, notes = wide(plan, table, whole), dict[str, str]()
     marks = [_marks([row[place].number for row in found.rows]) for place in range(len(found.columns))]
     body: list[list[str]] = []
-    for labels, row in zip(found.labels, found.rows, strict=True):
+    for (title, *labels), row, own in zip(found.labels, found.rows, found.own, strict=True):
+        name = _entry(Entry(title, notes=(own,) if own else ()), "", notes)
         entries = [_entry(entry, mark, notes) for entry, mark in zip(row, (m[len(body)] for m in marks), strict=True)]
-        body.append([*map(escape, labels), *entries])
+        body.append([name, *map(escape, labels), *entries])
     width = len(found.stubs) + len(found.columns)
     below = [
         rf"\multicolumn{{{width}}}{{l}}{{\textsuperscript{{{mark}}} {escape(note)}}}" for note, mark in notes.items()
@@ -92,10 +94,10 @@ def csv(plan: Plan, table: pd.DataFrame, whole: Plan | None = None) -> str:
     """The same table as CSV: the levels of a column's head with `` / `` between, notes in parentheses."""
     found, text = wide(plan, table, whole), io.StringIO()
     writer = comma.writer(text, lineterminator="\n")
-    writer.writerow([*found.stubs, *map(" / ".join, found.columns)])
-    for labels, row in zip(found.labels, found.rows, strict=True):
+    writer.writerow(map(tables.plain, [*found.stubs, *map(" / ".join, found.columns)]))
+    for (title, *labels), row, own in zip(found.labels, found.rows, found.own, strict=True):
         entries = [entry.text + (f" ({', '.join(entry.notes)})" if entry.notes else "") for entry in row]
-        writer.writerow([*labels, *entries])
+        writer.writerow(map(tables.plain, [f"{title} ({own})" if own else title, *labels, *entries]))
     return text.getvalue()
 
 
@@ -133,6 +135,11 @@ def wide(plan: Plan, table: pd.DataFrame, whole: Plan | None = None) -> Wide:
     planned = dict.fromkeys((cell.algorithm, *results.point(whole, cell).values()) for cell in results.cells(whole))
     wanted = {(row(key), column(key)) for key in planned}
     there = {labels for labels, _ in kept}
+    alone = {(cell.algorithm, *results.point(plan, cell).values()): results.own(cell) for cell in plan.cells}
+    by_row: dict[tuple[str, ...], set[str]] = {}
+    for (stub, _), key in kept.items():
+        by_row.setdefault(stub, set()).add(alone[key])
+    of_row = {stub: next(iter(told)) if len(told) == 1 else "" for stub, told in by_row.items()}
 
     def entry(labels: tuple[str, ...], point: tuple[str, ...], protocol: str) -> Entry:
         key = kept.get((labels, point))
@@ -142,7 +149,8 @@ def wide(plan: Plan, table: pd.DataFrame, whole: Plan | None = None) -> Wide:
         cell = cells[*key, by]
         if not cell["seeds"]:
             return Entry(tables.DASH)
-        notes = [f"by {by}"] if by != protocol else []
+        notes = [alone[key]] if alone[key] != of_row[labels] else []
+        notes += [f"by {by}"] if by != protocol else []
         notes += [f"{cell['seeds']} of {len(plan.seeds)} seeds"] if cell["seeds"] < len(plan.seeds) else []
         notes += (
             [f"diverged in {int(cell['diverged'])} of {runs[key]} run{'s' if runs[key] > 1 else ''}"]
@@ -165,6 +173,7 @@ def wide(plan: Plan, table: pd.DataFrame, whole: Plan | None = None) -> Wide:
         columns=heads,
         labels=[(plan.title(name), *(value or tables.DASH for value in values)) for name, *values in labels],
         rows=[[full[head][index] for head in columns] for index in range(len(labels))],
+        own=[of_row[name] for name in labels],
     )
 
 
@@ -256,6 +265,7 @@ def _told(plan: Plan, table: pd.DataFrame, found: Wide) -> list[str]:
         f"made by fedpipe: `{command}`; needs \\usepackage{{booktabs}}.",
         tables.measured(plan),
         f"Protocol{'s' if len(by) > 1 else ''}: {', '.join(by)}. A dash: the method has no such model.",
+        *results.own_settings(plan),
         "Of each column the best is bold and the second best underlined.",
         tables.data(plan),
     ]

@@ -40,16 +40,16 @@ def tables(plan: Plan) -> Contents:
         files.tables / "statistics.csv": tables.csv(statistics.table(plan)),
         files.tables / "times.csv": tables.csv(times),
         files.metrics: artifacts.json_bytes(tables.metrics(plan, table)),
-        files.plots / "curves.csv": tables.csv(plots.learning(plan)),
+        files.plots / "curves.csv": plots.csv(plots.learning(plan)),
     }
 
 
 def plots(plan: Plan) -> Contents:
     """The numbers of DVC's plots that are too large for git: clients, matrices, partitions."""
-    from fedpipe.report import plots, tables
+    from fedpipe.report import plots
 
     frames = {"clients": plots.clients(plan), "matrices": plots.cells(plan), "partition": plots.partitions(plan)}
-    return {plan.study.plots / f"{name}.csv": tables.csv(frame) for name, frame in frames.items()}
+    return {plan.study.plots / f"{name}.csv": plots.csv(frame) for name, frame in frames.items()}
 
 
 def keys(plan: Plan) -> Contents:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import csv
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -67,3 +69,43 @@ def test_a_browser_shows_tables_and_figures_by_their_names(project: Project, tmp
         assert "feddw" in browser.tell("document.documentElement.textContent"), "text is text"
     finally:
         browser.close()
+
+
+SCHEME = '''
+from dataclasses import dataclass
+
+from fedpipe.data.partitions.iid import IID
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted(IID):
+    """IID with a remark."""
+
+    note: str = ""
+'''
+HOSTILE = "</script><img src=x onerror='alert(1)'>"
+
+
+def test_no_name_is_markup_or_a_formula(project: Project) -> None:
+    """Titles, axes' values and parameters of one's own are in snakemake's report, DVC's page, tables and figures."""
+    (project.folder / "own.py").write_text(SCHEME)
+    grid = {"data": {HOSTILE: {"dataset.subset": 300}, "=1+2": {"dataset.subset": 400}}}
+    study = studies.settings(("fedavg", "feddw"), 1, study={"grid": grid})
+    study["algorithms"] = {"fedavg": {"title": HOSTILE}, "feddw": {"title": "=1+2"}}
+    studies.write(study | {"partition": {"scheme": "own.Noted", "note": HOSTILE}}, project.folder)
+    project.snakemake()
+    project.run("snakemake", "--report", "report.html")
+    project.run("dvc", "plots", "show", "-o", "plots")
+    results = project.folder / "results"
+    pages = [project.folder / "report.html", project.folder / "plots/index.html", *results.glob("figures/*.svg")]
+    pages += [results / "tables/results.html", results / "tables/results.md"]
+    assert len(pages) == 8, "of two partitions"
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"<img src=x|</script><img", text), page
+    table = csv.DictReader((results / "tables/results.csv").read_text(encoding="utf-8").splitlines())
+    assert {row["data"] for row in table} == {HOSTILE, "'=1+2"}
+    assert "\n'=1+2," in project.run("fedpipe", "show", "--format", "csv")
+    traced = project.run("fedpipe", "trace", "results/tables/results.md", "feddw.data==1+2.global-on-global")
+    assert traced.startswith("cell: feddw.data==1+2.global-on-global\n")
+    assert "all agrees: " in project.run("fedpipe", "verify")

@@ -27,6 +27,24 @@ class Broken(FedAvg):
         raise RuntimeError("as meant")
 """
 
+INTERRUPTS = """
+import os
+import signal
+from pathlib import Path
+
+from fedpipe.algorithms.fedavg import FedAvg
+
+
+class Interrupted(FedAvg):
+    def aggregate(self, server, uploads):
+        first, second = Path("first"), Path("second")
+        if first.exists() and not second.exists():
+            second.touch()
+            os.killpg(int(os.environ["GROUP"]), signal.SIGINT)
+        first.touch()
+        return super().aggregate(server, uploads)
+"""
+
 
 def typed(project: Project, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """How a command ends, with standard output and error apart."""
@@ -113,6 +131,30 @@ def test_its_status_is_snakemakes(project: Project) -> None:
     assert (done.returncode, done.stdout) == (0, f"{snakemake.__version__}\n")
 
 
+@pytest.mark.slow
+def test_ctrl_c_stops_a_study_and_the_same_command_goes_on(project: Project) -> None:
+    """The algorithm itself types it as its second round ends: what a terminal sends to all processes of a command."""
+    (project.folder / "own.py").write_text(INTERRUPTS)
+    study = studies.settings(algorithms={"fedavg": {"algorithm": "own.Interrupted"}}, rounds=3)
+    studies.write(study, project.folder)
+    said = subprocess.run(
+        ["bash", "-c", "GROUP=$$ exec fedpipe run"],
+        cwd=project.folder,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+    )
+    assert said.returncode == 1, said.stderr
+    assert "fedpipe: this ended before all was done" in said.stderr
+    stopped = project.run("fedpipe", "status")
+    assert stopped.startswith("1 run (1 stopped), 1 of 3 rounds"), stopped
+    assert "failed" not in stopped
+    project.run("fedpipe", "run")
+    assert project.run("fedpipe", "status").startswith("1 run (1 done), 3 of 3 rounds")
+
+
 @pytest.mark.parametrize(
     ("arguments", "printed"),
     [
@@ -159,6 +201,17 @@ def test_what_it_stands_for(project: Project, arguments: tuple[str, ...], printe
         (
             ("--config", "params=studies/gallery.yaml"),
             "--config can't be used here; another study is named by --params, and its file says all.",
+        ),
+        (
+            ("-n", "--set", "federation.rounds=3"),
+            "'--set federation.rounds=3' can't be read by snakemake (ambiguous option: --set could match "
+            "--set-threads, --set-resources, --set-scatter, --set-resource-scopes); `fedpipe run --help` and "
+            "`snakemake --help` list the options, and settings belong in params.yaml.",
+        ),
+        (
+            ("--no-such-option",),
+            "'--no-such-option' can't be read by snakemake (unrecognized arguments: --no-such-option); "
+            "`fedpipe run --help` and `snakemake --help` list the options, and settings belong in params.yaml.",
         ),
     ],
 )

@@ -186,6 +186,39 @@ def test_curves_are_called_by_titles(make, algorithms):
     assert ("FedAvg ($λ$ = 10): the same in grey" in drawn) == (algorithms == 11)
 
 
+@pytest.mark.parametrize("algorithms", [2, 7, 11], ids=["legend", "labels at their ends", "a panel each"])
+def test_settings_that_a_method_has_alone_stand_below_the_curves(make, algorithms):
+    names = ["fedavg", *(f"other{index:02d}" for index in range(1, algorithms))]
+    tree = make(names, [0])
+    for index in range(algorithms):
+        tree.write(index, [{"global-on-global": [(max(1, index), 20)]}] * 3)
+    plain = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    first, second, *others = tree.plan.cells
+    tree.change(cells=(first, dataclasses.replace(second, own={"federation.local_epochs": 15}), *others))
+    made = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    assert plain.get_supxlabel() == ""
+    assert made.get_supxlabel() == "other01 has settings of its own: federation.local_epochs=15."
+    made.draw_without_rendering()
+    axes = [ax.get_tightbbox() for ax in made.axes if ax.axison]
+    assert made._supxlabel.get_window_extent().y1 <= min(box.y0 for box in axes), "it has a place of its own"
+    report.write_figure_curves(tree.plan)
+    assert ">other01 has settings of its own: federation.local_epochs=15.<" in Path(
+        "results/figures/curves.svg"
+    ).read_text(encoding="utf-8")
+
+
+def test_settings_that_a_method_has_alone_stand_below_the_matrices(make):
+    tree = make(["fedavg", "feddw", "other"], [0])
+    for index in range(3):
+        tree.write(index, [{"global-on-global": [(5, 10)]}])
+        tree.write_matrices(index, {"SL": 0.1, "CR": 0.2})
+    tree.change(cells=tuple(dataclasses.replace(cell, own={"federation.rounds": 9}) for cell in tree.plan.cells))
+    report.write_figure_matrices(tree.plan)
+    svg = Path("results/figures/matrices.svg").read_text(encoding="utf-8")
+    told = [f">{name} has settings of its own: federation.rounds=9.<" in svg for name in tree.plan.algorithms]
+    assert told == [True, True, False], "of those that are shown"
+
+
 def test_lines_of_one_name_are_two(make):
     """A title may be what another line of the grid is called; each line keeps its own numbers."""
     tree = make(["fedavg", "fedprox"], [0], {"algorithms.fedprox.mu": [1]})

@@ -54,12 +54,17 @@ def test_cells_of_the_matrices_are_the_last_measured_ones(two: Any) -> None:
     assert list(frame[frame["matrix"] == "SL"]["value"]) == pytest.approx([0.3] * 4)
 
 
-def test_partitions_tell_samples_of_clients_and_classes(two: Any) -> None:
-    for run in range(4):
-        two.write_matrices(run, None)
+def deal(tree: Any) -> None:
+    """Write what its plots need beside accuracies: five samples of two clients, and matrices of nobody."""
+    for run in range(len(tree.runs)):
+        tree.write_matrices(run, None)
     dealt = {"sample": [0, 1, 2, 3, 4], "client": [0, 0, 1, 1, 1], "label": [0, 0, 0, 1, 1]}
     split = ["train", "train", "train", "train", "test"]
-    two.write_table(artifacts.assignment_file(PARTITION), pa.table(dealt | {"split": split}), "assignment.json")
+    tree.write_table(artifacts.assignment_file(PARTITION), pa.table(dealt | {"split": split}), "assignment.json")
+
+
+def test_partitions_tell_samples_of_clients_and_classes(two: Any) -> None:
+    deal(two)
     report.write(report.plots(two.plan))
     assert Path("results/plots/partition.csv").read_text().splitlines() == [
         "partition,client,class,samples",
@@ -82,6 +87,30 @@ def test_the_page_of_plots_is_up_to_date_with_the_licenses_of_what_it_holds() ->
         "Vladimir Agafonkin",
     ):
         assert holder in licenses
+
+
+def test_no_name_ends_the_script_of_dvcs_page(make: Any, tmp_path: Path) -> None:
+    """DVC writes the numbers of plots into scripts of its page as they are."""
+    hostile = '</script><img src=x onerror="alert(1)">'
+    tree = make(["fedavg"], [0], {"data": [hostile, "< 5 & <!-- <script>"]})
+    for run in range(2):
+        tree.write(run, [{"global-on-global": [(run + 1, 10)]}] * 3)
+    deal(tree)
+    tree.change(titles={"fedavg": hostile})
+    shutil.copytree(ROOT / ".dvc/plots", tmp_path / ".dvc/plots")
+    for name in (".dvc/config", "dvc.yaml", "params.yaml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    report.write(report.tables(tree.plan) | report.plots(tree.plan))
+    subprocess.run(["git", "init", "-q"], check=True)
+    command = [Path(sys.executable).parent / "dvc", "plots", "show", "-o", "elsewhere"]
+    subprocess.run(command, check=True, capture_output=True)
+    template, page = ((tmp_path / name).read_text("utf-8") for name in (".dvc/plots/page.html", "elsewhere/index.html"))
+    assert "img src=x onerror" in page, "the name itself is there"
+    for tag in ("<img", "<!-- <"):
+        assert page.count(tag) == template.count(tag)
+    written = page.rpartition("<body>")[2]
+    assert written.count("<script") == written.count("</script>") == 4
+    assert "data=< 5 & ＜!-- ＜script>" in (tmp_path / "results/plots/curves.csv").read_text("utf-8")
 
 
 def test_a_browser_draws_all_plots_without_a_network(two: Any, tmp_path: Path) -> None:

@@ -153,12 +153,42 @@ def test_a_quiet_snakemake_tells_only_of_failed_commands(made: NewPlan) -> None:
     os.utime(log, (1e9, 1e9))
     snakemake(made, *said[:-1], said[-1] + "status 130.")
     assert states(made)["fedprox"] == "stopped"
+    snakemake(made, CTRL_C, *said[:-1], said[-1] + "status 143.")
+    assert states(made)["fedprox"] == "stopped"
+    snakemake(made, *said[:-1], command + "died with <Signals.SIGKILL: 9>.")
+    assert states(made)["fedprox"] == "failed"
     snakemake(made, *said[:-1], said[-1] + "status 2.")
     assert states(made)["fedprox"] == "failed"
     (failure,) = status.progress(made)[1]
     assert (failure.rule, failure.log, failure.lines) == ("segment", log, ["one"])
     os.utime(log, (2e9, 2e9))
     assert states(made)["fedprox"] == "running", "it was begun again"
+
+
+CTRL_C = "Terminating processes on user request, this might take some time."
+COMMAND = "Command 'exec fedpipe segment results/runs --stop 3 > {log} 2>&1' "
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        (COMMAND + "returned non-zero exit status 130.",),
+        (COMMAND + "died with <Signals.SIGINT: 2>.",),
+        (CTRL_C, COMMAND + "returned non-zero exit status 143."),
+    ],
+    ids=["before snakemake says so", "before Python was up", "by snakemake"],
+)
+def test_what_ctrl_c_ended_is_stopped(said: tuple[str, ...], made: NewPlan) -> None:
+    log = Path(snakemake(made, *BEGUN, *said, *FAILED))
+    artifacts.write_bytes(log, b"one\n")
+    os.utime(log, (0, 0))
+    assert states(made)["fedprox"] == "stopped"
+    assert not status.progress(made)[1]
+    snakemake(made, *BEGUN, *said, *FAILED, *BEGUN, *FAILED, CTRL_C)
+    assert states(made)["fedprox"] == ("stopped" if CTRL_C in said else "failed"), "the next one failed by itself"
+    snakemake(made, *BEGUN, *FAILED, number=2)
+    assert states(made)["fedprox"] == "failed", "another snakemake began it again"
+    assert len(status.progress(made)[1]) == 1
 
 
 @pytest.mark.parametrize("quiet", [True, False])

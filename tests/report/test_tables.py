@@ -1,6 +1,8 @@
 """The result table, metrics.json and the curves' numbers."""
 
+import csv
 import dataclasses
+import io
 import json
 import math
 import re
@@ -241,13 +243,78 @@ def test_people_read_titles_and_programs_labels(grid):
     assert changed == {"results.md", "results.html"}, "metrics.json, statistics.csv, ... have the labels"
     text = tables.markdown(grid.plan, tables.table(grid.plan))
     heads = [re.split(r" *\| *", line.strip("| "))[0] for line in text.splitlines() if line.startswith("| ")]
-    assert heads[:10] == ["algorithm", *["FedAvg <b>"] * 2, *["FedProx (μ ≥ 1)"] * 2] * 2
+    assert heads[:10] == ["algorithm", *["FedAvg &lt;b&gt;"] * 2, *["FedProx (μ ≥ 1)"] * 2] * 2
     assert "mu: the best of FedProx (μ ≥ 1) lies at the edge of the grid, 2: a wider grid may be better." in text
-    assert "− FedAvg <b> |" in text
-    assert "Differences of the accuracies above to the best of FedAvg <b> at the same point of the grid are" in text
+    assert "− FedAvg &lt;b&gt; |" in text
+    assert (
+        "Differences of the accuracies above to the best of FedAvg &lt;b&gt; at the same point of the grid are" in text
+    )
     assert "fedavg" not in text
     assert "fedprox (" not in text
     assert "<td>FedAvg &lt;b&gt;" in tables.html(grid.plan, tables.table(grid.plan))
+
+
+def give(tree, own):
+    """Have methods with settings of their own; ``own`` gives them for a cell."""
+    tree.change(cells=tuple(dataclasses.replace(cell, own=own(cell)) for cell in tree.plan.cells))
+
+
+def test_settings_that_a_method_has_alone_stand_below_the_table(two):
+    """Else a table mixes budgets of training without a word."""
+    plain = report.tables(two.plan)
+    alone = {"federation.local_epochs": 15, "model.hidden": [8], "federation.optimizer": "<adam>"}
+    give(two, lambda cell: alone if cell.algorithm == "local" else {})
+    made = report.tables(two.plan)
+    told = "local has settings of its own: federation.local_epochs=15, model.hidden=[8], federation.optimizer="
+    place = Path("results/tables/results.md")
+    rows, _, rest = made[place].decode().partition(f"\n\n{told}&lt;adam&gt;.\n\n")
+    assert f"{rows}\n\n{rest}".encode() == plain[place]
+    assert rows.splitlines()[-1].startswith("| local ")
+    assert f"<p>{told}&lt;adam&gt;.</p>" in made[place.with_suffix(".html")].decode()
+    report.write(made)
+    assert told in report.show(two.plan)
+    changed = {path for path in made if made[path] != plain[path]}
+    assert changed == {place, place.with_suffix(".html")}
+
+
+def test_of_settings_at_some_points_alone_the_points_are_told(grid):
+    grid.change(titles={"fedprox": "FedProx"})
+    give(grid, lambda cell: {"federation.rounds": 9} if cell.grid["partition.alpha"] == 0.1 else {})
+    text = tables.markdown(grid.plan, tables.table(grid.plan))
+    assert "\nfedavg (alpha=0.1) has settings of its own: federation.rounds=9.\n" in text
+    assert "\nFedProx (alpha=0.1, mu=1; alpha=0.1, mu=2) has settings of its own: federation.rounds=9.\n" in text
+
+
+FORMULA = '=HYPERLINK("https://example.org";"x")'
+
+
+def test_no_text_of_a_csv_file_is_a_formula(make):
+    """A number of the grid stays one, also below zero."""
+    values = [FORMULA, "+1+2", "-2+3", "@SUM(A1)", "\tx", -0.5, "-1e-3", "a=b"]
+    tree = make(["fedavg"], [0], {"data": values})
+    for run in range(len(values)):
+        tree.write(run, one_round(run))
+    made = report.tables(tree.plan)
+    for name in ("tables/results.csv", "tables/times.csv", "plots/curves.csv"):
+        rows = list(csv.DictReader(io.StringIO(made[Path("results") / name].decode())))
+        found = list(dict.fromkeys(row["data"] for row in rows))
+        assert found == [f"'{FORMULA}", "'+1+2", "'-2+3", "'@SUM(A1)", "'\tx", "-0.5", "-1e-3", "a=b"], name
+
+
+def test_nothing_that_a_user_calls_something_is_markup(make):
+    hostile = '<img src=x onerror="alert(1)"></script>'
+    tree = make(["fedavg"], [0], {"data": [hostile, "&lt;b>"]})
+    for run in range(2):
+        tree.write(run, one_round(run))
+    tree.change(titles={"fedavg": hostile}, warnings=(hostile,), params=Path(f"studies/{hostile}.yaml"))
+    table = tables.table(tree.plan)
+    text, page = tables.markdown(tree.plan, table), tables.html(tree.plan, table)
+    assert "<" not in text.replace("<br>", "")
+    assert text.count("&lt;img src=x onerror=") == 4  # two rows of a title, a value, a warning
+    assert "&amp;lt;b&gt;" in text
+    for name in ("img", "/script"):
+        assert f"<{name}" not in page
+        assert f"&lt;{name}" in page
 
 
 def test_the_best_of_a_grid_stands_in_peoples_table_for_each_method_and_column(grid):

@@ -62,6 +62,41 @@ def one(make):
     return tree
 
 
+def give(tree, own):
+    """Have methods with settings of their own; ``own`` gives them for a cell."""
+    tree.change(cells=tuple(dataclasses.replace(cell, own=own(cell)) for cell in tree.plan.cells))
+
+
+def test_settings_that_a_method_has_alone_are_in_comments_and_below_the_table(one):
+    give(one, lambda cell: {"federation.local_epochs": 15} if cell.algorithm == "fedprox" else {})
+    found = latex(one)
+    assert "% fedprox has settings of its own: federation.local_epochs=15.\n" in found
+    assert [row[0] for row in lines(found)] == ["fedavg", r"fedprox\textsuperscript{a}", "local"]
+    assert r"\multicolumn{3}{l}{\textsuperscript{a} federation.local\_epochs=15} \\" in found
+    _, rows = table(one)
+    assert [row[0] for row in rows] == ["fedavg", "fedprox (federation.local_epochs=15)", "local"]
+
+
+def test_settings_at_some_points_alone_are_a_note_of_their_numbers(one):
+    give(one, lambda cell: {"federation.precision": "bfloat16"} if cell.grid["partition.alpha"] == 0.5 else {})
+    found = latex(one)
+    assert "% fedavg (alpha=0.5) has settings of its own: federation.precision=bfloat16.\n" in found
+    assert [row[0] for row in lines(found)] == ["fedavg", "fedprox", "local"]
+    assert ["textsuperscript{a}" in cell for cell in lines(found)[0]] == [False, False, True]
+    _, rows = table(one)
+    assert rows[0][1:] == ["70.00", "90.00 (federation.precision=bfloat16)"]
+
+
+def test_no_text_of_csv_is_a_formula(make):
+    tree = make(["fedavg", "fedprox"], [0], {"data": ["=1+2", -1]})
+    for run in range(4):
+        tree.write(run, right(run))
+    tree.change(titles={"fedavg": "@SUM(A1)", "fedprox": "-x"}, protocols=(LAST,))
+    head, rows = table(tree)
+    assert head == ["algorithm", f"'=1+2 / {LAST}", f"'-1 / {LAST}"]
+    assert [row[0] for row in rows] == ["'@SUM(A1)", "'-x"]
+
+
 def test_latex_of_two_axes_and_two_protocols(paper):
     assert latex(paper) == (
         r"""% made by fedpipe: `fedpipe show --params params.yaml --format latex`; needs \usepackage{booktabs}.

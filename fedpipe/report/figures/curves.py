@@ -51,10 +51,11 @@ def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
     pairs = list(zip(frame["algorithm"], _points(frame, own), strict=True))
     names = [results.line(label, point) for label, point in pairs]
     lines = dict(zip(names, (results.line(plan.title(label), point) for label, point in pairs), strict=True))
+    sentences = results.own_settings(plan)
     frame = frame.assign(point=[results.label(point) for point in _points(frame, shared)], line=names)
     protocols = [name for name in results.protocols(plan, frame) if name in set(frame["protocol"])]
     if len(lines) > CROWD:
-        return _apart(plan, frame, lines, protocols)
+        return style.note(_apart(plan, frame, lines, protocols), sentences)
     panels = list(itertools.product(frame["point"].unique(), protocols))
     labeled = len(lines) >= LABELED
     columns = COLUMNS.get(len(protocols), 2 if labeled else 3)
@@ -80,13 +81,14 @@ def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
     _label(axes, len(panels), protocols)
     if labeled:
         made.suptitle(_seeds(plan), x=0.01, ha="left", fontsize=8)
+        style.note(made, sentences)
         _spread_labels(made)
         return made
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     shown = [handles[name] for name in lines]
     legend = made.legend(shown, [*lines.values()], loc="outside right upper", handlelength=3.4)
     legend.set_title(_seeds(plan))
-    return made
+    return style.note(made, sentences)
 
 
 def _label_ends(ax: Axes, coinciding: list[list[str]], lines: dict[str, str], width: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,12 +35,13 @@ def draw(plan: Plan, stem: Path) -> None:
     rounds = " and ".join(dict.fromkeys(str(one.cell.rounds) for one in found.values()))
     title = f"Global models after round {rounds}, seed {plan.seeds[0]}"
     lines = [results.line(plan.title(one.cell.algorithm), results.point(plan, one.cell)) for one in found.values()]
-    style.save(figure(dict(zip(lines, found.values(), strict=True)), title), stem)
+    shown = dataclasses.replace(plan, cells=tuple(one.cell for one in found.values()))
+    style.save(figure(dict(zip(lines, found.values(), strict=True)), title, results.own_settings(shown)), stem)
 
 
 @style.figure
-def figure(found: dict[str, Chosen], title: str) -> Figure:
-    """The figure of SL and CR matrices by algorithm; one that says so where there are none."""
+def figure(found: dict[str, Chosen], title: str, sentences: Sequence[str] = ()) -> Figure:
+    """The figure of SL and CR matrices by algorithm, with sentences below it; one that says so where there are none."""
     if not found:
         made = Figure(figsize=(style.WIDTH, 1.0))
         made.text(0.5, 0.5, "No algorithm of this study has a global model, so there are no matrices.", ha="center")
@@ -55,7 +57,7 @@ def figure(found: dict[str, Chosen], title: str) -> Figure:
         bar = made.colorbar(image, ax=list(axes[:, column]), orientation="horizontal", aspect=28, shrink=0.75, pad=0.02)
         bar.set_label(f"{name}: {holds}")
         bar.outline.set_visible(False)
-    return made
+    return style.note(made, sentences)
 
 
 def _cells(ax: Axes, matrix: Floats, classes: Sequence[str], top: float) -> AxesImage:

@@ -8,6 +8,7 @@ which is too light for lines on white.
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -92,6 +93,15 @@ def line(index: int) -> dict[str, Any]:
         "markeredgecolor": "white",
         "markeredgewidth": 0.5,
     }
+
+
+def note(made: Figure, sentences: Sequence[str]) -> Figure:
+    """The figure with sentences below it, small."""
+    if sentences:
+        width = round(16 * made.get_figwidth())  # letters in a line
+        text = "\n".join(textwrap.fill(sentence, width) for sentence in sentences)
+        made.supxlabel(text, x=0.01, ha="left", fontsize=7)
+    return made
 
 
 def ink(shade: float) -> str:
