@@ -1,0 +1,73 @@
+"""DVC's cache, however its files come into the folder: nothing that runs here changes a file of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests import studies
+from tests.pipeline.conftest import LOCAL, Project, jobs, stages
+
+pytestmark = pytest.mark.slow
+
+#: Root may write what is read-only. As a user who may not, it does without that one right.
+AS_USER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+
+
+def damaged(cache: Path) -> list[str]:
+    """The files of DVC's cache that aren't what their names say."""
+    files = [path for path in (cache / "files/md5").rglob("*") if path.is_file()]
+    assert files
+    return [
+        str(path)
+        for path in files
+        if hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+        != (path.parent.name + path.name).removesuffix(".dir")
+    ]
+
+
+def links(folder: Path) -> int:
+    """How many files below a folder share their bytes with another."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return sum(path.is_symlink() or path.stat().st_nlink > 1 for path in files)
+
+
+@pytest.mark.parametrize("kind", ["copy", "hardlink", "symlink"])
+def test_an_edit_leaves_the_cache_as_it_is(project: Project, kind: str) -> None:
+    """By dvc, and by snakemake alone."""
+    if AS_USER and not shutil.which(AS_USER[0]):
+        pytest.skip("root may write everything, and setpriv is not installed")
+    params = studies.settings(("fedavg", "fedprox"), 2)
+    params["algorithms"]["fedprox"] = {"mu": 0.1}
+    studies.write(params, project.folder)
+    project.commit()
+    project.run("dvc", "config", "--local", "cache.type", kind)
+    project.run(*AS_USER, "dvc", "repro")
+    project.commit("results")
+    cache = project.folder / ".dvc/cache"
+    for place in ("results/.provenance", "results/runs", "results/tables"):
+        assert bool(links(project.folder / place)) is (kind != "copy"), place
+    first = project.metrics()
+
+    project.edit(algorithms={"fedprox": {"mu": 5.0}})
+    assert jobs(project.run(*AS_USER, "dvc", "repro"))["segment"] == 1
+    assert damaged(cache) == []
+    second = project.metrics()
+    assert second["fedprox"] != first["fedprox"]
+    project.commit("mu 5")
+
+    # the tables alone, and by snakemake alone
+    project.edit(report={"round": "best"})
+    assert jobs(project.run(*AS_USER, "snakemake", "all", *LOCAL))["table"] == 1
+    assert damaged(cache) == []
+    assert "segment" not in jobs(project.run(*AS_USER, "dvc", "repro"))
+    assert damaged(cache) == []
+    assert stages(project.run(*AS_USER, "dvc", "repro")) == ["plan"]
+    project.run("git", "checkout", "-q", ".")
+    project.run(*AS_USER, "dvc", "checkout", "-q")
+    assert project.metrics() == second
+    assert "Nothing to be done" in project.snakemake("-n", "all")
