@@ -71,3 +71,26 @@ def test_an_edit_leaves_the_cache_as_it_is(project: Project, kind: str) -> None:
     project.run(*AS_USER, "dvc", "checkout", "-q")
     assert project.metrics() == second
     assert "Nothing to be done" in project.snakemake("-n", "all")
+
+
+def test_a_machine_that_is_set_to_links_gets_copies(project: Project, tmp_path: Path) -> None:
+    """`.dvc/config` outdoes what an administrator set, and a user's `--local` outdoes it."""
+    (tmp_path / "dvc").mkdir()
+    (tmp_path / "dvc/config").write_text("[cache]\n    type = symlink\n")
+    command = ("env", f"XDG_CONFIG_HOME={tmp_path}", "dvc", "config")
+    assert project.run(*command, "--global", "cache.type").split() == ["symlink"]
+    assert project.run(*command, "cache.type").split() == ["reflink,copy"]
+    project.run(*command, "--local", "cache.type", "hardlink")
+    assert project.run(*command, "cache.type").split() == ["hardlink"]
+
+
+def test_what_lacks_its_record_is_not_taken_for_that_of_other_settings(project: Project) -> None:
+    """So it is after a `dvc pull` that was cut short; what lies under keys needs no record."""
+    studies.write(studies.settings(rounds=1), project.folder)
+    project.snakemake()
+    assert "Nothing to be done" in project.snakemake("-n", "all")
+    for record in (project.folder / "results/.provenance").rglob("*"):
+        record.unlink()
+    project.edit(report={"average": "client"})
+    assert set(jobs(project.snakemake())) == {"all", "table", "curves", "matrices", "partition_figure"}
+    assert "Nothing to be done" in project.snakemake("-n", "all")
