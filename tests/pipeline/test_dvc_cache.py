@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests import studies
-from tests.pipeline.conftest import LOCAL, Project, jobs, stages
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs, stages
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +96,48 @@ def test_what_lacks_its_record_is_not_taken_for_that_of_other_settings(project: 
     project.edit(report={"average": "client"})
     assert set(jobs(project.snakemake())) == {"all", "table", "curves", "matrices", "partition_figure"}
     assert "Nothing to be done" in project.snakemake("-n", "all")
+
+
+def begin(project: Project, *command: str) -> subprocess.Popen[str]:
+    """A command that nobody waits for, in a process group of its own."""
+    return subprocess.Popen(
+        command,
+        cwd=project.folder,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_two_at_once_and_a_pull_that_is_killed(project: Project, tmp_path: Path) -> None:
+    """One of two `dvc repro` does it and the other says why not; after the pull is typed again, all is there."""
+    studies.write(studies.settings(rounds=1), project.folder)
+    project.commit()
+    both = [begin(project, "dvc", "repro") for _ in range(2)]
+    printed = [process.communicate()[0] for process in both]
+    assert 0 in [process.returncode for process in both], printed
+    for process, text in zip(both, printed, strict=True):
+        assert process.returncode == 0 or "is busy" in text or "locked" in text, text
+    assert "segment" not in jobs(project.run("dvc", "repro"))
+    assert damaged(project.folder / ".dvc/cache") == []
+    project.run("dvc", "remote", "add", "-d", "store", str(tmp_path / "store"))
+    project.commit("results")
+    project.run("dvc", "push", "-q")
+
+    clone = Project(tmp_path / "clone")
+    project.run("git", "clone", "-q", str(project.folder), str(clone.folder))
+    pull = begin(clone, "dvc", "pull")
+    cache = clone.folder / ".dvc/cache/files"
+    while pull.poll() is None and not any(path.is_file() for path in cache.rglob("*")):
+        pass
+    if pull.poll() is None:
+        os.killpg(pull.pid, signal.SIGKILL)
+    pull.communicate()
+    clone.run("dvc", "pull")
+    assert damaged(clone.folder / ".dvc/cache") == []
+    assert clone.bits() == project.bits()
+    assert "Nothing to be done" in clone.run("snakemake", "-n", "all")
+    assert stages(clone.run("dvc", "repro")) == ["plan"]
