@@ -25,7 +25,7 @@ HOUSE = (
     ("config",),
     ("data", "models", "callbacks"),
     ("registry",),
-    ("slurm, locks, scheduling", "planned, pins", "layers"),
+    ("slurm, locks, records, scheduling", "planned, pins", "layers"),
     ("artifacts, archive", "code, syntax", "tensors", "rng", "equations", "__init__"),
     ("errors",),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +70,24 @@ def test_the_shipped_study_with_an_experiment_fits_into_a_terminal(
         assert "results" not in shown
         assert "learning_rate" not in shown
         project.run("dvc", "exp", "remove", "tried")
+
+
+@pytest.mark.slow
+def test_an_experiment_that_failed_in_the_queue_is_not_in_the_table(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DVC would show it with the accuracies of its base; those are of no run of it."""
+    monkeypatch.chdir(project.folder)
+    shipped = yaml.safe_load((studies.ROOT / "params.yaml").read_text())
+    record(project, {name: 61.25 for name in shipped["study"]["algorithms"]})
+    project.commit()
+    project.run("dvc", "exp", "run", "--queue", "-n", "broken", "-S", "algorithms.feddw.mu=-1.0")
+    printed = project.run("dvc", "exp", "run", "--run-all", check=False)
+    assert "algorithms.feddw.mu" in printed, printed
+    states = list(csv.DictReader(io.StringIO(project.run("dvc", "exp", "show", "--csv"))))
+    (failed,) = [row for row in states if row["State"] == "Failed"]
+    assert failed["feddw"] == "61.25", "DVC clears it: the option can go"
+    (line,) = [line for line in commands("docs/dvc.md") if line.startswith("dvc exp show")]
+    shown = project.run("bash", "-c", line)
+    assert "broken" not in shown
+    assert "Failed" not in shown

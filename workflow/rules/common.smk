@@ -10,7 +10,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from fedpipe import planned
+from fedpipe import planned, records
 from fedpipe.artifacts import PAPER, PAPERS, PARAMS, StudyFiles, showing, studies, study
 from fedpipe.errors import UserError
 from fedpipe.local import SNAKEMAKE
@@ -26,6 +26,7 @@ Path("results/.provenance").mkdir(parents=True, exist_ok=True)
 Path(".snakemake/incomplete").mkdir(parents=True, exist_ok=True)
 with suppress(FileExistsError):
     os.symlink("../results/.provenance", ".snakemake/metadata")
+records.mend()
 
 
 # Also abbreviated, as Snakemake understands it.
