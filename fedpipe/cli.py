@@ -693,13 +693,14 @@ def _at_once(profile: str, jobs: int | None) -> int:
 
 def _profile(name: str) -> dict[str, Any]:
     """What a profile of Snakemake says; nothing where it can't be read, which snakemake tells."""
-    import yaml
     from snakemake.cli import get_profile_dir
+
+    from fedpipe.yaml_text import read_yaml
 
     found = get_profile_dir(name)
     try:
-        settings = yaml.safe_load(found[1].read_text()) if found else None
-    except yaml.YAMLError:
+        settings = read_yaml(found[1].read_text(), found[1]) if found else None
+    except SettingsError:
         settings = None
     return settings if isinstance(settings, dict) else {}
 

@@ -19,7 +19,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -45,10 +44,11 @@ from fedpipe.artifacts import PAPER
 from fedpipe.data import store
 from fedpipe.data.datasets.base import Dataset, Facts, Published
 from fedpipe.data.fetch import ENVIRONMENT, Fetcher
-from fedpipe.errors import ArtifactError, Location, SettingsError, nearest, refuse_truths, sentences
+from fedpipe.errors import ArtifactError, Location, SettingsError, nearest, refuse_numbers, sentences
 from fedpipe.pins import Pin
 from fedpipe.planned import Statistic
 from fedpipe.registry import Component, Kind
+from fedpipe.yaml_text import read_yaml
 
 Protocol = Literal[
     "global-on-global",
@@ -87,17 +87,26 @@ class Section(BaseModel):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _no_truths(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    def _computable(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         made = handler(value)
-        refuse_truths(value, made)
+        refuse_numbers(value, made)
         return made
 
 
 def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    twice = [value for value in values if values.count(value) > 1]
-    if twice:
-        raise ValueError(f"'{twice[0]}' is listed twice; each may appear once.")
+    seen = set()
+    for value in values:
+        if (known := _hashable(value)) in seen:
+            raise ValueError(f"'{value}' is listed twice; each may appear once.")
+        seen.add(known)
     return values
+
+
+def _hashable(value: Any) -> Any:
+    """What equals another value's if the values are equal, and can be in a set."""
+    if isinstance(value, Mapping):
+        return "mapping", frozenset((key, _hashable(part)) for key, part in value.items())
+    return ("list", *map(_hashable, value)) if isinstance(value, (list, tuple)) else value
 
 
 def as_number(value: Any) -> Any:
@@ -1292,20 +1301,6 @@ def dataset(settings: Any) -> Data:
         raise SettingsError("\n".join(sentences(error, settings, "dataset", lambda _: []))) from None
 
 
-class _Once(yaml.SafeLoader):
-    """A safe loader that refuses a key that stands twice, of which YAML would take the last one in silence."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        lines: dict[str, int] = {}
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            line = key.start_mark.line + 1
-            if key.value in lines:
-                raise SettingsError(f"{key.value}: duplicate key, lines {lines[key.value]} and {line}.")
-            lines[key.value] = line
-        return node
-
-
 def _keys(location: Location, settings: Any) -> list[str]:
     section: Any = Params
     if location[:1] == ("probes",) and len(location) == 2:
@@ -1325,21 +1320,13 @@ def read(path: Path) -> dict[str, Any]:
         The file is missing or is no YAML.
     """
     try:
-        settings = yaml.load(path.read_text(encoding="utf-8"), Loader=_Once)
+        settings = read_yaml(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError:
         raise SettingsError(f"{path}: there is no such file; run from the folder that holds it.") from None
     except OSError as error:
         raise SettingsError(f"{path}: it can't be read ({error.strerror}); it should be a YAML file.") from None
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: it is not UTF-8 text ({error.reason} at byte {error.start}).") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise SettingsError(f"{path}: it is not valid YAML ({where}{error.problem}).") from None
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path}: it is not valid YAML ({' '.join(str(error).split())}).") from None
-    except RecursionError:
-        raise SettingsError(f"{path}: its lists or mappings lie too deep in one another to be read.") from None
     if not isinstance(settings, dict):
         raise SettingsError(f"{path}: it should be a mapping of sections, as `federation: {{clients: 10}}`.")
     return settings

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, cast
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from fedpipe import code
-from fedpipe.errors import SettingsError, nearest, refuse_truths, sentences
+from fedpipe.errors import SettingsError, nearest, refuse_numbers, sentences
 from fedpipe.pins import Pin
 
 
@@ -248,7 +248,7 @@ def build(
         parameters = {field: value for field, value in parameters.items() if (field, value) != ("dw", None)}
     try:
         made = adapter(cast(Hashable, found)).validate_python(dict(parameters))
-        refuse_truths(parameters, made)
+        refuse_numbers(parameters, made)
     except ValidationError as error:
         known = [*beside, *(field.name for field in parameters_of(documented(kind, found)))]
         raise SettingsError("\n".join(sentences(error, dict(parameters), key, lambda _: known))) from None

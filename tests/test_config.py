@@ -53,6 +53,7 @@ def said(settings: dict[str, Any]) -> list[str]:
     return str(refusal.value).split("\n")
 
 
+FLOATS = "0, or between 1.2e-38 and 3.4e+38 in size, as float32 is"
 MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     # sections and keys
     ("unknown-section", {"datasett": {}}, "datasett: unknown key; did you mean 'dataset'?"),
@@ -109,6 +110,23 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         "truth-of-an-own-hyper-parameter",
         {"algorithms": {"fedavg": {}, "faulty": {"algorithm": "tests.runs.test_failed_updates.Faulty", "size": True}}},
         "algorithms.faulty.size: true can't be used; it should be a valid integer.",
+    ),
+    *[
+        (f"too-large-{key}", {key: value}, f"{key}: {value} can't be used; it should be {wanted}.")
+        for key, value, wanted in (
+            ("federation.learning_rate", 1e300, FLOATS),
+            ("federation.server.tau", 1e-40, FLOATS),
+            ("transforms.std", 1e-300, FLOATS),
+            ("partition.alpha", 1e39, FLOATS),
+            ("algorithms.fedprox.mu", 1e300, FLOATS),
+            ("federation.batch_size", 2**63, "an integer of at most 64 bits"),
+        )
+    ],
+    (
+        "too-large-in-a-grid",
+        {"study.grid": {"federation.learning_rate": [0.1, "1e300"]}},
+        f"federation.learning_rate: '1e300' can't be used; it should be {FLOATS}. "
+        "(at the point federation.learning_rate: 1e300 of study.grid)",
     ),
     (
         "fraction-for-integer",

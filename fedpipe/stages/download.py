@@ -19,6 +19,7 @@ from fedpipe.data.datasets.base import Dataset, Declared, Facts
 from fedpipe.data.fetch import Fetcher
 from fedpipe.data.samples import Samples
 from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.yaml_text import read_yaml
 
 
 def is_planned(name: str) -> bool:
@@ -48,9 +49,9 @@ def download(name: str) -> Path:
     if not is_planned(name):
         raise ArtifactError(f"{settings} is missing; '{name}' should be a data set of a plan.")
     try:
-        section = config.dataset(yaml.safe_load(settings.read_text()))
+        section = config.dataset(read_yaml(settings.read_text(), settings))
         found = section.file.stem
-    except (yaml.YAMLError, SettingsError) as error:
+    except SettingsError as error:
         raise ArtifactError(
             f"{settings} is damaged ({' '.join(str(error).split())}); `fedpipe plan` writes it again."
         ) from None

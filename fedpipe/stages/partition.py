@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
 from fedpipe import artifacts, code, config, plan, registry, rng
 from fedpipe.data import heterogeneity, store
 from fedpipe.data.assignment import Assignment, apportion, assign, checksum
 from fedpipe.data.partitions.base import Integers, Scheme
 from fedpipe.errors import ArtifactError
+from fedpipe.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,11 +58,11 @@ def read(key: str) -> dict[str, Any]:
     """
     place = artifacts.assignment_file(key).with_name("partition.yaml")
     try:
-        settings: dict[str, Any] = yaml.safe_load(place.read_text())
+        settings: dict[str, Any] = read_yaml(place.read_text(), place)
         found = plan.digest({name: value for name, value in settings.items() if name != "origin"})
     except FileNotFoundError:
         raise ArtifactError(f"{place} is missing; '{key}' should be a partition of results/plan.json.") from None
-    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise ArtifactError(
             f"{place} is damaged ({' '.join(str(error).split())}); `fedpipe plan` writes it again."
         ) from None
@@ -82,7 +82,8 @@ def preview(params: Path) -> Iterator[tuple[str, dict[str, Any], Integers]]:
     made = plan.make(params)
     section = config.parse(config.read(params), config.download(params)).dataset
     for key in made.partitions:
-        settings = yaml.safe_load(made.texts[str(artifacts.assignment_file(key).with_name("partition.yaml"))])
+        place = artifacts.assignment_file(key).with_name("partition.yaml")
+        settings = read_yaml(made.texts[str(place)], place)
         path = store.place(settings["dataset"])
         if path.is_file() or path != section.file:
             samples = store.load(path)
