@@ -186,15 +186,25 @@ def run(
 @app.command(rich_help_panel=PEOPLE)
 def download(
     name: Annotated[str | None, typer.Argument(help="A data set; by default the study's own.")] = None,
-    params: StudyFile = PARAMS,
+    params: Annotated[Path, typer.Option("--params", help="The study, or a folder of studies.")] = PARAMS,
 ) -> None:
-    """Obtain a data set, check it, store it as tensors; declare the SHA-256 of each file that the study names."""
+    """Obtain a data set, check it, store it as tensors; declare the SHA-256 of each file that a study names."""
     from fedpipe.stages import download as stage
 
     if name is not None and stage.is_planned(name):
         stage.download(name)
-    else:
-        typer.echo(stage.declare(name, params))
+        return
+    failed: list[str] = []
+    stored: set[Path] = set()
+    for path in artifacts.studies(params):
+        try:
+            typer.echo(stage.declare(name, path, stored))
+        except UserError as error:
+            if not params.is_dir():
+                raise
+            failed.append(f"{path}: {error}")
+    if failed:
+        raise ArtifactError("\n".join(failed))
 
 
 @app.command(rich_help_panel=PEOPLE)

@@ -390,6 +390,13 @@ class Data(Section):
         known = self.source.facts
         return store.facts(self.file) if known is None else known
 
+    @property
+    def has_tokens(self) -> bool | None:
+        """Whether inputs are token ids, and not numbers; None if a data set of one's own leaves that open."""
+        if self.facts.vocabulary is not None:
+            return True
+        return False if type(self.source).__module__.startswith("fedpipe.") else None
+
     def lacking(self, download: str) -> str | None:
         """One sentence if its facts are not known yet, with the command that mends that; None if they are."""
         source, here = self.source, self.fetcher
@@ -1190,10 +1197,18 @@ class Params(Section):
                 f"are computed once; leave it out, or set model.frozen to false."
             )
         self.model.check(facts.shape, facts.classes)
+        has_tokens = self.dataset.has_tokens
         if not type(self.model).__module__.startswith("fedpipe."):  # packaged ones are steady, which the tests show
             from fedpipe.models._steady import refuse_unsteady
 
-            refuse_unsteady(self.model, facts.shape, facts.classes)
+            refuse_unsteady(self.model, facts.shape, facts.classes, has_tokens)
+        elif has_tokens is not None and has_tokens != hasattr(self.model, "vocabulary"):
+            families = {name: registry.find(registry.MODEL, name) for name in registry.names(registry.MODEL)}
+            right = [name for name, family in families.items() if hasattr(family, "vocabulary") == has_tokens]
+            raise SettingsError(
+                f"model.name: '{registry.name_of(registry.MODEL, type(self.model))}' can't take the "
+                f"{'token ids' if has_tokens else 'numbers'} of the data set; it should be one of: {', '.join(right)}."
+            )
         self.model.check_weights(facts.shape, facts.classes)
         words = getattr(self.model, "vocabulary", None)
         if words is not None and facts.vocabulary is not None and words < facts.vocabulary:
@@ -1295,10 +1310,19 @@ def parse(
 
 def dataset(settings: Any) -> Data:
     """The section `dataset` alone, checked; see :func:`parse`."""
+    return cast(Data, _section_alone(Data, "dataset", settings))
+
+
+def parse_federation(settings: Any) -> Federation:
+    """The section `federation` alone, checked; see :func:`parse`."""
+    return cast(Federation, _section_alone(Federation, "federation", settings))
+
+
+def _section_alone(kind: type[Section], name: str, settings: Any) -> Section:
     try:
-        return Data.model_validate(settings)
+        return kind.model_validate(settings)
     except ValidationError as error:
-        raise SettingsError("\n".join(sentences(error, settings, "dataset", lambda _: []))) from None
+        raise SettingsError("\n".join(sentences(error, settings, name, lambda _: []))) from None
 
 
 def _keys(location: Location, settings: Any) -> list[str]:

@@ -115,7 +115,7 @@ def refuse_numbers(given: Any, made: Any) -> None:
     from pydantic_core import InitErrorDetails, PydanticCustomError
 
     wrong = [
-        InitErrorDetails(type=PydanticCustomError("number", wanted), loc=place, input=value)  # type: ignore[type-var]
+        InitErrorDetails(type=PydanticCustomError("number", wanted), loc=place, input=value)
         for place, value, wanted in _wrong(given, made, ())
     ]
     if wrong:

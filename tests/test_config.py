@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import jsonschema
+import numpy as np
 import pytest
 import yaml
 
@@ -16,6 +17,7 @@ from fedpipe import artifacts, config, registry
 from fedpipe import plan as planning
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.errors import SettingsError
+from fedpipe.stages import download
 from tests import studies
 from tests.pages import PAGES, blocks
 
@@ -872,6 +874,20 @@ def test_a_text_model_knows_all_of_its_texts_words() -> None:
         config.parse(text | {"model": {"name": "bilstm", "vocabulary": 9_999}})
     sentence = "model.vocabulary: 9999 is less than the 10000 token ids of the data set; it should be 10000."
     assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize(("name", "other"), [("mlp", "bilstm, fasttext"), ("fasttext", "cnn, cnn4")])
+def test_a_packaged_model_takes_what_the_data_set_has(name: str, other: str, in_empty_folder: Path) -> None:
+    np.savez("rows.npz", x=np.random.default_rng(0).random((20, 5)), y=np.arange(20) % 2)
+    rows = {"name": "npz", "path": "rows.npz", "sha256": artifacts.sha256_of(Path("rows.npz")), "split": "pooled"}
+    data = {"name": "imdb"} if name == "mlp" else rows
+    download.obtain(config.dataset(rows).source, config.dataset(rows).fetcher)
+    kind = "token ids" if name == "mlp" else "numbers"
+    with pytest.raises(SettingsError) as refused:
+        config.parse({"dataset": data, "model": {"name": name}, "federation": {"clients": 2}})
+    assert str(refused.value).startswith(
+        f"model.name: '{name}' can't take the {kind} of the data set; it should be one of: {other}"
+    )
 
 
 def test_one_number_is_a_list_of_one() -> None:

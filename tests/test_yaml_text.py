@@ -64,8 +64,12 @@ def test_a_hostile_study_is_one_sentence(text: str, told: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [f"study: {'[' * 5000}{']' * 5000}", f"study: {'[' * 100}{']' * 100}", f"study: {'{x: ' * 150}1{'}' * 150}"]
-    + ["study:\n" + "".join(f"{' ' * level}- \n" for level in range(1, 400))],
+    [
+        f"study: {'[' * 5000}{']' * 5000}",
+        f"study: {'[' * 100}{']' * 100}",
+        f"study: {'{x: ' * 150}1{'}' * 150}",
+        "study:\n" + "".join(f"{' ' * level}- \n" for level in range(1, 400)),
+    ],
 )
 def test_what_lies_too_deep_is_one_sentence(text: str) -> None:
     Path("params.yaml").write_text(text)
