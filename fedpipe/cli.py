@@ -221,11 +221,13 @@ def partition(
     if preview:
         from fedpipe.report import preview as layout
 
-        found = [layout.text(*dealt) for dealt in stage.preview(params) if key in (None, dealt[0])]
+        found = [dealt for dealt in stage.preview(params) if key in (None, dealt[0])]
         if not found:
             raise SettingsError(f"'{key}' is not a partition of {params}; without it, all of them are shown.")
-        for text in found:
-            typer.echo(text)
+        for name, settings, dealt in found:
+            typer.echo(layout.text(name, settings, dealt.class_counts))
+            if warning := stage.untested(name, settings, dealt):
+                typer.echo(f"fedpipe: warning: {warning}", err=True)
     elif key is None:
         raise SettingsError("KEY: missing; it should be a partition of the plan (--preview shows them all).")
     else:

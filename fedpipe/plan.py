@@ -195,6 +195,9 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
     for point in grid.points(study):
         found = grid.settings(raw, study, point, above, download)
         draft.add(point, {label: params for params, labels in found for label in labels})
+    from fedpipe.stages import partition  # which needs this module
+
+    draft.warnings += partition.warnings(draft.partitions, draft.texts)
     probes = probing.planned(study, draft.cells.values())
     draft.texts |= {str(probe.files.settings): probing.text(study, probe) for probe in probes}
     return NewPlan(
