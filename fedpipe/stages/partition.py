@@ -78,7 +78,7 @@ def read(key: str) -> dict[str, Any]:
 
 
 def untested(key: str, settings: dict[str, Any], dealt: Assignment) -> str | None:
-    """A sentence that lists clients without test samples, whom local protocols don't measure; None if there are none."""
+    """A sentence that lists clients without test samples, which local protocols leave out; None if all have some."""
     lacking = [str(client) for client, samples in enumerate(dealt.test) if not len(samples)]
     if not lacking:
         return None
