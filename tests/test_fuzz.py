@@ -15,11 +15,11 @@ from fedpipe.errors import SettingsError
 from fedpipe.stages import collect
 from tests import studies
 
-STUDIES, ROUNDS = 300, 10
+STUDIES, ROUNDS = 200, 10
 ODD = (None, True, -1, 0, 0.5, 1e-300, 1e300, 2**70, "", "x", "1e-3", [], [0], {}, {"a": 1}, float("nan"))
 DATA = (
-    {"name": "digits"},
-    {"name": "digits", "split": "pooled", "test_share": 0.2, "validation_share": 0.2},
+    {"name": "digits", "subset": 90},
+    {"name": "digits", "subset": 90, "split": "pooled", "test_share": 0.2, "validation_share": 0.2},
     {"name": "generated", "like": "imdb", "samples": 60},
     {"name": "generated", "like": "mnist", "samples": 60},
     {"name": "generated", "like": "cifar10", "samples": 60},
