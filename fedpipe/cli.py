@@ -189,15 +189,25 @@ def run(
 @app.command(rich_help_panel=PEOPLE)
 def download(
     name: Annotated[str | None, typer.Argument(help="A data set; by default the study's own.")] = None,
-    params: StudyFile = PARAMS,
+    params: Annotated[Path, typer.Option("--params", help="The study, or a folder of studies.")] = PARAMS,
 ) -> None:
-    """Obtain a data set, check it, store it as tensors; declare the SHA-256 of each file that the study names."""
+    """Obtain a data set, check it, store it as tensors; declare the SHA-256 of each file that a study names."""
     from fedpipe.stages import download as stage
 
     if name is not None and stage.is_planned(name):
         stage.download(name)
-    else:
-        typer.echo(stage.declare(name, params))
+        return
+    failed: list[str] = []
+    stored: set[Path] = set()
+    for path in artifacts.studies(params):
+        try:
+            typer.echo(stage.declare(name, path, stored))
+        except UserError as error:
+            if not params.is_dir():
+                raise
+            failed.append(f"{path}: {error}")
+    if failed:
+        raise ArtifactError("\n".join(failed))
 
 
 @app.command(rich_help_panel=PEOPLE)
@@ -214,11 +224,13 @@ def partition(
     if preview:
         from fedpipe.report import preview as layout
 
-        found = [layout.text(*dealt) for dealt in stage.preview(params) if key in (None, dealt[0])]
+        found = [dealt for dealt in stage.preview(params) if key in (None, dealt[0])]
         if not found:
             raise SettingsError(f"'{key}' is not a partition of {params}; without it, all of them are shown.")
-        for text in found:
-            typer.echo(text)
+        for name, settings, dealt in found:
+            typer.echo(layout.text(name, settings, dealt.class_counts))
+            if warning := stage.untested(name, settings, dealt):
+                typer.echo(f"fedpipe: warning: {warning}", err=True)
     elif key is None:
         raise SettingsError("KEY: missing; it should be a partition of the plan (--preview shows them all).")
     else:
@@ -715,13 +727,14 @@ def _at_once(profile: str, jobs: int | None) -> int:
 
 def _profile(name: str) -> dict[str, Any]:
     """What a profile of Snakemake says; nothing where it can't be read, which snakemake tells."""
-    import yaml
     from snakemake.cli import get_profile_dir
+
+    from fedpipe.yaml_text import read_yaml
 
     found = get_profile_dir(name)
     try:
-        settings = yaml.safe_load(found[1].read_text()) if found else None
-    except yaml.YAMLError:
+        settings = read_yaml(found[1].read_text(), found[1]) if found else None
+    except SettingsError:
         settings = None
     return settings if isinstance(settings, dict) else {}
 

@@ -19,7 +19,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -45,10 +44,11 @@ from fedpipe.artifacts import PAPER
 from fedpipe.data import store
 from fedpipe.data.datasets.base import Dataset, Facts, Published
 from fedpipe.data.fetch import ENVIRONMENT, Fetcher
-from fedpipe.errors import ArtifactError, Location, SettingsError, nearest, refuse_truths, sentences
+from fedpipe.errors import ArtifactError, Location, SettingsError, nearest, refuse_numbers, sentences
 from fedpipe.pins import Pin
 from fedpipe.planned import Statistic
 from fedpipe.registry import Component, Kind
+from fedpipe.yaml_text import read_yaml
 
 Protocol = Literal[
     "global-on-global",
@@ -87,17 +87,26 @@ class Section(BaseModel):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _no_truths(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    def _computable(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         made = handler(value)
-        refuse_truths(value, made)
+        refuse_numbers(value, made)
         return made
 
 
 def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    twice = [value for value in values if values.count(value) > 1]
-    if twice:
-        raise ValueError(f"'{twice[0]}' is listed twice; each may appear once.")
+    seen = set()
+    for value in values:
+        if (known := _hashable(value)) in seen:
+            raise ValueError(f"'{value}' is listed twice; each may appear once.")
+        seen.add(known)
     return values
+
+
+def _hashable(value: Any) -> Any:
+    """What equals another value's if the values are equal, and can be in a set."""
+    if isinstance(value, Mapping):
+        return "mapping", frozenset((key, _hashable(part)) for key, part in value.items())
+    return ("list", *map(_hashable, value)) if isinstance(value, (list, tuple)) else value
 
 
 def as_number(value: Any) -> Any:
@@ -380,6 +389,13 @@ class Data(Section):
         """
         known = self.source.facts
         return store.facts(self.file) if known is None else known
+
+    @property
+    def has_tokens(self) -> bool | None:
+        """Whether inputs are token ids, and not numbers; None if a data set of one's own leaves that open."""
+        if self.facts.vocabulary is not None:
+            return True
+        return False if type(self.source).__module__.startswith("fedpipe.") else None
 
     def lacking(self, download: str) -> str | None:
         """One sentence if its facts are not known yet, with the command that mends that; None if they are."""
@@ -1181,10 +1197,18 @@ class Params(Section):
                 f"are computed once; leave it out, or set model.frozen to false."
             )
         self.model.check(facts.shape, facts.classes)
+        has_tokens = self.dataset.has_tokens
         if not type(self.model).__module__.startswith("fedpipe."):  # packaged ones are steady, which the tests show
             from fedpipe.models._steady import refuse_unsteady
 
-            refuse_unsteady(self.model, facts.shape, facts.classes)
+            refuse_unsteady(self.model, facts.shape, facts.classes, has_tokens)
+        elif has_tokens is not None and has_tokens != hasattr(self.model, "vocabulary"):
+            families = {name: registry.find(registry.MODEL, name) for name in registry.names(registry.MODEL)}
+            right = [name for name, family in families.items() if hasattr(family, "vocabulary") == has_tokens]
+            raise SettingsError(
+                f"model.name: '{registry.name_of(registry.MODEL, type(self.model))}' can't take the "
+                f"{'token ids' if has_tokens else 'numbers'} of the data set; it should be one of: {', '.join(right)}."
+            )
         self.model.check_weights(facts.shape, facts.classes)
         words = getattr(self.model, "vocabulary", None)
         if words is not None and facts.vocabulary is not None and words < facts.vocabulary:
@@ -1286,24 +1310,19 @@ def parse(
 
 def dataset(settings: Any) -> Data:
     """The section `dataset` alone, checked; see :func:`parse`."""
+    return cast(Data, _section_alone(Data, "dataset", settings))
+
+
+def parse_federation(settings: Any) -> Federation:
+    """The section `federation` alone, checked; see :func:`parse`."""
+    return cast(Federation, _section_alone(Federation, "federation", settings))
+
+
+def _section_alone(kind: type[Section], name: str, settings: Any) -> Section:
     try:
-        return Data.model_validate(settings)
+        return kind.model_validate(settings)
     except ValidationError as error:
-        raise SettingsError("\n".join(sentences(error, settings, "dataset", lambda _: []))) from None
-
-
-class _Once(yaml.SafeLoader):
-    """A safe loader that refuses a key that stands twice, of which YAML would take the last one in silence."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        lines: dict[str, int] = {}
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            line = key.start_mark.line + 1
-            if key.value in lines:
-                raise SettingsError(f"{key.value}: duplicate key, lines {lines[key.value]} and {line}.")
-            lines[key.value] = line
-        return node
+        raise SettingsError("\n".join(sentences(error, settings, name, lambda _: []))) from None
 
 
 def _keys(location: Location, settings: Any) -> list[str]:
@@ -1325,21 +1344,13 @@ def read(path: Path) -> dict[str, Any]:
         The file is missing or is no YAML.
     """
     try:
-        settings = yaml.load(path.read_text(encoding="utf-8"), Loader=_Once)
+        settings = read_yaml(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError:
         raise SettingsError(f"{path}: there is no such file; run from the folder that holds it.") from None
     except OSError as error:
         raise SettingsError(f"{path}: it can't be read ({error.strerror}); it should be a YAML file.") from None
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: it is not UTF-8 text ({error.reason} at byte {error.start}).") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise SettingsError(f"{path}: it is not valid YAML ({where}{error.problem}).") from None
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path}: it is not valid YAML ({' '.join(str(error).split())}).") from None
-    except RecursionError:
-        raise SettingsError(f"{path}: its lists or mappings lie too deep in one another to be read.") from None
     if not isinstance(settings, dict):
         raise SettingsError(f"{path}: it should be a mapping of sections, as `federation: {{clients: 10}}`.")
     return settings

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
 Location = tuple[int | str, ...]
 
+LARGEST = 2**63 - 1  #: integer in tables
+TINY, HUGE = 1.1754943508222875e-38, 3.4028234663852886e38  #: normal numbers of float32, in which models are computed
+SHOWN, LISTED = 120, 20  #: letters of a wrong value, and mistakes, that are printed
 WORDS = {
     "tuple_type": "a valid list",
     "list_type": "a valid list",
@@ -22,6 +25,7 @@ WORDS = {
     "model_type": "a valid mapping",
     "dataclass_type": "a valid mapping",
     "string_type": "a name",
+    "int_parsing_size": "an integer of at most 64 bits",
 }
 
 
@@ -86,12 +90,14 @@ def sentences(
         if phrases[0].startswith("should have") and any(other.startswith(f"{key}.") for other in wanted):
             continue  # a list that is short since one of its entries is wrong
         shown = str(value).lower() if isinstance(value, bool) else repr(value)
+        shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
         whole.append(f"{key}: {shown} can't be used; it {' or '.join(phrases)}.")
-    return whole
+    more = len(whole) - LISTED
+    return whole if more <= 0 else [*whole[:LISTED], f"{prefix or 'params.yaml'}: {more:,} more values can't be used."]
 
 
-def refuse_truths(given: Any, made: Any) -> None:
-    """Refuse truth values where numbers are wanted, which pydantic takes as 0 and 1.
+def refuse_numbers(given: Any, made: Any) -> None:
+    """Refuse truth values for numbers, which pydantic takes as 0 and 1, and numbers that 32 or 64 bits can't represent.
 
     Parameters
     ----------
@@ -106,24 +112,37 @@ def refuse_truths(given: Any, made: Any) -> None:
         As of a value of another type.
     """
     from pydantic import ValidationError
-    from pydantic_core import InitErrorDetails
+    from pydantic_core import InitErrorDetails, PydanticCustomError
 
-    wrong = [InitErrorDetails(type=kind, loc=place, input=value) for place, value, kind in _truths(given, made, ())]
+    wrong = [
+        InitErrorDetails(type=PydanticCustomError("number", wanted), loc=place, input=value)
+        for place, value, wanted in _wrong(given, made, ())
+    ]
     if wrong:
         raise ValidationError.from_exception_data("number", wrong)
 
 
-def _truths(given: Any, made: Any, place: Location) -> Iterator[tuple[Location, bool, str]]:
-    if isinstance(given, bool):
-        if type(made) in (int, float):
-            yield place, given, f"{type(made).__name__}_type"
-    elif isinstance(given, Mapping):
+def _wrong(given: Any, made: Any, place: Location) -> Iterator[tuple[Location, Any, LiteralString]]:
+    if isinstance(given, Mapping):
         for name, value in given.items():
             part = made.get(name) if isinstance(made, Mapping) else getattr(made, str(name), None)
-            yield from _truths(value, part, (*place, name))
-    elif isinstance(given, (list, tuple)) and isinstance(made, (list, tuple)):
+            yield from _wrong(value, part, (*place, name))
+    elif isinstance(made, (list, tuple)):
+        if not isinstance(given, (list, tuple)):  # one number for a list of one
+            yield from (found for part in made for found in _wrong(given, part, place))
+            return
         for index, pair in enumerate(zip(given, made, strict=False)):
-            yield from _truths(*pair, (*place, index))
+            yield from _wrong(*pair, (*place, index))
+    elif type(made) is int:
+        if isinstance(given, bool):
+            yield place, given, "a valid integer"
+        elif not -LARGEST <= made <= LARGEST:
+            yield place, given, "an integer of at most 64 bits"
+    elif type(made) is float:
+        if isinstance(given, bool):
+            yield place, given, "a valid number"
+        elif made and not TINY <= abs(made) <= HUGE:
+            yield place, given, "0, or between 1.2e-38 and 3.4e+38 in size, as float32 is"
 
 
 def nearest(name: str, options: Sequence[str]) -> str:

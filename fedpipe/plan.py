@@ -22,9 +22,10 @@ from fedpipe import artifacts, code, config, grid, pins, probing, registry
 from fedpipe.artifacts import PAPER, PARAMS
 from fedpipe.config import SPLITTING, Data, Evaluation, Federation, Params, Transforms
 from fedpipe.data import store
-from fedpipe.errors import ArtifactError
+from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.planned import Cell, Jobs, Plan, PlannedRun, Reported
 from fedpipe.registry import Component
+from fedpipe.yaml_text import read_yaml
 
 #: Stands among a plan's files where some are modules of the user's own, and counts as changed: another
 #: module of that name may be found first by now, or one that was not there, which no file's hash tells.
@@ -87,11 +88,11 @@ class Settings:
             The file is missing, or is not the one that its folder's name is the key of.
         """
         try:
-            settings = cls(**yaml.safe_load(path.read_text()))
+            settings = cls(**read_yaml(path.read_text(), path))
             key = settings.key
         except FileNotFoundError:
             raise ArtifactError(f"{path} is missing; run `fedpipe plan` to write it again.") from None
-        except (yaml.YAMLError, TypeError) as error:
+        except (SettingsError, TypeError) as error:
             raise ArtifactError(f"{path} is damaged ({error}); delete it and run `fedpipe plan`.") from None
         if key != path.parent.name:
             raise ArtifactError(f"{path} was edited: its key would be {key}; change params.yaml instead.")
@@ -101,7 +102,7 @@ class Settings:
         """The text of ``run.yaml``."""
         head = "# All that this run's bits depend on; its key, the folder's name, is a hash of it.\n"
         held = {name: value for name, value in dataclasses.asdict(self).items() if name != "origin" or value}
-        return head + str(yaml.dump(held, Dumper=_DUMPER, sort_keys=False))
+        return head + dump(held)
 
     @property
     def key(self) -> str:
@@ -155,6 +156,11 @@ class Settings:
         return Evaluation(**self.evaluation)
 
 
+def dump(value: Any) -> str:
+    """YAML, with keys in their order."""
+    return str(yaml.dump(value, Dumper=_DUMPER, sort_keys=False))
+
+
 def digest(value: Any) -> str:
     """Twelve hexadecimal digits of the SHA-256 of the canonical JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -189,6 +195,9 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
     for point in grid.points(study):
         found = grid.settings(raw, study, point, above, download)
         draft.add(point, {label: (params, own) for params, labels, own in found for label in labels})
+    from fedpipe.stages import partition  # which needs this module
+
+    draft.warnings += partition.warnings(draft.partitions, draft.texts)
     probes = probing.planned(study, draft.cells.values())
     draft.texts |= {str(probe.files.settings): probing.text(study, probe) for probe in probes}
     return NewPlan(
@@ -247,7 +256,7 @@ class _Draft:
             self.stamps |= {str(pin.path): pins.stamp(pin.path) for pin in params.pins.values()}
             self.components += [params.partition, params.model, params.dataset.source]
             data = params.dataset.file.stem
-            self.texts[str(store.settings_file(data))] = yaml.safe_dump(params.dataset.origin, sort_keys=False)
+            self.texts[str(store.settings_file(data))] = dump(params.dataset.origin)
         for label in algorithms:
             self.components.append(algorithm := told[label].algorithms[label])
             self.warnings += algorithm.warnings(told[label], f"algorithms.{label}")
@@ -289,7 +298,7 @@ class _Draft:
             self.samples[key] = _samples(params)
             dealt = artifacts.assignment_file(key).with_name("partition.yaml")
             origin = {"origin": params.partition.origin} if params.partition.origin else {}
-            self.texts[str(dealt)] = yaml.safe_dump(settings.partition_settings | origin, sort_keys=False)
+            self.texts[str(dealt)] = dump(settings.partition_settings | origin)
         return key
 
 

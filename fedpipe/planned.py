@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -257,8 +258,8 @@ class Plan:
             )
             for key, parts in told.items()
         }
-        every = list(names.values())
-        return {key: name if every.count(name) == 1 else f"{name}-{key}" for key, name in names.items()}
+        count = Counter(names.values())
+        return {key: name if count[name] == 1 else f"{name}-{key}" for key, name in names.items()}
 
     def partition_told(self, key: str) -> dict[str, str]:
         """What a partition is, by name, for Snakemake's report: data set, scheme with its parameters, clients, seed."""

@@ -18,6 +18,7 @@ from fedpipe.artifacts import ProbeFiles
 from fedpipe.config import HeadNorms, Params, Probe
 from fedpipe.errors import ArtifactError, SettingsError, nearest
 from fedpipe.planned import Cell, PlannedProbe
+from fedpipe.yaml_text import read_yaml
 
 
 def planned(study: Params, cells: Iterable[Cell]) -> tuple[PlannedProbe, ...]:
@@ -58,11 +59,11 @@ def read(files: ProbeFiles) -> dict[str, Any]:
     """
     path = files.settings
     try:
-        settings: dict[str, Any] = yaml.safe_load(path.read_text())
+        settings: dict[str, Any] = read_yaml(path.read_text(), path)
         kind, key = str(settings["kind"]), digest(settings)
     except FileNotFoundError:
         raise ArtifactError(f"{path} is missing; run `fedpipe plan` to write it again.") from None
-    except (yaml.YAMLError, LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path} is damaged ({error}); delete it and run `fedpipe plan`.") from None
     names = [f"{kind}-{key}", f"{settings['round']:04d}", settings["run"]]
     if names != [path.stem, *(above.name for above in list(path.parents)[:2])] or kind not in code.PROBES:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, cast
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from fedpipe import code
-from fedpipe.errors import SettingsError, nearest, refuse_truths, sentences
+from fedpipe.errors import SettingsError, nearest, refuse_numbers, sentences
 from fedpipe.pins import Pin
 
 
@@ -106,11 +106,11 @@ def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
             raise SettingsError(
                 f"{key}: '{name}' can't be imported ({_told(error, module_name)}); {_mend(kind, error)}."
             ) from error
-        if kind.functions and inspect.isfunction(found) and "<" not in found.__qualname__:
+        if kind.functions and inspect.isfunction(found) and "<" not in found.__qualname__ and _takes_inputs(found):
             made: type[Component] = importlib.import_module(kind.functions).family_of(found)
             return made
         if not (inspect.isclass(found) and issubclass(found, _base(kind))):
-            instead = ", or be a function (def) that returns a body and a head" if kind.functions else ""
+            instead = ", or be a function (shape, classes) that returns a body and a head" if kind.functions else ""
             one = f"{'an' if kind is ALGORITHM else 'a'} {kind.name}"
             raise SettingsError(
                 f"{key}: '{name}' is not {one}; it should derive from {_base(kind).__qualname__}{instead}."
@@ -138,6 +138,15 @@ def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
     if len(own) != 1:
         raise TypeError(f"{module.__name__} should define exactly one {kind.name}, but defines {len(own)}.")
     return own[0]
+
+
+def _takes_inputs(function: Any) -> bool:
+    """Whether a function takes shape and classes; torchvision's take neither, and would download weights for them."""
+    try:
+        inspect.signature(function).bind_partial((1,), 2)
+    except TypeError:
+        return False
+    return True
 
 
 def _told(error: Exception, module: str) -> str:
@@ -248,7 +257,7 @@ def build(
         parameters = {field: value for field, value in parameters.items() if (field, value) != ("dw", None)}
     try:
         made = adapter(cast(Hashable, found)).validate_python(dict(parameters))
-        refuse_truths(parameters, made)
+        refuse_numbers(parameters, made)
     except ValidationError as error:
         known = [*beside, *(field.name for field in parameters_of(documented(kind, found)))]
         raise SettingsError("\n".join(sentences(error, dict(parameters), key, lambda _: known))) from None

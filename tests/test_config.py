@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import jsonschema
+import numpy as np
 import pytest
 import yaml
 
@@ -16,6 +17,7 @@ from fedpipe import artifacts, config, registry
 from fedpipe import plan as planning
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.errors import SettingsError
+from fedpipe.stages import download
 from tests import studies
 from tests.pages import PAGES, blocks
 
@@ -53,6 +55,7 @@ def said(settings: dict[str, Any]) -> list[str]:
     return str(refusal.value).split("\n")
 
 
+FLOATS = "0, or between 1.2e-38 and 3.4e+38 in size, as float32 is"
 MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     # sections and keys
     ("unknown-section", {"datasett": {}}, "datasett: unknown key; did you mean 'dataset'?"),
@@ -109,6 +112,23 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         "truth-of-an-own-hyper-parameter",
         {"algorithms": {"fedavg": {}, "faulty": {"algorithm": "tests.runs.test_failed_updates.Faulty", "size": True}}},
         "algorithms.faulty.size: true can't be used; it should be a valid integer.",
+    ),
+    *[
+        (f"too-large-{key}", {key: value}, f"{key}: {value} can't be used; it should be {wanted}.")
+        for key, value, wanted in (
+            ("federation.learning_rate", 1e300, FLOATS),
+            ("federation.server.tau", 1e-40, FLOATS),
+            ("transforms.std", 1e-300, FLOATS),
+            ("partition.alpha", 1e39, FLOATS),
+            ("algorithms.fedprox.mu", 1e300, FLOATS),
+            ("federation.batch_size", 2**63, "an integer of at most 64 bits"),
+        )
+    ],
+    (
+        "too-large-in-a-grid",
+        {"study.grid": {"federation.learning_rate": [0.1, "1e300"]}},
+        f"federation.learning_rate: '1e300' can't be used; it should be {FLOATS}. "
+        "(at the point federation.learning_rate: 1e300 of study.grid)",
     ),
     (
         "fraction-for-integer",
@@ -854,6 +874,20 @@ def test_a_text_model_knows_all_of_its_texts_words() -> None:
         config.parse(text | {"model": {"name": "bilstm", "vocabulary": 9_999}})
     sentence = "model.vocabulary: 9999 is less than the 10000 token ids of the data set; it should be 10000."
     assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize(("name", "other"), [("mlp", "bilstm, fasttext"), ("fasttext", "cnn, cnn4")])
+def test_a_packaged_model_takes_what_the_data_set_has(name: str, other: str, in_empty_folder: Path) -> None:
+    np.savez("rows.npz", x=np.random.default_rng(0).random((20, 5)), y=np.arange(20) % 2)
+    rows = {"name": "npz", "path": "rows.npz", "sha256": artifacts.sha256_of(Path("rows.npz")), "split": "pooled"}
+    data = {"name": "imdb"} if name == "mlp" else rows
+    download.obtain(config.dataset(rows).source, config.dataset(rows).fetcher)
+    kind = "token ids" if name == "mlp" else "numbers"
+    with pytest.raises(SettingsError) as refused:
+        config.parse({"dataset": data, "model": {"name": name}, "federation": {"clients": 2}})
+    assert str(refused.value).startswith(
+        f"model.name: '{name}' can't take the {kind} of the data set; it should be one of: {other}"
+    )
 
 
 def test_one_number_is_a_list_of_one() -> None:

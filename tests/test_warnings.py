@@ -202,3 +202,26 @@ def test_the_table_repeats_them_under_itself() -> None:
     above, _, below = after.partition("Warning: a.b: c is d.\n\nWarning: e: f.\n\n")
     assert above + below == before
     assert "| fedavg" in above
+
+
+@pytest.mark.parametrize(
+    ("dataset", "told"),
+    [
+        ({"split": "pooled", "test_share": 0.2, "subset": 30}, "10 of 10 clients have no test sample"),
+        ({"split": "pooled", "test_share": 0.4, "subset": 30}, None),
+    ],
+)
+def test_clients_without_test_samples_are_listed(
+    dataset: dict[str, Any], told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three samples each, of which one fifth is none; so for all seeds, of which the first is enough."""
+    monkeypatch.chdir(tmp_path)
+    settings = studies.settings(dataset={"name": "digits"} | dataset, study={"seeds": [0, 1]})
+    studies.prepare(settings | {"partition": {"scheme": "iid"}})
+    made = planning.make()
+    (first, second) = made.partitions
+    sentence = f"{told} in partition {first} (scheme iid, seed 0): 0, 1, 2, 3, 4, 5, 6, 7, 8, 9."
+    assert made.warnings == ((sentence,) if told else ())
+    printed = CliRunner().invoke(cli.app, ["partition", "--preview"])
+    assert (f"fedpipe: warning: {sentence}\n" in printed.output) == bool(told)
+    assert (f"in partition {second} (scheme iid, seed 1)" in printed.output) == bool(told)

@@ -15,7 +15,8 @@ from fedpipe.errors import SettingsError
 from fedpipe.layers import Mode, functional
 from fedpipe.models.base import Model, Network
 
-Check = Callable[[Model, tuple[int, ...], int], None]
+KINDS = {True: "token ids", False: "numbers", None: "inputs"}
+Check = Callable[..., None]
 
 
 def once(check: Check) -> Check:
@@ -23,17 +24,17 @@ def once(check: Check) -> Check:
     passed = set()
 
     @functools.wraps(check)
-    def checked(family: Model, shape: tuple[int, ...], classes: int) -> None:
-        what = type(family), repr(dataclasses.asdict(family)), shape, classes
+    def checked(family: Model, *inputs: Any) -> None:
+        what = type(family), repr(dataclasses.asdict(family)), inputs
         if what not in passed:
-            check(family, shape, classes)
+            check(family, *inputs)
             passed.add(what)
 
     return checked
 
 
 @once
-def refuse_unsteady(family: Model, shape: tuple[int, ...], classes: int) -> None:
+def refuse_unsteady(family: Model, shape: tuple[int, ...], classes: int, has_tokens: bool | None = None) -> None:
     """Refuse networks whose results would hang on more than their run's settings.
 
     BatchNorm and dropout layers act as the pass at work says. Any other layer is taken to act alike in training and in
@@ -45,6 +46,8 @@ def refuse_unsteady(family: Model, shape: tuple[int, ...], classes: int) -> None
         One of its networks is made and called.
     shape, classes
         What it is for.
+    has_tokens
+        Whether inputs are token ids; None if that is not known.
 
     Raises
     ------
@@ -62,12 +65,13 @@ def refuse_unsteady(family: Model, shape: tuple[int, ...], classes: int) -> None
         with torch.no_grad(), torch.random.fork_rng(devices=[]), _drawing(network) as drawing:
             before = {place: value.clone() for place, value in network.named_buffers()}
             with mode.of(True, key=torch.tensor(0)):
-                logits_of(network.train(), shape)
+                logits_of(network.train(), shape, has_tokens)
             with mode.of(False):
-                as_in_training, alone = logits_of(network, shape), logits_of(network.eval(), shape)
+                as_in_training = logits_of(network, shape, has_tokens)
+                alone = logits_of(network.eval(), shape, has_tokens)
     except Exception as error:  # it is the user's own code
         raise SettingsError(
-            f"model.name: the network of '{name}' can't be trained on inputs of shape {shape} "
+            f"model.name: the network of '{name}' can't be trained on {KINDS[has_tokens]} of shape {shape} "
             f"({type(error).__name__}: {error})."
         ) from error
     if drawing:
@@ -89,15 +93,16 @@ def refuse_unsteady(family: Model, shape: tuple[int, ...], classes: int) -> None
         )
 
 
-def logits_of(network: Network, shape: tuple[int, ...]) -> Tensor:
-    """What a network makes of two inputs; a row may be one of numbers or of token ids."""
+def logits_of(network: Network, shape: tuple[int, ...], has_tokens: bool | None = None) -> Tensor:
+    """The logits of two inputs: of numbers, or of token ids; where neither is known, a row may be either."""
     inputs = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+    tokens = torch.zeros(2, *shape, dtype=torch.int64)
     try:
-        made: Tensor = network(inputs)
+        made: Tensor = network(tokens if has_tokens else inputs)
     except RuntimeError:
-        if len(shape) != 1:
+        if len(shape) != 1 or has_tokens is not None:
             raise
-        made = network(torch.zeros(2, *shape, dtype=torch.int64))
+        made = network(tokens)
     return made
 
 

@@ -180,7 +180,7 @@ def _read(path: Path, stamp: str) -> dict[str, Tensor]:
         odd = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
         reason = f"'{odd[0]}' is no tensor" if odd else ""
     except Exception as error:  # the file is the user's own: anything may be in it
-        reason = str(error).split("\n", 1)[0]
+        reason = str(error).split("\n", 1)[0] or type(error).__name__
     if reason:
         raise SettingsError(
             f"model.weights: {path} can't be read ({reason}); it should be a state dict, tensors by name."

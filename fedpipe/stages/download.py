@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,11 @@ import yaml
 
 from fedpipe import artifacts, config, grid, pins, registry
 from fedpipe.data import store
-from fedpipe.data.datasets.base import Dataset, Declared, Facts
+from fedpipe.data.datasets.base import Dataset, Declared, Facts, Published
 from fedpipe.data.fetch import Fetcher
 from fedpipe.data.samples import Samples
 from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.yaml_text import read_yaml
 
 
 def is_planned(name: str) -> bool:
@@ -48,9 +50,9 @@ def download(name: str) -> Path:
     if not is_planned(name):
         raise ArtifactError(f"{settings} is missing; '{name}' should be a data set of a plan.")
     try:
-        section = config.dataset(yaml.safe_load(settings.read_text()))
+        section = config.dataset(read_yaml(settings.read_text(), settings))
         found = section.file.stem
-    except (yaml.YAMLError, SettingsError) as error:
+    except SettingsError as error:
         raise ArtifactError(
             f"{settings} is damaged ({' '.join(str(error).split())}); `fedpipe plan` writes it again."
         ) from None
@@ -100,7 +102,7 @@ def obtain(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
     return path
 
 
-def declare(name: str | None, params: Path) -> str:
+def declare(name: str | None, params: Path, stored: set[Path] | None = None) -> str:
     """Obtain a data set and store it; where the study should declare the SHA-256 of a file and does not, fill it in.
 
     With the study's own data set go the file of its partition and that of its model's weights, and the data sets that
@@ -112,6 +114,8 @@ def declare(name: str | None, params: Path) -> str:
         As in ``dataset.name``; by default the study's own, and its other files.
     params
         The study.
+    stored
+        What was obtained for other studies and is not obtained twice; what this one adds is added.
 
     Returns
     -------
@@ -133,7 +137,10 @@ def declare(name: str | None, params: Path) -> str:
     source, sha256 = section.named, None  # also where generated samples would do (`dataset.absent`)
     if isinstance(source, Declared) and (sha256 := source.undeclared(section.fetcher)) is not None:
         source = dataclasses.replace(source, sha256=sha256)
-    path = obtain(source, section.fetcher)
+    stored = set() if stored is None else stored
+    path = store.place(registry.described(registry.DATASET, source))
+    if path not in stored:
+        stored.add(obtain(source, section.fetcher))
     done = [f"{path} is stored."]
     labels = store.load(path).y
     if (lowest := int(labels.min())) > 0:
@@ -141,7 +148,7 @@ def declare(name: str | None, params: Path) -> str:
             f"Its labels are {lowest} to {int(labels.max())}, and classes count from 0: class 0 has no samples. "
             "If it should not be there, number the labels from 0."
         )
-    if sha256 is not None and not (named_there and _fill_in(params, "dataset", sha256, done)):
+    if sha256 is not None and not (named_there and _fill_in(params, ("dataset",), "sha256", sha256, done)):
         done.append(f"Declare it in {params}, under dataset, where name is {section.name}:\n  sha256: {sha256}")
     for kind in (registry.PARTITION, registry.MODEL) if named_there else ():
         pin = registry.parsed(kind, settings.get(kind.section, {})).pin
@@ -150,12 +157,55 @@ def declare(name: str | None, params: Path) -> str:
         if not pin.path.is_file():
             raise SettingsError(f"{kind.section}.{pin.field}: {pin.path} is missing; it should be a file.")
         sha256 = pins.content(pin.path)
-        if not _fill_in(params, kind.section, sha256, done):
+        _refuse_file(kind, settings | {kind.section: settings[kind.section] | {"sha256": sha256}}, store.facts(path))
+        if not _fill_in(params, (kind.section,), "sha256", sha256, done):
             done.append(f"Declare {pin.path} in {params}, under {kind.section}:\n  sha256: {sha256}")
+    if name is None:
+        _declare_elsewhere(params, section, done)
+        settings = config.read(params) if params.is_file() else settings
     for other in _elsewhere(settings) if name is None else ():
         if getattr(other.source, "sha256", None) and other.lacking(config.DOWNLOAD):
             done.append(f"{obtain(other.source, other.fetcher)} is stored.")
     return "\n".join(done)
+
+
+def _refuse_file(kind: registry.Kind, settings: dict[str, Any], facts: Facts) -> None:
+    """Refuse to declare a file that no plan would take: a partition's table, or a model's weights."""
+    component: Any = registry.parsed(kind, settings[kind.section])
+    if kind is registry.MODEL:
+        component.check_weights(facts.shape, facts.classes)
+    elif component.by_index:
+        clients = config.parse_federation(settings.get("federation", {})).clients
+        component.check(clients, facts.classes, facts.size)
+
+
+def _declare_elsewhere(params: Path, section: config.Data, done: list[str]) -> None:
+    """Fill in the SHA-256 of each mirror's file that stands in for a data set of the study's grid and scales.
+
+    Where a data set of the grid needs none, but that of the section has one, it is filled in as null.
+    """
+    settings = config.read(params)
+    is_declared = bool((settings.get("dataset") or {}).get("sha256"))
+    for place, key, named in list(_places(settings)):
+        data = config.dataset({"name": named, **({"mirror": section.mirror} if section.mirror else {})})
+        if not isinstance(data.named, Published):
+            continue
+        sha256 = data.named.undeclared(data.fetcher)
+        if sha256 is None and not (is_declared and key != "sha256"):
+            continue
+        if not _fill_in(params, place, key, sha256, done):
+            done.append(f"Declare it in {params}, under {'.'.join(place)}:\n  {key}: {sha256 or 'null'}")
+
+
+def _places(settings: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Where grid and scales name a data set without its SHA-256: the mapping, the key that it lacks, and the name."""
+    for key, value in settings.items():
+        if key == "dataset.name" and "dataset.sha256" not in settings and isinstance(value, str):
+            yield above, "dataset.sha256", value
+        elif key == "dataset" and above and isinstance(value, dict) and "sha256" not in value and "name" in value:
+            yield (*above, key), "sha256", str(value["name"])
+        elif isinstance(value, dict) and (above or key in ("study", "scales")):
+            yield from _places(value, (*above, key))
 
 
 def _elsewhere(settings: dict[str, Any]) -> Iterator[config.Data]:
@@ -186,26 +236,29 @@ def _agree(name: str, samples: Samples, measured: Facts, known: Facts | None) ->
         )
 
 
-def _fill_in(params: Path, section: str, sha256: str, done: list[str]) -> bool:
-    """Add a section's ``sha256`` to a YAML file, and leave all else as it is; False, and nothing done, if it fails."""
-    text = params.read_bytes().decode()
-    node = _mapping(yaml.compose(text, Loader=yaml.SafeLoader), section)
-    if node is None or not node.value:
+def _fill_in(params: Path, place: tuple[str, ...], key: str, sha256: str | None, done: list[str]) -> bool:
+    """Add a key to a mapping of a YAML file, and leave all else as it is; False, and nothing done, if it fails."""
+    text, value = params.read_bytes().decode(), sha256 or "null"
+    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    for part in place:
+        node = _mapping(node, part)
+    if not isinstance(node, yaml.MappingNode) or not node.value:
         return False
     if node.flow_style:
         end = node.value[0][1].end_mark.index
-        filled = f"{text[:end]}, sha256: {sha256}{text[end:]}"
+        filled = f"{text[:end]}, {key}: {value}{text[end:]}"
     else:
         before = node.value[:2][-1][0].start_mark  # of the second key, or the only one
-        filled = f"{text[: before.index]}sha256: {sha256}\n{' ' * before.column}{text[before.index :]}"
-    wanted = config.override(config.read(params), {f"{section}.sha256": sha256})
+        filled = f"{text[: before.index]}{key}: {value}\n{' ' * before.column}{text[before.index :]}"
+    wanted = config.read(params)
+    functools.reduce(lambda mapping, part: mapping[part], place, wanted)[key] = sha256
     try:
-        if yaml.safe_load(filled) != wanted:
+        if read_yaml(filled, params) != wanted:
             return False
-    except (yaml.YAMLError, SettingsError):
+    except SettingsError:
         return False
     artifacts.write_bytes(params.resolve(), filled.encode())  # a link stays one
-    done.append(f"{params} declares it now: {section}.sha256 is {sha256}.")
+    done.append(f"{params} declares it now: {'.'.join((*place, key))} is {value}.")
     return True
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
 from fedpipe import artifacts, code, config, plan, registry, rng
 from fedpipe.data import heterogeneity, store
 from fedpipe.data.assignment import Assignment, apportion, assign, checksum
 from fedpipe.data.partitions.base import Integers, Scheme
 from fedpipe.errors import ArtifactError
+from fedpipe.yaml_text import read_yaml
+
+LISTED = 20  #: clients that a sentence lists
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,11 +61,11 @@ def read(key: str) -> dict[str, Any]:
     """
     place = artifacts.assignment_file(key).with_name("partition.yaml")
     try:
-        settings: dict[str, Any] = yaml.safe_load(place.read_text())
+        settings: dict[str, Any] = read_yaml(place.read_text(), place)
         found = plan.digest({name: value for name, value in settings.items() if name != "origin"})
     except FileNotFoundError:
         raise ArtifactError(f"{place} is missing; '{key}' should be a partition of results/plan.json.") from None
-    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise ArtifactError(
             f"{place} is damaged ({' '.join(str(error).split())}); `fedpipe plan` writes it again."
         ) from None
@@ -74,15 +77,50 @@ def read(key: str) -> dict[str, Any]:
     return settings
 
 
-def preview(params: Path) -> Iterator[tuple[str, dict[str, Any], Integers]]:
-    """Key, settings and training samples by client and class, shape (N, C), of a study's partitions; writes nothing.
+def untested(key: str, settings: dict[str, Any], dealt: Assignment) -> str | None:
+    """A sentence that lists clients without test samples, which local protocols leave out; None if all have some."""
+    lacking = [str(client) for client, samples in enumerate(dealt.test) if not len(samples)]
+    if not lacking:
+        return None
+    shown = ", ".join(lacking[:LISTED]) + (", …" if len(lacking) > LISTED else "")
+    seed = f", seed {settings['seed']}" if "seed" in settings else ""
+    return (
+        f"{len(lacking)} of {len(dealt.test)} clients have no test sample in partition {key} (scheme "
+        f"{settings['partition']['scheme']}{seed}): {shown}."
+    )
+
+
+def warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str]) -> Iterator[str]:
+    """What :func:`untested` gives for a plan's partitions whose data are stored; of those alike in all but seed, one.
+
+    ``texts`` is what the plan writes, by path.
+    """
+    seen = set()
+    for key, settings in partitions.items():
+        alike = plan.digest({name: value for name, value in settings.items() if name != "seed"})
+        path = store.place(settings["dataset"])
+        if alike in seen or not path.is_file():
+            continue
+        seen.add(alike)
+        place = artifacts.assignment_file(key).with_name("partition.yaml")
+        settings = read_yaml(texts[str(place)], place)  # where its file is, too
+        with suppress(ArtifactError):  # the jobs give it
+            samples = store.load(path)
+            table = _assigned(settings, samples.y.numpy(), samples.test.numpy())
+            if found := untested(key, settings, Assignment.of(table)):
+                yield found
+
+
+def preview(params: Path) -> Iterator[tuple[str, dict[str, Any], Assignment]]:
+    """Key, settings and what clients have, of each of a study's partitions; writes nothing.
 
     The data set need not be stored: if it is not, it is read from where `fedpipe download` takes it.
     """
     made = plan.make(params)
     section = config.parse(config.read(params), config.download(params)).dataset
     for key in made.partitions:
-        settings = yaml.safe_load(made.texts[str(artifacts.assignment_file(key).with_name("partition.yaml"))])
+        place = artifacts.assignment_file(key).with_name("partition.yaml")
+        settings = read_yaml(made.texts[str(place)], place)
         path = store.place(settings["dataset"])
         if path.is_file() or path != section.file:
             samples = store.load(path)
@@ -90,7 +128,7 @@ def preview(params: Path) -> Iterator[tuple[str, dict[str, Any], Integers]]:
         else:
             loaded = section.source.load(section.fetcher)
             table = _assigned(settings, loaded.y, loaded.test)
-        yield key, settings, Assignment.of(table).class_counts
+        yield key, settings, Assignment.of(table)
 
 
 def _assigned(settings: dict[str, Any], labels: Integers, test: npt.NDArray[np.bool_]) -> pa.Table:

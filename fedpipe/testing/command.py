@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import yaml
 
 from fedpipe import config, registry
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.engine import contract
 from fedpipe.errors import SettingsError
 from fedpipe.testing.checks import check_algorithm
+from fedpipe.yaml_text import read_yaml
 
 
 def check(name: str, settings: Sequence[str], params: Path | None = None) -> list[str]:
@@ -57,8 +57,8 @@ def _parameters(settings: Sequence[str]) -> dict[str, Any]:
         if not (key and equals):
             raise SettingsError(f"--set: '{setting}' can't be used; it should be KEY=VALUE, as mu=0.1.")
         try:
-            found[key] = yaml.safe_load(text)
-        except yaml.YAMLError:
+            found[key] = read_yaml(text, key)
+        except SettingsError:
             raise SettingsError(f"--set: '{setting}' can't be read; its value should be as in params.yaml.") from None
     return found
 

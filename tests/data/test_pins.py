@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from typer.testing import CliRunner
 from fedpipe import artifacts, cli, config, pins, registry
 from fedpipe import plan as planning
 from fedpipe.data.assignment import Assignment
-from fedpipe.errors import SettingsError
+from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.plan import Settings
 from fedpipe.report import tables
+from fedpipe.stages import download as stage
 from tests import studies
 
 RANDOM = np.random.default_rng(0)
@@ -147,6 +149,109 @@ def test_data_that_is_not_stored_names_the_study() -> None:
         typed("plan", "--params", "studies/own.yaml")
     with pytest.raises(SettingsError, match=r"is not stored; run `fedpipe download --params studies/own\.yaml`\.$"):
         typed("partition", "--preview", "--params", "studies/own.yaml")
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "content"),
+    [
+        ("partition", "own.csv", "sample,client,split\n0,0,train\n1,1,train\n2,2,train\n90,0,test\n"),
+        ("model", "start.pt", ""),
+    ],
+)
+def test_a_file_that_the_plan_refuses_is_not_declared(section: str, name: str, content: str) -> None:
+    own_files()
+    studies.write(study(), Path())
+    Path(name).write_text(content)
+    with pytest.raises(SettingsError) as refused:
+        typed("download")
+    assert "sha256" not in config.read(Path("params.yaml"))[section]
+    declared = study()
+    for part, file in (("dataset", "own.npz"), ("partition", "own.csv"), ("model", "start.pt")):
+        declared[part]["sha256"] = artifacts.sha256_of(Path(file))
+    studies.write(declared, Path())
+    with pytest.raises(SettingsError) as planned:
+        typed("plan")
+    assert str(planned.value) == str(refused.value)
+
+
+# -- a folder of studies -----------------------------------------------------------------------------------------------
+
+
+def stand_in(name: str, side: int, channels: int, classes: int) -> str:
+    """A mirror's file in place of published images; its SHA-256."""
+    Path("mirror").mkdir(exist_ok=True)
+    random = np.random.default_rng(classes)
+    arrays = {
+        f"x_{part}": random.integers(0, 256, (count, side, side, channels), dtype=np.uint8)
+        for part, count in (("train", 4 * classes), ("test", classes))
+    }
+    labels = {"y_train": np.arange(4 * classes) % classes, "y_test": np.arange(classes)}
+    np.savez(f"mirror/{name}.npz", **arrays, **labels)
+    return artifacts.sha256_of(Path(f"mirror/{name}.npz"))
+
+
+def test_one_command_declares_what_stands_in_for_the_data_sets_of_all_studies_in_a_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In sections, axes and scales; each data set is read once, and no comment is lost."""
+    sums = {"cifar10": stand_in("cifar10", 32, 3, 10), "cifar100": stand_in("cifar100", 32, 3, 100)}
+    monkeypatch.setenv("FEDPIPE_MIRROR", "mirror")
+    Path("studies/a").mkdir(parents=True)
+    rest = "model: {name: mlp}\nfederation: {clients: 2, rounds: 1}\n"
+    texts = {
+        "studies/a/one.yaml": f"dataset: {{name: cifar10}}  # ten\n{rest}",
+        "studies/a/two.yaml": f"""# Two data sets, and a third of no file.
+dataset:
+  name: cifar10  # ten
+{rest}study:
+  grid:
+    data:
+      TEN: {{}}
+      HUNDRED: {{dataset.name: cifar100}}
+      ALL:
+        dataset: {{name: cifar100, split: pooled}}
+      DIGITS: {{dataset: {{name: digits}}}}
+scales:
+  smoke:
+    dataset.name: cifar100  # a hundred
+    study.grid: {{}}
+""",
+    }
+    for name, text in texts.items():
+        Path(name).write_text(text)
+    obtained: list[Any] = []
+    real = stage.obtain
+    monkeypatch.setattr(stage, "obtain", lambda data, *rest: obtained.append(data) or real(data, *rest))
+    with pytest.raises(SettingsError, match=r"dataset\.sha256: missing; the mirror has no original of 'cifar10' but a"):
+        typed("plan", "--params", "studies/a")
+    printed = typed("download", "--params", "studies/a")
+    assert len(obtained) == len({str(data) for data in obtained}) == 2, printed
+    two = config.read(Path("studies/a/two.yaml"))
+    assert config.read(Path("studies/a/one.yaml"))["dataset"]["sha256"] == two["dataset"]["sha256"] == sums["cifar10"]
+    axis = two["study"]["grid"]["data"]
+    assert axis["HUNDRED"]["dataset.sha256"] == axis["ALL"]["dataset"]["sha256"] == sums["cifar100"]
+    assert axis["DIGITS"] == {"dataset": {"name": "digits"}}
+    assert two["scales"]["smoke"]["dataset.sha256"] == sums["cifar100"]
+    for name, text in texts.items():
+        found = re.sub(r", (dataset\.)?sha256: \w+|(?m:^ *(dataset\.)?sha256: \w+\n)", "", Path(name).read_text())
+        assert found == text
+    typed("plan", "--params", "studies/a")
+    typed("plan", "--params", "studies/a/two.yaml", "--scale", "smoke")
+    before = Path("studies/a/two.yaml").read_text()
+    typed("download", "--params", "studies/a")
+    assert Path("studies/a/two.yaml").read_text() == before
+
+
+def test_a_study_that_can_not_have_its_data_leaves_the_others_of_its_folder_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path("studies/a").mkdir(parents=True)
+    Path("studies/a/bad.yaml").write_text("dataset: {name: npz, path: nowhere.npz}\n")
+    own_files()
+    Path("studies/a/good.yaml").write_text("dataset: {name: npz, path: own.npz, split: pooled}\n")
+    with pytest.raises(ArtifactError, match=r"^studies/a/bad\.yaml: dataset\.path: nowhere\.npz is missing"):
+        typed("download", "--params", "studies/a")
+    assert config.read(Path("studies/a/good.yaml"))["dataset"]["sha256"] == artifacts.sha256_of(Path("own.npz"))
 
 
 # -- what changed after it was declared --------------------------------------------------------------------------------

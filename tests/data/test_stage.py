@@ -99,9 +99,9 @@ def test_the_preview_is_the_partition_and_writes_nothing() -> None:
     assert [path.name for path in Path().iterdir()] == ["params.yaml"]
     made = studies.prepare(params)
     assert [key for key, _, _ in before] == list(made.partitions)
-    for key, settings, counts in [*before, *partition.preview(Path("params.yaml"))]:
+    for key, settings, dealt in [*before, *partition.preview(Path("params.yaml"))]:
         assert settings == yaml.safe_load(artifacts.assignment_file(key).with_name("partition.yaml").read_text())
-        assert np.array_equal(counts, Assignment.read(artifacts.assignment_file(key)).class_counts)
+        assert np.array_equal(dealt.class_counts, Assignment.read(artifacts.assignment_file(key)).class_counts)
 
 
 def test_the_preview_shows_all_partitions_or_one() -> None:

@@ -237,10 +237,29 @@ def test_what_it_is_can_be_asked() -> None:
 def test_what_is_no_model_is_refused(name: str, own: Path) -> None:
     own.write_text(OWN + "OWN = 3\n")
     wanted = (
-        rf"^model\.name: 'own_models\.{name}' is not a model; it should derive from Model, or be a function \(def\)"
+        rf"^model\.name: 'own_models\.{name}' is not a model; it should derive from Model, or be a function \(shape, "
     )
     with pytest.raises(SettingsError, match=wanted):
         registry.find(registry.MODEL, f"own_models.{name}", "model.name")
+
+
+def test_a_function_that_takes_no_shape_is_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision's take the shape for `pretrained`, and once downloaded weights for a plan."""
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", lambda *_, **__: pytest.fail("a download"))
+    with pytest.raises(
+        SettingsError, match=r"^model\.name: 'torchvision\.models\.resnet18' is not a model; it should derive from"
+    ):
+        config.parse({"model": {"name": "torchvision.models.resnet18"}})
+
+
+def test_a_network_is_tried_on_what_the_data_set_has() -> None:
+    """It was once tried on numbers alone, and its jobs failed on token ids."""
+    text = {"dataset": {"name": "imdb", "length": 8}, "study": {"algorithms": ["fedavg"]}}
+    with pytest.raises(
+        SettingsError,
+        match=r"^model\.name: the network of 'own_models\.make' can't be trained on token ids of shape \(8,",
+    ):
+        config.parse(text | {"model": {"name": "own_models.make"}})
 
 
 def test_a_function_that_does_not_return_body_and_head_is_refused_before_any_job() -> None:
