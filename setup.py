@@ -19,9 +19,9 @@ class WithProject(build_py):
         super().run()
         if self.editable_mode:
             return
-        target = Path(self.build_lib) / "fedpipe" / PROJECT["BUNDLED"]
+        target = Path(self.build_lib) / "fedpipe" / PROJECT["BUNDLE_FOLDER"]
         shutil.rmtree(target, ignore_errors=True)
-        for name in PROJECT["listed"](ROOT):
+        for name in PROJECT["list_project_files"](ROOT):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, target / name)
 

@@ -30,27 +30,27 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedpipe import artifacts, config
 from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution
-from fedpipe.engine.clients import Clients
+from fedpipe.engine.clients import FederatedData
 from fedpipe.engine.loop import Loop
 from fedpipe.engine.run import Run
-from fedpipe.plan import Settings
+from fedpipe.plan import RunSettings
 
 GALLERY = Path(__file__).parent.parent / "studies/gallery.yaml"
 CLASSES, CLIENTS, BATCH = 10, 10, 10
 
 
-def dealt(samples: int) -> Clients:
+def dealt(samples: int) -> FederatedData:
     """Pixels without meaning, of MNIST's shape, so many for each client."""
     random, count = np.random.default_rng(0), samples * CLIENTS
     x = torch.from_numpy(random.random((count, 1, 28, 28), np.float32))
     y, parts = torch.from_numpy(random.integers(0, CLASSES, count)), np.split(np.arange(count), CLIENTS)
-    return Clients(x, y, parts, parts, np.arange(count), CLASSES, 0)
+    return FederatedData(x, y, parts, parts, np.arange(count), CLASSES, 0)
 
 
-def open_run(folder: Path, name: str, clients: Clients) -> Run:
+def open_run(folder: Path, name: str, clients: FederatedData) -> Run:
     """A run of an algorithm in an empty folder."""
-    gallery = config.read(GALLERY)
-    params = config.parse(
+    gallery = config.read_params(GALLERY)
+    params = config.parse_params(
         {
             "dataset": {"name": "mnist"},
             "model": {"name": "cnn4"},
@@ -59,9 +59,9 @@ def open_run(folder: Path, name: str, clients: Clients) -> Run:
             "study": {"algorithms": [name]},
         }
     )
-    settings = Settings.of(params, name, seed=0)
+    settings = RunSettings.from_params(params, name, seed=0)
     files = RunFiles(folder / name / settings.key)
-    artifacts.write_bytes(files.settings, settings.dump().encode())
+    artifacts.write_bytes(files.settings, settings.to_yaml().encode())
     run = Run(files, Execution(device="cpu", stack=1), clients=clients)
     run.initialize()
     return run
@@ -71,14 +71,14 @@ class Operations:
     """Floating-point operations of all clients that a loop trains within the block."""
 
     def __init__(self) -> None:
-        self.count, self._lock, self._client = 0, threading.Lock(), Loop._client
+        self.count, self._lock, self._client = 0, threading.Lock(), Loop._run_client
 
     def __enter__(self) -> Operations:
-        Loop._client = functools.partialmethod(Operations._counted, self)  # type: ignore[assignment,method-assign]
+        Loop._run_client = functools.partialmethod(Operations._counted, self)  # type: ignore[assignment,method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        Loop._client = self._client  # type: ignore[method-assign]
+        Loop._run_client = self._client  # type: ignore[method-assign]
 
     @staticmethod
     def _counted(loop: Loop, counter: Operations, *arguments: Any) -> Any:
@@ -95,7 +95,7 @@ def measure(run: Run, number: int) -> float:
     block = run.train(number, run.participants(number))
     run.aggregate(number, [block])
     seconds = time.process_time() - begin
-    run.checkpoint.finish(number, {})
+    run.checkpoint.finish_round(number, {})
     return seconds
 
 
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=300, help="of each client (default 300)")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
-    names = list(dict.fromkeys(["fedavg", *(options.algorithms or config.read(GALLERY)["study"]["algorithms"])]))
+    names = list(dict.fromkeys(["fedavg", *(options.algorithms or config.read_params(GALLERY)["study"]["algorithms"])]))
     clients = dealt(options.samples)
     found: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:

@@ -92,7 +92,7 @@ class Writes:
 def bits(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of the run, loose or packed, but its times."""
     loose = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    packed = {f"rounds/{name}": data for name, data in archive.contents(folder / "rounds.zip").items()}
+    packed = {f"rounds/{name}": data for name, data in archive.read_members(folder / "rounds.zip").items()}
     return {
         name: hashlib.sha256(data).hexdigest()
         for name, data in sorted((packed | loose).items())
@@ -102,23 +102,25 @@ def bits(folder: Path) -> dict[str, str]:
 
 def done(files: RunFiles) -> dict[int, str]:
     """The complete rounds, each with its times, which differ when it is done again."""
-    return {number: str(artifacts.read_json(files.round(number).times)) for number in files.complete() if number}
+    return {
+        number: str(artifacts.read_json(files.round(number).times)) for number in files.list_complete_rounds() if number
+    }
 
 
 def campaign(kills: int, seed: int) -> bool:
     """In the current folder: so many runs, each killed once; whether all ended in the same bits."""
     artifacts.write_bytes(PARAMS, yaml.safe_dump(STUDY).encode())
-    made = planning.make(PARAMS)
-    planning.write(made)
+    made = planning.make_plan(PARAMS)
+    planning.write_plan(made)
     (run,) = made.runs
     files, random_ = run.files, random.Random(seed)
 
     def prepare() -> None:
-        download.download(run.dataset)
-        partition.partition(run.partition)
+        download.download_dataset(run.dataset)
+        partition.partition_dataset(run.partition)
 
     def segment() -> None:
-        list(Run(files).segment(ROUNDS))
+        list(Run(files).run_segment(ROUNDS))
 
     def counted() -> None:
         writes = Writes()
@@ -128,7 +130,7 @@ def campaign(kills: int, seed: int) -> bool:
     def away() -> None:
         for name in ("rounds", "segments"):
             shutil.rmtree(files.path / name, ignore_errors=True)
-        archive.of(files.history).unlink(missing_ok=True)
+        archive.pack_path(files.rounds_folder).unlink(missing_ok=True)
 
     assert whole(prepare)
     assert whole(counted)

@@ -31,7 +31,7 @@ from fedpipe.engine.run import open_run
 from fedpipe.planned import Plan
 from fedpipe.report import results
 from fedpipe.stages import download, partition
-from fedpipe.stages.collect import collect
+from fedpipe.stages.collect import collect_rounds
 
 GALLERY = Path(__file__).parent.parent / "studies/gallery.yaml"
 EASY, HARD = 0.3, 0.1  #: alpha
@@ -45,7 +45,7 @@ OWN = {"fedbabu": "finetuned-on-local", "fedproto": "prototype-on-local"} | dict
 
 def study(seeds: int, algorithms: list[str] | None, rounds: int | None) -> dict[str, Any]:
     """The gallery's settings at both partitions, with all clients in every round."""
-    settings = config.read(GALLERY)
+    settings = config.read_params(GALLERY)
     names = list(dict.fromkeys(["fedavg", *(algorithms or settings["study"]["algorithms"])]))
     settings["algorithms"] = {name: settings["algorithms"][name] for name in names}
     grid = {"partition.alpha": [EASY, HARD]}
@@ -59,20 +59,20 @@ def work(path: str, rounds: int) -> None:
     """All rounds of a run, on one core."""
     torch.set_num_threads(1)
     run = open_run(Path(path), Execution(device="cpu"), 1, "last")
-    for _ in run.segment(rounds):
+    for _ in run.run_segment(rounds):
         pass
-    collect(RunFiles(Path(path)), rounds, "last")
+    collect_rounds(RunFiles(Path(path)), rounds, "last")
 
 
 def measure(settings: dict[str, Any], workers: int) -> Plan:
     """The plan of the study, whose runs are done in the working directory."""
     artifacts.write_json(PARAMS, settings)  # JSON is YAML
-    made = planning.make()
-    planning.write(made)
+    made = planning.make_plan()
+    planning.write_plan(made)
     for name in {run.dataset for run in made.runs}:
-        download.download(name)
+        download.download_dataset(name)
     for key in made.partitions:
-        partition.partition(key)
+        partition.partition_dataset(key)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         for done in [pool.submit(work, str(run.path), run.rounds) for run in made.runs]:
             done.result()
@@ -81,11 +81,13 @@ def measure(settings: dict[str, Any], workers: int) -> Plan:
 
 def figures(made: Plan) -> list[dict[str, Any]]:
     """A row an algorithm: accuracies in percent by its own protocol, and the gain over FedAvg's local one."""
-    frame = results.reported(results.load(made))
+    frame = results.compute_reported_accuracies(results.load_accuracies(made))
     frame = frame[frame["average"] == "sample"]
     means = 100 * frame.groupby(["algorithm", "partition.alpha", "protocol"])["accuracy"].mean()
-    spent = results.times(made)
-    seconds = pd.Series(spent[list(results.SECONDS)].sum(axis=1).to_numpy(), spent["algorithm"]).groupby(level=0).mean()
+    spent = results.load_times(made)
+    seconds = (
+        pd.Series(spent[list(results.TIMED_PHASES)].sum(axis=1).to_numpy(), spent["algorithm"]).groupby(level=0).mean()
+    )
 
     def row(name: str) -> dict[str, Any]:
         protocol = OWN.get(name, LOCAL)

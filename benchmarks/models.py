@@ -26,9 +26,9 @@ import torch.nn.functional as F
 from fedpipe import registry
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Federation
-from fedpipe.engine.clients import Clients
+from fedpipe.engine.clients import FederatedData
 from fedpipe.engine.loop import Loop
-from fedpipe.models.base import Model, Net, Network
+from fedpipe.models.base import FunctionalNetwork, Model, Network
 
 RATE = 0.005
 ROUND = 0.3  #: seconds of what is timed, about
@@ -63,7 +63,7 @@ CASES = (
 )
 
 
-def dealt(case: Case, steps: int) -> Clients:
+def dealt(case: Case, steps: int) -> FederatedData:
     """One client with so many whole batches."""
     random, count = np.random.default_rng(0), steps * case.batch
     if case.words:
@@ -71,22 +71,22 @@ def dealt(case: Case, steps: int) -> Clients:
     else:
         x = torch.from_numpy(random.random((count, *case.shape), np.float32))
     y, everyone = torch.from_numpy(random.integers(0, case.classes, count)), np.arange(count)
-    return Clients(x, y, [everyone], [everyone[:0]], everyone[:0], case.classes, 0)
+    return FederatedData(x, y, [everyone], [everyone[:0]], everyone[:0], case.classes, 0)
 
 
 def network(case: Case, family: Model) -> Network:
     """What trains: of VGG16, whose base is frozen in its paper, the part above the features of that base."""
     if case.model == "vgg16":
-        return family.parted(family.build((3, 32, 32), case.classes))[1]
+        return family.split_frozen_base(family.build((3, 32, 32), case.classes))[1]
     return family.build(case.shape, case.classes)
 
 
-def fedpipes(case: Case, family: Model, clients: Clients, **settings: Any) -> Callable[[], None]:
+def fedpipes(case: Case, family: Model, clients: FederatedData, **settings: Any) -> Callable[[], None]:
     """A client's round by fedpipe's loop."""
     federation = Federation(clients=1, batch_size=case.batch, learning_rate=RATE, **settings)
-    net = Net(lambda: network(case, family), precision=federation.precision)
+    net = FunctionalNetwork(lambda: network(case, family), precision=federation.precision)
     algorithm = FedAvg().bind(net, federation)
-    server, loop = algorithm.init(lambda _: net.fresh(0)), Loop(algorithm, clients)
+    server, loop = algorithm.init(lambda _: net.make_initial_model(0)), Loop(algorithm, clients)
 
     def train() -> None:
         list(loop.run("train", 1, [0], lambda _: {}, lambda ids: algorithm.send(server, ids)))
@@ -94,13 +94,13 @@ def fedpipes(case: Case, family: Model, clients: Clients, **settings: Any) -> Ca
     return train
 
 
-def plain(case: Case, family: Model, clients: Clients, layout: torch.memory_format) -> Callable[[], None]:
+def plain(case: Case, family: Model, clients: FederatedData, layout: torch.memory_format) -> Callable[[], None]:
     """The same batches as one would write it."""
     module = network(case, family).to(memory_format=layout).train()
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
 
     def train() -> None:
-        x, y = clients.gather(clients.order(0, 1, "batches", 0))
+        x, y = clients.gather(clients.shuffle_indices(0, 1, "batches", 0))
         if x.dim() == 4:
             x = x.contiguous(memory_format=layout)
         for first in range(0, len(y), case.batch):
@@ -121,7 +121,7 @@ def seconds(work: Callable[[], None]) -> float:
 def loops(case: Case, steps: int) -> dict[str, Callable[[], None]]:
     """All that train on the same batches."""
     torch.manual_seed(0)
-    family = cast(Model, registry.build(registry.MODEL, case.model, case.parameters))
+    family = cast(Model, registry.build_component(registry.MODEL, case.model, case.parameters))
     clients = dealt(case, steps)
     found = {
         "fedpipe": fedpipes(case, family, clients),

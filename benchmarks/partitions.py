@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from fedpipe import registry
-from fedpipe.data.assignment import assign
+from fedpipe.data.assignment import assign_samples
 from fedpipe.data.partitions.base import Scheme
 
 SAMPLES, TESTS, CLASSES, CLIENTS, ALPHA = 60_000, 10_000, 10, 100, 0.01
@@ -25,7 +25,7 @@ def seconds(scheme: Scheme, seed: int) -> float:
     labels = np.random.default_rng(0).permutation(np.arange(SAMPLES + TESTS) % CLASSES)
     for_test = np.arange(len(labels)) >= SAMPLES
     begin = time.perf_counter()
-    assign(scheme, labels, for_test, CLIENTS, "official", 0, seed)
+    assign_samples(scheme, labels, for_test, CLIENTS, "official", 0, seed)
     return time.perf_counter() - begin
 
 
@@ -34,11 +34,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds (default 5)")
     options = parser.parse_args()
     print("| scheme | seconds |\n|---|---|")
-    for name in registry.names(registry.PARTITION):
-        known = {parameter.name for parameter in registry.parameters_of(registry.find(registry.PARTITION, name))}
+    for name in registry.list_components(registry.PARTITION):
+        known = {
+            parameter.name for parameter in registry.list_parameters(registry.find_component(registry.PARTITION, name))
+        }
         if "path" in known:
             continue  # dealt by a file of one's own
-        scheme = registry.build(registry.PARTITION, name, {"alpha": ALPHA} if "alpha" in known else {})
+        scheme = registry.build_component(registry.PARTITION, name, {"alpha": ALPHA} if "alpha" in known else {})
         assert isinstance(scheme, Scheme)
         print(f"| {name} | {max(seconds(scheme, seed) for seed in range(options.seeds)):.2f} |")
 

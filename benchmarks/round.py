@@ -42,12 +42,12 @@ from torch import nn
 from fedpipe import artifacts, config
 from fedpipe.artifacts import RunFiles
 from fedpipe.config import Execution
-from fedpipe.data.assignment import Assignment, assign
+from fedpipe.data.assignment import Assignment, assign_samples
 from fedpipe.data.partitions.dirichlet import Dirichlet
-from fedpipe.engine.clients import Clients
+from fedpipe.engine.clients import FederatedData
 from fedpipe.engine.run import Run
 from fedpipe.models.cnn4 import CNN4
-from fedpipe.plan import Settings
+from fedpipe.plan import RunSettings
 
 MFLOP_TRAINED, MFLOP_EVALUATED = 25.5, 8.5
 CLASSES, CLIENTS, BATCH, RATE = 10, 20, 10, 0.005
@@ -72,18 +72,20 @@ def mnist(mirror: Path) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.from_numpy(np.concatenate(labels).astype(np.int64))
 
 
-def deal(x: torch.Tensor, y: torch.Tensor, device: str) -> Clients:
+def deal(x: torch.Tensor, y: torch.Tensor, device: str) -> FederatedData:
     """Dirichlet(0.1), at least 40 samples a client, 75/25 within each."""
     scheme = Dirichlet(alpha=0.1, minimum=40)
-    table = assign(scheme, y.numpy(), np.zeros(len(y), bool), CLIENTS, "pooled", 0.25, seed=0)
-    dealt = Assignment.of(table)
-    return Clients(x, y, dealt.train, dealt.test, dealt.global_test, CLASSES, 0, torch.float32, device)
+    table = assign_samples(scheme, y.numpy(), np.zeros(len(y), bool), CLIENTS, "pooled", 0.25, seed=0)
+    dealt = Assignment.from_table(table)
+    return FederatedData(x, y, dealt.train, dealt.test, dealt.global_test, CLASSES, 0, torch.float32, device)
 
 
-def open_run(folder: Path, clients: Clients, execution: Execution, threads: int, algorithm: str, precision: str) -> Run:
+def open_run(
+    folder: Path, clients: FederatedData, execution: Execution, threads: int, algorithm: str, precision: str
+) -> Run:
     """A run in an empty folder."""
     federation = {"clients": CLIENTS, "batch_size": BATCH, "learning_rate": RATE, "precision": precision}
-    params = config.parse(
+    params = config.parse_params(
         {
             "dataset": {"name": "mnist"},
             "model": {"name": "cnn4"},
@@ -93,9 +95,9 @@ def open_run(folder: Path, clients: Clients, execution: Execution, threads: int,
             "study": {"algorithms": [algorithm]},
         }
     )
-    settings = Settings.of(params, algorithm, seed=0)
+    settings = RunSettings.from_params(params, algorithm, seed=0)
     files = RunFiles(folder / settings.key)
-    artifacts.write_bytes(files.settings, settings.dump().encode())
+    artifacts.write_bytes(files.settings, settings.to_yaml().encode())
     return Run(files, execution, threads, clients=clients)
 
 
@@ -146,14 +148,14 @@ def matrix_rate(threads: int, device: str, library: str = "blas") -> float:
     return best
 
 
-def plain_loop(clients: Clients, threads: int) -> float:
+def plain_loop(clients: FederatedData, threads: int) -> float:
     """Seconds of an epoch at every client as one would write it first: a module, torch.optim, all cores on a batch."""
     torch.set_num_threads(threads)
     network = CNN4().build((1, 28, 28), CLASSES).to(clients.device)
     begin = time.perf_counter()
     for client in range(len(clients)):
         optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
-        order = clients.order(client, 1, "batches", 0)
+        order = clients.shuffle_indices(client, 1, "batches", 0)
         for first in range(0, len(order), BATCH):
             x, y = clients.gather(order[first : first + BATCH])
             optimizer.zero_grad()
@@ -164,7 +166,7 @@ def plain_loop(clients: Clients, threads: int) -> float:
     return time.perf_counter() - begin
 
 
-def bare_loop(clients: Clients, threads: int) -> float:
+def bare_loop(clients: FederatedData, threads: int) -> float:
     """Seconds of the same epoch with nothing but PyTorch's kernels, a thread and a module a client.
 
     They have their best layout: channels-last, and the weight of the layer from 1,024 to 512 by columns.
@@ -176,7 +178,7 @@ def bare_loop(clients: Clients, threads: int) -> float:
         wide = next(layer for layer in network.modules() if isinstance(layer, nn.Linear))
         wide.weight.data = wide.weight.data.t().contiguous().t()
         parameters = list(network.parameters())
-        x, y = clients.gather(clients.order(client, 1, "batches", 0))
+        x, y = clients.gather(clients.shuffle_indices(client, 1, "batches", 0))
         x = x.as_strided(x.shape, (784, 1, 28, 1))
         for first in range(0, len(y), BATCH):
             loss = F.cross_entropy(network(x[first : first + BATCH]), y[first : first + BATCH])
@@ -190,7 +192,7 @@ def bare_loop(clients: Clients, threads: int) -> float:
     return time.perf_counter() - begin
 
 
-def pfllib(clone: Path, python: str, clients: Clients, rounds: int, threads: int) -> dict[str, float]:
+def pfllib(clone: Path, python: str, clients: FederatedData, rounds: int, threads: int) -> dict[str, float]:
     """Seconds of a round of PFLlib's FedAvg with its evaluation and without."""
     seconds = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -245,7 +247,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = open_run(Path(folder), clients, execution, options.threads, options.algorithm, options.precision)
         begin = {}
-        for number in run.segment(options.rounds + 1):
+        for number in run.run_segment(options.rounds + 1):
             begin[number] = (time.perf_counter(), files.seconds)
         (first, files_before), (last, files_after) = begin[1], begin[options.rounds + 1]
         times = [artifacts.read_json(run.files.round(n).times) for n in range(2, options.rounds + 2)]

@@ -41,5 +41,5 @@ def load(path: str | Path = "params.yaml") -> Results:
     >>> results = fedpipe.load("params.yaml")  # doctest: +SKIP
     >>> results.accuracies.query("round == 20").groupby(["algorithm", "protocol"])["accuracy"].mean()  # doctest: +SKIP
     """
-    found: Results = importlib.import_module("fedpipe.loaded").load(path)  # with pandas, which takes a second
-    return found
+    results: Results = importlib.import_module("fedpipe.loaded").load(path)  # with pandas, which takes a second
+    return results

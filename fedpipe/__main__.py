@@ -10,14 +10,14 @@ from fedpipe import local
 
 def main() -> None:
     """Run the command line; a local job's in a process that has done its imports (`fedpipe.local`)."""
-    if snakemake := os.environ.get(local.SNAKEMAKE):
-        local.hand_over(int(snakemake))
+    if snakemake := os.environ.get(local.SNAKEMAKE_PID_VARIABLE):
+        local.delegate_to_server(int(snakemake))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # in a locale that lacks ± or µ
     if sys.argv[1:2] == ["plan"]:  # half of its time would be spent on looking for garbage and on taking modules down
         gc.disable()
-        local.finish()
+        local.run_command_line()
     from fedpipe.cli import main as command_line
 
     command_line()

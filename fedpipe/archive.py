@@ -17,13 +17,15 @@ from pathlib import Path
 
 from fedpipe.errors import ArtifactError
 
-MOMENT = (1980, 1, 1, 0, 0, 0)  #: of every member; the earliest that ZIP knows
-DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
-JSON, TABLES = "state|round|times", "participants|trained|kept|metrics|exchanged|matrices"
-MEMBER = re.compile(rf"[0-9]{{4}}/(?:(?:{JSON})\.json|(?:{TABLES})\.parquet)")  #: all that a pack takes; no tensors
+MEMBER_TIMESTAMP = (1980, 1, 1, 0, 0, 0)  #: of every member; the earliest that ZIP knows
+DAMAGE_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
+JSON_NAMES, TABLE_NAMES = "state|round|times", "participants|trained|kept|metrics|exchanged|matrices"
+MEMBER_PATTERN = re.compile(
+    rf"[0-9]{{4}}/(?:(?:{JSON_NAMES})\.json|(?:{TABLE_NAMES})\.parquet)"
+)  #: all that a pack takes; no tensors
 
 
-class ArchiveError(ArtifactError):
+class PackError(ArtifactError):
     """A pack as a whole is not what we wrote, so that nobody knows which rounds there were."""
 
     def __init__(self, archive: Path, reason: object) -> None:
@@ -33,31 +35,31 @@ class ArchiveError(ArtifactError):
         )
 
 
-def of(folder: Path) -> Path:
+def pack_path(folder: Path) -> Path:
     """The pack of a folder."""
     return Path(f"{folder}.zip")
 
 
-def holding(path: Path) -> tuple[Path, str]:
+def locate_member(path: Path) -> tuple[Path, str]:
     """The pack that a file of a folder's folder may lie in, and its name there."""
-    return of(path.parent.parent), f"{path.parent.name}/{path.name}"
+    return pack_path(path.parent.parent), f"{path.parent.name}/{path.name}"
 
 
-def takes(path: Path) -> bool:
+def is_packable(path: Path) -> bool:
     """Whether a pack takes this file of a folder's folder."""
-    return bool(MEMBER.fullmatch(holding(path)[1]))
+    return bool(MEMBER_PATTERN.fullmatch(locate_member(path)[1]))
 
 
-def join(files: Mapping[str, bytes]) -> bytes:
+def build_pack(files: Mapping[str, bytes]) -> bytes:
     """The bytes of a pack with these members."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(files):
-            archive.writestr(zipfile.ZipInfo(name, MOMENT), files[name])
+            archive.writestr(zipfile.ZipInfo(name, MEMBER_TIMESTAMP), files[name])
     return buffer.getvalue()
 
 
-def names(archive: Path) -> list[str]:
+def list_members(archive: Path) -> list[str]:
     """The members of a pack; none where there is no such pack.
 
     Raises
@@ -66,20 +68,20 @@ def names(archive: Path) -> list[str]:
         It is no pack of ours.
     """
     try:
-        return _opened(archive).namelist()
+        return _open_pack(archive).namelist()
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def sound(archive: Path) -> bool:
+def is_pack_intact(archive: Path) -> bool:
     """Whether all members of a pack are whole, if there is one."""
     try:
-        return not archive.exists() or _opened(archive).testzip() is None
-    except DAMAGED:
+        return not archive.exists() or _open_pack(archive).testzip() is None
+    except DAMAGE_ERRORS:
         return False
 
 
-def read(path: Path) -> bytes:
+def read_member(path: Path) -> bytes:
     """The bytes of a file that lies in its folder's pack.
 
     Raises
@@ -91,17 +93,17 @@ def read(path: Path) -> bytes:
     ArchiveError
         The pack is.
     """
-    archive, name = holding(path)
-    opened = _opened(archive)
-    if name not in opened.NameToInfo:
+    archive, name = locate_member(path)
+    zip_file = _open_pack(archive)
+    if name not in zip_file.NameToInfo:
         raise FileNotFoundError(path)
     try:
-        return opened.read(name)
-    except DAMAGED as error:
+        return zip_file.read(name)
+    except DAMAGE_ERRORS as error:
         raise zipfile.BadZipFile(str(error)) from error
 
 
-def contents(archive: Path, without: Collection[str] = ()) -> dict[str, bytes]:
+def read_members(archive: Path, exclude: Collection[str] = ()) -> dict[str, bytes]:
     """All members of a pack but some.
 
     Raises
@@ -109,39 +111,39 @@ def contents(archive: Path, without: Collection[str] = ()) -> dict[str, bytes]:
     ArchiveError
         It is no pack of ours, or one of these members is damaged.
     """
-    found = {}
-    for name in names(archive):
-        if name not in without:
+    members = {}
+    for name in list_members(archive):
+        if name not in exclude:
             try:
-                found[name] = _opened(archive).read(name)
-            except DAMAGED as error:
-                raise ArchiveError(archive, error) from error
-    return found
+                members[name] = _open_pack(archive).read(name)
+            except DAMAGE_ERRORS as error:
+                raise PackError(archive, error) from error
+    return members
 
 
-def _opened(archive: Path) -> zipfile.ZipFile:
+def _open_pack(archive: Path) -> zipfile.ZipFile:
     stat = archive.stat()
-    return _open(archive, archive.absolute(), (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+    return _open_pack_cached(archive, archive.absolute(), (stat.st_ino, stat.st_mtime_ns, stat.st_size))
 
 
 @functools.lru_cache(maxsize=8)
-def _open(archive: Path, _: Path, stat: tuple[int, ...]) -> zipfile.ZipFile:
+def _open_pack_cached(archive: Path, _: Path, stat: tuple[int, ...]) -> zipfile.ZipFile:
     """A pack's directory, read and checked once for as long as the pack is the same file."""
     try:
-        opened = zipfile.ZipFile(archive)
+        zip_file = zipfile.ZipFile(archive)
     except FileNotFoundError:
         raise
-    except DAMAGED as error:
-        raise ArchiveError(archive, error) from error
-    members, size = opened.infolist(), stat[-1]
-    seen: set[str] = set()
+    except DAMAGE_ERRORS as error:
+        raise PackError(archive, error) from error
+    members, size = zip_file.infolist(), stat[-1]
+    seen_names: set[str] = set()
     for member in members:
-        if not MEMBER.fullmatch(member.orig_filename) or member.orig_filename in seen:
-            raise ArchiveError(archive, f"{member.orig_filename!r} in it is not a file of a round, or appears twice")
-        stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1
-        if not stored or member.compress_size != member.file_size:
-            raise ArchiveError(archive, f"{member.orig_filename} in it is not stored as it is")
-        seen.add(member.orig_filename)
+        if not MEMBER_PATTERN.fullmatch(member.orig_filename) or member.orig_filename in seen_names:
+            raise PackError(archive, f"{member.orig_filename!r} in it is not a file of a round, or appears twice")
+        is_stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1
+        if not is_stored or member.compress_size != member.file_size:
+            raise PackError(archive, f"{member.orig_filename} in it is not stored as it is")
+        seen_names.add(member.orig_filename)
     if sum(member.file_size for member in members) > size:
-        raise ArchiveError(archive, "it tells of more bytes than it has")
-    return opened
+        raise PackError(archive, "it tells of more bytes than it has")
+    return zip_file

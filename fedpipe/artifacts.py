@@ -6,7 +6,7 @@ files of rounds may lie in their folder's pack (`fedpipe.archive`); whoever read
 
 No write waits for the disk. A power failure may take what was written in the last half minute: then it is found by its
 SHA-256, and done again, like anything that is damaged. What it must not take is the older files from which that is done
-again, so those that replace others are on the disk (`settle`) before the others are deleted.
+again, so those that replace others are on the disk (`fsync_files`) before the others are deleted.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ if TYPE_CHECKING:
 
 RESULTS = Path("results")
 PARAMS = Path("params.yaml")  #: the main study
-PAPER = "paper"  #: the scale of a study as it stands in its file
+FULL_SCALE = "paper"  #: the scale of a study as it stands in its file
 STUDIES = Path("studies")  #: where other studies lie
 PAPERS = STUDIES / "papers"  #: those of the four papers
-DVC = "dvc.yaml"  #: beside studies, a file of DVC's own
-LOCK = Path(".snakemake/archive.lock")  #: held while a pack is written; neither git nor DVC looks there
-RESTORE = "`dvc checkout` brings back what DVC has recorded, and `fedpipe run` makes the rest again"
-ATTEMPTS = 5  #: to write a file whose folder other processes sweep
-TENSORS = ("server.pt", "clients.pt")  #: a round's files that no pack takes: they are mapped from files of their own
+DVC_YAML = "dvc.yaml"  #: beside studies, a file of DVC's own
+PACK_LOCK = Path(".snakemake/archive.lock")  #: held while a pack is written; neither git nor DVC looks there
+RESTORE_ADVICE = "`dvc checkout` brings back what DVC has recorded, and `fedpipe run` makes the rest again"
+WRITE_ATTEMPTS = 5  #: to write a file whose folder other processes sweep
+TENSOR_FILES = (
+    "server.pt",
+    "clients.pt",
+)  #: a round's files that no pack takes: they are mapped from files of their own
 _T = TypeVar("_T")
 
 
@@ -59,12 +62,12 @@ class RoundFiles:
     path: Path
 
     @property
-    def server(self) -> Path:
+    def server_state(self) -> Path:
         """Server state after the round's aggregation (round 0: as initialized)."""
         return self.path / "server.pt"
 
     @property
-    def clients(self) -> Path:
+    def client_states(self) -> Path:
         """What the round's participants keep until their next round, stacked along the first axis."""
         return self.path / "clients.pt"
 
@@ -74,12 +77,12 @@ class RoundFiles:
         return self.path / "participants.parquet"
 
     @property
-    def trained(self) -> Path:
+    def trained_accuracies(self) -> Path:
         """Accuracies of the participants right after training."""
         return self.path / "trained.parquet"
 
     @property
-    def kept(self) -> Path:
+    def kept_accuracies(self) -> Path:
         """The same for the kept protocols of this round and of those that follow until a client trains again."""
         return self.path / "kept.parquet"
 
@@ -89,7 +92,7 @@ class RoundFiles:
         return self.path / "metrics.parquet"
 
     @property
-    def exchanged(self) -> Path:
+    def exchanged_matrices(self) -> Path:
         """Matrices that the algorithm exchanged in this round."""
         return self.path / "exchanged.parquet"
 
@@ -104,7 +107,7 @@ class RoundFiles:
         return self.path / "times.json"
 
     @property
-    def state(self) -> Path:
+    def state_marker(self) -> Path:
         """Marker: the round's states are whole."""
         return self.path / "state.json"
 
@@ -113,13 +116,13 @@ class RoundFiles:
         """Marker: the round is complete."""
         return self.path / "round.json"
 
-    def block(self, index: int) -> Path:
+    def block_uploads(self, index: int) -> Path:
         """What one job's participants upload (only in the DAG of single rounds, until aggregated)."""
         return self.path / f"block-{index:04d}.pt"
 
 
 @dataclass(frozen=True)
-class JoinedFiles:
+class MergedFiles:
     """A run's first so many rounds as one file of each kind: what a table of that many rounds is made of.
 
     They lie in a folder whose name is the number of rounds, so that studies of other lengths have their own.
@@ -154,11 +157,11 @@ class JoinedFiles:
         return self.path / "joined.json"
 
     @property
-    def length(self) -> int:
+    def round_count(self) -> int:
         """The number of rounds."""
         return int(self.path.name)
 
-    def sha256(self, path: Path) -> str:
+    def read_recorded_sha256(self, path: Path) -> str:
         """The SHA-256 of one of the files, as recorded.
 
         Raises
@@ -166,12 +169,13 @@ class JoinedFiles:
         ArtifactError
             The record is missing or damaged, or of another number of rounds.
         """
-        recorded = manifest(path, self.marker.name)
-        if (found := read_json(self.marker).get("rounds")) != self.length:
+        recorded_sha256 = read_recorded_sha256(path, self.marker.name)
+        if (recorded_rounds := read_json(self.marker).get("rounds")) != self.round_count:
             raise ArtifactError(
-                f"{self.marker} is of {found} rounds and should be of {self.length}; delete {self.path} and run again."
+                f"{self.marker} is of {recorded_rounds} rounds and should be of {self.round_count}; delete "
+                f"{self.path} and run again."
             )
-        return recorded
+        return recorded_sha256
 
     def check(self) -> None:
         """Hash all files.
@@ -182,7 +186,7 @@ class JoinedFiles:
             One is missing, damaged, or of another number of rounds.
         """
         for path in (self.metrics, self.matrices, self.rounds, self.times):
-            _read(path, self.sha256(path))
+            _read_verified(path, self.read_recorded_sha256(path))
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,7 @@ class RunFiles:
     path: Path
 
     @classmethod
-    def of(cls, label: str, key: str) -> RunFiles:
+    def from_key(cls, label: str, key: str) -> RunFiles:
         """The place of the run with this key."""
         return cls(RESULTS / "runs" / label / key)
 
@@ -202,41 +206,41 @@ class RunFiles:
         return self.path / "run.yaml"
 
     @property
-    def history(self) -> Path:
+    def rounds_folder(self) -> Path:
         """The folder of the rounds; a segment's end packs its small files."""
         return self.path / "rounds"
 
     def round(self, number: int) -> RoundFiles:
         """The files of one round."""
-        return RoundFiles(self.history / f"{number:04d}")
+        return RoundFiles(self.rounds_folder / f"{number:04d}")
 
-    def complete(self) -> list[int]:
+    def list_complete_rounds(self) -> list[int]:
         """The rounds that are complete, ascending; 0 is one of them."""
         markers = [
-            *archive.names(archive.of(self.history)),
-            *map(str, self.history.glob("[0-9][0-9][0-9][0-9]/round.json")),
+            *archive.list_members(archive.pack_path(self.rounds_folder)),
+            *map(str, self.rounds_folder.glob("[0-9][0-9][0-9][0-9]/round.json")),
         ]
         return sorted({int(Path(name).parent.name) for name in markers if name.endswith("/round.json")})
 
-    def segment(self, stop: int) -> Path:
+    def segment_manifest(self, stop: int) -> Path:
         """Manifest of the segment that ends with round ``stop``."""
         return self.path / "segments" / f"{stop:04d}.json"
 
-    def continued(self, number: int, shared: str) -> Path:
+    def replay_record(self, number: int, shared: str) -> Path:
         """What came of redoing a round, before the run went on after it by other shared code than had made it."""
         return self.path / "continued" / f"{number:04d}-{shared}.json"
 
-    def segments(self) -> list[Path]:
+    def list_segment_manifests(self) -> list[Path]:
         """Manifests of all segments, ascending."""
         return sorted(self.path.glob("segments/*.json"))
 
-    def joined(self, rounds: int) -> JoinedFiles:
+    def merged_files(self, rounds: int) -> MergedFiles:
         """The files that join the rounds 1 to ``rounds``."""
-        return JoinedFiles(self.path / "joined" / f"{rounds:04d}")
+        return MergedFiles(self.path / "joined" / f"{rounds:04d}")
 
-    def all_joined(self) -> list[JoinedFiles]:
+    def list_merged_files(self) -> list[MergedFiles]:
         """What was joined for studies of any length, ascending."""
-        return [JoinedFiles(path.parent) for path in sorted(self.path.glob("joined/[0-9]*/joined.json"))]
+        return [MergedFiles(path.parent) for path in sorted(self.path.glob("joined/[0-9]*/joined.json"))]
 
 
 @dataclass(frozen=True)
@@ -246,7 +250,7 @@ class ProbeFiles:
     path: Path  #: without the ends of the names
 
     @classmethod
-    def of(cls, label: str, run: str, number: int, kind: str, key: str) -> ProbeFiles:
+    def from_key(cls, label: str, run: str, number: int, kind: str, key: str) -> ProbeFiles:
         """The place of a probe of a round."""
         return cls(RESULTS / "probes" / label / run / f"{number:04d}" / f"{kind}-{key}")
 
@@ -273,8 +277,8 @@ class StudyFiles:
     path: Path
 
     @classmethod
-    def of(cls, params: Path, scale: str = PAPER) -> StudyFiles:
-        """The place of a study: ``results`` for params.yaml, and for others ``results/studies/...`` as in ``studies``.
+    def from_params(cls, params: Path, scale: str = FULL_SCALE) -> StudyFiles:
+        """The folder of a study's results, without ``results/``.
 
         At a scale other than the whole study's, ``@`` and its name are put behind.
 
@@ -283,27 +287,28 @@ class StudyFiles:
         SettingsError
             A study there would share its place with another's, or `fedpipe prune` would not find it.
         """
-        params = study(params)
-        behind = "" if scale == PAPER else f"@{scale}"
+        params = normalize_study_path(params)
+        suffix = "" if scale == FULL_SCALE else f"@{scale}"
         if not re.fullmatch("[a-z][a-z0-9_]*", scale):
             raise SettingsError(
-                f"'{scale}' is no scale; it should be a name of the study's section scales, or {PAPER}."
+                f"'{scale}' is no scale; it should be a name of the study's section scales, or {FULL_SCALE}."
             )
         if params == PARAMS:
-            return cls(RESULTS / "studies" / behind if behind else RESULTS)
+            return cls(RESULTS / "studies" / suffix if suffix else RESULTS)
         name = params.name.removesuffix(".yaml")
         parts = (*params.parts[1:-1], name)
         if params.parts[:1] != STUDIES.parts or name == params.name or not all(part.strip(".") for part in parts):
             raise SettingsError(f"{params}: a study is params.yaml, or lies below the folder studies as NAME.yaml.")
-        for above, part in itertools.pairwise(parts):
-            if part.lower() in PARTS:
-                raise SettingsError(f"{params}: '{above}/{part}' is for files of a study '{above}'; rename '{part}'.")
-        if odd := re.search(r"[^\w ./+()=-]", str(params)):
+        for parent, part in itertools.pairwise(parts):
+            if part.lower() in RESERVED_NAMES:
+                raise SettingsError(f"{params}: '{parent}/{part}' is for files of a study '{parent}'; rename '{part}'.")
+        if invalid_character := re.search(r"[^\w ./+()=-]", str(params)):
             raise SettingsError(
-                f"{str(params)!r}: {odd[0]!r} can't be part of a study's path; it should be of letters, digits, spaces "
+                f"{str(params)!r}: {invalid_character[0]!r} can't be part of a study's path; it should be of letters, "
+                "digits, spaces "
                 "and ./_-+=()."
             )
-        return cls(RESULTS / "studies" / Path(*parts[:-1], f"{name}{behind}"))
+        return cls(RESULTS / "studies" / Path(*parts[:-1], f"{name}{suffix}"))
 
     @property
     def plan(self) -> Path:
@@ -316,7 +321,7 @@ class StudyFiles:
         return Path(".snakemake", "fedpipe", self.path / "sources.json")
 
     @property
-    def absent(self) -> Path:
+    def unavailable_runs(self) -> Path:
         """Which runs can't be made without a network, and why; beside the sources, since it is of this clone alone."""
         return self.sources.with_name("absent.json")
 
@@ -340,25 +345,28 @@ class StudyFiles:
         """The folder of the figures."""
         return self.path / "figures"
 
-    def keys(self, label: str) -> Path:
+    def run_keys(self, label: str) -> Path:
         """Keys of all runs of an algorithm, each with its number of rounds."""
         return self.path / "keys" / f"{label}.json"
 
 
 #: What lies in a study's folder; no study below it may have such a name.
-PARTS = ("plan.json", "metrics.json", "tables", "plots", "figures", "keys", "logs")
+RESERVED_NAMES = ("plan.json", "metrics.json", "tables", "plots", "figures", "keys", "logs")
 
 
-def study(params: Path) -> Path:
+def normalize_study_path(params: Path) -> Path:
     """The one name of a study's file: relative to this folder, if it lies in it and ``..`` leads nowhere else."""
-    here, typed = Path.cwd(), Path(os.environ.get("PWD", ""))
-    for folder in (here, *([typed] if typed.is_absolute() and typed.is_dir() and typed.samefile(here) else [])):
+    cwd, shell_cwd = Path.cwd(), Path(os.environ.get("PWD", ""))
+    for folder in (
+        cwd,
+        *([shell_cwd] if shell_cwd.is_absolute() and shell_cwd.is_dir() and shell_cwd.samefile(cwd) else []),
+    ):
         if ".." not in params.parts and params.is_relative_to(folder):  # the second may lead here through a link
             return params.relative_to(folder)
     return params
 
 
-def studies(params: Path) -> list[Path]:
+def list_studies(params: Path) -> list[Path]:
     """The studies that a file or a folder names: that file, or all below the folder.
 
     Raises
@@ -367,26 +375,26 @@ def studies(params: Path) -> list[Path]:
         There is none in the folder.
     """
     if not params.is_dir():
-        return [study(params)]
-    found = [study(path) for path in sorted(params.rglob("*.yaml")) if path.name != DVC]
-    if not found:
+        return [normalize_study_path(params)]
+    paths = [normalize_study_path(path) for path in sorted(params.rglob("*.yaml")) if path.name != DVC_YAML]
+    if not paths:
         raise SettingsError(f"{params}: there is no study in that folder; it should hold some, as NAME.yaml.")
-    return found
+    return paths
 
 
-def making(params: Path, scale: str = PAPER) -> str:
+def format_run_command(params: Path, scale: str = FULL_SCALE) -> str:
     """The command that makes a study, as it is typed."""
-    return _typed("run", params, scale)
+    return _format_command("run", params, scale)
 
 
-def showing(params: Path, scale: str = PAPER) -> str:
+def format_show_command(params: Path, scale: str = FULL_SCALE) -> str:
     """The command that shows a study's table, as it is typed."""
-    return _typed("show", params, scale)
+    return _format_command("show", params, scale)
 
 
-def _typed(command: str, params: Path, scale: str) -> str:
-    study = [] if params == PARAMS else ["--params", str(params)]
-    return shlex.join(["fedpipe", command, *study, *([] if scale == PAPER else ["--scale", scale])])
+def _format_command(command: str, params: Path, scale: str) -> str:
+    params_option = [] if params == PARAMS else ["--params", str(params)]
+    return shlex.join(["fedpipe", command, *params_option, *([] if scale == FULL_SCALE else ["--scale", scale])])
 
 
 def dataset_file(name: str) -> Path:
@@ -414,12 +422,12 @@ def write_bytes(path: Path, data: bytes | memoryview) -> str:
     """
     refuse_elsewhere(path.parent)
     try:
-        for attempt in range(ATTEMPTS):
+        for attempt in range(WRITE_ATTEMPTS):
             try:
                 _replace(path, data)
                 break
             except FileNotFoundError:  # another process at work on this run has just swept, or packed
-                if attempt == ATTEMPTS - 1:
+                if attempt == WRITE_ATTEMPTS - 1:
                     raise
     except OSError as error:
         raise ArtifactError(f"{path} can't be written ({error.strerror}); fix that and run again.") from error
@@ -463,7 +471,7 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def settle(*paths: Path) -> None:
+def fsync_files(*paths: Path) -> None:
     """Wait until what was written is on the disk; files that have lain there for a while cost next to nothing."""
     for path in paths:
         with suppress(FileNotFoundError), path.open("rb") as stream:
@@ -474,16 +482,16 @@ def write_pt(path: Path, tree: Mapping[str, Any]) -> str:
     """Write nested dicts of tensors atomically; the bytes depend on the tensors alone, not on the file's name."""
     import torch
 
-    def plain(value: Any) -> Any:
+    def to_contiguous(value: Any) -> Any:
         if isinstance(value, Mapping):
             # A pickle refers back to a string object that it has seen: equal names shall be one object, always.
-            return {sys.intern(key): plain(part) for key, part in value.items()}
+            return {sys.intern(key): to_contiguous(subtree) for key, subtree in value.items()}
         # A view would drag its whole storage into the file; and strides of axes of length 1, which are any, would be
         # bytes of it.
         return value.detach().cpu().clone(memory_format=torch.contiguous_format)
 
     buffer = io.BytesIO()
-    torch.save(plain(tree), buffer)
+    torch.save(to_contiguous(tree), buffer)
     return write_bytes(path, buffer.getbuffer())
 
 
@@ -511,7 +519,7 @@ def write_parquet(path: Path, table: pa.Table) -> str:
     return write_bytes(path, parquet_bytes(table))
 
 
-def pack(folder: Path) -> None:
+def pack_folder(folder: Path) -> None:
     """Join the tables and manifests of a folder's folders into its pack, and delete them; tensors stay.
 
     They take the place of members with their names. Killed at any moment, each is there once or twice; so it is while
@@ -522,33 +530,36 @@ def pack(folder: Path) -> None:
     ArchiveError
         A member is damaged whose place none takes; nothing is written, and nothing deleted.
     """
-    with _alone():
-        loose = {path: _bytes(path) for path in sorted(folder.glob("*/*")) if archive.takes(path)}
-        if loose:
-            members = {archive.holding(path)[1]: data for path, data in loose.items()}
-            write_bytes(archive.of(folder), archive.join(archive.contents(archive.of(folder), members) | members))
-            settle(archive.of(folder))
-        for path, data in loose.items():
+    with _lock_packs():
+        loose_files = {path: _read_bytes(path) for path in sorted(folder.glob("*/*")) if archive.is_packable(path)}
+        if loose_files:
+            members = {archive.locate_member(path)[1]: data for path, data in loose_files.items()}
+            write_bytes(
+                archive.pack_path(folder),
+                archive.build_pack(archive.read_members(archive.pack_path(folder), members) | members),
+            )
+            fsync_files(archive.pack_path(folder))
+        for path, data in loose_files.items():
             with suppress(FileNotFoundError):
-                _unlink(path, data)
+                _delete_if_unchanged(path, data)
             with suppress(OSError):  # tensors lie there
                 path.parent.rmdir()
 
 
-def _unlink(path: Path, data: bytes) -> None:
+def _delete_if_unchanged(path: Path, data: bytes) -> None:
     """Delete a file if these are its bytes; who writes it anew at this very moment finds it there afterwards."""
     refuse_elsewhere(path.parent)
     if path.read_bytes() != data:
         return
-    aside = path.with_name(f".{path.name}.packed.tmp")
-    path.replace(aside)
-    if aside.read_bytes() != data:  # written anew between those two lines
+    renamed_path = path.with_name(f".{path.name}.packed.tmp")
+    path.replace(renamed_path)
+    if renamed_path.read_bytes() != data:  # written anew between those two lines
         with suppress(FileExistsError):  # or once more since
-            path.hardlink_to(aside)
-    aside.unlink()
+            path.hardlink_to(renamed_path)
+    renamed_path.unlink()
 
 
-def unpack(folder: Path) -> None:
+def unpack_folder(folder: Path) -> None:
     """Make files of a pack's members again, as old as the pack was; nothing where the pack is damaged.
 
     Raises
@@ -556,31 +567,31 @@ def unpack(folder: Path) -> None:
     ArchiveError
         The pack is not what we wrote.
     """
-    zipped = archive.of(folder)
-    if not zipped.exists():
+    pack_file = archive.pack_path(folder)
+    if not pack_file.exists():
         return
-    with _alone(), suppress(FileNotFoundError):  # another has just unpacked it
-        made = zipped.stat().st_mtime_ns
-        for name, data in archive.contents(zipped).items():
+    with _lock_packs(), suppress(FileNotFoundError):  # another has just unpacked it
+        mtime_ns = pack_file.stat().st_mtime_ns
+        for name, data in archive.read_members(pack_file).items():
             path = folder / name
             if not path.exists():
                 write_bytes(path, data)
-                os.utime(path, ns=(made, made))
-        settle(*(folder / name for name in archive.names(zipped)))
-        remove(zipped)
+                os.utime(path, ns=(mtime_ns, mtime_ns))
+        fsync_files(*(folder / name for name in archive.list_members(pack_file)))
+        remove(pack_file)
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _lock_packs() -> Iterator[None]:
     """While no other process of this clone, on any node, writes a pack: two that read the same one would lose files."""
     from filelock import FileLock
 
-    lock = FileLock(LOCK)
+    lock = FileLock(PACK_LOCK)
     try:
-        LOCK.parent.mkdir(exist_ok=True)
+        PACK_LOCK.parent.mkdir(exist_ok=True)
         lock.acquire()
     except OSError as error:
-        raise ArtifactError(f"{LOCK} can't be locked ({error.strerror}); fix that and run again.") from error
+        raise ArtifactError(f"{PACK_LOCK} can't be locked ({error.strerror}); fix that and run again.") from error
     try:
         yield
     finally:
@@ -598,12 +609,12 @@ def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
     import torch
 
     if not path.is_file():
-        raise _missing(path)
-    if sha256 is not None and (found := sha256_of(path)) != sha256:
-        raise _damaged(path, found, sha256)
+        raise _missing_error(path)
+    if sha256 is not None and (actual_sha256 := sha256_of(path)) != sha256:
+        raise _damaged_error(path, actual_sha256, sha256)
     tree: dict[str, Any] = _decode(path, lambda: torch.load(path, weights_only=True, mmap=True, map_location="cpu"))
     if not isinstance(tree, dict) or not _are_tensors(tree):
-        raise _unreadable(path, "it holds something else than named tensors")
+        raise _unreadable_error(path, "it holds something else than named tensors")
     return tree
 
 
@@ -618,7 +629,7 @@ def _are_tensors(value: Any) -> bool:
 
 def read_json(path: Path, sha256: str | None = None) -> Any:
     """The value in a JSON file, checked."""
-    data = _read(path, sha256)
+    data = _read_verified(path, sha256)
     return _decode(path, lambda: json.loads(data))
 
 
@@ -626,14 +637,15 @@ def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
     """The table in a Parquet file, checked."""
     import pyarrow as pa
 
-    data = _read(path, sha256)
-    return _decode(path, lambda: parquet(pa.BufferReader(data)))
+    data = _read_verified(path, sha256)
+    return _decode(path, lambda: decode_parquet(pa.BufferReader(data)))
 
 
-def parquet(source: Any) -> pa.Table:
+def decode_parquet(source: Any) -> pa.Table:
     """The table in Parquet data.
 
-    Read by this thread alone, as tables become frames in :func:`frame`: a process in which Arrow has begun threads is
+    Read by this thread alone, as tables become frames in :func:`table_to_frame`: a process in which Arrow has begun
+    threads is
     aborted now and then when it ends.
     """
     import pyarrow.parquet as pq
@@ -641,41 +653,41 @@ def parquet(source: Any) -> pa.Table:
     return pq.ParquetFile(source, pre_buffer=False).read(use_threads=False)
 
 
-def frame(table: pa.Table) -> pd.DataFrame:
+def table_to_frame(table: pa.Table) -> pd.DataFrame:
     """A table as a frame of pandas."""
-    found: pd.DataFrame = table.to_pandas(use_threads=False)
-    return found
+    dataframe: pd.DataFrame = table.to_pandas(use_threads=False)
+    return dataframe
 
 
-def read_joined(path: Path) -> pa.Table:
+def read_merged_table(path: Path) -> pa.Table:
     """A table that joins rounds of a run, checked against ``joined.json`` beside it."""
-    return read_parquet(path, JoinedFiles(path.parent).sha256(path))
+    return read_parquet(path, MergedFiles(path.parent).read_recorded_sha256(path))
 
 
-def sweep(folder: Path) -> None:
+def delete_temporary_files(folder: Path) -> None:
     """Delete half-written files that a killed process left below a folder."""
     for path in folder.rglob(".*.tmp"):
         remove(path)
 
 
-def exists(path: Path) -> bool:
+def is_stored(path: Path) -> bool:
     """Whether a file is there, loose or packed."""
-    zipped, name = archive.holding(path)
-    return path.is_file() or name in archive.names(zipped)
+    pack_file, name = archive.locate_member(path)
+    return path.is_file() or name in archive.list_members(pack_file)
 
 
-def place(path: Path) -> str:
+def display_path(path: Path) -> str:
     """Where a file really lies, in words: at its path, or as a member of its pack."""
-    zipped, name = archive.holding(path)
-    return f"{zipped}/{name}" if _packed(path) else str(path)
+    pack_file, name = archive.locate_member(path)
+    return f"{pack_file}/{name}" if _is_packed(path) else str(path)
 
 
-def holder(path: Path) -> Path:
+def find_containing_file(path: Path) -> Path:
     """The file that really holds it: itself, or its pack."""
-    return archive.holding(path)[0] if _packed(path) else path
+    return archive.locate_member(path)[0] if _is_packed(path) else path
 
 
-def hashes(files: RoundFiles, record: Path) -> dict[str, str]:
+def read_round_digests(files: RoundFiles, record: Path) -> dict[str, str]:
     """The SHA-256 of a round's files by name, as ``state.json`` or ``round.json`` recorded them.
 
     Raises
@@ -683,15 +695,15 @@ def hashes(files: RoundFiles, record: Path) -> dict[str, str]:
     ArtifactError
         The record is missing or damaged, or speaks of anything else than files of its round.
     """
-    found = read_json(record)
-    recorded = found.get("sha256") if isinstance(found, dict) else None
-    if not isinstance(recorded, dict):
-        raise _unreadable(record, "it does not record the SHA-256 of its round's files")
-    for name, sha256 in recorded.items():
-        known = name in TENSORS or ("/" not in name and archive.takes(files.path / name))
-        if not known or not isinstance(sha256, str):
-            raise _unreadable(record, f"it names {name!r}, which is no file of its round")
-    return recorded
+    content = read_json(record)
+    digests = content.get("sha256") if isinstance(content, dict) else None
+    if not isinstance(digests, dict):
+        raise _unreadable_error(record, "it does not record the SHA-256 of its round's files")
+    for name, sha256 in digests.items():
+        is_round_file = name in TENSOR_FILES or ("/" not in name and archive.is_packable(files.path / name))
+        if not is_round_file or not isinstance(sha256, str):
+            raise _unreadable_error(record, f"it names {name!r}, which is no file of its round")
+    return digests
 
 
 def sha256_of(path: Path) -> str:
@@ -702,12 +714,12 @@ def sha256_of(path: Path) -> str:
     except FileNotFoundError:
         pass
     try:
-        return hashlib.sha256(archive.read(path)).hexdigest()
+        return hashlib.sha256(archive.read_member(path)).hexdigest()
     except zipfile.BadZipFile as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable_error(path, error) from error
 
 
-def manifest(path: Path, record: str | None = None) -> str:
+def read_recorded_sha256(path: Path, record: str | None = None) -> str:
     """The SHA-256 that was recorded when the file was written, in ``record`` beside it (default: its name, .json).
 
     Raises
@@ -715,15 +727,17 @@ def manifest(path: Path, record: str | None = None) -> str:
     ArtifactError
         The record is missing, damaged, or does not name the file.
     """
-    place = path.with_name(record) if record else path.with_suffix(".json")
+    record_path = path.with_name(record) if record else path.with_suffix(".json")
     try:
-        sha256: str = read_json(place)[path.name]
+        sha256: str = read_json(record_path)[path.name]
     except (LookupError, TypeError):
-        raise ArtifactError(f"{place} does not record the SHA-256 of {path.name}; delete both and run again.") from None
+        raise ArtifactError(
+            f"{record_path} does not record the SHA-256 of {path.name}; delete both and run again."
+        ) from None
     return sha256
 
 
-def intact(path: Path, sha256: str) -> bool:
+def is_intact(path: Path, sha256: str) -> bool:
     """Whether the file is there with these bytes.
 
     Raises
@@ -733,56 +747,58 @@ def intact(path: Path, sha256: str) -> bool:
     """
     try:
         return sha256_of(path) == sha256
-    except archive.ArchiveError:
+    except archive.PackError:
         raise
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ArtifactError):
         return False
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     for _ in range(2):  # whoever looks in between may see it packed, or unpacked again
         with suppress(FileNotFoundError):
             return path.read_bytes()
         with suppress(FileNotFoundError):
-            return archive.read(path)
+            return archive.read_member(path)
     raise FileNotFoundError(path)
 
 
-def _read(path: Path, sha256: str | None) -> bytes:
+def _read_verified(path: Path, sha256: str | None) -> bytes:
     """A file's bytes, checked."""
     try:
-        data = _bytes(path)
+        data = _read_bytes(path)
     except FileNotFoundError:
-        raise _missing(path) from None
+        raise _missing_error(path) from None
     except (OSError, zipfile.BadZipFile) as error:
-        raise _unreadable(path, error) from error
-    if sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != sha256:
-        raise _damaged(path, found, sha256)
+        raise _unreadable_error(path, error) from error
+    if sha256 is not None and (actual_sha256 := hashlib.sha256(data).hexdigest()) != sha256:
+        raise _damaged_error(path, actual_sha256, sha256)
     return data
 
 
-def _missing(path: Path) -> ArtifactError:
+def _missing_error(path: Path) -> ArtifactError:
     return ArtifactError(f"{path} is missing; type `fedpipe run` to make it again.")
 
 
-def _damaged(path: Path, found: str, sha256: str) -> ArtifactError:
-    which = f"{archive.holding(path)[1]} in it" if _packed(path) else "it"
-    said = f"the SHA-256 of {which} is {found[:12]}… and should be {sha256[:12]}…"
-    return ArtifactError(f"{holder(path)} is damaged: {said}; {_mend(path)}.")
+def _damaged_error(path: Path, actual_sha256: str, sha256: str) -> ArtifactError:
+    subject = f"{archive.locate_member(path)[1]} in it" if _is_packed(path) else "it"
+    reason = f"the SHA-256 of {subject} is {actual_sha256[:12]}… and should be {sha256[:12]}…"
+    return ArtifactError(f"{find_containing_file(path)} is damaged: {reason}; {_repair_advice(path)}.")
 
 
-def _unreadable(path: Path, reason: object) -> ArtifactError:
-    which = f"{archive.holding(path)[1]}: " if _packed(path) else ""
-    return ArtifactError(f"{holder(path)} can't be read ({which}{reason}); {_mend(path)}.")
+def _unreadable_error(path: Path, reason: object) -> ArtifactError:
+    member_prefix = f"{archive.locate_member(path)[1]}: " if _is_packed(path) else ""
+    return ArtifactError(
+        f"{find_containing_file(path)} can't be read ({member_prefix}{reason}); {_repair_advice(path)}."
+    )
 
 
-def _packed(path: Path) -> bool:
-    return archive.takes(path) and not path.exists() and archive.holding(path)[0].exists()
+def _is_packed(path: Path) -> bool:
+    return archive.is_packable(path) and not path.exists() and archive.locate_member(path)[0].exists()
 
 
-def _mend(path: Path) -> str:
+def _repair_advice(path: Path) -> str:
     """What to do about a file that is damaged."""
-    if not _packed(path):
+    if not _is_packed(path):
         return "delete it and run again"
     run = RunFiles(path.parent.parent.parent)
     return f"delete {run.path / 'segments'} and run again: rounds that are whole are not done again"
@@ -793,7 +809,7 @@ def _decode(path: Path, read: Callable[[], _T]) -> _T:
         return read()
     except Exception as error:  # each reader has its own kinds; all mean that these bytes are not what we wrote
         reason = str(error).split("\n", 1)[0]
-        raise _unreadable(path, reason) from error
+        raise _unreadable_error(path, reason) from error
 
 
 def _umask() -> int:

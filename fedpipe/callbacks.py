@@ -20,19 +20,19 @@ from fedpipe import artifacts
 from fedpipe.artifacts import RunFiles
 from fedpipe.errors import SettingsError
 
-KEY = "execution.callbacks"
-LIVE = "dvclive"  #: the name of fedpipe's own
+CALLBACKS_KEY = "execution.callbacks"
+DVCLIVE = "dvclive"  #: the name of fedpipe's own
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
+class RunInfo:
     """A run, as a callback is told of it."""
 
     algorithm: str  #: its label in the study
     seed: int
     key: str
-    rounds: int  #: the last round of this job
-    done: int  #: rounds that were complete as this job began
+    last_round: int  #: the last round of this job
+    completed_rounds: int  #: rounds that were complete as this job began
 
     @property
     def name(self) -> str:
@@ -43,40 +43,44 @@ class Watched:
 class Callback:
     """A callback; what it does not need it leaves out. It is made anew, without arguments, for each job."""
 
-    def begin(self, run: Watched) -> None:
+    def begin(self, run: RunInfo) -> None:
         """A job begins, of a new run or of one that goes on after ``run.done`` rounds."""
 
-    def round(self, run: Watched, number: int, accuracies: Mapping[str, float]) -> None:
-        """A round is complete; ``accuracies`` in [0, 1] over all test samples by protocol, where it was measured."""
+    def round(self, run: RunInfo, number: int, accuracies: Mapping[str, float]) -> None:
+        """A round is complete; ``accuracies`` in [0, 1] over all test samples by protocol, if it was evaluated."""
 
-    def end(self, run: Watched) -> None:
+    def end(self, run: RunInfo) -> None:
         """The job ends, after its last round or earlier."""
 
 
 class DVCLive(Callback):
     """Curves in DVC's tools and in VS Code, by DVCLive: a folder a run, below ``dvclive``."""
 
-    def begin(self, run: Watched) -> None:
+    def begin(self, run: RunInfo) -> None:
         """See :class:`Callback`."""
-        live = importlib.import_module(LIVE).Live
-        folder = Path(LIVE) / run.name
+        live = importlib.import_module(DVCLIVE).Live
+        folder = Path(DVCLIVE) / run.name
         self._live = live(
-            dir=str(folder), resume=run.done > 0, report=None, save_dvc_exp=False, dvcyaml=str(folder / "dvc.yaml")
+            dir=str(folder),
+            resume=run.completed_rounds > 0,
+            report=None,
+            save_dvc_exp=False,
+            dvcyaml=str(folder / "dvc.yaml"),
         )
 
-    def round(self, run: Watched, number: int, accuracies: Mapping[str, float]) -> None:
+    def round(self, run: RunInfo, number: int, accuracies: Mapping[str, float]) -> None:
         """See :class:`Callback`."""
         self._live.step = number
         for protocol, accuracy in accuracies.items():
             self._live.log_metric(protocol, accuracy)
         self._live.next_step()
 
-    def end(self, run: Watched) -> None:
+    def end(self, run: RunInfo) -> None:
         """See :class:`Callback`."""
         self._live.end()
 
 
-def find(name: str) -> type[Callback]:
+def find_callback(name: str) -> type[Callback]:
     """The callback ``dvclive``, or the class at a dotted path.
 
     Raises
@@ -84,31 +88,37 @@ def find(name: str) -> type[Callback]:
     SettingsError
         There is none, or DVCLive is not installed.
     """
-    if name == LIVE:
-        if importlib.util.find_spec(LIVE) is None:
-            raise SettingsError(f"{KEY}: dvclive is not installed; `pip install dvclive`, or remove it from the list.")
+    if name == DVCLIVE:
+        if importlib.util.find_spec(DVCLIVE) is None:
+            raise SettingsError(
+                f"{CALLBACKS_KEY}: dvclive is not installed; `pip install dvclive`, or remove it from the list."
+            )
         return DVCLive
     module, _, member = name.rpartition(".")
     if not module:
-        raise SettingsError(f"{KEY}: unknown callback '{name}'; it should be {LIVE}, or a class's path, as own.Board.")
+        raise SettingsError(
+            f"{CALLBACKS_KEY}: unknown callback '{name}'; it should be {DVCLIVE}, or a class's path, as own.Board."
+        )
     try:
-        found = getattr(importlib.import_module(module), member)
+        candidate = getattr(importlib.import_module(module), member)
     except Exception as error:  # whatever a module of the user's own does as it is imported
         raise SettingsError(
-            f"{KEY}: '{name}' can't be imported ({error}); it should be the path of a class, as own.Board."
+            f"{CALLBACKS_KEY}: '{name}' can't be imported ({error}); it should be the path of a class, as own.Board."
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Callback)):
-        raise SettingsError(f"{KEY}: '{name}' is not a callback; it should derive from fedpipe.callbacks.Callback.")
-    return found
+    if not (isinstance(candidate, type) and issubclass(candidate, Callback)):
+        raise SettingsError(
+            f"{CALLBACKS_KEY}: '{name}' is not a callback; it should derive from fedpipe.callbacks.Callback."
+        )
+    return candidate
 
 
-class Watch:
+class CallbackList:
     """The callbacks of one job, from its begin to its end.
 
     Parameters
     ----------
     names
-        What :func:`find` finds.
+        What :func:`find_callback` finds.
     files
         The run.
     stop
@@ -117,65 +127,71 @@ class Watch:
 
     def __init__(self, names: Sequence[str], files: RunFiles, stop: int) -> None:
         self._files, self._stop = files, stop
-        self._run: Watched | None = None
+        self._run: RunInfo | None = None
         self._callbacks: list[Callback] = []
         for name in names:
             try:
-                self._callbacks.append(find(name)())
+                self._callbacks.append(find_callback(name)())
             except Exception as error:  # of its `__init__`, or of its module, which this machine can't import
-                self._leave_out(name, error)
+                self._report_failure(name, error)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._run is not None:
-            self._call("end", self._run)
+            self._call_hook("end", self._run)
 
-    def begin(self, done: int) -> None:
+    def call_begin(self, completed_rounds: int) -> None:
         """The job begins after so many rounds."""
         if self._callbacks:
             label, key = self._files.path.parts[-2:]
             seed = yaml.safe_load(self._files.settings.read_text())["seed"]
-            self._run = Watched(algorithm=label, seed=seed, key=key, rounds=self._stop, done=done)
-            self._call("begin", self._run)
+            self._run = RunInfo(
+                algorithm=label, seed=seed, key=key, last_round=self._stop, completed_rounds=completed_rounds
+            )
+            self._call_hook("begin", self._run)
 
-    def round(self, number: int) -> None:
+    def call_round(self, number: int) -> None:
         """A round is complete."""
         if self._callbacks:
-            self._call("round", self._run, number, accuracies(self._files, number))
+            self._call_hook("round", self._run, number, read_accuracies(self._files, number))
 
-    def rounds(self, numbers: Iterator[int]) -> Iterator[int]:
+    def wrap_rounds(self, numbers: Iterator[int]) -> Iterator[int]:
         """The rounds of a segment as they are: first how many were complete, then each number as it is done."""
-        done = next(numbers)
-        self.begin(done)
-        yield done
+        completed_rounds = next(numbers)
+        self.call_begin(completed_rounds)
+        yield completed_rounds
         for number in numbers:
-            self.round(number)
+            self.call_round(number)
             yield number
 
-    def _call(self, hook: str, *arguments: Any) -> None:
+    def _call_hook(self, hook: str, *arguments: Any) -> None:
         for callback in list(self._callbacks):
             try:
                 getattr(callback, hook)(*arguments)
             except Exception as error:
                 self._callbacks.remove(callback)
-                self._leave_out(f"{type(callback).__qualname__}.{hook}", error)
+                self._report_failure(f"{type(callback).__qualname__}.{hook}", error)
 
-    def _leave_out(self, what: str, error: Exception) -> None:
+    def _report_failure(self, callback_name: str, error: Exception) -> None:
         """Tell that a callback failed, without which the run goes on."""
         print(
-            f"fedpipe: {KEY}: {what} failed ({type(error).__name__}: {error}); {self._files.path} goes on without it.",
+            f"fedpipe: {CALLBACKS_KEY}: {callback_name} failed ({type(error).__name__}: {error}); {self._files.path} "
+            "goes on without it.",
             file=sys.stderr,
         )
 
 
-def accuracies(files: RunFiles, number: int) -> dict[str, float]:
+def read_accuracies(files: RunFiles, number: int) -> dict[str, float]:
     """By protocol, the share of all test samples that a round's models tell right; empty where it was not measured."""
-    place = files.round(number)
-    hashes = {**artifacts.hashes(place, place.state), **artifacts.hashes(place, place.marker)}
+    round_files = files.round(number)
+    hashes = {
+        **artifacts.read_round_digests(round_files, round_files.state_marker),
+        **artifacts.read_round_digests(round_files, round_files.marker),
+    }
     sums: dict[str, list[int]] = {}
-    for path in (place.metrics, place.trained):
+    for path in (round_files.metrics, round_files.trained_accuracies):
         if path.name in hashes:
             table = artifacts.read_parquet(path, hashes[path.name]).select(["protocol", "correct", "total"])
             for row in table.to_pylist():

@@ -19,32 +19,40 @@ import typer
 from typer.core import TyperGroup
 
 from fedpipe import __version__, artifacts
-from fedpipe.artifacts import PAPER, PARAMS, RunFiles, StudyFiles
-from fedpipe.errors import ArtifactError, SettingsError, UserError, nearest, sentences
-from fedpipe.planned import AT_ONCE, Plan
+from fedpipe.artifacts import FULL_SCALE, PARAMS, RunFiles, StudyFiles
+from fedpipe.errors import ArtifactError, SettingsError, UserError, format_validation_errors, suggest_name
+from fedpipe.planned import FORECAST_CORES, Plan
 
 if TYPE_CHECKING:
     from fedpipe import registry
     from fedpipe.config import Section
     from fedpipe.plan import NewPlan
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  #: of a disk, or of a user's share of it
-DELETING = ("prune",)  #: no mistake leads there
-PEOPLE, STAGES, GENERATED = "For people", "Stages, which Snakemake and DVC call", "Generated files, by make docs"
-PROBES = "probes"  #: what may be listed, and is no kind of components
-LOCAL = "workflow/profiles/local"  #: the profile of `fedpipe run`
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)  #: of a disk, or of a user's share of it
+DELETING_COMMANDS = ("prune",)  #: no mistake leads there
+PEOPLE_PANEL, STAGES_PANEL, GENERATED_PANEL = (
+    "For people",
+    "Stages, which Snakemake and DVC call",
+    "Generated files, by make docs",
+)
+PROBE_KIND = "probes"  #: what may be listed, and is no kind of components
+LOCAL_PROFILE = "workflow/profiles/local"  #: the profile of `fedpipe run`
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """The commands, of which those that delete are never suggested."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is meant, or one sentence."""
         if args[0] in self.commands or args[0].startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        close = difflib.get_close_matches(args[0], list(self.commands), n=1)
-        meant = close and close[0] not in DELETING
-        hint = f"did you mean '{close[0]}'?" if meant else "`fedpipe --help` lists them; `fedpipe run` runs a study."
+        close_matches = difflib.get_close_matches(args[0], list(self.commands), n=1)
+        is_suggestable = close_matches and close_matches[0] not in DELETING_COMMANDS
+        hint = (
+            f"did you mean '{close_matches[0]}'?"
+            if is_suggestable
+            else "`fedpipe --help` lists them; `fedpipe run` runs a study."
+        )
         raise SettingsError(f"'{args[0]}' is not a command; {hint}")
 
     def invoke(self, ctx: Any) -> Any:
@@ -52,13 +60,13 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            if ctx.invoked_subcommand in DELETING and hasattr(error, "possibilities"):
+            if ctx.invoked_subcommand in DELETING_COMMANDS and hasattr(error, "possibilities"):
                 error.possibilities = None  # options that it has
             raise
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=CommandGroup,
     help="Federated-learning experiments as one DAG of cached stages, on Snakemake and DVC.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -66,7 +74,9 @@ app = typer.Typer(
 
 StudyFile = Annotated[Path, typer.Option("--params", help="The study.")]
 Scale = Annotated[str, typer.Option("--scale", help="One of the study's scales.")]
-Said = Annotated[str | None, typer.Option("--said", help="Refuse a plan that says anything else, by its hash.")]
+PlanFingerprint = Annotated[
+    str | None, typer.Option("--said", help="Refuse a plan that says anything else, by its hash.")
+]
 RunPath = Annotated[Path, typer.Argument(help="A run's folder, results/runs/ALGORITHM/KEY.")]
 RoundNumber = Annotated[int, typer.Option("--round", min=1, help="The round.")]
 Threads = Annotated[int, typer.Option(min=1, help="Cores to use.")]
@@ -79,8 +89,8 @@ Graphs = Annotated[bool, typer.Option("--graphs", envvar="FEDPIPE_GRAPHS", help=
 KeepModels = Annotated[str, typer.Option(envvar="FEDPIPE_KEEP_MODELS", help="As artifacts.keep_models.")]
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"fedpipe {__version__}")
         raise typer.Exit
 
@@ -88,65 +98,72 @@ def _version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version, and stop.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and stop.")
     ] = False,
 ) -> None:
     """Options that come before any command."""
 
 
-@app.command(rich_help_panel=PEOPLE)
+@app.command(rich_help_panel=PEOPLE_PANEL)
 def plan(
     params: StudyFile = PARAMS,
-    scale: Scale = PAPER,
+    scale: Scale = FULL_SCALE,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the settings and show the runs; write nothing.")
     ] = False,
-    at_once: Annotated[int | None, typer.Option(envvar=AT_ONCE, hidden=True)] = None,
+    at_once: Annotated[int | None, typer.Option(envvar=FORECAST_CORES, hidden=True)] = None,
 ) -> None:
     """Check params.yaml, or another study, or all in a folder, and write the plan: runs, keys, jobs."""
     from fedpipe import changes, project
     from fedpipe import plan as planning
     from fedpipe.report import forecast
 
-    if outdated := project.outdated(Path()):
-        typer.echo(f"fedpipe: {outdated}", err=True)
-    found = artifacts.studies(params)
-    several = len(found) > 1
-    plans = [_planned(path, scale, several) for path in found]
+    if outdated_warning := project.get_outdated_warning(Path()):
+        typer.echo(f"fedpipe: {outdated_warning}", err=True)
+    study_paths = artifacts.list_studies(params)
+    has_several_studies = len(study_paths) > 1
+    plans = [_make_plan(path, scale, has_several_studies) for path in study_paths]
     if at_once:
-        _refuse_long(plans[0], at_once)
-    for made in plans:
-        which = f"{made.params}: " if several else ""
-        for sentence in changes.told(made):
-            typer.echo(f"fedpipe: {which}{sentence}", err=True)
-        for warning in made.warnings:
-            typer.echo(f"fedpipe: warning: {which}{warning}", err=True)
+        _require_short_study(plans[0], at_once)
+    for study_plan in plans:
+        prefix = f"{study_plan.params}: " if has_several_studies else ""
+        for sentence in changes.describe_code_changes(study_plan):
+            typer.echo(f"fedpipe: {prefix}{sentence}", err=True)
+        for warning in study_plan.warnings:
+            typer.echo(f"fedpipe: warning: {prefix}{warning}", err=True)
         if dry_run:
-            typer.echo("".join(f"{line}\n" for line in made.listed), nl=False)
+            typer.echo("".join(f"{line}\n" for line in study_plan.run_lines), nl=False)
         else:
-            planning.write(made)
-    left = forecast.forecast(*plans)
-    if several:
-        absent = len({path for made in plans for path in made.absent})
-        others = f"; left out are {absent:,} more, whose data or weights are not here" if absent else ""
-        runs = f"{left.runs:,} run{'' if left.runs == 1 else 's'} to make"
-        typer.echo(f"fedpipe: {len(plans)} studies: {runs}, {left.rounds:,} rounds in all{others}.", err=True)
-    if left.known:
-        typer.echo(f"fedpipe: {left}", err=True)
-    for sentence in changes.unread():
+            planning.write_plan(study_plan)
+    remaining_work = forecast.compute_forecast(*plans)
+    if has_several_studies:
+        unavailable_count = len({path for study_plan in plans for path in study_plan.unavailable_runs})
+        unavailable_note = (
+            f"; left out are {unavailable_count:,} more, whose data or weights are not here"
+            if unavailable_count
+            else ""
+        )
+        run_count = f"{remaining_work.runs:,} run{'' if remaining_work.runs == 1 else 's'} to make"
+        typer.echo(
+            f"fedpipe: {len(plans)} studies: {run_count}, {remaining_work.rounds:,} rounds in all{unavailable_note}.",
+            err=True,
+        )
+    if remaining_work.known_runs:
+        typer.echo(f"fedpipe: {remaining_work}", err=True)
+    for sentence in changes.describe_unreadable_plans():
         typer.echo(f"fedpipe: warning: {sentence}", err=True)
 
 
 @app.command(
-    rich_help_panel=PEOPLE,
+    rich_help_panel=PEOPLE_PANEL,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     options_metavar="[OPTIONS] [OPTIONS OF SNAKEMAKE]",
 )
 def run(
     context: typer.Context,
     params: StudyFile = PARAMS,
-    scale: Scale = PAPER,
-    profile: Annotated[str, typer.Option("--profile", help="Snakemake's profile: a folder, or slurm.")] = LOCAL,
+    scale: Scale = FULL_SCALE,
+    profile: Annotated[str, typer.Option("--profile", help="Snakemake's profile: a folder, or slurm.")] = LOCAL_PROFILE,
     dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Show the jobs; run nothing.")] = False,
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", min=1, help="Jobs at once: cores here, jobs in a cluster's queue.")
@@ -159,34 +176,37 @@ def run(
 
     Whatever else stands on the line is passed on to snakemake, as `fedpipe run --quiet rules`.
     """
-    _refuse_folder(params, scale)
+    _require_single_study(params, scale)
     if not params.is_file():
         raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
-    StudyFiles.of(params, scale)  # a study that has no place is refused
-    further = list(context.args)
-    if further and not further[0].startswith("-"):
+    StudyFiles.from_params(params, scale)  # a study that has no place is refused
+    snakemake_options = list(context.args)
+    if snakemake_options and not snakemake_options[0].startswith("-"):
         raise SettingsError(
-            f"'{further[0]}' can't be run alone, since `fedpipe run` makes all results of a study; "
-            f"type `snakemake {shlex.quote(further[0])} --profile {shlex.quote(profile)}` for one target, or --params "
+            f"'{snakemake_options[0]}' can't be run alone, since `fedpipe run` makes all results of a study; "
+            f"type `snakemake {shlex.quote(snakemake_options[0])} --profile {shlex.quote(profile)}` for one target, "
+            "or --params "
             "for another study."
         )
-    if any(word.startswith(("--config", "-C")) for word in further):
+    if any(word.startswith(("--config", "-C")) for word in snakemake_options):
         raise SettingsError("--config can't be used here; another study is named by --params, and its file says all.")
-    snakemake = _snakemake()
-    if further:
-        _refuse_unreadable(further, params)
-    told = {}
-    if not (yes or dry_run) and _runs_here(profile):
-        cores = re.search(r"(?<!\S)(?:--cores|-c)[ =]?(\d+)", " ".join(further))
-        told[AT_ONCE] = str(_at_once(profile, int(cores[1]) if cores else jobs))
-    all_of_it = _everything(artifacts.study(params), scale)
-    limit = [] if jobs is None else ["--cores" if _runs_here(profile) else "--jobs", str(jobs)]
-    command = [snakemake, *all_of_it, "--profile", profile, *(["-n"] if dry_run else []), *limit, *further]
+    snakemake = _find_snakemake()
+    if snakemake_options:
+        _refuse_unreadable(snakemake_options, params)
+    extra_environment = {}
+    if not (yes or dry_run) and _is_local_profile(profile):
+        cores_option = re.search(r"(?<!\S)(?:--cores|-c)[ =]?(\d+)", " ".join(snakemake_options))
+        extra_environment[FORECAST_CORES] = str(
+            _count_parallel_runs(profile, int(cores_option[1]) if cores_option else jobs)
+        )
+    targets = _get_snakemake_targets(artifacts.normalize_study_path(params), scale)
+    job_limit = [] if jobs is None else ["--cores" if _is_local_profile(profile) else "--jobs", str(jobs)]
+    command = [snakemake, *targets, "--profile", profile, *(["-n"] if dry_run else []), *job_limit, *snakemake_options]
     typer.echo(shlex.join(command), err=True)
-    os.execvpe(command[0], command, os.environ | told)
+    os.execvpe(command[0], command, os.environ | extra_environment)
 
 
-@app.command(rich_help_panel=PEOPLE)
+@app.command(rich_help_panel=PEOPLE_PANEL)
 def download(
     name: Annotated[str | None, typer.Argument(help="A data set; by default the study's own.")] = None,
     params: Annotated[Path, typer.Option("--params", help="The study, or a folder of studies.")] = PARAMS,
@@ -194,14 +214,14 @@ def download(
     """Obtain a data set, check it, store it as tensors; declare the SHA-256 of each file that a study names."""
     from fedpipe.stages import download as stage
 
-    if name is not None and stage.is_planned(name):
-        stage.download(name)
+    if name is not None and stage.is_planned_dataset(name):
+        stage.download_dataset(name)
         return
     failed: list[str] = []
     stored: set[Path] = set()
-    for path in artifacts.studies(params):
+    for path in artifacts.list_studies(params):
         try:
-            typer.echo(stage.declare(name, path, stored))
+            typer.echo(stage.declare_dataset(name, path, stored))
         except UserError as error:
             if not params.is_dir():
                 raise
@@ -210,7 +230,7 @@ def download(
         raise ArtifactError("\n".join(failed))
 
 
-@app.command(rich_help_panel=PEOPLE)
+@app.command(rich_help_panel=PEOPLE_PANEL)
 def partition(
     key: Annotated[str | None, typer.Argument(help="The partition's key in the plan.")] = None,
     preview: Annotated[
@@ -222,22 +242,26 @@ def partition(
     from fedpipe.stages import partition as stage
 
     if preview:
-        from fedpipe.report import preview as layout
+        from fedpipe.report.preview import render_preview
 
-        found = [dealt for dealt in stage.preview(params) if key in (None, dealt[0])]
-        if not found:
+        previews = [
+            preview_arguments
+            for preview_arguments in stage.preview_partitions(params)
+            if key in (None, preview_arguments[0])
+        ]
+        if not previews:
             raise SettingsError(f"'{key}' is not a partition of {params}; without it, all of them are shown.")
-        for name, settings, dealt in found:
-            typer.echo(layout.text(name, settings, dealt.class_counts))
-            if warning := stage.untested(name, settings, dealt):
+        for name, settings, assignment in previews:
+            typer.echo(render_preview(name, settings, assignment.class_counts))
+            if warning := stage.untested(name, settings, assignment):
                 typer.echo(f"fedpipe: warning: {warning}", err=True)
     elif key is None:
         raise SettingsError("KEY: missing; it should be a partition of the plan (--preview shows them all).")
     else:
-        stage.partition(key)
+        stage.partition_dataset(key)
 
 
-@app.command(rich_help_panel=STAGES)
+@app.command(rich_help_panel=STAGES_PANEL)
 def segment(
     path: RunPath,
     stop: Annotated[int, typer.Option(min=1, help="Run all rounds up to this one that are not complete yet.")],
@@ -247,43 +271,46 @@ def segment(
     graphs: Graphs = False,
     keep_models: KeepModels = "all",
     callbacks: Callbacks = "",
-    collected: Annotated[bool, typer.Option("--collect", help="Then collect all rounds.")] = False,
+    needs_collection: Annotated[bool, typer.Option("--collect", help="Then collect all rounds.")] = False,
 ) -> None:
     """Run consecutive rounds: train, aggregate, evaluate; goes on from what it finds; SIGTERM ends it after a round."""
-    from fedpipe.callbacks import Watch
+    from fedpipe.callbacks import CallbackList
     from fedpipe.engine import interrupts
     from fedpipe.report import progress
     from fedpipe.stages import collect as stage
 
-    done: list[int] = []
+    finished_rounds: list[int] = []
 
-    def told() -> str:
-        if done:
-            return f"{path}: SIGTERM; it ends after round {done[-1] + 1}"
+    def explain_sigterm() -> str:
+        if finished_rounds:
+            return f"{path}: SIGTERM; it ends after round {finished_rounds[-1] + 1}"
         return (
             f"{path}: SIGTERM before a round was done; if this was the end of the job's time, that is shorter than a "
             "round: give the job more, or cut rounds into jobs (execution: {rounds_per_job: 1, clients_per_job: 1})"
         )
 
-    with interrupts.deferred(told) as asked_to_stop, Watch(callbacks.split(), RunFiles(path), stop) as watch:
-        run = _open(path, threads, device, stack, graphs, keep_models)
-        typer.echo(f"{path}: {run.place()}")
-        for number in progress.told(path, stop, watch.rounds(run.segment(stop))):
-            done.append(number)
-            if number < stop and asked_to_stop():
+    with (
+        interrupts.defer_sigterm(explain_sigterm) as has_stop_request,
+        CallbackList(callbacks.split(), RunFiles(path), stop) as callback_list,
+    ):
+        run = _open_run(path, threads, device, stack, graphs, keep_models)
+        typer.echo(f"{path}: {run.describe_environment()}")
+        for number in progress.track_rounds(path, stop, callback_list.wrap_rounds(run.run_segment(stop))):
+            finished_rounds.append(number)
+            if number < stop and has_stop_request():
                 typer.echo(f"{path}: stopped by SIGTERM after round {number}; the same command goes on from there")
-                raise typer.Exit(interrupts.STOPPED)
-        if collected:
-            stage.collect(run.files, stop, _kept(keep_models))
+                raise typer.Exit(interrupts.SIGTERM_EXIT_STATUS)
+        if needs_collection:
+            stage.collect_rounds(run.files, stop, _parse_keep_models(keep_models))
 
 
-@app.command(rich_help_panel=STAGES)
+@app.command(rich_help_panel=STAGES_PANEL)
 def initialize(path: RunPath) -> None:
     """Write a run's initial server state (round 0), for the DAG of single rounds."""
-    _open(path, device="cpu").initialize()  # initial models are made on the host: the job asks for no GPU
+    _open_run(path, device="cpu").initialize()  # initial models are made on the host: the job asks for no GPU
 
 
-@app.command(rich_help_panel=STAGES)
+@app.command(rich_help_panel=STAGES_PANEL)
 def train(
     path: RunPath,
     round: RoundNumber,
@@ -295,14 +322,14 @@ def train(
     graphs: Graphs = False,
 ) -> None:
     """Train one block of a round's participants."""
-    run = _open(path, threads, device, stack, graphs)
+    run = _open_run(path, threads, device, stack, graphs)
     ids = run.participants(round)[block * size : (block + 1) * size]
     if not ids:
         raise SettingsError(f"--block: {block} can't be trained; round {round} has no block {block} of {size} clients.")
-    artifacts.write_pt(run.files.round(round).block(block), run.train(round, ids).tree())
+    artifacts.write_pt(run.files.round(round).block_uploads(block), run.train(round, ids).to_tensors())
 
 
-@app.command(rich_help_panel=STAGES)
+@app.command(rich_help_panel=STAGES_PANEL)
 def aggregate(
     path: RunPath,
     round: RoundNumber,
@@ -312,12 +339,12 @@ def aggregate(
     """Combine a round's uploads into the next server state."""
     from fedpipe.engine.block import Block
 
-    run = _open(path, device=device)
+    run = _open_run(path, device=device)
     files = run.files.round(round)
-    run.aggregate(round, [Block.read(files.block(index)) for index in range(blocks)])
+    run.aggregate(round, [Block.read(files.block_uploads(index)) for index in range(blocks)])
 
 
-@app.command(rich_help_panel=STAGES)
+@app.command(rich_help_panel=STAGES_PANEL)
 def evaluate(
     path: RunPath,
     round: RoundNumber,
@@ -328,16 +355,16 @@ def evaluate(
     callbacks: Callbacks = "",
 ) -> None:
     """Measure a round's models; then the round is complete."""
-    from fedpipe.callbacks import Watch
+    from fedpipe.callbacks import CallbackList
 
-    run = _open(path, threads, device, stack, graphs)
-    with Watch(callbacks.split(), run.files, round) as watch:
-        watch.begin(round - 1)
+    run = _open_run(path, threads, device, stack, graphs)
+    with CallbackList(callbacks.split(), run.files, round) as callback_list:
+        callback_list.call_begin(round - 1)
         run.evaluate(round)
-        watch.round(round)
+        callback_list.call_round(round)
 
 
-@app.command(rich_help_panel=STAGES)
+@app.command(rich_help_panel=STAGES_PANEL)
 def collect(
     path: RunPath,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to join.")],
@@ -346,10 +373,10 @@ def collect(
     """Join the rounds' metrics, matrices, traffic and times into one file each."""
     from fedpipe.stages import collect as stage
 
-    stage.collect(RunFiles(path), rounds, _kept(keep_models))
+    stage.collect_rounds(RunFiles(path), rounds, _parse_keep_models(keep_models))
 
 
-@app.command(rich_help_panel=STAGES)
+@app.command(rich_help_panel=STAGES_PANEL)
 def probe(
     path: Annotated[Path, typer.Argument(help="A probe's settings, results/probes/ALGORITHM/KEY/ROUND/KIND-KEY.yaml.")],
     threads: Threads = 1,
@@ -359,57 +386,58 @@ def probe(
     """Look at what a study's section `probes` asks for in the states of a run; the run stays as it is."""
     from fedpipe.stages import probe as stage
 
-    stage.probe(path, _execution(device, stack), threads)
+    stage.run_probe(path, _build_execution(device, stack), threads)
 
 
-@app.command(rich_help_panel=STAGES)
-def table(params: StudyFile = PARAMS, scale: Scale = PAPER, said: Said = None) -> None:
+@app.command(rich_help_panel=STAGES_PANEL)
+def table(params: StudyFile = PARAMS, scale: Scale = FULL_SCALE, plan_fingerprint: PlanFingerprint = None) -> None:
     """Write the result table, metrics.json, the plots' numbers, and the keys of each algorithm's runs."""
     from fedpipe.stages import report as stage
 
-    made = _plan(params, scale)
-    stage.refuse_another(made, said)
-    stage.write(stage.contents(made))
+    study_plan = _read_plan(params, scale)
+    stage.require_same_plan(study_plan, plan_fingerprint)
+    stage.write_files(stage.build_report_files(study_plan))
 
 
-@app.command(rich_help_panel=STAGES)
+@app.command(rich_help_panel=STAGES_PANEL)
 def figure(
     name: Annotated[str, typer.Argument(help="curves, matrices or partition.")],
     key: Annotated[str | None, typer.Argument(help="The partition's key.")] = None,
     params: StudyFile = PARAMS,
-    scale: Scale = PAPER,
-    said: Said = None,
+    scale: Scale = FULL_SCALE,
+    plan_fingerprint: PlanFingerprint = None,
 ) -> None:
     """Draw a figure, as SVG, PDF and PNG."""
     from fedpipe.stages import report as stage
 
     if name not in ("curves", "matrices", "partition") or (name == "partition" and key is None):
         raise SettingsError(f"'{name}' can't be drawn; it should be curves, matrices, or partition with its key.")
-    made = _plan(params, scale)
-    stage.refuse_another(made, said)
+    study_plan = _read_plan(params, scale)
+    stage.require_same_plan(study_plan, plan_fingerprint)
     if name == "curves":
-        stage.write_figure_curves(made)
+        stage.write_figure_curves(study_plan)
     elif name == "matrices":
-        stage.write_figure_matrices(made)
+        stage.write_figure_matrices(study_plan)
     elif key is not None:
-        stage.write_figure_partition(made, key)
+        stage.write_figure_partition(study_plan, key)
 
 
-@app.command(rich_help_panel=PEOPLE)
+@app.command(rich_help_panel=PEOPLE_PANEL)
 def papers(
-    scale: Annotated[str, typer.Option("--scale", help="smoke, reduced or paper.")] = PAPER, said: Said = None
+    scale: Annotated[str, typer.Option("--scale", help="smoke, reduced or paper.")] = FULL_SCALE,
+    plan_fingerprint: PlanFingerprint = None,
 ) -> None:
     """Write the four papers' pages of what has been run at a scale, published numbers beside measured ones."""
     from fedpipe.papers import make
 
-    make.write(scale, said)
-    typer.echo(f"The pages lie in {make.place(scale) / 'index.html'}")
+    make.write_papers(scale, plan_fingerprint)
+    typer.echo(f"The pages lie in {make.get_pages_folder(scale) / 'index.html'}")
 
 
-@app.command(rich_help_panel=PEOPLE)
+@app.command(rich_help_panel=PEOPLE_PANEL)
 def show(
     params: StudyFile = PARAMS,
-    scale: Scale = PAPER,
+    scale: Scale = FULL_SCALE,
     form: Annotated[
         Literal["markdown", "latex", "csv"],
         typer.Option("--format", help="Or the wide table for a paper, a row a method: LaTeX, or as CSV."),
@@ -418,40 +446,40 @@ def show(
     """Print the result table and where the figures lie; of a study with failed runs, what is complete, and why."""
     from fedpipe.stages import report as stage
 
-    made = _plan(params, scale)
-    _tell_overtaken(made)
-    if partial := stage.partial(made, form):
+    study_plan = _read_plan(params, scale)
+    _warn_if_stale(study_plan)
+    if partial := stage.render_partial_results(study_plan, form):
         typer.echo(partial)
-    typer.echo(stage.show(made, form))
+    typer.echo(stage.render_results(study_plan, form))
 
 
-@app.command(rich_help_panel=PEOPLE)
+@app.command(rich_help_panel=PEOPLE_PANEL)
 def status(
     params: StudyFile = PARAMS,
-    scale: Scale = PAPER,
+    scale: Scale = FULL_SCALE,
     watch: Annotated[bool, typer.Option("--watch", help="Draw it again every two seconds, until all is done.")] = False,
 ) -> None:
     """Show how far each run has come, how long the rest takes, and the end of each failed job's log."""
     from fedpipe.report import status as progress
 
-    progress.show(_plan(params, scale), watch)
+    progress.show_progress(_read_plan(params, scale), watch)
 
 
-@app.command(rich_help_panel=STAGES)
+@app.command(rich_help_panel=STAGES_PANEL)
 def record(
     algorithm: Annotated[str, typer.Argument(help="An entry of study.algorithms.")],
     params: StudyFile = PARAMS,
-    scale: Scale = PAPER,
+    scale: Scale = FULL_SCALE,
 ) -> None:
     """Check that all runs of an algorithm are complete, in the plan's rounds, for DVC to record."""
-    made = _plan(params, scale)
-    if algorithm not in made.algorithms:
-        raise SettingsError(f"'{algorithm}' is not in the study; {nearest(algorithm, made.algorithms)}")
-    for joined in dict.fromkeys(cell.joined for cell in made.cells if cell.algorithm == algorithm):
-        joined.check()
+    study_plan = _read_plan(params, scale)
+    if algorithm not in study_plan.algorithms:
+        raise SettingsError(f"'{algorithm}' is not in the study; {suggest_name(algorithm, study_plan.algorithms)}")
+    for merged_files in dict.fromkeys(cell.merged_files for cell in study_plan.cells if cell.algorithm == algorithm):
+        merged_files.check()
 
 
-@app.command(rich_help_panel=PEOPLE)
+@app.command(rich_help_panel=PEOPLE_PANEL)
 def trace(
     table: Annotated[Path, typer.Argument(help="A study's table, as results/tables/results.md.")],
     cell: Annotated[str, typer.Argument(help="ALGORITHM.PROTOCOL, or ALGORITHM.POINT.PROTOCOL with a grid.")],
@@ -461,16 +489,16 @@ def trace(
 
     from fedpipe.lineage import trace as lineage
 
-    typer.echo(yaml.safe_dump(lineage.trace(table, cell), sort_keys=False, width=120), nl=False)
-    _tell_overtaken(Plan.read(table.parent.parent / "plan.json"))
+    typer.echo(yaml.safe_dump(lineage.trace_cell(table, cell), sort_keys=False, width=120), nl=False)
+    _warn_if_stale(Plan.read(table.parent.parent / "plan.json"))
 
 
-@app.command(rich_help_panel=PEOPLE)
+@app.command(rich_help_panel=PEOPLE_PANEL)
 def verify(
     runs: Annotated[list[Path] | None, typer.Argument(help="Runs' folders; by default all runs of the study.")] = None,
     rerun: Annotated[int, typer.Option(min=0, help="Runs of which a round, drawn at random, is run again.")] = 1,
     params: StudyFile = PARAMS,
-    scale: Scale = PAPER,
+    scale: Scale = FULL_SCALE,
 ) -> None:
     """Hash all files of runs, make the study's tables again, run a round again, and say whether all agree."""
     import itertools
@@ -480,32 +508,32 @@ def verify(
     from fedpipe.lineage import verify as lineage
 
     if runs:
-        verdicts = lineage.verify(runs, rerun, random.Random())
+        verdicts = lineage.verify_runs(runs, rerun, random.Random())
     else:
-        made = _plan(params, scale)
-        paths = [run.path for run in made.runs]
-        verdicts = itertools.chain([study.verify(made)], lineage.verify(paths, rerun, random.Random()))
-    found = []
+        study_plan = _read_plan(params, scale)
+        paths = [run.path for run in study_plan.runs]
+        verdicts = itertools.chain([study.verify_study(study_plan)], lineage.verify_runs(paths, rerun, random.Random()))
+    results = []
     for verdict in verdicts:
-        typer.echo(verdict.said)
-        found.append(verdict)
-    typer.echo(lineage.summary(found))
-    if not all(verdict.holds for verdict in found):
+        typer.echo(verdict.message)
+        results.append(verdict)
+    typer.echo(lineage.summarize_verification(results))
+    if not all(verdict.is_ok for verdict in results):
         raise typer.Exit(1)
 
 
-@app.command(rich_help_panel=PEOPLE)
+@app.command(rich_help_panel=PEOPLE_PANEL)
 def diff(
-    one: Annotated[str, typer.Argument(metavar="KEY", help="A run's key, or its beginning.")],
-    other: Annotated[str, typer.Argument(metavar="KEY", help="Another's.")],
+    first: Annotated[str, typer.Argument(metavar="KEY", help="A run's key, or its beginning.")],
+    second: Annotated[str, typer.Argument(metavar="KEY", help="Another's.")],
 ) -> None:
     """Print which settings differ between two runs, and where their numbers part."""
     from fedpipe.lineage import diff as lineage
 
-    typer.echo(lineage.diff(lineage.find(one), lineage.find(other)))
+    typer.echo(lineage.diff_runs(lineage.find_run(first), lineage.find_run(second)))
 
 
-@app.command(rich_help_panel=PEOPLE)
+@app.command(rich_help_panel=PEOPLE_PANEL)
 def compare(
     revisions: Annotated[
         list[str] | None,
@@ -517,79 +545,95 @@ def compare(
     """Print the tables of commits or experiments side by side: differences by seed, and settings that differ."""
     from fedpipe.lineage import compare as lineage
 
-    told, warnings = lineage.compare(revisions or [])
+    told, warnings = lineage.compare_revisions(revisions or [])
     typer.echo(told)
     for warning in warnings:
         typer.echo(f"fedpipe: {warning}", err=True)
     if len(revisions or []) < 2:
-        _tell_overtaken(_plan(PARAMS, PAPER))
+        _warn_if_stale(_read_plan(PARAMS, FULL_SCALE))
 
 
-@app.command(rich_help_panel=PEOPLE)
+@app.command(rich_help_panel=PEOPLE_PANEL)
 def prune(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False) -> None:
     """Remove runs, partitions and data that no study here and no commit needs, after showing what that frees."""
     from fedpipe.lineage import prune as lineage
     from fedpipe.report import words
 
-    found = lineage.unneeded()
-    spare, lost = ([part for part in found if bool(part.uncached) == kind] for kind in (False, True))
-    for part in lost:
-        typer.echo(f"{part} ({words.size(part.size)}) is not in DVC's cache and stays; `dvc commit`, or delete it.")
-    for part in spare:
-        typer.echo(f"{words.size(part.size):>8}  {part}")
-    if not spare:
+    unneeded_files = lineage.find_unneeded_files()
+    removable_files, uncached_files = (
+        [files for files in unneeded_files if bool(files.uncached_count) == is_uncached]
+        for is_uncached in (False, True)
+    )
+    for files in uncached_files:
+        typer.echo(
+            f"{files} ({words.format_bytes(files.size)}) is not in DVC's cache and stays; `dvc commit`, or delete it."
+        )
+    for files in removable_files:
+        typer.echo(f"{words.format_bytes(files.size):>8}  {files}")
+    if not removable_files:
         typer.echo("Nothing to remove.")
         return
-    typer.echo(f"{words.size(sum(part.size for part in spare)):>8}  in all")
+    typer.echo(f"{words.format_bytes(sum(files.size for files in removable_files)):>8}  in all")
     if yes or typer.confirm("Remove them from this folder?"):
-        lineage.remove(spare)
+        lineage.remove_files(removable_files)
         typer.echo("Removed; `dvc repro` records that, `dvc gc --all-commits --all-experiments` frees the cache.")
 
 
-@app.command("list", rich_help_panel=PEOPLE)
+@app.command("list", rich_help_panel=PEOPLE_PANEL)
 def list_(
     kind: Annotated[str, typer.Argument(help="algorithms, datasets, models, partitions or probes.")],
 ) -> None:
     """Print what may be named in params.yaml: a name a line, with a line of what it is."""
     from fedpipe import code, documentation, registry
 
-    if kind == PROBES:
-        told = {name: documentation.probe_summary(name) for name in code.PROBES}
+    if kind == PROBE_KIND:
+        summaries = {name: documentation.get_probe_summary(name) for name in code.PROBE_MODULES}
     else:
-        found = _kind(kind, PROBES)
-        told = {name: registry.summary(registry.find(found, name)) for name in registry.names(found)}
-    for name, summary in told.items():
-        typer.echo(f"{name:<{max(map(len, told))}}  {summary}")
+        component_kind = _find_kind(kind, PROBE_KIND)
+        summaries = {
+            name: registry.get_docstring_summary(registry.find_component(component_kind, name))
+            for name in registry.list_components(component_kind)
+        }
+    for name, summary in summaries.items():
+        typer.echo(f"{name:<{max(map(len, summaries))}}  {summary}")
 
 
-@app.command(rich_help_panel=PEOPLE)
+@app.command(rich_help_panel=PEOPLE_PANEL)
 def describe(
     name: Annotated[str, typer.Argument(help="An algorithm, data set, model, partition scheme or probe.")],
 ) -> None:
     """Print a component's documentation with its parameters and their defaults; of a probe its columns, too."""
     from fedpipe import code, documentation, equations, registry
 
-    kinds = [kind for kind in registry.KINDS if name in registry.names(kind)]
+    kinds = [kind for kind in registry.COMPONENT_KINDS if name in registry.list_components(kind)]
     if not kinds and "." in name:
-        kinds = [kind for kind in registry.KINDS if registry.is_a(kind, name)]
-    if not kinds and name in code.PROBES:
-        typer.echo(documentation.probe(name))
+        kinds = [kind for kind in registry.COMPONENT_KINDS if registry.is_component(kind, name)]
+    if not kinds and name in code.PROBE_MODULES:
+        typer.echo(documentation.describe_probe(name))
         return
     if not kinds:
-        known = sorted({component for kind in registry.KINDS for component in registry.names(kind)} | {*code.PROBES})
-        raise SettingsError(f"'{name}' is unknown; {nearest(name, known)}")
-    kind, found = kinds[0], registry.documented(kinds[0], registry.find(kinds[0], name))
-    typer.echo(f"{name} ({kind.name})\n\n{equations.plain(inspect.getdoc(found) or '')}\n")
-    fields = registry.parameters_of(found)
+        known_names = sorted(
+            {component for kind in registry.COMPONENT_KINDS for component in registry.list_components(kind)}
+            | {*code.PROBE_MODULES}
+        )
+        raise SettingsError(f"'{name}' is unknown; {suggest_name(name, known_names)}")
+    kind, component_class = (
+        kinds[0],
+        registry.add_extension_parameters(kinds[0], registry.find_component(kinds[0], name)),
+    )
+    typer.echo(f"{name} ({kind.name})\n\n{equations.render_docstring(inspect.getdoc(component_class) or '')}\n")
+    fields = registry.list_parameters(component_class)
     if fields:
         typer.echo(f"In params.yaml, under {kind.section}:")
-    told = documentation.inherited(found)
+    inherited_docs = documentation.get_inherited_docs(component_class)
     for field in fields:
-        meaning = f"    # {equations.plain(told[field.name])}" if field.name in told else ""
-        typer.echo(f"  {field.name}: {documentation.default(field)}{meaning}")
+        meaning = (
+            f"    # {equations.render_docstring(inherited_docs[field.name])}" if field.name in inherited_docs else ""
+        )
+        typer.echo(f"  {field.name}: {documentation.format_default(field)}{meaning}")
 
 
-@app.command(rich_help_panel=GENERATED)
+@app.command(rich_help_panel=GENERATED_PANEL)
 def docs(
     page: Annotated[
         str | None, typer.Argument(help="settings, algorithms, datasets, models, partitions or plots.")
@@ -603,13 +647,13 @@ def docs(
     from fedpipe import documentation
 
     if page is None:
-        documentation.write()
+        documentation.write_docs()
         return
-    pages = {"settings": documentation.settings, "plots": documentation.plots_page}
-    typer.echo(pages[page]() if page in pages else documentation.markdown(_kind(page)), nl=False)
+    pages = {"settings": documentation.render_settings_page, "plots": documentation.render_plots_page}
+    typer.echo(pages[page]() if page in pages else documentation.render_components_page(_find_kind(page)), nl=False)
 
 
-@app.command(rich_help_panel=PEOPLE)
+@app.command(rich_help_panel=PEOPLE_PANEL)
 def init(
     folder: Annotated[Path, typer.Argument(help="Where; it is made if it is not there.")],
     update: Annotated[
@@ -621,25 +665,25 @@ def init(
     from fedpipe import project
 
     if not update:
-        project.init(folder)
+        project.create_project(folder)
         typer.echo(
             f"{folder} is laid out. A study:  cd {shlex.quote(str(folder))} && fedpipe run\n"
             "Its settings stand in params.yaml; own.py has an algorithm to begin with: `prox: {algorithm: own.Prox}`.\n"
             "With DVC:  git init && git add . && git commit -m begin, then dvc repro"
         )
         return
-    changed, kept = project.update(folder)
-    typer.echo("\n".join(changed) if changed else "Nothing is new.")
-    for name in kept:
+    changed_files, edited_files = project.update_project(folder)
+    typer.echo("\n".join(changed_files) if changed_files else "Nothing is new.")
+    for name in edited_files:
         typer.echo(f"fedpipe: {name} was edited here and stays; `fedpipe init NEW` has this version's.", err=True)
 
 
-@app.command("new-algorithm", rich_help_panel=PEOPLE)
+@app.command("new-algorithm", rich_help_panel=PEOPLE_PANEL)
 def new_algorithm(name: Annotated[str, typer.Argument(help="Its name in params.yaml, as my_avg.")]) -> None:
     """Write a commented starting file for an algorithm and its test, in a clone of fedpipe."""
-    from fedpipe import new_algorithm as starting
+    from fedpipe.new_algorithm import write_algorithm_template
 
-    code, test = starting.write(name)
+    code, test = write_algorithm_template(name)
     typer.echo(
         f"{code} and {test} are written: FedAvg with a pull, to be changed.\n"
         f"Test it:  pytest {test} tests/algorithms/test_contract.py -k {name}\n"
@@ -648,7 +692,7 @@ def new_algorithm(name: Annotated[str, typer.Argument(help="Its name in params.y
     )
 
 
-@app.command(rich_help_panel=PEOPLE)
+@app.command(rich_help_panel=PEOPLE_PANEL)
 def check(
     name: Annotated[str, typer.Argument(help="An algorithm, as own.Prox or fedavg; with --params a study's method.")],
     set_: Annotated[
@@ -661,7 +705,7 @@ def check(
     """Hold an algorithm to the contract; a sentence for each breach, and status 1 where there is one."""
     from fedpipe.testing import command
 
-    sentences = command.check(name, set_ or [], params)
+    sentences = command.run_check(name, set_ or [], params)
     for sentence in sentences:
         typer.echo(sentence)
     if sentences:
@@ -669,20 +713,24 @@ def check(
     typer.echo(f"{name} keeps the contract.")
 
 
-@app.command(rich_help_panel=GENERATED)
+@app.command(rich_help_panel=GENERATED_PANEL)
 def schema() -> None:
     """Print the JSON Schema of params.yaml, for editors."""
     from fedpipe import documentation
 
-    typer.echo(documentation.schema(), nl=False)
+    typer.echo(documentation.render_schema(), nl=False)
 
 
-def _snakemake() -> str:
+def _find_snakemake() -> str:
     """The snakemake of this environment, which need not be activated, as one would type it."""
-    beside, found = Path(sys.executable).with_name("snakemake"), shutil.which("snakemake")
-    if not (found or beside.is_file()):
+    environment_snakemake, path_snakemake = Path(sys.executable).with_name("snakemake"), shutil.which("snakemake")
+    if not (path_snakemake or environment_snakemake.is_file()):
         raise SettingsError("snakemake is not installed here; run `make setup`, then `source .venv/bin/activate`.")
-    return str(beside) if beside.is_file() and not (found and beside.samefile(found)) else "snakemake"
+    return (
+        str(environment_snakemake)
+        if environment_snakemake.is_file() and not (path_snakemake and environment_snakemake.samefile(path_snakemake))
+        else "snakemake"
+    )
 
 
 def _refuse_unreadable(words: list[str], params: Path) -> None:
@@ -701,102 +749,111 @@ def _refuse_unreadable(words: list[str], params: Path) -> None:
         parser.parse_args(words)
 
 
-def _refuse_long(made: NewPlan, at_once: int) -> None:
+def _require_short_study(study_plan: NewPlan, parallel_runs: int) -> None:
     """Refuse a study that would keep this machine busy for more than a day."""
     from fedpipe import plan as planning
     from fedpipe.report import forecast
 
-    found = forecast.forecast(made, cores=at_once)
-    if found.seconds > forecast.DAY:
-        others = [other for other in planning.scales(made.params) if other not in {made.scale, PAPER}]
-        smaller = f", --scale {' or '.join(others)} for a smaller one" if others else ""
-        raise SettingsError(f"{made.params}: {found} Type --yes to start it{smaller}, or --profile for a cluster.")
+    study_forecast = forecast.compute_forecast(study_plan, cores=parallel_runs)
+    if study_forecast.seconds > forecast.DAY:
+        other_scales = [
+            other_scale
+            for other_scale in planning.list_scales(study_plan.params)
+            if other_scale not in {study_plan.scale, FULL_SCALE}
+        ]
+        scale_hint = f", --scale {' or '.join(other_scales)} for a smaller one" if other_scales else ""
+        raise SettingsError(
+            f"{study_plan.params}: {study_forecast} Type --yes to start it{scale_hint}, or --profile for a cluster."
+        )
 
 
-def _runs_here(profile: str) -> bool:
+def _is_local_profile(profile: str) -> bool:
     """Whether jobs under a profile of Snakemake run on this machine, where `cores: all` in it outdoes --jobs."""
-    return bool(_profile(profile).get("executor", "local") == "local")
+    return bool(_read_profile(profile).get("executor", "local") == "local")
 
 
-def _at_once(profile: str, jobs: int | None) -> int:
+def _count_parallel_runs(profile: str, jobs: int | None) -> int:
     """How many runs train at once on this machine: one a core, or a GPU where the profile counts these."""
-    limits = (str(limit).partition("=") for limit in _profile(profile).get("resources") or ())
+    limits = (str(limit).partition("=") for limit in _read_profile(profile).get("resources") or ())
     gpus = [int(count) for name, _, count in limits if name == "gpu" and count.isdigit()]
     return min([jobs or os.cpu_count() or 1, *gpus])
 
 
-def _profile(name: str) -> dict[str, Any]:
+def _read_profile(name: str) -> dict[str, Any]:
     """What a profile of Snakemake says; nothing where it can't be read, which snakemake tells."""
     from snakemake.cli import get_profile_dir
 
     from fedpipe.yaml_text import read_yaml
 
-    found = get_profile_dir(name)
+    profile_dir = get_profile_dir(name)
     try:
-        settings = read_yaml(found[1].read_text(), found[1]) if found else None
+        settings = read_yaml(profile_dir[1].read_text(), profile_dir[1]) if profile_dir else None
     except SettingsError:
         settings = None
     return settings if isinstance(settings, dict) else {}
 
 
-def _kind(plural: str, *others: str) -> registry.Kind:
-    """A kind of components by its word; ``others`` may be asked for, too."""
+def _find_kind(plural: str, *extra_choices: str) -> registry.ComponentKind:
+    """A kind of components by its word; ``extra_choices`` may be asked for, too."""
     from fedpipe import registry
 
-    kinds = {kind.plural: kind for kind in sorted(registry.KINDS, key=lambda kind: kind.plural)}
+    kinds = {kind.plural: kind for kind in sorted(registry.COMPONENT_KINDS, key=lambda kind: kind.plural)}
     if plural not in kinds:
-        raise SettingsError(f"'{plural}' can't be listed; {nearest(plural, [*kinds, *others])}")
+        raise SettingsError(f"'{plural}' can't be listed; {suggest_name(plural, [*kinds, *extra_choices])}")
     return kinds[plural]
 
 
-def _planned(path: Path, scale: str, several: bool) -> NewPlan:
+def _make_plan(path: Path, scale: str, has_several_studies: bool) -> NewPlan:
     """The plan of a study; each sentence about a mistake names the study's file, where it is one of several."""
     from fedpipe import plan as planning
 
     try:
-        return planning.make(path, scale)
+        return planning.make_plan(path, scale)
     except SettingsError as error:
-        if not several:
+        if not has_several_studies:
             raise
-        told = [line if line.startswith(f"{path}: ") else f"{path}: {line}" for line in str(error).splitlines()]
-        raise SettingsError("\n".join(told)) from None
+        lines = [line if line.startswith(f"{path}: ") else f"{path}: {line}" for line in str(error).splitlines()]
+        raise SettingsError("\n".join(lines)) from None
 
 
-def _refuse_folder(params: Path, scale: str) -> None:
+def _require_single_study(params: Path, scale: str) -> None:
     """Refuse a folder of studies where one is wanted."""
     if params.is_dir():
-        command = shlex.join(["snakemake", *_everything(params, scale), "--profile", LOCAL])
+        command = shlex.join(["snakemake", *_get_snakemake_targets(params, scale), "--profile", LOCAL_PROFILE])
         raise SettingsError(
             f"{params} is a folder, and --params should be one study's file here; `{command}` makes all studies in a "
             "folder."
         )
 
 
-def _everything(params: Path, scale: str) -> list[str]:
+def _get_snakemake_targets(params: Path, scale: str) -> list[str]:
     """What snakemake is asked for to make a study, or all in a folder."""
-    asked = [*([] if params == PARAMS else [f"params={params}"]), *([] if scale == PAPER else [f"scale={scale}"])]
-    return ["all", *(["--config", *asked] if asked else [])]
+    config_arguments = [
+        *([] if params == PARAMS else [f"params={params}"]),
+        *([] if scale == FULL_SCALE else [f"scale={scale}"]),
+    ]
+    return ["all", *(["--config", *config_arguments] if config_arguments else [])]
 
 
-def _plan(params: Path, scale: str) -> Plan:
-    _refuse_folder(params, scale)
-    place = StudyFiles.of(params, scale).plan
-    if not place.is_file():
+def _read_plan(params: Path, scale: str) -> Plan:
+    _require_single_study(params, scale)
+    plan_path = StudyFiles.from_params(params, scale).plan
+    if not plan_path.is_file():
         if not params.is_file():
             raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
-        raise ArtifactError(f"{place} is missing; type `{artifacts.making(params, scale)}` first.")
-    return Plan.read(place)
+        raise ArtifactError(f"{plan_path} is missing; type `{artifacts.format_run_command(params, scale)}` first.")
+    return Plan.read(plan_path)
 
 
-def _tell_overtaken(plan: Plan) -> None:
+def _warn_if_stale(plan: Plan) -> None:
     """A word to people about a study, or code, that gives other numbers by now than those that they are shown."""
     from fedpipe.stages import report
 
-    if told := report.overtaken(plan):
-        typer.echo(f"fedpipe: {told}", err=True)
+    if warning := report.get_staleness_warning(plan):
+        typer.echo(f"fedpipe: {warning}", err=True)
 
 
-def _open(
+def _open_run(
     path: Path,
     threads: int = 1,
     device: str = "auto",
@@ -806,32 +863,34 @@ def _open(
 ) -> Any:
     from fedpipe.engine.run import open_run
 
-    return open_run(path, _execution(device, stack, graphs), threads, _kept(keep_models))
+    return open_run(path, _build_execution(device, stack, graphs), threads, _parse_keep_models(keep_models))
 
 
-def _execution(device: str, stack: str, graphs: bool = False) -> Any:
+def _build_execution(device: str, stack: str, graphs: bool = False) -> Any:
     from fedpipe.config import Execution
 
-    return _section(Execution, device=device, stack=_number(stack), graphs=graphs)
+    return _build_section(Execution, device=device, stack=_parse_number(stack), graphs=graphs)
 
 
-def _kept(keep_models: str) -> Any:
+def _parse_keep_models(keep_models: str) -> Any:
     from fedpipe.config import Artifacts
 
-    return _section(Artifacts, keep_models=_number(keep_models)).keep_models
+    return _build_section(Artifacts, keep_models=_parse_number(keep_models)).keep_models
 
 
-def _section(section: type[Section], **told: Any) -> Any:
+def _build_section(section: type[Section], **values: Any) -> Any:
     """A section of params.yaml, of which a job is told some by options."""
     from pydantic import ValidationError
 
     try:
-        return section.model_validate(told)
+        return section.model_validate(values)
     except ValidationError as error:
-        raise SettingsError("\n".join(sentences(error, told, section.__name__.lower(), lambda _: []))) from None
+        raise SettingsError(
+            "\n".join(format_validation_errors(error, values, section.__name__.lower(), lambda _: []))
+        ) from None
 
 
-def _number(text: str) -> int | str:
+def _parse_number(text: str) -> int | str:
     return int(text) if text.isdigit() else text
 
 
@@ -844,7 +903,7 @@ def main() -> None:
         typer.echo(f"fedpipe: {error}", err=True)
         sys.exit(2)
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL_ERRORS:
             raise
         with suppress(OSError):  # both may go to one disk
             typer.echo(f"fedpipe: what it prints can't be written ({error.strerror}).", err=True)

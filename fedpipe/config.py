@@ -1,7 +1,7 @@
 """params.yaml: what a study is, validated and with its defaults filled in.
 
 One schema serves everybody: the command line and the Snakefile read it through :func:`load`, editors through
-:func:`json_schema`. Every mistake is one sentence that begins with its key.
+:func:`build_json_schema`. Every mistake is one sentence that begins with its key.
 """
 
 from __future__ import annotations
@@ -40,14 +40,21 @@ from pydantic import (
 )
 
 from fedpipe import artifacts, callbacks, registry
-from fedpipe.artifacts import PAPER
+from fedpipe.artifacts import FULL_SCALE
 from fedpipe.data import store
-from fedpipe.data.datasets.base import Dataset, Facts, Published
-from fedpipe.data.fetch import ENVIRONMENT, Fetcher
-from fedpipe.errors import ArtifactError, Location, SettingsError, nearest, refuse_numbers, sentences
-from fedpipe.pins import Pin
+from fedpipe.data.datasets.base import Dataset, DatasetInfo, PublishedDataset
+from fedpipe.data.fetch import MIRROR_VARIABLE, Fetcher
+from fedpipe.errors import (
+    ArtifactError,
+    Location,
+    SettingsError,
+    format_validation_errors,
+    refuse_numbers,
+    suggest_name,
+)
+from fedpipe.pins import PinnedFile
 from fedpipe.planned import Statistic
-from fedpipe.registry import Component, Kind
+from fedpipe.registry import Component, ComponentKind
 from fedpipe.yaml_text import read_yaml
 
 Protocol = Literal[
@@ -72,11 +79,18 @@ Protocol = Literal[
     "prototype-on-global",
     "prototype-on-validation",
 ]
-WHOLE = ("federation",)  #: never set as a whole: all of its keys that are not given would have their defaults
-SPLITTING = ("split", "test_share", "stratified", "validation_share")  #: keys of `dataset` that say how to split it
-GENERATED = "generated"  #: the data set that stands in for one that is not at hand
-DOWNLOAD = "fedpipe download"  #: what obtains a study's data
-OWN = {"type": "string", "pattern": r"\."}  #: a dotted path, in the JSON Schema
+KEYWISE_SECTIONS = (
+    "federation",
+)  #: never set as a whole: all of its keys that are not given would have their defaults
+SPLIT_KEYS = (
+    "split",
+    "test_share",
+    "stratified",
+    "validation_share",
+)  #: keys of `parse_dataset` that say how to split it
+GENERATED_DATASET = "generated"  #: the data set that stands in for one that is not at hand
+DOWNLOAD_COMMAND = "fedpipe download"  #: what obtains a study's data
+DOTTED_PATH_SCHEMA = {"type": "string", "pattern": r"\."}  #: a dotted path, in the JSON Schema
 Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
@@ -93,7 +107,7 @@ class Section(BaseModel):
         return made
 
 
-def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def _require_unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
     seen = set()
     for value in values:
         if (known := _hashable(value)) in seen:
@@ -109,7 +123,7 @@ def _hashable(value: Any) -> Any:
     return ("list", *map(_hashable, value)) if isinstance(value, (list, tuple)) else value
 
 
-def as_number(value: Any) -> Any:
+def to_number(value: Any) -> Any:
     """The number that a text stands for: YAML 1.1 reads 1e-3 as text, and a quoted number is one to what takes it."""
     try:
         return float(value) if isinstance(value, str) else value
@@ -117,8 +131,8 @@ def as_number(value: Any) -> Any:
         return value
 
 
-def _component(kind: Kind, value: Any) -> Component:
-    return value if isinstance(value, Component) else registry.parsed(kind, value)
+def _to_component(kind: ComponentKind, value: Any) -> Component:
+    return value if isinstance(value, Component) else registry.parse_component(kind, value)
 
 
 class Method(Section):
@@ -140,7 +154,7 @@ class Method(Section):
 
     @field_validator("title")
     @classmethod
-    def _a_line(cls, title: str | None) -> str | None:
+    def _check_title(cls, title: str | None) -> str | None:
         if title is not None and (
             not title or not title.isprintable() or title != " ".join(title.split()) or title[0] == "_" or "|" in title
         ):
@@ -152,7 +166,7 @@ class Method(Section):
 
     @field_validator("settings")
     @classmethod
-    def _its_own(cls, settings: dict[str, Any]) -> dict[str, Any]:
+    def _check_settings_keys(cls, settings: dict[str, Any]) -> dict[str, Any]:
         for key in settings:
             if key == "federation.clients" or key.partition(".")[0] not in {"federation", "model", "transforms"}:
                 raise ValueError(
@@ -167,10 +181,10 @@ class Method(Section):
         return settings
 
 
-OF_METHODS = tuple(str(field.alias or name) for name, field in Method.model_fields.items())  #: with, shown, title
+METHOD_KEYS = tuple(str(field.alias or name) for name, field in Method.model_fields.items())  #: with, shown, title
 
 
-def method(settings: Any, label: str) -> Method:
+def parse_method(settings: Any, label: str) -> Method:
     """What settings, as they stand in the YAML file, say of one method beside its algorithm's parameters.
 
     Raises
@@ -180,33 +194,38 @@ def method(settings: Any, label: str) -> Method:
     """
     entries = settings.get("algorithms") or {}
     entry = entries.get(label) if isinstance(entries, Mapping) else None
-    return _method(entry, label)
+    return _parse_method_entry(entry, label)
 
 
-def _method(entry: Any, label: str) -> Method:
-    given = {name: value for name, value in entry.items() if name in OF_METHODS} if isinstance(entry, Mapping) else {}
+def _parse_method_entry(entry: Any, label: str) -> Method:
+    method_settings = (
+        {name: value for name, value in entry.items() if name in METHOD_KEYS} if isinstance(entry, Mapping) else {}
+    )
     try:
-        return Method.model_validate(given)
+        return Method.model_validate(method_settings)
     except ValidationError as error:
-        raise SettingsError("\n".join(sentences(error, given, f"algorithms.{label}", lambda _: []))) from None
+        raise SettingsError(
+            "\n".join(format_validation_errors(error, method_settings, f"algorithms.{label}", lambda _: []))
+        ) from None
 
 
-def _algorithm(entry: Any, label: str) -> Component:
+def _parse_algorithm_entry(entry: Any, label: str) -> Component:
     if isinstance(entry, Component):
         return entry
     if isinstance(entry, Mapping):
-        entry = {name: value for name, value in entry.items() if name not in OF_METHODS}
-    made = registry.parsed(registry.ALGORITHM, entry, label, OF_METHODS)
-    for field in registry.parameters_of(type(made)):
-        if field.name in OF_METHODS:
+        entry = {name: value for name, value in entry.items() if name not in METHOD_KEYS}
+    component = registry.parse_component(registry.ALGORITHM, entry, label, METHOD_KEYS)
+    for field in registry.list_parameters(type(component)):
+        if field.name in METHOD_KEYS:
             raise SettingsError(
-                f"algorithms.{label}.{field.name}: it is a key of every method, so that {type(made).__qualname__}'s "
+                f"algorithms.{label}.{field.name}: it is a key of every method, so that "
+                f"{type(component).__qualname__}'s "
                 "field of that name could never be set; the field should have another name."
             )
-    return made
+    return component
 
 
-def algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[str, Any]) -> Component:
+def parse_algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[str, Any]) -> Component:
     """The algorithm of a study's method with its parameters, of which some are changed; all else is left unchecked.
 
     Parameters
@@ -225,48 +244,48 @@ def algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[str, Any
     """
     entries = settings.get("algorithms")
     entries = entries if isinstance(entries, dict) else {}
-    known = sorted({*entries, *registry.names(registry.ALGORITHM)})
-    if label not in known:
-        raise SettingsError(f"'{label}' is no method of the study; {nearest(label, known)}")
+    known_labels = sorted({*entries, *registry.list_components(registry.ALGORITHM)})
+    if label not in known_labels:
+        raise SettingsError(f"'{label}' is no method of the study; {suggest_name(label, known_labels)}")
     entry = entries.get(label, {})
-    return _algorithm({**entry, **changes} if isinstance(entry, dict) else entry, label)
+    return _parse_algorithm_entry({**entry, **changes} if isinstance(entry, dict) else entry, label)
 
 
-def _entries(entries: dict[str, Any]) -> dict[str, Component]:
+def _parse_algorithms(entries: dict[str, Any]) -> dict[str, Component]:
     """The algorithm of each entry; the mistakes of all entries are told at once."""
-    found, mistakes = {}, []
+    components, mistakes = {}, []
     for label, value in entries.items():
         try:
-            _method(value, label)
-            found[label] = _algorithm(value, label)
+            _parse_method_entry(value, label)
+            components[label] = _parse_algorithm_entry(value, label)
         except SettingsError as error:
             mistakes.append(str(error))
     if mistakes:
         raise SettingsError("\n".join(mistakes))
-    return found
+    return components
 
 
-def _dump(kind: Kind, value: Component) -> dict[str, Any]:
-    return {kind.selector: registry.name_of(kind, type(value)), **dataclasses.asdict(value)}
+def _dump_component(kind: ComponentKind, value: Component) -> dict[str, Any]:
+    return {kind.selector: registry.get_component_name(kind, type(value)), **dataclasses.asdict(value)}
 
 
-def _section(kind: Kind) -> tuple[Any, ...]:
+def _component_section(kind: ComponentKind) -> tuple[Any, ...]:
     return (
-        BeforeValidator(partial(_component, kind)),
-        PlainSerializer(partial(_dump, kind)),
+        BeforeValidator(partial(_to_component, kind)),
+        PlainSerializer(partial(_dump_component, kind)),
         WithJsonSchema({"type": "object"}),
-        Field(default_factory=partial(_component, kind, {})),
+        Field(default_factory=partial(_to_component, kind, {})),
     )
 
 
 #: Sections whose selector names a component and whose other keys are that component's parameters.
-PartitionSection = Annotated[Any, *_section(registry.PARTITION)]
-ModelSection = Annotated[Any, *_section(registry.MODEL)]
+PartitionSection = Annotated[Any, *_component_section(registry.PARTITION)]
+ModelSection = Annotated[Any, *_component_section(registry.MODEL)]
 #: Entries that do so, by label.
 AlgorithmSections = Annotated[
     dict[Label, Any],
-    AfterValidator(_entries),
-    PlainSerializer(lambda found: {label: _dump(registry.ALGORITHM, found[label]) for label in found}),
+    AfterValidator(_parse_algorithms),
+    PlainSerializer(lambda found: {label: _dump_component(registry.ALGORITHM, found[label]) for label in found}),
     Field(default_factory=dict),
 ]
 
@@ -307,8 +326,8 @@ class Data(Section):
     )
 
     @model_validator(mode="after")
-    def _known(self) -> Data:
-        assert self.source
+    def _check_source(self) -> Data:
+        assert self.effective_dataset
         return self
 
     @property
@@ -317,53 +336,56 @@ class Data(Section):
         return dict(self.model_extra or {})
 
     @cached_property
-    def named(self) -> Dataset:
+    def named_dataset(self) -> Dataset:
         """The data set that is named, with its parameters."""
         settings = {"name": self.name, **self.parameters}
-        return cast(Dataset, registry.parsed(registry.DATASET, settings, beside=[*type(self).model_fields]))
-
-    @cached_property
-    def source(self) -> Dataset:
-        """The data set that is taken: the one that is named, or what is generated in its place (`absent`)."""
-        if self.absent == "fetch" or self.at_hand:
-            return self.named
-        return cast(Dataset, registry.parsed(registry.DATASET, {"name": GENERATED, "like": self.name}))
-
-    @property
-    def at_hand(self) -> bool:
-        """Whether the data set that is named can be obtained without a network."""
-        named, here = self.named, self.fetcher
-        if not isinstance(named, Published) or named.sha256:
-            return True
-        stored = store.place(registry.described(registry.DATASET, named))
-        return stored.is_file() or all(
-            (here.is_local and here.holds(file.name)) or (here.cache / file.name).is_file() for file in named.files
+        return cast(
+            Dataset, registry.parse_component(registry.DATASET, settings, other_keys=[*type(self).model_fields])
         )
 
     @cached_property
-    def described(self) -> dict[str, Any]:
+    def effective_dataset(self) -> Dataset:
+        """The data set that is taken: the one that is named, or what is generated in its place (`absent`)."""
+        if self.absent == "fetch" or self.is_available_offline:
+            return self.named_dataset
+        return cast(Dataset, registry.parse_component(registry.DATASET, {"name": GENERATED_DATASET, "like": self.name}))
+
+    @property
+    def is_available_offline(self) -> bool:
+        """Whether the data set that is named can be obtained without a network."""
+        named_dataset, fetcher = self.named_dataset, self.fetcher
+        if not isinstance(named_dataset, PublishedDataset) or named_dataset.sha256:
+            return True
+        stored_file = store.locate_dataset(registry.component_to_run_settings(registry.DATASET, named_dataset))
+        return stored_file.is_file() or all(
+            (fetcher.is_local and fetcher.has_file(file.name)) or (fetcher.cache / file.name).is_file()
+            for file in named_dataset.files
+        )
+
+    @cached_property
+    def run_settings(self) -> dict[str, Any]:
         """What keys hold of it."""
-        return registry.described(registry.DATASET, self.source)
+        return registry.component_to_run_settings(registry.DATASET, self.effective_dataset)
 
     @cached_property
     def fetcher(self) -> Fetcher:
         """Where its files come from."""
-        return Fetcher(mirror=self.mirror or os.environ.get(ENVIRONMENT))
+        return Fetcher(mirror=self.mirror or os.environ.get(MIRROR_VARIABLE))
 
     @property
     def origin(self) -> dict[str, Any]:
         """All that it takes to obtain it."""
-        if self.source is not self.named:
-            return {"name": GENERATED, "like": self.name}
+        if self.effective_dataset is not self.named_dataset:
+            return {"name": GENERATED_DATASET, "like": self.name}
         return {"name": self.name, **self.parameters, **({"mirror": self.mirror} if self.mirror else {})}
 
     @property
     def file(self) -> Path:
         """Where its tensors lie."""
-        return store.place(self.described)
+        return store.locate_dataset(self.run_settings)
 
     @property
-    def dealt(self) -> int:
+    def partitioned_size(self) -> int:
         """How many samples the partition scheme deals.
 
         Raises
@@ -379,7 +401,7 @@ class Data(Section):
         return self.subset or size
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> DatasetInfo:
         """Shape, classes and size, all known before any job.
 
         Raises
@@ -387,54 +409,54 @@ class Data(Section):
         ArtifactError
             They stand in a file that is not stored.
         """
-        known = self.source.facts
-        return store.facts(self.file) if known is None else known
+        declared_facts = self.effective_dataset.info
+        return store.read_dataset_info(self.file) if declared_facts is None else declared_facts
 
     @property
     def has_tokens(self) -> bool | None:
         """Whether inputs are token ids, and not numbers; None if a data set of one's own leaves that open."""
         if self.facts.vocabulary is not None:
             return True
-        return False if type(self.source).__module__.startswith("fedpipe.") else None
+        return False if type(self.effective_dataset).__module__.startswith("fedpipe.") else None
 
-    def lacking(self, download: str) -> str | None:
+    def explain_missing_data(self, download_command: str) -> str | None:
         """One sentence if its facts are not known yet, with the command that mends that; None if they are."""
-        source, here = self.source, self.fetcher
-        if source.facts is None:
+        source, fetcher = self.effective_dataset, self.fetcher
+        if source.info is None:
             try:
-                store.facts(self.file)
+                store.read_dataset_info(self.file)
             except ArtifactError:
                 sha256 = getattr(source, "sha256", None)
-                return f"dataset.sha256: the file with SHA-256 {sha256} is not stored; run `{download}`."
-        if not isinstance(source, Published) or source.sha256 or not here.is_local or self.file.is_file():
+                return f"dataset.sha256: the file with SHA-256 {sha256} is not stored; run `{download_command}`."
+        if not isinstance(source, PublishedDataset) or source.sha256 or not fetcher.is_local or self.file.is_file():
             return None
-        if here.holds(source.stand_in) and not all(here.holds(file.name) for file in source.files):
+        if fetcher.has_file(source.substitute_name) and not all(fetcher.has_file(file.name) for file in source.files):
             return (
-                f"dataset.sha256: missing; the mirror has no original of '{self.name}' but a {source.stand_in}, "
-                f"which is taken by its SHA-256: run `{download}`, which fills it in."
+                f"dataset.sha256: missing; the mirror has no original of '{self.name}' but a {source.substitute_name}, "
+                f"which is taken by its SHA-256: run `{download_command}`, which fills it in."
             )
         return None
 
 
-def _listed(value: Any) -> Any:
+def _to_list(value: Any) -> Any:
     """A number as a list of one, so that keys are the same for both."""
-    number = as_number(value)
+    number = to_number(value)
     return [number] if isinstance(number, (int, float)) and not isinstance(number, bool) else value
 
 
-def _by_channel(**limits: float) -> tuple[Any, ...]:
+def _per_channel_field(**limits: float) -> tuple[Any, ...]:
     """One number, or a list of numbers."""
     number = {"type": "number", **limits}
-    return BeforeValidator(_listed), WithJsonSchema({"anyOf": [number, {"type": "array", "items": number}]})
+    return BeforeValidator(_to_list), WithJsonSchema({"anyOf": [number, {"type": "array", "items": number}]})
 
 
 class Transforms(Section):
     """What is done to images as they are gathered: all are normalized, those that are trained on change at random."""
 
-    mean: Annotated[tuple[float, ...], *_by_channel()] = Field(
+    mean: Annotated[tuple[float, ...], *_per_channel_field()] = Field(
         (), description="Subtracted from pixels in [0, 1]: one number, or one a channel."
     )
-    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], *_by_channel(exclusiveMinimum=0)] = Field(
+    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], *_per_channel_field(exclusiveMinimum=0)] = Field(
         (), description="Divided out then."
     )
     crop: int = Field(0, ge=0, description="Pixels of zeros put around before a window of the old size is cut out.")
@@ -443,7 +465,7 @@ class Transforms(Section):
     on_test: bool = Field(False, description="Change test images too, as FedDW's code does (noisy accuracies).")
 
     @property
-    def random(self) -> bool:
+    def is_random(self) -> bool:
         """Whether anything is drawn."""
         return bool(self.crop or self.flip or self.rotation)
 
@@ -459,7 +481,7 @@ class Transforms(Section):
 
 
 #: By optimizer of the server, what it takes beside a rate, with its default.
-STEPS: dict[str, dict[str, float]] = {
+SERVER_OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {
     "sgd": {},
     "momentum": {"momentum": 0.9},
     "adam": {"beta1": 0.9, "beta2": 0.99, "tau": 0.001},
@@ -471,15 +493,15 @@ STEPS: dict[str, dict[str, float]] = {
 class Choice(Section):
     """A choice, and keys of which it takes only some; the others are None and not written."""
 
-    def _refuse_others(self, key: str, selector: str, takes: Sequence[str]) -> None:
-        for name in sorted(self.model_fields_set - {selector, *takes}):
+    def _reject_other_keys(self, key: str, selector: str, allowed_keys: Sequence[str]) -> None:
+        for name in sorted(self.model_fields_set - {selector, *allowed_keys}):
             raise ValueError(
                 f"{key}.{name}: {getattr(self, name)} has no meaning for {getattr(self, selector)}, which takes "
-                f"{' and '.join(takes)}; remove it."
+                f"{' and '.join(allowed_keys)}; remove it."
             )
 
     @model_serializer(mode="wrap")
-    def _without_others(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_unused_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {name: value for name, value in handler(self).items() if value is not None}
 
 
@@ -498,26 +520,26 @@ class Server(Choice):
 
     @model_validator(mode="before")
     @classmethod
-    def _filled(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        given = {name: value for name, value in given.items() if value is not None}
-        return STEPS.get(str(given.get("optimizer", "sgd")), {}) | given
+    def _fill_defaults(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        raw = {name: value for name, value in raw.items() if value is not None}
+        return SERVER_OPTIMIZER_DEFAULTS.get(str(raw.get("optimizer", "sgd")), {}) | raw
 
     @model_validator(mode="after")
-    def _its_own(self) -> Server:
-        takes = ["learning_rate", *STEPS[self.optimizer]]
-        self._refuse_others("federation.server", "optimizer", takes)
+    def _check_keys(self) -> Server:
+        allowed_keys = ["learning_rate", *SERVER_OPTIMIZER_DEFAULTS[self.optimizer]]
+        self._reject_other_keys("federation.server", "optimizer", allowed_keys)
         return self
 
     @property
-    def takes_the_mean(self) -> bool:
+    def is_plain_averaging(self) -> bool:
         """Whether the next model is the mean of the uploads, as without any such optimizer."""
         return self.optimizer == "sgd" and self.learning_rate == 1
 
 
 #: By name, what a schedule takes beside warm-up rounds, with its default; None: it has to be given.
-SCHEDULES: dict[str, dict[str, float | None]] = {
+SCHEDULE_DEFAULTS: dict[str, dict[str, float | None]] = {
     "constant": {},
     "step": {"step_size": None, "gamma": 0.1},
     "exponential": {"gamma": None},
@@ -545,46 +567,49 @@ class Schedule(Choice):
 
     @model_validator(mode="before")
     @classmethod
-    def _filled(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        given = {name: value for name, value in given.items() if value is not None}
-        defaults = SCHEDULES.get(str(given.get("name", "constant")), {})
-        return {name: value for name, value in defaults.items() if value is not None} | given
+    def _fill_defaults(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        raw = {name: value for name, value in raw.items() if value is not None}
+        defaults = SCHEDULE_DEFAULTS.get(str(raw.get("name", "constant")), {})
+        return {name: value for name, value in defaults.items() if value is not None} | raw
 
     @model_validator(mode="after")
-    def _its_own(self) -> Schedule:
-        takes = ["warmup", *SCHEDULES[self.name]]
-        self._refuse_others("federation.schedule", "name", takes)
-        for name in takes:
+    def _check_keys(self) -> Schedule:
+        allowed_keys = ["warmup", *SCHEDULE_DEFAULTS[self.name]]
+        self._reject_other_keys("federation.schedule", "name", allowed_keys)
+        for name in allowed_keys:
             if getattr(self, name) is None:
                 raise ValueError(f"federation.schedule.{name}: it is missing; {self.name} needs {name}.")
         return self
 
     @property
-    def is_flat(self) -> bool:
+    def is_constant(self) -> bool:
         """Whether every round has the same rate."""
         return self.name == "constant" and not self.warmup
 
-    def rate(self, base: float, round: int) -> float:
+    def compute_learning_rate(self, base: float, round: int) -> float:
         """The learning rate of a round, from 1, where ``base`` is that of the federation."""
         if round <= self.warmup:
             return base * round / self.warmup
-        after = round - 1 - self.warmup
+        elapsed_rounds = round - 1 - self.warmup
         match self.name:
             case "step":
-                return base * float(cast(float, self.gamma) ** (after // cast(int, self.step_size)))
+                return base * float(cast(float, self.gamma) ** (elapsed_rounds // cast(int, self.step_size)))
             case "exponential":
-                return base * float(cast(float, self.gamma) ** after)
+                return base * float(cast(float, self.gamma) ** elapsed_rounds)
             case "cosine":
-                least, share = cast(float, self.minimum), (1 + math.cos(math.pi * after / cast(int, self.period))) / 2
-                return least + (base - least) * share
+                minimum, fraction = (
+                    cast(float, self.minimum),
+                    (1 + math.cos(math.pi * elapsed_rounds / cast(int, self.period))) / 2,
+                )
+                return minimum + (base - minimum) * fraction
         return base
 
 
 #: Keys of the federation that came later, each with its value where nothing is asked for. Without those that have it,
 #: keys of runs are as they were before.
-UNASKED: dict[str, Any] = {
+OMITTED_DEFAULTS: dict[str, Any] = {
     "precision": "full",
     "schedule": {"name": "constant", "warmup": 0},
     "local_epochs": None,
@@ -646,31 +671,31 @@ class Federation(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _epochs_or_steps(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        epochs, steps = given.get("local_epochs", 1), given.get("local_steps")
+    def _check_epochs_or_steps(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        epochs, steps = raw.get("local_epochs", 1), raw.get("local_steps")
         if epochs is None and steps is None:
             raise ValueError("federation.local_epochs: null leaves no training; it should be given, or local_steps.")
-        if steps is not None and given.get("local_epochs") is not None:
+        if steps is not None and raw.get("local_epochs") is not None:
             raise ValueError(
                 f"federation.local_steps: {steps} can't be used beside local_epochs: {epochs}, since both say how long "
                 "a client trains; one of them should be null."
             )
-        return given if steps is None else given | {"local_epochs": None}
+        return raw if steps is None else raw | {"local_epochs": None}
 
     @model_validator(mode="after")
-    def _falls(self) -> Federation:
-        least = self.schedule.minimum
-        if least is not None and least > self.learning_rate:
+    def _check_schedule_minimum(self) -> Federation:
+        minimum = self.schedule.minimum
+        if minimum is not None and minimum > self.learning_rate:
             raise ValueError(
-                f"federation.schedule.minimum: {least} is more than federation.learning_rate ({self.learning_rate}); "
+                f"federation.schedule.minimum: {minimum} is more than federation.learning_rate ({self.learning_rate}); "
                 "it should be less."
             )
         return self
 
     @model_validator(mode="after")
-    def _lower_than_float32(self) -> Federation:
+    def _check_precision(self) -> Federation:
         if self.precision == "bfloat16" and self.dtype != "float32":
             raise ValueError(
                 f"federation.precision: bfloat16 is for models of float32, not of {self.dtype}; it should be full, or "
@@ -679,17 +704,21 @@ class Federation(Section):
         return self
 
     @model_serializer(mode="wrap")
-    def _asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in handler(self).items() if name not in UNASKED or value != UNASKED[name]}
+    def _omit_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in handler(self).items()
+            if name not in OMITTED_DEFAULTS or value != OMITTED_DEFAULTS[name]
+        }
 
-    def in_round(self, number: int) -> Federation:
+    def with_round_learning_rate(self, number: int) -> Federation:
         """The same settings with the learning rate of a round."""
-        if self.schedule.is_flat:
+        if self.schedule.is_constant:
             return self
-        rate = self.schedule.rate(self.learning_rate, number)
-        return self.model_copy(update={"learning_rate": rate, "schedule": Schedule()})
+        learning_rate = self.schedule.compute_learning_rate(self.learning_rate, number)
+        return self.model_copy(update={"learning_rate": learning_rate, "schedule": Schedule()})
 
-    def epochs(self, samples: int) -> float:
+    def count_epochs(self, samples: int) -> float:
         """How many passes over its data a client of so many samples makes in a round; no whole number by steps."""
         if self.local_epochs is not None:
             return self.local_epochs
@@ -697,12 +726,12 @@ class Federation(Section):
         return cast(int, self.local_steps) / max(1, math.ceil(samples / max(1, size)))
 
     @property
-    def arithmetic(self) -> str:
+    def compute_dtype(self) -> str:
         """The least precise numbers that it computes with."""
         return self.dtype if self.precision == "full" else self.precision
 
     @model_validator(mode="after")
-    def _momentum_is_sgds(self) -> Federation:
+    def _check_momentum(self) -> Federation:
         if self.optimizer == "adam" and self.momentum:
             raise ValueError(
                 f"federation.momentum: {self.momentum} has no meaning for adam; it should be 0, or the optimizer sgd."
@@ -730,11 +759,11 @@ class Evaluation(Section):
     every: int = Field(1, ge=1, description="Measure after every k-th round.")
     finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned protocols.")
 
-    _no_value_twice = field_validator("protocols")(_once)
+    _require_unique_values = field_validator("protocols")(_require_unique)
 
 
 #: Columns of a study's tables, which no axis may be called.
-COLUMNS = (
+TABLE_COLUMNS = (
     *("algorithm", "seed", "key", "protocol", "average", "round", "accuracy", "mean", "std", "seeds", "line"),
     *("partition", "client", "class", "samples", "matrix", "row", "column", "value", "left_out", "diverged"),
     *("bytes_down", "bytes_up", "train", "aggregate", "evaluate", "epoch", "participants", "rounds", "source", "point"),
@@ -746,7 +775,7 @@ COLUMNS = (
 )
 AxisValue = Annotated[str, Field(pattern=r"^[^|\s]([^|\n]*[^|\s])?$")]
 Axis = dict[AxisValue, dict[str, Any]]  #: by the name of each value, the keys that it sets
-Varied = Annotated[
+GridValues = Annotated[
     Annotated[tuple[Any, ...], Tag("list")] | Annotated[Axis, Tag("axis")],
     Discriminator(lambda given: "axis" if isinstance(given, dict) else "list"),
 ]
@@ -759,18 +788,18 @@ class Study(Section):
         ("fedavg",), min_length=1, description="Methods to run: names of fedpipe's, entries of `algorithms`."
     )
     seeds: tuple[int, ...] = Field((0,), min_length=1, description="Each drives partition, initial model and training.")
-    grid: dict[str, Varied] = Field(
+    grid: dict[str, GridValues] = Field(
         default_factory=dict,
         description="Any key to a list of values, as `partition.alpha: [0.1, 0.5]`; or an axis, whose name is your "
         "own: named values, each a mapping of the keys that change together, as "
         "`environment: {mild: {partition.alpha: 0.5}, harsh: {partition.alpha: 0.1, federation.participation: 0.5}}`.",
     )
 
-    _no_value_twice = field_validator("algorithms", "seeds")(_once)
+    _require_unique_values = field_validator("algorithms", "seeds")(_require_unique)
 
     @field_validator("algorithms", mode="before")
     @classmethod
-    def _no_paths(cls, algorithms: Any) -> Any:
+    def _reject_dotted_paths(cls, algorithms: Any) -> Any:
         path = next((name for name in algorithms if "." in str(name)), None) if isinstance(algorithms, list) else None
         if path:
             entry = f"{str(path).rpartition('.')[2].lower()}: {{algorithm: {path}}}"
@@ -779,24 +808,24 @@ class Study(Section):
 
     @field_validator("grid")
     @classmethod
-    def _points_once(cls, grid: dict[str, Varied]) -> dict[str, Varied]:
+    def _require_unique_grid_values(cls, grid: dict[str, GridValues]) -> dict[str, GridValues]:
         for name, values in grid.items():
             try:
-                _once(tuple(values if isinstance(values, dict) else map(as_number, values)))
+                _require_unique(tuple(values if isinstance(values, dict) else map(to_number, values)))
             except ValueError as error:
                 raise ValueError(f"study.grid.{name}: {error}") from None
         return grid
 
     @field_validator("grid")
     @classmethod
-    def _names(cls, grid: dict[str, Varied]) -> dict[str, Varied]:
+    def _check_axis_names(cls, grid: dict[str, GridValues]) -> dict[str, GridValues]:
         for name in (name for name, values in grid.items() if isinstance(values, dict)):
             if "." in name:
                 raise ValueError(
                     f"study.grid.{name}: a key's values should be a list; an axis, whose values are named, has a name "
                     "of its own, without dots."
                 )
-            if name in COLUMNS or not re.fullmatch(r"[A-Za-z][\w -]*", name):
+            if name in TABLE_COLUMNS or not re.fullmatch(r"[A-Za-z][\w -]*", name):
                 raise ValueError(
                     f"study.grid.{name}: an axis can't be called so; it should be a word of your own, as environment, "
                     "that is no column of the tables."
@@ -829,20 +858,20 @@ class Execution(Section):
 
     @field_validator("callbacks")
     @classmethod
-    def _found(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in _once(names):
-            callbacks.find(name)
+    def _check_callbacks(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in _require_unique(names):
+            callbacks.find_callback(name)
         return names
 
     @field_validator("stack")
     @classmethod
-    def _positive(cls, stack: int | str) -> int | str:
+    def _check_stack(cls, stack: int | str) -> int | str:
         if isinstance(stack, int) and stack < 1:
             raise ValueError(f"{stack} can't be used; it should be at least 1.")
         return stack
 
     @model_validator(mode="after")
-    def _grain(self) -> Execution:
+    def _check_clients_per_job(self) -> Execution:
         if self.clients_per_job is not None and self.rounds_per_job != 1:
             raise ValueError(
                 f"execution.clients_per_job: {self.clients_per_job} cuts rounds into blocks of clients, "
@@ -890,39 +919,47 @@ class Report(Section):
     target: float | None = Field(None, gt=0, le=1, description="An accuracy over all test samples, as 0.7 for 70 %.")
     baseline: Label | None = Field(None, description="The method of study.algorithms that others are compared with.")
 
-    _no_value_twice = field_validator("best_over", "statistics")(_once)
+    _require_unique_values = field_validator("best_over", "statistics")(_require_unique)
 
     @model_validator(mode="after")
-    def _what_they_need(self) -> Report:
-        needed = {"rounds_to_target": "target", "bytes_to_target": "target", "difference": "baseline"}
-        right = {"target": "a share, as 0.7 for 70 %", "baseline": "a method of study.algorithms"}
+    def _check_statistics_inputs(self) -> Report:
+        needed_keys = {"rounds_to_target": "target", "bytes_to_target": "target", "difference": "baseline"}
+        expected_values = {"target": "a share, as 0.7 for 70 %", "baseline": "a method of study.algorithms"}
         for name in self.statistics:
-            if name in needed and getattr(self, needed[name]) is None:
-                key = needed[name]
+            if name in needed_keys and getattr(self, needed_keys[name]) is None:
+                key = needed_keys[name]
                 raise ValueError(
-                    f"report.{key}: it is missing, and report.statistics lists {name}; it should be {right[key]}."
+                    f"report.{key}: it is missing, and report.statistics lists {name}; it should be "
+                    f"{expected_values[key]}."
                 )
         return self
 
 
-def validating(protocol: str) -> Protocol:
+def to_validation_protocol(protocol: str) -> Protocol:
     """The protocol of the same model on the clients' validation samples."""
     return cast(Protocol, f"{protocol.partition('-on-')[0]}-on-validation")
 
 
-FIXED = ("study", "execution", "artifacts", "report", "scales", "probes")  #: sections that are one for the whole study
+STUDY_WIDE_SECTIONS = (
+    "study",
+    "execution",
+    "artifacts",
+    "report",
+    "scales",
+    "probes",
+)  #: sections that are one for the whole study
 
 
-def _no_paper(scales: dict[str, Any]) -> dict[str, Any]:
+def _check_scales(scales: dict[str, Any]) -> dict[str, Any]:
     for name, changes in scales.items():
-        if name == PAPER:
+        if name == FULL_SCALE:
             raise ValueError(
                 f"scales.{name}: it is the study as it stands in the file; a scale should have another name."
             )
         for key in changes:
             if key.partition(".")[0] == "scales":
                 raise ValueError(f"scales.{name}: '{key}' can't be set by a scale.")
-            if key in WHOLE:
+            if key in KEYWISE_SECTIONS:
                 raise ValueError(f"scales.{name}: '{key}' can't be set as a whole; name its keys, as {key}.rounds.")
     return scales
 
@@ -940,8 +977,8 @@ class _Probe(Section):
         description="Of which points of the grid: a value, or a list of values, of any name of study.grid.",
     )
 
-    _no_value_twice = field_validator("rounds", "algorithms", "seeds", "models", "clients", check_fields=False)(
-        lambda values: values and _once(values)
+    _require_unique_values = field_validator("rounds", "algorithms", "seeds", "models", "clients", check_fields=False)(
+        lambda values: values and _require_unique(values)
     )
 
     @property
@@ -998,23 +1035,23 @@ class Locals(_Probe):
 
 
 Probe = HeadNorms | Features | Surface | Gradients | Locals
-KINDS = tuple(get_args(probe.model_fields["kind"].annotation)[0] for probe in get_args(Probe))
+PROBE_KINDS = tuple(get_args(probe.model_fields["kind"].annotation)[0] for probe in get_args(Probe))
 
 
-def _kind(value: Any) -> str:
+def _get_probe_kind(value: Any) -> str:
     """Which kind an entry of `probes` is of."""
     return str(value.get("kind")) if isinstance(value, dict) else str(getattr(value, "kind", value))
 
 
-def _kinds_known(entries: Any) -> Any:
+def _check_probe_kinds(entries: Any) -> Any:
     for name, entry in entries.items() if isinstance(entries, dict) else ():
         if isinstance(entry, _Probe):
             continue
         if not isinstance(entry, dict) or "kind" not in entry:
-            raise ValueError(f"probes.{name}: its kind is missing; it should be one of: {', '.join(KINDS)}.")
-        if entry["kind"] not in KINDS:
-            told = nearest(str(entry["kind"]), KINDS)
-            raise ValueError(f"probes.{name}.kind: there is no probe '{entry['kind']}'; {told}")
+            raise ValueError(f"probes.{name}: its kind is missing; it should be one of: {', '.join(PROBE_KINDS)}.")
+        if entry["kind"] not in PROBE_KINDS:
+            hint = suggest_name(str(entry["kind"]), PROBE_KINDS)
+            raise ValueError(f"probes.{name}.kind: there is no probe '{entry['kind']}'; {hint}")
     return entries
 
 
@@ -1028,10 +1065,10 @@ ProbeSections = Annotated[
             | Annotated[Surface, Tag("surface")]
             | Annotated[Gradients, Tag("gradients")]
             | Annotated[Locals, Tag("locals")],
-            Discriminator(_kind),
+            Discriminator(_get_probe_kind),
         ],
     ],
-    BeforeValidator(_kinds_known),
+    BeforeValidator(_check_probe_kinds),
     Field(default_factory=dict, description="What is looked at in stored states, by names of your own."),
 ]
 
@@ -1050,93 +1087,105 @@ class Params(Section):
     execution: Execution = Execution()
     artifacts: Artifacts = Artifacts()
     report: Report = Report()
-    scales: Annotated[dict[Label, dict[str, Any]], AfterValidator(_no_paper)] = Field(
+    scales: Annotated[dict[Label, dict[str, Any]], AfterValidator(_check_scales)] = Field(
         default_factory=dict,
         description="Other sizes of the study by name, as `smoke: {federation.rounds: 2, study.seeds: [0]}`: keys that "
         "stand above all else where `--scale NAME` asks for it.",
     )
     probes: ProbeSections
 
-    _left_out: dict[str, str] = PrivateAttr(default_factory=dict)
+    _ignored_parameters: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @property
-    def left_out(self) -> dict[str, str]:
-        """What was given and left out, by key, each with a warning; see :func:`unheard`."""
-        return self._left_out
+    def ignored_parameters(self) -> dict[str, str]:
+        """What was given and left out, by key, each with a warning; see :func:`find_ignored_parameters`."""
+        return self._ignored_parameters
 
     @property
     def warnings(self) -> list[str]:
         """A sentence each for what is left out, and for what may not be meant."""
         schedule, rounds = self.federation.schedule, self.federation.rounds
-        turns = schedule.warmup + (schedule.period or rounds)
-        rises = (
-            f"federation.schedule.period: {schedule.period} ends after round {turns} of {rounds}, from where the "
+        restart_round = schedule.warmup + (schedule.period or rounds)
+        rise_warning = (
+            f"federation.schedule.period: {schedule.period} ends after round {restart_round} of {rounds}, from where "
+            "the "
             "learning rate rises again, as with CosineAnnealingLR."
         )
-        return [*self.left_out.values(), *([rises] if turns < rounds and schedule.name == "cosine" else [])]
+        return [
+            *self.ignored_parameters.values(),
+            *([rise_warning] if restart_round < rounds and schedule.name == "cosine" else []),
+        ]
 
     @property
-    def pins(self) -> dict[str, Pin]:
+    def pinned_files(self) -> dict[str, PinnedFile]:
         """The user's own files that the study names, by the section that does."""
-        components = {"dataset": self.dataset.source, "partition": self.partition, "model": self.model}
-        return {section: component.pin for section, component in components.items() if component.pin}
+        components = {"dataset": self.dataset.effective_dataset, "partition": self.partition, "model": self.model}
+        return {section: component.pinned_file for section, component in components.items() if component.pinned_file}
 
-    def _validated(self) -> None:
+    def _check_validation_samples(self) -> None:
         """Refuse to measure on validation samples that no client has."""
         protocol = next((name for name in self.evaluation.protocols if name.endswith("-on-validation")), None)
-        if protocol and not (self.dataset.validation_share or self.partition.validates):
+        if protocol and not (self.dataset.validation_share or self.partition.has_validation):
             raise SettingsError(
                 f"evaluation.protocols: {protocol} can't be measured, since no client has validation samples; "
                 "dataset.validation_share should be more than 0, as 0.2."
             )
 
-    def _there(self, download: str | None, obtain: str) -> None:
+    def _check_declared_files(self, download_command: str | None, obtain_command: str) -> None:
         """Everything that is not declared, stored, or what it was declared as, is said at once."""
-        found = {section: pin.mistake(section, download) for section, pin in self.pins.items()}
-        if found.get("dataset") is None:
-            found["dataset"] = self.dataset.lacking(obtain)
-        if told := [sentence for sentence in found.values() if sentence]:
-            raise SettingsError("\n".join(told))
+        mistakes = {
+            section: pin.explain_mismatch(section, download_command) for section, pin in self.pinned_files.items()
+        }
+        if mistakes.get("dataset") is None:
+            mistakes["dataset"] = self.dataset.explain_missing_data(obtain_command)
+        if messages := [sentence for sentence in mistakes.values() if sentence]:
+            raise SettingsError("\n".join(messages))
 
     @model_validator(mode="after")
-    def _consistent(self, info: ValidationInfo) -> Params:
+    def _check_consistency(self, info: ValidationInfo) -> Params:
         context = info.context or {}
-        labels, given = context.get("labels"), context.get("settings", {})
+        labels, raw_settings = context.get("labels"), context.get("settings", {})
         if labels is None:
-            labels = [label for label in self.study.algorithms if not method(given, label).settings]
+            labels = [label for label in self.study.algorithms if not parse_method(raw_settings, label).settings]
         for label in self.study.algorithms:
             if label not in self.algorithms:  # one of fedpipe's needs no entry
-                known = sorted({*self.algorithms, *registry.names(registry.ALGORITHM)})
-                if label not in known:
-                    raise SettingsError(f"study.algorithms: unknown algorithm '{label}'; {nearest(label, known)}")
-                self.algorithms[label] = registry.parsed(registry.ALGORITHM, {}, label)
+                known_names = sorted({*self.algorithms, *registry.list_components(registry.ALGORITHM)})
+                if label not in known_names:
+                    raise SettingsError(
+                        f"study.algorithms: unknown algorithm '{label}'; {suggest_name(label, known_names)}"
+                    )
+                self.algorithms[label] = registry.parse_component(registry.ALGORITHM, {}, label)
         if self.report.baseline not in (None, *self.study.algorithms):
             raise SettingsError(
                 f"report.baseline: '{self.report.baseline}' is not in study.algorithms; "
-                f"{nearest(str(self.report.baseline), self.study.algorithms)}"
+                f"{suggest_name(str(self.report.baseline), self.study.algorithms)}"
             )
         for name in self.report.best_over:
             if name not in self.study.grid:
-                known = list(self.study.grid)
-                raise SettingsError(f"report.best_over: '{name}' is not in study.grid; {nearest(name, known)}")
-        self._validated()
-        titles = {label: title for label in self.study.algorithms if (title := method(given, label).title)}
+                known_names = list(self.study.grid)
+                raise SettingsError(
+                    f"report.best_over: '{name}' is not in study.grid; {suggest_name(name, known_names)}"
+                )
+        self._check_validation_samples()
+        titles = {label: title for label in self.study.algorithms if (title := parse_method(raw_settings, label).title)}
         for (label, title), other in itertools.product(titles.items(), self.study.algorithms):
             if other != label and title == titles.get(other, other):
                 raise SettingsError(
                     f"algorithms.{label}.title: {title!r} is what tables call {other}; each method should have another."
                 )
         for label in self.study.algorithms:
-            shown = method(given, label).shown
-            chosen = validating(shown or self.evaluation.protocols[0])
-            if self.report.best_on == "validation" and chosen not in self.evaluation.protocols:
+            shown_protocol = parse_method(raw_settings, label).shown
+            selection_protocol = to_validation_protocol(shown_protocol or self.evaluation.protocols[0])
+            if self.report.best_on == "validation" and selection_protocol not in self.evaluation.protocols:
                 raise SettingsError(
-                    f"report.best_on: validation chooses {label}'s best by {chosen}, which is not measured; it should "
+                    f"report.best_on: validation chooses {label}'s best by {selection_protocol}, which is not "
+                    "measured; it should "
                     f"be one of evaluation.protocols, {', '.join(self.evaluation.protocols)}."
                 )
-            if shown and shown not in self.evaluation.protocols:
+            if shown_protocol and shown_protocol not in self.evaluation.protocols:
                 raise SettingsError(
-                    f"algorithms.{label}.shown: {shown} is not measured; it should be one of evaluation.protocols, "
+                    f"algorithms.{label}.shown: {shown_protocol} is not measured; it should be one of "
+                    "evaluation.protocols, "
                     f"{', '.join(self.evaluation.protocols)}."
                 )
         for label in labels:
@@ -1146,29 +1195,29 @@ class Params(Section):
                     f"federation.optimizer: {self.federation.optimizer} can't be used with {label}, whose theory "
                     f"needs sgd; it should be sgd, or algorithms.{label}.adam true to insist."
                 )
-            for key in algorithm.ignores:
-                value, right = getattr(self.federation, key), Federation.model_fields[key].default
-                if value != right:
+            for key in algorithm.unsupported_settings:
+                value, default = getattr(self.federation, key), Federation.model_fields[key].default
+                if value != default:
                     raise SettingsError(
                         f"federation.{key}: {value} can't be used with {label}, which takes plain gradient steps; "
-                        f"it should be {'null' if right is None else right}."
+                        f"it should be {'null' if default is None else default}."
                     )
-            if self.federation.local_steps is not None and (reason := algorithm.needs_epochs):
+            if self.federation.local_steps is not None and (reason := algorithm.local_steps_refusal):
                 raise SettingsError(
                     f"federation.local_steps: {self.federation.local_steps} can't be used with {label}, {reason}; it "
                     f"should be null, or study.algorithms do without {label}."
                 )
-            if algorithm.averaged is None and not self.federation.server.takes_the_mean:
+            if algorithm.server_optimizer_part is None and not self.federation.server.is_plain_averaging:
                 raise SettingsError(
                     f"federation.server: {label} has no averaged model that {self.federation.server.optimizer} could "
                     f"move; it should be left out, or study.algorithms do without {label}."
                 )
-        self._there(context.get("download"), context.get("obtain", DOWNLOAD))
-        for label in labels if self.model.whole else ():
-            if self.algorithms[label].several:
-                raise several(label)
+        self._check_declared_files(context.get("download"), context.get("obtain", DOWNLOAD_COMMAND))
+        for label in labels if self.model.has_full_weights else ():
+            if self.algorithms[label].needs_several_models:
+                raise single_initial_model_error(label)
         facts = self.dataset.facts
-        if self.dataset.subset and self.partition.by_index:
+        if self.dataset.subset and self.partition.is_index_based:
             raise SettingsError(
                 f"dataset.subset: {self.dataset.subset} can't be used with a partition from a file, whose samples are "
                 f"those of the whole data set; remove it."
@@ -1177,20 +1226,20 @@ class Params(Section):
             raise SettingsError(
                 f"dataset.subset: {self.dataset.subset} is more than there are; it should be at most {facts.size}."
             )
-        dealt = facts.size if self.partition.splits else self.dataset.dealt
-        self.partition.check(self.federation.clients, facts.classes, dealt)
-        if self.partition.overlaps and self.dataset.split == "pooled":
+        partitioned_size = facts.size if self.partition.has_fixed_splits else self.dataset.partitioned_size
+        self.partition.check(self.federation.clients, facts.classes, partitioned_size)
+        if self.partition.has_overlap and self.dataset.split == "pooled":
             raise SettingsError(
                 "dataset.split: 'pooled' can't be used with a partition in which clients share samples, since one "
                 "would train on what another tests on; it should be 'official'."
             )
-        if self.partition.overlaps and self.dataset.validation_share:
+        if self.partition.has_overlap and self.dataset.validation_share:
             raise SettingsError(
                 f"dataset.validation_share: {self.dataset.validation_share} can't be used with a partition in which "
                 f"clients share samples, since one would train on what another validates on; it should be 0."
             )
         self.transforms.check(facts.shape)
-        if self.model.frozen_base and self.transforms.random:
+        if self.model.has_frozen_base and self.transforms.is_random:
             key = next(name for name in ("crop", "flip", "rotation") if getattr(self.transforms, name))
             raise SettingsError(
                 f"transforms.{key}: images can't change at random under the frozen base of the model, whose features "
@@ -1199,26 +1248,29 @@ class Params(Section):
         self.model.check(facts.shape, facts.classes)
         has_tokens = self.dataset.has_tokens
         if not type(self.model).__module__.startswith("fedpipe."):  # packaged ones are steady, which the tests show
-            from fedpipe.models._steady import refuse_unsteady
+            from fedpipe.models._steady import require_pure_network
 
-            refuse_unsteady(self.model, facts.shape, facts.classes, has_tokens)
+            require_pure_network(self.model, facts.shape, facts.classes, has_tokens)
         elif has_tokens is not None and has_tokens != hasattr(self.model, "vocabulary"):
-            families = {name: registry.find(registry.MODEL, name) for name in registry.names(registry.MODEL)}
-            right = [name for name, family in families.items() if hasattr(family, "vocabulary") == has_tokens]
+            families = {
+                name: registry.find_component(registry.MODEL, name) for name in registry.list_components(registry.MODEL)
+            }
+            default = [name for name, family in families.items() if hasattr(family, "vocabulary") == has_tokens]
             raise SettingsError(
-                f"model.name: '{registry.name_of(registry.MODEL, type(self.model))}' can't take the "
-                f"{'token ids' if has_tokens else 'numbers'} of the data set; it should be one of: {', '.join(right)}."
+                f"model.name: '{registry.get_component_name(registry.MODEL, type(self.model))}' can't take the "
+                f"{'token ids' if has_tokens else 'numbers'} of the data set; it should be one of: "
+                f"{', '.join(default)}."
             )
         self.model.check_weights(facts.shape, facts.classes)
-        words = getattr(self.model, "vocabulary", None)
-        if words is not None and facts.vocabulary is not None and words < facts.vocabulary:
+        vocabulary = getattr(self.model, "vocabulary", None)
+        if vocabulary is not None and facts.vocabulary is not None and vocabulary < facts.vocabulary:
             raise SettingsError(
-                f"model.vocabulary: {words} is less than the {facts.vocabulary} token ids of the data set; "
+                f"model.vocabulary: {vocabulary} is less than the {facts.vocabulary} token ids of the data set; "
                 f"it should be {facts.vocabulary}."
             )
         if any(protocol.startswith("finetuned") for protocol in self.evaluation.protocols):
             last = self.federation.rounds
-            if self.federation.learning_rate and not self.federation.in_round(last + 1).learning_rate:
+            if self.federation.learning_rate and not self.federation.with_round_learning_rate(last + 1).learning_rate:
                 raise SettingsError(
                     f"federation.schedule: after round {last} the learning rate is 0, at which the models of finetuned "
                     "protocols would stay as they are; it should have a minimum above 0, or another period."
@@ -1231,7 +1283,7 @@ class Params(Section):
         return self
 
 
-def several(algorithm: str) -> SettingsError:
+def single_initial_model_error(algorithm: str) -> SettingsError:
     """What to say of an algorithm that begins with several models where a file gives but one."""
     return SettingsError(
         f"model.weights: a file holds one initial model, and {algorithm} begins with several; it should be null, or "
@@ -1239,12 +1291,12 @@ def several(algorithm: str) -> SettingsError:
     )
 
 
-def download(path: Path) -> str:
+def format_download_command(path: Path) -> str:
     """The command that obtains a study's data, and declares the files that it names."""
-    return DOWNLOAD if path == artifacts.PARAMS else f"{DOWNLOAD} --params {shlex.quote(str(path))}"
+    return DOWNLOAD_COMMAND if path == artifacts.PARAMS else f"{DOWNLOAD_COMMAND} --params {shlex.quote(str(path))}"
 
 
-def unheard(settings: dict[str, Any]) -> dict[str, str]:
+def find_ignored_parameters(settings: dict[str, Any]) -> dict[str, str]:
     """The partition's parameters that only other schemes have, by key, each with a warning.
 
     Where a grid, or `dvc exp run -S`, changes the scheme alone, those of the former one are left behind.
@@ -1254,26 +1306,28 @@ def unheard(settings: dict[str, Any]) -> dict[str, str]:
         return {}
     scheme = section.get("scheme", registry.PARTITION.default)
     try:
-        taken = _parameters(str(scheme))
+        scheme_parameters = _list_scheme_parameters(str(scheme))
     except SettingsError:  # told where it is built
         return {}
-    others = {name for other in registry.names(registry.PARTITION) for name in _parameters(other)} - taken
+    other_parameters = {
+        name for other in registry.list_components(registry.PARTITION) for name in _list_scheme_parameters(other)
+    } - scheme_parameters
     return {
         f"partition.{name}": f"partition.{name}: {value} is left out, since the scheme {scheme} has no such parameter."
         for name, value in section.items()
-        if name in others - {"scheme"}
+        if name in other_parameters - {"scheme"}
     }
 
 
-def _parameters(scheme: str) -> set[str]:
-    return {field.name for field in registry.parameters_of(registry.find(registry.PARTITION, scheme))}
+def _list_scheme_parameters(scheme: str) -> set[str]:
+    return {field.name for field in registry.list_parameters(registry.find_component(registry.PARTITION, scheme))}
 
 
-def parse(
+def parse_params(
     settings: Any,
-    download: str | None = DOWNLOAD,
+    download_command: str | None = DOWNLOAD_COMMAND,
     labels: Collection[str] | None = None,
-    obtain: str | None = None,
+    obtain_command: str | None = None,
 ) -> Params:
     """Settings as they stand in the YAML file, checked and with their defaults filled in.
 
@@ -1281,12 +1335,12 @@ def parse(
     ----------
     settings
         All of them, in sections.
-    download
+    download_command
         The command that declares files in the study's file; None where it can't, as at a point of a grid.
     labels
         The methods that these settings are for; by default those of the study that have none of their own (`with`).
-    obtain
-        The command that obtains the study's data; by default ``download``.
+    obtain_command
+        The command that obtains the study's data; by default ``format_download_command``.
 
     Raises
     ------
@@ -1295,26 +1349,35 @@ def parse(
     """
     if not isinstance(settings, dict):
         raise SettingsError("params.yaml: it should be a mapping of sections, as `federation: {clients: 10}`.")
-    if left_out := unheard(settings):
-        kept = {name: value for name, value in settings["partition"].items() if f"partition.{name}" not in left_out}
-        settings = settings | {"partition": kept}
-    context = {"download": download, "labels": labels, "settings": settings, "obtain": obtain or download or DOWNLOAD}
+    if ignored_parameters := find_ignored_parameters(settings):
+        partition = {
+            name: value
+            for name, value in settings["partition"].items()
+            if f"partition.{name}" not in ignored_parameters
+        }
+        settings = settings | {"partition": partition}
+    context = {
+        "download": download_command,
+        "labels": labels,
+        "settings": settings,
+        "obtain": obtain_command or download_command or DOWNLOAD_COMMAND,
+    }
     try:
-        made = Params.model_validate(settings, context=context)
+        params = Params.model_validate(settings, context=context)
     except ValidationError as error:
-        known = partial(_keys, settings=settings)
-        raise SettingsError("\n".join(sentences(error, settings, "", known))) from None
-    made._left_out = left_out
-    return made
+        list_known_keys = partial(_list_keys, settings=settings)
+        raise SettingsError("\n".join(format_validation_errors(error, settings, "", list_known_keys))) from None
+    params._ignored_parameters = ignored_parameters
+    return params
 
 
-def dataset(settings: Any) -> Data:
-    """The section `dataset` alone, checked; see :func:`parse`."""
+def parse_dataset(settings: Any) -> Data:
+    """The section `parse_dataset` alone, checked; see :func:`parse_params`."""
     return cast(Data, _section_alone(Data, "dataset", settings))
 
 
 def parse_federation(settings: Any) -> Federation:
-    """The section `federation` alone, checked; see :func:`parse`."""
+    """The section `federation` alone, checked; see :func:`parse_params`."""
     return cast(Federation, _section_alone(Federation, "federation", settings))
 
 
@@ -1322,20 +1385,20 @@ def _section_alone(kind: type[Section], name: str, settings: Any) -> Section:
     try:
         return kind.model_validate(settings)
     except ValidationError as error:
-        raise SettingsError("\n".join(sentences(error, settings, name, lambda _: []))) from None
+        raise SettingsError("\n".join(format_validation_errors(error, settings, name, lambda _: []))) from None
 
 
-def _keys(location: Location, settings: Any) -> list[str]:
+def _list_keys(location: Location, settings: Any) -> list[str]:
     section: Any = Params
     if location[:1] == ("probes",) and len(location) == 2:
-        kind = _kind(settings["probes"][location[1]])
-        section, location = dict(zip(KINDS, get_args(Probe), strict=True))[kind], ()
+        kind = _get_probe_kind(settings["probes"][location[1]])
+        section, location = dict(zip(PROBE_KINDS, get_args(Probe), strict=True))[kind], ()
     for part in location:
         section = section.model_fields[str(part)].annotation
     return list(section.model_fields)
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_params(path: Path) -> dict[str, Any]:
     """The YAML file as it stands, unchecked.
 
     Raises
@@ -1356,77 +1419,91 @@ def read(path: Path) -> dict[str, Any]:
     return settings
 
 
-def override(settings: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
+def override_settings(settings: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
     """A copy of ``settings`` in which the value at each dotted key is replaced; the last changes are made last."""
-    changed = copy.deepcopy(settings)
+    result = copy.deepcopy(settings)
     for key, value in (change for part in changes for change in copy.deepcopy(part).items()):
         *sections, last = key.split(".")
-        place = changed
+        target = result
         for section in sections:
-            place = place.setdefault(section, {})
-            if not isinstance(place, dict):
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
                 raise SettingsError(f"study.grid: '{key}' goes through '{section}', which is a value and no section.")
-        place[last] = value
-    return changed
+        target[last] = value
+    return result
 
 
-def at_scale(settings: dict[str, Any], scale: str, download: str = DOWNLOAD) -> tuple[dict[str, Any], dict[str, Any]]:
+def apply_scale(
+    settings: dict[str, Any], scale: str, download_command: str = DOWNLOAD_COMMAND
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings at one of a study's scales, and those of its keys that stand above grid and methods, too.
 
-    ``download`` is the command that declares files in the study's file.
+    ``format_download_command`` is the command that declares files in the study's file.
 
     Raises
     ------
     SettingsError
         The study has no such scale.
     """
-    if scale == PAPER:
+    if scale == FULL_SCALE:
         return settings, {}
     scales = settings.get("scales")
-    known = list(scales) if isinstance(scales, Mapping) else []
-    if scale not in known:
-        raise SettingsError(f"--scale: '{scale}' is no scale of this study; {nearest(scale, [*known, PAPER])}")
-    parsed = parse(settings, download).scales[scale]
-    return override(settings, parsed), {
-        key: value for key, value in parsed.items() if key.partition(".")[0] not in FIXED
+    known_scales = list(scales) if isinstance(scales, Mapping) else []
+    if scale not in known_scales:
+        raise SettingsError(
+            f"--scale: '{scale}' is no scale of this study; {suggest_name(scale, [*known_scales, FULL_SCALE])}"
+        )
+    changes = parse_params(settings, download_command).scales[scale]
+    return override_settings(settings, changes), {
+        key: value for key, value in changes.items() if key.partition(".")[0] not in STUDY_WIDE_SECTIONS
     }
 
 
-def json_schema() -> dict[str, Any]:
+def build_json_schema() -> dict[str, Any]:
     """JSON Schema of params.yaml, for editors; components are listed with their parameters."""
     schema = Params.model_json_schema(mode="validation")
     definitions = schema.setdefault("$defs", {})
 
-    def options(kind: Kind) -> dict[str, Any]:
+    def build_options(kind: ComponentKind) -> dict[str, Any]:
         choices, selector = [], kind.selector
-        for name in registry.names(kind):
-            component = registry.documented(kind, registry.find(kind, name))
-            described = registry.adapter(cast(Hashable, component)).json_schema(ref_template="#/$defs/{model}")
-            definitions.update(described.pop("$defs", {}))
-            described["title"] = name
-            described["description"] = registry.summary(component)
-            described["properties"] = {selector: {"const": name}, **described.get("properties", {})}
-            described["required"] = [*described.get("required", []), *([] if name == kind.default else [selector])]
-            choices.append(described)
-        own = {"title": "own", "type": "object", "properties": {selector: OWN}, "required": [selector]}
-        return {"anyOf": [*choices, own | {"description": "A class of one's own, as my_module.MyClass."}]}
+        for name in registry.list_components(kind):
+            component = registry.add_extension_parameters(kind, registry.find_component(kind, name))
+            component_schema = registry.get_type_adapter(cast(Hashable, component)).json_schema(
+                ref_template="#/$defs/{model}"
+            )
+            definitions.update(component_schema.pop("$defs", {}))
+            component_schema["title"] = name
+            component_schema["description"] = registry.get_docstring_summary(component)
+            component_schema["properties"] = {selector: {"const": name}, **component_schema.get("properties", {})}
+            component_schema["required"] = [
+                *component_schema.get("required", []),
+                *([] if name == kind.default else [selector]),
+            ]
+            choices.append(component_schema)
+        custom_class = {
+            "title": "own",
+            "type": "object",
+            "properties": {selector: DOTTED_PATH_SCHEMA},
+            "required": [selector],
+        }
+        return {"anyOf": [*choices, custom_class | {"description": "A class of one's own, as my_module.MyClass."}]}
 
     properties = schema["properties"]
-    properties["partition"] = options(registry.PARTITION)
-    properties["model"] = options(registry.MODEL)
-    of_methods = Method.model_json_schema(mode="validation")["properties"]
+    properties["partition"] = build_options(registry.PARTITION)
+    properties["model"] = build_options(registry.MODEL)
+    method_properties = Method.model_json_schema(mode="validation")["properties"]
     properties["algorithms"] = {
         "type": "object",
         "properties": {
-            choice["title"]: choice | {"required": [], "properties": choice["properties"] | of_methods}
-            for choice in options(registry.ALGORITHM)["anyOf"]
+            choice["title"]: choice | {"required": [], "properties": choice["properties"] | method_properties}
+            for choice in build_options(registry.ALGORITHM)["anyOf"]
             if choice["title"] != "own"
         },
-        "additionalProperties": {"type": "object", "properties": of_methods},
+        "additionalProperties": {"type": "object", "properties": method_properties},
     }
-    own_keys = definitions.pop("Data")["properties"]
-    properties["dataset"] = options(registry.DATASET)
+    dataset_keys = definitions.pop("Data")["properties"]
+    properties["dataset"] = build_options(registry.DATASET)
     for choice in properties["dataset"]["anyOf"]:
-        choice["properties"] = own_keys | choice["properties"]
-    plain: dict[str, Any] = json.loads(json.dumps(schema))
-    return plain
+        choice["properties"] = dataset_keys | choice["properties"]
+    plain_schema: dict[str, Any] = json.loads(json.dumps(schema))
+    return plain_schema

@@ -18,10 +18,10 @@ from typing import Any, get_args
 
 from fedpipe import artifacts, code, config, equations, registry
 from fedpipe.errors import SettingsError
-from fedpipe.registry import Component, Kind
+from fedpipe.registry import Component, ComponentKind
 
 #: What of Snakemake's assets has no part in Vega.
-NOT_VEGA = {"snakemake", "pygments", "tailwindcss", "react", "prop-types", "heroicons"}
+NON_VEGA_ASSETS = {"snakemake", "pygments", "tailwindcss", "react", "prop-types", "heroicons"}
 
 PLOTS_PAGE = """\
 <!DOCTYPE html>
@@ -47,10 +47,10 @@ PLOTS_PAGE = """\
 </html>
 """
 
-HEADING = re.compile(r"^(\w[\w ]*)\n-+\n", re.M)  #: of a numpydoc section
+SECTION_HEADING = re.compile(r"^(\w[\w ]*)\n-+\n", re.M)  #: of a numpydoc section
 
 
-def write() -> None:
+def write_docs() -> None:
     """Write all that is generated into the clone in whose folder this is called.
 
     Raises
@@ -60,102 +60,134 @@ def write() -> None:
     """
     if not Path("docs").is_dir():
         raise SettingsError("docs: there is no such folder here; type this in the folder of a clone.")
-    pages = {Path(f"docs/{kind.plural}.md"): markdown(kind) for kind in registry.KINDS}
-    pages |= {Path("docs/settings.md"): settings(), Path("params.schema.json"): schema()}
-    for path, text in (pages | {Path(".dvc/plots/page.html"): plots_page()}).items():
+    pages = {Path(f"docs/{kind.plural}.md"): render_components_page(kind) for kind in registry.COMPONENT_KINDS}
+    pages |= {Path("docs/settings.md"): render_settings_page(), Path("params.schema.json"): render_schema()}
+    for path, text in (pages | {Path(".dvc/plots/page.html"): render_plots_page()}).items():
         artifacts.write_bytes(path, text.encode())
 
 
-def schema() -> str:
+def render_schema() -> str:
     """The JSON Schema of params.yaml."""
-    return json.dumps(config.json_schema(), indent=1) + "\n"
+    return json.dumps(config.build_json_schema(), indent=1) + "\n"
 
 
-def markdown(kind: Kind) -> str:
+def render_components_page(kind: ComponentKind) -> str:
     """A page of all components of a kind: a list of contents, then a section each."""
-    plain = {name: registry.find(kind, name) for name in registry.names(kind)}
-    found = {name: registry.documented(kind, component) for name, component in plain.items()}
-    fields = {name: set(_defaults(component)) for name, component in found.items()}
-    own = {name: set(_defaults(component)) for name, component in plain.items()}
-    common = set.intersection(*own.values()).union(*(fields[name] - own[name] for name in found))
-    without = [name for name in found if not common <= fields[name]]
-    contents = [f"- [{name}](#{name}): {inline(registry.summary(component))}" for name, component in found.items()]
-    all_of_them = f"All of them but {' and '.join(without)}" if without else "All of them"
-    shared = [f"{all_of_them} have\n\n{table(next(iter(found.values())), common)}"] if common else []
+    components = {name: registry.find_component(kind, name) for name in registry.list_components(kind)}
+    documented_components = {
+        name: registry.add_extension_parameters(kind, component) for name, component in components.items()
+    }
+    fields = {name: set(_get_defaults(component)) for name, component in documented_components.items()}
+    own_fields = {name: set(_get_defaults(component)) for name, component in components.items()}
+    common = set.intersection(*own_fields.values()).union(
+        *(fields[name] - own_fields[name] for name in documented_components)
+    )
+    components_without_common = [name for name in documented_components if not common <= fields[name]]
+    contents = [
+        f"- [{name}](#{name}): {convert_inline(registry.get_docstring_summary(component))}"
+        for name, component in documented_components.items()
+    ]
+    subject = (
+        f"All of them but {' and '.join(components_without_common)}" if components_without_common else "All of them"
+    )
+    common_sections = (
+        [f"{subject} have\n\n{render_parameter_table(next(iter(documented_components.values())), common)}"]
+        if common
+        else []
+    )
     sections = [
         f"## {name}\n\n"
-        + "\n\n".join(filter(None, (_text(component), table(component, set(_defaults(component)) - common))))
-        for name, component in found.items()
+        + "\n\n".join(
+            filter(
+                None,
+                (
+                    _render_docstring(component),
+                    render_parameter_table(component, set(_get_defaults(component)) - common),
+                ),
+            )
+        )
+        for name, component in documented_components.items()
     ]
     title = kind.plural.replace("datasets", "data sets").capitalize()
     head = [f"# {title}", f"Generated from the docstrings by `fedpipe docs {kind.plural}`; edit those."]
-    return "\n\n".join([*head, "\n".join(contents), *shared, *sections]) + "\n"
+    return "\n\n".join([*head, "\n".join(contents), *common_sections, *sections]) + "\n"
 
 
-def settings() -> str:
+def render_settings_page() -> str:
     """A page of all that params.yaml may hold, by section, made of its JSON Schema."""
-    schema = config.json_schema()
-    kinds = {kind.section: kind for kind in registry.KINDS}
-    parts = [
+    schema = config.build_json_schema()
+    kinds = {kind.section: kind for kind in registry.COMPONENT_KINDS}
+    paragraphs = [
         "# params.yaml",
         "Generated from the code by `fedpipe docs settings`. Every key has a default, so that a file says only what "
         "differs; an unknown key is refused.",
     ]
     for name, entry in schema["properties"].items():
-        section, kind = _resolved(entry, schema), kinds.get(name)
-        parts += [f"## {name}", inline(section.get("description", ""))]
+        section, kind = _resolve_reference(entry, schema), kinds.get(name)
+        paragraphs += [f"## {name}", convert_inline(section.get("description", ""))]
         if kind:
-            named = "Each entry" if kind is registry.ALGORITHM else f"`{kind.selector}`"
-            parts.append(f"{named} names one of [these]({kind.plural}.md), whose parameters stand beside it.")
-        common = _common(section)
+            selector_text = "Each entry" if kind is registry.ALGORITHM else f"`{kind.selector}`"
+            paragraphs.append(
+                f"{selector_text} names one of [these]({kind.plural}.md), whose parameters stand beside it."
+            )
+        common = _get_common_keys(section)
         if kind:
-            told = _told(registry.documented(kind, registry.find(kind, registry.names(kind)[0])))
-            common = {key: {"description": told.get(key, "")} | entry for key, entry in common.items()}
-        parts.append(_keys(common, schema))
+            parameter_docs = _get_parameter_docs(
+                registry.add_extension_parameters(
+                    kind, registry.find_component(kind, registry.list_components(kind)[0])
+                )
+            )
+            common = {key: {"description": parameter_docs.get(key, "")} | entry for key, entry in common.items()}
+        paragraphs.append(_render_keys_table(common, schema))
         for choices in section.get("patternProperties", {}).values():
-            for choice in (_resolved(choice, schema) for choice in choices.get("oneOf", ())):
-                parts += [f"### {choice['properties']['kind']['const']}", inline(choice.get("description", ""))]
-                parts.append(_keys(choice["properties"], schema))
-    return "\n\n".join(filter(None, parts)) + "\n"
+            for choice in (_resolve_reference(choice, schema) for choice in choices.get("oneOf", ())):
+                paragraphs += [
+                    f"### {choice['properties']['kind']['const']}",
+                    convert_inline(choice.get("description", "")),
+                ]
+                paragraphs.append(_render_keys_table(choice["properties"], schema))
+    return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
-def probe_summary(kind: str) -> str:
+def get_probe_summary(kind: str) -> str:
     """What a kind of probe looks at, in a line."""
-    return _probe_text(kind).split("\n", 1)[0]
+    return _read_probe_docstring(kind).split("\n", 1)[0]
 
 
-def probe(kind: str) -> str:
+def describe_probe(kind: str) -> str:
     """A kind of probe in plain text: what its module says, its settings with their defaults, its table's columns."""
     (section,) = (
-        found for found in get_args(config.Probe) if get_args(found.model_fields["kind"].annotation) == (kind,)
+        probe_class
+        for probe_class in get_args(config.Probe)
+        if get_args(probe_class.model_fields["kind"].annotation) == (kind,)
     )
-    lines = [f"{kind} (probe)", "", equations.plain(_probe_text(kind)), ""]
+    lines = [f"{kind} (probe)", "", equations.render_docstring(_read_probe_docstring(kind)), ""]
     lines += ["In params.yaml, under probes, in an entry with a name of your own:", f"  kind: {kind}"]
     for name, field in section.model_fields.items():
         if name != "kind":
             value = json.dumps(field.get_default(call_default_factory=True))
-            lines.append(f"  {name}: {value}    # {equations.plain(field.description or '')}")
-    schema = re.search(r"^SCHEMA = .*?^\)", _probe_module(kind).read_text(), re.M | re.S)
+            lines.append(f"  {name}: {value}    # {equations.render_docstring(field.description or '')}")
+    schema = re.search(r"^SCHEMA = .*?^\)", _find_probe_module(kind).read_text(), re.M | re.S)
     lines += ["", f"Columns of its table, results/probes/ALGORITHM/KEY/ROUND/{kind}-KEY.parquet:"]
     for name, meaning in re.findall(r'^ +"(\w+)": pa\..*?,(?:  #: (.*))?$', schema[0] if schema else "", re.M):
         lines.append(f"  {name}    # {meaning}" if meaning else f"  {name}")
     return "\n".join(lines)
 
 
-def _probe_module(kind: str) -> Path:
-    found = importlib.util.find_spec(code.PROBES[kind])
-    assert found
-    assert found.origin
-    return Path(found.origin)
+def _find_probe_module(kind: str) -> Path:
+    module_spec = importlib.util.find_spec(code.PROBE_MODULES[kind])
+    assert module_spec
+    assert module_spec.origin
+    return Path(module_spec.origin)
 
 
-def _probe_text(kind: str) -> str:
+def _read_probe_docstring(kind: str) -> str:
     """The docstring of its module, which is not imported."""
-    text = ast.get_docstring(ast.parse(_probe_module(kind).read_text())) or ""
+    text = ast.get_docstring(ast.parse(_find_probe_module(kind).read_text())) or ""
     return text.replace(f" (`{kind}`)", "", 1)
 
 
-def plots_page() -> str:
+def render_plots_page() -> str:
     """The page that DVC fills with plots, Vega within, so that it needs no network: .dvc/plots/page.html.
 
     The libraries are those that Snakemake brings for its own reports, with the licenses of all that is in them.
@@ -163,7 +195,9 @@ def plots_page() -> str:
     from snakemake.assets import Assets
 
     names = [name for name in Assets.spec if "LICENSE" in name or "NOTICE" in name]
-    licenses = [f"{name}\n\n{Assets.get_content(name)}" for name in names if name.partition("/")[0] not in NOT_VEGA]
+    licenses = [
+        f"{name}\n\n{Assets.get_content(name)}" for name in names if name.partition("/")[0] not in NON_VEGA_ASSETS
+    ]
     scripts = [
         f"<!-- {name} {Assets.get_version(f'{name}/{name}.js')} -->\n"
         f"<script>\n{Assets.get_content(f'{name}/{name}.js')}\n</script>"
@@ -172,13 +206,13 @@ def plots_page() -> str:
     return PLOTS_PAGE.format(licenses="\n\n".join(licenses).replace("</", "<\\/"), scripts="\n".join(scripts))
 
 
-def _resolved(entry: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+def _resolve_reference(entry: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     """An entry of a JSON Schema, or what it refers to, with what the entry itself says on top."""
-    found = schema["$defs"][entry["$ref"].rpartition("/")[2]] if "$ref" in entry else {}
-    return {**found, **entry}
+    definition = schema["$defs"][entry["$ref"].rpartition("/")[2]] if "$ref" in entry else {}
+    return {**definition, **entry}
 
 
-def _common(section: dict[str, Any]) -> dict[str, Any]:
+def _get_common_keys(section: dict[str, Any]) -> dict[str, Any]:
     """The keys of a section; where it names a component, those that all of them have."""
     choices = [choice for choice in section.get("anyOf", ()) if choice["title"] != "own"]
     choices = choices or [entry for entry in section.get("properties", {}).values() if entry.get("properties")]
@@ -188,25 +222,29 @@ def _common(section: dict[str, Any]) -> dict[str, Any]:
     return {name: entry for name, entry in choices[0]["properties"].items() if name in common}
 
 
-def _keys(entries: dict[str, Any], schema: dict[str, Any]) -> str:
+def _render_keys_table(entries: dict[str, Any], schema: dict[str, Any]) -> str:
     """A table of keys with their defaults; those of a mapping within follow it."""
-    rows = list(_rows(entries, schema, ""))
+    rows = list(_iter_key_rows(entries, schema, ""))
     return "\n".join(["| key | default | |", "|---|---|---|", *rows]) if rows else ""
 
 
-def _rows(entries: dict[str, Any], schema: dict[str, Any], above: str) -> Iterator[str]:
+def _iter_key_rows(entries: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[str]:
     for name, entry in entries.items():
         if "const" in entry:  # what names a component
             continue
-        resolved = _resolved(entry, schema)
-        within = resolved.get("properties", {})
-        default = f"`{json.dumps(entry['default'])}`" if "default" in entry and not within else ""
-        told = " ".join(filter(None, (inline(resolved.get("description", "")), _values(resolved))))
-        yield f"| `{above}{name}` | {default} | {told.replace('|', chr(92) + '|')} |"
-        yield from _rows(within, schema, f"{above}{name}.")
+        resolved_entry = _resolve_reference(entry, schema)
+        nested_entries = resolved_entry.get("properties", {})
+        default = f"`{json.dumps(entry['default'])}`" if "default" in entry and not nested_entries else ""
+        description = " ".join(
+            filter(
+                None, (convert_inline(resolved_entry.get("description", "")), _describe_allowed_values(resolved_entry))
+            )
+        )
+        yield f"| `{prefix}{name}` | {default} | {description.replace('|', chr(92) + '|')} |"
+        yield from _iter_key_rows(nested_entries, schema, f"{prefix}{name}.")
 
 
-def _values(entry: dict[str, Any]) -> str:
+def _describe_allowed_values(entry: dict[str, Any]) -> str:
     """Which values a key may have, where that is a choice or a range."""
     choices = [choice for choice in entry.get("anyOf", [entry]) if choice.get("type") != "null"]
     if all("enum" in choice or "const" in choice for choice in choices):
@@ -217,79 +255,79 @@ def _values(entry: dict[str, Any]) -> str:
     return f"({', '.join(limits)})" if limits else ""
 
 
-def default(field: dataclasses.Field[Any]) -> str:
+def format_default(field: dataclasses.Field[Any]) -> str:
     """A parameter's default as it would stand in params.yaml."""
     return "(required)" if field.default is dataclasses.MISSING else json.dumps(field.default)
 
 
-def table(component: type[Component], names: set[str]) -> str:
+def render_parameter_table(component: type[Component], names: set[str]) -> str:
     """A table of these parameters, in the order of the class; nothing where there are none."""
-    told = _told(component)
+    parameter_docs = _get_parameter_docs(component)
     rows = [
-        f"| `{name}` | `{value}` | {inline(told.get(name, '')).replace('|', chr(92) + '|')} |"
-        for name, value in _defaults(component).items()
+        f"| `{name}` | `{value}` | {convert_inline(parameter_docs.get(name, '')).replace('|', chr(92) + '|')} |"
+        for name, value in _get_defaults(component).items()
         if name in names
     ]
     return "\n".join(["| parameter | default | |", "|---|---|---|", *rows]) if rows else ""
 
 
-def _told(component: type[Component]) -> dict[str, str]:
+def _get_parameter_docs(component: type[Component]) -> dict[str, str]:
     """What is said of each parameter."""
-    return inherited(component) | _parameters(component)
+    return get_inherited_docs(component) | _parse_parameter_docs(component)
 
 
-def inherited(component: type[Component]) -> dict[str, str]:
+def get_inherited_docs(component: type[Component]) -> dict[str, str]:
     """What is said of each parameter that the component's own docstring does not name, by those it derives from."""
-    told: dict[str, str] = {}
+    inherited_docs: dict[str, str] = {}
     for base in component.__mro__[1:]:
-        told = _parameters(base) | told
-    own = _parameters(component)
-    return {name: text for name, text in told.items() if name not in own}
+        inherited_docs = _parse_parameter_docs(base) | inherited_docs
+    own_docs = _parse_parameter_docs(component)
+    return {name: text for name, text in inherited_docs.items() if name not in own_docs}
 
 
-def blocks(text: str) -> str:
+def convert_blocks(text: str) -> str:
     """Paragraphs, displayed equations and literal blocks of reStructuredText as Markdown."""
-    made = []
+    converted_blocks = []
     for block in re.split(r"\n\n(?! )", text.strip()):
-        before, directive, equation = block.partition(".. math::")
-        if before.strip():
-            made.append(inline(before.strip()))
+        paragraph, directive, equation = block.partition(".. math::")
+        if paragraph.strip():
+            converted_blocks.append(convert_inline(paragraph.strip()))
         if directive:
             lines = [line.strip() for line in equation.strip().splitlines() if line.strip()]
             if re.search(r"(?<!\\)&|\\\\$", "\n".join(lines), re.M):
                 lines = [r"\begin{aligned}", *lines, r"\end{aligned}"]
-            made.append("\n".join(["```math", *lines, "```"]))
-    return "\n\n".join(made)
+            converted_blocks.append("\n".join(["```math", *lines, "```"]))
+    return "\n\n".join(converted_blocks)
 
 
-def inline(text: str) -> str:
+def convert_inline(text: str) -> str:
     """Running text: roles and literals; what Markdown would take for markup is escaped."""
-    parts = re.split(r"((?::\w+:)?`[^`]+`|``[^`]+``)", text)
-    for index, part in enumerate(parts):
-        if part.startswith(":math:"):
-            parts[index] = "$`" + " ".join(part[7:-1].split()) + "`$"
+    segments = re.split(r"((?::\w+:)?`[^`]+`|``[^`]+``)", text)
+    for index, segment in enumerate(segments):
+        if segment.startswith(":math:"):
+            segments[index] = "$`" + " ".join(segment[7:-1].split()) + "`$"
         elif index % 2:
-            literal = part[part.index("`") :].strip("`")
-            parts[index] = f"`{literal.rpartition('.')[2] if literal.startswith('~') else literal}`"
+            literal = segment[segment.index("`") :].strip("`")
+            segments[index] = f"`{literal.rpartition('.')[2] if literal.startswith('~') else literal}`"
         else:
-            parts[index] = re.sub(r"(?<!\\)([*<])", r"\\\1", part)
-    return "".join(parts)
+            segments[index] = re.sub(r"(?<!\\)([*<])", r"\\\1", segment)
+    return "".join(segments)
 
 
-def _text(component: type[Component]) -> str:
+def _render_docstring(component: type[Component]) -> str:
     """All of a docstring before its first section."""
-    return blocks(HEADING.split(inspect.getdoc(component) or "")[0])
+    return convert_blocks(SECTION_HEADING.split(inspect.getdoc(component) or "")[0])
 
 
-def _parameters(component: type) -> dict[str, str]:
+def _parse_parameter_docs(component: type) -> dict[str, str]:
     """What a class's own docstring says of each parameter, on one line."""
-    parts = HEADING.split(inspect.cleandoc(vars(component).get("__doc__") or ""))
-    section = dict(zip(parts[1::2], parts[2::2], strict=True)).get("Parameters", "")
-    told: dict[str, str] = {}
+    sections = SECTION_HEADING.split(inspect.cleandoc(vars(component).get("__doc__") or ""))
+    section = dict(zip(sections[1::2], sections[2::2], strict=True)).get("Parameters", "")
+    parameter_docs: dict[str, str] = {}
     for names, text in re.findall(r"^(\S.*)\n((?:[ \n].*\n?)*)", section, re.M):
-        told |= dict.fromkeys(re.split(r", ?", names.partition(" :")[0]), " ".join(text.split()))
-    return told
+        parameter_docs |= dict.fromkeys(re.split(r", ?", names.partition(" :")[0]), " ".join(text.split()))
+    return parameter_docs
 
 
-def _defaults(component: type[Component]) -> dict[str, str]:
-    return {field.name: default(field) for field in registry.parameters_of(component)}
+def _get_defaults(component: type[Component]) -> dict[str, str]:
+    return {field.name: format_default(field) for field in registry.list_parameters(component)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-NAMES = {
+SYMBOLS = {
     "leftarrow": "←",
     "rightarrow": "→",
     "to": "→",
@@ -51,105 +51,114 @@ NAMES = {
     " ": " ",
     "!": "",
 }
-LEFT_OUT = {"Bigl", "Bigr", "bigl", "bigr", "Big", "big", "left", "right", "displaystyle", "limits"}
+IGNORED_COMMANDS = {"Bigl", "Bigr", "bigl", "bigr", "Big", "big", "left", "right", "displaystyle", "limits"}
 ACCENTS = {"tilde": "\u0303", "hat": "\u0302", "bar": "\u0304"}
-WORDS = {"min", "max", "arg", "log", "exp", "cos", "sin", "softmax"}  #: functions, which stand off from their arguments
-UP = dict(
+FUNCTION_NAMES = {
+    "min",
+    "max",
+    "arg",
+    "log",
+    "exp",
+    "cos",
+    "sin",
+    "softmax",
+}  #: functions, which stand off from their arguments
+SUPERSCRIPTS = dict(
     zip("0123456789+-=()abcdefghijklmnoprstuvwxyzTNK*⊤'", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻᵀᴺᴷ*ᵀ'", strict=True)
 )
-DOWN = dict(zip("0123456789+-=()aehijklmnoprstuvxβγρφχ", "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓᵦᵧᵨᵩᵪ", strict=True))
-TOKEN = re.compile(r"\\([a-zA-Z]+|.)|([{}_^&])|(\s+)|(.)", re.S)
+SUBSCRIPTS = dict(zip("0123456789+-=()aehijklmnoprstuvxβγρφχ", "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓᵦᵧᵨᵩᵪ", strict=True))
+TOKEN_PATTERN = re.compile(r"\\([a-zA-Z]+|.)|([{}_^&])|(\s+)|(.)", re.S)
 
 
-def plain(text: str) -> str:
+def render_docstring(text: str) -> str:
     """A docstring with its equations in plain text; displayed ones stand on lines of their own."""
 
-    def displayed(found: re.Match[str]) -> str:
-        lines = [line.strip() for line in equation(found[1]).splitlines()]
+    def render_displayed(match: re.Match[str]) -> str:
+        lines = [line.strip() for line in render_equation(match[1]).splitlines()]
         return "\n".join(f"    {line}" for line in lines if line) + "\n\n"
 
-    text = re.sub(r"^ *\.\. math::((?: .*)?\n(?:(?:[ \t]+\S.*)?(?:\n|\Z))*)", displayed, f"{text}\n", flags=re.M)
-    text = re.sub(r":math:`([^`]+)`", lambda found: " ".join(equation(found[1]).split()), text)
+    text = re.sub(r"^ *\.\. math::((?: .*)?\n(?:(?:[ \t]+\S.*)?(?:\n|\Z))*)", render_displayed, f"{text}\n", flags=re.M)
+    text = re.sub(r":math:`([^`]+)`", lambda match: " ".join(render_equation(match[1]).split()), text)
     return re.sub(r"(?::\w+:)?`~?([^`\s][^`]*)`(?!`)", r"`\1`", text).rstrip("\n")
 
 
-def equation(tex: str) -> str:
+def render_equation(tex: str) -> str:
     """An equation in plain text."""
-    made, _ = _sequence(list(TOKEN.finditer(tex)), 0, whole=True)
-    made = re.sub(r" {4,}", "\t", made)  # what sets formulas apart
-    return re.sub(r" *\n *", "\n", re.sub(r" +", " ", made).replace("\t", "    "))
+    text, _ = _parse_sequence(list(TOKEN_PATTERN.finditer(tex)), 0, is_top_level=True)
+    text = re.sub(r" {4,}", "\t", text)  # what sets formulas apart
+    return re.sub(r" *\n *", "\n", re.sub(r" +", " ", text).replace("\t", "    "))
 
 
-def _sequence(tokens: list[re.Match[str]], place: int, whole: bool) -> tuple[str, int]:
+def _parse_sequence(tokens: list[re.Match[str]], position: int, is_top_level: bool) -> tuple[str, int]:
     """What stands up to the closing brace, or to the end, and where that is."""
-    made: list[str] = []
-    while place < len(tokens):
-        if tokens[place][2] == "}" and not whole:
-            return "".join(made), place + 1
-        part, place = _one(tokens, place)
-        made.append(part)
-    return "".join(made), place
+    parts: list[str] = []
+    while position < len(tokens):
+        if tokens[position][2] == "}" and not is_top_level:
+            return "".join(parts), position + 1
+        part, position = _parse_token(tokens, position)
+        parts.append(part)
+    return "".join(parts), position
 
 
-def _one(tokens: list[re.Match[str]], place: int) -> tuple[str, int]:
+def _parse_token(tokens: list[re.Match[str]], position: int) -> tuple[str, int]:
     """One symbol, group or command with its arguments."""
-    command, sign, space, character = tokens[place].groups()
-    place += 1
+    command, sign, space, character = tokens[position].groups()
+    position += 1
     if space:
-        return " ", place
+        return " ", position
     if character:
-        return character, place
+        return character, position
     if sign == "{":
-        return _sequence(tokens, place, whole=False)
+        return _parse_sequence(tokens, position, is_top_level=False)
     if sign in {"_", "^"}:
-        inside, place = _argument(tokens, place)
-        return _shifted(sign, inside), place
+        argument, position = _parse_argument(tokens, position)
+        return _format_script(sign, argument), position
     if sign:  # an alignment, or a brace too many
-        return "", place
-    if command in LEFT_OUT:
-        return "", place
+        return "", position
+    if command in IGNORED_COMMANDS:
+        return "", position
     if command in {"frac", "tfrac", "dfrac"}:
-        above, place = _argument(tokens, place)
-        below, place = _argument(tokens, place)
-        return f"{_bracketed(above)}/{_bracketed(below)}", place
+        numerator, position = _parse_argument(tokens, position)
+        denominator, position = _parse_argument(tokens, position)
+        return f"{_add_parentheses(numerator)}/{_add_parentheses(denominator)}", position
     if command == "sqrt":
-        inside, place = _argument(tokens, place)
-        return f"√{_bracketed(inside)}", place
+        argument, position = _parse_argument(tokens, position)
+        return f"√{_add_parentheses(argument)}", position
     if command in ACCENTS:
-        inside, place = _argument(tokens, place)
-        return unicodedata.normalize("NFC", inside[:1] + ACCENTS[command] + inside[1:]), place
+        argument, position = _parse_argument(tokens, position)
+        return unicodedata.normalize("NFC", argument[:1] + ACCENTS[command] + argument[1:]), position
     if command in {"mathrm", "text", "mathbf", "mathcal", "operatorname"}:
-        return _argument(tokens, place)
+        return _parse_argument(tokens, position)
     if command == "mathbb":
-        inside, place = _argument(tokens, place)
-        return {"R": "ℝ", "E": "𝔼", "1": "𝟙"}.get(inside, inside), place
-    if command in NAMES:
-        return NAMES[command], place
-    if command in WORDS:
-        return command, place
+        argument, position = _parse_argument(tokens, position)
+        return {"R": "ℝ", "E": "𝔼", "1": "𝟙"}.get(argument, argument), position
+    if command in SYMBOLS:
+        return SYMBOLS[command], position
+    if command in FUNCTION_NAMES:
+        return command, position
     kind = "CAPITAL" if command[0].isupper() else "SMALL"
     try:
         letter = {"lambda": "lamda", "Lambda": "lamda"}.get(command, command)
-        return unicodedata.lookup(f"GREEK {kind} LETTER {letter.upper()}"), place
+        return unicodedata.lookup(f"GREEK {kind} LETTER {letter.upper()}"), position
     except KeyError:
-        return command, place
+        return command, position
 
 
-def _argument(tokens: list[re.Match[str]], place: int) -> tuple[str, int]:
-    while place < len(tokens) and tokens[place][3]:
-        place += 1
-    return _one(tokens, place) if place < len(tokens) else ("", place)
+def _parse_argument(tokens: list[re.Match[str]], position: int) -> tuple[str, int]:
+    while position < len(tokens) and tokens[position][3]:
+        position += 1
+    return _parse_token(tokens, position) if position < len(tokens) else ("", position)
 
 
-def _shifted(sign: str, inside: str) -> str:
+def _format_script(sign: str, argument: str) -> str:
     """An index or exponent: as small letters where there are all of them."""
-    letters, inside = UP if sign == "^" else DOWN, inside.strip()
-    small = inside.replace(" ", "")
-    if all(letter in letters for letter in small):
-        return "".join(letters[letter] for letter in small)
-    return f"{sign}{inside}" if re.fullmatch(r"\w+|.", inside) else f"{sign}({inside})"
+    letters, argument = SUPERSCRIPTS if sign == "^" else SUBSCRIPTS, argument.strip()
+    compact = argument.replace(" ", "")
+    if all(letter in letters for letter in compact):
+        return "".join(letters[letter] for letter in compact)
+    return f"{sign}{argument}" if re.fullmatch(r"\w+|.", argument) else f"{sign}({argument})"
 
 
-def _bracketed(text: str) -> str:
+def _add_parentheses(text: str) -> str:
     text = text.strip()
     return text if re.fullmatch(r"[\w\u0300-\u036f₀-ₜ⁰-ⁿ]+", text) else f"({text})"

@@ -18,7 +18,7 @@ Location = tuple[int | str, ...]
 LARGEST = 2**63 - 1  #: integer in tables
 TINY, HUGE = 1.1754943508222875e-38, 3.4028234663852886e38  #: normal numbers of float32, in which models are computed
 SHOWN, LISTED = 120, 20  #: letters of a wrong value, and mistakes, that are printed
-WORDS = {
+TYPE_PHRASES = {
     "tuple_type": "a valid list",
     "list_type": "a valid list",
     "dict_type": "a valid mapping",
@@ -41,8 +41,8 @@ class ArtifactError(UserError):
     """A stored file is missing, damaged, or not what its manifest says."""
 
 
-def sentences(
-    error: ValidationError, settings: Any, prefix: str, known: Callable[[Location], Sequence[str]]
+def format_validation_errors(
+    error: ValidationError, settings: Any, prefix: str, list_known_keys: Callable[[Location], Sequence[str]]
 ) -> list[str]:
     """One sentence for each setting that is wrong.
 
@@ -54,46 +54,50 @@ def sentences(
         What was validated, to tell keys from pydantic's names for the branches of a union.
     prefix
         Key of the section that was validated; empty for the whole of params.yaml.
-    known
+    list_known_keys
         The keys that may stand in the section at a location.
     """
-    whole: list[str] = []
-    wanted: dict[str, tuple[Any, list[str]]] = {}
+    messages: list[str] = []
+    expectations: dict[str, tuple[Any, list[str]]] = {}
     for problem in error.errors(include_url=False):
-        location = _keys(problem["loc"], settings)
+        location = _clean_location(problem["loc"], settings)
         key = ".".join(str(part) for part in (*([prefix] if prefix else []), *location))
         kind, context = problem["type"], problem.get("ctx", {})
         if kind in {"extra_forbidden", "unexpected_keyword_argument", "invalid_key"}:
-            whole.append(f"{key}: unknown key; {nearest(str(location[-1]), known(location[:-1]))}")
+            messages.append(f"{key}: unknown key; {suggest_name(str(location[-1]), list_known_keys(location[:-1]))}")
         elif kind == "missing" and isinstance(problem["loc"][-1], int):  # of a list of fixed length, entry by entry
-            wanted[key] = (problem["input"], [f"should have at least {problem['loc'][-1] + 1} items"])
+            expectations[key] = (problem["input"], [f"should have at least {problem['loc'][-1] + 1} items"])
         elif kind in {"missing", "missing_argument"}:
-            whole.append(f"{key}: missing; it must be given.")
+            messages.append(f"{key}: missing; it must be given.")
         elif kind == "value_error":
             sentence = str(context["error"])
-            named = not key or sentence.startswith(key.split(".")[0])
-            whole += (sentence if named else f"{key}: {sentence}").splitlines()
+            has_key = not key or sentence.startswith(key.split(".")[0])
+            messages += (sentence if has_key else f"{key}: {sentence}").splitlines()
         elif kind == "too_short":
             count = context["min_length"]
-            wanted[key] = (problem["input"], [f"should have at least {count} item{'s' if count > 1 else ''}"])
+            expectations[key] = (problem["input"], [f"should have at least {count} item{'s' if count > 1 else ''}"])
         elif kind == "too_long":
-            wanted[key] = (problem["input"], [f"should have at most {context['max_length']} items"])
+            expectations[key] = (problem["input"], [f"should have at most {context['max_length']} items"])
         elif kind == "string_pattern_mismatch":
-            wanted[key] = (problem["input"], [f"should match pattern '{context['pattern']}'"])
+            expectations[key] = (problem["input"], [f"should match pattern '{context['pattern']}'"])
         else:
-            words = WORDS.get(
+            words = TYPE_PHRASES.get(
                 kind, problem["msg"].removeprefix("Input should be ").split(", unable")[0].split(", got")[0]
             )
-            value, others = wanted.setdefault(key, (problem["input"], []))
-            others.append(words if others else f"should be {words}")
-    for key, (value, phrases) in wanted.items():
-        if phrases[0].startswith("should have") and any(other.startswith(f"{key}.") for other in wanted):
+            value, key_phrases = expectations.setdefault(key, (problem["input"], []))
+            key_phrases.append(words if key_phrases else f"should be {words}")
+    for key, (value, phrases) in expectations.items():
+        if phrases[0].startswith("should have") and any(other.startswith(f"{key}.") for other in expectations):
             continue  # a list that is short since one of its entries is wrong
-        shown = str(value).lower() if isinstance(value, bool) else repr(value)
-        shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
-        whole.append(f"{key}: {shown} can't be used; it {' or '.join(phrases)}.")
-    more = len(whole) - LISTED
-    return whole if more <= 0 else [*whole[:LISTED], f"{prefix or 'params.yaml'}: {more:,} more values can't be used."]
+        value_text = str(value).lower() if isinstance(value, bool) else repr(value)
+        value_text = value_text if len(value_text) <= SHOWN else f"{value_text[:SHOWN]}…"
+        messages.append(f"{key}: {value_text} can't be used; it {' or '.join(phrases)}.")
+    more = len(messages) - LISTED
+    return (
+        messages
+        if more <= 0
+        else [*messages[:LISTED], f"{prefix or 'params.yaml'}: {more:,} more values can't be used."]
+    )
 
 
 def refuse_numbers(given: Any, made: Any) -> None:
@@ -145,21 +149,21 @@ def _wrong(given: Any, made: Any, place: Location) -> Iterator[tuple[Location, A
             yield place, given, "0, or between 1.2e-38 and 3.4e+38 in size, as float32 is"
 
 
-def nearest(name: str, options: Sequence[str]) -> str:
+def suggest_name(name: str, options: Sequence[str]) -> str:
     """The end of a sentence about an unknown name: the nearest known one, or all of them."""
-    close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean '{close[0]}'?"
+    matches = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    if matches:
+        return f"did you mean '{matches[0]}'?"
     return f"it should be one of: {', '.join(options)}." if options else "remove it."
 
 
-def _keys(location: Location, settings: Any) -> Location:
+def _clean_location(location: Location, settings: Any) -> Location:
     """The location without pydantic's names for a union's branches or a mapping's keys."""
     keys: list[int | str] = []
     for index, part in enumerate(location):
-        inside = isinstance(settings, dict) and part in settings
-        inside = inside or (isinstance(settings, (list, tuple)) and isinstance(part, int) and part < len(settings))
-        if inside:
+        is_key = isinstance(settings, dict) and part in settings
+        is_key = is_key or (isinstance(settings, (list, tuple)) and isinstance(part, int) and part < len(settings))
+        if is_key:
             keys.append(part)
             settings = settings[part]
         elif isinstance(settings, dict) and index == len(location) - 1 and part != "[key]":

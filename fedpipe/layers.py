@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-PART = 2**14  #: random numbers that are made at a time
-LARGE = 2**20  #: numbers in the kernels of a convolution
-AGAIN = 2**40  #: from the noise of a layer's call to that of its next
+CHUNK = 2**14  #: random numbers that are made at a time
+LARGE_KERNEL = 2**20  #: numbers in the kernels of a convolution
+CALL_STRIDE = 2**40  #: from the noise of a layer's call to that of its next
 NORMALISATIONS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -31,43 +31,51 @@ class Mode:
 
     training: bool = False  #: batch statistics and dropout, or running statistics and none
     mask: Tensor | None = None  #: 1 for samples and 0 for padding, shape (B,); None where nothing is padded
-    key: Tensor | None = None  #: of this batch's noise, an int64 scalar
-    lowered: bool = False  #: products and convolutions are of a lower precision than models
+    noise_key: Tensor | None = None  #: of this batch's noise, an int64 scalar
+    autocast: bool = False  #: products and convolutions are of a lower precision than models
     buffers: Mapping[str, Tensor] = field(default_factory=dict)  #: the client's own, where models carry none
-    began: Mapping[str, Tensor] = field(default_factory=dict)  #: those as the client began, which are its teachers'
-    recorded: dict[str, Tensor] = field(default_factory=dict)  #: new running statistics, by name
+    teacher_buffers: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  #: those as the client began, which are its teachers'
+    recorded_buffers: dict[str, Tensor] = field(default_factory=dict)  #: new running statistics, by name
     calls: Counter[int] = field(default_factory=Counter)  #: of each dropout layer, while the network is called once
 
     @contextmanager
-    def of(
+    def activate(
         self,
         training: bool,
         mask: Tensor | None = None,
-        key: Tensor | None = None,
+        noise_key: Tensor | None = None,
         buffers: Mapping[str, Tensor] | None = None,
-        began: Mapping[str, Tensor] | None = None,
-        lowered: bool = False,
+        teacher_buffers: Mapping[str, Tensor] | None = None,
+        autocast: bool = False,
     ) -> Iterator[dict[str, Tensor]]:
         """What holds within the block; gives what training calls within it record."""
-        before = vars(self).copy()
-        self.training, self.mask, self.key, self.lowered, self.recorded = training, mask, key, lowered, {}
+        previous = vars(self).copy()
+        self.training, self.mask, self.noise_key, self.autocast, self.recorded_buffers = (
+            training,
+            mask,
+            noise_key,
+            autocast,
+            {},
+        )
         self.calls = Counter()
         self.buffers = {} if buffers is None else buffers
-        self.began = self.buffers if began is None else began
+        self.teacher_buffers = self.buffers if teacher_buffers is None else teacher_buffers
         try:
-            yield self.recorded
+            yield self.recorded_buffers
         finally:
-            vars(self).update(before)
+            vars(self).update(previous)
 
     @contextmanager
     def eval_mode(self) -> Iterator[None]:
         """A teacher's evaluation within the block, with the statistics that are its own, whatever holds outside."""
-        before = self.training, self.buffers
-        self.training, self.buffers = False, self.began
+        previous = self.training, self.buffers
+        self.training, self.buffers = False, self.teacher_buffers
         try:
             yield
         finally:
-            self.training, self.buffers = before
+            self.training, self.buffers = previous
 
 
 class BatchNorm(nn.Module):
@@ -81,17 +89,17 @@ class BatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, like: nn.modules.batchnorm._BatchNorm, name: str, mode: Mode, track: bool) -> None:
+    def __init__(self, module: nn.modules.batchnorm._BatchNorm, name: str, mode: Mode, track: bool) -> None:
         super().__init__()
-        self.weight, self.bias = like.weight, like.bias
-        if like.momentum is None and track and like.track_running_stats:
+        self.weight, self.bias = module.weight, module.bias
+        if module.momentum is None and track and module.track_running_stats:
             raise NotImplementedError(f"{name}: BatchNorm with momentum=None, a cumulative mean, is not supported")
-        self.eps, self.momentum = like.eps, like.momentum or 0.0
+        self.eps, self.momentum = module.eps, module.momentum or 0.0
         self._name, self._mode = name, mode
-        self.track = track and like.running_mean is not None
+        self.track = track and module.running_mean is not None
         if self.track:
-            self.register_buffer("running_mean", like.running_mean)
-            self.register_buffer("running_var", like.running_var)
+            self.register_buffer("running_mean", module.running_mean)
+            self.register_buffer("running_var", module.running_var)
 
     def forward(self, x: Tensor) -> Tensor:
         """Of the shape of ``x``, (B, C) or (B, C, ...)."""
@@ -100,70 +108,74 @@ class BatchNorm(nn.Module):
             x = x.to(self.running_mean.dtype)  # a stack takes no images of a lower precision beside its statistics
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         if mode.mask is None and x.numel() > x.shape[1]:
-            return self._by_kernel(x)
+            return self._normalize_by_kernel(x)
         axes = [axis for axis in range(x.dim()) if axis != 1]
         if mode.mask is None:  # a single value per channel, which the kernel refuses
             variance, mean = torch.var_mean(x, axes, correction=0)
         else:
-            present = mode.mask.reshape(-1, *(1,) * (x.dim() - 1))
+            sample_mask = mode.mask.reshape(-1, *(1,) * (x.dim() - 1))
             total = mode.mask.sum() * (x[0, 0].numel())
             divisor = total.clamp(min=1)
-            mean = (x * present).sum(axes) / divisor
-            variance = ((x - _along(mean, x)).square() * present).sum(axes) / divisor
+            mean = (x * sample_mask).sum(axes) / divisor
+            variance = ((x - _broadcast_channels(mean, x)).square() * sample_mask).sum(axes) / divisor
             if mode.training and self.track:
-                self._record(mean.detach(), variance.detach(), total)
-        y = (x - _along(mean, x)) * _along(torch.rsqrt(variance + self.eps), x)
+                self._update_statistics(mean.detach(), variance.detach(), total)
+        y = (x - _broadcast_channels(mean, x)) * _broadcast_channels(torch.rsqrt(variance + self.eps), x)
         if self.weight is None:
             return y
-        return y * _along(self.weight, x) + _along(self.bias, x)
+        return y * _broadcast_channels(self.weight, x) + _broadcast_channels(self.bias, x)
 
-    def _by_kernel(self, x: Tensor) -> Tensor:
+    def _normalize_by_kernel(self, x: Tensor) -> Tensor:
         """Where nothing is padded: PyTorch's kernel, which moves copies of the running statistics."""
-        mean, variance = (known.clone() for known in self._running()) if self.track else (None, None)
+        mean, variance = (value.clone() for value in self._running_statistics()) if self.track else (None, None)
         y = F.batch_norm(x, mean, variance, self.weight, self.bias, True, self.momentum, self.eps)
         if mean is not None and variance is not None:
-            self._keep(mean, variance)
+            self._store_statistics(mean, variance)
         return y
 
-    def _record(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    def _update_statistics(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         share = self.momentum * (count > 1).to(mean.dtype)
         unbiased = variance * count / (count - 1).clamp(min=1)
-        known_mean, known_variance = self._running()
-        self._keep(known_mean + share * (mean - known_mean), known_variance + share * (unbiased - known_variance))
+        known_mean, known_variance = self._running_statistics()
+        self._store_statistics(
+            known_mean + share * (mean - known_mean), known_variance + share * (unbiased - known_variance)
+        )
 
-    def _running(self) -> tuple[Tensor, Tensor]:
+    def _running_statistics(self) -> tuple[Tensor, Tensor]:
         """The statistics so far: those that an earlier call of this step has recorded, where there was one."""
-        recorded = self._mode.recorded
-        mean = recorded.get(f"{self._name}.running_mean", self.running_mean)
-        return mean, recorded.get(f"{self._name}.running_var", self.running_var)
+        recorded_buffers = self._mode.recorded_buffers
+        mean = recorded_buffers.get(f"{self._name}.running_mean", self.running_mean)
+        return mean, recorded_buffers.get(f"{self._name}.running_var", self.running_var)
 
-    def _keep(self, mean: Tensor, variance: Tensor) -> None:
-        recorded = self._mode.recorded
-        recorded[f"{self._name}.running_mean"], recorded[f"{self._name}.running_var"] = mean, variance
+    def _store_statistics(self, mean: Tensor, variance: Tensor) -> None:
+        recorded_buffers = self._mode.recorded_buffers
+        recorded_buffers[f"{self._name}.running_mean"], recorded_buffers[f"{self._name}.running_var"] = mean, variance
 
 
 class Dropout(nn.Module):
-    """Dropout whose noise is a function of the batch's key; ``whole`` channels, or single values.
+    """Dropout whose noise is a function of the batch's key; ``is_channelwise`` channels, or single values.
 
     A layer that a network calls several times has other noise each time.
     """
 
-    def __init__(self, p: float, index: int, mode: Mode, whole: bool) -> None:
+    def __init__(self, p: float, index: int, mode: Mode, is_channelwise: bool) -> None:
         super().__init__()
-        self.p, self._index, self._mode, self._whole = p, index, mode, whole
+        self.p, self._index, self._mode, self._is_channelwise = p, index, mode, is_channelwise
 
     def forward(self, x: Tensor) -> Tensor:
         """Of the shape of ``x``; in training, a share p of it is zero and the rest divided by 1 - p."""
         if not self._mode.training or self.p == 0:
             return x
-        if self._mode.key is None:
+        if self._mode.noise_key is None:
             raise RuntimeError("a network with dropout was trained without a key for its noise")
-        shape = (*x.shape[:2], *(1,) * (x.dim() - 2)) if self._whole else x.shape
-        key = _mix(self._mode.key) + (self._index + AGAIN * self._mode.calls[self._index])  # keys of batches are a row
+        shape = (*x.shape[:2], *(1,) * (x.dim() - 2)) if self._is_channelwise else x.shape
+        key = _mix(self._mode.noise_key) + (
+            self._index + CALL_STRIDE * self._mode.calls[self._index]
+        )  # keys of batches are a row
         self._mode.calls[self._index] += 1
-        alone = key.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(key)
-        stays = (uniform_in_parts if alone else uniform)(key, shape) >= self.p
-        return x * (stays.to(x.dtype) / (1 - self.p) if self.p < 1 else torch.zeros_like(x))
+        is_single_client = key.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(key)
+        keep_mask = (uniform_in_chunks if is_single_client else uniform)(key, shape) >= self.p
+        return x * (keep_mask.to(x.dtype) / (1 - self.p) if self.p < 1 else torch.zeros_like(x))
 
 
 class AdaptiveAvgPool2d(nn.Module):
@@ -178,20 +190,20 @@ class AdaptiveAvgPool2d(nn.Module):
         if x.device.type == "cpu":
             return F.adaptive_avg_pool2d(x, self._size)
         rows, columns = (
-            _windows(count or length, length, x) for count, length in zip(self._size, x.shape[-2:], strict=True)
+            _pooling_weights(count or length, length, x) for count, length in zip(self._size, x.shape[-2:], strict=True)
         )
         return rows @ x @ columns.T
 
 
-def _windows(count: int, length: int, like: Tensor) -> Tensor:
+def _pooling_weights(count: int, length: int, reference: Tensor) -> Tensor:
     """The weights by which so many windows, which share a length evenly, average what is in them; (count, length)."""
-    number = torch.arange(count, device=like.device)[:, None]
+    number = torch.arange(count, device=reference.device)[:, None]
     first, stop = number * length // count, ((number + 1) * length + count - 1) // count
-    place = torch.arange(length, device=like.device)
-    return ((place >= first) & (place < stop)).to(like.dtype) / (stop - first)
+    position = torch.arange(length, device=reference.device)
+    return ((position >= first) & (position < stop)).to(reference.dtype) / (stop - first)
 
 
-def functional(module: nn.Module, mode: Mode, track: bool) -> nn.Module:
+def replace_stateful_layers(module: nn.Module, mode: Mode, track: bool) -> nn.Module:
     """The same network with every BatchNorm and dropout, wherever it is inside, replaced by those of this module.
 
     So is adaptive pooling to more than one value, which could not be trained on a GPU.
@@ -201,42 +213,42 @@ def functional(module: nn.Module, mode: Mode, track: bool) -> nn.Module:
     NotImplementedError
         A layer is a kind of them that is not supported.
     """
-    replaced: dict[nn.Module, nn.Module] = {}
-    places = list(module.named_modules(remove_duplicate=False))  # a layer may stand in several
+    replacements: dict[nn.Module, nn.Module] = {}
+    named_layers = list(module.named_modules(remove_duplicate=False))  # a layer may stand in several
     for index, (name, layer) in enumerate(list(module.named_modules())):
         if isinstance(layer, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
             raise NotImplementedError(f"{name}: {type(layer).__name__} is not supported; nn.Dropout is")
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            replaced[layer] = BatchNorm(layer, name, mode, track)
+            replacements[layer] = BatchNorm(layer, name, mode, track)
         elif isinstance(layer, nn.modules.dropout._DropoutNd):
-            whole = isinstance(layer, (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d))
-            replaced[layer] = Dropout(layer.p, index, mode, whole)
+            is_channelwise = isinstance(layer, (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d))
+            replacements[layer] = Dropout(layer.p, index, mode, is_channelwise)
         elif isinstance(layer, nn.AdaptiveAvgPool2d) and layer.output_size not in (1, (1, 1)):
-            replaced[layer] = AdaptiveAvgPool2d(layer.output_size)
-        elif isinstance(layer, nn.Conv2d) and is_large(layer.weight):
-            layer.register_forward_pre_hook(_contiguous)
+            replacements[layer] = AdaptiveAvgPool2d(layer.output_size)
+        elif isinstance(layer, nn.Conv2d) and is_large_kernel(layer.weight):
+            layer.register_forward_pre_hook(_make_contiguous)
         elif isinstance(layer, (nn.LayerNorm, nn.GroupNorm)) and layer.weight is not None:
-            layer.register_forward_pre_hook(_as_its_weight)
-    for name, layer in places:
-        if layer in replaced:
-            parent, _, own = name.rpartition(".")
-            setattr(module.get_submodule(parent), own, replaced[layer])
+            layer.register_forward_pre_hook(_cast_to_weight_dtype)
+    for name, layer in named_layers:
+        if layer in replacements:
+            parent, _, attribute = name.rpartition(".")
+            setattr(module.get_submodule(parent), attribute, replacements[layer])
     return module
 
 
-def is_large(kernels: Tensor) -> bool:
+def is_large_kernel(kernels: Tensor) -> bool:
     """Whether they outweigh the images that they see: such a convolution is slower on a CPU with channels last.
 
     It takes twice as long with the 512 channels of ResNet-18 on 2x2 pixels, 1.4 times on 4x4, and as long on 8x8.
     """
-    return kernels.numel() > LARGE
+    return kernels.numel() > LARGE_KERNEL
 
 
-def _contiguous(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _make_contiguous(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(value.contiguous() for value in inputs)
 
 
-def _as_its_weight(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _cast_to_weight_dtype(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Features of a lower precision become what the layer is of, as autocast has it on a GPU."""
     return tuple(value.to(layer.weight.dtype) for value in inputs)  # type: ignore[arg-type]
 
@@ -253,24 +265,24 @@ def uniform(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
     return ((_mix(z) >> 40) & 0xFFFFFF).to(torch.float32).reshape(shape) / 2**24
 
 
-def uniform_in_parts(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
+def uniform_in_chunks(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
     """The same numbers on the host for a client alone, in parts that a core's cache holds: several times as fast."""
-    found = np.empty(math.prod(shape), np.float32)
-    begin = int(_mix(key))
-    z, shifted = np.empty((2, PART), np.uint64)
-    for first in range(0, len(found), PART):
-        part = found[first : first + PART]
-        z, shifted = z[: len(part)], shifted[: len(part)]
-        np.add(_ONE_TO_PART[: len(part)], np.uint64((begin + first) % 2**64), out=z)
+    values = np.empty(math.prod(shape), np.float32)
+    offset = int(_mix(key))
+    z, scratch = np.empty((2, CHUNK), np.uint64)
+    for first in range(0, len(values), CHUNK):
+        chunk = values[first : first + CHUNK]
+        z, scratch = z[: len(chunk)], scratch[: len(chunk)]
+        np.add(_ONE_TO_CHUNK[: len(chunk)], np.uint64((offset + first) % 2**64), out=z)
         z *= np.uint64(_GOLDEN % 2**64)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-            z ^= np.right_shift(z, np.uint64(shift), out=shifted)
+            z ^= np.right_shift(z, np.uint64(shift), out=scratch)
             if factor > 1:
                 z *= np.uint64(factor)
         z >>= np.uint64(40)
-        part[:] = z
-    found /= np.float32(2**24)
-    return torch.from_numpy(found.reshape(shape))
+        chunk[:] = z
+    values /= np.float32(2**24)
+    return torch.from_numpy(values.reshape(shape))
 
 
 def _signed(bits: int) -> int:
@@ -278,7 +290,7 @@ def _signed(bits: int) -> int:
 
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
-_ONE_TO_PART = np.arange(1, PART + 1, dtype=np.uint64)
+_ONE_TO_CHUNK = np.arange(1, CHUNK + 1, dtype=np.uint64)
 
 
 def _mix(z: Tensor) -> Tensor:
@@ -288,6 +300,6 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & (2**33 - 1))
 
 
-def _along(values: Tensor, x: Tensor) -> Tensor:
+def _broadcast_channels(values: Tensor, x: Tensor) -> Tensor:
     """One value a channel, shaped to go with ``x``."""
     return values.reshape(1, -1, *(1,) * (x.dim() - 2))

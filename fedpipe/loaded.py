@@ -14,7 +14,7 @@ import yaml
 
 from fedpipe import artifacts, pins
 from fedpipe.artifacts import PARAMS, RESULTS, RunFiles, StudyFiles
-from fedpipe.errors import ArtifactError, SettingsError, nearest
+from fedpipe.errors import ArtifactError, SettingsError, suggest_name
 from fedpipe.planned import Cell, Plan
 from fedpipe.report import results, statistics, tables
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpipe.algorithms.base import State
-    from fedpipe.engine.clients import Clients
+    from fedpipe.engine.clients import FederatedData
     from fedpipe.engine.run import Run
-    from fedpipe.fitted import Fitted
+    from fedpipe.fitted import FittedNetwork
 
 
 class Results:
@@ -47,22 +47,22 @@ class Results:
         self.folder, self.plan = folder, plan
 
     def __repr__(self) -> str:
-        listed, seeds = ", ".join(self.plan.algorithms), ", ".join(map(str, self.plan.seeds))
-        return f"<results of {self.folder / self.plan.params}: {listed}; seeds {seeds}>"
+        algorithms, seeds = ", ".join(self.plan.algorithms), ", ".join(map(str, self.plan.seeds))
+        return f"<results of {self.folder / self.plan.params}: {algorithms}; seeds {seeds}>"
 
     # -- frames ------------------------------------------------------------------------------------------------------
 
     @cached_property
     def table(self) -> pd.DataFrame:
         """The result table as ``results.csv`` holds it: means and deviations over seeds, in percent."""
-        with self._here():
-            return tables.table(self.plan)
+        with self._enter_folder():
+            return tables.build_result_table(self.plan)
 
     @cached_property
     def accuracies(self) -> pd.DataFrame:
         """Accuracy in [0, 1] by ``protocol``, ``round`` and ``average`` (``sample``, ``client``, ``worst``)."""
-        with self._here():
-            return results.load(self.plan)
+        with self._enter_folder():
+            return results.load_accuracies(self.plan)
 
     @cached_property
     def clients(self) -> pd.DataFrame:
@@ -71,9 +71,9 @@ class Results:
         Client -1 is a model of the server on the global test set. A client without test samples has no accuracy. By
         class, ``hits`` were told right, ``support`` are there, and ``predicted`` were told to be of it: arrays.
         """
-        with self._here():
-            found = results.metrics(self.plan)
-        return found.assign(accuracy=found["correct"] / found["total"].where(found["total"] > 0))
+        with self._enter_folder():
+            metrics = results.load_metrics(self.plan)
+        return metrics.assign(accuracy=metrics["correct"] / metrics["total"].where(metrics["total"] > 0))
 
     @cached_property
     def traffic(self) -> pd.DataFrame:
@@ -81,14 +81,14 @@ class Results:
 
         Further columns are what a method recorded of itself.
         """
-        with self._here():
-            return results.rounds(self.plan)
+        with self._enter_folder():
+            return results.load_rounds(self.plan)
 
     @cached_property
     def times(self) -> pd.DataFrame:
         """Seconds by ``round``: ``train``, ``aggregate``, ``evaluate``. They tell of the machine, not of the method."""
-        with self._here():
-            return self._frames(lambda cell: pd.DataFrame(results.seconds(cell)["rounds"]))
+        with self._enter_folder():
+            return self._load_frames(lambda cell: pd.DataFrame(results.read_times(cell)["rounds"]))
 
     @cached_property
     def matrices(self) -> pd.DataFrame:
@@ -96,17 +96,19 @@ class Results:
 
         Source ``measured`` is of the global model on the global test set, ``exchanged`` what an algorithm sent.
         """
-        found = self._joined("matrices")
-        if "matrix" not in found:  # no method has a global model, or exchanges any
+        merged_frame = self._load_merged_frame("matrices")
+        if "matrix" not in merged_frame:  # no method has a global model, or exchanges any
             columns = ["round", "source", "client", "matrix", "row", "column", "value"]
-            return found.reindex(columns=[*found.columns, *columns])
-        keys = [name for name in found.columns if not name.isdecimal()]
-        long = found.melt(id_vars=keys, var_name="column", value_name="value").rename(columns={"class": "row"})
-        long = long.astype({"column": int}).sort_values(
-            [*long.columns.drop(["row", "column", "value"]), "row", "column"]
+            return merged_frame.reindex(columns=[*merged_frame.columns, *columns])
+        keys = [name for name in merged_frame.columns if not name.isdecimal()]
+        long_frame = merged_frame.melt(id_vars=keys, var_name="column", value_name="value").rename(
+            columns={"class": "row"}
         )
-        made: pd.DataFrame = long.dropna(subset=["value"]).reset_index(drop=True)
-        return made
+        long_frame = long_frame.astype({"column": int}).sort_values(
+            [*long_frame.columns.drop(["row", "column", "value"]), "row", "column"]
+        )
+        tidy_frame: pd.DataFrame = long_frame.dropna(subset=["value"]).reset_index(drop=True)
+        return tidy_frame
 
     @cached_property
     def partitions(self) -> pd.DataFrame:
@@ -116,23 +118,23 @@ class Results:
         called. :attr:`provenance` tells which runs have which partition.
         """
         frames: list[pd.DataFrame] = []
-        with self._here():
+        with self._enter_folder():
             for run in {run.partition: run for run in self.plan.runs}.values():
                 path = artifacts.assignment_file(run.partition)
-                frame = artifacts.frame(artifacts.read_parquet(path, artifacts.manifest(path)))
+                frame = artifacts.table_to_frame(artifacts.read_parquet(path, artifacts.read_recorded_sha256(path)))
                 frame.insert(0, "partition", run.partition)
-                names = dict(enumerate(_class_names(run.dataset)))
+                names = dict(enumerate(_get_class_names(run.dataset)))
                 frames.append(frame.assign(class_name=frame["label"].map(names)))
-        joined: pd.DataFrame = pd.concat(frames, ignore_index=True)
-        return joined
+        all_partitions: pd.DataFrame = pd.concat(frames, ignore_index=True)
+        return all_partitions
 
     @cached_property
     def provenance(self) -> pd.DataFrame:
         """What each run was made of and by: rounds, folder, partition, data, the SHA-256 of its numbers, versions."""
 
-        def of(cell: Cell) -> pd.DataFrame:
-            (run,) = [run for run in self.plan.runs if run.serves(cell)]
-            makers = results.seconds(cell)["made_by"]
+        def build_provenance_row(cell: Cell) -> pd.DataFrame:
+            (run,) = [run for run in self.plan.runs if run.has_cell(cell)]
+            makers = results.read_times(cell)["made_by"]
             names = dict.fromkeys(name for maker in makers for name in maker)
             made_by = {
                 name: "; ".join(dict.fromkeys(str(maker[name]) for maker in makers if name in maker)) for name in names
@@ -142,19 +144,19 @@ class Results:
                 "run": str(cell.files.path),
                 "partition": run.partition,
                 "dataset": run.dataset,
-                "sha256": cell.joined.sha256(cell.joined.metrics),
+                "sha256": cell.merged_files.read_recorded_sha256(cell.merged_files.metrics),
             }
             return pd.DataFrame([facts | made_by])
 
-        with self._here():
-            return self._frames(of)
+        with self._enter_folder():
+            return self._load_frames(build_provenance_row)
 
     # -- statistics --------------------------------------------------------------------------------------------------
 
     @cached_property
     def fairness(self) -> pd.DataFrame:
-        """See :func:`fedpipe.report.statistics.fairness`: ``mean``, ``std``, ``worst``, ``lowest`` of ``clients``."""
-        return statistics.fairness(self.clients, self._keys)
+        """``mean``, ``std``, ``worst``, ``lowest`` of clients; see `fedpipe.report.statistics.compute_fairness`."""
+        return statistics.compute_fairness(self.clients, self._run_columns)
 
     def to_target(self, accuracy: float, protocol: str | None = None) -> pd.DataFrame:
         """What it took to reach an accuracy: a row a run, with ``round`` and ``bytes`` (NaN where it never did).
@@ -174,21 +176,27 @@ class Results:
         protocol = self.plan.protocols[0] if protocol is None else protocol
         if not 0 < accuracy <= 1:
             raise SettingsError(f"accuracy: {accuracy} can't be used; it should be a share, as 0.7 for 70 %.")
-        found = self.accuracies[(self.accuracies["average"] == "sample") & (self.accuracies["protocol"] == protocol)]
-        if found.empty:
-            measured = list(dict.fromkeys(self.accuracies["protocol"]))
-            raise SettingsError(f"protocol: nothing is measured by '{protocol}'; {nearest(protocol, measured)}")
-        return statistics.to_target(found, self.traffic, self._keys, accuracy).drop(columns="protocol")
+        protocol_accuracies = self.accuracies[
+            (self.accuracies["average"] == "sample") & (self.accuracies["protocol"] == protocol)
+        ]
+        if protocol_accuracies.empty:
+            measured_protocols = list(dict.fromkeys(self.accuracies["protocol"]))
+            raise SettingsError(
+                f"protocol: nothing is measured by '{protocol}'; {suggest_name(protocol, measured_protocols)}"
+            )
+        return statistics.compute_cost_to_target(protocol_accuracies, self.traffic, self._run_columns, accuracy).drop(
+            columns="protocol"
+        )
 
     @cached_property
     def statistics(self) -> pd.DataFrame:
         """All statistics as ``statistics.csv`` holds them: means and deviations over seeds, by protocol."""
-        with self._here():
-            return statistics.table(self.plan)
+        with self._enter_folder():
+            return statistics.build_statistics_table(self.plan)
 
     @property
-    def _keys(self) -> list[str]:
-        return statistics.keys(self.plan)
+    def _run_columns(self) -> list[str]:
+        return statistics.get_run_columns(self.plan)
 
     # -- single runs -------------------------------------------------------------------------------------------------
 
@@ -203,9 +211,11 @@ class Results:
             Its point of the grid, by the last part of each name, as ``alpha=0.1``, or by the name itself, as
             ``**{"partition.alpha": 0.1}``.
         """
-        with self._here():
-            found: dict[str, Any] = yaml.safe_load(self._cell(algorithm, seed, grid).files.settings.read_text())
-        return found
+        with self._enter_folder():
+            run_settings: dict[str, Any] = yaml.safe_load(
+                self._find_cell(algorithm, seed, grid).files.settings.read_text()
+            )
+        return run_settings
 
     def model(
         self,
@@ -215,7 +225,7 @@ class Results:
         client: int | None = None,
         round: int | None = None,
         **grid: Any,
-    ) -> Fitted:
+    ) -> FittedNetwork:
         """A model as a torch module in evaluation mode, with the weights that it had after a round.
 
         Its ``class_names`` are those of its outputs, its ``provenance`` is where the weights are from. It takes inputs
@@ -240,14 +250,14 @@ class Results:
         """
         from fedpipe import fitted
 
-        with self._here():
-            cell, number = self._round(algorithm, seed, grid, round)
-            _refuse_pruned(cell.files, number)
-            run = self._open(cell)
+        with self._enter_folder():
+            cell, number = self._find_round(algorithm, seed, grid, round)
+            _require_state(cell.files, number)
+            run = self._open_run(cell)
             if client is not None:
-                _refuse_unknown(client, len(run.clients))
-                _refuse_pruned(cell.files, number, client)
-            names = _class_names(self._dataset(cell))
+                _require_client(client, len(run.clients))
+                _require_state(cell.files, number, client)
+            names = _get_class_names(self._get_dataset_name(cell))
             state = cell.files.round(number)
             provenance = {
                 "params": str(self.folder / self.plan.params),
@@ -257,11 +267,11 @@ class Results:
                 "key": cell.key,
                 "round": number,
                 "client": client,
-                "state": str(state.server),
-                "sha256": artifacts.hashes(state, state.state)[state.server.name],
-                "made_by": artifacts.read_json(state.state)["made_by"],
+                "state": str(state.server_state),
+                "sha256": artifacts.read_round_digests(state, state.state_marker)[state.server_state.name],
+                "made_by": artifacts.read_json(state.state_marker)["made_by"],
             }
-            return fitted.model(run, number, client, names, provenance)
+            return fitted.load_model(run, number, client, names, provenance)
 
     def state(
         self,
@@ -294,101 +304,110 @@ class Results:
         ArtifactError
             The state was not kept (`artifacts.keep_models`), or is damaged.
         """
-        with self._here():
-            cell, number = self._round(algorithm, seed, grid, round)
-            run = self._open(cell)
+        with self._enter_folder():
+            cell, number = self._find_round(algorithm, seed, grid, round)
+            run = self._open_run(cell)
             if client is not None:
-                _refuse_unknown(client, len(run.clients))
-            _refuse_pruned(cell.files, number, client)
-            return run.server(number) if client is None else run.kept(client, number)
+                _require_client(client, len(run.clients))
+            _require_state(cell.files, number, client)
+            return run.load_server_state(number) if client is None else run.load_kept_state(client, number)
 
     def test(
         self, algorithm: str, seed: int | None = None, *, client: int | None = None, **grid: Any
     ) -> tuple[Tensor, Tensor]:
         """Inputs, as the run's models take them, and classes of the global test set, or of a client's own."""
-        with self._here():
-            clients: Clients = self._open(self._cell(algorithm, seed, grid)).clients
+        with self._enter_folder():
+            clients: FederatedData = self._open_run(self._find_cell(algorithm, seed, grid)).clients
             if client is not None:
-                _refuse_unknown(client, len(clients))
+                _require_client(client, len(clients))
             return clients.gather(clients.global_test if client is None else clients.test[client])
 
     # -- how they are found ------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _here(self) -> Iterator[None]:
+    def _enter_folder(self) -> Iterator[None]:
         """While the study's folder is the current one: all of its paths are relative to that."""
         with contextlib.chdir(self.folder):
             yield
 
-    def _frames(self, of: Any) -> pd.DataFrame:
-        frames = [results.labeled(self.plan, cell, of(cell)) for cell in results.cells(self.plan)]
+    def _load_frames(self, load_frame: Any) -> pd.DataFrame:
+        frames = [results.add_cell_columns(self.plan, cell, load_frame(cell)) for cell in results.sort_cells(self.plan)]
         return pd.concat(frames, ignore_index=True)
 
-    def _joined(self, name: str) -> pd.DataFrame:
-        with self._here():
-            return self._frames(lambda cell: artifacts.frame(artifacts.read_joined(getattr(cell.joined, name))))
+    def _load_merged_frame(self, name: str) -> pd.DataFrame:
+        with self._enter_folder():
+            return self._load_frames(
+                lambda cell: artifacts.table_to_frame(artifacts.read_merged_table(getattr(cell.merged_files, name)))
+            )
 
-    def _cell(self, algorithm: str, seed: int | None, grid: dict[str, Any]) -> Cell:
+    def _find_cell(self, algorithm: str, seed: int | None, grid: dict[str, Any]) -> Cell:
         if algorithm not in self.plan.algorithms:
-            raise SettingsError(f"'{algorithm}' is not in the study; {nearest(algorithm, self.plan.algorithms)}")
+            raise SettingsError(f"'{algorithm}' is not in the study; {suggest_name(algorithm, self.plan.algorithms)}")
         seed = self.plan.seeds[0] if seed is None else seed
         if seed not in self.plan.seeds:
             raise SettingsError(f"seed: {seed} is not in the study; it should be one of {list(self.plan.seeds)}.")
-        shorts = dict(zip(results.short(self.plan.grid), self.plan.grid, strict=True))
-        names = {name: name for name in self.plan.grid} | shorts
-        if unknown := [name for name in grid if name not in names]:
-            raise SettingsError(f"{unknown[0]}: not varied by the study's grid; {nearest(unknown[0], list(shorts))}")
+        full_names = dict(zip(results.shorten_names(self.plan.grid), self.plan.grid, strict=True))
+        names = {name: name for name in self.plan.grid} | full_names
+        if unknown_names := [name for name in grid if name not in names]:
+            raise SettingsError(
+                f"{unknown_names[0]}: not varied by the study's grid; "
+                f"{suggest_name(unknown_names[0], list(full_names))}"
+            )
         point = {names[name]: value for name, value in grid.items()}
-        found = [
+        matching_cells = [
             cell
             for cell in self.plan.cells
             if (cell.algorithm, cell.seed) == (algorithm, seed)
             and all(name in cell.grid and cell.grid[name] == value for name, value in point.items())
         ]
-        if len(found) != 1:
-            short = dict(zip(self.plan.grid, results.short(self.plan.grid), strict=True))
+        if len(matching_cells) != 1:
+            short = dict(zip(self.plan.grid, results.shorten_names(self.plan.grid), strict=True))
             cells = [cell for cell in self.plan.cells if (cell.algorithm, cell.seed) == (algorithm, seed)]
             points = "; ".join(
                 ", ".join(f"{short[name]}={value!r}" for name, value in cell.grid.items()) for cell in cells
             )
             raise SettingsError(f"{algorithm}: name one point of the grid, which are {points}.")
-        return found[0]
+        return matching_cells[0]
 
-    def _round(self, algorithm: str, seed: int | None, grid: dict[str, Any], round: int | None) -> tuple[Cell, int]:
+    def _find_round(
+        self, algorithm: str, seed: int | None, grid: dict[str, Any], round: int | None
+    ) -> tuple[Cell, int]:
         """A cell, and one of its rounds: by default the last."""
-        cell = self._cell(algorithm, seed, grid)
+        cell = self._find_cell(algorithm, seed, grid)
         number = cell.rounds if round is None else round
         if not 0 <= number <= cell.rounds:
             raise SettingsError(f"round: {number} is none of the run's; it should be from 0 to {cell.rounds}.")
         return cell, number
 
-    def _dataset(self, cell: Cell) -> str:
-        return next(run.dataset for run in self.plan.runs if run.serves(cell))
+    def _get_dataset_name(self, cell: Cell) -> str:
+        return next(run.dataset for run in self.plan.runs if run.has_cell(cell))
 
-    def _open(self, cell: Cell) -> Run:
+    def _open_run(self, cell: Cell) -> Run:
         from fedpipe import fitted
 
-        return fitted.open_run(cell.files)
+        return fitted.open_run_on_cpu(cell.files)
 
 
 def load(path: str | Path = PARAMS) -> Results:
     """See :func:`fedpipe.load`."""
-    place = Path(path).absolute()
-    folder = next((above for above in (place, *place.parents) if (above / PARAMS).is_file()), None)
+    absolute_path = Path(path).absolute()
+    folder = next(
+        (ancestor for ancestor in (absolute_path, *absolute_path.parents) if (ancestor / PARAMS).is_file()), None
+    )
     if folder is None:
         raise SettingsError(f"{path}: there is no params.yaml in that folder or above it.")
     with contextlib.chdir(folder):
-        inside = place.relative_to(folder)
-        if inside.parts[:1] == RESULTS.parts:
-            if not place.is_dir():
+        relative_path = absolute_path.relative_to(folder)
+        if relative_path.parts[:1] == RESULTS.parts:
+            if not absolute_path.is_dir():
                 raise SettingsError(f"{path}: there is no such folder; `fedpipe run` makes a study's results.")
-            plan = Plan.read(inside / "plan.json")
+            plan = Plan.read(relative_path / "plan.json")
         else:
-            plan = _current(PARAMS if inside == Path() else inside)
+            plan = _read_current_plan(PARAMS if relative_path == Path() else relative_path)
         return Results(folder, plan)
 
 
-def _current(params: Path) -> Plan:
+def _read_current_plan(params: Path) -> Plan:
     """The plan of a study as its file now is.
 
     Raises
@@ -398,56 +417,64 @@ def _current(params: Path) -> Plan:
     """
     if not params.is_file():
         raise SettingsError(f"{params}: there is no such file; it should be a study's, or a folder of results.")
-    files = StudyFiles.of(params)
+    files = StudyFiles.from_params(params)
     if not files.plan.is_file():
-        raise ArtifactError(f"{files.plan} is missing; type `{artifacts.making(params)}` first.")
+        raise ArtifactError(f"{files.plan} is missing; type `{artifacts.format_run_command(params)}` first.")
     plan = Plan.read(files.plan)
     sources = artifacts.read_json(files.sources) if files.sources.is_file() else None
-    if sources is None or any(pins.changed(Path(path), mark) for path, mark in sources.items()):
+    if sources is None or any(pins.has_changed(Path(path), mark) for path, mark in sources.items()):
         from fedpipe import plan as planning
 
-        if artifacts.json_bytes(planning.make(params).held()) != artifacts.json_bytes(plan.held()):
+        if artifacts.json_bytes(planning.make_plan(params).to_dict()) != artifacts.json_bytes(plan.to_dict()):
             raise ArtifactError(
-                f"{files.plan} is not the plan of {params} as it is now; type `{artifacts.making(params)}`, or load "
+                f"{files.plan} is not the plan of {params} as it is now; type "
+                f"`{artifacts.format_run_command(params)}`, or load "
                 f"the folder {files.path} for the results of the earlier one."
             )
     return plan
 
 
 @functools.cache
-def _names_of(dataset: str, stamp: str) -> tuple[str, ...]:
+def _read_class_names(dataset: str, stamp: str) -> tuple[str, ...]:
     from fedpipe.data import classes, store
 
-    held = artifacts.read_json(artifacts.dataset_file(dataset).with_suffix(".json"))
+    manifest = artifacts.read_json(artifacts.dataset_file(dataset).with_suffix(".json"))
     origin = yaml.safe_load(store.settings_file(dataset).read_text())
-    return classes.names(origin, held["classes"])
+    return classes.get_class_names(origin, manifest["classes"])
 
 
-def _class_names(dataset: str) -> tuple[str, ...]:
+def _get_class_names(dataset: str) -> tuple[str, ...]:
     """What the classes of a stored data set are called."""
-    return _names_of(dataset, pins.stamp(artifacts.dataset_file(dataset).absolute()))
+    return _read_class_names(dataset, pins.compute_stat_fingerprint(artifacts.dataset_file(dataset).absolute()))
 
 
-def _refuse_pruned(files: RunFiles, number: int, client: int | None = None) -> None:
+def _require_state(files: RunFiles, number: int, client: int | None = None) -> None:
     """Refuse a round of which the server's state, or what a client keeps, is not there any more."""
 
-    def is_there(number: int) -> bool:
+    def is_stored(number: int) -> bool:
         if client is None:
-            return files.round(number).server.is_file()
-        last = artifacts.read_json(files.round(number).state)["last"][client]  # where what it keeps is stored
-        held = files.round(last)
-        return last < 0 or held.clients.is_file() or held.clients.name not in artifacts.hashes(held, held.state)
+            return files.round(number).server_state.is_file()
+        last_trained_round = artifacts.read_json(files.round(number).state_marker)["last"][
+            client
+        ]  # where what it keeps is stored
+        last_trained_files = files.round(last_trained_round)
+        return (
+            last_trained_round < 0
+            or last_trained_files.client_states.is_file()
+            or last_trained_files.client_states.name
+            not in artifacts.read_round_digests(last_trained_files, last_trained_files.state_marker)
+        )
 
-    if is_there(number):
+    if is_stored(number):
         return
-    there = [str(number) for number in files.complete() if is_there(number)]
-    whose = "the state" if client is None else f"what client {client} keeps"
+    stored_rounds = [str(number) for number in files.list_complete_rounds() if is_stored(number)]
+    state_name = "the state" if client is None else f"what client {client} keeps"
     raise ArtifactError(
-        f"{files.path}: {whose} of round {number} is not there (see artifacts.keep_models, or `dvc pull`); "
-        f"of these rounds it is: {', '.join(there) or 'none'}."
+        f"{files.path}: {state_name} of round {number} is not there (see artifacts.keep_models, or `dvc pull`); "
+        f"of these rounds it is: {', '.join(stored_rounds) or 'none'}."
     )
 
 
-def _refuse_unknown(client: int, count: int) -> None:
+def _require_client(client: int, count: int) -> None:
     if not 0 <= client < count:
         raise SettingsError(f"client: {client} is none of the run's; it should be from 0 to {count - 1}.")

@@ -27,10 +27,12 @@ from contextlib import suppress
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-SNAKEMAKE = "FEDPIPE_SNAKEMAKE"  #: in a job's environment: the process number of the snakemake that it ends with
-FOLDER = ".snakemake/fedpipe/workers"  #: for sockets; relative, since their paths have to be short
+SNAKEMAKE_PID_VARIABLE = (
+    "FEDPIPE_SNAKEMAKE"  #: in a job's environment: the process number of the snakemake that it ends with
+)
+SOCKET_FOLDER = ".snakemake/fedpipe/workers"  #: for sockets; relative, since their paths have to be short
 #: What most commands import, also late: pyarrow reads tables as arrays with the help of pandas.
-PRELOADED = (
+PRELOADED_MODULES = (
     "fedpipe.cli",
     "fedpipe.engine.run",
     "fedpipe.report.progress",
@@ -41,70 +43,76 @@ PRELOADED = (
     "pyarrow.parquet",
 )
 #: What figures import, of which none is the first that a study makes; none of fedpipe's own code, which may change.
-LATER = tuple(f"matplotlib.{name}" for name in ("backends.backend_pdf", "backends.backend_svg", "figure", "style"))
+FIGURE_MODULES = tuple(
+    f"matplotlib.{name}" for name in ("backends.backend_pdf", "backends.backend_svg", "figure", "style")
+)
 #: What a waiting command hands on. Those that stop and continue it (Ctrl+Z, `fg`) do so to the job as well.
-SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
+FORWARDED_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 #: What differs between processes that are alike: bash counts there, and names the command.
-IDLE = ("SHLVL", "_")
-OWN = "FEDPIPE_"  #: how the variables begin that are handed over with each command
+IGNORED_VARIABLES = ("SHLVL", "_")
+VARIABLE_PREFIX = "FEDPIPE_"  #: how the variables begin that are handed over with each command
 #: How Arrow's allocator is told to have no thread of its own: whatever that holds would stay locked in what is forked.
-ALLOCATOR, ALONE = "JE_ARROW_MALLOC_CONF", "background_thread:false"
-MESSAGE = 1 << 16  #: bytes of a message at most; longer commands run by themselves
-LOST = "fedpipe: the process that local jobs are forked from, or snakemake, was killed; type the same command again.\n"
-SERVER = "from fedpipe import local; local.main()"
-DEATH = 1  #: Linux's PR_SET_PDEATHSIG
+ALLOCATOR_VARIABLE, ALLOCATOR_OPTIONS = "JE_ARROW_MALLOC_CONF", "background_thread:false"
+MAX_MESSAGE_BYTES = 1 << 16  #: bytes of a message at most; longer commands run by themselves
+SERVER_LOST_MESSAGE = (
+    "fedpipe: the process that local jobs are forked from, or snakemake, was killed; type the same command again.\n"
+)
+SERVER_CODE = "from fedpipe import local; local.main()"
+PR_SET_PDEATHSIG = 1  #: Linux's PR_SET_PDEATHSIG
 
 # -- the command that waits --------------------------------------------------------------------------------------------
 
 
-def hand_over(snakemake: int) -> None:
+def delegate_to_server(snakemake: int) -> None:
     """Let a preloaded process do this process' command, and end as it ends; returns where that can't be had."""
-    message = _message()
-    if len(message) > MESSAGE:
+    message = _encode_request()
+    if len(message) > MAX_MESSAGE_BYTES:
         return
     try:
-        server = _connected(snakemake)
+        server = _connect_to_server(snakemake)
         socket.send_fds(server, [message], [0, 1, 2])
-        job = server.recv(MESSAGE)
+        job = server.recv(MAX_MESSAGE_BYTES)
     except OSError:
         return
     except KeyboardInterrupt:  # Ctrl+C before the job has begun
         raise SystemExit(128 + signal.SIGINT) from None
     if job:  # else it could not import, and this process will tell why
-        _hand_on_signals(int(job))
-        _end(server.recv(MESSAGE))
+        _forward_signals(int(job))
+        _exit_like_job(server.recv(MAX_MESSAGE_BYTES))
 
 
-def _message() -> bytes:
-    """Fedpipe's own variables and the arguments of this process; what :func:`_taken` takes apart."""
-    variables = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(OWN)]
+def _encode_request() -> bytes:
+    """Fedpipe's own variables and the arguments of this process; what :func:`_decode_request` takes apart."""
+    variables = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIX)]
     return "\0".join([*variables, "", *sys.argv[1:]]).encode("utf-8", "surrogateescape")
 
 
-def _connected(snakemake: int) -> socket.socket:
+def _connect_to_server(snakemake: int) -> socket.socket:
     """A connection to the server for processes like this one, which is started where there is none."""
-    os.makedirs(FOLDER, exist_ok=True)
-    place = f"{FOLDER}/{snakemake}-{_likeness()}"
+    os.makedirs(SOCKET_FOLDER, exist_ok=True)
+    socket_path = f"{SOCKET_FOLDER}/{snakemake}-{_compute_process_fingerprint()}"
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with open(f"{FOLDER}/lock", "w") as lock:
+    with open(f"{SOCKET_FOLDER}/lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            connection.connect(place)
+            connection.connect(socket_path)
         except (FileNotFoundError, ConnectionRefusedError):
-            _start(place, snakemake)
-            connection.connect(place)
+            _start_server(socket_path, snakemake)
+            connection.connect(socket_path)
     return connection
 
 
-def _likeness() -> str:
+def _compute_process_fingerprint() -> str:
     """A digest of what a process is like before it does its command.
 
     That is its environment and folder, the signals that it ignores, Python and fedpipe's code.
     """
-    names = sorted(name for name in os.environ if name not in IDLE and not name.startswith(OWN))
+    names = sorted(
+        name for name in os.environ if name not in IGNORED_VARIABLES and not name.startswith(VARIABLE_PREFIX)
+    )
     variables = (f"{name}={os.environ[name]}" for name in names)
-    ignored = (name for name in SIGNALS if signal.getsignal(signal.Signals[name]) == signal.SIG_IGN)
-    marks = [sys.executable, os.getcwd(), *variables, *ignored]
+    ignored_signals = (name for name in FORWARDED_SIGNALS if signal.getsignal(signal.Signals[name]) == signal.SIG_IGN)
+    fingerprint_parts = [sys.executable, os.getcwd(), *variables, *ignored_signals]
     folders = [os.path.dirname(os.path.abspath(__file__))]
     for folder in folders:
         with os.scandir(folder) as entries:
@@ -113,26 +121,26 @@ def _likeness() -> str:
                     folders.append(entry.path)
                 elif entry.name.endswith(".py"):
                     stat = entry.stat()
-                    marks.append(f"{entry.path} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns}")
-    return hashlib.sha256("\0".join(marks).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+                    fingerprint_parts.append(f"{entry.path} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.sha256("\0".join(fingerprint_parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def _start(place: str, snakemake: int) -> None:
+def _start_server(socket_path: str, snakemake: int) -> None:
     """Start a server, in a session of its own: Ctrl+C reaches its jobs by the processes that wait for them."""
     import subprocess
 
     os.pidfd_open(snakemake)  # an error, where there is no such process, or this system can't watch one
     with suppress(FileNotFoundError):
-        os.unlink(place)  # of a server that was killed
+        os.unlink(socket_path)  # of a server that was killed
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        before = os.umask(0o077)  # nobody else's commands
+        previous_umask = os.umask(0o077)  # nobody else's commands
         try:
-            listener.bind(place)
+            listener.bind(socket_path)
         finally:
-            os.umask(before)
+            os.umask(previous_umask)
         listener.listen(128)
         subprocess.Popen(
-            [sys.executable, "-P", "-c", SERVER, str(snakemake), str(listener.fileno()), place],
+            [sys.executable, "-P", "-c", SERVER_CODE, str(snakemake), str(listener.fileno()), socket_path],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -141,22 +149,22 @@ def _start(place: str, snakemake: int) -> None:
         )
 
 
-def _hand_on_signals(job: int) -> None:
-    def hand_on(number: int, frame: FrameType | None) -> None:
+def _forward_signals(job: int) -> None:
+    def forward_signal(number: int, frame: FrameType | None) -> None:
         with suppress(ProcessLookupError):
             os.kill(job, signal.SIGSTOP if number == signal.SIGTSTP else number)
         if number == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    for name in SIGNALS:
+    for name in FORWARDED_SIGNALS:
         if signal.getsignal(number := signal.Signals[name]) != signal.SIG_IGN:  # as by nohup
-            signal.signal(number, hand_on)
+            signal.signal(number, forward_signal)
 
 
-def _end(message: bytes) -> None:
+def _exit_like_job(message: bytes) -> None:
     """End as the job has ended: by its signal, or with its status."""
     if not message:
-        sys.stderr.write(LOST)
+        sys.stderr.write(SERVER_LOST_MESSAGE)
         sys.stderr.flush()
         os._exit(1)
     status = os.waitstatus_to_exitcode(int(message))
@@ -170,15 +178,15 @@ def _end(message: bytes) -> None:
 # -- the server --------------------------------------------------------------------------------------------------------
 
 
-class Job(NamedTuple):
+class ForkedJob(NamedTuple):
     """A command at work."""
 
-    process: int
-    ended: int  #: readable when it has ended
-    asked: socket.socket  #: the connection to the process that waits for it; readable when that has ended
+    pid: int
+    pidfd: int  #: readable when it has ended
+    connection: socket.socket  #: the connection to the process that waits for it; readable when that has ended
 
 
-def serve(snakemake: int, listener: socket.socket) -> list[str] | None:
+def serve_commands(snakemake: int, listener: socket.socket) -> list[str] | None:
     """Fork a process for each command that comes, until snakemake ends; returns in each of them, with its arguments.
 
     Returns None at the end, or where fedpipe's code changed while it was imported: nobody knows what of it was.
@@ -186,71 +194,82 @@ def serve(snakemake: int, listener: socket.socket) -> list[str] | None:
     import gc
     import importlib
 
-    here, watched, begun = os.getpid(), os.pidfd_open(snakemake), _likeness()
-    told = os.environ.get(ALLOCATOR)
-    os.environ[ALLOCATOR] = told or ALONE
-    for name in PRELOADED:
+    server_pid, snakemake_pidfd, initial_fingerprint = (
+        os.getpid(),
+        os.pidfd_open(snakemake),
+        _compute_process_fingerprint(),
+    )
+    user_options = os.environ.get(ALLOCATOR_VARIABLE)
+    os.environ[ALLOCATOR_VARIABLE] = user_options or ALLOCATOR_OPTIONS
+    for name in PRELOADED_MODULES:
         importlib.import_module(name)
-    importlib.import_module("fedpipe.code").shared()  # reads the code, once for all
+    importlib.import_module("fedpipe.code").compute_shared_digest()  # reads the code, once for all
     gc.freeze()  # what is here stays, and what is forked need not copy it to look for garbage
-    if told is None:
-        del os.environ[ALLOCATOR]
-    if _likeness() != begun:
+    if user_options is None:
+        del os.environ[ALLOCATOR_VARIABLE]
+    if _compute_process_fingerprint() != initial_fingerprint:
         return None
-    jobs: list[Job] = []
+    jobs: list[ForkedJob] = []
     while True:
-        ready = _readable([watched, listener, *(job.ended for job in jobs), *(job.asked for job in jobs)])
-        if watched in ready:
+        readable_files = _wait_until_readable(
+            [snakemake_pidfd, listener, *(job.pidfd for job in jobs), *(job.connection for job in jobs)]
+        )
+        if snakemake_pidfd in readable_files:
             return None  # and what was forked dies with its parent
-        for job in [job for job in jobs if job.asked in ready]:
-            os.kill(job.process, signal.SIGKILL)  # as whoever waited for it
-        for job in [job for job in jobs if job.ended in ready]:
+        for job in [job for job in jobs if job.connection in readable_files]:
+            os.kill(job.pid, signal.SIGKILL)  # as whoever waited for it
+        for job in [job for job in jobs if job.pidfd in readable_files]:
             with suppress(OSError):
-                job.asked.send(str(os.waitpid(job.process, 0)[1]).encode())
-            os.close(job.ended)
-            job.asked.close()
+                job.connection.send(str(os.waitpid(job.pid, 0)[1]).encode())
+            os.close(job.pidfd)
+            job.connection.close()
             jobs.remove(job)
-        if listener in ready:
-            asked, _ = listener.accept()
-            message, streams, _, _ = socket.recv_fds(asked, MESSAGE, 3)
+        if listener in readable_files:
+            connection, _ = listener.accept()
+            message, streams, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 3)
             if len(streams) < 3:  # it has ended already
-                asked.close()
-            elif process := os.fork():
+                connection.close()
+            elif child_pid := os.fork():
                 for stream in streams:
                     os.close(stream)
-                jobs.append(Job(process, os.pidfd_open(process), asked))
+                jobs.append(ForkedJob(child_pid, os.pidfd_open(child_pid), connection))
                 with suppress(OSError):
-                    asked.send(str(process).encode())
+                    connection.send(str(child_pid).encode())
                 with suppress(Exception):  # where that fails, figures' own jobs will tell
-                    for name in LATER:  # while the job is at work
+                    for name in FIGURE_MODULES:  # while the job is at work
                         importlib.import_module(name)
             else:
-                _become(here, streams, [watched, *(job.ended for job in jobs)], [asked, *(job.asked for job in jobs)])
-                return _taken(message)
+                _set_up_child(
+                    server_pid,
+                    streams,
+                    [snakemake_pidfd, *(job.pidfd for job in jobs)],
+                    [connection, *(job.connection for job in jobs)],
+                )
+                return _decode_request(message)
 
 
-def _taken(message: bytes) -> list[str]:
+def _decode_request(message: bytes) -> list[str]:
     """In what was forked: take the variables of the command that it does; its arguments."""
     words = message.decode("utf-8", "surrogateescape").split("\0")
-    end = words.index("")  # no variable is empty
-    for name in [name for name in os.environ if name.startswith(OWN)]:
+    arguments_start = words.index("")  # no variable is empty
+    for name in [name for name in os.environ if name.startswith(VARIABLE_PREFIX)]:
         del os.environ[name]
-    for word in words[:end]:
+    for word in words[:arguments_start]:
         name, _, value = word.partition("=")
         os.environ[name] = value
-    return words[end + 1 :]
+    return words[arguments_start + 1 :]
 
 
-def _readable(files: list[int | socket.socket]) -> list[int | socket.socket]:
+def _wait_until_readable(files: list[int | socket.socket]) -> list[int | socket.socket]:
     """Those of the files that can be read now, once there are any."""
     descriptors = {file if isinstance(file, int) else file.fileno(): file for file in files}
-    waiting = select.poll()
+    poller = select.poll()
     for descriptor in descriptors:
-        waiting.register(descriptor, select.POLLIN)
-    return [descriptors[descriptor] for descriptor, _ in waiting.poll()]
+        poller.register(descriptor, select.POLLIN)
+    return [descriptors[descriptor] for descriptor, _ in poller.poll()]
 
 
-def _become(server: int, streams: list[int], descriptors: list[int], connections: list[socket.socket]) -> None:
+def _set_up_child(server: int, streams: list[int], descriptors: list[int], connections: list[socket.socket]) -> None:
     """In what was forked: take the streams of the command that it does, and leave to the server what is the server's.
 
     Its files, and what it is to do as it ends.
@@ -262,7 +281,7 @@ def _become(server: int, streams: list[int], descriptors: list[int], connections
     atexit._clear()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-    ctypes.CDLL(None).prctl(DEATH, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:
         os._exit(1)  # the server has ended meanwhile
     for number, stream in enumerate(streams):
@@ -275,20 +294,20 @@ def _become(server: int, streams: list[int], descriptors: list[int], connections
 
 def main() -> None:
     """Serve; in what was forked, run the command line."""
-    snakemake, descriptor, place = sys.argv[1:]
+    snakemake, descriptor, socket_path = sys.argv[1:]
     with socket.socket(fileno=int(descriptor)) as listener:
-        arguments = serve(int(snakemake), listener)
+        arguments = serve_commands(int(snakemake), listener)
         if arguments is None:
-            os.unlink(place)
+            os.unlink(socket_path)
             return
     sys.argv = ["fedpipe", *arguments]
-    finish()
+    run_command_line()
 
 
 # -- both --------------------------------------------------------------------------------------------------------------
 
 
-def finish() -> NoReturn:
+def run_command_line() -> NoReturn:
     """Run the command line in this process, and leave when it has ended, its threads too, and what was to be done then.
 
     To take down all that was imported would take a third of a second more, and in what was forked, which shares it
@@ -304,16 +323,16 @@ def finish() -> NoReturn:
     try:
         command_line()
         status = 0
-    except SystemExit as end:
-        if not isinstance(end.code, int):
+    except SystemExit as system_exit:
+        if not isinstance(system_exit.code, int):
             raise
-        status = end.code
+        status = system_exit.code
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in filter(None, (sys.stdout, sys.stderr)):  # there is none where it was closed
         stream.flush()
-    for found in gc.get_objects():  # in what was forked those that are its own: the server's are frozen
-        if issubclass(type(found), io.IOBase):
+    for open_object in gc.get_objects():  # in what was forked those that are its own: the server's are frozen
+        if issubclass(type(open_object), io.IOBase):
             with suppress(Exception):  # it is closed, or one's own; Python would say nothing, too
-                found.flush()
+                open_object.flush()
     os._exit(status)

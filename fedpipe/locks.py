@@ -11,12 +11,12 @@ from pathlib import Path
 from snakemake.persistence.file import FilePersistence
 
 
-def mend() -> None:
+def patch_locks() -> None:
     """Let Snakemake delete its own locks only; not for ``snakemake --unlock``, which deletes all."""
-    FilePersistence._delete_locks = _delete_own
+    FilePersistence._delete_locks = _delete_own_locks
 
 
-def _delete_own(persistence: FilePersistence) -> None:
+def _delete_own_locks(persistence: FilePersistence) -> None:
     for lock in persistence._lockfile.values():
         Path(lock).unlink(missing_ok=True)
     persistence._lockfile.clear()

@@ -10,7 +10,7 @@ from fedpipe import artifacts, registry, templates
 from fedpipe.errors import SettingsError
 
 
-def write(name: str) -> list[Path]:
+def write_algorithm_template(name: str) -> list[Path]:
     """Write ``fedpipe/algorithms/<name>.py`` and its test below the working directory; returns both paths.
 
     Raises
@@ -27,14 +27,14 @@ def write(name: str) -> list[Path]:
     if not Path("fedpipe/algorithms/base.py").is_file():
         raise SettingsError(f"'{name}' can't be written here; type it in the root of a clone of fedpipe.")
     code, test = Path(f"fedpipe/algorithms/{name}.py"), Path(f"tests/algorithms/test_{name}.py")
-    taken = next((path for path in (code, test) if path.exists()), None)
-    if taken or name in registry.names(registry.ALGORITHM):
-        raise SettingsError(f"'{name}' is taken by {taken or code}; it should be a name of its own.")
-    class_name = "".join(part.capitalize() for part in name.split("_"))
-    renamed = {"fedpipe.templates.algorithm.Template": name, "Template": class_name}
+    existing_path = next((path for path in (code, test) if path.exists()), None)
+    if existing_path or name in registry.list_components(registry.ALGORITHM):
+        raise SettingsError(f"'{name}' is taken by {existing_path or code}; it should be a name of its own.")
+    class_name = "".join(word.capitalize() for word in name.split("_"))
+    replacements = {"fedpipe.templates.algorithm.Template": name, "Template": class_name}
     for path, template in ((code, "algorithm.py"), (test, "test_algorithm.py")):
         text = Path(templates.__path__[0], template).read_text()
-        for old, new in renamed.items():
+        for old, new in replacements.items():
             text = text.replace(old, new)
         artifacts.write_bytes(path, text.encode())
     return [code, test]

@@ -19,24 +19,28 @@ from typing import Any
 import yaml
 
 from fedpipe import artifacts, code, config, grid, pins, probing, registry
-from fedpipe.artifacts import PAPER, PARAMS
-from fedpipe.config import SPLITTING, Data, Evaluation, Federation, Params, Transforms
+from fedpipe.artifacts import FULL_SCALE, PARAMS
+from fedpipe.config import SPLIT_KEYS, Data, Evaluation, Federation, Params, Transforms
 from fedpipe.data import store
 from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.planned import Cell, Jobs, Plan, PlannedRun, Reported
+from fedpipe.planned import Cell, ExecutionSettings, Plan, PlannedRun, ReportSettings
 from fedpipe.registry import Component
 from fedpipe.yaml_text import read_yaml
 
 #: Stands among a plan's files where some are modules of the user's own, and counts as changed: another
 #: module of that name may be found first by now, or one that was not there, which no file's hash tells.
-SEARCHED = "modules of your own"
-PINNED = {"dataset", "partition", "model"}  #: sections that may name files of the user's own, by their SHA-256
-OBTAINING = {"mirror", "absent"}  #: keys of `dataset` that say where its samples come from, not which they are
+CUSTOM_MODULES_MARK = "modules of your own"
+PINNABLE_SECTIONS = {
+    "dataset",
+    "partition",
+    "model",
+}  #: sections that may name files of the user's own, by their SHA-256
+DATA_SOURCE_KEYS = {"mirror", "absent"}  #: keys of `dataset` that say where its samples come from, not which they are
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  #: a study may have a thousand runs
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """All that a run's bits depend on, as ``run.yaml`` holds it in full."""
 
     dataset: dict[str, Any]
@@ -50,14 +54,16 @@ class Settings:
     origin: dict[str, Any] = field(default_factory=dict)  #: where files lie of which the key holds the SHA-256
 
     @classmethod
-    def of(cls, params: Params, label: str, seed: int) -> Settings:
+    def from_params(cls, params: Params, label: str, seed: int) -> RunSettings:
         """The settings of one run of a study."""
         section = params.dataset
-        dataset = section.model_dump(mode="json", include=set(Data.model_fields) - OBTAINING) | section.described
+        dataset = (
+            section.model_dump(mode="json", include=set(Data.model_fields) - DATA_SOURCE_KEYS) | section.run_settings
+        )
         if section.subset is None:
             del dataset["subset"]
-        if params.partition.splits:
-            dataset = {name: value for name, value in dataset.items() if name not in SPLITTING}
+        if params.partition.has_fixed_splits:
+            dataset = {name: value for name, value in dataset.items() if name not in SPLIT_KEYS}
         elif section.split == "official":
             del dataset["test_share"]
             if not section.validation_share:
@@ -69,9 +75,9 @@ class Settings:
         return cls(
             dataset=dataset,
             transforms=params.transforms.model_dump(mode="json"),
-            partition=registry.described(registry.PARTITION, params.partition),
-            model=registry.described(registry.MODEL, params.model),
-            algorithm=registry.described(registry.ALGORITHM, params.algorithms[label]),
+            partition=registry.component_to_run_settings(registry.PARTITION, params.partition),
+            model=registry.component_to_run_settings(registry.MODEL, params.model),
+            algorithm=registry.component_to_run_settings(registry.ALGORITHM, params.algorithms[label]),
             federation=params.federation.model_dump(mode="json", exclude={"rounds"}),
             evaluation=evaluation,
             seed=seed,
@@ -79,7 +85,7 @@ class Settings:
         )
 
     @classmethod
-    def read(cls, path: Path) -> Settings:
+    def read(cls, path: Path) -> RunSettings:
         """The settings in a ``run.yaml``.
 
         Raises
@@ -98,26 +104,26 @@ class Settings:
             raise ArtifactError(f"{path} was edited: its key would be {key}; change params.yaml instead.")
         return settings
 
-    def dump(self) -> str:
+    def to_yaml(self) -> str:
         """The text of ``run.yaml``."""
         head = "# All that this run's bits depend on; its key, the folder's name, is a hash of it.\n"
-        held = {name: value for name, value in dataclasses.asdict(self).items() if name != "origin" or value}
-        return head + dump(held)
+        content = {name: value for name, value in dataclasses.asdict(self).items() if name != "origin" or value}
+        return head + dump(content)
 
     @property
     def key(self) -> str:
         """The run's key."""
-        return digest({name: value for name, value in vars(self).items() if name != "origin"})
+        return digest_json({name: value for name, value in vars(self).items() if name != "origin"})
 
     @property
     def partition_settings(self) -> dict[str, Any]:
         """All that the run's partition depends on; no seed, where the partition itself says how samples are split."""
-        fixed = self.partition.get("seed")
+        partition_seed = self.partition.get("seed")
         return {
             "dataset": self.dataset,
             "partition": {name: value for name, value in self.partition.items() if name != "seed"},
             "clients": self.federation["clients"],
-            **({"seed": self.seed if fixed is None else fixed} if "split" in self.dataset else {}),
+            **({"seed": self.seed if partition_seed is None else partition_seed} if "split" in self.dataset else {}),
         }
 
     def build_algorithm(self) -> Component:
@@ -128,18 +134,19 @@ class Settings:
         ArtifactError
             Its code is not that which the run's key is of; so for the model.
         """
-        return self._built(registry.ALGORITHM, self.algorithm)
+        return self._build_component(registry.ALGORITHM, self.algorithm)
 
     def build_model(self) -> Component:
         """The model family with its parameters."""
-        return self._built(registry.MODEL, self.model | self.origin.get("model", {}))
+        return self._build_component(registry.MODEL, self.model | self.origin.get("model", {}))
 
-    def _built(self, kind: registry.Kind, described: dict[str, Any]) -> Component:
-        component = registry.restored(kind, described)
-        if (found := code.of(*component.made_of()).text) != described["code"]:
+    def _build_component(self, kind: registry.ComponentKind, run_settings: dict[str, Any]) -> Component:
+        component = registry.component_from_run_settings(kind, run_settings)
+        if (code_digest := code.compute_code_digest(*component.code_objects()).text) != run_settings["code"]:
             raise ArtifactError(
-                f"run {self.key} is of other code of {kind.name} '{described['name']}' ({described['code']}) than lies "
-                f"here ({found}); type `fedpipe run`, which plans again, or restore that code."
+                f"run {self.key} is of other code of {kind.name} '{run_settings['name']}' ({run_settings['code']}) "
+                "than lies "
+                f"here ({code_digest}); type `fedpipe run`, which plans again, or restore that code."
             )
         return component
 
@@ -161,7 +168,7 @@ def dump(value: Any) -> str:
     return str(yaml.dump(value, Dumper=_DUMPER, sort_keys=False))
 
 
-def digest(value: Any) -> str:
+def digest_json(value: Any) -> str:
     """Twelve hexadecimal digits of the SHA-256 of the canonical JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -171,14 +178,14 @@ def digest(value: Any) -> str:
 class NewPlan(Plan):
     """A plan that was just made, with what is written beside it."""
 
-    settings: dict[str, Settings]  #: of each run, by its key
-    texts: dict[str, str]  #: what jobs read, by path: ``run.yaml``, ``partition.yaml``, data sets' settings
-    samples: dict[str, tuple[int, int]]  #: by partition, about how many are trained on, and how many there are
+    run_settings: dict[str, RunSettings]  #: of each run, by its key
+    file_texts: dict[str, str]  #: what jobs read, by path: ``run.yaml``, ``partition.yaml``, data sets' settings
+    sample_counts: dict[str, tuple[int, int]]  #: by partition, about how many are trained on, and how many there are
     sources: dict[str, str]  #: the files that the plan was made of, each with its SHA-256 or its stamp
-    absent: dict[str, str]  #: by path, the runs that can't be made without a network, with what is not here
+    unavailable_runs: dict[str, str]  #: by path, the runs that can't be made without a network, with what is not here
 
 
-def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
+def make_plan(path: Path = PARAMS, scale: str = FULL_SCALE) -> NewPlan:
     """The plan of the study in ``path``, at one of its scales; nothing is written.
 
     Raises
@@ -187,43 +194,55 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
         One sentence for each mistake in the settings.
     """
     sys.path.insert(0, str(Path.cwd()))  # own algorithms lie beside params.yaml
-    download = config.download(path)
-    raw, above = config.at_scale(config.read(path), scale, download)
-    ours = any(key.partition(".")[0] in PINNED for key in above)  # files that the scale names, no command declares
-    study = config.parse(raw, None if ours else download, obtain=download)
-    draft = _Draft(study, grid.keys(raw, study, above))
-    for point in grid.points(study):
-        found = grid.settings(raw, study, point, above, download)
-        draft.add(point, {label: (params, own) for params, labels, own in found for label in labels})
+    download_command = config.format_download_command(path)
+    raw, scale_changes = config.apply_scale(config.read_params(path), scale, download_command)
+    has_scale_files = any(
+        key.partition(".")[0] in PINNABLE_SECTIONS for key in scale_changes
+    )  # files that the scale names, no command declares
+    study_params = config.parse_params(
+        raw, None if has_scale_files else download_command, obtain_command=download_command
+    )
+    draft = _Draft(study_params, grid.collect_grid_keys(raw, study_params, scale_changes))
+    for point in grid.iterate_points(study_params):
+        point_settings = grid.resolve_point_settings(raw, study_params, point, scale_changes, download_command)
+        draft.add_point(point, {label: (params, own) for params, labels, own in point_settings for label in labels})
     from fedpipe.stages import partition  # which needs this module
 
-    draft.warnings += partition.warnings(draft.partitions, draft.texts)
-    probes = probing.planned(study, draft.cells.values())
-    draft.texts |= {str(probe.files.settings): probing.text(study, probe) for probe in probes}
+    draft.warnings += partition.warnings(draft.partitions, draft.file_texts)
+    probes = probing.plan_probes(study_params, draft.cells.values())
+    draft.file_texts |= {
+        str(probe.files.settings): probing.format_probe_settings(study_params, probe) for probe in probes
+    }
     return NewPlan(
-        params=artifacts.study(path),
+        params=artifacts.normalize_study_path(path),
         scale=scale,
-        algorithms=study.study.algorithms,
-        seeds=study.study.seeds,
-        grid={name: list(values) for name, values in study.study.grid.items()},
-        protocols=study.evaluation.protocols,
-        shown={label: shown for label in study.study.algorithms if (shown := config.method(raw, label).shown)},
+        algorithms=study_params.study.algorithms,
+        seeds=study_params.study.seeds,
+        grid={name: list(values) for name, values in study_params.study.grid.items()},
+        protocols=study_params.evaluation.protocols,
+        shown={
+            label: shown_protocol
+            for label in study_params.study.algorithms
+            if (shown_protocol := config.parse_method(raw, label).shown)
+        },
         partitions=draft.partitions,
         runs=tuple(draft.runs.values()),
         cells=tuple(draft.cells.values()),
         warnings=tuple(dict.fromkeys(draft.warnings)),
-        files=tuple(sorted(draft.texts)),
-        shared=code.shared(),
-        execution=Jobs(**study.execution.model_dump()),
-        keep_models=study.artifacts.keep_models,
-        report=Reported(**study.report.model_dump()),
+        files=tuple(sorted(draft.file_texts)),
+        shared=code.compute_shared_digest(),
+        execution=ExecutionSettings(**study_params.execution.model_dump()),
+        keep_models=study_params.artifacts.keep_models,
+        report=ReportSettings(**study_params.report.model_dump()),
         probes=probes,
-        titles={label: title for label in study.study.algorithms if (title := config.method(raw, label).title)},
-        settings=draft.settings,
-        texts=draft.texts,
-        samples=draft.samples,
-        sources=_sources(path, draft.components) | draft.stamps,
-        absent=draft.absent,
+        titles={
+            label: title for label in study_params.study.algorithms if (title := config.parse_method(raw, label).title)
+        },
+        run_settings=draft.run_settings,
+        file_texts=draft.file_texts,
+        sample_counts=draft.sample_counts,
+        sources=_hash_sources(path, draft.components) | draft.fingerprints,
+        unavailable_runs=draft.unavailable_runs,
     )
 
 
@@ -231,83 +250,92 @@ def make(path: Path = PARAMS, scale: str = PAPER) -> NewPlan:
 class _Draft:
     """A plan in the making: what the points of a study's grid have brought so far; fields as those of `NewPlan`."""
 
-    study: Params
-    keys: dict[str, list[str]]  #: of each algorithm, the names of the grid that concern it
+    study_params: Params
+    grid_keys: dict[str, list[str]]  #: of each algorithm, the names of the grid that concern it
     runs: dict[tuple[str, str], PlannedRun] = field(default_factory=dict)
     cells: dict[str, Cell] = field(default_factory=dict)
     partitions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    settings: dict[str, Settings] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
-    samples: dict[str, tuple[int, int]] = field(default_factory=dict)
+    run_settings: dict[str, RunSettings] = field(default_factory=dict)
+    file_texts: dict[str, str] = field(default_factory=dict)
+    sample_counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     components: list[Component] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    stamps: dict[str, str] = field(default_factory=dict)
-    absent: dict[str, str] = field(default_factory=dict)
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    unavailable_runs: dict[str, str] = field(default_factory=dict)
 
-    def add(self, point: grid.Point, found: dict[str, tuple[Params, dict[str, Any]]]) -> None:
+    def add_point(self, point: grid.GridPoint, found: dict[str, tuple[Params, dict[str, Any]]]) -> None:
         """Add a point's cells, and runs if they are new.
 
         ``found`` has the settings of each algorithm there, and the keys that it sets for itself alone.
         """
-        algorithms, seeds = self.study.study.algorithms, self.study.study.seeds
-        told = {label: params for label, (params, _) in found.items()}
-        for params in {id(params): params for params in told.values()}.values():  # those of many algorithms are one
+        algorithms, seeds = self.study_params.study.algorithms, self.study_params.study.seeds
+        params_by_label = {label: params for label, (params, _) in found.items()}
+        for params in {
+            id(params): params for params in params_by_label.values()
+        }.values():  # those of many algorithms are one
             self.warnings += params.warnings
-            self.stamps |= {str(pin.path): pins.stamp(pin.path) for pin in params.pins.values()}
-            self.components += [params.partition, params.model, params.dataset.source]
+            self.fingerprints |= {
+                str(pin.path): pins.compute_stat_fingerprint(pin.path) for pin in params.pinned_files.values()
+            }
+            self.components += [params.partition, params.model, params.dataset.effective_dataset]
             data = params.dataset.file.stem
-            self.texts[str(store.settings_file(data))] = dump(params.dataset.origin)
+            self.file_texts[str(store.settings_file(data))] = dump(params.dataset.origin)
         for label in algorithms:
-            self.components.append(algorithm := told[label].algorithms[label])
-            self.warnings += algorithm.warnings(told[label], f"algorithms.{label}")
-        settings = {label: Settings.of(params, label, seeds[0]) for label, params in told.items()}
+            self.components.append(algorithm := params_by_label[label].algorithms[label])
+            self.warnings += algorithm.warnings(params_by_label[label], f"algorithms.{label}")
+        settings = {
+            label: RunSettings.from_params(params, label, seeds[0]) for label, params in params_by_label.items()
+        }
         for label, seed in itertools.product(algorithms, seeds):
-            params = told[label]
-            run = self._run(label, params, dataclasses.replace(settings[label], seed=seed))
-            heard = {name: [key for key in own if key not in params.left_out] for name, own in self.keys.items()}
-            mine = point.at(label, heard)
-            own = found[label][1]
-            cell = Cell(algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=mine, own=own)
-            self.cells[digest([label, seed, mine])] = cell
+            params = params_by_label[label]
+            run = self._add_run(label, params, dataclasses.replace(settings[label], seed=seed))
+            effective_keys = {
+                name: [key for key in set_keys if key not in params.ignored_parameters]
+                for name, set_keys in self.grid_keys.items()
+            }
+            grid_values = point.select_values(label, effective_keys)
+            set_keys = found[label][1]
+            cell = Cell(algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=grid_values, own=set_keys)
+            self.cells[digest_json([label, seed, grid_values])] = cell
 
-    def _run(self, label: str, params: Params, settings: Settings) -> PlannedRun:
+    def _add_run(self, label: str, params: Params, settings: RunSettings) -> PlannedRun:
         """Add a run, or its longer form where a shorter one is there, since rounds are no part of the key."""
         run = PlannedRun(
             algorithm=label,
             seed=settings.seed,
             key=settings.key,
             rounds=params.federation.rounds,
-            partition=self._partition(params, settings),
+            partition=self._add_partition(params, settings),
             dataset=params.dataset.file.stem,
             participants=params.federation.participants,
         )
-        self.settings[run.key] = settings
-        if (written := str(run.files.settings)) not in self.texts:
-            self.texts[written] = settings.dump()
-        if lacking := _lacking(params):
-            self.absent[str(run.path)] = lacking
+        self.run_settings[run.key] = settings
+        if (settings_file := str(run.files.settings)) not in self.file_texts:
+            self.file_texts[settings_file] = settings.to_yaml()
+        if missing_data := _describe_missing_data(params):
+            self.unavailable_runs[str(run.path)] = missing_data
         other = self.runs.get((label, run.key), run)
         self.runs[label, run.key] = run if run.rounds > other.rounds else other
         return run
 
-    def _partition(self, params: Params, settings: Settings) -> str:
+    def _add_partition(self, params: Params, settings: RunSettings) -> str:
         """Add the partition that a run is of, which many share; its key."""
-        key = digest(settings.partition_settings)
+        key = digest_json(settings.partition_settings)
         if key not in self.partitions:
             self.partitions[key] = settings.partition_settings
-            self.samples[key] = _samples(params)
-            dealt = artifacts.assignment_file(key).with_name("partition.yaml")
+            self.sample_counts[key] = _count_samples(params)
+            partition_file = artifacts.assignment_file(key).with_name("partition.yaml")
             origin = {"origin": params.partition.origin} if params.partition.origin else {}
-            self.texts[str(dealt)] = dump(settings.partition_settings | origin)
+            self.file_texts[str(partition_file)] = dump(settings.partition_settings | origin)
         return key
 
 
-def scales(path: Path) -> list[str]:
+def list_scales(path: Path) -> list[str]:
     """All scales of a study, the whole one first."""
-    return [PAPER, *config.parse(config.read(path), config.download(path)).scales]
+    return [FULL_SCALE, *config.parse_params(config.read_params(path), config.format_download_command(path)).scales]
 
 
-def write(plan: NewPlan) -> None:
+def write_plan(plan: NewPlan) -> None:
     """Write a study's plan, and what each job reads, where it is not there yet: ``run.yaml``, ``partition.yaml``.
 
     The files that it was made of are no part of ``plan.json`` itself: an edit that changes no key changes nothing that
@@ -318,46 +346,50 @@ def write(plan: NewPlan) -> None:
     SettingsError
         A study in that file has no place; nothing is written.
     """
-    sources = plan.study.sources
-    for name, text in plan.texts.items():
+    sources = plan.study_files.sources
+    for name, text in plan.file_texts.items():
         if not Path(name).is_file() or Path(name).read_text() != text:
             artifacts.write_bytes(Path(name), text.encode())
     if plan.execution.clients_per_job:  # rules of single rounds watch the files that a segment's end has packed
         for run in plan.runs:
-            artifacts.unpack(run.files.history)
+            artifacts.unpack_folder(run.files.rounds_folder)
     plan.write()
     package = Path(__file__).resolve().parent
-    own = any(name.endswith(".py") and package not in Path(name).resolve().parents for name in plan.sources)
-    marks = {str(plan.study.plan): artifacts.sha256_of(plan.study.plan)} | ({SEARCHED: ""} if own else {})
+    has_custom_code = any(name.endswith(".py") and package not in Path(name).resolve().parents for name in plan.sources)
+    marks = {str(plan.study_files.plan): artifacts.sha256_of(plan.study_files.plan)} | (
+        {CUSTOM_MODULES_MARK: ""} if has_custom_code else {}
+    )
     artifacts.write_json(sources, plan.sources | marks)
-    artifacts.write_json(plan.study.absent, plan.absent)
+    artifacts.write_json(plan.study_files.unavailable_runs, plan.unavailable_runs)
 
 
-def _samples(params: Params) -> tuple[int, int]:
+def _count_samples(params: Params) -> tuple[int, int]:
     """About how many samples are trained on, and how many there are."""
     data = params.dataset
-    whole = data.subset or data.facts.size
-    if params.partition.splits:
-        return whole, whole
-    return (data.dealt, whole) if data.split == "official" else (round(whole * (1 - data.test_share)), whole)
+    size = data.subset or data.facts.size
+    if params.partition.has_fixed_splits:
+        return size, size
+    return (data.partitioned_size, size) if data.split == "official" else (round(size * (1 - data.test_share)), size)
 
 
-def _lacking(params: Params) -> str:
+def _describe_missing_data(params: Params) -> str:
     """What would have to be fetched over the network; empty, where all is here."""
-    if not (params.dataset.at_hand or params.dataset.source is not params.dataset.named):
+    if not (
+        params.dataset.is_available_offline or params.dataset.effective_dataset is not params.dataset.named_dataset
+    ):
         return "data not here"
-    published = getattr(params.model, "weights", None) == "imagenet"
-    return "weights not here" if published and not params.model.imagenet.is_file() else ""
+    is_imagenet = getattr(params.model, "weights", None) == "imagenet"
+    return "weights not here" if is_imagenet and not params.model.imagenet_file.is_file() else ""
 
 
-def _sources(path: Path, components: list[Component]) -> dict[str, str]:
+def _hash_sources(path: Path, components: list[Component]) -> dict[str, str]:
     """The files that the plan was made of, with their SHA-256; the Snakefile plans again when one has changed."""
     files = {path, *Path(__file__).parent.rglob("*.py")}
-    files |= {file for component in components for file in code.of(*component.made_of()).files}
-    here = Path.cwd().resolve()
+    files |= {file for component in components for file in code.compute_code_digest(*component.code_objects()).files}
+    cwd = Path.cwd().resolve()
 
-    def relative(file: Path) -> str:
-        resolved = file.resolve()
-        return str(resolved.relative_to(here) if resolved.is_relative_to(here) else resolved)
+    def to_relative(file: Path) -> str:
+        absolute_file = file.resolve()
+        return str(absolute_file.relative_to(cwd) if absolute_file.is_relative_to(cwd) else absolute_file)
 
-    return {relative(file): artifacts.sha256_of(file) for file in sorted(files)}
+    return {to_relative(file): artifacts.sha256_of(file) for file in sorted(files)}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedpipe import artifacts
-from fedpipe.artifacts import RESULTS, JoinedFiles, ProbeFiles, RunFiles, StudyFiles
+from fedpipe.artifacts import RESULTS, MergedFiles, ProbeFiles, RunFiles, StudyFiles
 from fedpipe.errors import ArtifactError, SettingsError
 
 ReportedRound = Literal["last", "best", "mean-last"]
@@ -34,16 +34,16 @@ Statistic = Literal[
 
 #: In the environment of what `fedpipe run` starts on this machine: how many runs go on at once. While some are missing,
 #: a plan is made anew, and refused if they would take more than a day.
-AT_ONCE = "FEDPIPE_AT_ONCE"
+FORECAST_CORES = "FEDPIPE_AT_ONCE"
 
-LABEL = r"[a-z][a-z0-9_]*"  #: of an algorithm
-KIND = r"[a-z][a-z-]*"  #: of a probe
-KEY = r"[0-9a-f]{12}"  #: of a run or partition
-DATASET = r"[A-Za-z0-9_.]+-[0-9a-f]{12}"
+LABEL_PATTERN = r"[a-z][a-z0-9_]*"  #: of an algorithm
+PROBE_KIND_PATTERN = r"[a-z][a-z-]*"  #: of a probe
+KEY_PATTERN = r"[0-9a-f]{12}"  #: of a run or partition
+DATASET_PATTERN = r"[A-Za-z0-9_.]+-[0-9a-f]{12}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rounds:
+class _RunRounds:
     """The first so many rounds of a run."""
 
     algorithm: str  #: its label in the study
@@ -54,16 +54,16 @@ class _Rounds:
     @cached_property
     def files(self) -> RunFiles:
         """The run's files."""
-        return RunFiles.of(self.algorithm, self.key)
+        return RunFiles.from_key(self.algorithm, self.key)
 
     @property
-    def joined(self) -> JoinedFiles:
+    def merged_files(self) -> MergedFiles:
         """The files that join these rounds."""
-        return self.files.joined(self.rounds)
+        return self.files.merged_files(self.rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedRun(_Rounds):
+class PlannedRun(_RunRounds):
     """A run of the study, which stands in its plan once, however many cells it serves."""
 
     partition: str  #: the key of its partition
@@ -75,45 +75,47 @@ class PlannedRun(_Rounds):
         """Its folder."""
         return self.files.path
 
-    def serves(self, cell: Cell) -> bool:
+    def has_cell(self, cell: Cell) -> bool:
         """Whether a cell's number is of this run."""
         return (self.algorithm, self.key) == (cell.algorithm, cell.key)
 
-    def held(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As ``plan.json`` holds it."""
-        return _held(self) | {"path": str(self.path)}
+        return _fields_to_dict(self) | {"path": str(self.path)}
 
     @classmethod
-    def of(cls, held: dict[str, Any]) -> PlannedRun:
+    def from_dict(cls, raw: dict[str, Any]) -> PlannedRun:
         """The run that ``plan.json`` holds so; see :meth:`Plan.of`."""
-        run = cls(**_fields(cls, held))
-        _refuse_others(LABEL, [run.algorithm])
-        _refuse_others(KEY, [run.key, run.partition])
-        _refuse_others(DATASET, [run.dataset])
-        _refuse_no_numbers([run.seed, run.rounds, run.participants])
-        if held["path"] != str(run.path):
-            raise ValueError(held["path"])
+        run = cls(**_read_fields(cls, raw))
+        _require_match(LABEL_PATTERN, [run.algorithm])
+        _require_match(KEY_PATTERN, [run.key, run.partition])
+        _require_match(DATASET_PATTERN, [run.dataset])
+        _require_ints([run.seed, run.rounds, run.participants])
+        if raw["path"] != str(run.path):
+            raise ValueError(raw["path"])
         return run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell(_Rounds):
+class Cell(_RunRounds):
     """What tables and figures show: so many rounds of a run, at a point of the grid."""
 
     grid: dict[str, Any]  #: its point, where that concerns the algorithm
     own: dict[str, Any] = field(default_factory=dict)  #: the settings that the method has alone, by key (`with`)
 
-    def held(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As ``plan.json`` holds it."""
-        return {name: value for name, value in _held(self).items() if name != "own" or value}  # else as it was before
+        return {
+            name: value for name, value in _fields_to_dict(self).items() if name != "own" or value
+        }  # else as it was before
 
     @classmethod
-    def of(cls, held: dict[str, Any]) -> Cell:
+    def from_dict(cls, raw: dict[str, Any]) -> Cell:
         """The cell that ``plan.json`` holds so; see :meth:`Plan.of`."""
-        cell = cls(**_fields(cls, held))
-        _refuse_others(LABEL, [cell.algorithm])
-        _refuse_others(KEY, [cell.key])
-        _refuse_no_numbers([cell.seed, cell.rounds])
+        cell = cls(**_read_fields(cls, raw))
+        _require_match(LABEL_PATTERN, [cell.algorithm])
+        _require_match(KEY_PATTERN, [cell.key])
+        _require_ints([cell.seed, cell.rounds])
         return cell
 
 
@@ -132,32 +134,32 @@ class PlannedProbe:
     @property
     def run(self) -> RunFiles:
         """The run's files."""
-        return RunFiles.of(self.algorithm, self.run_key)
+        return RunFiles.from_key(self.algorithm, self.run_key)
 
     @property
     def files(self) -> ProbeFiles:
         """Its own files."""
-        return ProbeFiles.of(self.algorithm, self.run_key, self.round, self.kind, self.key)
+        return ProbeFiles.from_key(self.algorithm, self.run_key, self.round, self.kind, self.key)
 
-    def held(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As ``plan.json`` holds it."""
-        return _held(self) | {"path": str(self.files.table)}
+        return _fields_to_dict(self) | {"path": str(self.files.table)}
 
     @classmethod
-    def of(cls, held: dict[str, Any]) -> PlannedProbe:
+    def from_dict(cls, raw: dict[str, Any]) -> PlannedProbe:
         """The probe that ``plan.json`` holds so; see :meth:`Plan.of`."""
-        probe = cls(**_fields(cls, held))
-        _refuse_others(LABEL, [probe.name, probe.algorithm])
-        _refuse_others(KIND, [probe.kind])
-        _refuse_others(KEY, [probe.run_key, probe.key])
-        _refuse_no_numbers([probe.rounds, probe.round])
-        if held["path"] != str(probe.files.table):
-            raise ValueError(held["path"])
+        probe = cls(**_read_fields(cls, raw))
+        _require_match(LABEL_PATTERN, [probe.name, probe.algorithm])
+        _require_match(PROBE_KIND_PATTERN, [probe.kind])
+        _require_match(KEY_PATTERN, [probe.run_key, probe.key])
+        _require_ints([probe.rounds, probe.round])
+        if raw["path"] != str(probe.files.table):
+            raise ValueError(raw["path"])
         return probe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Jobs:
+class ExecutionSettings:
     """How jobs are cut and where they run: section `execution`."""
 
     rounds_per_job: int | None
@@ -169,7 +171,7 @@ class Jobs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reported:
+class ReportSettings:
     """What the tables show: section `report`."""
 
     round: ReportedRound
@@ -181,15 +183,15 @@ class Reported:
     target: float | None = None
     baseline: str | None = None  #: the label of a method
 
-    def held(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As ``plan.json`` holds it."""
-        return _held(self) | {"best_over": list(self.best_over), "statistics": list(self.statistics)}
+        return _fields_to_dict(self) | {"best_over": list(self.best_over), "statistics": list(self.statistics)}
 
     @classmethod
-    def of(cls, held: dict[str, Any]) -> Reported:
+    def from_dict(cls, raw: dict[str, Any]) -> ReportSettings:
         """What ``plan.json`` holds so."""
-        texts: dict[str, Any] = {name: _texts(held.get(name, [])) for name in ("best_over", "statistics")}
-        return cls(**_fields(cls, held) | texts)
+        texts: dict[str, Any] = {name: _to_texts(raw.get(name, [])) for name in ("best_over", "statistics")}
+        return cls(**_read_fields(cls, raw) | texts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,9 +211,9 @@ class Plan:
     warnings: tuple[str, ...]
     files: tuple[str, ...]  #: what is written with the plan, for jobs to read, by name
     shared: str  #: the digest of the code that all runs share
-    execution: Jobs
+    execution: ExecutionSettings
     keep_models: str | int  #: see `artifacts.keep_models`
-    report: Reported
+    report: ReportSettings
     probes: tuple[PlannedProbe, ...] = ()
     titles: dict[str, str] = field(default_factory=dict)  #: by label what tables and figures call a method, if not that
 
@@ -220,20 +222,20 @@ class Plan:
         return self.titles.get(label, label)
 
     @property
-    def study(self) -> StudyFiles:
+    def study_files(self) -> StudyFiles:
         """Where the study's own files lie."""
-        return StudyFiles.of(self.params, self.scale)
+        return StudyFiles.from_params(self.params, self.scale)
 
     @property
-    def listed(self) -> list[str]:
+    def run_lines(self) -> list[str]:
         """A line a run: method, seed, the points of the grid that it serves, key."""
         points: dict[tuple[str, str], list[str]] = {}
         for cell in self.cells:
             point = ", ".join(f"{name}={value}" for name, value in cell.grid.items())
             points.setdefault((cell.algorithm, cell.key), []).append(point)
-        told = {run: "; ".join(points[run.algorithm, run.key]) for run in self.runs}
+        points_by_run = {run: "; ".join(points[run.algorithm, run.key]) for run in self.runs}
         return [
-            f"{run.algorithm:<16} seed {run.seed}  {f'{told[run]}  ' if told[run] else ''}{run.key}"
+            f"{run.algorithm:<16} seed {run.seed}  {f'{points_by_run[run]}  ' if points_by_run[run] else ''}{run.key}"
             for run in self.runs
         ]
 
@@ -244,42 +246,42 @@ class Plan:
         A name tells scheme, its parameters and seed, and what else differs between the study's partitions; and the key,
         where that is not enough.
         """
-        told = {key: _dealt(settings) for key, settings in self.partitions.items()}
-        varied = {
+        parts_by_key = {key: _partition_name_parts(settings) for key, settings in self.partitions.items()}
+        varied_names = {
             name
-            for name in {name for parts in told.values() for name in parts if name in OTHERS}
-            if len({str(parts.get(name)) for parts in told.values()}) > 1
+            for name in {name for parts in parts_by_key.values() for name in parts if name in OPTIONAL_NAME_PARTS}
+            if len({str(parts.get(name)) for parts in parts_by_key.values()}) > 1
         }
         names = {
             key: "-".join(
-                re.sub(r"[^A-Za-z0-9.]+", "_", f"{OTHERS.get(name, '')}{value}")
+                re.sub(r"[^A-Za-z0-9.]+", "_", f"{OPTIONAL_NAME_PARTS.get(name, '')}{value}")
                 for name, value in parts.items()
-                if name not in OTHERS or name in varied or name == "seed"
+                if name not in OPTIONAL_NAME_PARTS or name in varied_names or name == "seed"
             )
-            for key, parts in told.items()
+            for key, parts in parts_by_key.items()
         }
         count = Counter(names.values())
         return {key: name if count[name] == 1 else f"{name}-{key}" for key, name in names.items()}
 
-    def partition_told(self, key: str) -> dict[str, str]:
+    def describe_partition(self, key: str) -> dict[str, str]:
         """What a partition is, by name, for Snakemake's report: data set, scheme with its parameters, clients, seed."""
-        told = _dealt(self.partitions[key])
+        told = _partition_name_parts(self.partitions[key])
         return {{"name": "data set"}.get(name, name): widen_tags(str(value)) for name, value in told.items()}
 
     @cached_property
-    def joined(self) -> tuple[JoinedFiles, ...]:
+    def merged_files(self) -> tuple[MergedFiles, ...]:
         """What its tables are made of, each once: so many rounds of a run."""
-        return tuple(dict.fromkeys(cell.joined for cell in self.cells))
+        return tuple(dict.fromkeys(cell.merged_files for cell in self.cells))
 
     @cached_property
-    def lengths(self) -> dict[Path, tuple[int, ...]]:
+    def round_counts(self) -> dict[Path, tuple[int, ...]]:
         """By run the numbers of rounds that cells show, ascending: several, where the grid varies nothing else."""
-        found: dict[Path, set[int]] = {}
+        counts: dict[Path, set[int]] = {}
         for cell in self.cells:
-            found.setdefault(cell.files.path, set()).add(cell.rounds)
-        return {path: tuple(sorted(lengths)) for path, lengths in found.items()}
+            counts.setdefault(cell.files.path, set()).add(cell.rounds)
+        return {path: tuple(sorted(lengths)) for path, lengths in counts.items()}
 
-    def held(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As ``plan.json`` holds it."""
         return {
             "params": str(self.params),
@@ -290,24 +292,24 @@ class Plan:
             "protocols": list(self.protocols),
             "shown": self.shown,
             "partitions": self.partitions,
-            "runs": [run.held() for run in self.runs],
-            "cells": [cell.held() for cell in self.cells],
+            "runs": [run.to_dict() for run in self.runs],
+            "cells": [cell.to_dict() for cell in self.cells],
             "warnings": list(self.warnings),
             "files": list(self.files),
             "shared": self.shared,
-            "execution": _held(self.execution),
+            "execution": _fields_to_dict(self.execution),
             "artifacts": {"keep_models": self.keep_models},
-            "report": self.report.held(),
-            "probes": [probe.held() for probe in self.probes],
+            "report": self.report.to_dict(),
+            "probes": [probe.to_dict() for probe in self.probes],
             **({"titles": self.titles} if self.titles else {}),  # else a plan is as it was before
         }
 
     def write(self) -> None:
         """Write ``plan.json``."""
-        artifacts.write_json(self.study.plan, self.held())
+        artifacts.write_json(self.study_files.plan, self.to_dict())
 
     @classmethod
-    def read(cls, place: Path) -> Plan:
+    def read(cls, path: Path) -> Plan:
         """The plan in a ``plan.json``, all of whose names are such as a plan gives: none leads out of the folder.
 
         Raises
@@ -315,18 +317,18 @@ class Plan:
         ArtifactError
             It is missing, damaged, or of another study.
         """
-        found = artifacts.read_json(place)
+        content = artifacts.read_json(path)
         try:
-            plan = cls.of(found)
-            ours = plan.study.plan.resolve() == place.resolve()
+            plan = cls.from_dict(content)
+            is_valid = plan.study_files.plan.resolve() == path.resolve()
         except (LookupError, TypeError, ValueError, AttributeError):
-            ours = False
-        if not ours:
-            raise ArtifactError(f"{place} is not the plan of the study that belongs there; delete it and run again.")
+            is_valid = False
+        if not is_valid:
+            raise ArtifactError(f"{path} is not the plan of the study that belongs there; delete it and run again.")
         return plan
 
     @classmethod
-    def of(cls, held: dict[str, Any]) -> Plan:
+    def from_dict(cls, raw: dict[str, Any]) -> Plan:
         """The plan that a ``plan.json`` holds so.
 
         Raises
@@ -335,46 +337,48 @@ class Plan:
             Something is missing, of another type than a plan gives it, or leads elsewhere.
         """
         plan = cls(
-            params=Path(held["params"]),
-            scale=held["scale"],
-            algorithms=_texts(held["algorithms"]),
-            seeds=tuple(held["seeds"]),
-            grid={name: list(values) for name, values in held["grid"].items()},
-            protocols=_texts(held["protocols"]),
-            shown=dict(held["shown"]),
-            partitions={key: dict(settings) for key, settings in held["partitions"].items()},
-            runs=tuple(map(PlannedRun.of, held["runs"])),
-            cells=tuple(map(Cell.of, held["cells"])),
-            warnings=_texts(held["warnings"]),
-            files=_texts(held["files"]),
-            shared=held["shared"],
-            execution=_jobs(held["execution"]),
-            keep_models=held["artifacts"]["keep_models"],
-            report=Reported.of(held["report"]),
-            probes=tuple(map(PlannedProbe.of, held["probes"])),
-            titles=dict(held.get("titles", {})),
+            params=Path(raw["params"]),
+            scale=raw["scale"],
+            algorithms=_to_texts(raw["algorithms"]),
+            seeds=tuple(raw["seeds"]),
+            grid={name: list(values) for name, values in raw["grid"].items()},
+            protocols=_to_texts(raw["protocols"]),
+            shown=dict(raw["shown"]),
+            partitions={key: dict(settings) for key, settings in raw["partitions"].items()},
+            runs=tuple(map(PlannedRun.from_dict, raw["runs"])),
+            cells=tuple(map(Cell.from_dict, raw["cells"])),
+            warnings=_to_texts(raw["warnings"]),
+            files=_to_texts(raw["files"]),
+            shared=raw["shared"],
+            execution=_parse_execution(raw["execution"]),
+            keep_models=raw["artifacts"]["keep_models"],
+            report=ReportSettings.from_dict(raw["report"]),
+            probes=tuple(map(PlannedProbe.from_dict, raw["probes"])),
+            titles=dict(raw.get("titles", {})),
         )
-        _refuse_others(LABEL, [plan.scale, *plan.algorithms])
-        _refuse_others(KEY, [*plan.partitions, plan.shared])
-        _refuse_no_numbers([*plan.seeds, plan.report.last_k])
-        made = {(run.algorithm, run.key) for run in plan.runs}
-        whole = made >= {(cell.algorithm, cell.key) for cell in plan.cells}
-        whole &= made >= {(probe.algorithm, probe.run_key) for probe in plan.probes}
-        whole &= {run.algorithm for run in plan.runs} == set(plan.algorithms)
-        whole &= {run.partition for run in plan.runs} == set(plan.partitions)
-        whole &= all(run.rounds == max(plan.lengths.get(run.path, (0,))) for run in plan.runs)
-        whole &= all(cell.grid.keys() <= plan.grid.keys() for cell in plan.cells) and bool(plan.protocols)
-        whole &= all(type(cell.own) is dict for cell in plan.cells)
-        whole &= plan.shown.keys() <= set(plan.algorithms) and set(plan.shown.values()) <= set(plan.protocols)
-        whole &= plan.titles.keys() <= set(plan.algorithms) and all(type(name) is str for name in plan.titles.values())
-        whole &= set(plan.report.best_over) <= plan.grid.keys()
-        whole &= set(plan.report.statistics) <= set(get_args(Statistic))
-        whole &= plan.report.target is None or 0 < plan.report.target <= 1
-        whole &= plan.report.baseline in (None, *plan.algorithms)
-        whole &= plan.report.round in get_args(ReportedRound) and plan.report.average in get_args(Average)
-        whole &= _is_keep_models(plan.keep_models) and _are_jobs(plan.execution)
-        if not whole:
-            raise ValueError(held["params"])
+        _require_match(LABEL_PATTERN, [plan.scale, *plan.algorithms])
+        _require_match(KEY_PATTERN, [*plan.partitions, plan.shared])
+        _require_ints([*plan.seeds, plan.report.last_k])
+        run_keys = {(run.algorithm, run.key) for run in plan.runs}
+        is_consistent = run_keys >= {(cell.algorithm, cell.key) for cell in plan.cells}
+        is_consistent &= run_keys >= {(probe.algorithm, probe.run_key) for probe in plan.probes}
+        is_consistent &= {run.algorithm for run in plan.runs} == set(plan.algorithms)
+        is_consistent &= {run.partition for run in plan.runs} == set(plan.partitions)
+        is_consistent &= all(run.rounds == max(plan.round_counts.get(run.path, (0,))) for run in plan.runs)
+        is_consistent &= all(cell.grid.keys() <= plan.grid.keys() for cell in plan.cells) and bool(plan.protocols)
+        is_consistent &= all(type(cell.own) is dict for cell in plan.cells)
+        is_consistent &= plan.shown.keys() <= set(plan.algorithms) and set(plan.shown.values()) <= set(plan.protocols)
+        is_consistent &= plan.titles.keys() <= set(plan.algorithms) and all(
+            type(name) is str for name in plan.titles.values()
+        )
+        is_consistent &= set(plan.report.best_over) <= plan.grid.keys()
+        is_consistent &= set(plan.report.statistics) <= set(get_args(Statistic))
+        is_consistent &= plan.report.target is None or 0 < plan.report.target <= 1
+        is_consistent &= plan.report.baseline in (None, *plan.algorithms)
+        is_consistent &= plan.report.round in get_args(ReportedRound) and plan.report.average in get_args(Average)
+        is_consistent &= _is_keep_models(plan.keep_models) and _is_execution(plan.execution)
+        if not is_consistent:
+            raise ValueError(raw["params"])
         return plan
 
 
@@ -389,34 +393,43 @@ def widen_tags(text: str) -> str:
     return re.sub(r"<(?=[A-Za-z/!?])", "＜", text)
 
 
-def plans() -> Iterator[tuple[Path, Plan | None]]:
+def read_plans() -> Iterator[tuple[Path, Plan | None]]:
     """The plans of all studies that were planned here, by their places; None for one that can't be read."""
-    for place in filter(Path.exists, [RESULTS / "plan.json", *sorted(RESULTS.glob("studies/**/plan.json"))]):
+    for path in filter(Path.exists, [RESULTS / "plan.json", *sorted(RESULTS.glob("studies/**/plan.json"))]):
         try:
-            yield place, Plan.read(place)
+            yield path, Plan.read(path)
         except ArtifactError:
-            yield place, None
+            yield path, None
 
 
 #: What a partition's name tells only where it differs, with what stands before its value; the seed it always tells.
-OTHERS = {"name": "", "subset": "subset", "split": "", "minimum": "minimum", "clients": "clients", "seed": "seed"}
+OPTIONAL_NAME_PARTS = {
+    "name": "",
+    "subset": "subset",
+    "split": "",
+    "minimum": "minimum",
+    "clients": "clients",
+    "seed": "seed",
+}
 
 
-def _dealt(settings: dict[str, Any]) -> dict[str, Any]:
+def _partition_name_parts(settings: dict[str, Any]) -> dict[str, Any]:
     """What tells a partition from others, by name."""
     dataset, scheme = settings["dataset"], settings["partition"]
-    found = {name: dataset[name] for name in ("name", "subset", "split") if name in dataset}
-    found |= {"scheme": scheme["scheme"]}
-    found |= {
-        name: value for name, value in sorted(scheme.items()) if name not in {"scheme", "code", "sha256", *OTHERS}
+    parts = {name: dataset[name] for name in ("name", "subset", "split") if name in dataset}
+    parts |= {"scheme": scheme["scheme"]}
+    parts |= {
+        name: value
+        for name, value in sorted(scheme.items())
+        if name not in {"scheme", "code", "sha256", *OPTIONAL_NAME_PARTS}
     }
-    found |= {"sha256": scheme["sha256"][:6]} if "sha256" in scheme else {}
-    found |= {"minimum": scheme["minimum"]} if "minimum" in scheme else {}
-    return found | {"clients": settings["clients"]} | ({"seed": settings["seed"]} if "seed" in settings else {})
+    parts |= {"sha256": scheme["sha256"][:6]} if "sha256" in scheme else {}
+    parts |= {"minimum": scheme["minimum"]} if "minimum" in scheme else {}
+    return parts | {"clients": settings["clients"]} | ({"seed": settings["seed"]} if "seed" in settings else {})
 
 
 @dataclass(frozen=True)
-class Work:
+class CombinedPlan:
     """What one call of Snakemake makes: a study, or several, whose runs are made once, with the most rounds asked for.
 
     Parameters
@@ -428,19 +441,19 @@ class Work:
     """
 
     plans: tuple[Plan, ...]
-    absent: frozenset[str] = frozenset()
+    unavailable_runs: frozenset[str] = frozenset()
 
     @cached_property
     def runs(self) -> dict[str, PlannedRun]:
         """All runs by their paths."""
-        found: dict[str, PlannedRun] = {}
-        for run in (run for plan in self.plans for run in plan.runs if str(run.path) not in self.absent):
-            other = found.get(str(run.path), run)
-            found[str(run.path)] = run if run.rounds > other.rounds else other
-        return found
+        runs_by_path: dict[str, PlannedRun] = {}
+        for run in (run for plan in self.plans for run in plan.runs if str(run.path) not in self.unavailable_runs):
+            other = runs_by_path.get(str(run.path), run)
+            runs_by_path[str(run.path)] = run if run.rounds > other.rounds else other
+        return runs_by_path
 
     @cached_property
-    def whole(self) -> tuple[Plan, ...]:
+    def complete_plans(self) -> tuple[Plan, ...]:
         """The studies that none of their runs is left out of: those that have a table."""
         return tuple(plan for plan in self.plans if all(str(run.path) in self.runs for run in plan.runs))
 
@@ -450,19 +463,19 @@ class Work:
         return tuple(dict.fromkeys(run.partition for run in self.runs.values()))
 
     @cached_property
-    def joined(self) -> tuple[JoinedFiles, ...]:
+    def merged_files(self) -> tuple[MergedFiles, ...]:
         """What all tables are made of, each once."""
         cells = (cell for plan in self.plans for cell in plan.cells if str(cell.files.path) in self.runs)
-        return tuple(dict.fromkeys(cell.joined for cell in cells))
+        return tuple(dict.fromkeys(cell.merged_files for cell in cells))
 
     @cached_property
-    def lengths(self) -> dict[str, tuple[int, ...]]:
+    def round_counts(self) -> dict[str, tuple[int, ...]]:
         """By run the numbers of rounds that cells of any study show, ascending."""
-        found: dict[str, set[int]] = {}
+        counts: dict[str, set[int]] = {}
         for plan in self.plans:
-            for path, lengths in plan.lengths.items():
-                found.setdefault(str(path), set()).update(lengths)
-        return {path: tuple(sorted(lengths)) for path, lengths in found.items()}
+            for path, lengths in plan.round_counts.items():
+                counts.setdefault(str(path), set()).update(lengths)
+        return {path: tuple(sorted(lengths)) for path, lengths in counts.items()}
 
     @cached_property
     def probes(self) -> dict[str, PlannedProbe]:
@@ -471,7 +484,7 @@ class Work:
         return {str(probe.files.table): probe for probe in probes}
 
     @property
-    def execution(self) -> Jobs:
+    def execution(self) -> ExecutionSettings:
         """How jobs are cut and where they run, which is one for all.
 
         Raises
@@ -490,39 +503,41 @@ class Work:
         return self.plans[0].execution
 
 
-def _jobs(held: dict[str, Any]) -> Jobs:
+def _parse_execution(raw: dict[str, Any]) -> ExecutionSettings:
     """The jobs that ``plan.json`` holds so."""
-    return Jobs(**_fields(Jobs, held) | {"callbacks": _texts(held.get("callbacks", []))})
+    return ExecutionSettings(
+        **_read_fields(ExecutionSettings, raw) | {"callbacks": _to_texts(raw.get("callbacks", []))}
+    )
 
 
-def _held(value: Any) -> dict[str, Any]:
+def _fields_to_dict(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
-def _fields(kind: type, held: dict[str, Any]) -> dict[str, Any]:
+def _read_fields(dataclass_type: type, raw: dict[str, Any]) -> dict[str, Any]:
     """A kind's fields as they are held; those with a default may be missing, as in a plan of before there were such."""
-    fields = dataclasses.fields(kind)
-    return {field.name: held[field.name] for field in fields if field.name in held or not _has_default(field)}
+    fields = dataclasses.fields(dataclass_type)
+    return {field.name: raw[field.name] for field in fields if field.name in raw or not _has_default(field)}
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
     return (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
 
 
-def _texts(values: Any) -> tuple[str, ...]:
+def _to_texts(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise TypeError(values)
     return tuple(values)
 
 
-def _refuse_others(pattern: str, names: Iterable[Any]) -> None:
+def _require_match(pattern: str, names: Iterable[Any]) -> None:
     """Refuse names that are not such as a plan gives; what is no text at all is a TypeError."""
     for name in names:
         if not re.fullmatch(pattern, name):
             raise ValueError(name)
 
 
-def _refuse_no_numbers(values: Iterable[Any]) -> None:
+def _require_ints(values: Iterable[Any]) -> None:
     for value in values:
         if type(value) is not int:
             raise TypeError(value)
@@ -532,11 +547,11 @@ def _is_keep_models(value: Any) -> bool:
     return value in ("all", "last") or _is_count(value)
 
 
-def _are_jobs(jobs: Jobs) -> bool:
-    whole = _is_count(jobs.stack) or jobs.stack == "auto"
-    whole &= all(count is None or _is_count(count) for count in (jobs.rounds_per_job, jobs.clients_per_job))
-    whole &= type(jobs.graphs) is bool
-    return whole and jobs.device in ("auto", "cpu", "cuda")
+def _is_execution(jobs: ExecutionSettings) -> bool:
+    is_valid = _is_count(jobs.stack) or jobs.stack == "auto"
+    is_valid &= all(count is None or _is_count(count) for count in (jobs.rounds_per_job, jobs.clients_per_job))
+    is_valid &= type(jobs.graphs) is bool
+    return is_valid and jobs.device in ("auto", "cpu", "cuda")
 
 
 def _is_count(value: Any) -> bool:

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 #: What is laid out: files, and folders with all that is in them.
-FILES = (
+PROJECT_FILES = (
     "Snakefile",
     "workflow",
     "profiles",
@@ -25,39 +25,44 @@ FILES = (
     "params.schema.json",
     "params.yaml",
 )
-OWN = ("params.yaml", ".gitignore", ".dvc/config", "own.py")  #: what is the user's from then on, and never updated
-LINKS = {"slurm": "workflow/profiles/slurm"}  #: so that `--profile slurm` is short
-BUNDLED = "bundled"  #: the folder of the package in which an installed wheel has them
-RECORD = Path("workflow/laid_out.json")  #: what was laid out: the version, and the SHA-256 of each file
+USER_FILES = (
+    "params.yaml",
+    ".gitignore",
+    ".dvc/config",
+    "own.py",
+)  #: what is the user's from then on, and never updated
+PROFILE_LINKS = {"slurm": "workflow/profiles/slurm"}  #: so that `--profile slurm` is short
+BUNDLE_FOLDER = "bundled"  #: the folder of the package in which an installed wheel has them
+RECORD_PATH = Path("workflow/laid_out.json")  #: what was laid out: the version, and the SHA-256 of each file
 
 
-def listed(root: Path) -> list[str]:
+def list_project_files(root: Path) -> list[str]:
     """The files to lay out that lie under a root, by their paths there."""
-    found = []
-    for name in FILES:
-        place = root / name
-        paths = sorted(place.rglob("*")) if place.is_dir() else [place]
-        found += [str(path.relative_to(root)) for path in paths if path.is_file() and path != root / RECORD]
-    return found
+    file_names = []
+    for name in PROJECT_FILES:
+        path_in_root = root / name
+        paths = sorted(path_in_root.rglob("*")) if path_in_root.is_dir() else [path_in_root]
+        file_names += [str(path.relative_to(root)) for path in paths if path.is_file() and path != root / RECORD_PATH]
+    return file_names
 
 
-def contents() -> dict[str, bytes]:
+def read_project_files() -> dict[str, bytes]:
     """What this version lays out, by path."""
     from fedpipe import __version__, templates
 
     package = Path(__file__).parent
-    root = package / BUNDLED if (package / BUNDLED).is_dir() else package.parent
-    found = {name: (root / name).read_bytes() for name in listed(root)}
+    root = package / BUNDLE_FOLDER if (package / BUNDLE_FOLDER).is_dir() else package.parent
+    files = {name: (root / name).read_bytes() for name in list_project_files(root)}
     if root == package.parent:
-        found["params.yaml"] = _committed(root / "params.yaml")
+        files["params.yaml"] = _read_committed_file(root / "params.yaml")
     environment = "workflow/envs/fedpipe.yaml"  # a clone installs itself there
-    lines = found[environment].decode().splitlines()
-    kept = [line for line in lines if "../.." not in line] + [f"      - fedpipe =={__version__}"]
-    found[environment] = ("\n".join(kept) + "\n").encode()
-    return found | {"own.py": Path(templates.__path__[0], "own.py").read_bytes()}
+    lines = files[environment].decode().splitlines()
+    kept_lines = [line for line in lines if "../.." not in line] + [f"      - fedpipe =={__version__}"]
+    files[environment] = ("\n".join(kept_lines) + "\n").encode()
+    return files | {"own.py": Path(templates.__path__[0], "own.py").read_bytes()}
 
 
-def _committed(path: Path) -> bytes:
+def _read_committed_file(path: Path) -> bytes:
     """A file of a clone as its last commit has it, since it may be edited there; as it lies there without git."""
     try:
         return subprocess.run(
@@ -67,7 +72,7 @@ def _committed(path: Path) -> bytes:
         return path.read_bytes()
 
 
-def init(folder: Path) -> list[str]:
+def create_project(folder: Path) -> list[str]:
     """Lay out a project; gives what is there now.
 
     Raises
@@ -78,21 +83,25 @@ def init(folder: Path) -> list[str]:
     from fedpipe import artifacts
     from fedpipe.errors import SettingsError
 
-    new = contents()
-    there = [name for name in (*new, *LINKS) if (folder / name).exists() or (folder / name).is_symlink()]
-    if (folder / RECORD).exists():
+    new_files = read_project_files()
+    existing_files = [
+        name for name in (*new_files, *PROFILE_LINKS) if (folder / name).exists() or (folder / name).is_symlink()
+    ]
+    if (folder / RECORD_PATH).exists():
         raise SettingsError(f"{folder} is a project already; `fedpipe init {folder} --update` brings it up to date.")
-    if there:
-        raise SettingsError(f"{folder / there[0]} is there already, and nothing is overwritten; name another folder.")
-    for name, data in new.items():
+    if existing_files:
+        raise SettingsError(
+            f"{folder / existing_files[0]} is there already, and nothing is overwritten; name another folder."
+        )
+    for name, data in new_files.items():
         artifacts.write_bytes(folder / name, data)
-    for name, target in LINKS.items():
+    for name, target in PROFILE_LINKS.items():
         (folder / name).symlink_to(target)
-    _record(folder, {name: artifacts.sha256_of(folder / name) for name in new if name not in OWN})
-    return [*new, *LINKS]
+    _write_record(folder, {name: artifacts.sha256_of(folder / name) for name in new_files if name not in USER_FILES})
+    return [*new_files, *PROFILE_LINKS]
 
 
-def update(folder: Path) -> tuple[list[str], list[str]]:
+def update_project(folder: Path) -> tuple[list[str], list[str]]:
     """Bring a project's files to this version, but those that are the user's; gives what changed, and what was kept.
 
     What was edited since it was laid out stays as it is, if this version has another text for it.
@@ -104,64 +113,66 @@ def update(folder: Path) -> tuple[list[str], list[str]]:
     """
     from fedpipe import artifacts
 
-    recorded, new = _recorded(folder), _updated()
-    changed, kept = [], []
-    for name, data in new.items():
-        path, wanted = folder / name, _sha256(data)
-        here = artifacts.sha256_of(path) if path.is_file() else None
-        if here in (recorded.get(name), None) and here != wanted:
+    recorded_hashes, new_files = _read_record(folder), _read_updatable_files()
+    changed_files, edited_files = [], []
+    for name, data in new_files.items():
+        path, new_sha256 = folder / name, _hash_bytes(data)
+        current_sha256 = artifacts.sha256_of(path) if path.is_file() else None
+        if current_sha256 in (recorded_hashes.get(name), None) and current_sha256 != new_sha256:
             artifacts.write_bytes(path, data)
-            changed.append(name)
-        elif here != wanted != recorded.get(name):  # edited, and new: told once
-            kept.append(name)
-    for name in recorded.keys() - new.keys():  # this version does without it
+            changed_files.append(name)
+        elif current_sha256 != new_sha256 != recorded_hashes.get(name):  # edited, and new: told once
+            edited_files.append(name)
+    for name in recorded_hashes.keys() - new_files.keys():  # this version does without it
         path = folder / name
-        if path.is_file() and artifacts.sha256_of(path) == recorded[name]:
+        if path.is_file() and artifacts.sha256_of(path) == recorded_hashes[name]:
             path.unlink()
-            changed.append(name)
-    _record(folder, {name: _sha256(data) for name, data in new.items()})
-    return changed, kept
+            changed_files.append(name)
+    _write_record(folder, {name: _hash_bytes(data) for name, data in new_files.items()})
+    return changed_files, edited_files
 
 
-def outdated(folder: Path) -> str | None:
+def get_outdated_warning(folder: Path) -> str | None:
     """One sentence where a project was laid out by a version that has other files; None elsewhere, as in a clone."""
     from fedpipe import __version__
 
-    if not (folder / RECORD).is_file():
+    if not (folder / RECORD_PATH).is_file():
         return None
-    recorded = _recorded(folder)
-    if {name: _sha256(data) for name, data in _updated().items()} == recorded:
+    recorded_hashes = _read_record(folder)
+    if {name: _hash_bytes(data) for name, data in _read_updatable_files().items()} == recorded_hashes:
         return None
-    version = json.loads((folder / RECORD).read_text()).get("version")
+    version = json.loads((folder / RECORD_PATH).read_text()).get("version")
     return (
         f"the workflow's files here are those of fedpipe {version}, and {__version__} is installed, which has others; "
         "`fedpipe init . --update` brings them, but for what you edited."
     )
 
 
-def _sha256(data: bytes) -> str:
+def _hash_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _updated() -> dict[str, bytes]:
-    return {name: data for name, data in contents().items() if name not in OWN}
+def _read_updatable_files() -> dict[str, bytes]:
+    return {name: data for name, data in read_project_files().items() if name not in USER_FILES}
 
 
-def _recorded(folder: Path) -> dict[str, str]:
+def _read_record(folder: Path) -> dict[str, str]:
     from fedpipe.errors import SettingsError
 
     try:
-        found: dict[str, str] = json.loads((folder / RECORD).read_text())["sha256"]
+        recorded_hashes: dict[str, str] = json.loads((folder / RECORD_PATH).read_text())["sha256"]
     except FileNotFoundError:
-        raise SettingsError(f"{folder} is no project that `fedpipe init` laid out; there is no {RECORD}.") from None
+        raise SettingsError(
+            f"{folder} is no project that `fedpipe init` laid out; there is no {RECORD_PATH}."
+        ) from None
     except (ValueError, LookupError, TypeError):
         raise SettingsError(
-            f"{folder / RECORD} is damaged; lay a project out anew, and copy your files there."
+            f"{folder / RECORD_PATH} is damaged; lay a project out anew, and copy your files there."
         ) from None
-    return found
+    return recorded_hashes
 
 
-def _record(folder: Path, sha256: dict[str, str]) -> None:
+def _write_record(folder: Path, sha256: dict[str, str]) -> None:
     from fedpipe import __version__, artifacts
 
-    artifacts.write_json(folder / RECORD, {"version": __version__, "sha256": sha256})
+    artifacts.write_json(folder / RECORD_PATH, {"version": __version__, "sha256": sha256})

@@ -21,8 +21,8 @@ from typing import Any, ClassVar, cast
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from fedpipe import code
-from fedpipe.errors import SettingsError, nearest, refuse_numbers, sentences
-from fedpipe.pins import Pin
+from fedpipe.errors import SettingsError, format_validation_errors, refuse_numbers, suggest_name
+from fedpipe.pins import PinnedFile
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,30 +33,30 @@ class Component:
         extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
     )
 
-    def made_of(self) -> tuple[Any, ...]:
+    def code_objects(self) -> tuple[Any, ...]:
         """The classes and functions whose code is part of the keys of all runs that use it."""
         return (type(self),)
 
     @property
-    def pin(self) -> Pin | None:
+    def pinned_file(self) -> PinnedFile | None:
         """The file of the user's own that it is made of."""
         return None
 
-    def keyed(self) -> dict[str, Any]:
+    def key_parameters(self) -> dict[str, Any]:
         """Its parameters as keys hold them: where a file lies is none of them."""
         parameters = dataclasses.asdict(self)
-        if self.pin:
-            del parameters[self.pin.field]
+        if self.pinned_file:
+            del parameters[self.pinned_file.parameter]
         return parameters
 
     @property
     def origin(self) -> dict[str, str]:
         """Where its file lies, beside a key that does not hold that."""
-        return {self.pin.field: str(self.pin.path)} if self.pin else {}
+        return {self.pinned_file.parameter: str(self.pinned_file.path)} if self.pinned_file else {}
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class ComponentKind:
     """A family of components: where its modules lie, and how params.yaml and runs' settings speak of it."""
 
     name: str  #: as in "unknown algorithm"
@@ -64,8 +64,8 @@ class Kind:
     section: str  #: the section of params.yaml in which it is named
     selector: str  #: the key there that names it
     default: str = ""  #: what it is where that key is missing; for an algorithm its label
-    held: str = "name"  #: the key that names it in the settings of a run
-    functions: str = ""  #: the module that makes components of functions, too
+    run_selector: str = "name"  #: the key that names it in the settings of a run
+    function_module: str = ""  #: the module that makes components of functions, too
 
     @property
     def plural(self) -> str:
@@ -73,23 +73,25 @@ class Kind:
         return self.package.rpartition(".")[2]
 
 
-ALGORITHM = Kind("algorithm", "fedpipe.algorithms", "algorithms", "algorithm")
-MODEL = Kind("model", "fedpipe.models", "model", "name", "cnn", functions="fedpipe.models._factory")
-PARTITION = Kind("partition scheme", "fedpipe.data.partitions", "partition", "scheme", "dirichlet", held="scheme")
-DATASET = Kind("data set", "fedpipe.data.datasets", "dataset", "name", "digits")
-KINDS = (ALGORITHM, MODEL, PARTITION, DATASET)
+ALGORITHM = ComponentKind("algorithm", "fedpipe.algorithms", "algorithms", "algorithm")
+MODEL = ComponentKind("model", "fedpipe.models", "model", "name", "cnn", function_module="fedpipe.models._factory")
+PARTITION = ComponentKind(
+    "partition scheme", "fedpipe.data.partitions", "partition", "scheme", "dirichlet", run_selector="scheme"
+)
+DATASET = ComponentKind("data set", "fedpipe.data.datasets", "dataset", "name", "digits")
+COMPONENT_KINDS = (ALGORITHM, MODEL, PARTITION, DATASET)
 
 
 @functools.cache
-def names(kind: Kind) -> tuple[str, ...]:
+def list_components(kind: ComponentKind) -> tuple[str, ...]:
     """The names of all components of a kind that ship with fedpipe, in alphabetical order."""
     package = importlib.import_module(kind.package)
     modules = (module.name for module in pkgutil.iter_modules(package.__path__))
-    own = (name for name in modules if name != "base" and not name.startswith("_"))
-    return tuple(sorted(name.replace("_", "-") if kind is PARTITION else name for name in own))
+    component_modules = (name for name in modules if name != "base" and not name.startswith("_"))
+    return tuple(sorted(name.replace("_", "-") if kind is PARTITION else name for name in component_modules))
 
 
-def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
+def find_component(kind: ComponentKind, name: str, key: str | None = None) -> type[Component]:
     """The class called ``name``, or at the dotted path ``name``; for a model that may be a function, too.
 
     Raises
@@ -101,43 +103,52 @@ def find(kind: Kind, name: str, key: str | None = None) -> type[Component]:
     if "." in name:
         module_name, _, class_name = name.rpartition(".")
         try:
-            found = getattr(importlib.import_module(module_name), class_name)
+            candidate = getattr(importlib.import_module(module_name), class_name)
         except Exception as error:  # whatever a module of the user's own does as it is imported
             raise SettingsError(
-                f"{key}: '{name}' can't be imported ({_told(error, module_name)}); {_mend(kind, error)}."
+                f"{key}: '{name}' can't be imported ({_describe_import_error(error, module_name)}); "
+                f"{_import_advice(kind, error)}."
             ) from error
-        if kind.functions and inspect.isfunction(found) and "<" not in found.__qualname__ and _takes_inputs(found):
-            made: type[Component] = importlib.import_module(kind.functions).family_of(found)
-            return made
-        if not (inspect.isclass(found) and issubclass(found, _base(kind))):
-            instead = ", or be a function (shape, classes) that returns a body and a head" if kind.functions else ""
-            one = f"{'an' if kind is ALGORITHM else 'a'} {kind.name}"
-            raise SettingsError(
-                f"{key}: '{name}' is not {one}; it should derive from {_base(kind).__qualname__}{instead}."
+        if (
+            kind.function_module
+            and inspect.isfunction(candidate)
+            and "<" not in candidate.__qualname__
+            and _takes_inputs(candidate)
+        ):
+            family: type[Component] = importlib.import_module(kind.function_module).make_model_class(candidate)
+            return family
+        if not (inspect.isclass(candidate) and issubclass(candidate, _get_base_class(kind))):
+            alternative = (
+                ", or be a function (shape, classes) that returns a body and a head" if kind.function_module else ""
             )
-        if not f"{found.__module__}.".startswith(f"{module_name}."):
+            kind_phrase = f"{'an' if kind is ALGORITHM else 'a'} {kind.name}"
             raise SettingsError(
-                f"{key}: '{name}' is defined in {found.__module__}, and jobs import nothing else; it should be "
-                f"'{found.__module__}.{found.__qualname__}'."
+                f"{key}: '{name}' is not {kind_phrase}; it should derive from "
+                f"{_get_base_class(kind).__qualname__}{alternative}."
             )
-        types = vars(found).get("__annotations__", {}).values()
+        if not f"{candidate.__module__}.".startswith(f"{module_name}."):
+            raise SettingsError(
+                f"{key}: '{name}' is defined in {candidate.__module__}, and jobs import nothing else; it should be "
+                f"'{candidate.__module__}.{candidate.__qualname__}'."
+            )
+        types = vars(candidate).get("__annotations__", {}).values()
         fields = [annotation for annotation in types if "ClassVar" not in str(annotation)]
-        if fields and "__dataclass_params__" not in vars(found):
+        if fields and "__dataclass_params__" not in vars(candidate):
             raise SettingsError(f"{key}: '{name}' has fields; it should be a @dataclass(frozen=True, kw_only=True).")
-        if "code" in vars(found).get("__dataclass_fields__", {}):
+        if "code" in vars(candidate).get("__dataclass_fields__", {}):
             raise SettingsError(f"{key}: '{name}' has a field 'code', which stands for its source in keys; rename it.")
-        return found
-    if name not in names(kind):
-        raise SettingsError(f"{key}: unknown {kind.name} '{name}'; {nearest(name, names(kind))}")
+        return candidate
+    if name not in list_components(kind):
+        raise SettingsError(f"{key}: unknown {kind.name} '{name}'; {suggest_name(name, list_components(kind))}")
     module = importlib.import_module(f"{kind.package}.{name.replace('-', '_')}")
-    own = [
+    classes = [
         value
         for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, _base(kind)) and value.__module__ == module.__name__
+        if inspect.isclass(value) and issubclass(value, _get_base_class(kind)) and value.__module__ == module.__name__
     ]
-    if len(own) != 1:
-        raise TypeError(f"{module.__name__} should define exactly one {kind.name}, but defines {len(own)}.")
-    return own[0]
+    if len(classes) != 1:
+        raise TypeError(f"{module.__name__} should define exactly one {kind.name}, but defines {len(classes)}.")
+    return classes[0]
 
 
 def _takes_inputs(function: Any) -> bool:
@@ -149,27 +160,29 @@ def _takes_inputs(function: Any) -> bool:
     return True
 
 
-def _told(error: Exception, module: str) -> str:
+def _describe_import_error(error: Exception, module: str) -> str:
     """What went wrong at an import, and in which line of that module."""
     if isinstance(error, SyntaxError):
         return str(error)
     stem = module.rpartition(".")[2]
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).stem == stem]
-    told = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-    return f"{told}, {stem}.py, line {lines[-1]}" if lines else str(error)
+    message = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+    return f"{message}, {stem}.py, line {lines[-1]}" if lines else str(error)
 
 
-def _mend(kind: Kind, error: Exception) -> str:
+def _import_advice(kind: ComponentKind, error: Exception) -> str:
     """What to do where an import fails."""
     if isinstance(error, TypeError) and "non-frozen dataclass from a frozen one" in str(error):
-        last = error.__traceback__
-        while last and last.tb_next:
-            last = last.tb_next
-        refused = last.tb_frame.f_locals.get("cls") if last else None  # of `dataclass`, which raised it
-        above = f"above class {refused.__name__}" if inspect.isclass(refused) else "above the class"
-        return f"write `@dataclass(frozen=True, kw_only=True)` {above}"
-    if kind.functions:
+        traceback_entry = error.__traceback__
+        while traceback_entry and traceback_entry.tb_next:
+            traceback_entry = traceback_entry.tb_next
+        rejected_class = (
+            traceback_entry.tb_frame.f_locals.get("cls") if traceback_entry else None
+        )  # of `dataclass`, which raised it
+        location = f"above class {rejected_class.__name__}" if inspect.isclass(rejected_class) else "above the class"
+        return f"write `@dataclass(frozen=True, kw_only=True)` {location}"
+    if kind.function_module:
         return (
             "it should be a function (shape, classes) -> (body, head), as own.network, a class, as my_module.MyClass, "
             f"or a model of `fedpipe list {kind.plural}`"
@@ -177,16 +190,16 @@ def _mend(kind: Kind, error: Exception) -> str:
     return "it should be the path of a class, as my_module.MyClass"
 
 
-def is_a(kind: Kind, name: str) -> bool:
+def is_component(kind: ComponentKind, name: str) -> bool:
     """Whether the class at a dotted path is a component of this kind."""
     try:
-        find(kind, name)
+        find_component(kind, name)
     except SettingsError:
         return False
     return True
 
 
-def parsed(kind: Kind, settings: Any, label: str = "", beside: Sequence[str] = ()) -> Component:
+def parse_component(kind: ComponentKind, settings: Any, label: str = "", other_keys: Sequence[str] = ()) -> Component:
     """The component that a section of params.yaml describes: a selector, and the component's parameters.
 
     Parameters
@@ -197,53 +210,60 @@ def parsed(kind: Kind, settings: Any, label: str = "", beside: Sequence[str] = (
         The section; for an algorithm, the entry of its label.
     label
         The label, which is also the algorithm's name where the entry names none.
-    beside
+    other_keys
         Keys of the section that are not the component's.
 
     Raises
     ------
     SettingsError
-        See :func:`build`.
+        See :func:`build_component`.
     """
     key = f"{kind.section}.{label}" if label else kind.section
     if not isinstance(settings, Mapping):
-        wanted = "valid mapping" if label else f"mapping with '{kind.selector}'"
-        raise SettingsError(f"{key}: {settings!r} can't be used; it should be a {wanted}.")
+        expected_type = "valid mapping" if label else f"mapping with '{kind.selector}'"
+        raise SettingsError(f"{key}: {settings!r} can't be used; it should be a {expected_type}.")
     parameters = dict(settings)
-    name, place = parameters.pop(kind.selector, label or kind.default), f"{key}.{kind.selector}"
+    name, selector_key = parameters.pop(kind.selector, label or kind.default), f"{key}.{kind.selector}"
     if not isinstance(name, str):
-        raise SettingsError(f"{place}: {name!r} can't be used; it should be a name.")
-    find(kind, name, key if label else place)
-    return build(kind, name, parameters, key, beside)
+        raise SettingsError(f"{selector_key}: {name!r} can't be used; it should be a name.")
+    find_component(kind, name, key if label else selector_key)
+    return build_component(kind, name, parameters, key, other_keys)
 
 
-def described(kind: Kind, component: Component) -> dict[str, Any]:
+def component_to_run_settings(kind: ComponentKind, component: Component) -> dict[str, Any]:
     """What keys and a run's settings hold of a component, as JSON gives it back: its name, code and parameters."""
-    head = {kind.held: name_of(kind, type(component)), "code": code.of(*component.made_of()).text}
-    found: dict[str, Any] = json.loads(json.dumps(head | component.keyed()))
-    return found
+    identity = {
+        kind.run_selector: get_component_name(kind, type(component)),
+        "code": code.compute_code_digest(*component.code_objects()).text,
+    }
+    run_settings: dict[str, Any] = json.loads(json.dumps(identity | component.key_parameters()))
+    return run_settings
 
 
-def restored(kind: Kind, described: Mapping[str, Any]) -> Component:
-    """The component that settings of a run describe; see :func:`described`."""
-    parameters = {name: value for name, value in described.items() if name not in {kind.held, "code"}}
-    return build(kind, described[kind.held], parameters)
+def component_from_run_settings(kind: ComponentKind, run_settings: Mapping[str, Any]) -> Component:
+    """The component that settings of a run describe; see :func:`component_to_run_settings`."""
+    parameters = {name: value for name, value in run_settings.items() if name not in {kind.run_selector, "code"}}
+    return build_component(kind, run_settings[kind.run_selector], parameters)
 
 
-def build(
-    kind: Kind, name: str, parameters: Mapping[str, Any], key: str | None = None, beside: Sequence[str] = ()
+def build_component(
+    kind: ComponentKind,
+    name: str,
+    parameters: Mapping[str, Any],
+    key: str | None = None,
+    other_keys: Sequence[str] = (),
 ) -> Component:
     """A component with its parameters checked and its defaults filled in.
 
     Parameters
     ----------
     kind, name
-        What :func:`find` finds.
+        What :func:`find_component` finds.
     parameters
         As they stand in params.yaml.
     key
         Where they stand there; by default the kind's section.
-    beside
+    other_keys
         Keys that stand there too, which a mistyped parameter may have meant.
 
     Raises
@@ -251,56 +271,61 @@ def build(
     SettingsError
         The name or a parameter is unknown, of the wrong type or out of range; the sentence begins with its key.
     """
-    found, key = find(kind, name, key), key or kind.section
+    component_class, key = find_component(kind, name, key), key or kind.section
     if kind is ALGORITHM:
-        found = _dw().chosen(found, parameters, key)
+        component_class = _import_dw().resolve_algorithm_class(component_class, parameters, key)
         parameters = {field: value for field, value in parameters.items() if (field, value) != ("dw", None)}
     try:
-        made = adapter(cast(Hashable, found)).validate_python(dict(parameters))
-        refuse_numbers(parameters, made)
+        component = get_type_adapter(cast(Hashable, component_class)).validate_python(dict(parameters))
+        refuse_numbers(parameters, component)
     except ValidationError as error:
-        known = [*beside, *(field.name for field in parameters_of(documented(kind, found)))]
-        raise SettingsError("\n".join(sentences(error, dict(parameters), key, lambda _: known))) from None
-    return made
+        known_keys = [
+            *other_keys,
+            *(field.name for field in list_parameters(add_extension_parameters(kind, component_class))),
+        ]
+        raise SettingsError(
+            "\n".join(format_validation_errors(error, dict(parameters), key, lambda _: known_keys))
+        ) from None
+    return component
 
 
-def documented(kind: Kind, component: type[Component]) -> type[Component]:
+def add_extension_parameters(kind: ComponentKind, component: type[Component]) -> type[Component]:
     """The class with all that params.yaml may set of it: of most algorithms, with FedDW's regularizer too."""
-    if kind is not ALGORITHM or _dw().objection(component):
+    if kind is not ALGORITHM or _import_dw().get_dw_refusal(component):
         return component
-    made: type[Component] = _dw().with_dw(component)
-    return made
+    extended_class: type[Component] = _import_dw().add_dw_mixin(component)
+    return extended_class
 
 
-def _dw() -> Any:
+def _import_dw() -> Any:
     return importlib.import_module("fedpipe.algorithms._dw")
 
 
 @functools.cache
-def adapter(component: Any) -> TypeAdapter[Component]:
+def get_type_adapter(component: Any) -> TypeAdapter[Component]:
     """What checks a component's parameters and writes their JSON Schema."""
     try:
         return TypeAdapter(component)
     except PydanticUserError as error:
-        told = str(error).split("\n", 1)[0]
+        reason = str(error).split("\n", 1)[0]
         raise SettingsError(
-            f"'{component.__module__}.{component.__qualname__}' can't be used ({told}); it should be a "
+            f"'{component.__module__}.{component.__qualname__}' can't be used ({reason}); it should be a "
             "@dataclass(frozen=True, kw_only=True) with typed fields."
         ) from error
 
 
-def parameters_of(component: type[Component]) -> tuple[dataclasses.Field[Any], ...]:
+def list_parameters(component: type[Component]) -> tuple[dataclasses.Field[Any], ...]:
     """The fields of a component that params.yaml may set."""
     return tuple(field for field in dataclasses.fields(component) if field.init)
 
 
-def summary(component: type) -> str:
+def get_docstring_summary(component: type) -> str:
     """The first line of a component's docstring."""
     return (inspect.getdoc(component) or "").split("\n", 1)[0]
 
 
-def name_of(kind: Kind, component: type[Component]) -> str:
-    """The name by which :func:`find` gives this class."""
+def get_component_name(kind: ComponentKind, component: type[Component]) -> str:
+    """The name by which :func:`find_component` gives this class."""
     package, _, module = component.__module__.rpartition(".")
     if package == kind.package:
         return module.replace("_", "-") if kind is PARTITION else module
@@ -308,7 +333,7 @@ def name_of(kind: Kind, component: type[Component]) -> str:
 
 
 @functools.cache
-def _base(kind: Kind) -> type[Component]:
+def _get_base_class(kind: ComponentKind) -> type[Component]:
     bases = {ALGORITHM: "Algorithm", MODEL: "Model", PARTITION: "Scheme", DATASET: "Dataset"}
     base: type[Component] = getattr(importlib.import_module(f"{kind.package}.base"), bases[kind])
     return base

@@ -13,12 +13,12 @@ from typing import Any
 from snakemake.scheduling.job_scheduler import JobScheduler
 
 
-def mend() -> None:
+def patch_scheduler() -> None:
     """Let Snakemake set its alarm only where the limit is reached; else the next job that ends wakes it."""
     set_alarm = JobScheduler._schedule_reevalutation
 
-    def only_at_the_limit(scheduler: Any, delay: int) -> None:
+    def set_alarm_at_limit(scheduler: Any, delay: int) -> None:
         if scheduler.job_rate_limiter is None or not scheduler.job_rate_limiter.get_free_jobs():
             set_alarm(scheduler, delay)
 
-    JobScheduler._schedule_reevalutation = only_at_the_limit
+    JobScheduler._schedule_reevalutation = set_alarm_at_limit

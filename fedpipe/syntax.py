@@ -14,80 +14,80 @@ from typing import Any
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def canonical(node: ast.AST) -> str:
+def to_canonical_text(node: ast.AST) -> str:
     """A syntax tree as text, the same on every Python: without what has no effect, and f-strings in one way only."""
     if isinstance(node, ast.Constant):
         value = node.value.hex() if isinstance(node.value, (float, bytes)) else ascii(node.value)
         return f"{type(node.value).__name__}:{value}"
     parts = []
     for name in node._fields:
-        told = getattr(node, name, None)
-        if told is None or name in {"kind", "ctx", "type_comment"}:
+        field_value = getattr(node, name, None)
+        if field_value is None or name in {"kind", "ctx", "type_comment"}:
             continue
-        if not isinstance(told, list):
-            parts.append(f"{name}={_told(told)}")
-        elif told:
-            listed = _merged(told) if isinstance(node, ast.JoinedStr) else told
-            parts.append(f"{name}=[{','.join([_told(item) for item in listed if not is_idle(item)])}]")
+        if not isinstance(field_value, list):
+            parts.append(f"{name}={_value_to_text(field_value)}")
+        elif field_value:
+            items = _merge_constants(field_value) if isinstance(node, ast.JoinedStr) else field_value
+            parts.append(f"{name}=[{','.join([_value_to_text(item) for item in items if not is_noop(item)])}]")
     return f"{type(node).__name__}({' '.join(parts)})"
 
 
-def _told(value: Any) -> str:
-    return canonical(value) if isinstance(value, ast.AST) else ascii(value)
+def _value_to_text(value: Any) -> str:
+    return to_canonical_text(value) if isinstance(value, ast.AST) else ascii(value)
 
 
-def _merged(values: list[ast.expr]) -> list[ast.expr]:
+def _merge_constants(values: list[ast.expr]) -> list[ast.expr]:
     """The parts of an f-string with neighboring texts as one: Pythons cut them in different places."""
-    merged: list[ast.expr] = []
+    parts: list[ast.expr] = []
     for value in values:
-        last = merged[-1] if merged else None
+        last = parts[-1] if parts else None
         if not isinstance(value, ast.Constant):
-            merged.append(value)
+            parts.append(value)
         elif isinstance(last, ast.Constant):
-            merged[-1] = ast.Constant(str(last.value) + str(value.value))
+            parts[-1] = ast.Constant(str(last.value) + str(value.value))
         elif value.value:
-            merged.append(value)
-    return merged
+            parts.append(value)
+    return parts
 
 
-def _children(node: ast.AST) -> list[ast.AST]:
+def _list_children(node: ast.AST) -> list[ast.AST]:
     """The nodes below a node, without what says that a name is read or set; `ast` has this at thrice the time."""
-    found: list[ast.AST] = []
+    children: list[ast.AST] = []
     for name in node._fields:
         value = getattr(node, name, None)
         if isinstance(value, list):
-            found += [item for item in value if isinstance(item, ast.AST)]
+            children += [item for item in value if isinstance(item, ast.AST)]
         elif isinstance(value, ast.AST) and name != "ctx":
-            found.append(value)
-    return found
+            children.append(value)
+    return children
 
 
-def within(node: ast.AST) -> list[ast.AST]:
+def list_nodes(node: ast.AST) -> list[ast.AST]:
     """A node and all that lies below it."""
-    found = [node]
-    for node in found:
-        found += _children(node)
-    return found
+    nodes = [node]
+    for node in nodes:
+        nodes += _list_children(node)
+    return nodes
 
 
-def is_idle(statement: Any) -> bool:
+def is_noop(statement: Any) -> bool:
     """Whether a statement does nothing: a docstring or another bare constant, or ``pass``."""
-    constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-    return constant or isinstance(statement, ast.Pass)
+    is_constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return is_constant or isinstance(statement, ast.Pass)
 
 
 @dataclass
-class Module:
+class ParsedModule:
     """A module's source, taken apart: what each name is bound by, what is imported, and what always acts."""
 
     name: str
     path: Path | None  #: None for a folder without ``__init__.py``
     source: bytes = b""  #: of a module that is no Python source
-    bound: dict[str, list[ast.stmt]] = field(default_factory=dict)
+    bindings: dict[str, list[ast.stmt]] = field(default_factory=dict)
     imports: dict[str, list[str]] = field(default_factory=dict)  #: local name: all that it may stand for, dotted
-    within: dict[ast.stmt, dict[str, list[str]]] = field(default_factory=dict)  #: the same by statement
-    stars: list[str] = field(default_factory=list)  #: modules of ``from x import *``
-    acting: list[ast.stmt] = field(default_factory=list)  #: statements whose effect needs no name
+    imports_by_statement: dict[ast.stmt, dict[str, list[str]]] = field(default_factory=dict)  #: the same by statement
+    star_imports: list[str] = field(default_factory=list)  #: modules of ``from x import *``
+    effect_statements: list[ast.stmt] = field(default_factory=list)  #: statements whose effect needs no name
 
     def __post_init__(self) -> None:
         if self.path is None:
@@ -96,23 +96,30 @@ class Module:
             self.source = self.path.read_bytes()
             return
         for statement in ast.parse(self.path.read_bytes(), str(self.path)).body:
-            self._take(statement)
+            self._index_statement(statement)
 
-    def _take(self, statement: ast.stmt) -> None:
-        local = self.within.setdefault(statement, {})
-        for name, target in imports(statement, self.package):
+    def _index_statement(self, statement: ast.stmt) -> None:
+        statement_imports = self.imports_by_statement.setdefault(statement, {})
+        for name, target in find_imports(statement, self.package):
             if name == "*":
-                self.stars.append(target)
+                self.star_imports.append(target)
                 continue
-            for names in (local, self.imports):  # of several (`try`, `if`, two methods) any may be what is executed
+            for names in (
+                statement_imports,
+                self.imports,
+            ):  # of several (`try`, `if`, two methods) any may be what is executed
                 if target not in names.setdefault(name, []):
                     names[name].append(target)
-        if isinstance(statement, (ast.Import, ast.ImportFrom)) or is_idle(statement) or _is_for_types(statement):
+        if (
+            isinstance(statement, (ast.Import, ast.ImportFrom))
+            or is_noop(statement)
+            or _is_type_checking_block(statement)
+        ):
             return
-        for name in _binds(statement):
-            self.bound.setdefault(name, []).append(statement)
-        if not isinstance(statement, DEFINITIONS) and not _is_plain(statement):
-            self.acting.append(statement)
+        for name in _list_bound_names(statement):
+            self.bindings.setdefault(name, []).append(statement)
+        if not isinstance(statement, DEFINITIONS) and not _is_plain_assignment(statement):
+            self.effect_statements.append(statement)
 
     @property
     def package(self) -> str:
@@ -121,60 +128,62 @@ class Module:
         return self.name if is_package else self.name.rpartition(".")[0]
 
 
-def _binds(statement: ast.stmt) -> Iterator[str]:
+def _list_bound_names(statement: ast.stmt) -> Iterator[str]:
     """The names of the module that a statement binds, its own and those of blocks within it."""
     if isinstance(statement, DEFINITIONS):
         yield statement.name
         return
-    for node in within(statement):
+    for node in list_nodes(statement):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         elif isinstance(node, DEFINITIONS):
             yield node.name
 
 
-def _is_plain(statement: ast.stmt) -> bool:
+def _is_plain_assignment(statement: ast.stmt) -> bool:
     """Whether a statement gives names a value and does nothing else: ``SIZE = 3``."""
     if isinstance(statement, ast.Assign):
-        names = [node for target in statement.targets for node in within(target) if isinstance(node, ast.expr)]
-        plain = all(isinstance(node, (ast.Name, ast.Tuple, ast.List)) for node in names)
+        names = [node for target in statement.targets for node in list_nodes(target) if isinstance(node, ast.expr)]
+        is_plain = all(isinstance(node, (ast.Name, ast.Tuple, ast.List)) for node in names)
     else:
-        plain = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    return plain and not any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in within(statement))
+        is_plain = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    return is_plain and not any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in list_nodes(statement))
 
 
-def _is_for_types(statement: ast.stmt) -> bool:
+def _is_type_checking_block(statement: ast.stmt) -> bool:
     """Whether it is ``if TYPE_CHECKING:``, which never runs."""
     if not isinstance(statement, ast.If) or statement.orelse:
         return False
-    told = statement.test
-    return (told.id if isinstance(told, ast.Name) else getattr(told, "attr", "")) == "TYPE_CHECKING"
+    condition = statement.test
+    return (condition.id if isinstance(condition, ast.Name) else getattr(condition, "attr", "")) == "TYPE_CHECKING"
 
 
-def imports(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
+def find_imports(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
     """What is imported anywhere within a statement: the local name, and what it stands for."""
-    for found in within(node):
-        if isinstance(found, ast.Import):
-            for alias in found.names:
+    for child in list_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
                 if not alias.asname and "." in alias.name:
                     yield f"{alias.name}!", alias.name  # no name by itself, but the submodule is executed
-        elif isinstance(found, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) - found.level + 1] if found.level else []
-            module = ".".join([*base, *([found.module] if found.module else [])])
-            for alias in found.names:
+        elif isinstance(child, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - child.level + 1] if child.level else []
+            module = ".".join([*base, *([child.module] if child.module else [])])
+            for alias in child.names:
                 yield alias.asname or alias.name, module if alias.name == "*" else f"{module}.{alias.name}"
-        elif isinstance(found, ast.Call):
-            called = found.func.attr if isinstance(found.func, ast.Attribute) else getattr(found.func, "id", "")
-            told = [*found.args[:1], *(word.value for word in found.keywords if word.arg == "name")]
-            for name in (part.value for part in told if isinstance(part, ast.Constant) and isinstance(part.value, str)):
-                if called in {"import_module", "__import__"} and name.strip("."):
+        elif isinstance(child, ast.Call):
+            function_name = child.func.attr if isinstance(child.func, ast.Attribute) else getattr(child.func, "id", "")
+            arguments = [*child.args[:1], *(word.value for word in child.keywords if word.arg == "name")]
+            for name in (
+                part.value for part in arguments if isinstance(part, ast.Constant) and isinstance(part.value, str)
+            ):
+                if function_name in {"import_module", "__import__"} and name.strip("."):
                     level = len(name) - len(name.lstrip("."))
                     base = package.split(".")[: len(package.split(".")) - level + 1] if level else []
                     yield f"{name}()", ".".join([*base, name.lstrip(".")])
 
 
-def used(statement: ast.AST) -> Iterator[tuple[str, list[str]]]:
+def find_used_names(statement: ast.AST) -> Iterator[tuple[str, list[str]]]:
     """Names that a statement reads, each with the attributes taken of it: ``helper.TABLE.shape``."""
     stack = [statement]
     while stack:
@@ -189,17 +198,17 @@ def used(statement: ast.AST) -> Iterator[tuple[str, list[str]]]:
         elif inner is not node:
             stack.append(inner)
         else:
-            stack += _children(node)
+            stack += _list_children(node)
 
 
-def waits(statement: ast.stmt) -> bool:
+def is_deferred(statement: ast.stmt) -> bool:
     """Whether nothing of it is evaluated where it stands: a function without defaults and decorators."""
     if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return False
     return not (statement.decorator_list or statement.args.defaults or statement.args.kw_defaults)
 
 
-def sets_elsewhere(statement: ast.stmt) -> bool:
+def has_external_assignment(statement: ast.stmt) -> bool:
     """Whether it sets something of another object: ``helper.table = 3``, ``TABLE["mu"] = 3``."""
-    found = within(statement)
-    return any(isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store) for node in found)
+    nodes = list_nodes(statement)
+    return any(isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store) for node in nodes)

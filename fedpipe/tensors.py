@@ -24,13 +24,13 @@ class Tensors(dict[str, Tensor]):
     Registered as a pytree, so that ``torch.func`` transforms (grad, vmap) take and return it.
     """
 
-    def _same_names(self, other: Mapping[str, Tensor]) -> None:
+    def _require_same_names(self, other: Mapping[str, Tensor]) -> None:
         if other.keys() != self.keys():
             raise NamesDifferError(self.keys() ^ other.keys())
 
     def _zip(self, other: Any, f: Callable[[Tensor, Any], Tensor]) -> Tensors:
         if isinstance(other, Mapping):
-            self._same_names(other)
+            self._require_same_names(other)
             return Tensors((name, f(value, other[name])) for name, value in self.items())
         return Tensors((name, f(value, other)) for name, value in self.items())
 
@@ -94,18 +94,18 @@ class Tensors(dict[str, Tensor]):
         norm: Tensor = torch.linalg.vector_norm(self.flat())
         return norm
 
-    def clipped(self, norm: float | None, donated: bool = False) -> Tensors:
+    def clipped(self, norm: float | None, inplace: bool = False) -> Tensors:
         """Scaled down to a norm where it is larger, as ``torch.nn.utils.clip_grad_norm_`` does; None: as it is.
 
-        Tensors that are ``donated``, which nobody reads again, are changed in place.
+        Tensors that are ``inplace``, which nobody reads again, are changed in place.
         """
         if norm is None:
             return self
-        total = torch.nn.utils.get_total_norm(self.values()) if donated else self.norm()
+        total = torch.nn.utils.get_total_norm(self.values()) if inplace else self.norm()
         scale = (norm / (total + 1e-6)).clamp(max=1)
-        if donated and scale.device.type == "cpu" and scale == 1:  # on a GPU the question would wait for it
+        if inplace and scale.device.type == "cpu" and scale == 1:  # on a GPU the question would wait for it
             return self
-        return Tensors((name, torch.mul(value, scale, out=value if donated else None)) for name, value in self.items())
+        return Tensors((name, torch.mul(value, scale, out=value if inplace else None)) for name, value in self.items())
 
     def flat(self) -> Tensor:
         """All elements in one vector, in the order of the names as they stand."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedpipe import testing
-from fedpipe.engine.clients import Clients
+from fedpipe.engine.clients import FederatedData
 from fedpipe.testing import Trial
 
 #: The same examples on every machine, however slow it is.
@@ -39,7 +39,7 @@ def _no_proxy() -> Iterator[None]:
 
 
 @pytest.fixture
-def make_clients() -> Callable[..., Clients]:
+def make_clients() -> Callable[..., FederatedData]:
     """See :func:`fedpipe.testing.synthetic`."""
     return testing.synthetic
 

@@ -51,13 +51,13 @@ def write(params: dict[str, Any], folder: Path) -> None:
 def prepare(params: dict[str, Any]) -> NewPlan:
     """In the current folder: the plan, its data sets and partitions, ready for runs."""
     write(params, Path())
-    made = planning.make(Path("params.yaml"))
-    planning.write(made)
+    made = planning.make_plan(Path("params.yaml"))
+    planning.write_plan(made)
     for name in {run.dataset for run in made.runs}:
         if not Path(f"results/data/{name}.pt").exists():
-            download.download(name)
+            download.download_dataset(name)
     for key in made.partitions:
-        partition.partition(key)
+        partition.partition_dataset(key)
     return made
 
 
@@ -70,7 +70,7 @@ def measured(found: Run, rounds: int, protocol: str) -> dict[tuple[int, int], tu
     """Right answers, number of samples and loss by round and client, of a run that is collected."""
     return {
         (row["round"], row["client"]): (row["correct"], row["total"], row["loss"])
-        for row in artifacts.read_joined(found.files.joined(rounds).metrics).to_pylist()
+        for row in artifacts.read_merged_table(found.files.merged_files(rounds).metrics).to_pylist()
         if row["protocol"] == protocol
     }
 
@@ -79,7 +79,7 @@ def bits(folder: Path) -> dict[str, str]:
     """SHA-256 of every tensor file and every table below a folder, by relative path; times are not among them."""
     found = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for zipped in folder.rglob("rounds.zip"):
-        found |= {zipped.with_suffix("") / name: data for name, data in archive.contents(zipped).items()}
+        found |= {zipped.with_suffix("") / name: data for name, data in archive.read_members(zipped).items()}
     return {
         str(path.relative_to(folder)): hashlib.sha256(data).hexdigest()
         for path, data in sorted(found.items())
@@ -97,7 +97,7 @@ def forget(run: Path) -> None:
 def rounds(run: Path) -> dict[int, str]:
     """The complete rounds of a run but round 0, each with its times, which differ when it is done again."""
     files = RunFiles(run)
-    return {n: json.dumps(artifacts.read_json(files.round(n).times)) for n in files.complete() if n}
+    return {n: json.dumps(artifacts.read_json(files.round(n).times)) for n in files.list_complete_rounds() if n}
 
 
 def copy_project(folder: Path) -> Path:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from fedpipe import archive, artifacts
-from fedpipe.archive import ArchiveError
+from fedpipe.archive import PackError
 from fedpipe.artifacts import RoundFiles, RunFiles
 from fedpipe.errors import ArtifactError
 from tests import studies
@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> RunFiles:
         artifacts.write_json(files.round(number).marker, {"round": number})
         artifacts.write_json(files.round(number).times, {"train": number})
         artifacts.write_parquet(files.round(number).metrics, pa.table({"round": [number]}))
-    artifacts.write_bytes(files.round(1).server, b"tensors")
+    artifacts.write_bytes(files.round(1).server_state, b"tensors")
     return files
 
 
@@ -42,21 +42,24 @@ def every(run: RunFiles) -> list[Path]:
 
 def test_packed_files_are_read_where_they_were(run: RunFiles) -> None:
     hashes = {path: artifacts.sha256_of(path) for path in every(run)}
-    artifacts.pack(run.history)
-    assert [path for path in run.path.rglob("*") if path.is_file()] == [run.path / "rounds.zip", run.round(1).server]
+    artifacts.pack_folder(run.rounds_folder)
+    assert [path for path in run.path.rglob("*") if path.is_file()] == [
+        run.path / "rounds.zip",
+        run.round(1).server_state,
+    ]
     assert not run.round(0).path.exists(), "an empty folder is gone"
     assert {path: artifacts.sha256_of(path) for path in every(run)} == hashes
     for path, sha256 in hashes.items():
-        assert artifacts.exists(path)
-        assert artifacts.intact(path, sha256)
-        assert not artifacts.intact(path, "0")
+        assert artifacts.is_stored(path)
+        assert artifacts.is_intact(path, sha256)
+        assert not artifacts.is_intact(path, "0")
     assert artifacts.read_json(run.round(1).marker, hashes[run.round(1).marker]) == {"round": 1}
     assert artifacts.read_parquet(run.round(1).metrics, hashes[run.round(1).metrics]).to_pydict() == {"round": [1]}
-    assert run.complete() == [0, 1]
-    assert not artifacts.exists(run.round(0).server)
-    assert not artifacts.intact(run.round(0).server, "0")
-    assert artifacts.place(run.round(1).metrics) == f"{run.path}/rounds.zip/0001/metrics.parquet"
-    assert artifacts.place(run.round(0).server) == str(run.round(0).server)
+    assert run.list_complete_rounds() == [0, 1]
+    assert not artifacts.is_stored(run.round(0).server_state)
+    assert not artifacts.is_intact(run.round(0).server_state, "0")
+    assert artifacts.display_path(run.round(1).metrics) == f"{run.path}/rounds.zip/0001/metrics.parquet"
+    assert artifacts.display_path(run.round(0).server_state) == str(run.round(0).server_state)
     with pytest.raises(ArtifactError, match=r"rounds/0002/round\.json is missing"):
         artifacts.read_json(run.round(2).marker)
     with pytest.raises(ArtifactError, match=r"rounds\.zip is damaged: the SHA-256 of 0001/round\.json in it "):
@@ -64,38 +67,38 @@ def test_packed_files_are_read_where_they_were(run: RunFiles) -> None:
 
 
 def test_bytes_depend_on_names_and_contents_alone(run: RunFiles, tmp_path: Path) -> None:
-    artifacts.pack(run.history)
-    assert archive.join({"b/2": b"two", "a/1": b"one"}) == archive.join({"a/1": b"one", "b/2": b"two"})
-    once = archive.of(run.history).read_bytes()
-    artifacts.unpack(run.history)
-    artifacts.pack(run.history)
-    assert archive.of(run.history).read_bytes() == once
-    with zipfile.ZipFile(archive.of(run.history)) as opened:
+    artifacts.pack_folder(run.rounds_folder)
+    assert archive.build_pack({"b/2": b"two", "a/1": b"one"}) == archive.build_pack({"a/1": b"one", "b/2": b"two"})
+    once = archive.pack_path(run.rounds_folder).read_bytes()
+    artifacts.unpack_folder(run.rounds_folder)
+    artifacts.pack_folder(run.rounds_folder)
+    assert archive.pack_path(run.rounds_folder).read_bytes() == once
+    with zipfile.ZipFile(archive.pack_path(run.rounds_folder)) as opened:
         assert opened.testzip() is None
 
 
 def test_unpacked_files_are_as_old_as_the_pack(run: RunFiles) -> None:
     """So that Snakemake finds none newer than another."""
     before = {path: path.read_bytes() for path in every(run)}
-    artifacts.pack(run.history)
-    made = archive.of(run.history).stat().st_mtime_ns
-    artifacts.unpack(run.history)
-    artifacts.unpack(run.history)
+    artifacts.pack_folder(run.rounds_folder)
+    made = archive.pack_path(run.rounds_folder).stat().st_mtime_ns
+    artifacts.unpack_folder(run.rounds_folder)
+    artifacts.unpack_folder(run.rounds_folder)
     assert {path: path.read_bytes() for path in every(run)} == before
     assert {path.stat().st_mtime_ns for path in every(run)} == {made}
-    assert not archive.of(run.history).exists()
+    assert not archive.pack_path(run.rounds_folder).exists()
 
 
 def test_files_that_lie_there_are_newer_than_the_pack(run: RunFiles) -> None:
-    artifacts.pack(run.history)
+    artifacts.pack_folder(run.rounds_folder)
     artifacts.write_json(run.round(1).times, {"train": 7})
     artifacts.write_json(run.round(2).marker, {"round": 2})
     assert artifacts.read_json(run.round(1).times) == {"train": 7}
-    assert run.complete() == [0, 1, 2]
-    artifacts.pack(run.history)
+    assert run.list_complete_rounds() == [0, 1, 2]
+    artifacts.pack_folder(run.rounds_folder)
     assert artifacts.read_json(run.round(1).times) == {"train": 7}
     assert artifacts.read_json(run.round(0).times) == {"train": 0}
-    assert run.complete() == [0, 1, 2]
+    assert run.list_complete_rounds() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["sweep", "pack"])
@@ -110,7 +113,7 @@ def test_a_write_survives_another_process_that_begins_with_the_run(
     def disturbed(*args: Any, **more: Any) -> Any:
         monkeypatch.setattr(module, step, real)
         if name == "sweep":
-            artifacts.sweep(run.path)
+            artifacts.delete_temporary_files(run.path)
         else:
             run.round(2).path.rmdir()
         return real(*args, **more)
@@ -122,27 +125,27 @@ def test_a_write_survives_another_process_that_begins_with_the_run(
 
 
 def test_a_damaged_member_is_named_and_made_again(run: RunFiles) -> None:
-    artifacts.pack(run.history)
-    damaged, member = archive.of(run.history), archive.read(run.round(1).metrics)
+    artifacts.pack_folder(run.rounds_folder)
+    damaged, member = archive.pack_path(run.rounds_folder), archive.read_member(run.round(1).metrics)
     data = bytearray(damaged.read_bytes())
     data[data.index(member) + 10] ^= 1
     damaged.write_bytes(data)
     with pytest.raises(ArtifactError, match=r"rounds\.zip can't be read \(0001/metrics\.parquet: Bad CRC-32"):
         artifacts.read_parquet(run.round(1).metrics)
-    assert not artifacts.intact(run.round(1).metrics, "0")
+    assert not artifacts.is_intact(run.round(1).metrics, "0")
     assert artifacts.read_parquet(run.round(0).metrics).to_pydict() == {"round": [0]}
     artifacts.write_json(run.round(2).marker, {"round": 2})
-    for step in (artifacts.pack, artifacts.unpack):
+    for step in (artifacts.pack_folder, artifacts.unpack_folder):
         with pytest.raises(
-            ArchiveError, match=r"rounds\.zip is damaged \(Bad CRC-32 for file '0001/metrics\.parquet'\); "
+            PackError, match=r"rounds\.zip is damaged \(Bad CRC-32 for file '0001/metrics\.parquet'\); "
         ):
-            step(run.history)
+            step(run.rounds_folder)
         assert damaged.read_bytes() == data
         assert run.round(2).marker.exists(), "what would have been packed is there still"
     artifacts.write_parquet(run.round(1).metrics, pa.table({"round": [1]}))
-    artifacts.pack(run.history)
+    artifacts.pack_folder(run.rounds_folder)
     assert artifacts.read_parquet(run.round(1).metrics).to_pydict() == {"round": [1]}
-    assert run.complete() == [0, 1, 2]
+    assert run.list_complete_rounds() == [0, 1, 2]
 
 
 WORD = b"word" * 100
@@ -153,7 +156,7 @@ def zipped(*members: tuple[str, bytes], compress: int = zipfile.ZIP_STORED, attr
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as opened, warnings.catch_warnings(action="ignore"):
         for name, data in members:
-            member = zipfile.ZipInfo(name, archive.MOMENT)
+            member = zipfile.ZipInfo(name, archive.MEMBER_TIMESTAMP)
             member.external_attr, member.compress_type = attributes, compress
             opened.writestr(member, data)
     return buffer.getvalue()
@@ -163,7 +166,7 @@ def overlapping() -> bytes:
     """Every name of the directory speaks of the same bytes: read all, and a file is many times its size."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as opened:
-        opened.writestr(zipfile.ZipInfo("0001/round.json", archive.MOMENT), WORD * 100)
+        opened.writestr(zipfile.ZipInfo("0001/round.json", archive.MEMBER_TIMESTAMP), WORD * 100)
         (member,) = opened.filelist
         for number in range(2, 1000):
             other = copy.copy(member)
@@ -200,44 +203,46 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_pack_that_is_not_what_we_write_is_refused(run: RunFiles, kind: str, tmp_path: Path) -> None:
     """Whatever one does with it, and nothing is written."""
-    archive.of(run.history).write_bytes(HOSTILE[kind]())
+    archive.pack_path(run.rounds_folder).write_bytes(HOSTILE[kind]())
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for step in (
-        lambda: artifacts.unpack(run.history),
-        lambda: artifacts.pack(run.history),
+        lambda: artifacts.unpack_folder(run.rounds_folder),
+        lambda: artifacts.pack_folder(run.rounds_folder),
         lambda: artifacts.read_json(run.round(5).marker),
-        lambda: artifacts.exists(run.round(5).marker),
-        lambda: artifacts.intact(run.round(5).marker, "0"),
-        run.complete,
+        lambda: artifacts.is_stored(run.round(5).marker),
+        lambda: artifacts.is_intact(run.round(5).marker, "0"),
+        run.list_complete_rounds,
     ):
-        with pytest.raises(ArchiveError, match=r"run/rounds\.zip is damaged .+; delete it and .*run/segments, then "):
+        with pytest.raises(PackError, match=r"run/rounds\.zip is damaged .+; delete it and .*run/segments, then "):
             step()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert not Path(tempfile.gettempdir(), "PWNED").exists()
 
 
 def test_a_link_in_a_pack_becomes_a_file(run: RunFiles) -> None:
-    archive.of(run.history).write_bytes(zipped(("0005/round.json", b"/etc/passwd"), attributes=0o120777 << 16))
-    artifacts.unpack(run.history)
+    archive.pack_path(run.rounds_folder).write_bytes(
+        zipped(("0005/round.json", b"/etc/passwd"), attributes=0o120777 << 16)
+    )
+    artifacts.unpack_folder(run.rounds_folder)
     assert not run.round(5).marker.is_symlink()
     assert run.round(5).marker.read_bytes() == b"/etc/passwd"
 
 
 def test_a_pack_that_is_a_folder_is_named(run: RunFiles) -> None:
-    archive.of(run.history).mkdir()
-    with pytest.raises(ArchiveError, match=r"rounds\.zip is damaged \(.*Is a directory"):
-        run.complete()
+    archive.pack_path(run.rounds_folder).mkdir()
+    with pytest.raises(PackError, match=r"rounds\.zip is damaged \(.*Is a directory"):
+        run.list_complete_rounds()
 
 
 def test_a_pack_takes_every_file_of_a_round_but_tensors(run: RunFiles) -> None:
     files = {name for name in vars(RoundFiles) if isinstance(getattr(RoundFiles, name), property)}
     places = [getattr(run.round(3), name) for name in files]
-    assert {path.name for path in places if not archive.takes(path)} == set(artifacts.TENSORS)
+    assert {path.name for path in places if not archive.is_packable(path)} == set(artifacts.TENSOR_FILES)
     note = run.round(1).path / "note.json"
     note.write_text("{}")
-    artifacts.pack(run.history)
+    artifacts.pack_folder(run.rounds_folder)
     assert note.read_text() == "{}", "what one put there oneself stays"
-    assert run.complete() == [0, 1]
+    assert run.list_complete_rounds() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -248,18 +253,18 @@ def test_a_record_speaks_of_files_of_its_round_alone(run: RunFiles, name: str) -
     artifacts.write_json(files.marker, {"sha256": {"server.pt": "0", name: "0"}})
     said = rf"0001/round\.json can't be read \(it names '{re.escape(name)}', which is no file of its round\); "
     with pytest.raises(ArtifactError, match=said):
-        artifacts.hashes(files, files.marker)
+        artifacts.read_round_digests(files, files.marker)
     for wrong in ([], {}, {"sha256": []}, {"sha256": {"server.pt": 1}}):
         artifacts.write_json(files.marker, wrong)
         with pytest.raises(ArtifactError, match=r"0001/round\.json can't be read \(it "):
-            artifacts.hashes(files, files.marker)
+            artifacts.read_round_digests(files, files.marker)
 
 
 def test_a_record_that_does_not_name_the_file_is_named(tmp_path: Path) -> None:
     for record in ({}, [], {"other.parquet": "0"}):
         artifacts.write_json(tmp_path / "joined.json", record)
         with pytest.raises(ArtifactError, match=r"joined\.json does not record the SHA-256 of metrics\.parquet"):
-            artifacts.manifest(tmp_path / "metrics.parquet", "joined.json")
+            artifacts.read_recorded_sha256(tmp_path / "metrics.parquet", "joined.json")
 
 
 WRITER = """
@@ -273,7 +278,7 @@ for number in range(first, 60, 2):
     artifacts.write_json(run.round(number).times, {"train": 0})
     artifacts.write_json(run.round(number).marker, {"round": number})
     artifacts.write_json(run.round(number).times, {"train": number})
-    artifacts.pack(run.history)
+    artifacts.pack_folder(run.rounds_folder)
     assert artifacts.read_json(run.round(number).times) == {"train": number}
 """
 
@@ -285,26 +290,26 @@ def test_segments_of_two_studies_pack_one_run_at_once(tmp_path: Path, monkeypatc
     working = [subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(studies.ROOT)}) for command in commands]
     assert [process.wait() for process in working] == [0, 0]
     run = RunFiles(Path("run"))
-    assert run.complete() == list(range(60))
+    assert run.list_complete_rounds() == list(range(60))
     assert [artifacts.read_json(run.round(number).times) for number in range(60)] == [{"train": n} for n in range(60)]
-    artifacts.pack(run.history)
-    assert not list(run.history.glob("*/*.json"))
-    assert len(archive.names(archive.of(run.history))) == 120
+    artifacts.pack_folder(run.rounds_folder)
+    assert not list(run.rounds_folder.glob("*/*.json"))
+    assert len(archive.list_members(archive.pack_path(run.rounds_folder))) == 120
 
 
 def test_a_file_written_anew_while_it_is_packed_stays(run: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, real = run.round(1).times, archive.join
+    path, real = run.round(1).times, archive.build_pack
 
     def join(files: Any) -> bytes:
         if path.exists():
             path.write_bytes(artifacts.json_bytes({"train": 7}))
         return real(files)
 
-    monkeypatch.setattr(archive, "join", join)
-    artifacts.pack(run.history)
+    monkeypatch.setattr(archive, "build_pack", join)
+    artifacts.pack_folder(run.rounds_folder)
     assert path.exists()
     assert artifacts.read_json(path) == {"train": 7}
     monkeypatch.undo()
-    artifacts.pack(run.history)
+    artifacts.pack_folder(run.rounds_folder)
     assert artifacts.read_json(path) == {"train": 7}
     assert not path.exists()

@@ -32,7 +32,7 @@ class Diary(Callback):
         with open("diary.jsonl", "a") as stream:
             stream.write(json.dumps(entry) + "\\n")
     def begin(self, run):
-        self._write("begin", run.name, run.rounds, run.done)
+        self._write("begin", run.name, run.last_round, run.completed_rounds)
     def round(self, run, number, accuracies):
         self._write("round", run.name, number, accuracies)
     def end(self, run):
@@ -85,7 +85,7 @@ def counted(made: planning.NewPlan) -> dict[int, dict[str, float]]:
 
 def test_a_callback_is_told_of_every_round_and_of_each_job_that_goes_on(folder: Path) -> None:
     made = studies.prepare(study("own.Diary"))
-    assert Plan.read(made.study.plan).execution.callbacks == ("own.Diary",)
+    assert Plan.read(made.study_files.plan).execution.callbacks == ("own.Diary",)
     segment(made, 2)
     segment(made, ROUNDS)
     (run,) = made.runs
@@ -120,7 +120,7 @@ def test_one_that_fails_is_left_out_and_the_run_goes_on(folder: Path) -> None:
     (run,) = made.runs
     assert told.count("Clumsy.round failed (OSError: no space left on device)") == 1
     assert f"{run.path} goes on without it." in told
-    assert run.files.complete() == [0, 1, 2, 3]
+    assert run.files.list_complete_rounds() == [0, 1, 2, 3]
     assert [entry[0] for entry in diary()] == ["begin", *["round"] * 3, "end"]
 
 
@@ -132,7 +132,7 @@ def test_one_that_can_not_be_made_or_imported_is_left_out_too(folder: Path) -> N
     assert "own.Stillborn failed (OSError: no such board)" in told
     assert "elsewhere.Board failed (SettingsError: execution.callbacks: 'elsewhere.Board' can't be imported" in told
     assert told.count(f"{run.path} goes on without it.") == 2
-    assert run.files.complete() == [0, 1]
+    assert run.files.list_complete_rounds() == [0, 1]
     assert [entry[0] for entry in diary()] == ["begin", "round", "end"]
 
 
@@ -153,7 +153,7 @@ def test_single_rounds_are_watched_where_they_are_measured(folder: Path) -> None
     printed("aggregate", path, "--round", "1", "--blocks", "1")
     printed("evaluate", path, "--round", "1", "--callbacks", "own.Diary")
     assert [entry[0] for entry in diary()] == ["begin", "round", "end"]
-    assert diary()[1][2:] == [1, callbacks.accuracies(run.files, 1)]
+    assert diary()[1][2:] == [1, callbacks.read_accuracies(run.files, 1)]
 
 
 @pytest.mark.parametrize(
@@ -169,14 +169,14 @@ def test_single_rounds_are_watched_where_they_are_measured(folder: Path) -> None
 def test_what_is_no_callback_is_refused_before_any_job(folder: Path, names: list[str], told: str) -> None:
     studies.write(study(*names), folder)
     with pytest.raises(SettingsError, match=told):
-        planning.make()
+        planning.make_plan()
 
 
 def test_dvclive_is_refused_where_it_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     studies.write(study("dvclive"), folder)
     with pytest.raises(SettingsError, match=r"execution.callbacks: dvclive is not installed; `pip install dvclive`"):
-        planning.make()
+        planning.make_plan()
 
 
 class Live:

@@ -12,7 +12,7 @@ import yaml
 
 from fedpipe import cli, testing
 from fedpipe.testing import checks
-from fedpipe.testing.names import distance
+from fedpipe.testing.names import compute_edit_distance
 
 HEAD = """
 from dataclasses import dataclass
@@ -56,7 +56,9 @@ BREACHES = {
     "def prepare(self):\n  return ()": (
         "own.Own.prepare is never called, since no hook has that name; if 'personalize' is meant, rename it."
     ),
-    "prototype = True": "own.Own.prototype is never called, since no hook has that name; if 'prototypes' is meant",
+    "prototype = True": (
+        "own.Own.prototype is never called, since no hook has that name; if 'has_prototype_logits' is meant"
+    ),
     "def aggregate(self, uploads):\n  return {}": "own.Own.aggregate takes (uploads); it should take (server, uploads)",
     "risk: float = 0.1": "own.Own: its field 'risk' hides the hook of that name; it should have another name.",
     # what hooks give
@@ -183,7 +185,8 @@ LATER = {
         checks.check_batch_normalization,
         "lies outside of what clients sent; the server should average running statistics, and move self.net.parameters",
     ),
-    "def upload(self, client):\n  return {'model': client['model'] | self.net.own | self.federation_statistics}\n"
+    "def upload(self, client):\n"
+    "  return {'model': client['model'] | self.net.client_buffers | self.federation_statistics}\n"
     " @property\n def federation_statistics(self):\n"
     "  return Tensors({name: torch.full((6,), float('inf')).double() for name in self.net.buffer_names})": (
         checks.check_batch_normalization,
@@ -433,4 +436,4 @@ def test_what_a_class_calls_itself_is_no_misspelling(project: Path) -> None:
     [("keep", "keep", 0), ("kepe", "keep", 1), ("combin", "combine", 1), ("uploads", "upload", 1), ("risk", "loss", 3)],
 )
 def test_distance(one: str, other: str, edits: int) -> None:
-    assert distance(one, other) == distance(other, one) == edits
+    assert compute_edit_distance(one, other) == compute_edit_distance(other, one) == edits

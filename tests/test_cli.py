@@ -35,7 +35,7 @@ COMMANDS = sorted(
     command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback
 )
 GROUP: Any = get_command(cli.app)
-EVERYTHING = [(kind, name) for kind in KINDS.values() for name in registry.names(kind)]
+EVERYTHING = [(kind, name) for kind in KINDS.values() for name in registry.list_components(kind)]
 
 
 @pytest.fixture(autouse=True)
@@ -108,56 +108,56 @@ def planned() -> NewPlan:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_list_prints_a_name_a_line_with_its_summary(kind: str) -> None:
-    names = registry.names(KINDS[kind])
+    names = registry.list_components(KINDS[kind])
     lines = printed("list", kind).splitlines()
     assert [line.split()[0] for line in lines] == list(names) == sorted(names)
     for line, name in zip(lines, names, strict=True):
         summary = line.removeprefix(name).strip()
-        assert summary == registry.summary(registry.find(KINDS[kind], name))
+        assert summary == registry.get_docstring_summary(registry.find_component(KINDS[kind], name))
         assert len(summary) > 10
     assert len({len(line) - len(line[len(line.split()[0]) :].lstrip()) for line in lines}) == 1, "columns are aligned"
 
 
 def test_shipped_algorithms_and_four_schemes_are_listed() -> None:
-    assert set(studies.SHIPPED) <= set(registry.names(registry.ALGORITHM))
-    assert {"dirichlet", "iid", "pathological", "shards"} <= set(registry.names(registry.PARTITION))
-    assert "digits" in registry.names(registry.DATASET)
+    assert set(studies.SHIPPED) <= set(registry.list_components(registry.ALGORITHM))
+    assert {"dirichlet", "iid", "pathological", "shards"} <= set(registry.list_components(registry.PARTITION))
+    assert "digits" in registry.list_components(registry.DATASET)
 
 
 @pytest.mark.parametrize(("kind", "name"), EVERYTHING, ids=[name for _, name in EVERYTHING])
-def test_describe_prints_docstring_parameters_and_defaults(kind: registry.Kind, name: str) -> None:
+def test_describe_prints_docstring_parameters_and_defaults(kind: registry.ComponentKind, name: str) -> None:
     text = printed("describe", name)
-    found = registry.find(kind, name)
+    found = registry.find_component(kind, name)
     doc = inspect.getdoc(found)
     assert doc
-    assert equations.plain(doc) in text
+    assert equations.render_docstring(doc) in text
     assert not re.search(r"\\[a-zA-Z]|:math:|\.\. math::", text), "equations are for people"
     assert text.startswith(f"{name} ({kind.name})\n")
     if kind is registry.ALGORITHM:
         assert all(re.search(rf"\b{part}: ", doc) for part in ("Source", "State", "Traffic")), name
-    for field in registry.parameters_of(found):
+    for field in registry.list_parameters(found):
         default = "(required)" if field.default is dataclasses.MISSING else json.dumps(field.default)
-        inherited = documentation.inherited(found).get(field.name)
-        meaning = f"    # {equations.plain(inherited)}" if inherited else ""
+        inherited = documentation.get_inherited_docs(found).get(field.name)
+        meaning = f"    # {equations.render_docstring(inherited)}" if inherited else ""
         assert f"  {field.name}: {default}{meaning}\n" in text
 
 
 @pytest.mark.parametrize(("kind", "name"), EVERYTHING, ids=[name for _, name in EVERYTHING])
-def test_every_parameter_is_documented(kind: registry.Kind, name: str) -> None:
-    found = registry.find(kind, name)
+def test_every_parameter_is_documented(kind: registry.ComponentKind, name: str) -> None:
+    found = registry.find_component(kind, name)
     documented = inspect.getdoc(found) or ""
     parameters = documented.partition("Parameters\n----------\n")[2]
     told = {name.strip() for line in parameters.splitlines() if line[:1].strip() for name in line.split(",")}
-    told |= set(documentation.inherited(found))
-    assert told.issuperset(field.name for field in registry.parameters_of(found))
+    told |= set(documentation.get_inherited_docs(found))
+    assert told.issuperset(field.name for field in registry.list_parameters(found))
 
 
 def test_list_and_describe_know_probes() -> None:
     lines = printed("list", "probes").splitlines()
     assert [line.split()[0] for line in lines] == ["head-norms", "features", "surface", "gradients", "locals"]
     assert lines[0] == "head-norms  Norms of the rows of heads beside the class shares of who owns them."
-    for kind in code.PROBES:
-        text, module = printed("describe", kind), importlib.import_module(code.PROBES[kind])
+    for kind in code.PROBE_MODULES:
+        text, module = printed("describe", kind), importlib.import_module(code.PROBE_MODULES[kind])
         columns = text.partition("Columns of its table")[2].splitlines()[1:]
         assert [line.split()[0] for line in columns] == module.SCHEMA.names, kind
         assert f"\n  kind: {kind}\n" in text
@@ -363,11 +363,13 @@ def test_a_plan_that_can_not_be_read_is_told_since_it_costs_disk() -> None:
 
 def test_help_tells_commands_for_people_from_stages() -> None:
     panels = {name: command.rich_help_panel for name, command in GROUP.commands.items()}
-    assert set(panels.values()) == {cli.PEOPLE, cli.STAGES, cli.GENERATED}, "each command is in a group"
-    people = {name for name, panel in panels.items() if panel == cli.PEOPLE}
+    assert set(panels.values()) == {cli.PEOPLE_PANEL, cli.STAGES_PANEL, cli.GENERATED_PANEL}, (
+        "each command is in a group"
+    )
+    people = {name for name, panel in panels.items() if panel == cli.PEOPLE_PANEL}
     assert people >= {"plan", "run", "show", "status", "trace", "verify", "diff", "prune", "list", "describe"}
     text = printed("--help")
-    places = [text.index(panel) for panel in (cli.PEOPLE, cli.STAGES, cli.GENERATED)]
+    places = [text.index(panel) for panel in (cli.PEOPLE_PANEL, cli.STAGES_PANEL, cli.GENERATED_PANEL)]
     assert places == sorted(places)
     for name, panel in panels.items():
         (line,) = re.findall(rf"^\W*{name} {{2,}}\w", text, flags=re.M)
@@ -378,7 +380,7 @@ def test_help_tells_commands_for_people_from_stages() -> None:
 def test_stages_are_what_rules_and_dvc_call() -> None:
     files = [*(studies.ROOT / "workflow/rules").glob("*.smk"), studies.ROOT / "dvc.yaml"]
     called = {name for file in files for name in re.findall(r"fedpipe (\w+)", file.read_text())}
-    stages = {name for name, command in GROUP.commands.items() if command.rich_help_panel == cli.STAGES}
+    stages = {name for name, command in GROUP.commands.items() if command.rich_help_panel == cli.STAGES_PANEL}
     both = {"plan", "download", "partition", "papers"}  # people call these, too
     assert stages == (called & set(GROUP.commands)) - both
 

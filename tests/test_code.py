@@ -95,8 +95,8 @@ def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
             del sys.modules[module]
         shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
         importlib.invalidate_caches()
-        code.of.cache_clear()
-        return code.of(getattr(importlib.import_module("own"), name)).text
+        code.compute_code_digest.cache_clear()
+        return code.compute_code_digest(getattr(importlib.import_module("own"), name)).text
 
     yield found
     for module in [name for name in sys.modules if name.partition(".")[0] in mine]:
@@ -196,7 +196,10 @@ def test_data_files_that_a_module_declares_are_part_of_what_uses_it(digest: Call
     assert before != digest()
     (tmp_path / "prior.bin").write_bytes(b"2")
     assert digest(declares) != before
-    assert code.of(importlib.import_module("own").Method).files >= {Path("prior.bin"), tmp_path / "helper.py"}
+    assert code.compute_code_digest(importlib.import_module("own").Method).files >= {
+        Path("prior.bin"),
+        tmp_path / "helper.py",
+    }
     (tmp_path / "prior.bin").unlink()
     with pytest.raises(SettingsError, match=r"helper.FILES: prior.bin is missing; it should be a file beside params"):
         digest(declares)
@@ -211,7 +214,7 @@ def test_what_has_no_source_is_refused() -> None:
     scope: dict[str, type] = {}
     exec("class Made: pass", {"__name__": "nowhere"}, scope)
     with pytest.raises(SettingsError, match=r"'nowhere.Made' has no source that can be read; it should lie in a file"):
-        code.of(scope["Made"])
+        code.compute_code_digest(scope["Made"])
 
 
 def test_components_are_followed_and_shared_code_is_not() -> None:
@@ -219,14 +222,14 @@ def test_components_are_followed_and_shared_code_is_not() -> None:
     from fedpipe.algorithms.feddw import FedDW
     from fedpipe.models.cnn4 import CNN4
 
-    assert {path.name for path in code.of(FedBABU).files} == {"fedbabu.py", "_shared_body.py"}
-    assert {path.name for path in code.of(FedDW).files} == {"feddw.py"}
-    assert {path.name for path in code.of(CNN4).files} == {"cnn4.py", "_parts.py"}
+    assert {path.name for path in code.compute_code_digest(FedBABU).files} == {"fedbabu.py", "_shared_body.py"}
+    assert {path.name for path in code.compute_code_digest(FedDW).files} == {"feddw.py"}
+    assert {path.name for path in code.compute_code_digest(CNN4).files} == {"cnn4.py", "_parts.py"}
 
 
 def test_a_module_on_top_of_a_method_is_part_of_it() -> None:
-    made = (registry.build(registry.ALGORITHM, "fedavg", dw) for dw in ({}, {"dw": {}}))
-    plain, regularized = (code.of(*algorithm.made_of()).files for algorithm in made)
+    made = (registry.build_component(registry.ALGORITHM, "fedavg", dw) for dw in ({}, {"dw": {}}))
+    plain, regularized = (code.compute_code_digest(*algorithm.code_objects()).files for algorithm in made)
     assert {path.name for path in regularized} - {path.name for path in plain} == {"_dw.py", "feddw.py"}
 
 
@@ -288,24 +291,24 @@ def test_all_pythons_agree(tmp_path: Path, version: str) -> None:
         "import sys; sys.path[:0] = sys.argv[1:3]\n"
         "from fedpipe import code\n"
         "parts = [type(name, (), {'__module__': 'sample'}) for name in ('C', 'f')]\n"
-        "print(code.of(*parts).text, code.shared())"
+        "print(code.compute_code_digest(*parts).text, code.compute_shared_digest())"
     )
     tell = [pythons()[version], "-c", script, str(ROOT), str(tmp_path)]
     done = subprocess.run(tell, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [GOLDEN, code.shared()]
+    assert done.stdout.split() == [GOLDEN, code.compute_shared_digest()]
 
 
 def test_every_part_of_a_tree_counts() -> None:
     """Whatever stands in the sample: another name, number or operator is another text."""
     tree = ast.parse(SAMPLE)
-    before = syntax.canonical(tree)
+    before = syntax.to_canonical_text(tree)
     counted = 0
     for node in ast.walk(tree):
         for name, value in ast.iter_fields(node):
             inside = isinstance(node, ast.Expr) or (isinstance(node, ast.Constant) and name == "kind")
             if isinstance(value, (str, int)) and not isinstance(value, bool) and not inside:
                 setattr(node, name, value + "x" if isinstance(value, str) else value + 1)
-                changed = syntax.canonical(tree) != before
+                changed = syntax.to_canonical_text(tree) != before
                 setattr(node, name, value)
                 counted += 1
                 idle = isinstance(node, ast.Constant) and node.value in {
@@ -326,8 +329,10 @@ def test_a_class_is_named_by_where_it_is_defined(tmp_path: Path, monkeypatch: py
     with pytest.raises(
         SettingsError, match=r"'patched\.Mine' is defined in elsewhere, .*should be 'elsewhere\.Mine'\.$"
     ):
-        registry.find(registry.ALGORITHM, "patched.Mine")
+        registry.find_component(registry.ALGORITHM, "patched.Mine")
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab/__init__.py").write_text("from lab.inner import Mine\n")
     (tmp_path / "lab/inner.py").write_text((tmp_path / "elsewhere.py").read_text())
-    assert registry.find(registry.ALGORITHM, "lab.Mine").__module__ == "lab.inner", "a package that is imported with it"
+    assert registry.find_component(registry.ALGORITHM, "lab.Mine").__module__ == "lab.inner", (
+        "a package that is imported with it"
+    )

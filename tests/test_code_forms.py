@@ -19,7 +19,7 @@ import json, sys
 sys.path[:0] = [".", sys.argv[1]]
 import own
 from fedpipe import code
-print(json.dumps([repr(own.M().f()), code.of(own.M).text]))
+print(json.dumps([repr(own.M().f()), code.compute_code_digest(own.M).text]))
 """
 
 
@@ -28,10 +28,10 @@ import sys
 sys.path[:0] = [".", sys.argv[1], sys.argv[2]]
 import mylab, own
 from fedpipe import code
-before = code.of(own.M).text
-code.of(mylab.Algo)
-code.of.cache_clear()
-print(before, code.of(own.M).text)
+before = code.compute_code_digest(own.M).text
+code.compute_code_digest(mylab.Algo)
+code.compute_code_digest.cache_clear()
+print(before, code.compute_code_digest(own.M).text)
 """
 
 

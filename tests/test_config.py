@@ -23,7 +23,7 @@ from tests.pages import PAGES, blocks
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = ", ".join(config.Params.model_fields)
-ALGORITHMS = ", ".join(registry.names(registry.ALGORITHM))
+ALGORITHMS = ", ".join(registry.list_components(registry.ALGORITHM))
 *FIRST, LAST = (f"'{name}'" for name in get_args(config.Protocol))
 PROTOCOLS = f"{', '.join(FIRST)} or {LAST}"
 JARGON = re.compile(r"Tuple|String|Keys|literal\[|constrained|\[key\]|\binstance\b|after validation|pydantic")
@@ -44,14 +44,16 @@ class Titled(FedAvg):
 
 def study(**values: Any) -> dict[str, Any]:
     """The tests' study with the values at dotted keys replaced; two underscores stand for a dot."""
-    return config.override(studies.settings(), {key.replace("__", "."): value for key, value in values.items()})
+    return config.override_settings(
+        studies.settings(), {key.replace("__", "."): value for key, value in values.items()}
+    )
 
 
 def said(settings: dict[str, Any]) -> list[str]:
     """The sentences with which `fedpipe plan` refuses these settings."""
     studies.write(settings, Path())
     with pytest.raises(SettingsError) as refusal:
-        planning.make(Path("params.yaml"))
+        planning.make_plan(Path("params.yaml"))
     return str(refusal.value).split("\n")
 
 
@@ -661,7 +663,7 @@ def refusal(text: str | None) -> str:
     if text is not None:
         Path("params.yaml").write_text(text)
     with pytest.raises(SettingsError) as error:
-        planning.make(Path("params.yaml"))
+        planning.make_plan(Path("params.yaml"))
     return str(error.value)
 
 
@@ -705,7 +707,11 @@ def test_a_merge_key_is_no_key_of_its_own() -> None:
     """YAML's own way of saying that two entries share most of their parameters."""
     text = "algorithms:\n  feddw: &dw {mu: 1.0, mode: code}\n  other: {<<: *dw, algorithm: feddw, mu: 2.0}\n"
     Path("params.yaml").write_text(text)
-    assert config.read(Path("params.yaml"))["algorithms"]["other"] == {"algorithm": "feddw", "mu": 2.0, "mode": "code"}
+    assert config.read_params(Path("params.yaml"))["algorithms"]["other"] == {
+        "algorithm": "feddw",
+        "mu": 2.0,
+        "mode": "code",
+    }
 
 
 def test_a_key_that_is_no_text() -> None:
@@ -716,7 +722,7 @@ def test_a_key_that_is_no_text() -> None:
 
 
 def test_defaults_are_filled_in() -> None:
-    params = config.parse({})
+    params = config.parse_params({})
     assert params.federation == config.Federation()
     assert (params.federation.clients, params.federation.rounds, params.federation.optimizer) == (10, 20, "sgd")
     assert params.dataset.name == "digits"
@@ -742,14 +748,16 @@ def test_defaults_are_filled_in() -> None:
 
 
 def test_what_is_given_replaces_its_default_and_no_other() -> None:
-    params = config.parse({"federation": {"clients": 7}, "algorithms": {"fedavg": {}, "feddw": {"mode": "code"}}})
+    params = config.parse_params(
+        {"federation": {"clients": 7}, "algorithms": {"fedavg": {}, "feddw": {"mode": "code"}}}
+    )
     assert params.federation == config.Federation(clients=7)
     algorithm: Any = params.algorithms["feddw"]
     assert (algorithm.mu, algorithm.mode) == (0.1, "code")
 
 
 def test_an_entry_may_have_a_name_of_its_own() -> None:
-    params = config.parse(
+    params = config.parse_params(
         {"algorithms": {"strong": {"algorithm": "fedprox", "mu": 5}}, "study": {"algorithms": ["strong"]}}
     )
     algorithm: Any = params.algorithms["strong"]
@@ -759,7 +767,7 @@ def test_an_entry_may_have_a_name_of_its_own() -> None:
 
 def test_exponents_without_a_dot_are_numbers() -> None:
     """YAML 1.1 reads 1e-3 as text."""
-    assert config.parse(yaml.safe_load("federation: {learning_rate: 1e-3}")).federation.learning_rate == 0.001
+    assert config.parse_params(yaml.safe_load("federation: {learning_rate: 1e-3}")).federation.learning_rate == 0.001
 
 
 @pytest.mark.parametrize(("share", "clients", "count"), [(0.01, 10, 1), (0.5, 10, 5), (0.26, 10, 3), (1.0, 10, 10)])
@@ -771,7 +779,7 @@ def test_participants(share: float, clients: int, count: int) -> None:
 
 
 def problems(settings: Any) -> list[Any]:
-    schema = config.json_schema()
+    schema = config.build_json_schema()
     return list(jsonschema.validators.validator_for(schema)(schema).iter_errors(settings))
 
 
@@ -781,12 +789,12 @@ def shipped() -> dict[str, Any]:
 
 
 def test_the_schema_is_one() -> None:
-    schema = config.json_schema()
+    schema = config.build_json_schema()
     jsonschema.validators.validator_for(schema).check_schema(schema)
 
 
 def test_the_shipped_study_fits_parser_and_schema() -> None:
-    params = config.parse(shipped())
+    params = config.parse_params(shipped())
     assert len(params.study.algorithms) == 9
     assert params.study.seeds == (0, 1, 2)
     assert problems(shipped()) == []
@@ -795,15 +803,15 @@ def test_the_shipped_study_fits_parser_and_schema() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.name)
 def test_other_studies_fit_parser_and_schema(path: Path) -> None:
     settings = yaml.safe_load(path.read_text())
-    config.parse(settings)
+    config.parse_params(settings)
     assert problems(settings) == []
 
 
 def test_an_editor_finds_no_mistake_in_the_papers_studies_and_those_of_the_pages() -> None:
     """As it checks them by the schema; other tests plan them."""
-    schema = config.json_schema()
+    schema = config.build_json_schema()
     validator = jsonschema.validators.validator_for(schema)(schema)
-    papers = [path for path in (ROOT / "studies/papers").rglob("*.yaml") if path.name != artifacts.DVC]
+    papers = [path for path in (ROOT / "studies/papers").rglob("*.yaml") if path.name != artifacts.DVC_YAML]
     shown = [block for page in PAGES for block in blocks(page) if block.language == "yaml"]
     assert len(papers) > 30
     assert len(shown) > 15
@@ -837,7 +845,7 @@ def test_an_editor_finds_no_mistake_in_the_papers_studies_and_those_of_the_pages
     ids=str,
 )
 def test_the_schema_finds_mistakes(changes: dict[str, Any]) -> None:
-    assert problems(config.override(shipped(), changes))
+    assert problems(config.override_settings(shipped(), changes))
 
 
 @pytest.mark.parametrize(
@@ -855,7 +863,7 @@ def test_the_schema_finds_mistakes(changes: dict[str, Any]) -> None:
     ids=str,
 )
 def test_the_schema_allows_what_the_parser_allows(changes: dict[str, Any]) -> None:
-    assert problems(config.override(shipped(), changes)) == []
+    assert problems(config.override_settings(shipped(), changes)) == []
 
 
 def test_the_schema_that_params_yaml_names_is_there_and_current() -> None:
@@ -864,14 +872,14 @@ def test_the_schema_that_params_yaml_names_is_there_and_current() -> None:
     assert named
     path = ROOT / named[1]
     assert path.is_file(), f"editors find no {named[1]}"
-    assert json.loads(path.read_text()) == config.json_schema(), "run `fedpipe schema > params.schema.json`"
+    assert json.loads(path.read_text()) == config.build_json_schema(), "run `fedpipe schema > params.schema.json`"
 
 
 def test_a_text_model_knows_all_of_its_texts_words() -> None:
     text = {"dataset": {"name": "imdb", "vocabulary": 10_000}, "study": {"algorithms": ["fedavg"]}}
-    assert config.parse(text | {"model": {"name": "bilstm", "vocabulary": 10_000}})
+    assert config.parse_params(text | {"model": {"name": "bilstm", "vocabulary": 10_000}})
     with pytest.raises(SettingsError) as refused:
-        config.parse(text | {"model": {"name": "bilstm", "vocabulary": 9_999}})
+        config.parse_params(text | {"model": {"name": "bilstm", "vocabulary": 9_999}})
     sentence = "model.vocabulary: 9999 is less than the 10000 token ids of the data set; it should be 10000."
     assert str(refused.value) == sentence
 
@@ -881,10 +889,10 @@ def test_a_packaged_model_takes_what_the_data_set_has(name: str, other: str, in_
     np.savez("rows.npz", x=np.random.default_rng(0).random((20, 5)), y=np.arange(20) % 2)
     rows = {"name": "npz", "path": "rows.npz", "sha256": artifacts.sha256_of(Path("rows.npz")), "split": "pooled"}
     data = {"name": "imdb"} if name == "mlp" else rows
-    download.obtain(config.dataset(rows).source, config.dataset(rows).fetcher)
+    download.obtain_dataset(config.parse_dataset(rows).effective_dataset, config.parse_dataset(rows).fetcher)
     kind = "token ids" if name == "mlp" else "numbers"
     with pytest.raises(SettingsError) as refused:
-        config.parse({"dataset": data, "model": {"name": name}, "federation": {"clients": 2}})
+        config.parse_params({"dataset": data, "model": {"name": name}, "federation": {"clients": 2}})
     assert str(refused.value).startswith(
         f"model.name: '{name}' can't take the {kind} of the data set; it should be one of: {other}"
     )
@@ -892,38 +900,40 @@ def test_a_packaged_model_takes_what_the_data_set_has(name: str, other: str, in_
 
 def test_one_number_is_a_list_of_one() -> None:
     """So that keys are the same."""
-    one = config.parse({"transforms": {"mean": 0.5, "std": "2e-1"}}).transforms
+    one = config.parse_params({"transforms": {"mean": 0.5, "std": "2e-1"}}).transforms
     assert (
         one.model_dump_json()
-        == config.parse({"transforms": {"mean": [0.5], "std": [0.2]}}).transforms.model_dump_json()
+        == config.parse_params({"transforms": {"mean": [0.5], "std": [0.2]}}).transforms.model_dump_json()
     )
     for wrong in (True, "grey", {}):
         with pytest.raises(SettingsError, match=r"^transforms\.mean: .* can't be used; it should be a valid list\.$"):
-            config.parse({"transforms": {"mean": wrong}})
+            config.parse_params({"transforms": {"mean": wrong}})
     with pytest.raises(SettingsError, match=r"^transforms\.std: 0 can't be used; it should be greater than 0\.$"):
-        config.parse({"transforms": {"std": 0}})
+        config.parse_params({"transforms": {"std": 0}})
 
 
 def test_transforms_are_for_images() -> None:
     text = {"dataset": {"name": "imdb"}, "model": {"name": "bilstm", "vocabulary": 10_000}}
     with pytest.raises(SettingsError, match=r"^transforms\.flip: True is for images, not for inputs of shape \(200,\)"):
-        config.parse(text | {"transforms": {"flip": True}})
+        config.parse_params(text | {"transforms": {"flip": True}})
     color = {"dataset": {"name": "cifar10"}, "model": {"name": "cnn4"}}
-    assert config.parse(color | {"transforms": {"mean": [0.5], "std": [0.2, 0.2, 0.3]}})
+    assert config.parse_params(color | {"transforms": {"mean": [0.5], "std": [0.2, 0.2, 0.3]}})
     with pytest.raises(SettingsError, match=r"^transforms\.std: .* it should be one number or 3, one a channel\.$"):
-        config.parse(color | {"transforms": {"std": [0.2, 0.3]}})
+        config.parse_params(color | {"transforms": {"std": [0.2, 0.3]}})
 
 
 def test_any_algorithm_takes_dw() -> None:
-    parsed = config.parse({"algorithms": {"scaffold": {"dw": {"mu": 2.0}}}, "study": {"algorithms": ["scaffold"]}})
+    parsed = config.parse_params(
+        {"algorithms": {"scaffold": {"dw": {"mu": 2.0}}}, "study": {"algorithms": ["scaffold"]}}
+    )
     assert parsed.algorithms["scaffold"].dw.mu == 2.0  # type: ignore[attr-defined]
     with pytest.raises(SettingsError) as refused:
-        config.parse({"algorithms": {"scaffold": {"dw": {"mu": -1}}}, "study": {"algorithms": ["scaffold"]}})
+        config.parse_params({"algorithms": {"scaffold": {"dw": {"mu": -1}}}, "study": {"algorithms": ["scaffold"]}})
     assert str(refused.value).startswith("algorithms.scaffold.dw.mu: -1")
 
 
 def test_adam_where_sgd_is_meant_has_to_be_insisted_on() -> None:
     settings = {"federation": {"optimizer": "adam"}, "study": {"algorithms": ["fednova"]}}
     with pytest.raises(SettingsError, match=r"^federation\.optimizer: adam can't be used with fednova"):
-        config.parse(settings | {"algorithms": {"fednova": {}}})
-    assert config.parse(settings | {"algorithms": {"fednova": {"adam": True}}})
+        config.parse_params(settings | {"algorithms": {"fednova": {}}})
+    assert config.parse_params(settings | {"algorithms": {"fednova": {"adam": True}}})

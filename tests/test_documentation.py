@@ -42,14 +42,16 @@ class Child(Parent):
     second: str = "so"
 
 
-@pytest.mark.parametrize("kind", registry.KINDS, ids=lambda kind: kind.plural)
-def test_the_pages_of_components_are_up_to_date(kind: registry.Kind) -> None:
-    assert (ROOT / f"docs/{kind.plural}.md").read_text() == documentation.markdown(kind), "type `make docs`"
+@pytest.mark.parametrize("kind", registry.COMPONENT_KINDS, ids=lambda kind: kind.plural)
+def test_the_pages_of_components_are_up_to_date(kind: registry.ComponentKind) -> None:
+    assert (ROOT / f"docs/{kind.plural}.md").read_text() == documentation.render_components_page(kind), (
+        "type `make docs`"
+    )
 
 
 def test_the_page_of_settings_is_up_to_date_and_has_every_key() -> None:
     page = (ROOT / "docs/settings.md").read_text()
-    assert page == documentation.settings(), "type `make docs`"
+    assert page == documentation.render_settings_page(), "type `make docs`"
     for name, field in config.Params.model_fields.items():
         section = page.partition(f"## {field.alias or name}\n")[2].partition("\n## ")[0]
         assert section, name
@@ -64,33 +66,33 @@ def test_generated_files_are_written_into_a_clone_and_nowhere_else(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match=r"^docs: there is no such folder here"):
-        documentation.write()
+        documentation.write_docs()
     (tmp_path / "docs").mkdir()
-    documentation.write()
+    documentation.write_docs()
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) == 7
     for path in written:
         assert path.read_bytes() == (ROOT / path.relative_to(tmp_path)).read_bytes(), "type `make docs`"
 
 
-@pytest.mark.parametrize("kind", registry.KINDS, ids=lambda kind: kind.plural)
-def test_nothing_of_the_docstrings_markup_is_left(kind: registry.Kind) -> None:
-    page = documentation.markdown(kind)
-    assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == list(registry.names(kind))
+@pytest.mark.parametrize("kind", registry.COMPONENT_KINDS, ids=lambda kind: kind.plural)
+def test_nothing_of_the_docstrings_markup_is_left(kind: registry.ComponentKind) -> None:
+    page = documentation.render_components_page(kind)
+    assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == list(registry.list_components(kind))
     for markup in ("::\n", ".. ", ":math:", "``math", "----\n", ":class:"):
         assert markup not in page.replace("```math", "")
     assert page.count("```") == 2 * page.count("```math")
 
 
 def test_parameters_have_their_own_and_their_parents_words() -> None:
-    assert documentation.table(Child, {"first", "second", "rate"}).splitlines() == [
+    assert documentation.render_parameter_table(Child, {"first", "second", "rate"}).splitlines() == [
         "| parameter | default | |",
         "|---|---|---|",
         r"| `rate` | `0.5` | How fast, of 0 \| 1. |",
         "| `first` | `(required)` | Two that share their words. |",
         '| `second` | `"so"` | Two that share their words. |',
     ]
-    assert documentation.table(Child, set()) == ""
+    assert documentation.render_parameter_table(Child, set()) == ""
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_parameters_have_their_own_and_their_parents_words() -> None:
     ],
 )
 def test_running_text(text: str, wanted: str) -> None:
-    assert documentation.inline(text) == wanted
+    assert documentation.convert_inline(text) == wanted
 
 
 @pytest.mark.parametrize(
@@ -118,4 +120,4 @@ def test_running_text(text: str, wanted: str) -> None:
     ],
 )
 def test_blocks(text: str, wanted: str) -> None:
-    assert documentation.blocks(text) == wanted
+    assert documentation.convert_blocks(text) == wanted

@@ -20,10 +20,10 @@ from fedpipe import equations
     ],
 )
 def test_an_equation_is_plain_text(tex: str, said: str) -> None:
-    assert equations.equation(tex) == said
+    assert equations.render_equation(tex) == said
 
 
 def test_displayed_equations_stand_on_lines_of_their_own_and_literals_stay() -> None:
     text = "Before.\n\n.. math:: a_k \\\\\n          b^2\n\nWith :math:`\\beta` of :class:`~x.y`, and ``{0, 1}``.\n"
-    assert equations.plain(text) == "Before.\n\n    aₖ\n    b²\n\nWith β of `x.y`, and ``{0, 1}``."
-    assert equations.plain("No equation here.") == "No equation here."
+    assert equations.render_docstring(text) == "Before.\n\n    aₖ\n    b²\n\nWith β of `x.y`, and ``{0, 1}``."
+    assert equations.render_docstring("No equation here.") == "No equation here."

@@ -76,7 +76,7 @@ class Draw:
 
     def study(self) -> dict[str, Any]:
         """A small study."""
-        schema = config.json_schema()
+        schema = config.build_json_schema()
         self.definitions = schema["$defs"]
         made: dict[str, Any] = {"dataset": dict(self.random.choice(DATA))}
         for name in SECTIONS:
@@ -88,7 +88,7 @@ class Draw:
                 made[name] = self.section(part, 0.15)
         federation = {"clients": self.random.randint(1, 5), "rounds": 1} | made.get("federation", {})
         made["federation"] = federation
-        label = self.random.choice(registry.names(registry.ALGORITHM))
+        label = self.random.choice(registry.list_components(registry.ALGORITHM))
         entry = self.section(schema["properties"]["algorithms"]["properties"][label], 0.2)
         made["algorithms"] = {label: {key: value for key, value in entry.items() if key != "algorithm"}}
         made["study"] = {"algorithms": [label], "seeds": [self.random.randint(0, 9)]}
@@ -105,7 +105,7 @@ def test_a_study_of_the_schema_is_planned_or_refused_in_sentences_and_runs(
         monkeypatch.chdir(folder)
         studies.write(settings := Draw(seed).study(), Path())
         try:
-            made = planning.make()
+            made = planning.make_plan()
         except SettingsError as error:
             for line in str(error).splitlines():
                 assert re.match(r"[a-z][\w.-]*: .", line), (seed, line)
@@ -119,7 +119,7 @@ def test_a_study_of_the_schema_is_planned_or_refused_in_sentences_and_runs(
         monkeypatch.chdir(tmp_path / str(seed))
         try:
             (run,) = studies.open_runs(studies.prepare(settings))
-            list(run.segment(1))
-            collect.collect(run.files, 1, "all")
+            list(run.run_segment(1))
+            collect.collect_rounds(run.files, 1, "all")
         except Exception as error:
             raise AssertionError(f"study {seed}: {settings}") from error

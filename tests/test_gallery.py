@@ -43,10 +43,12 @@ PAPERS = [
 
 def test_the_gallery_plans_all_27_algorithms_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(studies.ROOT)
-    made = planning.make(Path("studies/gallery.yaml"))
+    made = planning.make_plan(Path("studies/gallery.yaml"))
     assert sorted(made.algorithms) == sorted(PAPERS)
-    assert set(PAPERS) <= set(registry.names(registry.ALGORITHM))
+    assert set(PAPERS) <= set(registry.list_components(registry.ALGORITHM))
     assert [run.algorithm for run in made.runs] == [*made.algorithms], "one run each"
     assert len(made.partitions) == 1
-    study = config.parse(config.read(Path("studies/gallery.yaml")))
-    assert {registry.name_of(registry.ALGORITHM, type(study.algorithms[name])) for name in PAPERS} == set(PAPERS)
+    study = config.parse_params(config.read_params(Path("studies/gallery.yaml")))
+    assert {registry.get_component_name(registry.ALGORITHM, type(study.algorithms[name])) for name in PAPERS} == set(
+        PAPERS
+    )

@@ -22,7 +22,7 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(labels: tuple[str, ...] = ("fedavg",), **sections: Any) -> planning.NewPlan:
     studies.write(studies.settings(labels, **sections), Path())
-    return planning.make()
+    return planning.make_plan()
 
 
 LEFT_OUT = "partition.alpha: 0.3 is left out, since the scheme iid has no such parameter."
@@ -39,7 +39,7 @@ def test_a_grid_of_schemes_leaves_out_what_only_others_have_and_says_so() -> Non
 def test_a_scheme_that_an_experiment_sets_leaves_the_former_ones_parameters_behind() -> None:
     """What ``dvc exp run -S partition.scheme=iid`` makes of the file."""
     studies.write(studies.settings() | {"partition": {"scheme": "iid"}}, Path())
-    clean = planning.make()
+    clean = planning.make_plan()
     plan = made(partition={"scheme": "iid"})
     assert (Path("params.yaml").read_text()).count("alpha: 0.3") == 1
     assert plan.warnings == (LEFT_OUT,)
@@ -68,7 +68,7 @@ def test_what_a_grid_varies_is_shown_only_where_the_scheme_has_it() -> None:
 def test_what_no_scheme_has_stays_a_mistake(section: dict[str, Any], told: str) -> None:
     studies.write(studies.settings() | {"partition": section}, Path())
     with pytest.raises(SettingsError, match=told):
-        planning.make()
+        planning.make_plan()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_a_point_of_a_grid_lacks_is_obtained_with_the_studys_own_command(tm
     studies.write(params, Path())
     Path("params.yaml").rename("studies/own.yaml")
     with pytest.raises(SettingsError, match=r"is not stored; run `fedpipe download --params studies/own.yaml`"):
-        planning.make(Path("studies/own.yaml"))
+        planning.make_plan(Path("studies/own.yaml"))
 
 
 def test_the_command_that_is_told_obtains_what_grid_and_scales_declare() -> None:
@@ -114,11 +114,11 @@ def test_the_command_that_is_told_obtains_what_grid_and_scales_declare() -> None
     studies.write(settings, Path())
     for scale in ("paper", "smoke"):
         with pytest.raises(SettingsError, match=r"is not stored; run `fedpipe download`"):
-            planning.make(scale=scale)
+            planning.make_plan(scale=scale)
     printed = CliRunner().invoke(cli.app, ["download"])
     assert printed.stdout.count(" is stored.\n") == 3, printed
-    assert len(planning.make().runs) == 2
-    assert len(planning.make(scale="smoke").runs) == 1
+    assert len(planning.make_plan().runs) == 2
+    assert len(planning.make_plan(scale="smoke").runs) == 1
     assert CliRunner().invoke(cli.app, ["download"]).stdout.count(" is stored.\n") == 1, "what is there stays"
 
 
@@ -136,5 +136,5 @@ def test_what_a_scale_lacks_is_obtained_with_the_studys_own_command() -> None:
         studies.write(studies.settings() | {"dataset": dataset, "scales": {"smoke": scale}}, Path())
         Path("params.yaml").replace("studies/own.yaml")
         with pytest.raises(SettingsError) as error:
-            planning.make(Path("studies/own.yaml"), "smoke")
+            planning.make_plan(Path("studies/own.yaml"), "smoke")
         assert str(error.value) == f"dataset.sha256: missing for own.npz; {told}"

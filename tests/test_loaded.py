@@ -72,7 +72,7 @@ def test_every_way_to_name_the_study_is_the_same(study: Path, results: Any, monk
 
 def test_frames_say_what_the_tables_say(study: Path, results: Any) -> None:
     written = pd.read_csv(study / "results/tables/results.csv", dtype={"partition.alpha": str}, keep_default_na=False)
-    assert tables.csv(results.table) == (study / "results/tables/results.csv").read_bytes()
+    assert tables.encode_csv(results.table) == (study / "results/tables/results.csv").read_bytes()
     last = results.accuracies.query(f"round == {ROUNDS} and average == 'sample'")
     means = last.groupby(["algorithm", "partition.alpha", "protocol"])["accuracy"].mean() * 100
     rows = written[(written["average"] == "sample") & (written["round"] == "last") & (written["seeds"] > 0)]
@@ -288,7 +288,7 @@ def test_the_pages_python_runs_as_written(tmp_path: Path, monkeypatch: pytest.Mo
 def test_classes_are_told_as_scikit_learn_tells_them(results: Any) -> None:
     """In the last round: of the global model on all test samples, and of personal models on each client's own."""
     run = results.accuracies.query("algorithm == 'fedavg' and seed == 1 and `partition.alpha` == '1.0'")["key"].iloc[0]
-    found = statistics.by_class(results.clients, ["key"]).set_index(["key", "protocol"]).loc[run]
+    found = statistics.compute_class_statistics(results.clients, ["key"]).set_index(["key", "protocol"]).loc[run]
     for protocol, clients in (("global-on-global", [None]), ("personal-on-local", range(10))):
         y, told = [], []
         for client in clients:
@@ -301,7 +301,7 @@ def test_classes_are_told_as_scikit_learn_tells_them(results: Any) -> None:
     written = pd.read_csv(results.folder / "results/tables/statistics.csv", dtype={"partition.alpha": str})
     of = written.query("algorithm == 'fedavg' and `partition.alpha` == '1.0' and statistic == 'macro_f1'")
     assert of.set_index("protocol")["seeds"].to_dict() == {protocol: 2 for protocol in of["protocol"]}
-    assert tables.csv(results.statistics) == (results.folder / "results/tables/statistics.csv").read_bytes()
+    assert tables.encode_csv(results.statistics) == (results.folder / "results/tables/statistics.csv").read_bytes()
 
 
 def test_torchs_own_settings_stay_as_they_were(results: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,14 +403,18 @@ def test_a_folder_without_a_study_is_told(tmp_path: Path) -> None:
 
 
 def test_classes_have_the_names_that_the_data_set_gives_them(tmp_path: Path) -> None:
-    assert classes.names({"name": "fashion_mnist"}, 10)[9] == "Ankle boot"
-    hundred = classes.names({"name": "cifar100"}, 100)
+    assert classes.get_class_names({"name": "fashion_mnist"}, 10)[9] == "Ankle boot"
+    hundred = classes.get_class_names({"name": "cifar100"}, 100)
     assert list(hundred) == sorted(hundred)
     assert len(set(hundred)) == 100
-    assert classes.names({"name": "npz", "path": "own.npz"}, 3) == ("0", "1", "2")
+    assert classes.get_class_names({"name": "npz", "path": "own.npz"}, 3) == ("0", "1", "2")
     for name in ("cat", "ant"):
         (tmp_path / "images/train" / name).mkdir(parents=True)
         (tmp_path / "images/train" / name / "1.png").write_bytes(b"")
-    origin = {"name": "folder", "path": str(tmp_path / "images"), "sha256": pins.content(tmp_path / "images")}
-    assert classes.names(origin, 2) == ("ant", "cat")
-    assert classes.names(origin | {"sha256": "0" * 64}, 2) == ("0", "1"), "of another folder nothing is known"
+    origin = {
+        "name": "folder",
+        "path": str(tmp_path / "images"),
+        "sha256": pins.compute_content_sha256(tmp_path / "images"),
+    }
+    assert classes.get_class_names(origin, 2) == ("ant", "cat")
+    assert classes.get_class_names(origin | {"sha256": "0" * 64}, 2) == ("0", "1"), "of another folder nothing is known"

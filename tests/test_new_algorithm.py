@@ -89,7 +89,7 @@ def test_nothing_is_overwritten(name: str, sentence: str, tmp_path: Path, monkey
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).write_text("")
     with pytest.raises(SettingsError) as error:
-        new_algorithm.write(name)
+        new_algorithm.write_algorithm_template(name)
     assert str(error.value) == sentence
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2
 
@@ -97,4 +97,4 @@ def test_nothing_is_overwritten(name: str, sentence: str, tmp_path: Path, monkey
 def test_elsewhere_it_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match=r"root of a clone of fedpipe\.$"):
-        new_algorithm.write("mine")
+        new_algorithm.write_algorithm_template("mine")

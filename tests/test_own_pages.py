@@ -17,7 +17,7 @@ import yaml
 from fedpipe import plan as planning
 from fedpipe import registry, testing
 from fedpipe.algorithms.base import Algorithm
-from fedpipe.models.base import Net
+from fedpipe.models.base import FunctionalNetwork
 from tests.pages import blocks, read
 
 MODELS, ALGORITHMS = "docs/own-model.md", "docs/own-algorithm.md"
@@ -69,7 +69,7 @@ def algorithms(folder: Path) -> ModuleType:
 @pytest.mark.parametrize("study", studies(MODELS))
 def test_a_study_with_an_own_model_is_planned(models: ModuleType, study: str) -> None:
     Path("params.yaml").write_text(study)
-    runs = planning.make(Path("params.yaml")).runs
+    runs = planning.make_plan(Path("params.yaml")).runs
     settings = yaml.safe_load(study)
     widths = settings["study"].get("grid", {}).get("model.width", [None])
     assert len(runs) == len(settings["study"]["algorithms"]) * len(widths)
@@ -77,15 +77,15 @@ def test_a_study_with_an_own_model_is_planned(models: ModuleType, study: str) ->
 
 @pytest.mark.parametrize("name", ["own.network", "own.Wide", "own.pretrained"])
 def test_own_models_have_a_body_and_a_head(models: ModuleType, name: str) -> None:
-    family: Any = registry.parsed(registry.MODEL, {"name": name})
-    net = Net(lambda: family.network((1, 8, 8), 10))
-    model = net.fresh(0)
+    family: Any = registry.parse_component(registry.MODEL, {"name": name})
+    net = FunctionalNetwork(lambda: family.build_initial_network((1, 8, 8), 10))
+    model = net.make_initial_model(0)
     assert net(model, torch.zeros(3, 1, 8, 8)).shape == (3, 10)
     assert set(net.head_names) == {"head.weight", "head.bias"}
     if name == "own.pretrained":
         held = torch.load("backbone.pt", weights_only=True)
         assert torch.equal(model["body.0.weight"], held["0.weight"]), "of the file"
-        assert not torch.equal(model["head.weight"], net.fresh(1)["head.weight"]), "of the seed"
+        assert not torch.equal(model["head.weight"], net.make_initial_model(1)["head.weight"]), "of the seed"
 
 
 def test_every_algorithm_of_the_map_is_there(algorithms: ModuleType) -> None:
@@ -109,4 +109,4 @@ def test_an_algorithm_of_the_page_keeps_all_of_the_contract(algorithms: ModuleTy
 @pytest.mark.parametrize("study", studies(ALGORITHMS))
 def test_a_study_with_an_own_algorithm_is_planned(algorithms: ModuleType, study: str) -> None:
     Path("params.yaml").write_text(study)
-    assert len(planning.make(Path("params.yaml")).runs) == 1 + 2
+    assert len(planning.make_plan(Path("params.yaml")).runs) == 1 + 2

@@ -19,8 +19,8 @@ import yaml
 from fedpipe import artifacts, config, registry
 from fedpipe import plan as planning
 from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.plan import NewPlan, Settings
-from fedpipe.planned import Jobs, Plan, Reported
+from fedpipe.plan import NewPlan, RunSettings
+from fedpipe.planned import ExecutionSettings, Plan, ReportSettings
 from fedpipe.stages import report
 from tests import studies
 
@@ -57,16 +57,18 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make(settings: dict[str, Any]) -> NewPlan:
     studies.write(settings, Path())
-    return planning.make(Path("params.yaml"))
+    return planning.make_plan(Path("params.yaml"))
 
 
 def study(labels: tuple[str, ...] = ("fedavg",), **values: Any) -> dict[str, Any]:
     """The tests' study with the values at dotted keys replaced; two underscores stand for a dot."""
-    return config.override(studies.settings(labels), {key.replace("__", "."): value for key, value in values.items()})
+    return config.override_settings(
+        studies.settings(labels), {key.replace("__", "."): value for key, value in values.items()}
+    )
 
 
 def key(settings: dict[str, Any], label: str = "fedavg", seed: int = 0) -> str:
-    return Settings.of(config.parse(settings), label, seed).key
+    return RunSettings.from_params(config.parse_params(settings), label, seed).key
 
 
 def refused(settings: dict[str, Any]) -> list[str]:
@@ -115,7 +117,9 @@ def test_the_order_of_yaml_keys_is_not_in_the_key() -> None:
 )
 def test_equal_settings_have_equal_keys(one: dict[str, Any], other: dict[str, Any]) -> None:
     settings = study(("fedprox",))
-    assert key(config.override(settings, one), "fedprox") == key(config.override(settings, other), "fedprox")
+    assert key(config.override_settings(settings, one), "fedprox") == key(
+        config.override_settings(settings, other), "fedprox"
+    )
 
 
 CHANGES: list[tuple[str, dict[str, Any]]] = [
@@ -154,7 +158,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
 )
 def test_everything_that_changes_bits_changes_the_key(label: str, change: dict[str, Any]) -> None:
     settings = study((label,))
-    changed = config.override(settings, change)
+    changed = config.override_settings(settings, change)
     if "partition.scheme" in change:
         changed["partition"] = {"scheme": "iid"}
     if "model.name" in change:
@@ -176,10 +180,12 @@ OPTIONAL = {
 
 
 def test_every_field_of_the_federation_is_in_the_key_but_rounds() -> None:
-    held = Settings.of(config.parse(study()), "fedavg", 0).federation
+    held = RunSettings.from_params(config.parse_params(study()), "fedavg", 0).federation
     assert set(held) == set(config.Federation.model_fields) - {"rounds", *OPTIONAL}
     for name, value in OPTIONAL.items():
-        found = Settings.of(config.parse(study(**{f"federation__{name}": value})), "fedavg", 0).federation
+        found = RunSettings.from_params(
+            config.parse_params(study(**{f"federation__{name}": value})), "fedavg", 0
+        ).federation
         assert name in found
         assert {other: value for other, value in found.items() if other != name}.items() <= held.items()
 
@@ -198,19 +204,19 @@ def test_every_field_of_the_federation_is_in_the_key_but_rounds() -> None:
     ids=str,
 )
 def test_what_changes_no_bits_is_not_in_the_key(change: dict[str, Any]) -> None:
-    assert key(config.override(study(), change)) == key(study())
+    assert key(config.override_settings(study(), change)) == key(study())
 
 
 def test_another_algorithms_hyper_parameters_are_not_in_the_key() -> None:
     settings = study(("fedavg", "fedprox"))
-    assert key(config.override(settings, {"algorithms.fedprox.mu": 9})) == key(settings)
+    assert key(config.override_settings(settings, {"algorithms.fedprox.mu": 9})) == key(settings)
 
 
 def test_the_finetuned_protocols_epochs_count_only_where_they_are_measured() -> None:
     """Otherwise an edit without any effect trains everything again, as `dataset.test_share` would."""
     assert key(study(evaluation__finetune_epochs=5)) == key(study())
     finetuned = study(evaluation__protocols=["finetuned-on-local"])
-    assert key(config.override(finetuned, {"evaluation.finetune_epochs": 5})) != key(finetuned)
+    assert key(config.override_settings(finetuned, {"evaluation.finetune_epochs": 5})) != key(finetuned)
 
 
 def test_the_order_of_protocols_is_not_in_the_key() -> None:
@@ -223,7 +229,7 @@ PROTOCOLS = ["global-on-global", "personal-on-local"]
 
 @pytest.mark.parametrize("section", ["algorithm", "model", "partition", "dataset"])
 def test_the_code_of_every_component_is_in_the_key(section: str) -> None:
-    settings = Settings.of(config.parse(study()), "fedavg", 0)
+    settings = RunSettings.from_params(config.parse_params(study()), "fedavg", 0)
     described = getattr(settings, section)
     assert re.fullmatch("[0-9a-f]{12}", described["code"])
     assert dataclasses.replace(settings, **{section: described | {"code": "0" * 12}}).key != settings.key
@@ -313,7 +319,7 @@ def test_an_axis_changes_its_keys_together() -> None:
         point = cell.grid
         changes = ENVIRONMENT[point["environment"]] | DATA[point["data"]]
         alone = study(("fedavg", "fedprox"), federation__learning_rate=point["federation.learning_rate"])
-        assert cell.key == key(config.override(alone, changes), cell.algorithm, cell.seed)
+        assert cell.key == key(config.override_settings(alone, changes), cell.algorithm, cell.seed)
         assert (cell.rounds, runs[cell.key].dataset.split("-")[0]) == ((4, "digits"), (6, "mnist"))[
             point["data"] != "digits"
         ]
@@ -383,11 +389,11 @@ def test_what_a_method_is_called_is_in_no_key_and_makes_tables_anew() -> None:
     settings["algorithms"]["fedprox"] = {"title": "FedProx (μ = 0.01)"}
     made = make(settings)
     assert [made.title(label) for label in made.algorithms] == ["fedavg", "FedProx (μ = 0.01)"]
-    assert (made.runs, made.cells, made.texts) == (plain.runs, plain.cells, plain.texts)
-    assert report.said(made) != report.said(plain)
-    planning.write(made)
-    assert Plan.read(made.study.plan).titles == made.titles
-    assert "titles" not in plain.held(), "the tables of studies without any stay as they are"
+    assert (made.runs, made.cells, made.file_texts) == (plain.runs, plain.cells, plain.file_texts)
+    assert report.compute_report_fingerprint(made) != report.compute_report_fingerprint(plain)
+    planning.write_plan(made)
+    assert Plan.read(made.study_files.plan).titles == made.titles
+    assert "titles" not in plain.to_dict(), "the tables of studies without any stay as they are"
 
 
 def test_titles_of_methods_that_are_not_compared_may_be_alike() -> None:
@@ -408,7 +414,7 @@ def scaled(scale: str) -> NewPlan:
     settings["algorithms"]["fedprox"] = {"with": {"federation.local_epochs": 5}}
     settings["study"]["grid"] = {"data": DATA, "partition.alpha": [0.1, 0.5]}
     studies.write(settings, Path())
-    return planning.make(Path("params.yaml"), scale)
+    return planning.make_plan(Path("params.yaml"), scale)
 
 
 def test_what_a_method_sets_for_itself_alone_stands_in_its_cells() -> None:
@@ -417,9 +423,9 @@ def test_what_a_method_sets_for_itself_alone_stands_in_its_cells() -> None:
     for scale, found in (("paper", own), ("smoke", {"fedavg": {}, "fedprox": {}})):
         made = scaled(scale)
         assert all(cell.own == found[cell.algorithm] for cell in made.cells)
-        planning.write(made)
-        assert Plan.read(made.study.plan).cells == made.cells
-    assert not any("own" in cell.held() for cell in scaled("smoke").cells), "a plan without any is as it was"
+        planning.write_plan(made)
+        assert Plan.read(made.study_files.plan).cells == made.cells
+    assert not any("own" in cell.to_dict() for cell in scaled("smoke").cells), "a plan without any is as it was"
 
 
 def test_what_a_method_sets_at_some_points_stands_in_their_cells() -> None:
@@ -443,7 +449,9 @@ def test_a_scale_stands_above_the_grid_and_methods() -> None:
     flat = {"dataset": {"name": "mnist", "subset": 300}, "model": DATA["flat MNIST/2"]["model"]}
     for cell in made.cells:
         changes = {"dataset.subset": 300} if cell.grid["data"] == "digits" else flat | {"algorithms.fedprox.mu": 0.5}
-        alone = config.override(study(("fedavg", "fedprox"), partition__alpha=cell.grid["partition.alpha"]), changes)
+        alone = config.override_settings(
+            study(("fedavg", "fedprox"), partition__alpha=cell.grid["partition.alpha"]), changes
+        )
         assert cell.key == key(alone, cell.algorithm, 7)
     assert scaled("reduced").grid["data"] == ["digits", "MNIST"]
     assert {cell.rounds for cell in scaled("reduced").cells} == {3}
@@ -455,12 +463,12 @@ def test_a_scale_has_a_place_of_its_own() -> None:
     for path, place in (("params.yaml", "results/studies/@smoke"), ("studies/a/t1.yaml", "results/studies/a/t1@smoke")):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(yaml.safe_dump(study() | {"scales": {"smoke": {"federation.rounds": 1}}}))
-        planning.write(made := planning.make(Path(path), "smoke"))
-        assert str(made.study.plan) == f"{place}/plan.json"
-        assert Plan.read(made.study.plan).scale == "smoke"
-        assert planning.scales(Path(path)) == ["paper", "smoke"]
+        planning.write_plan(made := planning.make_plan(Path(path), "smoke"))
+        assert str(made.study_files.plan) == f"{place}/plan.json"
+        assert Plan.read(made.study_files.plan).scale == "smoke"
+        assert planning.list_scales(Path(path)) == ["paper", "smoke"]
     with pytest.raises(SettingsError, match="'@' can't be part of a study's path"):
-        artifacts.StudyFiles.of(Path("studies/a/t1@smoke.yaml"))
+        artifacts.StudyFiles.from_params(Path("studies/a/t1@smoke.yaml"))
 
 
 def test_a_scale_that_is_not_there_is_a_mistake() -> None:
@@ -469,7 +477,7 @@ def test_a_scale_that_is_not_there_is_a_mistake() -> None:
     settings = study(study__grid={"partition.alpha": [0.1, 0.5]}) | {"scales": {"smoke": {"partition.alpha": 1.0}}}
     studies.write(settings, Path())
     with pytest.raises(SettingsError, match=r"^study\.grid: 'partition\.alpha' varies nothing, since the scale sets"):
-        planning.make(Path("params.yaml"), "smoke")
+        planning.make_plan(Path("params.yaml"), "smoke")
 
 
 def test_numbers_of_rounds_are_cells_of_one_run() -> None:
@@ -479,8 +487,8 @@ def test_numbers_of_rounds_are_cells_of_one_run() -> None:
     (run,) = made.runs
     assert run.rounds == 7
     assert [(cell.key, cell.rounds) for cell in made.cells] == [(run.key, 2), (run.key, 7), (run.key, 4)]
-    assert made.lengths == {run.path: (2, 4, 7)}
-    assert [joined.length for joined in made.joined] == [2, 7, 4]
+    assert made.round_counts == {run.path: (2, 4, 7)}
+    assert [joined.round_count for joined in made.merged_files] == [2, 7, 4]
 
 
 def test_two_entries_of_one_algorithm_are_two_runs() -> None:
@@ -497,12 +505,14 @@ def test_two_entries_of_one_algorithm_are_two_runs() -> None:
 
 def test_run_yaml_holds_the_settings_in_full_and_comes_back() -> None:
     made = make(study(("cwfedavg",), algorithms__cwfedavg={"wdr": 1e-5}))
-    planning.write(made)
+    planning.write_plan(made)
     (run,) = made.runs
     path = run.files.settings
-    settings = Settings.read(path)
+    settings = RunSettings.read(path)
     assert settings.key == run.key == path.parent.name
-    assert settings == Settings.of(config.parse(config.read(Path("params.yaml"))), "cwfedavg", 0)
+    assert settings == RunSettings.from_params(
+        config.parse_params(config.read_params(Path("params.yaml"))), "cwfedavg", 0
+    )
     algorithm: Any = settings.build_algorithm()
     assert algorithm.wdr == 1e-5
     assert settings.build_federation().learning_rate == 0.1
@@ -532,29 +542,29 @@ def test_run_yaml_holds_the_settings_in_full_and_comes_back() -> None:
 )
 def test_an_edited_run_yaml_is_refused(edit: Any, sentence: str) -> None:
     made = make(study())
-    planning.write(made)
+    planning.write_plan(made)
     path = made.runs[0].files.settings
     path.write_text(edit(path.read_text()))
     with pytest.raises(ArtifactError, match=sentence):
-        Settings.read(path)
+        RunSettings.read(path)
 
 
 def test_a_missing_run_yaml_says_what_to_type() -> None:
     with pytest.raises(ArtifactError, match="run `fedpipe plan` to write it again"):
-        Settings.read(Path("results/runs/fedavg/0123456789ab/run.yaml"))
+        RunSettings.read(Path("results/runs/fedavg/0123456789ab/run.yaml"))
 
 
 def test_what_is_there_is_not_written_again() -> None:
     settings = study(study__seeds=[0, 1])
     made = make(settings)
-    planning.write(made)
+    planning.write_plan(made)
     files = [Path(name) for name in made.files]
     assert len(files) == 5  # run.yaml and partition.yaml of two seeds, and where the data set comes from
     for file in files:
         os.utime(file, (1, 1))
-    planning.write(make(settings))
+    planning.write_plan(make(settings))
     assert [file.stat().st_mtime for file in files] == [1] * 5
-    planning.write(make(settings | {"federation": settings["federation"] | {"rounds": 8}}))
+    planning.write_plan(make(settings | {"federation": settings["federation"] | {"rounds": 8}}))
     assert [file.stat().st_mtime for file in files] == [1] * 5
 
 
@@ -571,9 +581,11 @@ PLACES = {
 
 
 def test_no_two_studies_have_one_place() -> None:
-    found = {params: str(artifacts.StudyFiles.of(Path(params)).path) for params in PLACES}
+    found = {params: str(artifacts.StudyFiles.from_params(Path(params)).path) for params in PLACES}
     assert found == PLACES
-    assert {str(artifacts.StudyFiles.of(Path.cwd() / params).path) for params in PLACES} == set(PLACES.values())
+    assert {str(artifacts.StudyFiles.from_params(Path.cwd() / params).path) for params in PLACES} == set(
+        PLACES.values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -595,7 +607,7 @@ def test_no_two_studies_have_one_place() -> None:
 )
 def test_a_study_elsewhere_has_no_place(params: str) -> None:
     with pytest.raises(SettingsError, match=r"a study is params\.yaml, or lies below the folder studies"):
-        artifacts.StudyFiles.of(Path(params))
+        artifacts.StudyFiles.from_params(Path(params))
 
 
 @pytest.mark.parametrize("name", ["tables", "Figures", "plots", "keys", "logs", "plan.json", "metrics.json"])
@@ -603,15 +615,15 @@ def test_a_study_below_another_is_never_in_its_files(name: str) -> None:
     """studies/a.yaml has its tables in results/studies/a/tables."""
     for params in (f"studies/a/{name}.yaml", f"studies/a/{name}/x.yaml"):
         with pytest.raises(SettingsError, match=rf"'a/{name}' is for files of a study 'a'; rename '{name}'"):
-            artifacts.StudyFiles.of(Path(params))
+            artifacts.StudyFiles.from_params(Path(params))
 
 
 def test_a_study_without_a_place_writes_nothing() -> None:
     studies.write(study(), Path())
     Path("params.yaml").rename("x.yaml")
-    made = planning.make(Path("x.yaml"))  # for a dry run
+    made = planning.make_plan(Path("x.yaml"))  # for a dry run
     with pytest.raises(SettingsError, match=r"^x\.yaml: a study is params\.yaml"):
-        planning.write(made)
+        planning.write_plan(made)
     assert [path.name for path in Path().iterdir()] == ["x.yaml"]
 
 
@@ -621,9 +633,9 @@ def test_make_writes_nothing() -> None:
 
 
 def test_the_same_study_makes_the_same_plan() -> None:
-    planning.write(make(study()))
+    planning.write_plan(make(study()))
     first = Path("results/plan.json").read_bytes()
-    planning.write(make(study()))
+    planning.write_plan(make(study()))
     assert Path("results/plan.json").read_bytes() == first
 
 
@@ -631,7 +643,7 @@ def test_what_is_written_is_read_back() -> None:
     settings = study(("fedavg", "fedprox"), study__seeds=[0, 1], report__round="best")
     settings["study"]["grid"] = {"partition.alpha": [0.1, 1], "algorithms.fedprox.mu": [0.1, 1.0]}
     made = make(settings | {"execution": {"rounds_per_job": 1, "stack": 4}, "artifacts": {"keep_models": 2}})
-    planning.write(made)
+    planning.write_plan(made)
     read = Plan.read(Path("results/plan.json"))
     assert type(read) is Plan
     assert all(getattr(made, field.name) == getattr(read, field.name) for field in dataclasses.fields(Plan))
@@ -641,24 +653,24 @@ def test_what_is_written_is_read_back() -> None:
 def test_a_plan_of_an_earlier_version_is_read() -> None:
     """What has been added since, with a default, is missing there."""
     made = make(study())
-    planning.write(made)
-    held = json.loads(made.study.plan.read_text())
-    for section, kind in (("execution", Jobs), ("report", Reported)):
+    planning.write_plan(made)
+    held = json.loads(made.study_files.plan.read_text())
+    for section, kind in (("execution", ExecutionSettings), ("report", ReportSettings)):
         for field in dataclasses.fields(kind):
             if field.default is not dataclasses.MISSING:
                 del held[section][field.name]
-    made.study.plan.write_text(json.dumps(held))
-    read = Plan.read(made.study.plan)
+    made.study_files.plan.write_text(json.dumps(held))
+    read = Plan.read(made.study_files.plan)
     assert (read.execution, read.report) == (made.execution, made.report)
     del held["report"]["round"]
-    made.study.plan.write_text(json.dumps(held))
+    made.study_files.plan.write_text(json.dumps(held))
     with pytest.raises(ArtifactError, match=r"^results/plan.json is not the plan of the study that belongs there"):
-        Plan.read(made.study.plan)
+        Plan.read(made.study_files.plan)
 
 
 def test_reading_a_plan_imports_nothing_that_takes_time() -> None:
     """Every node that parses the Snakefile does it."""
-    planning.write(make(study()))
+    planning.write_plan(make(study()))
     program = (
         "import sys; from pathlib import Path; from fedpipe.planned import Plan; Plan.read(Path('results/plan.json'))\n"
         "print(*{'torch', 'pydantic', 'numpy', 'pandas', 'yaml'} & sys.modules.keys())"
@@ -670,13 +682,13 @@ def test_reading_a_plan_imports_nothing_that_takes_time() -> None:
 
 def test_each_component_is_built_once_on_its_way_from_params_to_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     built: Counter[str] = Counter()
-    build = registry.build
+    build = registry.build_component
 
-    def counted(kind: registry.Kind, *arguments: Any) -> Any:
+    def counted(kind: registry.ComponentKind, *arguments: Any) -> Any:
         built[kind.section] += 1
         return build(kind, *arguments)
 
-    monkeypatch.setattr(registry, "build", counted)
+    monkeypatch.setattr(registry, "build_component", counted)
     settings = study(("fedavg", "fedprox", "strong"), study__seeds=[0, 1, 2], dataset__name="digits")
     settings["algorithms"]["strong"] = {"algorithm": "fedprox"}
     del settings["algorithms"]["fedavg"]  # one of fedpipe's needs no entry

@@ -25,7 +25,7 @@ RECORD = "workflow/laid_out.json"
 @pytest.fixture
 def laid_out(tmp_path: Path) -> Path:
     folder = tmp_path / "study"
-    project.init(folder)
+    project.create_project(folder)
     return folder
 
 
@@ -46,9 +46,9 @@ def test_it_has_the_files_of_the_clone(laid_out: Path) -> None:
     environment = yaml.safe_load((laid_out / "workflow/envs/fedpipe.yaml").read_text())
     (packages,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
     assert packages == [f"fedpipe =={project_version()}"], "it installs no clone"
-    assert config.parse(config.read(laid_out / "params.yaml")).study.algorithms
-    assert project.outdated(laid_out) is None
-    assert project.outdated(ROOT) is None, "a clone is none"
+    assert config.parse_params(config.read_params(laid_out / "params.yaml")).study.algorithms
+    assert project.get_outdated_warning(laid_out) is None
+    assert project.get_outdated_warning(ROOT) is None, "a clone is none"
 
 
 def test_an_edited_study_of_the_clone_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,14 +56,14 @@ def test_an_edited_study_of_the_clone_stays_there(tmp_path: Path, monkeypatch: p
     shipped = (clone / "params.yaml").read_bytes()
     monkeypatch.setattr(project, "__file__", str(clone / "fedpipe/project.py"))
     (clone / "params.yaml").write_text("study: {seeds: [7]}\n")
-    project.init(tmp_path / "without_git")
+    project.create_project(tmp_path / "without_git")
     assert (tmp_path / "without_git/params.yaml").read_text() == "study: {seeds: [7]}\n", "nothing else is there"
     (clone / "params.yaml").write_bytes(shipped)
     author = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], ["add", "params.yaml"], [*author, "commit", "-q", "-m", "begin"]):
         subprocess.run(["git", *command], cwd=clone, check=True)
     (clone / "params.yaml").write_text("study: {seeds: [7]}\n")
-    project.init(tmp_path / "study")
+    project.create_project(tmp_path / "study")
     assert (tmp_path / "study/params.yaml").read_bytes() == shipped
 
 
@@ -78,17 +78,17 @@ def test_nothing_is_overwritten(laid_out: Path, tmp_path: Path) -> None:
     with pytest.raises(
         SettingsError, match=r"study is a project already; `fedpipe init .*study --update` brings it up"
     ):
-        project.init(laid_out)
+        project.create_project(laid_out)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/params.yaml").write_text("study: {}\n")
     with pytest.raises(SettingsError, match=r"other/params.yaml is there already, and nothing is overwritten; name an"):
-        project.init(tmp_path / "other")
+        project.create_project(tmp_path / "other")
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["params.yaml"]
     assert {path: path.read_bytes() for path in before} == before
     with pytest.raises(
         SettingsError, match=r"other is no project that `fedpipe init` laid out; there is no workflow/l"
     ):
-        project.update(tmp_path / "other")
+        project.update_project(tmp_path / "other")
 
 
 def test_a_later_version_brings_its_files_and_keeps_what_is_yours(laid_out: Path) -> None:
@@ -98,25 +98,25 @@ def test_a_later_version_brings_its_files_and_keeps_what_is_yours(laid_out: Path
     (laid_out / "workflow/rules/data.smk").write_text("edited\n")
     (laid_out / "workflow/profiles/slurm/config.yaml").write_text("of our cluster\n")  # of this version, edited
     (laid_out / "params.yaml").write_text("study: {seeds: [7]}\n")
-    told = project.outdated(laid_out)
+    told = project.get_outdated_warning(laid_out)
     assert told == (
         f"the workflow's files here are those of fedpipe 0.0.1, and {project_version()} is installed, which has "
         "others; `fedpipe init . --update` brings them, but for what you edited."
     )
-    changed, kept = project.update(laid_out)
+    changed, kept = project.update_project(laid_out)
     assert (changed, kept) == (["Snakefile", "workflow/rules/gone.smk"], ["workflow/rules/data.smk"])
     assert (laid_out / "Snakefile").read_bytes() == (ROOT / "Snakefile").read_bytes()
     assert not (laid_out / "workflow/rules/gone.smk").exists()
     assert (laid_out / "workflow/rules/data.smk").read_text() == "edited\n"
     assert (laid_out / "workflow/profiles/slurm/config.yaml").read_text() == "of our cluster\n"
     assert (laid_out / "params.yaml").read_text() == "study: {seeds: [7]}\n"
-    assert project.outdated(laid_out) is None, "what was kept is told once"
-    assert project.update(laid_out) == ([], [])
+    assert project.get_outdated_warning(laid_out) is None, "what was kept is told once"
+    assert project.update_project(laid_out) == ([], [])
 
 
 def test_what_was_deleted_comes_back(laid_out: Path) -> None:
     (laid_out / "dvc.yaml").unlink()
-    assert project.update(laid_out) == (["dvc.yaml"], [])
+    assert project.update_project(laid_out) == (["dvc.yaml"], [])
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from torch import nn
 from fedpipe import callbacks
 from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pull, Train, Update, Uploads
 from fedpipe.loaded import Results
-from fedpipe.models.base import Net, Network
+from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.tensors import Tensors
 from tests.pages import read
 
@@ -22,8 +22,17 @@ CODE = re.findall(r"`([^`]+)`", PAGE)
 SHOWN = {name for text in CODE for name in re.findall(r"^(?:self\.net\.)?(\w+)(?:\(|$)", text)}
 #: Names that the engine calls, and no algorithm of one's own does or has to define.
 INNER = {
-    Algorithm: {"bind", "in_round", "outline", "beyond", "net", "federation", "pin", "made_of"},
-    Net: {"fresh", "replica"},
+    Algorithm: {
+        "bind",
+        "bind_round",
+        "summarize_network",
+        "warn_about_layers",
+        "net",
+        "federation",
+        "pinned_file",
+        "code_objects",
+    },
+    FunctionalNetwork: {"make_initial_model", "copy_for_thread"},
 }
 
 
@@ -34,14 +43,14 @@ def public(owner: type) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "owner", [Results, Algorithm, Net, Tensors, Batch, ClientInfo, callbacks.Callback, callbacks.Watched]
+    "owner", [Results, Algorithm, FunctionalNetwork, Tensors, Batch, ClientInfo, callbacks.Callback, callbacks.RunInfo]
 )
 def test_every_public_name_is_listed(owner: type) -> None:
     assert public(owner) - SHOWN - {"plan", "folder"} == set()
 
 
 def test_every_attribute_that_the_page_gives_a_network_is_there() -> None:
-    net = Net(lambda: Network(nn.Flatten(), nn.Linear(4, 2)))
+    net = FunctionalNetwork(lambda: Network(nn.Flatten(), nn.Linear(4, 2)))
     told = re.search(r"`self\.net` is the network.*?(?=\nA model, a gradient)", PAGE, flags=re.S)
     assert told
     names = [re.match(r"(?:self\.)?(\w+)", text).group(1) for text in re.findall(r"`([^`]+)`", told[0])]  # type: ignore[union-attr]

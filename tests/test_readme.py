@@ -22,7 +22,7 @@ from tests import studies
 from tests.pages import PAGES, ROOT, blocks, commands, inline, read
 
 GROUP: Any = get_command(cli.app)
-ALGORITHMS = registry.names(registry.ALGORITHM)
+ALGORITHMS = registry.list_components(registry.ALGORITHM)
 MOVED = ("A server optimizer", "Learning rates by round, steps, clipping")  #: sections of docs/studies.md
 STUDIES = [
     block
@@ -103,7 +103,7 @@ def test_a_method_without_an_entry_is_the_one_with_an_empty_entry(folder: Path) 
 
 def source(algorithm: str) -> str:
     """Where an algorithm comes from, as its docstring says."""
-    documented = inspect.getdoc(registry.find(registry.ALGORITHM, algorithm)) or ""
+    documented = inspect.getdoc(registry.find_component(registry.ALGORITHM, algorithm)) or ""
     return " ".join(documented.partition("\nSource: ")[2].split())
 
 
@@ -131,22 +131,22 @@ def test_the_table_of_data_sets_is_that_of_the_code() -> None:
     """Their sizes and shapes, and models that take them."""
     table = rows("README.md", "\n## Data sets, partitions and models")
     shown = [name for cells in table for name in names(cells[0])]
-    assert sorted([*shown, config.GENERATED]) == list(registry.names(registry.DATASET))
+    assert sorted([*shown, config.GENERATED_DATASET]) == list(registry.list_components(registry.DATASET))
     for datasets, samples, models in table[:-1]:
         size, shape = re.fullmatch(r"([\d,]+) (?:of ([\d×]+)|[a-z]+)", samples).groups()  # type: ignore[union-attr]
         for name in names(datasets):
-            facts = config.dataset({"name": name}).facts
+            facts = config.parse_dataset({"name": name}).facts
             assert facts.size == int(size.replace(",", ""))
             assert shape is None or facts.shape == tuple(map(int, shape.split("×")))
             assert names(models)
             for model in names(models):
-                registry.parsed(registry.MODEL, {"name": model}).check(facts.shape, facts.classes)  # type: ignore[attr-defined]
+                registry.parse_component(registry.MODEL, {"name": model}).check(facts.shape, facts.classes)  # type: ignore[attr-defined]
     assert table[-1][1] == "your own"
 
 
 def test_the_table_of_probes_is_that_of_the_code() -> None:
     table = dict(rows("docs/probes.md", "# Probes: looking into states"))
-    assert {kind.strip("`") for kind in table} == set(config.KINDS)
+    assert {kind.strip("`") for kind in table} == set(config.PROBE_KINDS)
     models = get_args(get_args(config.HeadNorms.model_fields["models"].annotation)[0])
     assert set(models) <= set(names(table["`head-norms`"]))
 

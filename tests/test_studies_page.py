@@ -18,4 +18,4 @@ def test_a_study_of_the_page_is_planned(block: Block, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("params.yaml").write_text(block.text)
-    assert planning.make(Path("params.yaml")).runs
+    assert planning.make_plan(Path("params.yaml")).runs

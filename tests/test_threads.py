@@ -24,9 +24,9 @@ table = pyarrow.table({name: list(range(50)) for name in "abcd"})
 path = Path("table.parquet")
 sha256 = artifacts.write_parquet(path, table)
 before = threads()
-assert artifacts.frame(artifacts.read_parquet(path, sha256)).shape == (50, 4)
-file._parsed(path.read_bytes(), "table.parquet")
-file._parsed(b"sample,client\\n0,1\\n", "table.csv")
+assert artifacts.table_to_frame(artifacts.read_parquet(path, sha256)).shape == (50, 4)
+file._parse_table(path.read_bytes(), "table.parquet")
+file._parse_table(b"sample,client\\n0,1\\n", "table.csv")
 assert threads() == before, (before, threads())
 """
 

@@ -55,7 +55,7 @@ def study(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def warned(settings: dict[str, Any]) -> list[str]:
     studies.write(settings, Path())
-    found = list(planning.make().warnings)
+    found = list(planning.make_plan().warnings)
     return found
 
 
@@ -194,11 +194,11 @@ def test_of_several_studies_each_warning_names_its_own() -> None:
 def test_the_table_repeats_them_under_itself() -> None:
     tree = Tree(["fedavg"], seeds=[0])
     tree.write(0, [{"global-on-global": [(1, 2)]}] * 3)
-    table = tables.table(tree.plan)
-    before = tables.markdown(tree.plan, table)
+    table = tables.build_result_table(tree.plan)
+    before = tables.render_markdown(tree.plan, table)
     assert "Warning" not in before
     tree.change(warnings=("a.b: c is d.", "e: f."))
-    after = tables.markdown(tree.plan, table)
+    after = tables.render_markdown(tree.plan, table)
     above, _, below = after.partition("Warning: a.b: c is d.\n\nWarning: e: f.\n\n")
     assert above + below == before
     assert "| fedavg" in above
@@ -218,7 +218,7 @@ def test_clients_without_test_samples_are_listed(
     monkeypatch.chdir(tmp_path)
     settings = studies.settings(dataset={"name": "digits"} | dataset, study={"seeds": [0, 1]})
     studies.prepare(settings | {"partition": {"scheme": "iid"}})
-    made = planning.make()
+    made = planning.make_plan()
     (first, second) = made.partitions
     sentence = f"{told} in partition {first} (scheme iid, seed 0): 0, 1, 2, 3, 4, 5, 6, 7, 8, 9."
     assert made.warnings == ((sentence,) if told else ())

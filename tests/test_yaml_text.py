@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedpipe import artifacts, cli, config
 from fedpipe import plan as planning
 from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.plan import Settings
+from fedpipe.plan import RunSettings
 from fedpipe.stages import download, partition
 from fedpipe.yaml_text import ALIASED, read_yaml
 from tests import studies
@@ -56,7 +56,7 @@ HOSTILE = {
 def test_a_hostile_study_is_one_sentence(text: str, told: str) -> None:
     Path("params.yaml").write_text(text)
     with pytest.raises(SettingsError) as error:
-        planning.make()
+        planning.make_plan()
     assert str(error.value).startswith("params.yaml: it is not valid YAML (")
     assert told in str(error.value)
     assert "\n" not in str(error.value)
@@ -74,7 +74,7 @@ def test_a_hostile_study_is_one_sentence(text: str, told: str) -> None:
 def test_what_lies_too_deep_is_one_sentence(text: str) -> None:
     Path("params.yaml").write_text(text)
     with pytest.raises(SettingsError) as error:
-        planning.make()
+        planning.make_plan()
     assert str(error.value) == DEEP
 
 
@@ -84,16 +84,16 @@ def test_all_of_a_users_yaml_is_read_so(tmp_path: Path) -> None:
     (run,), (key,) = made.runs, made.partitions
     hostile = "dataset: &d {name: *d}\n"
     for place, read in (
-        (run.files.settings, lambda: Settings.read(run.files.settings)),
-        (artifacts.assignment_file(key).with_name("partition.yaml"), lambda: partition.read(key)),
-        (Path(f"results/data/{run.dataset}.yaml"), lambda: download.download(run.dataset)),
+        (run.files.settings, lambda: RunSettings.read(run.files.settings)),
+        (artifacts.assignment_file(key).with_name("partition.yaml"), lambda: partition.read_partition_settings(key)),
+        (Path(f"results/data/{run.dataset}.yaml"), lambda: download.download_dataset(run.dataset)),
     ):
         place.write_text(hostile)
         with pytest.raises(ArtifactError, match=f"{place} is damaged"):
             read()
     Path("profile").mkdir()
     Path("profile/config.yaml").write_text(hostile)
-    assert cli._profile("profile") == {}
+    assert cli._read_profile("profile") == {}
     printed = CliRunner().invoke(cli.app, ["check", "fedprox", "--set", "mu=&m [*m]"])
     assert printed.output == "--set: 'mu=&m [*m]' can't be read; its value should be as in params.yaml.\n"
 
@@ -105,8 +105,8 @@ def test_a_change_at_one_place_is_none_at_an_alias_of_it() -> None:
         "algorithms:\n  fedprox: &p {algorithm: fedprox, mu: 0.5}\n  twin: *p\n"
         "study: {algorithms: [fedprox, twin], grid: {algorithms.fedprox.mu: [0.1, 1.0]}}\n"
     )
-    made = planning.make()
-    found = {(run.algorithm, made.settings[run.key].algorithm["mu"]) for run in made.runs}
+    made = planning.make_plan()
+    found = {(run.algorithm, made.run_settings[run.key].algorithm["mu"]) for run in made.runs}
     assert found == {("fedprox", 0.1), ("fedprox", 1.0), ("twin", 0.5)}
 
 
@@ -123,10 +123,10 @@ def test_a_wrong_value_of_any_size_is_one_short_sentence() -> None:
         ({"federation": {"clients": [[1] * 1000] * 50}}, "federation.clients: [[1, 1"),
     ):
         with pytest.raises(SettingsError) as error:
-            config.parse(settings)
+            config.parse_params(settings)
         assert str(error.value).startswith(told)
         assert len(str(error.value)) < 250
     with pytest.raises(SettingsError) as error:
-        config.parse({"study": {"algorithms": [{}] * 1000}})
+        config.parse_params({"study": {"algorithms": [{}] * 1000}})
     assert str(error.value).count("\n") == 20
     assert str(error.value).endswith("params.yaml: 980 more values can't be used.")

@@ -13,12 +13,12 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Loss, Measure, Pass, State, Train, Uploads
-from fedpipe.algorithms.feddw import FedDW, regularizer
+from fedpipe.algorithms.feddw import FedDW, compute_regularizer
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network
 from fedpipe.tensors import Tensors
 
-OMEGA, OWN, COUNTS = "dw/omega", "dw/own", "dw/counts"
+OMEGA, CLIENT_OMEGA, COUNTS = "dw/omega", "dw/own", "dw/counts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,9 @@ class WithDW(Algorithm):
     def _feddw(self) -> FedDW:
         return FedDW(mu=(self.dw or DW()).mu)
 
-    def made_of(self) -> tuple[Any, ...]:
+    def code_objects(self) -> tuple[Any, ...]:
         """X, and this."""
-        return (*super().made_of(), WithDW)
+        return (*super().code_objects(), WithDW)
 
     def adapt(self, network: Network) -> Network:
         """X's network with a head without bias."""
@@ -67,8 +67,8 @@ class WithDW(Algorithm):
 
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """What X sends, and the SL matrix."""
-        common, own = super().send(server, ids)
-        return common | {OMEGA: server[OMEGA]}, own
+        common, per_client = super().send(server, ids)
+        return common | {OMEGA: server[OMEGA]}, per_client
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """As X begins, with the SL matrix."""
@@ -76,41 +76,43 @@ class WithDW(Algorithm):
 
     def personalize(self) -> Sequence[Pass]:
         """X's passes, regularized."""
-        return [*map(self._regularized, super().personalize())]
+        return [*map(self._regularize_pass, super().personalize())]
 
     def local_passes(self) -> Sequence[Pass]:
         """X's passes, regularized, then the client's own SL matrix."""
-        measure = Measure(self._soft_labels, self._store)
-        return [*map(self._regularized, super().local_passes()), measure]
+        measure = Measure(self._sum_soft_labels, self._store_soft_labels)
+        return [*map(self._regularize_pass, super().local_passes()), measure]
 
-    def _regularized(self, step: Pass) -> Pass:
-        if not isinstance(step, Train) or isinstance(step.loss, _Regularized):  # X may list its personal passes again
-            return step
-        return dataclasses.replace(step, loss=_Regularized(step.loss, step.group, self._feddw.mu))
+    def _regularize_pass(self, local_pass: Pass) -> Pass:
+        if not isinstance(local_pass, Train) or isinstance(
+            local_pass.loss, _RegularizedLoss
+        ):  # X may list its personal passes again
+            return local_pass
+        return dataclasses.replace(local_pass, loss=_RegularizedLoss(local_pass.loss, local_pass.group, self._feddw.mu))
 
-    def _soft_labels(self, client: State, batch: Batch) -> dict[str, Tensor]:
-        return self._feddw.sums(self.predict(client, batch.x), batch)
+    def _sum_soft_labels(self, client: State, batch: Batch) -> dict[str, Tensor]:
+        return self._feddw.sum_outputs_by_class(self.predict(client, batch.x), batch)
 
-    def _store(self, client: State, sums: dict[str, Tensor]) -> State:
-        own = self._feddw.store({}, sums)
-        return client | {OWN: own["own"], COUNTS: own["counts"]}
+    def _store_soft_labels(self, client: State, sums: dict[str, Tensor]) -> State:
+        soft_labels = self._feddw.store_soft_labels({}, sums)
+        return client | {CLIENT_OMEGA: soft_labels["own"], COUNTS: soft_labels["counts"]}
 
     def upload(self, client: State) -> State:
         """What X uploads, the client's SL matrix and its class counts."""
-        return super().upload(client) | {OWN: client[OWN], COUNTS: client[COUNTS]}
+        return super().upload(client) | {CLIENT_OMEGA: client[CLIENT_OMEGA], COUNTS: client[COUNTS]}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """X's next state, and the rows' means."""
-        matrices = [{"omega": upload[OWN], "counts": upload[COUNTS]} for _, _, upload in uploads]
-        return super().aggregate(server, uploads) | {OMEGA: self._feddw.rows(server[OMEGA], matrices)}
+        matrices = [{"omega": upload[CLIENT_OMEGA], "counts": upload[COUNTS]} for _, _, upload in uploads]
+        return super().aggregate(server, uploads) | {OMEGA: self._feddw.average_rows(server[OMEGA], matrices)}
 
     def matrices(self, state: State) -> Mapping[str, Tensor]:
         """What X exchanges, and the SL matrix as it travels."""
-        return {**super().matrices(state), "SL": state[OMEGA] if OMEGA in state else state[OWN]}
+        return {**super().matrices(state), "SL": state[OMEGA] if OMEGA in state else state[CLIENT_OMEGA]}
 
 
 @dataclass(frozen=True)
-class _Regularized:
+class _RegularizedLoss:
     """A pass's loss with the regularizer of the classification layer that it trains, if it trains one."""
 
     loss: Loss
@@ -119,36 +121,36 @@ class _Regularized:
 
     def __call__(self, client: State, batch: Batch) -> Tensor:
         omega, value = client[self.group].get("head.weight"), self.loss(client, batch)
-        return value if omega is None else value + self.mu * regularizer(omega, client[OMEGA])
+        return value if omega is None else value + self.mu * compute_regularizer(omega, client[OMEGA])
 
 
-class _Mixed(type):
+class _MixinMeta(type):
     """The type of classes that no module holds, which are pickled as what they are made of."""
 
 
-def _remade(mixed: _Mixed) -> tuple[Any, ...]:
-    return with_dw, (mixed.__bases__[1],)
+def _reduce_mixin_class(mixin_class: _MixinMeta) -> tuple[Any, ...]:
+    return add_dw_mixin, (mixin_class.__bases__[1],)
 
 
-copyreg.pickle(_Mixed, _remade)
+copyreg.pickle(_MixinMeta, _reduce_mixin_class)
 
 
 @functools.cache
-def with_dw(method: Any) -> type[Any]:
+def add_dw_mixin(method: Any) -> type[Any]:
     """A method's class with the mixin before it, under its own name."""
     if issubclass(method, WithDW):
         return method
-    own = {"__module__": method.__module__, "__qualname__": method.__qualname__, "__doc__": method.__doc__}
-    return dataclass(frozen=True, kw_only=True)(_Mixed(method.__name__, (WithDW, method), own))
+    namespace = {"__module__": method.__module__, "__qualname__": method.__qualname__, "__doc__": method.__doc__}
+    return dataclass(frozen=True, kw_only=True)(_MixinMeta(method.__name__, (WithDW, method), namespace))
 
 
-def objection(method: Any) -> str:
+def get_dw_refusal(method: Any) -> str:
     """Why a method could not be fetched with it; empty where it can."""
-    reason: str = getattr(method, "without_dw", "")
+    reason: str = getattr(method, "dw_refusal", "")
     return reason
 
 
-def chosen(method: Any, parameters: Mapping[str, Any], key: str) -> type[Any]:
+def resolve_algorithm_class(method: Any, parameters: Mapping[str, Any], key: str) -> type[Any]:
     """The class that an entry's parameters ask for.
 
     Raises
@@ -161,6 +163,6 @@ def chosen(method: Any, parameters: Mapping[str, Any], key: str) -> type[Any]:
         raise SettingsError(f"{key}: {method.__qualname__} has a field 'dw', which is FedDW's regularizer; rename it.")
     if parameters.get("dw") is None:
         return method
-    if reason := objection(method):
+    if reason := get_dw_refusal(method):
         raise SettingsError(f"{key}.dw: {parameters['dw']} can't be used, since {reason}.")
-    return with_dw(method)
+    return add_dw_mixin(method)

@@ -14,20 +14,20 @@ from fedpipe.tensors import Tensors
 class SharedBody(Algorithm):
     """A body that travels and is averaged, under a head that stays at the client."""
 
-    averaged: ClassVar[str | None] = "body"
+    server_optimizer_part: ClassVar[str | None] = "body"
 
     @property
-    def personal(self) -> tuple[str, ...]:
+    def personal_names(self) -> tuple[str, ...]:
         """Names of the head's tensors."""
         return self.net.head_names
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The body."""
-        return {"body": fresh(0).without(self.personal)}
+        return {"body": fresh(0).without(self.personal_names)}
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The common initial head."""
-        return {"head": fresh(0).only(self.personal)}
+        return {"head": fresh(0).only(self.personal_names)}
 
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """The body."""
@@ -39,11 +39,11 @@ class SharedBody(Algorithm):
 
     def upload(self, client: State) -> State:
         """The body."""
-        return {"body": client["model"].without(self.personal)}
+        return {"body": client["model"].without(self.personal_names)}
 
     def keep(self, client: State) -> State:
         """The head."""
-        return {"head": client["model"].only(self.personal)}
+        return {"head": client["model"].only(self.personal_names)}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted mean of the bodies."""

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpipe.config import Federation, Params
-from fedpipe.models.base import Net, Network
+from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.registry import Component
 from fedpipe.tensors import Tensors
 
@@ -43,19 +43,19 @@ class Batch(NamedTuple):
 
     def split(self, parts: int) -> list[Batch]:
         """Every ``parts``-th sample, from each of the first ones on; where none is left for a part, the first part."""
-        first = self._every(parts, 0)
-        return [first] + [self._every(parts, index)._or(first) for index in range(1, parts)]
+        first = self._take_strided(parts, 0)
+        return [first] + [self._take_strided(parts, index)._replace_if_empty(first) for index in range(1, parts)]
 
-    def _every(self, step: int, begin: int) -> Batch:
-        mask = None if self.mask is None else self.mask[begin::step]
-        return Batch(self.x[begin::step], self.y[begin::step], mask, self.key)
+    def _take_strided(self, step: int, offset: int) -> Batch:
+        mask = None if self.mask is None else self.mask[offset::step]
+        return Batch(self.x[offset::step], self.y[offset::step], mask, self.key)
 
-    def _or(self, other: Batch) -> Batch:
-        if self.mask is None or other.mask is None:
-            return self if len(self.y) else other
-        some = self.mask.sum() > 0
-        x, y = torch.where(some, self.x, other.x), torch.where(some, self.y, other.y)
-        return Batch(x, y, torch.where(some, self.mask, other.mask), self.key)
+    def _replace_if_empty(self, fallback: Batch) -> Batch:
+        if self.mask is None or fallback.mask is None:
+            return self if len(self.y) else fallback
+        is_nonempty = self.mask.sum() > 0
+        x, y = torch.where(is_nonempty, self.x, fallback.x), torch.where(is_nonempty, self.y, fallback.y)
+        return Batch(x, y, torch.where(is_nonempty, self.mask, fallback.mask), self.key)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the samples (first axis) of ``values``, shape (B, ...)."""
@@ -81,8 +81,8 @@ class Batch(NamedTuple):
 
     def pairs(self, dtype: torch.dtype) -> Tensor:
         """1 where i < j are samples and 0 elsewhere, shape (B, B)."""
-        real = self.y.new_ones(len(self.y), dtype=dtype) if self.mask is None else self.mask.to(dtype)
-        return (real.unsqueeze(1) * real).triu(1)
+        is_sample = self.y.new_ones(len(self.y), dtype=dtype) if self.mask is None else self.mask.to(dtype)
+        return (is_sample.unsqueeze(1) * is_sample).triu(1)
 
 
 class ClientInfo(NamedTuple):
@@ -142,7 +142,7 @@ class Measure:
     sums: Callable[[State, Batch], dict[str, Tensor]]  #: (client, batch) -> sums over the batch's samples
     then: Callable[[State, dict[str, Tensor]], State]  #: (client, sums over all data) -> client
     on: Literal["train", "validation"] = "train"  #: validation: where a client has no such part, its training data
-    changed: bool = False  #: whether images are changed at random, as those are that a Train pass sees
+    is_augmented: bool = False  #: whether images are changed at random, as those are that a Train pass sees
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Uploads(Sequence[tuple[int, float, State]]):
     def __init__(self, ids: Sequence[int], weights: Sequence[float], uploads: Sequence[State]) -> None:
         total = sum(weights)
         self.ids, self.weights, self._uploads = tuple(ids), tuple(weight / total for weight in weights), uploads
-        self.taken = self  #: with the weights that a method took: these, or those of `uniform`
+        self.effective_uploads = self  #: with the weights that a method took: these, or those of `uniform`
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -174,8 +174,8 @@ class Uploads(Sequence[tuple[int, float, State]]):
 
     def uniform(self) -> Uploads:
         """The same uploads with equal weights, for methods that are defined so."""
-        self.taken = Uploads(self.ids, [1.0] * len(self), self._uploads)
-        return self.taken
+        self.effective_uploads = Uploads(self.ids, [1.0] * len(self), self._uploads)
+        return self.effective_uploads
 
     def mean(self, part: str, names: Iterable[str] | None = None) -> Any:
         """Weighted mean of one part of the uploads, or of these tensors of it, summed in client order."""
@@ -186,14 +186,14 @@ class Uploads(Sequence[tuple[int, float, State]]):
         return total
 
 
-class Outline(NamedTuple):
+class NetworkSummary(NamedTuple):
     """What is known of a network before it is trained; None: nothing."""
 
-    layers: int | None  #: parametrized ones
-    normalized: bool | None  #: whether some are normalizations
+    layer_count: int | None  #: parametrized ones
+    has_norm_layers: bool | None  #: whether some are normalizations
 
 
-_outlines: dict[tuple[Any, ...], Outline] = {}
+_network_summaries: dict[tuple[Any, ...], NetworkSummary] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,19 +203,24 @@ class Algorithm(Component):
     What is left to an algorithm is ``aggregate``, and whatever else it does differently.
     """
 
-    prototypes: ClassVar[bool] = False  #: whether `prototype_logits` is defined
-    ignores: ClassVar[tuple[str, ...]] = ()  #: keys of the federation that its steps have no use for, hence refused
+    has_prototype_logits: ClassVar[bool] = False  #: whether `prototype_logits` is defined
+    unsupported_settings: ClassVar[
+        tuple[str, ...]
+    ] = ()  #: keys of the federation that its steps have no use for, hence refused
 
     #: The part of the server's state that is the uploads' mean, or else a step along the mean of their updates, which
     #: `federation.server` may scale; None where nothing is, or where other parts count on where that step leads.
-    averaged: ClassVar[str | None] = None
+    server_optimizer_part: ClassVar[str | None] = None
 
-    several: ClassVar[bool] = False  #: whether it begins with several initial models, which no file of weights holds
+    #: why FedDW's regularizer can't be added to this method (the key `dw`). Empty: it can.
+    dw_refusal: ClassVar[str] = ""
+    #: whether it begins with several initial models, which no file of weights has
+    needs_several_models: ClassVar[bool] = False
 
-    net: ClassVar[Net]  # set by `bind`, for one thread
+    net: ClassVar[FunctionalNetwork]  # set by `bind`, for one thread
     federation: ClassVar[Federation]
 
-    def bind(self, net: Net, federation: Federation) -> Self:
+    def bind(self, net: FunctionalNetwork, federation: Federation) -> Self:
         """A copy at work: with the network that it trains and the federation's settings.
 
         In hooks of a client, and in `send` and `aggregate`, ``federation.learning_rate`` is that of the round.
@@ -231,13 +236,13 @@ class Algorithm(Component):
         return False
 
     @property
-    def needs_epochs(self) -> str | None:
+    def local_steps_refusal(self) -> str | None:
         """Why clients can't train for `federation.local_steps`, as ``whose ...``; None where they can."""
         return None
 
-    def in_round(self, number: int) -> Self:
+    def bind_round(self, number: int) -> Self:
         """The same at work in a round, whose learning rate its federation has."""
-        federation = self.federation.in_round(number)
+        federation = self.federation.with_round_learning_rate(number)
         return self if federation is self.federation else self.bind(self.net, federation)
 
     # -- model and initial states ------------------------------------------------------------------------------------
@@ -347,24 +352,26 @@ class Algorithm(Component):
         """
         return ()
 
-    def outline(self, params: Params) -> Outline:
+    def summarize_network(self, params: Params) -> NetworkSummary:
         """The network that it would train in a study."""
-        facts, model = params.dataset.facts, params.model
-        named = (type(self), repr(self), type(model), repr(model), facts.shape, facts.classes)
-        if named not in _outlines:
+        info, model = params.dataset.facts, params.model
+        cache_key = (type(self), repr(self), type(model), repr(model), info.shape, info.classes)
+        if cache_key not in _network_summaries:
             try:
-                net = Net(lambda: self.adapt(model.outline(facts.shape, facts.classes)), device="meta")
-                _outlines[named] = Outline(len(net.layers()), bool(net.norm_names))
+                net = FunctionalNetwork(
+                    lambda: self.adapt(model.build_without_weights(info.shape, info.classes)), device="meta"
+                )
+                _network_summaries[cache_key] = NetworkSummary(len(net.layers()), bool(net.norm_names))
             except Exception:  # a user's own model that can't be built here: its jobs will say why
-                _outlines[named] = Outline(None, None)
-        return _outlines[named]
+                _network_summaries[cache_key] = NetworkSummary(None, None)
+        return _network_summaries[cache_key]
 
-    def beyond(self, params: Params, key: str, layers: int, so: str) -> Sequence[str]:
+    def warn_about_layers(self, params: Params, key: str, layers: int, consequence: str) -> Sequence[str]:
         """The warning that the network has fewer parametrized layers than a setting counts."""
-        count = self.outline(params).layers
+        count = self.summarize_network(params).layer_count
         if count is None or layers <= count:
             return ()
-        return (f"{key}: {layers} is more than the {count} parametrized layers of the network, {so}.",)
+        return (f"{key}: {layers} is more than the {count} parametrized layers of the network, {consequence}.",)
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:

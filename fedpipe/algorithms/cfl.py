@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms._slots import filled, pick, renewed
+from fedpipe.algorithms._slots import repeat_model, replace_models, select_model
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.config import Params
 from fedpipe.tensors import Tensors
@@ -66,7 +66,7 @@ class CFL(Algorithm):
         model, clients = fresh(0), self.federation.clients
         parameters = self.net.parameters(model).flat()
         return {
-            "models": filled(model, clients),
+            "models": repeat_model(model, clients),
             "cluster": torch.zeros(clients, dtype=torch.long),
             "updates": parameters.new_zeros(clients, len(parameters)),
             "seen": parameters.new_zeros(clients),
@@ -82,28 +82,30 @@ class CFL(Algorithm):
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """Clusters that are due are split; then each is averaged."""
         models, cluster, number = server["models"], server["cluster"], server["round"] + 1
-        updates, seen = server["updates"].clone(), server["seen"].index_fill(0, torch.tensor(uploads.ids), 1)
+        updates, has_uploaded = server["updates"].clone(), server["seen"].index_fill(0, torch.tensor(uploads.ids), 1)
         for client, _, upload in uploads:
-            change = upload["model"] - pick(models, int(cluster[client]))
+            change = upload["model"] - select_model(models, int(cluster[client]))
             updates[client] = self.net.parameters(change).flat()
-        split, norms = cluster.clone(), []
-        for slot, here in _by(cluster, uploads):
-            weights = updates.new_tensor(here.weights)
-            sent = updates[list(here.ids)]
-            norms.append(torch.stack([(weights @ sent).norm(), sent.norm(dim=1).max()]))
-            members = torch.nonzero((cluster == slot) & (seen > 0)).flatten()
+        new_cluster, norms = cluster.clone(), []
+        for slot, cluster_uploads in _group_by_cluster(cluster, uploads):
+            weights = updates.new_tensor(cluster_uploads.weights)
+            cluster_updates = updates[list(cluster_uploads.ids)]
+            norms.append(torch.stack([(weights @ cluster_updates).norm(), cluster_updates.norm(dim=1).max()]))
+            members = torch.nonzero((cluster == slot) & (has_uploaded > 0)).flatten()
             if number > self.after and len(members) > 2 and norms[-1][0] < self.eps1 and norms[-1][1] > self.eps2:
-                apart = members[self.bipartition(updates[members])]
-                if len(apart):
-                    split[apart] = apart.min()
-        means = {slot: here.mean("model") for slot, here in _by(split, uploads)}
-        slots = _slots(split)
-        chosen = [means[slot] if slot in means else pick(models, int(cluster[slot])) for slot in slots]
+                separated_clients = members[self.bipartition(updates[members])]
+                if len(separated_clients):
+                    new_cluster[separated_clients] = separated_clients.min()
+        means = {
+            slot: cluster_uploads.mean("model") for slot, cluster_uploads in _group_by_cluster(new_cluster, uploads)
+        }
+        slots = _list_clusters(new_cluster)
+        new_models = [means[slot] if slot in means else select_model(models, int(cluster[slot])) for slot in slots]
         return {
-            "models": renewed(models, slots, chosen),
-            "cluster": split,
+            "models": replace_models(models, slots, new_models),
+            "cluster": new_cluster,
             "updates": updates,
-            "seen": seen,
+            "seen": has_uploaded,
             "round": number,
             "norms": torch.stack(norms).amax(0),
         }
@@ -115,10 +117,10 @@ class CFL(Algorithm):
         directions = F.normalize(updates, dim=1)
         similarity = directions @ directions.T
         clustering = AgglomerativeClustering(2, metric="precomputed", linkage="complete")
-        part = torch.as_tensor(clustering.fit_predict(1 - similarity.double().numpy()))
-        apart = part != part[0]
-        separation = ((1 - similarity[apart][:, ~apart].max()) / 2).clamp(min=0).sqrt()
-        return apart & (separation > self.gamma)
+        labels = torch.as_tensor(clustering.fit_predict(1 - similarity.double().numpy()))
+        is_separated = labels != labels[0]
+        separation = ((1 - similarity[is_separated][:, ~is_separated].max()) / 2).clamp(min=0).sqrt()
+        return is_separated & (separation > self.gamma)
 
     def global_model(self, server: State) -> None:
         """There are clusters' models and none that is global."""
@@ -126,25 +128,29 @@ class CFL(Algorithm):
     def metrics(self, server: State) -> Mapping[str, Tensor]:
         """Clusters; and, of the cluster where it is largest, the mean update's norm and the longest update's."""
         mean, longest = server["norms"]
-        return {"clusters": torch.tensor(len(_slots(server["cluster"]))), "mean_norm": mean, "max_norm": longest}
+        return {
+            "clusters": torch.tensor(len(_list_clusters(server["cluster"]))),
+            "mean_norm": mean,
+            "max_norm": longest,
+        }
 
     def warnings(self, params: Params, key: str) -> Sequence[str]:
         """In a study that ends before the first split there is one cluster."""
         rounds = params.federation.rounds
         if self.after < rounds:
             return ()
-        told = f"{key}.after: {self.after} is no less than federation.rounds ({rounds})"
-        return (f"{told}, so that no cluster is ever split and CFL is FedAvg.",)
+        problem = f"{key}.after: {self.after} is no less than federation.rounds ({rounds})"
+        return (f"{problem}, so that no cluster is ever split and CFL is FedAvg.",)
 
 
-def _slots(cluster: Tensor) -> list[int]:
+def _list_clusters(cluster: Tensor) -> list[int]:
     """The slots in use, in ascending order."""
     return sorted(set(cluster.tolist()))
 
 
-def _by(cluster: Tensor, uploads: Uploads) -> Iterator[tuple[int, Uploads]]:
+def _group_by_cluster(cluster: Tensor, uploads: Uploads) -> Iterator[tuple[int, Uploads]]:
     """The uploads of each cluster that has any."""
-    for slot in _slots(cluster):
-        here = [sent for sent in uploads if int(cluster[sent[0]]) == slot]
-        if here:
-            yield slot, Uploads(*zip(*here, strict=True))
+    for slot in _list_clusters(cluster):
+        cluster_uploads = [entry for entry in uploads if int(cluster[entry[0]]) == slot]
+        if cluster_uploads:
+            yield slot, Uploads(*zip(*cluster_uploads, strict=True))

@@ -62,10 +62,10 @@ class CwFedAvg(Algorithm):
     distribution: Literal["approximate", "empirical"] = "approximate"
 
     @property
-    def upper(self) -> tuple[str, ...]:
+    def class_wise_names(self) -> tuple[str, ...]:
         """Names of the class-wise tensors."""
         count = {"all": len(self.net.layers()), "output": 1}.get(str(self.class_wise), self.class_wise)
-        return self.net.last(int(count))
+        return self.net.last_layer_names(int(count))
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """Equal class models, and uniform distributions."""
@@ -73,30 +73,30 @@ class CwFedAvg(Algorithm):
         classes = len(model["head.weight"])
         uniform = model["head.weight"].new_full((self.federation.clients, classes), 1 / classes)
         return {
-            "base": model.without(self.upper),
-            "classes": model.only(self.upper).map(lambda value: value.expand(classes, *value.shape)),
+            "base": model.without(self.class_wise_names),
+            "classes": model.only(self.class_wise_names).map(lambda value: value.expand(classes, *value.shape)),
             "owned": torch.ones_like(uniform[0]),
             "distributions": uniform,
         }
 
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """Eq. 7: the averaged tensors, and each client's mixture of the class models."""
-        every = server["distributions"][list(ids)]
-        owned = every * server["owned"]
-        p = torch.where(owned.sum(1, keepdim=True) > 0, owned, every)
+        distributions = server["distributions"][list(ids)]
+        covered_distributions = distributions * server["owned"]
+        p = torch.where(covered_distributions.sum(1, keepdim=True) > 0, covered_distributions, distributions)
         p = p / p.sum(1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
         return {"base": server["base"]}, {"upper": server["classes"].map(lambda value: torch.tensordot(p, value, 1))}
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The personal model, and the client's true class distribution."""
-        model = self.net.model(received["base"] | received["upper"])
+        model = self.net.to_model(received["base"] | received["upper"])
         return {"model": model, "p": info.classes / info.size, "counts": info.classes}
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and WDR (eq. 8)."""
         if not self.wdr:
             return self.risk(client, batch)
-        distance = torch.linalg.vector_norm(client["p"] - approximate(client["model"]["head.weight"]))
+        distance = torch.linalg.vector_norm(client["p"] - approximate_distribution(client["model"]["head.weight"]))
         return self.risk(client, batch) + self.wdr_factor * self.wdr * distance
 
     def upload(self, client: State) -> State:
@@ -106,27 +106,27 @@ class CwFedAvg(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """Eq. 5-6 for the class-wise tensors, FedAvg for the others."""
-        distributions, owned = server["distributions"].clone(), torch.zeros_like(server["owned"])
+        distributions, class_mass = server["distributions"].clone(), torch.zeros_like(server["owned"])
         base, classes = server["base"].zeros(), server["classes"].zeros()
         for client, weight, upload in uploads:
             model = upload["model"]
             if self.distribution == "empirical":
                 p = upload["counts"] / upload["counts"].sum()
             else:
-                p = approximate(model["head.weight"])
+                p = approximate_distribution(model["head.weight"])
             distributions[client] = p
             base = base + weight * model.only(base)
             classes = classes + model.only(classes).map(lambda value, q=weight * p: torch.tensordot(q, value, 0))
-            owned = owned + weight * p
+            class_mass = class_mass + weight * p
 
-        def renew(name: str) -> Tensor:
-            share = owned.reshape(-1, *(1,) * (classes[name].dim() - 1))
-            return torch.where(share > 0, classes[name] / share, server["classes"][name])
+        def normalize_class_models(name: str) -> Tensor:
+            mass = class_mass.reshape(-1, *(1,) * (classes[name].dim() - 1))
+            return torch.where(mass > 0, classes[name] / mass, server["classes"][name])
 
         return {
             "base": base,
-            "classes": Tensors((name, renew(name)) for name in self.upper),
-            "owned": (owned > 0).to(owned.dtype),
+            "classes": Tensors((name, normalize_class_models(name)) for name in self.class_wise_names),
+            "owned": (class_mass > 0).to(class_mass.dtype),
             "distributions": distributions,
         }
 
@@ -134,7 +134,7 @@ class CwFedAvg(Algorithm):
         """There are class models and personal mixtures, but no global model."""
 
 
-def approximate(head: Tensor) -> Tensor:
+def approximate_distribution(head: Tensor) -> Tensor:
     """Eq. 4: the shares of the row norms of an output layer of shape (C, d), shape (C,)."""
     norms = torch.linalg.vector_norm(head, dim=-1)
     return norms / norms.sum().clamp(min=torch.finfo(norms.dtype).tiny)

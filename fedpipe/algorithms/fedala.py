@@ -15,7 +15,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Params
 from fedpipe.tensors import Tensors
 
-WINDOW = 10  #: passes whose losses decide whether the first mixing has settled (authors' code)
+LOSS_WINDOW = 10  #: passes whose losses decide whether the first mixing has settled (authors' code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,73 +68,73 @@ class FedALA(FedAvg):
     passes: Annotated[int, Field(ge=1)] = 100
 
     @property
-    def top(self) -> tuple[str, ...]:
+    def mixed_names(self) -> tuple[str, ...]:
         """Names of the parameters that are mixed."""
-        return self.net.last(self.layers, buffers=False)
+        return self.net.last_layer_names(self.layers, buffers=False)
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model, and weights of one."""
-        local = server["model"].only(self.top)
-        no = next(iter(local.values())).new_zeros(())
-        return {"local": local, "weights": local.ones(), "seen": no, "settled": no}
+        local = server["model"].only(self.mixed_names)
+        zero = next(iter(local.values())).new_zeros(())
+        return {"local": local, "weights": local.ones(), "seen": zero, "settled": zero}
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, with its top mixed by the weights so far."""
         model, local = received["model"], kept["local"]
-        towards = model.only(self.top) - local
-        mixed = local + towards * kept["weights"]
-        new = kept["seen"] == 0
+        difference = model.only(self.mixed_names) - local
+        mixture = local + difference * kept["weights"]
+        is_new = kept["seen"] == 0
         return {
-            "model": model | {name: torch.where(new, model[name], value) for name, value in mixed.items()},
+            "model": model | {name: torch.where(is_new, model[name], value) for name, value in mixture.items()},
             "local": local,
-            "towards": towards,
+            "towards": difference,
             "weights": kept["weights"],
             "seen": kept["seen"],
             "settled": kept["settled"],
             "done": torch.zeros_like(info.size),
             "loss": torch.zeros_like(info.size),
-            "losses": info.size.new_zeros(WINDOW),
+            "losses": info.size.new_zeros(LOSS_WINDOW),
         }
 
     def personalize(self) -> Sequence[Pass]:
         """Learning the weights."""
         mixing = Train(
             self.risk,
-            only=self.top,
+            only=self.mixed_names,
             epochs=self.passes,
-            step=self.mix,
-            when=self.unsettled,
-            after=self.note,
+            step=self.mix_models,
+            when=self.needs_another_pass,
+            after=self.record_loss,
             share=self.share,
             stream="mixing",
         )
-        return (mixing, Update(self.settle))
+        return (mixing, Update(self.mark_converged))
 
-    def mix(self, client: State, batch: Batch, gradient: Gradient) -> State:
+    def mix_models(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """One step of the weights, and the model that they make."""
         g, loss = gradient(client)
         weights = (client["weights"] - self.rate * (g * client["towards"])).map(lambda value: value.clamp(0, 1))
-        mixed = client["local"] + client["towards"] * weights
-        return client | {"weights": weights, "model": client["model"] | mixed, "loss": loss.to(client["loss"].dtype)}
+        mixture = client["local"] + client["towards"] * weights
+        return client | {"weights": weights, "model": client["model"] | mixture, "loss": loss.to(client["loss"].dtype)}
 
-    def note(self, client: State) -> State:
+    def record_loss(self, client: State) -> State:
         """The pass's loss enters the window."""
         losses = torch.cat([client["losses"][1:], client["loss"].reshape(1)])
         return client | {"losses": losses, "done": client["done"] + 1}
 
-    def unsettled(self, client: State) -> Tensor:
+    def needs_another_pass(self, client: State) -> Tensor:
         """Whether another pass is due: one if settled before, else until the window's losses stand still."""
-        moving = (client["done"] <= WINDOW) | (client["losses"].std(correction=0) >= self.threshold)
-        return (client["seen"] > 0) & torch.where(client["settled"] > 0, client["done"] < 1, moving)
+        has_unstable_loss = (client["done"] <= LOSS_WINDOW) | (client["losses"].std(correction=0) >= self.threshold)
+        return (client["seen"] > 0) & torch.where(client["settled"] > 0, client["done"] < 1, has_unstable_loss)
 
-    def settle(self, client: State) -> State:
+    def mark_converged(self, client: State) -> State:
         """Whoever has mixed once is settled."""
         return client | {"settled": torch.maximum(client["settled"], (client["done"] > 0).to(client["settled"].dtype))}
 
     def keep(self, client: State) -> State:
         """The trained top, and the weights."""
         return {
-            "local": client["model"].only(self.top),
+            "local": client["model"].only(self.mixed_names),
             "weights": client["weights"],
             "seen": torch.ones_like(client["seen"]),
             "settled": client["settled"],
@@ -142,4 +142,4 @@ class FedALA(FedAvg):
 
     def warnings(self, params: Params, key: str) -> Sequence[str]:
         """Layers that do not exist."""
-        return self.beyond(params, f"{key}.layers", self.layers, "so that all are mixed")
+        return self.warn_about_layers(params, f"{key}.layers", self.layers, "so that all are mixed")

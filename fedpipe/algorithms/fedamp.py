@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms._slots import filled, points, renewed
+from fedpipe.algorithms._slots import flatten_models, repeat_model, replace_models
 from fedpipe.algorithms.base import Algorithm, ClientInfo, Pass, Pull, State, Train, Update, Uploads
 from fedpipe.tensors import Tensors
 
-COLUMNS = 4096  #: coordinates that are compared at a time, so that those of all points stay in a core's cache
+CHUNK_COLUMNS = 4096  #: coordinates that are compared at a time, so that those of all points stay in a core's cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +70,12 @@ class FedAMP(Algorithm):
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """Nobody has uploaded, and nobody's model is mixed."""
         model, clients = fresh(0), self.federation.clients
-        mixing = torch.eye(clients).to(model["head.weight"])
-        return {"models": filled(model, clients), "mixing": mixing, "seen": torch.zeros_like(mixing[0])}
+        mixing_weights = torch.eye(clients).to(model["head.weight"])
+        return {
+            "models": repeat_model(model, clients),
+            "mixing": mixing_weights,
+            "seen": torch.zeros_like(mixing_weights[0]),
+        }
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model."""
@@ -93,9 +97,9 @@ class FedAMP(Algorithm):
 
     def local_passes(self) -> Sequence[Pass]:
         """Training near the mixture, from there."""
-        begin = Update(lambda client: client | {"model": client["mixture"]})
-        near = Train(self.loss, pull=self._pull)
-        return (begin, near) if self.begin_at == "mixture" else (near,)
+        start_pass = Update(lambda client: client | {"model": client["mixture"]})
+        training_pass = Train(self.loss, pull=self._pull)
+        return (start_pass, training_pass) if self.begin_at == "mixture" else (training_pass,)
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """Training near the mixture, from the personal model."""
@@ -107,17 +111,19 @@ class FedAMP(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The last uploads, and how they are mixed."""
-        models = renewed(server["models"], uploads.ids, [upload["model"] for _, _, upload in uploads])
-        seen = server["seen"].index_fill(0, torch.tensor(uploads.ids), 1)
-        return {"models": models, "mixing": self.mixing(models, seen), "seen": seen}
+        models = replace_models(server["models"], uploads.ids, [upload["model"] for _, _, upload in uploads])
+        has_uploaded = server["seen"].index_fill(0, torch.tensor(uploads.ids), 1)
+        return {"models": models, "mixing": self.compute_mixing_weights(models, has_uploaded), "seen": has_uploaded}
 
-    def mixing(self, models: Tensors, seen: Tensor) -> Tensor:
-        """Each client's weights of all models, shape (N, N); ``seen``, shape (N,), is 1 for those that uploaded."""
-        distances = square_distances(points(self.net.parameters(models)))
-        attention = self.alpha / self.sigma * torch.exp(-distances / self.sigma) * torch.outer(seen, seen)
+    def compute_mixing_weights(self, models: Tensors, has_uploaded: Tensor) -> Tensor:
+        """Each client's weights of all models, (N, N); ``has_uploaded``, shape (N,), is 1 for clients that uploaded."""
+        distances = square_distances(flatten_models(self.net.parameters(models)))
+        attention = (
+            self.alpha / self.sigma * torch.exp(-distances / self.sigma) * torch.outer(has_uploaded, has_uploaded)
+        )
         attention = attention / attention.sum(1, keepdim=True).clamp(min=1)  # a convex mixture, whatever alpha is
-        others = attention - attention.diag().diag()
-        return others + (1 - others.sum(1)).diag()
+        off_diagonal = attention - attention.diag().diag()
+        return off_diagonal + (1 - off_diagonal.sum(1)).diag()
 
     def global_model(self, server: State) -> None:
         """There are personal models only."""
@@ -126,7 +132,9 @@ class FedAMP(Algorithm):
 def square_distances(points: Tensor) -> Tensor:
     """Squared Euclidean distances between the rows of ``points``, shape (N, L): a matrix (N, N)."""
     count, length = points.shape
-    pairs = torch.stack([F.pdist(points[:, first : first + COLUMNS]).square() for first in range(0, length, COLUMNS)])
-    found = points.new_zeros(count, count)
-    found[*torch.triu_indices(count, count, 1)] = pairs.sum(0)
-    return found + found.T
+    pairs = torch.stack(
+        [F.pdist(points[:, first : first + CHUNK_COLUMNS]).square() for first in range(0, length, CHUNK_COLUMNS)]
+    )
+    distances = points.new_zeros(count, count)
+    distances[*torch.triu_indices(count, count, 1)] = pairs.sum(0)
+    return distances + distances.T

@@ -22,7 +22,7 @@ class FedAvg(Algorithm):
     State: none. Traffic: the model down, the model up.
     """
 
-    averaged: ClassVar[str | None] = "model"
+    server_optimizer_part: ClassVar[str | None] = "model"
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted mean of the participants' models."""

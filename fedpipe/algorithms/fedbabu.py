@@ -36,7 +36,7 @@ class FedBABU(SharedBody):
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The body, and the head that stays."""
-        return super().init(fresh) | {"head": fresh(0).only(self.personal)}
+        return super().init(fresh) | {"head": fresh(0).only(self.personal_names)}
 
     def local_passes(self) -> Sequence[Pass]:
         """The body alone."""
@@ -44,8 +44,8 @@ class FedBABU(SharedBody):
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """The whole model, or a part of it."""
-        parts = {"model": None, "head": self.net.head_names, "body": self.net.body_names}
-        return (Train(self.loss, only=parts[self.finetuned], epochs=epochs, stream="finetune"),)
+        names_by_part = {"model": None, "head": self.net.head_names, "body": self.net.body_names}
+        return (Train(self.loss, only=names_by_part[self.finetuned], epochs=epochs, stream="finetune"),)
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted mean of the bodies."""

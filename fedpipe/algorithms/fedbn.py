@@ -39,7 +39,7 @@ class FedBN(FedAvg):
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The shared layers; the mean of the others where it is asked for."""
-        return self._sent(fresh(0))
+        return self._select_shared(fresh(0))
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial normalization layers."""
@@ -47,13 +47,13 @@ class FedBN(FedAvg):
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The shared layers with the client's own normalization."""
-        return {"model": self.net.model(received["model"] | kept["norm"])}
+        return {"model": self.net.to_model(received["model"] | kept["norm"])}
 
     def upload(self, client: State) -> State:
         """The shared layers."""
-        return self._sent(client["model"])
+        return self._select_shared(client["model"])
 
-    def _sent(self, model: Tensors) -> State:
+    def _select_shared(self, model: Tensors) -> State:
         shared = model.without(self.net.norm_names)
         return {"model": shared} | ({"norm": model.only(self.net.norm_names)} if self.average else {})
 
@@ -69,11 +69,11 @@ class FedBN(FedAvg):
         """The shared layers with the mean normalization, if there is one."""
         if self.net.norm_names and not self.average:
             return None
-        return self.net.model(server["model"] | server.get("norm", {}))
+        return self.net.to_model(server["model"] | server.get("norm", {}))
 
     def warnings(self, params: Params, key: str) -> Sequence[str]:
         """Without normalization layers there is nothing to keep."""
-        if self.outline(params).normalized is not False:
+        if self.summarize_network(params).has_norm_layers is not False:
             return ()
-        more = "; model.batch_norm true adds some" if hasattr(params.model, "batch_norm") else ""
-        return (f"{key}: the network of model.name has no normalization layers, so that FedBN is FedAvg{more}.",)
+        hint = "; model.batch_norm true adds some" if hasattr(params.model, "batch_norm") else ""
+        return (f"{key}: the network of model.name has no normalization layers, so that FedBN is FedAvg{hint}.",)

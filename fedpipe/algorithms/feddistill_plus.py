@@ -52,7 +52,7 @@ class FedDistillPlus(FedDW):
         Which teacher and which distance; see above.
     """
 
-    without_dw: ClassVar[str] = ""
+    dw_refusal: ClassVar[str] = ""
 
     mu: Annotated[float, Field(ge=0)] = 1.0
     mode: Literal["kl", "paper", "code"] = "kl"  # type: ignore[assignment]
@@ -81,20 +81,26 @@ class FedDistillPlus(FedDW):
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the distance from the teacher."""
         logits = self.net(client["model"], batch.x)
-        distance = wrong_divergence if self.mode == "code" else divergence
-        taught = distance(client["omega"][batch.y], logits.log_softmax(-1))
-        return cross_entropy(logits, batch) + self.mu * batch.mean(taught)
+        divergence_function = wrong_divergence if self.mode == "code" else divergence
+        divergences = divergence_function(client["omega"][batch.y], logits.log_softmax(-1))
+        return cross_entropy(logits, batch) + self.mu * batch.mean(divergences)
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean model, and the rows' means."""
         if self.mode == "code":
             return super().aggregate(server, uploads)
-        sent = {client: upload for client, _, upload in uploads}
+        uploads_by_client = {client: upload for client, _, upload in uploads}
         model, omega = uploads.mean("model"), server["omega"]
         if self.mode == "kl":
-            return {"model": model, "omega": self.rows(omega, list(sent.values()))}
-        others = [[upload for other, upload in sent.items() if other != client] for client in range(len(omega))]
-        rows = [self.rows(row, they) if they else row for row, they in zip(omega, others, strict=True)]
+            return {"model": model, "omega": self.average_rows(omega, list(uploads_by_client.values()))}
+        uploads_of_others = [
+            [upload for other_client, upload in uploads_by_client.items() if other_client != client]
+            for client in range(len(omega))
+        ]
+        rows = [
+            self.average_rows(row, other_uploads) if other_uploads else row
+            for row, other_uploads in zip(omega, uploads_of_others, strict=True)
+        ]
         return {"model": model, "omega": torch.stack(rows)}
 
     def matrices(self, state: State) -> Mapping[str, Tensor]:

@@ -13,12 +13,15 @@ from torch import Tensor
 from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Measure, Pass, State, Train, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Params
-from fedpipe.errors import SettingsError, nearest
-from fedpipe.models.base import Net
+from fedpipe.errors import SettingsError, suggest_name
+from fedpipe.models.base import FunctionalNetwork
 from fedpipe.tensors import Tensors
 
-CODE: dict[str, Any] = {"vector": "gradient", "iterations": 1000, "layers": 1}
-MODES: dict[str, dict[str, Any]] = {"paper": {"vector": "pseudo-gradient", "iterations": 150}, "code": CODE}
+CODE_SETTINGS: dict[str, Any] = {"vector": "gradient", "iterations": 1000, "layers": 1}
+MODE_SETTINGS: dict[str, dict[str, Any]] = {
+    "paper": {"vector": "pseudo-gradient", "iterations": 150},
+    "code": CODE_SETTINGS,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,40 +92,46 @@ class FedDUAL(FedAvg):
     dynamic_aggregation: bool = True
 
     def __post_init__(self) -> None:
-        for name, value in MODES[self.mode].items():
+        for name, value in MODE_SETTINGS[self.mode].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        other = [f"{name}: {getattr(self, name)}" for name, value in CODE.items() if getattr(self, name) != value]
-        if self.mode == "code" and other:
-            right = ", ".join(f"{name}: {value}" for name, value in CODE.items())
+        conflicts = [
+            f"{name}: {getattr(self, name)}" for name, value in CODE_SETTINGS.items() if getattr(self, name) != value
+        ]
+        if self.mode == "code" and conflicts:
+            required_settings = ", ".join(f"{name}: {value}" for name, value in CODE_SETTINGS.items())
             raise ValueError(
-                f"{', '.join(other)} can't be used with mode: code, which is {right}; leave it to the mode."
+                f"{', '.join(conflicts)} can't be used with mode: code, which is {required_settings}; leave it to the "
+                "mode."
             )
 
     @property
-    def needs_epochs(self) -> str | None:
+    def local_steps_refusal(self) -> str | None:
         """Beta is measured before each."""
-        return "whose adaptive loss is weighed anew before each epoch" if self._weighs else None
+        return "whose adaptive loss is weighed anew before each epoch" if self._has_adaptive_beta else None
 
     @property
-    def _weighs(self) -> bool:
+    def _has_adaptive_beta(self) -> bool:
         return self.adaptive_loss and self.mode == "paper"
 
     @property
-    def last(self) -> tuple[str, ...]:
+    def barycenter_names(self) -> tuple[str, ...]:
         """Names of the parameters that the barycenter combines."""
         if not self.dynamic_aggregation:
             return ()
         if isinstance(self.layers, int):
-            return self.net.last(self.layers, buffers=False)
-        self._there("algorithms.feddual", self.net)
-        return tuple(name for name in self.net.names if layer_of(name) in self.layers)
+            return self.net.last_layer_names(self.layers, buffers=False)
+        self._check_layer_names("algorithms.feddual", self.net)
+        return tuple(name for name in self.net.names if get_layer_name(name) in self.layers)
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The model, and all clients effective."""
         model = fresh(0)
         one = next(iter(model.values())).new_ones(())
-        return {"model": model, "effective": Tensors((name, one * self.federation.participants) for name in self.last)}
+        return {
+            "model": model,
+            "effective": Tensors((name, one * self.federation.participants) for name in self.barycenter_names),
+        }
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, to train, and to compare with."""
@@ -132,46 +141,58 @@ class FedDUAL(FedAvg):
             "anchor": self.net.parameters(model).flat(),
             "global_accuracy": zero,
             "beta": zero,
-            "gradient": model.only(self.last).zeros(),
+            "gradient": model.only(self.barycenter_names).zeros(),
         }
 
     def local_passes(self) -> Sequence[Pass]:
         """The global accuracy; then beta and one epoch, again and again."""
         passes: list[Pass] = [Train(self.loss)]
-        if self._weighs:
-            epoch = (Measure(self.correct, self.weigh), Train(self.loss, step=self.step, epochs=1))
-            passes = [Measure(self.correct, self.remember), *epoch * cast(int, self.federation.local_epochs)]
+        if self._has_adaptive_beta:
+            epoch = (Measure(self.count_correct, self.compute_beta), Train(self.loss, step=self.step, epochs=1))
+            passes = [
+                Measure(self.count_correct, self.store_global_accuracy),
+                *epoch * cast(int, self.federation.local_epochs),
+            ]
         if self.dynamic_aggregation and self.vector == "gradient":
-            every = Train(self.risk, only=self.last, epochs=1, step=self.accumulate, stream="gradient", eval_mode=True)
-            passes.append(every)
+            gradient_pass = Train(
+                self.risk,
+                only=self.barycenter_names,
+                epochs=1,
+                step=self.accumulate_gradient,
+                stream="gradient",
+                eval_mode=True,
+            )
+            passes.append(gradient_pass)
         return passes
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk, as much as eq. 5 has of it; beta is 0 where it was not measured, as in fine-tuning."""
         if not self.adaptive_loss:
             return self.risk(client, batch)
-        return (1 - client["beta"]) * self.risk(client, batch) if self._weighs else self.risk(client, batch) / 2
+        return (
+            (1 - client["beta"]) * self.risk(client, batch) if self._has_adaptive_beta else self.risk(client, batch) / 2
+        )
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """A step of the federation's optimizer along the gradient of eq. 5."""
         g, theta = gradient(client)[0], self.net.parameters(client["model"])
-        divergence = client["beta"] * divergence_gradient(theta.flat(), client["anchor"])
+        divergence = client["beta"] * compute_divergence_gradient(theta.flat(), client["anchor"])
         return gradient.descend(client, g + theta.unflat(divergence))
 
-    def correct(self, client: State, batch: Batch) -> dict[str, Tensor]:
+    def count_correct(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Number of samples that the client's model gets right, and of all."""
-        right = self.net(client["model"], batch.x).argmax(-1) == batch.y
-        return {"right": batch.sum(right.to(client["beta"].dtype)), "all": batch.size()}
+        is_correct = self.net(client["model"], batch.x).argmax(-1) == batch.y
+        return {"right": batch.sum(is_correct.to(client["beta"].dtype)), "all": batch.size()}
 
-    def remember(self, client: State, sums: dict[str, Tensor]) -> State:
+    def store_global_accuracy(self, client: State, sums: dict[str, Tensor]) -> State:
         """The global model's accuracy."""
         return client | {"global_accuracy": sums["right"] / sums["all"]}
 
-    def weigh(self, client: State, sums: dict[str, Tensor]) -> State:
+    def compute_beta(self, client: State, sums: dict[str, Tensor]) -> State:
         """Eq. 6: beta from the local model's accuracy."""
         return client | {"beta": torch.sigmoid(sums["right"] / sums["all"] - client["global_accuracy"])}
 
-    def accumulate(self, client: State, batch: Batch, gradient: Gradient) -> State:
+    def accumulate_gradient(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """Adds the gradient of the batch's summed loss; the model stays."""
         return client | {"gradient": client["gradient"] + batch.size() * gradient(client)[0]}
 
@@ -184,13 +205,13 @@ class FedDUAL(FedAvg):
         """Alg. 1, lines 17-24."""
         uploads, theta = uploads.uniform(), server["model"]
         model, effective = uploads.mean("model"), Tensors()
-        for name in self.last:
+        for name in self.barycenter_names:
             if self.vector == "gradient":
                 updates = [upload["gradient"][name] for _, _, upload in uploads]
             else:
                 updates = [theta[name] - upload["model"][name] for _, _, upload in uploads]
-            vectors, underflow = torch.stack(updates).flatten(1), self.mode == "code"
-            mixture, weights = barycenter(vectors, self.epsilon, cast(int, self.iterations), underflow)
+            vectors, has_underflow = torch.stack(updates).flatten(1), self.mode == "code"
+            mixture, weights = compute_barycenter(vectors, self.epsilon, cast(int, self.iterations), has_underflow)
             model[name] = theta[name] - mixture.reshape(theta[name].shape)
             effective[name] = 1 / weights.square().sum()
         return {"model": model, "effective": effective}
@@ -203,28 +224,32 @@ class FedDUAL(FedAvg):
         """Layers that do not exist, which names of some may not be."""
         if not isinstance(self.layers, int):
             try:
-                facts, model = params.dataset.facts, params.model
-                net = Net(lambda: self.adapt(model.outline(facts.shape, facts.classes)), device="meta")
+                info, model = params.dataset.facts, params.model
+                net = FunctionalNetwork(
+                    lambda: self.adapt(model.build_without_weights(info.shape, info.classes)), device="meta"
+                )
             except Exception:  # a user's own model that can't be built here: its jobs will say why
                 return ()
-            self._there(key, net)
+            self._check_layer_names(key, net)
             return ()
         layers = self.layers if self.dynamic_aggregation else 0
-        return self.beyond(params, f"{key}.layers", layers, "so that the barycenter combines all of them")
+        return self.warn_about_layers(params, f"{key}.layers", layers, "so that the barycenter combines all of them")
 
-    def _there(self, key: str, net: Net) -> None:
-        known = list(dict.fromkeys(map(layer_of, net.names)))
+    def _check_layer_names(self, key: str, net: FunctionalNetwork) -> None:
+        layer_names = list(dict.fromkeys(map(get_layer_name, net.names)))
         for name in () if isinstance(self.layers, int) else self.layers:
-            if name not in known:
-                raise SettingsError(f"{key}.layers: the network has no layer '{name}'; {nearest(name, known)}")
+            if name not in layer_names:
+                raise SettingsError(
+                    f"{key}.layers: the network has no layer '{name}'; {suggest_name(name, layer_names)}"
+                )
 
 
-def layer_of(name: str) -> str:
+def get_layer_name(name: str) -> str:
     """The layer that a tensor belongs to."""
     return name.rpartition(".")[0]
 
 
-def divergence_gradient(local: Tensor, anchor: Tensor) -> Tensor:
+def compute_divergence_gradient(local: Tensor, anchor: Tensor) -> Tensor:
     r"""Gradient of eq. 4 in the local weights; both arguments are vectors, shape (L,), and so is the gradient.
 
     With d the difference of the two, :math:`\log (p_i / q_i)` is :math:`d_i` but for a constant, and the gradient of
@@ -234,18 +259,20 @@ def divergence_gradient(local: Tensor, anchor: Tensor) -> Tensor:
     return p * (d - p.dot(d))
 
 
-def barycenter(updates: Tensor, epsilon: float, iterations: int, underflow: bool = False) -> tuple[Tensor, Tensor]:
+def compute_barycenter(
+    updates: Tensor, epsilon: float, iterations: int, has_underflow: bool = False
+) -> tuple[Tensor, Tensor]:
     """Eq. 12-13 in the log domain: the kernel-weighted mean of m vectors, shape (m, L), and its m weights.
 
-    With ``underflow``, the mean vanishes with the kernel, as in the authors' code.
+    With ``has_underflow``, the mean vanishes with the kernel, as in the authors' code.
     """
-    ranked, b = updates.sort(1).values, updates.mean(0)
+    sorted_updates, b = updates.sort(1).values, updates.mean(0)
     weights = updates.new_full((len(updates),), 1 / len(updates))
     for _ in range(iterations):
-        distances = (b.sort().values - ranked).abs().mean(1)  # of as many values each: rank by rank
+        distances = (b.sort().values - sorted_updates).abs().mean(1)  # of as many values each: rank by rank
         weights = (-distances / epsilon).softmax(0)
         previous, b = b, weights @ updates
-        if underflow:
+        if has_underflow:
             kernel = (-distances / epsilon).exp().mean()
             b = b * kernel / (kernel + 1e-10)
         if torch.equal(previous, b):

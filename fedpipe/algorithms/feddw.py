@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pass, State, Train, Uploads, one_hot
-from fedpipe.models.base import Network, class_relations
+from fedpipe.models.base import Network, compute_class_relations
 from fedpipe.tensors import Tensors
 
 
@@ -47,8 +47,8 @@ class FedDW(Algorithm):
         The paper's definition, or the authors' code.
     """
 
-    averaged: ClassVar[str | None] = "model"
-    without_dw: ClassVar[str] = "FedDW regularizes by itself; set mu instead"
+    server_optimizer_part: ClassVar[str | None] = "model"
+    dw_refusal: ClassVar[str] = "FedDW regularizes by itself; set mu instead"
 
     mu: Annotated[float, Field(ge=0)] = 0.1
     mode: Literal["paper", "code"] = "paper"
@@ -64,8 +64,8 @@ class FedDW(Algorithm):
         model = fresh(0)
         classes = len(model["head.weight"])
         identity = torch.eye(classes).to(model["head.weight"])
-        seen = {"sums": torch.zeros_like(identity), "counts": identity.new_zeros(classes)}
-        return {"model": model, "omega": identity} | (seen if self.mode == "code" else {})
+        totals = {"sums": torch.zeros_like(identity), "counts": identity.new_zeros(classes)}
+        return {"model": model, "omega": identity} | (totals if self.mode == "code" else {})
 
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """The model and the SL matrix."""
@@ -78,23 +78,31 @@ class FedDW(Algorithm):
 
     def local_passes(self) -> Sequence[Pass]:
         """Regularized training, then the client's own SL matrix."""
-        return (Train(self.loss), Measure(self.soft_labels, self.store, changed=self.mode == "code"))
+        return (
+            Train(self.loss),
+            Measure(self.sum_soft_labels, self.store_soft_labels, is_augmented=self.mode == "code"),
+        )
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """Eq. 12: the risk and the distance of CR from SL."""
-        return self.risk(client, batch) + client["mu"] * regularizer(client["model"]["head.weight"], client["omega"])
+        return self.risk(client, batch) + client["mu"] * compute_regularizer(
+            client["model"]["head.weight"], client["omega"]
+        )
 
-    def soft_labels(self, client: State, batch: Batch) -> dict[str, Tensor]:
+    def sum_soft_labels(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Sums of the softmax outputs by class, and the classes' counts."""
-        return self.sums(self.net(client["model"], batch.x), batch)
+        return self.sum_outputs_by_class(self.net(client["model"], batch.x), batch)
 
-    def sums(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def sum_outputs_by_class(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Sums by class of the softmax of ``logits``, shape (B, C), and the classes' counts."""
         outputs = logits.softmax(-1)
-        classes = one_hot(batch.y, outputs.shape[-1], outputs.dtype)
-        return {"sums": batch.sum(classes.unsqueeze(-1) * outputs.unsqueeze(-2)), "counts": batch.sum(classes)}
+        one_hot_labels = one_hot(batch.y, outputs.shape[-1], outputs.dtype)
+        return {
+            "sums": batch.sum(one_hot_labels.unsqueeze(-1) * outputs.unsqueeze(-2)),
+            "counts": batch.sum(one_hot_labels),
+        }
 
-    def store(self, client: State, sums: dict[str, Tensor]) -> State:
+    def store_soft_labels(self, client: State, sums: dict[str, Tensor]) -> State:
         """The client's SL matrix, with rows of zeros for classes it does not own."""
         return client | {"own": sums["sums"] / sums["counts"].clamp(min=1).unsqueeze(-1), "counts": sums["counts"]}
 
@@ -104,34 +112,34 @@ class FedDW(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean model (eq. 8) and the rows' means (eq. 7)."""
-        sent, state = [upload for _, _, upload in uploads], {"model": uploads.mean("model")}
+        client_uploads, state = [upload for _, _, upload in uploads], {"model": uploads.mean("model")}
         if self.mode == "paper":
-            return state | {"omega": self.rows(server["omega"], sent)}
-        sums, counts = _totals(sent)
+            return state | {"omega": self.average_rows(server["omega"], client_uploads)}
+        sums, counts = _sum_uploads(client_uploads)
         sums, counts = server["sums"] + sums, server["counts"] + counts
-        rows = _rows(sums, counts, otherwise=torch.eye(len(counts)).to(counts))
+        rows = _divide_by_counts(sums, counts, default=torch.eye(len(counts)).to(counts))
         return state | {"omega": (rows + server["omega"]) / 2, "sums": sums, "counts": counts}
 
-    def rows(self, omega: Tensor, sent: Sequence[State]) -> Tensor:
+    def average_rows(self, omega: Tensor, client_uploads: Sequence[State]) -> Tensor:
         """Eq. 7: the uploads' mean of each class's row, by counts; a class that nobody owns keeps its row."""
-        return _rows(*_totals(sent), otherwise=omega)
+        return _divide_by_counts(*_sum_uploads(client_uploads), default=omega)
 
     def matrices(self, state: State) -> Mapping[str, Tensor]:
         """The SL matrix as it travels, and the CR matrix beside it."""
-        return {"SL": state["omega"], "CR": class_relations(state["model"]["head.weight"])}
+        return {"SL": state["omega"], "CR": compute_class_relations(state["model"]["head.weight"])}
 
 
-def regularizer(omega: Tensor, soft_labels: Tensor) -> Tensor:
+def compute_regularizer(omega: Tensor, soft_labels: Tensor) -> Tensor:
     """Eq. 11: mean square of the entries of SL - CR, a scalar between 0 and 2 / C."""
-    return (soft_labels - class_relations(omega)).square().mean()
+    return (soft_labels - compute_class_relations(omega)).square().mean()
 
 
-def _totals(sent: Sequence[State]) -> tuple[Tensor, Tensor]:
+def _sum_uploads(client_uploads: Sequence[State]) -> tuple[Tensor, Tensor]:
     """Sums of the clients' rows and counts."""
-    sums: Tensor = sum(upload["omega"] * upload["counts"].unsqueeze(-1) for upload in sent)
-    counts: Tensor = sum(upload["counts"] for upload in sent)
+    sums: Tensor = sum(upload["omega"] * upload["counts"].unsqueeze(-1) for upload in client_uploads)
+    counts: Tensor = sum(upload["counts"] for upload in client_uploads)
     return sums, counts
 
 
-def _rows(sums: Tensor, counts: Tensor, otherwise: Tensor) -> Tensor:
-    return torch.where(counts.unsqueeze(-1) > 0, sums / counts.clamp(min=1).unsqueeze(-1), otherwise)
+def _divide_by_counts(sums: Tensor, counts: Tensor, default: Tensor) -> Tensor:
+    return torch.where(counts.unsqueeze(-1) > 0, sums / counts.clamp(min=1).unsqueeze(-1), default)

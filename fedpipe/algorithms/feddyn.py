@@ -56,7 +56,7 @@ class FedDyn(FedAvg):
         Obey ``federation.optimizer: adam`` for the minimization, although the paper's is SGD's.
     """
 
-    averaged: ClassVar[str | None] = None  # h tells where the mean is from where the model is
+    server_optimizer_part: ClassVar[str | None] = None  # h tells where the mean is from where the model is
 
     alpha: Annotated[float, Field(gt=0)] = 0.01
     clip: Annotated[float, Field(gt=0)] | None = 10.0
@@ -88,13 +88,13 @@ class FedDyn(FedAvg):
 
     def local_passes(self) -> Sequence[Pass]:
         """The minimization, then the new linear term."""
-        return (Train(self.loss, pull=self._pull, clip=self.clip), Update(self.remember))
+        return (Train(self.loss, pull=self._pull, clip=self.clip), Update(self.update_linear_term))
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """Minimization of the same, without a clip."""
         return (Train(self.loss, pull=self._pull, epochs=epochs, stream="finetune"),)
 
-    def remember(self, client: State) -> State:
+    def update_linear_term(self, client: State) -> State:
         """The gradient's memory: at an exact minimum, the risk's gradient there."""
         drift = self.net.parameters(client["model"]) - client["anchor"]
         return client | {"g": client["g"] - self.alpha * drift}
@@ -109,18 +109,18 @@ class FedDyn(FedAvg):
         h = server["h"] - self.alpha * (len(uploads) / self.federation.clients) * (mean - theta)
         return {"model": mean - h / self.alpha, "h": h}
 
-    def models(self, server: State) -> dict[str, Tensors]:
+    def get_models(self, server: State) -> dict[str, Tensors]:
         """What is sent, and the participants' mean."""
         cloud: Tensors = server["model"]
         return {"cloud": cloud, "mean": cloud | (self.net.parameters(cloud) + server["h"] / self.alpha)}
 
     def global_model(self, server: State) -> Tensors:
         """The one that counts as global."""
-        return self.models(server)[self.evaluated]
+        return self.get_models(server)[self.evaluated]
 
     def extra_models(self, server: State) -> Mapping[str, Tensors]:
         """The other one."""
-        return {name: model for name, model in self.models(server).items() if name != self.evaluated}
+        return {name: model for name, model in self.get_models(server).items() if name != self.evaluated}
 
     def metrics(self, server: State) -> Mapping[str, Tensor]:
         """How far the global model is from the participants' mean."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms._slots import filled, pick, points, renewed
+from fedpipe.algorithms._slots import flatten_models, repeat_model, replace_models, select_model
 from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pass, State, Train, Update, Uploads
 from fedpipe.config import Params
 from fedpipe.tensors import Tensors
@@ -55,7 +55,7 @@ class FedFomo(Algorithm):
     downloads: Annotated[int, Field(ge=0)] = 5
 
     @property
-    def count(self) -> int:
+    def slot_count(self) -> int:
         """M, or as many other clients as there are."""
         return min(self.downloads, self.federation.clients - 1)
 
@@ -63,7 +63,7 @@ class FedFomo(Algorithm):
         """Nobody has uploaded, and nothing is known of anybody."""
         model, clients = fresh(0), self.federation.clients
         affinity = model["head.weight"].new_zeros(clients, clients)
-        return {"models": filled(model, clients), "affinity": affinity, "seen": torch.zeros_like(affinity[0])}
+        return {"models": repeat_model(model, clients), "affinity": affinity, "seen": torch.zeros_like(affinity[0])}
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model, twice."""
@@ -71,48 +71,55 @@ class FedFomo(Algorithm):
 
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """The models of each client's candidates, and how many there are; of M slots, shape (M, ...), the rest is 0."""
-        candidates = [self.candidates(server, client) for client in ids]
-        found = torch.tensor([len(others) for others in candidates]).to(server["seen"])
-        slots = torch.stack([F.pad(others, (0, self.count - len(others))) for others in candidates])
-        filled = torch.arange(self.count) < found.unsqueeze(1)
+        candidates = [self.select_candidates(server, client) for client in ids]
+        candidate_counts = torch.tensor([len(client_candidates) for client_candidates in candidates]).to(server["seen"])
+        slots = torch.stack(
+            [
+                F.pad(client_candidates, (0, self.slot_count - len(client_candidates)))
+                for client_candidates in candidates
+            ]
+        )
+        is_filled = torch.arange(self.slot_count) < candidate_counts.unsqueeze(1)
 
-        def lay(value: Tensor) -> Tensor:
-            return value[slots] * filled.reshape(*slots.shape, *(1,) * (value.dim() - 1)).to(value.dtype)
+        def gather_models(value: Tensor) -> Tensor:
+            return value[slots] * is_filled.reshape(*slots.shape, *(1,) * (value.dim() - 1)).to(value.dtype)
 
-        return {}, {"others": server["models"].map(lay), "found": found}
+        return {}, {"others": server["models"].map(gather_models), "found": candidate_counts}
 
-    def candidates(self, server: State, client: int) -> Tensor:
+    def select_candidates(self, server: State, client: int) -> Tensor:
         """The clients whose models are sent to a client: at most M, all of which have uploaded one."""
         order = server["affinity"][client].sort(descending=True, stable=True).indices
-        return order[(order != client) & (server["seen"][order] > 0)][: self.count]
+        return order[(order != client) & (server["seen"][order] > 0)][: self.slot_count]
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The last trained model, and what it is compared with."""
-        return {**kept, **received, "gains": info.size.new_zeros(self.count)}
+        return {**kept, **received, "gains": info.size.new_zeros(self.slot_count)}
 
     def personalize(self) -> Sequence[Pass]:
         """The mixture."""
-        return (Measure(self.losses, self.mix, on="validation"),)
+        return (Measure(self.sum_losses, self.mix_models, on="validation"),)
 
-    def losses(self, client: State, batch: Batch) -> dict[str, Tensor]:
+    def sum_losses(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Summed cross-entropy of the baseline, the own model and the others, shape (2 + M,), and the sample count."""
-        others = [pick(client["others"], index) for index in range(self.count)]
-        logits = [self.net(model, batch.x) for model in (client["previous"], client["model"], *others)]
+        other_models = [select_model(client["others"], index) for index in range(self.slot_count)]
+        logits = [self.net(model, batch.x) for model in (client["previous"], client["model"], *other_models)]
         losses = [batch.sum(F.cross_entropy(outputs, batch.y, reduction="none")) for outputs in logits]
         return {"loss": torch.stack(losses), "size": batch.size()}
 
-    def mix(self, client: State, sums: dict[str, Tensor]) -> State:
+    def mix_models(self, client: State, sums: dict[str, Tensor]) -> State:
         """Weights of the candidates, own model first, and what they make."""
-        own, others = client["model"], client["others"]
-        models = Tensors((name, torch.cat([own[name].unsqueeze(0), others[name]])) for name in own)
+        local_model, other_models = client["model"], client["others"]
+        models = Tensors(
+            (name, torch.cat([local_model[name].unsqueeze(0), other_models[name]])) for name in local_model
+        )
         baseline = self.net.parameters(client["previous"]).flat()
-        distances = torch.linalg.vector_norm(points(self.net.parameters(models)) - baseline, dim=-1)
+        distances = torch.linalg.vector_norm(flatten_models(self.net.parameters(models)) - baseline, dim=-1)
         loss = sums["loss"] / sums["size"]
-        there = torch.arange(len(distances), device=loss.device) <= client["found"]
-        gains = torch.where(there, (loss[0] - loss[1:]) / (distances + EPSILON), 0)
+        is_filled = torch.arange(len(distances), device=loss.device) <= client["found"]
+        gains = torch.where(is_filled, (loss[0] - loss[1:]) / (distances + EPSILON), 0)
         positive = gains.clamp(min=0)
-        total, stay = positive.sum(), (torch.arange(len(gains), device=gains.device) == 0).to(gains.dtype)
-        weights = torch.where(total > 0, positive / torch.where(total > 0, total, 1), stay)
+        total, local_only = positive.sum(), (torch.arange(len(gains), device=gains.device) == 0).to(gains.dtype)
+        weights = torch.where(total > 0, positive / torch.where(total > 0, total, 1), local_only)
         model = models.map(lambda value: torch.tensordot(weights, value, 1))
         return client | {"model": model, "gains": gains[1:]}
 
@@ -126,9 +133,12 @@ class FedFomo(Algorithm):
 
     def traffic(self, state: State) -> State:
         """Without the slots that hold nothing, nor their number."""
-        found = int(state["found"])
-        sent = {part: value for part, value in state.items() if part != "found"}
-        return {part: _first(value, found) if part in {"others", "gains"} else value for part, value in sent.items()}
+        candidate_count = int(state["found"])
+        content = {part: value for part, value in state.items() if part != "found"}
+        return {
+            part: _take_first(value, candidate_count) if part in {"others", "gains"} else value
+            for part, value in content.items()
+        }
 
     def keep(self, client: State) -> State:
         """The model before and after training."""
@@ -138,9 +148,9 @@ class FedFomo(Algorithm):
         """The last uploads, and the affinities grown by this round's weights."""
         affinity = server["affinity"].clone()
         for client, _, upload in uploads:
-            candidates = self.candidates(server, client)
+            candidates = self.select_candidates(server, client)
             affinity[client, candidates] += upload["gains"][: len(candidates)]
-        models = renewed(server["models"], uploads.ids, [upload["model"] for _, _, upload in uploads])
+        models = replace_models(server["models"], uploads.ids, [upload["model"] for _, _, upload in uploads])
         return {
             "models": models,
             "affinity": affinity,
@@ -152,12 +162,12 @@ class FedFomo(Algorithm):
 
     def warnings(self, params: Params, key: str) -> Sequence[str]:
         """Without validation data, models that fit the training data rank first."""
-        if params.dataset.validation_share or params.partition.validates:
+        if params.dataset.validation_share or params.partition.has_validation:
             return ()
-        told = f"{key}: dataset.validation_share is 0, so that clients weigh models on the data that they train on"
-        return (f"{told}; 0.2 is usual.",)
+        problem = f"{key}: dataset.validation_share is 0, so that clients weigh models on the data that they train on"
+        return (f"{problem}; 0.2 is usual.",)
 
 
-def _first(slots: Tensors | Tensor, count: int) -> Tensors | Tensor:
+def _take_first(slots: Tensors | Tensor, count: int) -> Tensors | Tensor:
     """The first ``count`` of what lies along the first axis."""
     return slots.map(lambda value: value[:count]) if isinstance(slots, Tensors) else slots[:count]

@@ -12,11 +12,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pass, State, Train, Uploads
-from fedpipe.algorithms.fedproto import class_sums
+from fedpipe.algorithms.fedproto import sum_by_class
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network
 
-CLIP = 10.0  #: largest norm of a gradient (authors' code)
+CLIP_NORM = 10.0  #: largest norm of a gradient (authors' code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,13 @@ class FedNH(Algorithm):
         The scale s to begin with.
     """
 
-    without_dw: ClassVar[str] = "FedNH trains no classification layer to regularize; leave it out"
+    dw_refusal: ClassVar[str] = "FedNH trains no classification layer to regularize; leave it out"
 
     rho: Annotated[float, Field(ge=0, le=1)] = 0.9
     scale: Annotated[float, Field(gt=0)] = 1.0
 
     @property
-    def trained(self) -> tuple[str, ...]:
+    def trained_names(self) -> tuple[str, ...]:
         """What clients train: all but the prototypes."""
         return tuple(name for name in self.net.names if name != "head.weight")
 
@@ -71,7 +71,7 @@ class FedNH(Algorithm):
             raise SettingsError(
                 f"model.name: FedNH can't replace a head of {type(head).__name__}; it should be Linear."
             )
-        network.head = Prototypes(head.in_features, head.out_features, self.scale)
+        network.head = PrototypeHead(head.in_features, head.out_features, self.scale)
         return network
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
@@ -81,18 +81,21 @@ class FedNH(Algorithm):
 
     def local_passes(self) -> Sequence[Pass]:
         """Training under the prototypes, then the client's own ones."""
-        return (Train(self.loss, only=self.trained, clip=CLIP), Measure(self.embed, self.store))
+        return (
+            Train(self.loss, only=self.trained_names, clip=CLIP_NORM),
+            Measure(self.sum_features, self.store_prototypes),
+        )
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """As in training."""
-        return (Train(self.loss, only=self.trained, clip=CLIP, epochs=epochs, stream="finetune"),)
+        return (Train(self.loss, only=self.trained_names, clip=CLIP_NORM, epochs=epochs, stream="finetune"),)
 
-    def embed(self, client: State, batch: Batch) -> dict[str, Tensor]:
+    def sum_features(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Sums of the normalized features by class."""
         z = F.normalize(self.net.features(client["model"], batch.x), dim=-1)
-        return {"sums": class_sums(z, batch, len(client["counts"]))}
+        return {"sums": sum_by_class(z, batch, len(client["counts"]))}
 
-    def store(self, client: State, sums: dict[str, Tensor]) -> State:
+    def store_prototypes(self, client: State, sums: dict[str, Tensor]) -> State:
         """The client's prototypes, with rows of zeros for classes it does not own."""
         return client | {"own": F.normalize(sums["sums"], dim=-1)}
 
@@ -105,14 +108,19 @@ class FedNH(Algorithm):
         """The mean of what was trained, and the smoothed prototypes."""
         weight = server["model"]["head.weight"]
         sums = sum(
-            (sent["counts"].unsqueeze(-1) * sent["prototypes"] for _, _, sent in uploads), torch.zeros_like(weight)
+            (upload["counts"].unsqueeze(-1) * upload["prototypes"] for _, _, upload in uploads),
+            torch.zeros_like(weight),
         )
-        moved = F.normalize(self.rho * weight + (1 - self.rho) * F.normalize(sums, dim=-1), dim=-1)
-        owned = torch.linalg.vector_norm(sums, dim=-1, keepdim=True) > 0
-        return {"model": server["model"] | uploads.mean("model") | {"head.weight": torch.where(owned, moved, weight)}}
+        smoothed_prototypes = F.normalize(self.rho * weight + (1 - self.rho) * F.normalize(sums, dim=-1), dim=-1)
+        has_samples = torch.linalg.vector_norm(sums, dim=-1, keepdim=True) > 0
+        return {
+            "model": server["model"]
+            | uploads.mean("model")
+            | {"head.weight": torch.where(has_samples, smoothed_prototypes, weight)}
+        }
 
 
-class Prototypes(nn.Module):
+class PrototypeHead(nn.Module):
     """A head without bias whose rows are points of the unit sphere, orthogonal where there are not too many."""
 
     def __init__(self, features: int, classes: int, scale: float) -> None:

@@ -62,8 +62,8 @@ class FedNova(FedProx):
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """A step of the federation's optimizer, and the same with a gradient of 1."""
-        federation, sgd = self.federation, self.federation.optimizer == "sgd"
-        rho, shrink = (federation.momentum, federation.learning_rate * self.mu) if sgd else (0.0, 0.0)
+        federation, is_sgd = self.federation, self.federation.optimizer == "sgd"
+        rho, shrink = (federation.momentum, federation.learning_rate * self.mu) if is_sgd else (0.0, 0.0)
         v = rho * client["v"] + 1 - shrink * client["a"]
         return gradient.descend(client, gradient(client)[0]) | {"a": client["a"] + v, "v": v}
 
@@ -73,9 +73,14 @@ class FedNova(FedProx):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean update per step, times the mean number of steps."""
-        theta, moved = server["model"], [(client, weight, sent) for client, weight, sent in uploads if sent["a"] > 0]
-        if not moved:
+        theta, effective_entries = (
+            server["model"],
+            [(client, weight, upload) for client, weight, upload in uploads if upload["a"] > 0],
+        )
+        if not effective_entries:
             return server
-        ids, weights, found = zip(*moved, strict=True)
-        uploads = Uploads(ids, weights, [sent | {"d": (theta - sent["model"]) / sent["a"]} for sent in found])
+        ids, weights, client_uploads = zip(*effective_entries, strict=True)
+        uploads = Uploads(
+            ids, weights, [upload | {"d": (theta - upload["model"]) / upload["a"]} for upload in client_uploads]
+        )
         return {"model": theta - uploads.mean("a") * uploads.mean("d")}

@@ -39,9 +39,9 @@ class FedPer(SharedBody):
     layers: Annotated[int, Field(ge=0)] = 1
 
     @property
-    def personal(self) -> tuple[str, ...]:
+    def personal_names(self) -> tuple[str, ...]:
         """Names of the personal layers' tensors."""
-        return self.net.last(self.layers)
+        return self.net.last_layer_names(self.layers)
 
     def global_model(self, server: State) -> Tensors | None:
         """The global model, where nothing is personal."""
@@ -49,4 +49,6 @@ class FedPer(SharedBody):
 
     def warnings(self, params: Params, key: str) -> Sequence[str]:
         """Layers that do not exist."""
-        return self.beyond(params, f"{key}.layers", self.layers, "so that all are personal and clients train alone")
+        return self.warn_about_layers(
+            params, f"{key}.layers", self.layers, "so that all are personal and clients train alone"
+        )

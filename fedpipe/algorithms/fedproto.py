@@ -60,7 +60,7 @@ class FedProto(Algorithm):
         Weight of a client's prototype of a class: the same for all that own it, or its samples of the class.
     """
 
-    prototypes: ClassVar[bool] = True
+    has_prototype_logits: ClassVar[bool] = True
 
     penalty: Annotated[float, Field(ge=0)] = 1.0
     prototype_weights: Literal["uniform", "count"] = "uniform"
@@ -80,12 +80,12 @@ class FedProto(Algorithm):
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The client's own model, and the global prototypes."""
-        own = torch.zeros_like(received["prototypes"])
-        return {"model": kept["model"], **received, "own": own, "counts": info.classes}
+        zeros = torch.zeros_like(received["prototypes"])
+        return {"model": kept["model"], **received, "own": zeros, "counts": info.classes}
 
     def local_passes(self) -> Sequence[Pass]:
         """Training, then the client's own prototypes."""
-        return (Train(self.loss), Measure(self.embed, self.store))
+        return (Train(self.loss), Measure(self.sum_features, self.store_prototypes))
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the pull."""
@@ -94,12 +94,12 @@ class FedProto(Algorithm):
         risk = cross_entropy(self.net.classify(client["model"], z), batch)
         return risk + self.penalty * batch.mean(client["known"][batch.y] * distance)
 
-    def embed(self, client: State, batch: Batch) -> dict[str, Tensor]:
+    def sum_features(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Sums of the features by class."""
         z = self.net.features(client["model"], batch.x)
-        return {"sums": class_sums(z, batch, len(client["counts"]))}
+        return {"sums": sum_by_class(z, batch, len(client["counts"]))}
 
-    def store(self, client: State, sums: dict[str, Tensor]) -> State:
+    def store_prototypes(self, client: State, sums: dict[str, Tensor]) -> State:
         """The client's prototypes, with rows of zeros for classes it does not own."""
         return client | {"own": sums["sums"] / client["counts"].clamp(min=1).unsqueeze(-1)}
 
@@ -113,8 +113,8 @@ class FedProto(Algorithm):
 
     def prototype_logits(self, client: State, x: Tensor) -> Tensor:
         """Minus the distance of the features from each class's global prototype, shape (B, C)."""
-        z, exact = self.net.features(client["model"], x), "donot_use_mm_for_euclid_dist"
-        distance = torch.cdist(z, client["prototypes"], compute_mode=exact)
+        z, compute_mode = self.net.features(client["model"], x), "donot_use_mm_for_euclid_dist"
+        distance = torch.cdist(z, client["prototypes"], compute_mode=compute_mode)
         return torch.where(client["known"] > 0, -distance, -torch.inf)
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
@@ -134,9 +134,9 @@ class FedProto(Algorithm):
         """Nothing but prototypes is global."""
 
 
-def class_sums(values: Tensor, batch: Batch, classes: int) -> Tensor:
+def sum_by_class(values: Tensor, batch: Batch, classes: int) -> Tensor:
     """Sums over each class's samples of ``values``, shape (B, d): shape (C, d)."""
-    members = one_hot(batch.y, classes, values.dtype)
+    one_hot_labels = one_hot(batch.y, classes, values.dtype)
     if batch.mask is not None:
-        members = members * batch.mask.unsqueeze(-1)
-    return members.T @ values
+        one_hot_labels = one_hot_labels * batch.mask.unsqueeze(-1)
+    return one_hot_labels.T @ values

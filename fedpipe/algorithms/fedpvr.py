@@ -40,19 +40,23 @@ class FedPVR(Scaffold):
         Obey ``federation.optimizer: adam``; see SCAFFOLD.
     """
 
-    ignores: ClassVar[tuple[str, ...]] = ()  # outside V, steps are the federation's
+    unsupported_settings: ClassVar[tuple[str, ...]] = ()  # outside V, steps are the federation's
 
     layers: Annotated[int, Field(ge=0)] = 1
 
     @property
-    def corrected(self) -> tuple[str, ...]:
+    def corrected_names(self) -> tuple[str, ...]:
         """Names of V's parameters."""
-        return self.net.last(self.layers, buffers=False)
+        return self.net.last_layer_names(self.layers, buffers=False)
 
     def warnings(self, params: Params, key: str) -> Sequence[str]:
         """Layers that do not exist, and momentum that acts nowhere."""
-        told, momentum = f"{key}.layers", params.federation.momentum
-        idle = momentum and self.layers >= (self.outline(params).layers or self.layers + 1)
-        acts = (f"{told}: {self.layers} corrects all layers, so that federation.momentum ({momentum}) acts nowhere.",)
-        beyond = self.beyond(params, told, self.layers, "so that all are corrected, which is SCAFFOLD")
-        return (*beyond, *(acts if idle else ()))
+        layers_key, momentum = f"{key}.layers", params.federation.momentum
+        is_momentum_unused = momentum and self.layers >= (self.summarize_network(params).layer_count or self.layers + 1)
+        momentum_warnings = (
+            f"{layers_key}: {self.layers} corrects all layers, so that federation.momentum ({momentum}) acts nowhere.",
+        )
+        layer_warnings = self.warn_about_layers(
+            params, layers_key, self.layers, "so that all are corrected, which is SCAFFOLD"
+        )
+        return (*layer_warnings, *(momentum_warnings if is_momentum_unused else ()))

@@ -47,7 +47,7 @@ class FedRep(SharedBody):
     body_epochs: Annotated[int, Field(ge=0)] = 1
 
     @property
-    def needs_epochs(self) -> str | None:
+    def local_steps_refusal(self) -> str | None:
         """It counts its own."""
         return "whose head_epochs and body_epochs say how long it trains"
 

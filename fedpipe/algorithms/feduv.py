@@ -51,23 +51,23 @@ class FedUV(FedAvg):
         z = self.net.features(client["model"], batch.x)
         logits = self.net.classify(client["model"], z)
         strength = logits.shape[-1] / 4 if self.variance == "C/4" else self.variance
-        v, u = lack_of_variance(logits.softmax(-1), batch), closeness(z, batch)
+        v, u = compute_variance_deficit(logits.softmax(-1), batch), compute_closeness(z, batch)
         return cross_entropy(logits, batch) + strength * v + self.uniformity * u
 
 
-def lack_of_variance(p: Tensor, batch: Batch) -> Tensor:
+def compute_variance_deficit(p: Tensor, batch: Batch) -> Tensor:
     """V of predictions of shape (B, C), a scalar: how far they vary less than balanced one-hot ones."""
     rounding = (len(p) * torch.finfo(p.dtype).eps) ** 2
     std = batch.variance(p).clamp(min=rounding).sqrt()  # one below rounding has no gradient
     return F.relu(p.shape[-1] ** -0.5 - std).mean() * (batch.size() > 1)
 
 
-def closeness(z: Tensor, batch: Batch) -> Tensor:
+def compute_closeness(z: Tensor, batch: Batch) -> Tensor:
     """U of features of shape (B, d), a scalar: the mean kernel of the batch's pairs."""
-    pair = batch.pairs(z.dtype)
-    square = (z.unsqueeze(1) - z).square().sum(-1)
-    largest = (pair * square.detach()).flatten().sort(descending=True, stable=True)
-    apart = (largest.values > 0).sum()
-    median = square.flatten().gather(0, largest.indices.gather(0, (apart // 2).reshape(1)))
-    kernel = (-square / torch.where(apart > 0, median, 1.0)).exp()
-    return (pair * kernel).sum() * ((apart > 0) / pair.sum().clamp(min=1))
+    is_pair = batch.pairs(z.dtype)
+    square_distances = (z.unsqueeze(1) - z).square().sum(-1)
+    sorted_distances = (is_pair * square_distances.detach()).flatten().sort(descending=True, stable=True)
+    positive_count = (sorted_distances.values > 0).sum()
+    median = square_distances.flatten().gather(0, sorted_distances.indices.gather(0, (positive_count // 2).reshape(1)))
+    kernel = (-square_distances / torch.where(positive_count > 0, median, 1.0)).exp()
+    return (is_pair * kernel).sum() * ((positive_count > 0) / is_pair.sum().clamp(min=1))

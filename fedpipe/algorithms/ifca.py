@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms._slots import pick
+from fedpipe.algorithms._slots import select_model
 from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pass, State, Uploads
 from fedpipe.tensors import Tensors
 
@@ -40,7 +40,7 @@ class IFCA(Algorithm):
         Number of models, k.
     """
 
-    several: ClassVar[bool] = True
+    needs_several_models: ClassVar[bool] = True
 
     clusters: Annotated[int, Field(ge=1)] = 2
 
@@ -56,23 +56,23 @@ class IFCA(Algorithm):
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """All models; the first is chosen until the losses are known."""
         models = received["models"]
-        return {"models": models, "model": pick(models, 0), "cluster": torch.zeros_like(info.size).long()}
+        return {"models": models, "model": select_model(models, 0), "cluster": torch.zeros_like(info.size).long()}
 
     def personalize(self) -> Sequence[Pass]:
         """The choice."""
-        return (Measure(self.losses, self.choose),)
+        return (Measure(self.sum_losses, self.choose_model),)
 
-    def losses(self, client: State, batch: Batch) -> dict[str, Tensor]:
+    def sum_losses(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Summed cross-entropy of each model, shape (k,)."""
-        logits = [self.net(pick(client["models"], index), batch.x) for index in range(self.clusters)]
+        logits = [self.net(select_model(client["models"], index), batch.x) for index in range(self.clusters)]
         losses = [batch.sum(F.cross_entropy(outputs, batch.y, reduction="none")) for outputs in logits]
         return {"loss": torch.stack(losses)}
 
-    def choose(self, client: State, sums: dict[str, Tensor]) -> State:
+    def choose_model(self, client: State, sums: dict[str, Tensor]) -> State:
         """The model with the lowest loss."""
-        best = sums["loss"] == sums["loss"].amin(-1, keepdim=True)
-        order = torch.arange(self.clusters, device=best.device)
-        index = torch.where(best, order, self.clusters - 1).amin(-1)
+        is_best = sums["loss"] == sums["loss"].amin(-1, keepdim=True)
+        order = torch.arange(self.clusters, device=is_best.device)
+        index = torch.where(is_best, order, self.clusters - 1).amin(-1)
         model = client["models"].map(lambda value: value.index_select(0, index.reshape(1)).squeeze(0))
         return client | {"model": model, "cluster": index}
 
@@ -82,9 +82,9 @@ class IFCA(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted mean of each cluster."""
-        models = [pick(server["models"], index) for index in range(self.clusters)]
+        models = [select_model(server["models"], index) for index in range(self.clusters)]
         for index in range(self.clusters):
-            members = [sent for sent in uploads if int(sent[2]["cluster"]) == index]
+            members = [entry for entry in uploads if int(entry[2]["cluster"]) == index]
             if members:
                 models[index] = Uploads(*zip(*members, strict=True)).mean("model")
         return {"models": Tensors((name, torch.stack([model[name] for model in models])) for name in models[0])}

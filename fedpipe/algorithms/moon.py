@@ -62,15 +62,15 @@ class MOON(FedAvg):
         """The risk and the contrast."""
         z = self.net.features(client["model"], batch.x)
         risk = cross_entropy(self.net.classify(client["model"], z), batch)
-        return risk + self.mu * client["seen"] * batch.mean(self.contrast(client, z, batch.x))
+        return risk + self.mu * client["seen"] * batch.mean(self.compute_contrast(client, z, batch.x))
 
-    def contrast(self, client: State, z: Tensor, x: Tensor) -> Tensor:
+    def compute_contrast(self, client: State, z: Tensor, x: Tensor) -> Tensor:
         """Eq. 3 for each sample, shape (B,); z are its features, shape (B, d)."""
-        near, far = (
-            F.cosine_similarity(z, self.net.features(client[other], x, teacher=True), dim=-1)
-            for other in ("global", "previous")
+        global_similarity, previous_similarity = (
+            F.cosine_similarity(z, self.net.features(client[part], x, teacher=True), dim=-1)
+            for part in ("global", "previous")
         )
-        return -F.logsigmoid((near - far) / self.temperature)
+        return -F.logsigmoid((global_similarity - previous_similarity) / self.temperature)
 
     def keep(self, client: State) -> State:
         """The trained model, which is the previous one next time."""

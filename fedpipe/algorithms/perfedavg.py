@@ -54,7 +54,7 @@ class PerFedAvg(FedAvg):
         One batch for all of a step's gradients.
     """
 
-    ignores: ClassVar[tuple[str, ...]] = ("optimizer", "momentum", "clip_norm")
+    unsupported_settings: ClassVar[tuple[str, ...]] = ("optimizer", "momentum", "clip_norm")
 
     alpha: Annotated[float, Field(ge=0)] = 0.01
     variant: Literal["first-order", "hessian-free"] = "first-order"
@@ -62,7 +62,7 @@ class PerFedAvg(FedAvg):
     same_batch: bool = False
 
     @property
-    def batches(self) -> int:
+    def batches_per_step(self) -> int:
         """How many batches a step needs."""
         return 1 if self.same_batch else {"first-order": 2, "hessian-free": 3}[self.variant]
 
@@ -72,13 +72,15 @@ class PerFedAvg(FedAvg):
 
     def personalize(self) -> Sequence[Pass]:
         """The personal step."""
-        step = Train(self.personal_risk, "personal", epochs=1, steps=1, step=self.alpha_step, stream="personal")
-        return (Update(lambda client: client | {"personal": client["model"]}), step)
+        personal_pass = Train(
+            self.personal_risk, "personal", epochs=1, steps=1, step=self.take_alpha_step, stream="personal"
+        )
+        return (Update(lambda client: client | {"personal": client["model"]}), personal_pass)
 
     def local_passes(self) -> Sequence[Pass]:
         """Meta-learning; then the personal step anew."""
-        epochs = self.federation.local_epochs and self.federation.local_epochs * self.batches
-        return (Train(self.loss, epochs=epochs, step=self.step, batches=self.batches), *self.personalize())
+        epochs = self.federation.local_epochs and self.federation.local_epochs * self.batches_per_step
+        return (Train(self.loss, epochs=epochs, step=self.step, batches=self.batches_per_step), *self.personalize())
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """Steps of the personal model."""
@@ -88,23 +90,23 @@ class PerFedAvg(FedAvg):
         """The personal model's risk."""
         return self.risk(client | {"model": client["personal"]}, batch)
 
-    def alpha_step(self, client: State, batch: Batch, gradient: Gradient) -> State:
+    def take_alpha_step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """One alpha-step of the personal model."""
         g, w = gradient(client)[0], client["personal"]
         return client | {"personal": w | (w.only(g) - self.alpha * g)}
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """One step of the meta-objective."""
-        first, second, third = (batch.split(self.batches) * 3)[:3]
+        first, second, third = (batch.split(self.batches_per_step) * 3)[:3]
         model = client["model"]
         w = self.net.parameters(model)
 
-        def at(point: Tensors, part: Batch) -> Tensors:
-            return gradient(client | {"model": model | point}, part)[0]
+        def compute_gradient(point: Tensors, sub_batch: Batch) -> Tensors:
+            return gradient(client | {"model": model | point}, sub_batch)[0]
 
-        v = at(w - self.alpha * at(w, first), second)
+        v = compute_gradient(w - self.alpha * compute_gradient(w, first), second)
         if self.variant == "hessian-free":
-            difference = at(w + self.delta * v, third) - at(w - self.delta * v, third)
+            difference = compute_gradient(w + self.delta * v, third) - compute_gradient(w - self.delta * v, third)
             v = v - self.alpha / (2 * self.delta) * difference
         rate, decay = self.federation.learning_rate, self.federation.weight_decay
         return client | {"model": model | (w - rate * (v + decay * w))}

@@ -49,8 +49,8 @@ class PFedMe(Algorithm):
         Share of the mean in the new global model.
     """
 
-    averaged: ClassVar[str | None] = "model"
-    ignores: ClassVar[tuple[str, ...]] = ("optimizer", "momentum", "weight_decay", "clip_norm")
+    server_optimizer_part: ClassVar[str | None] = "model"
+    unsupported_settings: ClassVar[tuple[str, ...]] = ("optimizer", "momentum", "weight_decay", "clip_norm")
 
     attraction: Annotated[float, Field(ge=0)] = 15.0
     inner_steps: Annotated[int, Field(ge=1)] = 5
@@ -68,8 +68,8 @@ class PFedMe(Algorithm):
 
     def local_passes(self) -> Sequence[Pass]:
         """Inner minimization and outer step for each batch."""
-        inner = Train(self.loss, pull=Pull("local", self.attraction), step=self.step)
-        return (inner, Update(lambda client: client | {"personal": client["model"]}))
+        training_pass = Train(self.loss, pull=Pull("local", self.attraction), step=self.step)
+        return (training_pass, Update(lambda client: client | {"personal": client["model"]}))
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """Steps of the personal model itself."""

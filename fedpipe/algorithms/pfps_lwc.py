@@ -54,8 +54,8 @@ class PFPSLWC(SharedBody):
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The common initial head, and nothing to recall."""
-        nothing = next(iter(server["body"].values())).new_zeros(())
-        return super().init_client(server, fresh) | {"extractor": server["body"], "seen": nothing}
+        zero = next(iter(server["body"].values())).new_zeros(())
+        return super().init_client(server, fresh) | {"extractor": server["body"], "seen": zero}
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The downloaded extractor with the client's own head, and what to recall."""
@@ -63,16 +63,16 @@ class PFPSLWC(SharedBody):
 
     def personalize(self) -> Sequence[Pass]:
         """The recall, Alg. 1, lines 4-7."""
-        recall = Train(
-            self.recall,
+        recall_pass = Train(
+            self.recall_loss,
             only=self.net.body_names,
             epochs=self.recall_epochs,
             when=lambda client: client["seen"] > 0,
             stream="recall",
         )
-        return (recall,)
+        return (recall_pass,)
 
-    def recall(self, client: State, batch: Batch) -> Tensor:
+    def recall_loss(self, client: State, batch: Batch) -> Tensor:
         """Eq. 3: how far the features point away from those of the last uploaded extractor."""
         teacher = self.net.features(client["extractor"], batch.x, teacher=True)
         return batch.mean(1 - F.cosine_similarity(teacher, self.net.features(client["model"], batch.x), dim=-1))

@@ -45,7 +45,7 @@ class Scaffold(FedAvg):
         control is the mean of the gradients met, which is what option II amounts to with SGD.
     """
 
-    ignores: ClassVar[tuple[str, ...]] = ("momentum",)
+    unsupported_settings: ClassVar[tuple[str, ...]] = ("momentum",)
 
     server_rate: Annotated[float, Field(gt=0)] = 1.0
     adam: bool = False
@@ -56,13 +56,13 @@ class Scaffold(FedAvg):
         return not self.adam
 
     @property
-    def corrected(self) -> tuple[str, ...]:
+    def corrected_names(self) -> tuple[str, ...]:
         """Names of the parameters that have controls."""
         return self.net.names
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The model and a control of zeros."""
-        return {"model": fresh(0), "control": fresh(0).only(self.corrected).zeros()}
+        return {"model": fresh(0), "control": fresh(0).only(self.corrected_names).zeros()}
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """A control of zeros."""
@@ -76,7 +76,7 @@ class Scaffold(FedAvg):
         """The global model, both controls, by how much they correct a gradient, and no step taken."""
         return {
             "model": received["model"],
-            "anchor": received["model"].only(self.corrected),
+            "anchor": received["model"].only(self.corrected_names),
             "own": kept["control"],
             "all": received["control"],
             "correction": received["control"] - kept["control"],
@@ -85,30 +85,32 @@ class Scaffold(FedAvg):
 
     def local_passes(self) -> Sequence[Pass]:
         """Corrected steps, then the new control."""
-        return (Train(self.loss, step=self.step), Update(self.renew))
+        return (Train(self.loss, step=self.step), Update(self.update_control))
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """One step: corrected and plain SGD where there are controls, the federation's optimizer elsewhere."""
-        federation, g, y = self.federation, gradient(client)[0], client["model"].only(self.corrected)
-        towards = g | (g.only(y) + client["correction"])
+        federation, g, y = self.federation, gradient(client)[0], client["model"].only(self.corrected_names)
+        direction = g | (g.only(y) + client["correction"])
         client = client | {"steps": client["steps"] + 1}
         if federation.optimizer == "adam":
             client = client | {"met": client["met"] + g.only(y)}
-        moved = gradient.descend(client, towards)
+        new_client = gradient.descend(client, direction)
         if federation.optimizer == "adam" or not federation.momentum:
-            return moved
-        towards = towards.clipped(federation.clip_norm).only(y)
-        y = y - federation.learning_rate * (towards + federation.weight_decay * y)
-        return moved | {"model": moved["model"] | y}
+            return new_client
+        direction = direction.clipped(federation.clip_norm).only(y)
+        y = y - federation.learning_rate * (direction + federation.weight_decay * y)
+        return new_client | {"model": new_client["model"] | y}
 
-    def renew(self, client: State) -> State:
+    def update_control(self, client: State) -> State:
         """Option II: the client's new control, and its change."""
         if self.federation.optimizer == "adam":
             mean = client["met"] / client["steps"].clamp(min=1)
             return client | {"own": mean, "change": mean - client["own"]}
-        travelled = (client["steps"] * self.federation.learning_rate).clamp(min=torch.finfo(client["steps"].dtype).tiny)
-        y = client["model"].only(self.corrected)
-        change = (client["anchor"] - y) / travelled - client["all"]
+        learning_rate_sum = (client["steps"] * self.federation.learning_rate).clamp(
+            min=torch.finfo(client["steps"].dtype).tiny
+        )
+        y = client["model"].only(self.corrected_names)
+        change = (client["anchor"] - y) / learning_rate_sum - client["all"]
         return client | {"own": client["own"] + change, "change": change}
 
     def upload(self, client: State) -> State:
@@ -121,8 +123,8 @@ class Scaffold(FedAvg):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """A step along the mean update; the control moves by what the participants' controls moved."""
-        uploads, theta, share = uploads.uniform(), server["model"], len(uploads) / self.federation.clients
+        uploads, theta, participation_rate = uploads.uniform(), server["model"], len(uploads) / self.federation.clients
         return {
             "model": theta + self.server_rate * (uploads.mean("model") - theta),
-            "control": server["control"] + share * uploads.mean("change"),
+            "control": server["control"] + participation_rate * uploads.mean("change"),
         }

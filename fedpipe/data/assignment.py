@@ -14,16 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from fedpipe import artifacts, registry, rng
-from fedpipe.data.partitions.base import Integers, Pairs, Scheme
+from fedpipe.data.partitions.base import Integers, SampleClientPairs, Scheme
 from fedpipe.errors import SettingsError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NOBODY = -1  #: the client of a sample that belongs to the global test set alone
+NO_CLIENT = -1  #: the client of a sample that belongs to the global test set alone
 
 
-def assign(
+def assign_samples(
     scheme: Scheme,
     labels: Integers,
     test: npt.NDArray[np.bool_],
@@ -36,7 +36,7 @@ def assign(
 ) -> pa.Table:
     """Deal all samples of a data set to clients, for training, validation or testing.
 
-    With the ``official`` split the scheme deals the official training samples. The official test samples of each
+    With the ``is_official`` split the scheme deals the official training samples. The official test samples of each
     class follow in proportion to how many training samples of it each client has (largest remainder, ties at random),
     so that local test sets have their client's class proportions. Those of a class that nobody trains on belong to
     no client.
@@ -85,44 +85,44 @@ def assign(
     import pyarrow as pa
 
     seed = seed if scheme.seed is None else scheme.seed
-    official = split == "official" and not scheme.splits
-    if official and not test.any():
+    is_official = split == "official" and not scheme.has_fixed_splits
+    if is_official and not test.any():
         raise SettingsError(
             f"dataset.split: 'official' needs a test set, and none of the {len(test)} samples is in one; use 'pooled', "
             f"or a larger dataset.subset where there is one."
         )
-    samples = np.flatnonzero(~test) if official else np.arange(len(labels))
-    sample, client, use = _deal(scheme, labels, samples, clients, seed)
-    if use is None:
-        use = np.full(len(sample), "train", dtype="<U10")
+    samples = np.flatnonzero(~test) if is_official else np.arange(len(labels))
+    sample, client, sample_split = _partition_samples(scheme, labels, samples, clients, seed)
+    if sample_split is None:
+        sample_split = np.full(len(sample), "train", dtype="<U10")
         groups = labels[sample] if stratified else np.zeros_like(sample)
-        if official:
-            tested = np.flatnonzero(test)
-            follower = _follow(labels[tested], labels[sample], client, clients, seed)
+        if is_official:
+            test_indices = np.flatnonzero(test)
+            test_client = _assign_test_samples(labels[test_indices], labels[sample], client, clients, seed)
         else:
-            _refuse_shared(sample, "dataset.split: 'pooled'", "tests", "'official'")
-            tested = follower = np.empty(0, dtype=np.int64)
-            use[_hold_out(client, groups, clients, test_share, seed, "split")] = "test"
+            _require_disjoint_clients(sample, "dataset.split: 'pooled'", "tests", "'official'")
+            test_indices = test_client = np.empty(0, dtype=np.int64)
+            sample_split[_hold_out(client, groups, clients, test_share, seed, "split")] = "test"
         if validation_share:
-            _refuse_shared(sample, f"dataset.validation_share: {validation_share}", "validates", "0")
-        (train,) = (use == "train").nonzero()
-        use[train[_hold_out(client[train], groups[train], clients, validation_share, seed, "validation")]] = (
+            _require_disjoint_clients(sample, f"dataset.validation_share: {validation_share}", "validates", "0")
+        (train,) = (sample_split == "train").nonzero()
+        sample_split[train[_hold_out(client[train], groups[train], clients, validation_share, seed, "validation")]] = (
             "validation"
         )
-        sample, client = np.concatenate([sample, tested]), np.concatenate([client, follower])
-        use = np.concatenate([use, np.full(len(tested), "test")])
+        sample, client = np.concatenate([sample, test_indices]), np.concatenate([client, test_client])
+        sample_split = np.concatenate([sample_split, np.full(len(test_indices), "test")])
     order = np.lexsort((client, sample))
     return pa.table(
         {
             "sample": pa.array(sample[order], pa.int64()),
             "client": pa.array(client[order], pa.int32()),
             "label": pa.array(labels[sample[order]], pa.int64()),
-            "split": pa.array(use[order], pa.string()),
+            "split": pa.array(sample_split[order], pa.string()),
         }
     )
 
 
-def checksum(table: pa.Table) -> str:
+def compute_assignment_sha256(table: pa.Table) -> str:
     """SHA-256 of an assignment's canonical bytes, the same for every version of the file format.
 
     For each column a line with name, dtype and length is hashed, then the values, little-endian.
@@ -137,7 +137,7 @@ def checksum(table: pa.Table) -> str:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Who owns what: the table that :func:`assign` made, by client. Sample indices are sorted."""
+    """Who owns what: the table that :func:`assign_samples` made, by client. Sample indices are sorted."""
 
     train: list[Integers]  #: training samples of each client, N arrays
     validation: list[Integers]  #: validation samples of each client, N arrays, empty ones unless the study has some
@@ -148,20 +148,21 @@ class Assignment:
     @classmethod
     def read(cls, path: Path, sha256: str | None = None) -> Assignment:
         """Read the table from its file, and check it as `fedpipe.artifacts.read_parquet` does."""
-        return cls.of(artifacts.read_parquet(path, sha256))
+        return cls.from_table(artifacts.read_parquet(path, sha256))
 
     @classmethod
-    def of(cls, table: pa.Table) -> Assignment:
+    def from_table(cls, table: pa.Table) -> Assignment:
         """Take the table apart; the number of classes is that of all rows, of "test" too."""
         sample, client, label = (table[name].to_numpy() for name in ("sample", "client", "label"))
-        use = table["split"].to_numpy()
+        sample_split = table["split"].to_numpy()
         clients = int(client.max()) + 1
         train, validation, test = (
-            _by_client(sample[use == part], client[use == part], clients) for part in ("train", "validation", "test")
+            _group_by_client(sample[sample_split == split], client[sample_split == split], clients)
+            for split in ("train", "validation", "test")
         )
         counts = np.zeros((clients, int(label.max()) + 1), dtype=np.int64)
-        np.add.at(counts, (client[use == "train"], label[use == "train"]), 1)
-        return cls(train, validation, test, np.unique(sample[use == "test"]), counts)
+        np.add.at(counts, (client[sample_split == "train"], label[sample_split == "train"]), 1)
+        return cls(train, validation, test, np.unique(sample[sample_split == "test"]), counts)
 
     @property
     def sizes(self) -> Integers:
@@ -169,39 +170,46 @@ class Assignment:
         return np.asarray(self.class_counts.sum(axis=1), dtype=np.int64)
 
 
-def _deal(scheme: Scheme, labels: Integers, samples: Integers, clients: int, seed: int) -> Pairs:
+def _partition_samples(
+    scheme: Scheme, labels: Integers, samples: Integers, clients: int, seed: int
+) -> SampleClientPairs:
     """What the scheme deals, by sample and client; it may be anybody's, so what it promises is checked."""
     scheme.check(clients, len(np.unique(labels[samples])), len(samples))
-    sample, client, use = scheme.deal(labels, samples, clients, rng.generator(seed, "partition"))
+    sample, client, sample_split = scheme.partition_samples(labels, samples, clients, rng.generator(seed, "partition"))
     client = np.asarray(client)
-    dealt = client.shape == sample.shape and (use is not None or np.isin(client, np.arange(clients)).all())
-    if not dealt or len(np.setdiff1d(np.arange(clients), client)):
+    is_valid = client.shape == sample.shape and (sample_split is not None or np.isin(client, np.arange(clients)).all())
+    if not is_valid or len(np.setdiff1d(np.arange(clients), client)):
         raise SettingsError(
-            f"partition.scheme: '{registry.name_of(registry.PARTITION, type(scheme))}' did not give every sample one "
+            f"partition.scheme: '{registry.get_component_name(registry.PARTITION, type(scheme))}' did not give every "
+            "sample one "
             f"of {clients} clients and every client a sample; it should."
         )
     order = np.lexsort((client, sample))
-    return Pairs(sample[order], client[order].astype(np.int64), None if use is None else use[order])
+    return SampleClientPairs(
+        sample[order], client[order].astype(np.int64), None if sample_split is None else sample_split[order]
+    )
 
 
-def _refuse_shared(sample: Integers, setting: str, uses: str, right: str) -> None:
+def _require_disjoint_clients(sample: Integers, setting: str, verb: str, alternative: str) -> None:
     if len(np.unique(sample)) < len(sample):
         raise SettingsError(
             f"{setting} can't be used with a partition in which clients share samples, since one would train on what "
-            f"another {uses} on; it should be {right}."
+            f"another {verb} on; it should be {alternative}."
         )
 
 
-def _follow(labels: Integers, train_labels: Integers, train_owner: Integers, clients: int, seed: int) -> Integers:
+def _assign_test_samples(
+    labels: Integers, train_labels: Integers, train_owner: Integers, clients: int, seed: int
+) -> Integers:
     """The client of each test sample, in proportion to the training samples of its class."""
-    draw = rng.generator(seed, "deal")
-    owner = np.full(len(labels), NOBODY, dtype=np.int64)
+    generator = rng.generator(seed, "deal")
+    owner = np.full(len(labels), NO_CLIENT, dtype=np.int64)
     for label in np.unique(labels):
-        members = draw.permutation(np.flatnonzero(labels == label))
+        members = generator.permutation(np.flatnonzero(labels == label))
         counts = np.bincount(train_owner[train_labels == label], minlength=clients)
-        ties = draw.random(clients)
+        ties = generator.random(clients)
         if counts.any():
-            owner[members] = np.repeat(np.arange(clients), apportion(len(members), counts, ties))
+            owner[members] = np.repeat(np.arange(clients), apportion_count(len(members), counts, ties))
     return owner
 
 
@@ -209,20 +217,20 @@ def _hold_out(
     client: Integers, groups: Integers, clients: int, share: float, seed: int, purpose: str
 ) -> npt.NDArray[np.bool_]:
     """Which samples each client keeps from training: a random share of its own, in proportion to its groups."""
-    exact = Fraction(str(share))  # as written in params.yaml: 0.29 of 100 is 29, in binary it would be 28
+    exact_fraction = Fraction(str(share))  # as written in params.yaml: 0.29 of 100 is 29, in binary it would be 28
     held_out = np.zeros(len(client), dtype=np.bool_)
-    for number, members in enumerate(_by_client(np.arange(len(client)), client, clients)):
-        draw = rng.generator(seed, purpose, client=number)
-        shuffled = draw.permutation(members)
-        present, group = np.unique(groups[shuffled], return_inverse=True)
-        counts = np.bincount(group, minlength=len(present))
-        quotas = apportion(math.floor(exact * len(members)), counts, draw.random(len(present)))
+    for number, members in enumerate(_group_by_client(np.arange(len(client)), client, clients)):
+        generator = rng.generator(seed, purpose, client=number)
+        shuffled = generator.permutation(members)
+        group_labels, group = np.unique(groups[shuffled], return_inverse=True)
+        counts = np.bincount(group, minlength=len(group_labels))
+        quotas = apportion_count(math.floor(exact_fraction * len(members)), counts, generator.random(len(group_labels)))
         for index, quota in enumerate(quotas):
             held_out[shuffled[group == index][:quota]] = True
     return held_out
 
 
-def apportion(count: int, weights: Integers, ties: npt.NDArray[np.float64]) -> Integers:
+def apportion_count(count: int, weights: Integers, ties: npt.NDArray[np.float64]) -> Integers:
     """Whole numbers that sum to ``count``, in proportion to the weights: largest remainder, the least tie first."""
     quotas, remainders = np.divmod(count * weights, weights.sum())
     largest = np.lexsort((ties, -remainders))
@@ -230,7 +238,7 @@ def apportion(count: int, weights: Integers, ties: npt.NDArray[np.float64]) -> I
     return np.asarray(quotas, dtype=np.int64)
 
 
-def _by_client(samples: Integers, client: Integers, clients: int) -> list[Integers]:
+def _group_by_client(samples: Integers, client: Integers, clients: int) -> list[Integers]:
     order = np.lexsort((samples, client))
     ends = np.searchsorted(client[order], np.arange(clients + 1))
     return [samples[order[start:end]] for start, end in itertools.pairwise(ends)]

@@ -10,7 +10,7 @@ from fedpipe import pins
 
 DIGITS = "0 1 2 3 4 5 6 7 8 9"
 #: By data set, the names of its classes in their order, as published.
-NAMES = {
+CLASS_NAMES = {
     "digits": DIGITS,
     "mnist": DIGITS,
     "fashion_mnist": "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle_boot",
@@ -29,19 +29,21 @@ NAMES = {
 }
 
 
-def names(origin: Mapping[str, Any], count: int) -> tuple[str, ...]:
+def get_class_names(dataset_settings: Mapping[str, Any], count: int) -> tuple[str, ...]:
     """The names of a data set's classes; their numbers where it gives them none.
 
     Parameters
     ----------
-    origin
+    dataset_settings
         What it takes to obtain the data set: its name and parameters. A folder's names are known by its path alone.
     count
         Number of classes C.
     """
-    found = [name.replace("_", " ") for name in NAMES.get(origin["name"], "").split()]
-    root = Path(origin["path"]) if origin["name"] == "folder" and "path" in origin else None
-    if root and pins.content(root) == origin.get("sha256"):
-        parts = [root / part for part in ("train", "test") if (root / part).is_dir()] or [root]
-        found = sorted(path.name for path in parts[0].iterdir() if path.is_dir())
-    return tuple(found) if len(found) == count else tuple(map(str, range(count)))
+    class_names = [name.replace("_", " ") for name in CLASS_NAMES.get(dataset_settings["name"], "").split()]
+    root = (
+        Path(dataset_settings["path"]) if dataset_settings["name"] == "folder" and "path" in dataset_settings else None
+    )
+    if root and pins.compute_content_sha256(root) == dataset_settings.get("sha256"):
+        split_folders = [root / split for split in ("train", "test") if (root / split).is_dir()] or [root]
+        class_names = sorted(path.name for path in split_folders[0].iterdir() if path.is_dir())
+    return tuple(class_names) if len(class_names) == count else tuple(map(str, range(count)))

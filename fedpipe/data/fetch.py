@@ -14,18 +14,18 @@ from urllib.request import url2pathname
 from fedpipe import artifacts
 from fedpipe.errors import ArtifactError
 
-ENVIRONMENT = "FEDPIPE_MIRROR"  #: names a mirror where `dataset.mirror` does not
+MIRROR_VARIABLE = "FEDPIPE_MIRROR"  #: names a mirror where `dataset.mirror` does not
 
 
-class File(NamedTuple):
+class PublishedFile(NamedTuple):
     """A file as it is published."""
 
     name: str  #: where it lies below a mirror, as "mnist/t10k-labels-idx1-ubyte.gz"
     checksum: str  #: as published, with its kind: "md5:..." or "sha256:..."
-    addresses: tuple[str, ...]  #: where it is published, tried in this order
+    urls: tuple[str, ...]  #: where it is published, tried in this order
 
 
-def user_cache() -> Path:
+def get_cache_folder() -> Path:
     """The folder of this user in which downloads are kept."""
     import pooch
 
@@ -51,12 +51,12 @@ class Fetcher:
     """
 
     mirror: str | None = None
-    cache: Path = field(default_factory=user_cache)
+    cache: Path = field(default_factory=get_cache_folder)
     timeout: float = 60.0
     tries: int = 3
     pause: float = 1.0
 
-    def fetch(self, files: Sequence[File]) -> list[Path]:
+    def fetch(self, files: Sequence[PublishedFile]) -> list[Path]:
         """Where these files lie on this machine, each with its published checksum.
 
         Raises
@@ -64,16 +64,16 @@ class Fetcher:
         ArtifactError
             A file is not what its checksum says, or could not be fetched; the sentence says where to put it.
         """
-        found: list[Path] = []
+        paths: list[Path] = []
         for file in files:
             try:
-                found.append(self._fetch(file))
+                paths.append(self._fetch_file(file))
             except OSError as error:  # of requests, too
-                missing = [file for file in files[len(found) :] if not self.holds(file.name)]
-                raise ArtifactError(self._advice(missing, file, error)) from error
-        return found
+                missing_files = [file for file in files[len(paths) :] if not self.has_file(file.name)]
+                raise ArtifactError(self._format_download_error(missing_files, file, error)) from error
+        return paths
 
-    def declared(self, name: str, sha256: str) -> Path:
+    def fetch_pinned(self, name: str, sha256: str) -> Path:
         """Where the mirror's file with this SHA-256 lies on this machine.
 
         Raises
@@ -81,185 +81,192 @@ class Fetcher:
         ArtifactError
             There is no mirror, or its file is missing or another one.
         """
-        cached = self.cache / sha256[:12] / name
-        if cached.is_file() and artifacts.sha256_of(cached) == sha256:
-            return cached
+        cached_file = self.cache / sha256[:12] / name
+        if cached_file.is_file() and artifacts.sha256_of(cached_file) == sha256:
+            return cached_file
         if self.mirror is None:
             raise ArtifactError(
                 f"dataset.sha256: it names a mirror's {name}, but no mirror is named; set dataset.mirror or "
-                f"{ENVIRONMENT} to where {name} lies, or remove it to take the original."
+                f"{MIRROR_VARIABLE} to where {name} lies, or remove it to take the original."
             )
-        if (path := self._local(name)) is not None:
+        if (path := self._local_mirror_path(name)) is not None:
             if not path.is_file():
                 raise ArtifactError(f"{path} is missing; put the file with SHA-256 {sha256} there.")
-            _check(path, f"sha256:{sha256}", str(path))
+            _verify_checksum(path, f"sha256:{sha256}", str(path))
             return path
         try:
-            return self._download(self._address(name), f"sha256:{sha256}", cached)
+            return self._download(self._mirror_url(name), f"sha256:{sha256}", cached_file)
         except OSError as error:
             raise ArtifactError(
-                f"dataset.mirror: {self._address(name)} could not be fetched ({_reason(error)})."
+                f"dataset.mirror: {self._mirror_url(name)} could not be fetched ({_describe_error(error)})."
             ) from error
 
-    def undeclared(self, name: str) -> Path | None:
+    def fetch_unpinned(self, name: str) -> Path | None:
         """The mirror's file of that name, whatever is in it, on this machine; None if the mirror has none."""
-        if self.mirror is None or not self.holds(name):
+        if self.mirror is None or not self.has_file(name):
             return None
-        if (path := self._local(name)) is not None:
+        if (path := self._local_mirror_path(name)) is not None:
             return path
         try:
-            return self._download(self._address(name), None, self.cache / "undeclared" / name)
+            return self._download(self._mirror_url(name), None, self.cache / "undeclared" / name)
         except OSError as error:
             raise ArtifactError(
-                f"dataset.mirror: {self._address(name)} could not be fetched ({_reason(error)})."
+                f"dataset.mirror: {self._mirror_url(name)} could not be fetched ({_describe_error(error)})."
             ) from error
 
-    def holds(self, name: str) -> bool:
+    def has_file(self, name: str) -> bool:
         """Whether the mirror has a file of that name."""
         if self.mirror is None:
             return False
-        if (path := self._local(name)) is not None:
+        if (path := self._local_mirror_path(name)) is not None:
             return path.is_file()
         import requests
 
         try:
-            return requests.head(self._address(name), timeout=self.timeout, allow_redirects=True).ok
+            return requests.head(self._mirror_url(name), timeout=self.timeout, allow_redirects=True).ok
         except requests.RequestException:
             return False
 
     @property
     def is_local(self) -> bool:
         """Whether looking into the mirror needs no network."""
-        return self.mirror is None or self._local("") is not None
+        return self.mirror is None or self._local_mirror_path("") is not None
 
-    def _fetch(self, file: File) -> Path:
-        local = self._local(file.name)
-        if local is not None and local.is_file():
-            _check(local, file.checksum, str(local))
-            return local
+    def _fetch_file(self, file: PublishedFile) -> Path:
+        mirror_file = self._local_mirror_path(file.name)
+        if mirror_file is not None and mirror_file.is_file():
+            _verify_checksum(mirror_file, file.checksum, str(mirror_file))
+            return mirror_file
         from requests import RequestException
 
-        cached = self.cache / file.name
-        addresses = [self._address(file.name)] if self.mirror is not None and local is None else []
-        for address in (addresses := [*addresses, *file.addresses]):
+        cached_file = self.cache / file.name
+        urls = [self._mirror_url(file.name)] if self.mirror is not None and mirror_file is None else []
+        for url in (urls := [*urls, *file.urls]):
             try:
-                return self._download(address, file.checksum, cached)
+                return self._download(url, file.checksum, cached_file)
             except RequestException:
-                if address == addresses[-1]:
+                if url == urls[-1]:
                     raise
         raise AssertionError
 
-    def _local(self, name: str) -> Path | None:
+    def _local_mirror_path(self, name: str) -> Path | None:
         """The file's path in a mirror that is a folder."""
         if self.mirror is None:
             return None
-        parts = urlsplit(self.mirror)
-        if parts.scheme == "file":
-            return Path(url2pathname(parts.path)) / name
-        return None if parts.scheme in {"http", "https"} else Path(self.mirror).expanduser() / name
+        url = urlsplit(self.mirror)
+        if url.scheme == "file":
+            return Path(url2pathname(url.path)) / name
+        return None if url.scheme in {"http", "https"} else Path(self.mirror).expanduser() / name
 
-    def _address(self, name: str) -> str:
+    def _mirror_url(self, name: str) -> str:
         return f"{(self.mirror or '').rstrip('/')}/{name}"
 
-    def _download(self, address: str, checksum: str | None, path: Path) -> Path:
+    def _download(self, source_url: str, checksum: str | None, path: Path) -> Path:
         """The file from that address, unless the cache has it; without a checksum nothing in the cache is trusted."""
         import pooch
         from filelock import FileLock
 
         pooch.get_logger().setLevel(logging.WARNING)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
+        part_file = path.with_name(f"{path.name}.part")
 
         def download(url: str, output: str, _: Any) -> None:
-            self._persist(url, part)
-            part.replace(output)
+            self._download_with_retries(url, part_file)
+            part_file.replace(output)
 
         with FileLock(f"{path}.lock"):  # two jobs may want the same file
-            for old in (path, part) if checksum is None else ():
-                old.unlink(missing_ok=True)
-            for resumed in (part.exists(), False):
+            for stale_file in (path, part_file) if checksum is None else ():
+                stale_file.unlink(missing_ok=True)
+            for is_resumed in (part_file.exists(), False):
                 try:
-                    pooch.retrieve(address, checksum, path.name, path.parent, downloader=download)
+                    pooch.retrieve(source_url, checksum, path.name, path.parent, downloader=download)
                     return path
                 except ValueError as error:
-                    if not resumed:
+                    if not is_resumed:
                         raise ArtifactError(
-                            f"{address}: what it serves is damaged or another file, since its {_kind(checksum)} should "
-                            f"be {_value(checksum)}; it was deleted, and the file is needed from elsewhere."
+                            f"{source_url}: what it serves is damaged or another file, since its "
+                            f"{_parse_hash_algorithm(checksum)} should "
+                            f"be {_parse_digest(checksum)}; it was deleted, and the file is needed from elsewhere."
                         ) from error
             raise AssertionError
 
-    def _persist(self, address: str, part: Path) -> None:
+    def _download_with_retries(self, url: str, part_file: Path) -> None:
         """Go on where the last attempt broke off, until the file is whole or nothing new arrives any more."""
         import requests
 
         failures = 0
         while True:
-            before = _size(part)
+            previous_size = _get_file_size(part_file)
             try:
-                return self._resume(address, part)
+                return self._resume_download(url, part_file)
             except requests.RequestException as error:
-                refused = error.response is not None and error.response.status_code < 500
-                failures = 1 if _size(part) > before else failures + 1
-                if refused or failures >= self.tries:
+                is_refused = error.response is not None and error.response.status_code < 500
+                failures = 1 if _get_file_size(part_file) > previous_size else failures + 1
+                if is_refused or failures >= self.tries:
                     raise
                 time.sleep(self.pause * failures)
 
-    def _resume(self, address: str, part: Path) -> None:
+    def _resume_download(self, url: str, part_file: Path) -> None:
         """One attempt, from the byte at which the part ends."""
         import requests
         from tqdm import tqdm
 
-        have = _size(part)
-        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-        with requests.get(address, stream=True, timeout=self.timeout, headers=headers) as response:
-            if have and response.status_code == requests.codes.requested_range_not_satisfiable:
+        offset = _get_file_size(part_file)
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
+        with requests.get(url, stream=True, timeout=self.timeout, headers=headers) as response:
+            if offset and response.status_code == requests.codes.requested_range_not_satisfiable:
                 return  # nothing is missing; whether it is the right file, its checksum tells
             response.raise_for_status()
-            have = have if response.status_code == requests.codes.partial_content else 0
-            total = have + int(response.headers.get("Content-Length", 0)) or None
-            bar = tqdm(total=total, initial=have, unit="B", unit_scale=True, desc=part.stem, disable=None)
-            with part.open("ab" if have else "wb") as stream, bar:
+            offset = offset if response.status_code == requests.codes.partial_content else 0
+            total = offset + int(response.headers.get("Content-Length", 0)) or None
+            bar = tqdm(total=total, initial=offset, unit="B", unit_scale=True, desc=part_file.stem, disable=None)
+            with part_file.open("ab" if offset else "wb") as stream, bar:
                 for chunk in response.iter_content(1 << 16):
                     stream.write(chunk)
                     bar.update(len(chunk))
 
-    def _advice(self, missing: Sequence[File], file: File, error: OSError) -> str:
-        local = self.mirror is not None and self.is_local
-        names = " and ".join(Path(file.name).name for file in missing)
-        place = Path(self.mirror if self.mirror is not None and local else "FOLDER") / Path(file.name).parent
+    def _format_download_error(
+        self, missing_files: Sequence[PublishedFile], file: PublishedFile, error: OSError
+    ) -> str:
+        has_local_mirror = self.mirror is not None and self.is_local
+        names = " and ".join(Path(file.name).name for file in missing_files)
+        folder = (
+            Path(self.mirror if self.mirror is not None and has_local_mirror else "FOLDER") / Path(file.name).parent
+        )
         return (
-            f"dataset.name: {Path(file.name).name} can't be downloaded from {urlsplit(file.addresses[-1]).netloc} "
-            f"({_reason(error)}); where there is a network, get {names} from {file.addresses[0].rpartition('/')[0]}, "
-            f"and put {'it' if len(missing) == 1 else 'them'} into {place}"
-            + (f"; then set dataset.mirror or {ENVIRONMENT} to FOLDER." if not local else ".")
+            f"dataset.name: {Path(file.name).name} can't be downloaded from {urlsplit(file.urls[-1]).netloc} "
+            f"({_describe_error(error)}); where there is a network, get {names} from "
+            f"{file.urls[0].rpartition('/')[0]}, "
+            f"and put {'it' if len(missing_files) == 1 else 'them'} into {folder}"
+            + (f"; then set dataset.mirror or {MIRROR_VARIABLE} to FOLDER." if not has_local_mirror else ".")
         )
 
 
-def _check(path: Path, checksum: str, shown: str) -> None:
+def _verify_checksum(path: Path, checksum: str, display_path: str) -> None:
     import pooch
 
-    found = pooch.file_hash(str(path), alg=_kind(checksum))
-    if found != _value(checksum):
+    actual_digest = pooch.file_hash(str(path), alg=_parse_hash_algorithm(checksum))
+    if actual_digest != _parse_digest(checksum):
         raise ArtifactError(
-            f"{shown} is damaged or another file: its {_kind(checksum)} is {found} and should be {_value(checksum)}; "
+            f"{display_path} is damaged or another file: its {_parse_hash_algorithm(checksum)} is {actual_digest} and "
+            f"should be {_parse_digest(checksum)}; "
             f"replace it."
         )
 
 
-def _kind(checksum: str | None) -> str:
+def _parse_hash_algorithm(checksum: str | None) -> str:
     return (checksum or "").partition(":")[0]
 
 
-def _value(checksum: str | None) -> str:
+def _parse_digest(checksum: str | None) -> str:
     return (checksum or "").partition(":")[2]
 
 
-def _size(path: Path) -> int:
+def _get_file_size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _reason(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
     import requests
 
     if isinstance(error, requests.HTTPError) and error.response is not None:

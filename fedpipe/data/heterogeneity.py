@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Overall(NamedTuple):
+class HeterogeneitySummary(NamedTuple):
     """How far all clients are from each other, in three numbers."""
 
     entropy: float  #: mean of the clients' label entropies, in bits
@@ -23,14 +23,18 @@ class Overall(NamedTuple):
     gini: float  #: Gini coefficient of the clients' sizes
 
     @classmethod
-    def of(cls, counts: Integers) -> Overall:
+    def from_counts(cls, counts: Integers) -> HeterogeneitySummary:
         """The numbers of these clients."""
-        return cls(float(label_entropy(counts).mean()), mean_js_distance(counts), gini(counts.sum(axis=1)))
+        return cls(
+            float(compute_label_entropy(counts).mean()),
+            compute_mean_js_distance(counts),
+            compute_gini(counts.sum(axis=1)),
+        )
 
     @classmethod
-    def read(cls, summary: pa.Table) -> Overall:
-        """The numbers that :func:`summary` wrote down."""
-        return cls(*(float(summary.schema.metadata[name.encode()]) for name in cls._fields))
+    def from_table(cls, table: pa.Table) -> HeterogeneitySummary:
+        """The numbers that :func:`summarize_clients` wrote down."""
+        return cls(*(float(table.schema.metadata[name.encode()]) for name in cls._fields))
 
     def __str__(self) -> str:
         """In words."""
@@ -40,48 +44,55 @@ class Overall(NamedTuple):
         )
 
 
-def label_entropy(counts: Integers) -> Floats:
+def compute_label_entropy(counts: Integers) -> Floats:
     """Entropy of each client's label distribution in bits, shape (N,): 0 for one class, log2 C for all alike."""
-    shares = _shares(counts)
-    return 0.0 - _divergence(shares, np.ones_like(shares))
+    distributions = _label_distributions(counts)
+    return 0.0 - _kl_divergence(distributions, np.ones_like(distributions))
 
 
-def js_distance(counts: Integers) -> Floats:
+def compute_js_distance(counts: Integers) -> Floats:
     """Jensen-Shannon distance of each client's label distribution to that of all, base 2, shape (N,), in [0, 1].
 
     The square root of :math:`(KL(p_k | m) + KL(q | m)) / 2` with :math:`m = (p_k + q) / 2`.
 
     Source: Endres and Schindelin, A New Metric for Probability Distributions, IEEE Trans. Inf. Theory 49, 2003.
     """
-    own, everybody = _shares(counts), _shares(counts.sum(axis=0, keepdims=True))
-    middle = (own + everybody) / 2
-    squared = (_divergence(own, middle) + _divergence(np.broadcast_to(everybody, own.shape), middle)) / 2
+    client_distributions, overall_distribution = (
+        _label_distributions(counts),
+        _label_distributions(counts.sum(axis=0, keepdims=True)),
+    )
+    mixture = (client_distributions + overall_distribution) / 2
+    squared = (
+        _kl_divergence(client_distributions, mixture)
+        + _kl_divergence(np.broadcast_to(overall_distribution, client_distributions.shape), mixture)
+    ) / 2
     return np.sqrt(np.maximum(squared, 0))
 
 
-def mean_js_distance(counts: Integers) -> float:
-    """Mean of :func:`js_distance` over clients, each counting the same: 0 when all have the same label distribution."""
-    return float(js_distance(counts).mean())
+def compute_mean_js_distance(counts: Integers) -> float:
+    """Mean of :func:`compute_js_distance` over clients: 0 if all have the same label distribution."""
+    return float(compute_js_distance(counts).mean())
 
 
-def gini(sizes: Integers) -> float:
+def compute_gini(sizes: Integers) -> float:
     """Gini coefficient of the clients' sizes, shape (N,): 0 for equal sizes, towards 1 when one has all.
 
     The mean absolute difference of all pairs over twice the mean, by ranks of the sorted sizes.
     """
-    ordered, n = np.sort(sizes), len(sizes)
+    sorted_sizes, n = np.sort(sizes), len(sizes)
     ranks = np.arange(1, n + 1)
-    return float(((2 * ranks - n - 1) * ordered).sum() / (n * ordered.sum()))
+    return float(((2 * ranks - n - 1) * sorted_sizes).sum() / (n * sorted_sizes.sum()))
 
 
-def summary(counts: Integers) -> pa.Table:
+def summarize_clients(counts: Integers) -> pa.Table:
     """One row for each client.
 
     Returns
     -------
     pyarrow.Table
-        Columns ``client`` (int32), ``samples`` and ``classes`` (int64), ``entropy`` (bits) and ``js_distance``; the
-        numbers of :class:`Overall` are metadata of the schema, as text.
+        Columns ``client`` (int32), ``samples`` and ``classes`` (int64), ``entropy`` (bits) and ``compute_js_distance``;
+        the
+        numbers of :class:`HeterogeneitySummary` are metadata of the schema, as text.
     """
     import pyarrow as pa
 
@@ -90,19 +101,21 @@ def summary(counts: Integers) -> pa.Table:
             "client": pa.array(np.arange(len(counts)), pa.int32()),
             "samples": pa.array(counts.sum(axis=1), pa.int64()),
             "classes": pa.array((counts > 0).sum(axis=1), pa.int64()),
-            "entropy": pa.array(label_entropy(counts), pa.float64()),
-            "js_distance": pa.array(js_distance(counts), pa.float64()),
+            "entropy": pa.array(compute_label_entropy(counts), pa.float64()),
+            "js_distance": pa.array(compute_js_distance(counts), pa.float64()),
         }
     )
-    return table.replace_schema_metadata({name: repr(value) for name, value in Overall.of(counts)._asdict().items()})
+    return table.replace_schema_metadata(
+        {name: repr(value) for name, value in HeterogeneitySummary.from_counts(counts)._asdict().items()}
+    )
 
 
-def _shares(counts: Integers) -> Floats:
+def _label_distributions(counts: Integers) -> Floats:
     with np.errstate(invalid="ignore"):
         return np.asarray(counts / counts.sum(axis=1, keepdims=True), dtype=np.float64)
 
 
-def _divergence(p: Floats, q: Floats) -> Floats:
+def _kl_divergence(p: Floats, q: Floats) -> Floats:
     """Sum of p log2(p / q) along the last axis, where 0 log 0 is 0."""
     ratio = np.divide(p, q, out=np.ones_like(p), where=p != 0)
     return np.asarray((p * np.log2(ratio)).sum(axis=-1), dtype=np.float64)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedpipe import artifacts, registry
-from fedpipe.data.datasets.base import Facts
+from fedpipe.data.datasets.base import DatasetInfo
 from fedpipe.data.samples import Samples
 from fedpipe.errors import ArtifactError
 
@@ -28,32 +28,32 @@ class StoredSamples(NamedTuple):
     test: torch.Tensor  #: whether a sample belongs to the official test set, bool, shape (n,)
 
 
-def checksum(samples: Samples | StoredSamples) -> str:
+def compute_samples_sha256(samples: Samples | StoredSamples) -> str:
     """SHA-256 of the canonical bytes of a data set: the same on every machine, and for every file format.
 
     For each of x, y and test in turn, a line with name, dtype and shape is hashed, then the values in C order and
     little-endian.
     """
     digest = hashlib.sha256()
-    for name, array in canonical(samples).items():
+    for name, array in to_canonical_arrays(samples).items():
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(array.data)
     return digest.hexdigest()
 
 
-def place(described: Mapping[str, Any]) -> Path:
+def locate_dataset(description: Mapping[str, Any]) -> Path:
     """Where the tensors of a data set lie, which its description or a run's ``dataset`` names.
 
     The file's name holds a hash of all that its tensors depend on, so that two files of one's own, or two vocabularies
     of one text, lie beside each other; how its samples are split is no part of it.
     """
-    component = registry.find(registry.DATASET, described["name"])
-    fields = {"name", "code", "sha256", *(field.name for field in registry.parameters_of(component))}
-    text = json.dumps({key: value for key, value in described.items() if key in fields}, sort_keys=True)
-    return artifacts.dataset_file(f"{described['name']}-{hashlib.sha256(text.encode()).hexdigest()[:12]}")
+    component = registry.find_component(registry.DATASET, description["name"])
+    fields = {"name", "code", "sha256", *(field.name for field in registry.list_parameters(component))}
+    text = json.dumps({key: value for key, value in description.items() if key in fields}, sort_keys=True)
+    return artifacts.dataset_file(f"{description['name']}-{hashlib.sha256(text.encode()).hexdigest()[:12]}")
 
 
-def facts(path: Path) -> Facts:
+def read_dataset_info(path: Path) -> DatasetInfo:
     """Shape, classes and size of a stored data set, from its manifest.
 
     Raises
@@ -61,12 +61,12 @@ def facts(path: Path) -> Facts:
     ArtifactError
         It is not stored, or was by a fedpipe that recorded less.
     """
-    held = artifacts.read_json(path.with_suffix(".json"))
-    if missing := [name for name in Facts._fields if name not in held]:
+    manifest = artifacts.read_json(path.with_suffix(".json"))
+    if missing_fields := [name for name in DatasetInfo._fields if name not in manifest]:
         raise ArtifactError(
-            f"{path.with_suffix('.json')} lacks {missing[0]}; delete it and {path.name}, and run again."
+            f"{path.with_suffix('.json')} lacks {missing_fields[0]}; delete it and {path.name}, and run again."
         )
-    return Facts(**{name: held[name] for name in Facts._fields} | {"shape": tuple(held["shape"])})
+    return DatasetInfo(**{name: manifest[name] for name in DatasetInfo._fields} | {"shape": tuple(manifest["shape"])})
 
 
 def settings_file(name: str) -> Path:
@@ -74,34 +74,36 @@ def settings_file(name: str) -> Path:
     return artifacts.dataset_file(name).with_suffix(".yaml")
 
 
-def save(path: Path, samples: Samples) -> str:
+def save_samples(path: Path, samples: Samples) -> str:
     """Write samples as one file of tensors, atomically; returns the SHA-256 of its bytes."""
     import torch
 
-    return artifacts.write_pt(path, {name: torch.from_numpy(array) for name, array in canonical(samples).items()})
+    return artifacts.write_pt(
+        path, {name: torch.from_numpy(array) for name, array in to_canonical_arrays(samples).items()}
+    )
 
 
-def load(path: Path, sha256: str | None = None) -> StoredSamples:
-    """The samples that :func:`save` wrote, mapped from the file: what is not used is not read.
+def load_samples(path: Path, sha256: str | None = None) -> StoredSamples:
+    """The samples that :func:`save_samples` wrote, mapped from the file: what is not used is not read.
 
     Raises
     ------
     ArtifactError
         The file is missing, damaged, or holds something else.
     """
-    tree = artifacts.read_pt(path, sha256)
-    if tree.keys() != set(Samples._fields):
-        raise ArtifactError(f"{path} holds no data set (but {', '.join(tree)}); delete it and run again.")
-    return StoredSamples(**tree)
+    tensors = artifacts.read_pt(path, sha256)
+    if tensors.keys() != set(Samples._fields):
+        raise ArtifactError(f"{path} holds no data set (but {', '.join(tensors)}); delete it and run again.")
+    return StoredSamples(**tensors)
 
 
-def canonical(samples: Samples | StoredSamples) -> dict[str, npt.NDArray[Any]]:
+def to_canonical_arrays(samples: Samples | StoredSamples) -> dict[str, npt.NDArray[Any]]:
     """The arrays in the dtypes in which they are hashed and stored."""
     if isinstance(samples, StoredSamples):
         samples = Samples(*(tensor.numpy() for tensor in samples))
-    kind = samples.x.dtype
+    input_dtype = samples.x.dtype
     dtypes = {
-        "x": np.dtype("<f4") if np.issubdtype(kind, np.floating) else kind.newbyteorder("<"),
+        "x": np.dtype("<f4") if np.issubdtype(input_dtype, np.floating) else input_dtype.newbyteorder("<"),
         "y": np.dtype("<i8"),
         "test": np.dtype("|b1"),
     }

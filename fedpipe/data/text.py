@@ -13,27 +13,29 @@ Analyzer = Callable[[str], list[str]]
 
 #: The ids of Keras's IMDB reader, and of PFLlib's for AG News: padding, start, unknown word, (end, which neither uses).
 PADDING, START, UNKNOWN, END = range(4)
-RESERVED = 4  #: the most frequent word has this id
+FIRST_WORD_ID = 4  #: the most frequent word has this id
 
 
-def words() -> Analyzer:
+def make_word_analyzer() -> Analyzer:
     """Lower-case words between blanks and punctuation, the apostrophe being part of a word.
 
     Source: Keras's ``text_to_word_sequence``, with which its IMDB reader was made (88,582 different words in the
     training reviews).
     """
-    return _analyzer(r"""[^ \t\n!"#$%&()*+,\-./:;<=>?@\[\\\]^_`{|}~]+""")
+    return _make_analyzer(r"""[^ \t\n!"#$%&()*+,\-./:;<=>?@\[\\\]^_`{|}~]+""")
 
 
-def basic_english() -> Analyzer:
+def make_basic_english_analyzer() -> Analyzer:
     """Lower-case words, of which ``. , ( ) ! ? '`` are words of their own; quotes, ``;`` and ``:`` are dropped.
 
     Source: torchtext's tokeniser "basic_english", which PFLlib uses for AG News.
     """
-    return _analyzer(r"[.,()!?']|[^\s.,()!?';:]+", lambda text: re.sub("<br />", " ", text.lower().replace('"', "")))
+    return _make_analyzer(
+        r"[.,()!?']|[^\s.,()!?';:]+", lambda text: re.sub("<br />", " ", text.lower().replace('"', ""))
+    )
 
 
-def encode(
+def encode_texts(
     texts: Sequence[str], test: npt.NDArray[np.bool_], analyze: Analyzer, vocabulary: int, length: int
 ) -> npt.NDArray[np.signedinteger]:
     """Token ids of each text, which begins with `START`; longer ones lose their end, shorter ones are padded there.
@@ -61,16 +63,16 @@ def encode(
     for text, held_out in zip(texts, test, strict=True):
         if not held_out:
             counts.update(analyze(text))
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - RESERVED]
-    ids = {word: RESERVED + rank for rank, word in enumerate(ranked)}
-    encoded = np.full((len(texts), length), PADDING, dtype=np.min_scalar_type(-vocabulary))
-    for row, text in zip(encoded, texts, strict=True):
-        found = [START, *(ids.get(word, UNKNOWN) for word in analyze(text)[: length - 1])]
-        row[: len(found)] = found
-    return encoded
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - FIRST_WORD_ID]
+    ids = {word: FIRST_WORD_ID + rank for rank, word in enumerate(ranked)}
+    token_ids = np.full((len(texts), length), PADDING, dtype=np.min_scalar_type(-vocabulary))
+    for row, text in zip(token_ids, texts, strict=True):
+        row_ids = [START, *(ids.get(word, UNKNOWN) for word in analyze(text)[: length - 1])]
+        row[: len(row_ids)] = row_ids
+    return token_ids
 
 
-def _analyzer(pattern: str, preprocessor: Callable[[str], str] | None = None) -> Analyzer:
+def _make_analyzer(pattern: str, preprocessor: Callable[[str], str] | None = None) -> Analyzer:
     from sklearn.feature_extraction.text import CountVectorizer
 
     analyzer: Analyzer = CountVectorizer(token_pattern=pattern, preprocessor=preprocessor).build_analyzer()

@@ -13,7 +13,7 @@ import torch
 from fedpipe import artifacts
 from fedpipe.algorithms.base import State
 from fedpipe.engine.executor import Outcome, Score, Test
-from fedpipe.engine.trees import move, stack, unstack
+from fedpipe.engine.trees import move_state, stack_states, unstack_client
 from fedpipe.errors import ArtifactError
 from fedpipe.tensors import Tensors
 
@@ -27,11 +27,11 @@ class Block:
     made_by: dict[str, Any]  #: executor, device, versions
     ids: list[int] = field(default_factory=list)
     uploads: list[State] = field(default_factory=list)
-    kept: list[State] = field(default_factory=list)
-    down: list[int] = field(default_factory=list)  #: bytes received by each
-    up: list[int] = field(default_factory=list)  #: bytes sent by each
+    kept_states: list[State] = field(default_factory=list)
+    bytes_down: list[int] = field(default_factory=list)  #: bytes received by each
+    bytes_up: list[int] = field(default_factory=list)  #: bytes sent by each
     scores: list[dict[Test, Score]] = field(default_factory=list)  #: right after training
-    spent: list[float] = field(default_factory=list)  #: seconds of each one's own work
+    client_seconds: list[float] = field(default_factory=list)  #: seconds of each one's own work
     seconds: float = 0.0  #: of all of it, with tests and whatever lies between
     stacks: list[dict[str, Any]] = field(default_factory=list)  #: of the whole round, where clients train in one call
 
@@ -39,63 +39,67 @@ class Block:
         """One more participant."""
         self.ids.append(outcome.client)
         self.uploads.append(outcome.upload)
-        self.kept.append(outcome.keep)
-        self.down.append(outcome.down)
-        self.up.append(outcome.up)
+        self.kept_states.append(outcome.keep)
+        self.bytes_down.append(outcome.bytes_down)
+        self.bytes_up.append(outcome.bytes_up)
         self.scores.append(outcome.scores)
-        self.spent.append(outcome.seconds)
+        self.client_seconds.append(outcome.seconds)
 
     @classmethod
-    def joined(cls, blocks: Sequence[Block], device: torch.device) -> Block:
+    def from_blocks(cls, blocks: Sequence[Block], device: torch.device) -> Block:
         """All participants of a round, of all its blocks, on the device; the blocks alone know who made which."""
         stacks = next((block.stacks for block in blocks if block.stacks), [])
-        whole = cls(blocks[0].run, blocks[0].round, {}, seconds=sum(block.seconds for block in blocks), stacks=stacks)
+        merged_block = cls(
+            blocks[0].run, blocks[0].round, {}, seconds=sum(block.seconds for block in blocks), stacks=stacks
+        )
         for block in blocks:
-            for part in ("ids", "uploads", "kept", "down", "up", "scores", "spent"):
-                getattr(whole, part).extend(getattr(block, part))
-        whole.uploads, whole.kept = ([move(state, device) for state in part] for part in (whole.uploads, whole.kept))
-        return whole
+            for part in ("ids", "uploads", "kept_states", "bytes_down", "bytes_up", "scores", "client_seconds"):
+                getattr(merged_block, part).extend(getattr(block, part))
+        merged_block.uploads, merged_block.kept_states = (
+            [move_state(state, device) for state in part] for part in (merged_block.uploads, merged_block.kept_states)
+        )
+        return merged_block
 
-    def tree(self) -> dict[str, Any]:
+    def to_tensors(self) -> dict[str, Any]:
         """As tensors, for a file."""
         return {
-            "run": _written(self.run),
+            "run": _encode_json(self.run),
             "round": torch.tensor(self.round),
-            "made_by": _written(self.made_by),
-            "stacks": _written(self.stacks),
+            "made_by": _encode_json(self.made_by),
+            "stacks": _encode_json(self.stacks),
             "ids": torch.tensor(self.ids),
-            "uploads": stack(self.uploads),
-            "kept": stack(self.kept),
-            "bytes": torch.tensor([self.down, self.up]),
+            "uploads": stack_states(self.uploads),
+            "kept": stack_states(self.kept_states),
+            "bytes": torch.tensor([self.bytes_down, self.bytes_up]),
             "scores": {
-                test: torch.tensor([_numbers(scores[test]) for scores in self.scores], dtype=torch.float64)
+                test: torch.tensor([_score_to_numbers(scores[test]) for scores in self.scores], dtype=torch.float64)
                 for test in self.scores[0]
             },
-            "spent": torch.tensor(self.spent, dtype=torch.float64),
+            "spent": torch.tensor(self.client_seconds, dtype=torch.float64),
             "seconds": torch.tensor(self.seconds, dtype=torch.float64),
         }
 
     @classmethod
-    def of(cls, tree: dict[str, Any]) -> Block:
+    def from_tensors(cls, tree: dict[str, Any]) -> Block:
         """From a file's tensors."""
-        ids, (down, up) = tree["ids"].tolist(), tree["bytes"].tolist()
-        uploads, kept = named(tree["uploads"]), named(tree["kept"])
+        ids, (bytes_down, bytes_up) = tree["ids"].tolist(), tree["bytes"].tolist()
+        uploads, kept_states = restore_state(tree["uploads"]), restore_state(tree["kept"])
 
-        def scores(row: int) -> dict[Test, Score]:
-            return {test: _score(values[row]) for test, values in tree["scores"].items()}
+        def read_scores(row: int) -> dict[Test, Score]:
+            return {test: _score_from_numbers(values[row]) for test, values in tree["scores"].items()}
 
         return cls(
-            run=_read(tree["run"]),
+            run=_decode_json(tree["run"]),
             round=int(tree["round"]),
-            made_by=_read(tree["made_by"]),
-            stacks=_read(tree["stacks"]),
+            made_by=_decode_json(tree["made_by"]),
+            stacks=_decode_json(tree["stacks"]),
             ids=ids,
-            uploads=[unstack(uploads, row) for row in range(len(ids))],
-            kept=[unstack(kept, row) for row in range(len(ids))],
-            down=down,
-            up=up,
-            scores=[scores(row) for row in range(len(ids))],
-            spent=tree["spent"].tolist(),
+            uploads=[unstack_client(uploads, row) for row in range(len(ids))],
+            kept_states=[unstack_client(kept_states, row) for row in range(len(ids))],
+            bytes_down=bytes_down,
+            bytes_up=bytes_up,
+            scores=[read_scores(row) for row in range(len(ids))],
+            client_seconds=tree["spent"].tolist(),
             seconds=float(tree["seconds"]),
         )
 
@@ -110,28 +114,28 @@ class Block:
         """
         tree = artifacts.read_pt(path)
         try:
-            return cls.of(tree)
+            return cls.from_tensors(tree)
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise ArtifactError(f"{path} is no block of clients; delete it and run again.") from error
 
 
-def named(tree: dict[str, Any]) -> State:
+def restore_state(tree: dict[str, Any]) -> State:
     """A state as it comes from a file: its inner dicts become :class:`~fedpipe.tensors.Tensors` again."""
     return {part: Tensors(value) if isinstance(value, dict) else value for part, value in tree.items()}
 
 
-def _numbers(score: Score) -> list[float]:
+def _score_to_numbers(score: Score) -> list[float]:
     return [score.loss, *(count for counts in score.classes for count in counts)]
 
 
-def _score(numbers: torch.Tensor) -> Score:
-    return Score.of(numbers[1:].long().reshape(3, -1), float(numbers[0]))
+def _score_from_numbers(numbers: torch.Tensor) -> Score:
+    return Score.from_counts(numbers[1:].long().reshape(3, -1), float(numbers[0]))
 
 
-def _written(value: Any) -> torch.Tensor:
+def _encode_json(value: Any) -> torch.Tensor:
     """As JSON, in bytes."""
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
-def _read(written: torch.Tensor) -> Any:
-    return json.loads(bytes(written.tolist()))
+def _decode_json(json_bytes: torch.Tensor) -> Any:
+    return json.loads(bytes(json_bytes.tolist()))

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedpipe import artifacts
-from fedpipe.archive import ArchiveError
+from fedpipe.archive import PackError
 from fedpipe.artifacts import RunFiles
 from fedpipe.errors import ArtifactError
-from fedpipe.planned import plans
+from fedpipe.planned import read_plans
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedpipe.algorithms.base import State
 
 
-Pack = tuple[dict[int, int], "State"]  #: what some clients keep: the row of each, and all of them stacked
+StackedStates = tuple[dict[int, int], "State"]  #: what some clients keep: the row of each, and all of them stacked
 
 
 class Checkpoint:
@@ -30,72 +30,82 @@ class Checkpoint:
     ----------
     files
         Where the run lies.
-    first
+    initial_kept_state
         What a client keeps before its first round; empty for methods without client state.
     device
         Where the server's state lies, and what the participants of the last round keep if they trained in this job; of
         the other clients, of whom there may be thousands, it is on the host.
     """
 
-    def __init__(self, files: RunFiles, first: State, device: torch.device) -> None:
-        self.files, self._first, self._device = files, first, device
-        self._sealed: dict[int, dict[str, Any]] = {}
+    def __init__(self, files: RunFiles, initial_kept_state: State, device: torch.device) -> None:
+        self.files, self._initial_kept_state, self._device = files, initial_kept_state, device
+        self._state_json_by_round: dict[int, dict[str, Any]] = {}
         self._servers: dict[int, State] = {}
-        self._packs: dict[int, Pack] = {}
-        self._latest: dict[int, Pack] = {}  #: of the last round, on the device
+        self._stacked_states: dict[int, StackedStates] = {}
+        self._latest: dict[int, StackedStates] = {}  #: of the last round, on the device
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def sealed(self, number: int) -> dict[str, Any]:
+    def read_state_json(self, number: int) -> dict[str, Any]:
         """What ``state.json`` of a round says: participants, each client's last round, observations, hashes."""
-        if number not in self._sealed:
-            self._sealed[number] = artifacts.read_json(self.files.round(number).state)
-        return self._sealed[number]
+        if number not in self._state_json_by_round:
+            self._state_json_by_round[number] = artifacts.read_json(self.files.round(number).state_marker)
+        return self._state_json_by_round[number]
 
-    def server(self, number: int) -> State:
+    def load_server_state(self, number: int) -> State:
         """The server's state after a round (0: as initialized)."""
-        from fedpipe.engine.block import named
-        from fedpipe.engine.trees import move
+        from fedpipe.engine.block import restore_state
+        from fedpipe.engine.trees import move_state
 
         if number not in self._servers:
             files = self.files.round(number)
-            tree = artifacts.read_pt(files.server, self.sealed(number)["sha256"][files.server.name])
-            self._servers = {number: move(named(tree), self._device)}
+            tree = artifacts.read_pt(
+                files.server_state, self.read_state_json(number)["sha256"][files.server_state.name]
+            )
+            self._servers = {number: move_state(restore_state(tree), self._device)}
         return self._servers[number]
 
-    def kept(self, client: int, number: int) -> State:
+    def load_kept_state(self, client: int, number: int) -> State:
         """What a client keeps after a round: stored in the last round that it took part in."""
-        from fedpipe.engine.block import named
-        from fedpipe.engine.trees import unstack
+        from fedpipe.engine.block import restore_state
+        from fedpipe.engine.trees import unstack_client
 
-        last = self.sealed(number)["last"][client]
-        if last < 0 or not self._first:
-            return self._first
+        last = self.read_state_json(number)["last"][client]
+        if last < 0 or not self._initial_kept_state:
+            return self._initial_kept_state
         if last in self._latest:
-            places, states = self._latest[last]
-            return unstack(states, places[client])
-        if last not in self._packs:
+            rows, states = self._latest[last]
+            return unstack_client(states, rows[client])
+        if last not in self._stacked_states:
             files = self.files.round(last)
-            tree = artifacts.read_pt(files.clients, self.sealed(last)["sha256"][files.clients.name])
-            places = {client: place for place, client in enumerate(tree["ids"].tolist())}
-            self._packs[last] = (places, named(tree["kept"]))
-        places, states = self._packs[last]
-        return unstack(states, places[client])
+            tree = artifacts.read_pt(
+                files.client_states, self.read_state_json(last)["sha256"][files.client_states.name]
+            )
+            rows = {client: row for row, client in enumerate(tree["ids"].tolist())}
+            self._stacked_states[last] = (rows, restore_state(tree["kept"]))
+        rows, states = self._stacked_states[last]
+        return unstack_client(states, rows[client])
 
-    def times(self, number: int) -> dict[str, float]:
+    def read_times(self, number: int) -> dict[str, float]:
         """Seconds of a round's steps; nobody vouches for them, so that they may be missing or damaged."""
         try:
-            found = artifacts.read_json(self.files.round(number).times)
-        except ArchiveError:
+            times = artifacts.read_json(self.files.round(number).times)
+        except PackError:
             raise
         except ArtifactError:
             return {}
-        return found if isinstance(found, dict) else {}
+        return times if isinstance(times, dict) else {}
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def seal(
-        self, number: int, server: State, ids: list[int], keeps: list[State], hashes: dict[str, str], **facts: Any
+    def seal_round(
+        self,
+        number: int,
+        server: State,
+        ids: list[int],
+        kept_states: list[State],
+        hashes: dict[str, str],
+        **extra_entries: Any,
     ) -> None:
         """Write a round's states, then the marker that they are whole.
 
@@ -105,120 +115,138 @@ class Checkpoint:
             The round; 0 for the initial state.
         server
             The server's state.
-        ids, keeps
+        ids, kept_states
             The participants and what they keep.
         hashes
             SHA-256 of the round's other files so far.
-        facts
+        extra_entries
             What else ``state.json`` shall hold.
         """
         import torch
 
-        from fedpipe.engine.trees import stack
+        from fedpipe.engine.trees import stack_states
 
         files = self.files.round(number)
-        hashes = hashes | {files.server.name: artifacts.write_pt(files.server, server)}
-        kept = stack(keeps) if self._first else {}
-        if kept:
-            hashes[files.clients.name] = artifacts.write_pt(files.clients, {"ids": torch.tensor(ids), "kept": kept})
-        before = self.sealed(number - 1)["last"] if number else facts.pop("last")
-        trained = set(ids)
-        last = [number if client in trained else round for client, round in enumerate(before)]
-        sealed = {"round": number, "participants": ids, "last": last, "sha256": hashes, **facts}
-        artifacts.write_json(files.state, sealed)
-        self._sealed[number], self._servers = sealed, {number: server}
+        hashes = hashes | {files.server_state.name: artifacts.write_pt(files.server_state, server)}
+        stacked_states = stack_states(kept_states) if self._initial_kept_state else {}
+        if stacked_states:
+            hashes[files.client_states.name] = artifacts.write_pt(
+                files.client_states, {"ids": torch.tensor(ids), "kept": stacked_states}
+            )
+        previous_last = self.read_state_json(number - 1)["last"] if number else extra_entries.pop("last")
+        participants = set(ids)
+        last = [number if client in participants else round for client, round in enumerate(previous_last)]
+        state_json = {"round": number, "participants": ids, "last": last, "sha256": hashes, **extra_entries}
+        artifacts.write_json(files.state_marker, state_json)
+        self._state_json_by_round[number], self._servers = state_json, {number: server}
         if self._device.type != "cpu":
-            self._latest = {number: ({client: row for row, client in enumerate(ids)}, kept)} if kept else {}
-        needed = set(last) - {number}
-        self._packs = {round: pack for round, pack in self._packs.items() if round in needed}
+            self._latest = (
+                {number: ({client: row for row, client in enumerate(ids)}, stacked_states)} if stacked_states else {}
+            )
+        needed_rounds = set(last) - {number}
+        self._stacked_states = {round: pack for round, pack in self._stacked_states.items() if round in needed_rounds}
 
-    def finish(self, number: int, hashes: dict[str, str]) -> None:
+    def finish_round(self, number: int, hashes: dict[str, str]) -> None:
         """Write the marker that a round is complete."""
         files = self.files.round(number)
-        hashes = hashes | self.sealed(number)["sha256"] | {files.state.name: artifacts.sha256_of(files.state)}
+        hashes = (
+            hashes
+            | self.read_state_json(number)["sha256"]
+            | {files.state_marker.name: artifacts.sha256_of(files.state_marker)}
+        )
         artifacts.write_json(files.marker, {"round": number, "sha256": hashes})
 
     # -- how far it has come -----------------------------------------------------------------------------------------
 
-    def complete(self, stop: int, keep_models: str | int = "all") -> int:
+    def find_last_complete_round(self, stop: int, keep_models: str | int = "all") -> int:
         """The last round, at most ``stop``, up to which nothing is missing; -1 if the run has yet to begin.
 
         The next round must be able to start from it: the server's state and all clients' last states must be intact.
         Where it is ``stop`` itself, there is no next round, and states may be absent that ``keep_models`` prunes.
         """
-        done = -1
-        while done < stop and self._whole(done + 1):
-            done += 1
-        while done > -1 and not self._usable(done, done == stop and not kept(done, keep_models)):
-            done -= 1
-        return done
+        last_complete = -1
+        while last_complete < stop and self._is_round_complete(last_complete + 1):
+            last_complete += 1
+        while last_complete > -1 and not self._has_usable_states(
+            last_complete, last_complete == stop and not is_retained(last_complete, keep_models)
+        ):
+            last_complete -= 1
+        return last_complete
 
-    def _whole(self, number: int) -> bool:
+    def _is_round_complete(self, number: int) -> bool:
         """Whether a round is complete, and intact but for its states, which are checked where they are read."""
         files = self.files.round(number)
         try:
-            hashes = artifacts.hashes(files, files.marker)
-        except ArchiveError:  # nobody knows which rounds there were
+            hashes = artifacts.read_round_digests(files, files.marker)
+        except PackError:  # nobody knows which rounds there were
             raise
         except ArtifactError:
             return False
-        if number and not self.times(number):  # a power failure may have taken them, and collect wants them
+        if number and not self.read_times(number):  # a power failure may have taken them, and collect wants them
             return False
-        states = {files.server.name, files.clients.name}
-        return all(name in states or artifacts.intact(files.path / name, hashes[name]) for name in hashes)
+        states = {files.server_state.name, files.client_states.name}
+        return all(name in states or artifacts.is_intact(files.path / name, hashes[name]) for name in hashes)
 
-    def _usable(self, number: int, may_be_absent: bool) -> bool:
-        states = [(number, self.files.round(number).server)]
-        if self._first:
-            last = {round for round in self.sealed(number)["last"] if round >= 0}
-            states += [(round, self.files.round(round).clients) for round in sorted(last)]
+    def _has_usable_states(self, number: int, can_be_absent: bool) -> bool:
+        states = [(number, self.files.round(number).server_state)]
+        if self._initial_kept_state:
+            last = {round for round in self.read_state_json(number)["last"] if round >= 0}
+            states += [(round, self.files.round(round).client_states) for round in sorted(last)]
         return all(
-            artifacts.intact(path, self.sealed(round)["sha256"][path.name]) or (may_be_absent and not path.exists())
+            artifacts.is_intact(path, self.read_state_json(round)["sha256"][path.name])
+            or (can_be_absent and not path.exists())
             for round, path in states
         )
 
 
-class Wish(NamedTuple):
+class RetentionRequest(NamedTuple):
     """What a study wants kept of a run that it shares."""
 
     rounds: int
     keep_models: str | int
-    probed: frozenset[int] = frozenset()  #: rounds whose states, and those of the round before, it looks at
+    probed_rounds: frozenset[int] = frozenset()  #: rounds whose states, and those of the round before, it looks at
 
 
-def kept(number: int, keep_models: str | int) -> bool:
+def is_retained(number: int, keep_models: str | int) -> bool:
     """Whether `artifacts.keep_models` keeps a round's states when later rounds need them no more."""
     return keep_models == "all" or (isinstance(keep_models, int) and number % keep_models == 0)
 
 
-def prune(files: RunFiles, number: int, keep_models: str | int) -> None:
+def prune_states(files: RunFiles, number: int, keep_models: str | int) -> None:
     """Delete states of the rounds before ``number`` that are not kept, and that nothing needs.
 
     Those that a round and the one before it begin with stay, so that the last round can be done again, and so does each
     that a probe looks into. Where studies of other lengths or another `artifacts.keep_models` share the run, what any
     of them keeps stays.
     """
-    wishes = [Wish(number, keep_models), *_wishes(files)] if keep_models != "all" else []
-    if any(wish.keep_models == "all" for wish in wishes) or not wishes:
+    requests = [RetentionRequest(number, keep_models), *_read_retention_requests(files)] if keep_models != "all" else []
+    if any(request.keep_models == "all" for request in requests) or not requests:
         return
-    ends = {end for wish in wishes for end in (wish.rounds, *wish.probed)}
-    ends = {end for end in ends if artifacts.exists(files.round(end).state)} | {number}
-    lasting = ends | {end - 1 for end in ends}
+    ends = {end for request in requests for end in (request.rounds, *request.probed_rounds)}
+    ends = {end for end in ends if artifacts.is_stored(files.round(end).state_marker)} | {number}
+    protected_rounds = ends | {end - 1 for end in ends}
     # Else a power failure could leave none to go on from: a round has several files, and all of them count.
-    artifacts.settle(*files.round(number - 1).path.glob("[!.]*"))
-    needed = {last for end in lasting for last in artifacts.read_json(files.round(end).state)["last"]}
-    for earlier in range(1, number):
-        if earlier not in lasting and not any(kept(earlier, wish.keep_models) for wish in wishes):
-            artifacts.remove(files.round(earlier).server)
-            if earlier not in needed:
-                artifacts.remove(files.round(earlier).clients)
+    artifacts.fsync_files(*files.round(number - 1).path.glob("[!.]*"))
+    needed_rounds = {
+        last for end in protected_rounds for last in artifacts.read_json(files.round(end).state_marker)["last"]
+    }
+    for earlier_round in range(1, number):
+        if earlier_round not in protected_rounds and not any(
+            is_retained(earlier_round, request.keep_models) for request in requests
+        ):
+            artifacts.remove(files.round(earlier_round).server_state)
+            if earlier_round not in needed_rounds:
+                artifacts.remove(files.round(earlier_round).client_states)
 
 
-def _wishes(files: RunFiles) -> Iterator[Wish]:
+def _read_retention_requests(files: RunFiles) -> Iterator[RetentionRequest]:
     """Of all studies that were planned here; one whose plan can't be read may want everything."""
-    for _, plan in plans():
+    for _, plan in read_plans():
         if plan is None:
-            yield Wish(0, "all")
+            yield RetentionRequest(0, "all")
         else:
-            probed = frozenset(probe.round for probe in plan.probes if probe.run == files)
-            yield from (Wish(rounds, plan.keep_models, probed) for rounds in plan.lengths.get(files.path, ()))
+            probed_rounds = frozenset(probe.round for probe in plan.probes if probe.run == files)
+            yield from (
+                RetentionRequest(rounds, plan.keep_models, probed_rounds)
+                for rounds in plan.round_counts.get(files.path, ())
+            )

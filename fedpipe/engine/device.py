@@ -15,17 +15,17 @@ from fedpipe.algorithms.base import State
 
 
 @contextmanager
-def on_device_of(server: State) -> Iterator[None]:
+def use_device_of(server: State) -> Iterator[None]:
     """The server's side of an algorithm at work: tensors that it makes lie where its state does; NumPy may read any."""
     device = next((leaf.device for leaf in pytree.tree_leaves(server)), torch.device("cpu"))
     if device.type == "cpu":
         yield
         return
-    with device, _Readable():
+    with device, _NumpyCopyMode():
         yield
 
 
-class _Readable(TorchFunctionMode):
+class _NumpyCopyMode(TorchFunctionMode):
     """Tensors that NumPy reads are copied to the host first."""
 
     def __torch_function__(

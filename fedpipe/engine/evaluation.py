@@ -23,18 +23,18 @@ from torch import Tensor
 from fedpipe.algorithms.base import Algorithm, State, one_hot
 from fedpipe.config import Evaluation
 from fedpipe.engine import contract
-from fedpipe.engine.clients import Clients, Integers
-from fedpipe.engine.device import on_device_of
+from fedpipe.engine.clients import FederatedData, Integers
+from fedpipe.engine.device import use_device_of
 from fedpipe.engine.executor import Executor, Phase, Score, Test
-from fedpipe.engine.server import send
-from fedpipe.models.base import class_relations
+from fedpipe.engine.server import make_download
+from fedpipe.models.base import compute_class_relations
 from fedpipe.tensors import Tensors
 
 PHASES: dict[str, Phase] = {"personal": "receive", "finetuned": "finetune", "prototype": "prototype"}
 
 COUNTS = ("hits", "support", "predicted")  #: of each class: told right, how many there are, told to be of it
 
-METRICS = pa.schema(
+METRICS_SCHEMA = pa.schema(
     {
         "round": pa.int32(),
         "client": pa.int32(),
@@ -47,26 +47,29 @@ METRICS = pa.schema(
 )
 
 
-class Measured(NamedTuple):
+class EvaluationResult(NamedTuple):
     """What the evaluation of a round found."""
 
     metrics: pa.Table
     matrices: pa.Table | None  #: None where no global model is measured
 
 
-def tests(settings: Evaluation, model: str) -> list[Test]:
+def get_test_sets(settings: Evaluation, model: str) -> list[Test]:
     """The test sets on which a model is measured."""
-    listed: tuple[Test, ...] = ("local", "global", "train", "validation")
-    return [test for test in listed if f"{model}-on-{test}" in settings.protocols]
+    test_names: tuple[Test, ...] = ("local", "global", "train", "validation")
+    return [test for test in test_names if f"{model}-on-{test}" in settings.protocols]
 
 
-def due(settings: Evaluation, measured: bool) -> dict[str, list[Test]]:
+def get_post_training_tests(settings: Evaluation, is_measured: bool) -> dict[str, list[Test]]:
     """By model, the test sets on which a round's participants are measured right after training."""
-    wanted = {"trained": tests(settings, "trained") if measured else [], "kept": tests(settings, "kept")}
-    return {model: on for model, on in wanted.items() if on}
+    tests_by_model = {
+        "trained": get_test_sets(settings, "trained") if is_measured else [],
+        "kept": get_test_sets(settings, "kept"),
+    }
+    return {model: test_sets for model, test_sets in tests_by_model.items() if test_sets}
 
 
-def table(round: int, model: str, scores: Mapping[int, Mapping[Test, Score]]) -> pa.Table:
+def make_metrics_table(round: int, model: str, scores: Mapping[int, Mapping[Test, Score]]) -> pa.Table:
     """Rows of the metrics: ``scores`` by client."""
     rows = [
         {
@@ -81,15 +84,15 @@ def table(round: int, model: str, scores: Mapping[int, Mapping[Test, Score]]) ->
         for client, by_test in scores.items()
         for test, score in by_test.items()
     ]
-    return pa.Table.from_pylist(rows, METRICS)
+    return pa.Table.from_pylist(rows, METRICS_SCHEMA)
 
 
-def kept(
+def make_kept_table(
     settings: Evaluation,
     round: int,
-    last: Sequence[int],
-    recorded: Callable[[int], pa.Table],
-    begin: Callable[[Sequence[int], Sequence[Test]], Mapping[int, Mapping[Test, Score]]],
+    last_rounds: Sequence[int],
+    read_kept_table: Callable[[int], pa.Table],
+    score_initial_models: Callable[[Sequence[int], Sequence[Test]], Mapping[int, Mapping[Test, Score]]],
 ) -> pa.Table:
     """Rows of the kept protocols: every client's model as it was last trained.
 
@@ -99,21 +102,29 @@ def kept(
         What is asked for.
     round
         The round that is measured.
-    last
+    last_rounds
         The round that trained each client last; -1: none did.
-    recorded
+    read_kept_table
         What a round recorded of its participants right after training.
-    begin
+    score_initial_models
         Measures the models with which these clients, whom no round has trained, begin the first one.
     """
-    untrained = [client for client, trained in enumerate(last) if trained < 0]
-    found = {number: recorded(number).to_pylist() for number in sorted(set(last)) if number >= 0}
-    found[-1] = table(round, "kept", begin(untrained, tests(settings, "kept"))).to_pylist() if untrained else []
-    rows = [row for client, number in enumerate(last) for row in found[number] if row["client"] == client]
-    return pa.Table.from_pylist([row | {"round": round} for row in rows], METRICS)
+    untrained_clients = [client for client, last_round in enumerate(last_rounds) if last_round < 0]
+    rows_by_round = {number: read_kept_table(number).to_pylist() for number in sorted(set(last_rounds)) if number >= 0}
+    rows_by_round[-1] = (
+        make_metrics_table(
+            round, "kept", score_initial_models(untrained_clients, get_test_sets(settings, "kept"))
+        ).to_pylist()
+        if untrained_clients
+        else []
+    )
+    rows = [
+        row for client, number in enumerate(last_rounds) for row in rows_by_round[number] if row["client"] == client
+    ]
+    return pa.Table.from_pylist([row | {"round": round} for row in rows], METRICS_SCHEMA)
 
 
-def matrices(
+def make_matrices_table(
     round: int, source: Literal["measured", "exchanged"], by_client: Mapping[int, Mapping[str, Tensor]]
 ) -> pa.Table:
     """Rows of matrices (C, C): one a client (-1: the server), matrix and class, with a column a class.
@@ -122,8 +133,8 @@ def matrices(
     """
     keys = ("round", "source", "client", "matrix", "class")
     columns: dict[str, list[object]] = {key: [] for key in keys}
-    for client, named in by_client.items():
-        for name, matrix in named.items():
+    for client, client_matrices in by_client.items():
+        for name, matrix in client_matrices.items():
             for index, row in enumerate(matrix.double().tolist()):
                 for key, entry in zip(keys, (round, source, client, name, index), strict=True):
                     columns[key].append(entry)
@@ -132,79 +143,98 @@ def matrices(
     return pa.table(columns)
 
 
-def measure(
+def evaluate_round(
     settings: Evaluation,
     executor: Executor,
     algorithm: Algorithm,
-    clients: Clients,
+    clients: FederatedData,
     server: State,
-    kept: Callable[[int], State],
+    get_kept_state: Callable[[int], State],
     round: int,
-    again: Collection[int] = (),
-) -> Measured:
+    next_participants: Collection[int] = (),
+) -> EvaluationResult:
     """All protocols but the trained and kept ones, on the server's state after a round and on what the clients keep.
 
-    The clients ``again`` train next.
+    The clients ``next_participants`` train next.
     """
-    found = []
+    tables = []
     for model, phase in PHASES.items():
-        wanted = tests(settings, model)
-        if wanted and (model != "prototype" or algorithm.prototypes):
-            sends = functools.partial(send, algorithm, server)
-            outcomes = executor.run(phase, round + 1, range(len(clients)), kept, sends, wanted, again=again)
-            found.append(table(round, model, {outcome.client: outcome.scores for outcome in outcomes}))
-    wanted = tests(settings, "global")
-    complete = not algorithm.net.own  # statistics that stay at the clients leave the server's model without any
-    with on_device_of(server):
-        deployed = algorithm.global_model(server) if wanted and complete else None
-        asked = deployed is not None and "global" in wanted
-        others = contract.extra_models(algorithm, algorithm.extra_models(server)) if asked else {}
-    named = {}
-    if deployed is not None:
-        scores, named["SL"] = _global(executor, clients, deployed, wanted, round)
-        found.append(table(round, "global", scores))
-        if "head.weight" in deployed:
-            named["CR"] = class_relations(deployed["head.weight"])
-        for model, tensors in others.items():
-            found.append(table(round, model, _global(executor, clients, tensors, ["global"], round)[0]))
-    metrics = pa.concat_tables(found) if found else METRICS.empty_table()
-    return Measured(metrics, matrices(round, "measured", {-1: named}) if named else None)
+        test_sets = get_test_sets(settings, model)
+        if test_sets and (model != "prototype" or algorithm.has_prototype_logits):
+            send_to_clients = functools.partial(make_download, algorithm, server)
+            outcomes = executor.run(
+                phase,
+                round + 1,
+                range(len(clients)),
+                get_kept_state,
+                send_to_clients,
+                test_sets,
+                clients_to_cache=next_participants,
+            )
+            tables.append(make_metrics_table(round, model, {outcome.client: outcome.scores for outcome in outcomes}))
+    test_sets = get_test_sets(settings, "global")
+    has_server_statistics = (
+        not algorithm.net.client_buffers
+    )  # statistics that stay at the clients leave the server's model without any
+    with use_device_of(server):
+        global_model = algorithm.global_model(server) if test_sets and has_server_statistics else None
+        needs_extra_models = global_model is not None and "global" in test_sets
+        extra_models = (
+            contract.validate_extra_models(algorithm, algorithm.extra_models(server)) if needs_extra_models else {}
+        )
+    matrices_by_name = {}
+    if global_model is not None:
+        scores, matrices_by_name["SL"] = _score_global_model(executor, clients, global_model, test_sets, round)
+        tables.append(make_metrics_table(round, "global", scores))
+        if "head.weight" in global_model:
+            matrices_by_name["CR"] = compute_class_relations(global_model["head.weight"])
+        for model, tensors in extra_models.items():
+            tables.append(
+                make_metrics_table(round, model, _score_global_model(executor, clients, tensors, ["global"], round)[0])
+            )
+    metrics = pa.concat_tables(tables) if tables else METRICS_SCHEMA.empty_table()
+    return EvaluationResult(
+        metrics, make_matrices_table(round, "measured", {-1: matrices_by_name}) if matrices_by_name else None
+    )
 
 
-def _global(
-    executor: Executor, clients: Clients, model: Tensors, wanted: Sequence[Test], round: int
+def _score_global_model(
+    executor: Executor, clients: FederatedData, model: Tensors, test_sets: Sequence[Test], round: int
 ) -> tuple[dict[int, dict[Test, Score]], Tensor]:
     """The global model on all test samples at once: its scores, and its SL matrix on the global test set."""
-    every = clients.global_test
-    logits = executor.logits(model, every, round)
-    labels = clients.y[torch.as_tensor(every, device=clients.device)]
+    sample_indices = clients.global_test
+    logits = executor.logits(model, sample_indices, round)
+    labels = clients.y[torch.as_tensor(sample_indices, device=clients.device)]
     classes = one_hot(labels, clients.classes, logits.dtype)
     soft_labels = classes.T @ logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)
     scores: dict[int, dict[Test, Score]] = {client: {} for client in range(-1, len(clients))}
-    score = _scoring(clients, every, logits)
-    if "global" in wanted:
-        scores[-1]["global"] = score(every)
-    if "local" in wanted:
+    score = _make_scorer(clients, sample_indices, logits)
+    if "global" in test_sets:
+        scores[-1]["global"] = score(sample_indices)
+    if "local" in test_sets:
         for client, indices in enumerate(clients.test):
             scores[client]["local"] = score(indices)
-    if "validation" in wanted:
-        every = np.unique(np.concatenate(clients.held_out))
-        score = _scoring(clients, every, executor.logits(model, every, round))
+    if "validation" in test_sets:
+        sample_indices = np.unique(np.concatenate(clients.held_out))
+        score = _make_scorer(clients, sample_indices, executor.logits(model, sample_indices, round))
         for client, indices in enumerate(clients.held_out):
             scores[client]["validation"] = score(indices)
-    return {client: found for client, found in scores.items() if found}, soft_labels
+    return {client: client_scores for client, client_scores in scores.items() if client_scores}, soft_labels
 
 
-def _scoring(clients: Clients, every: Integers, logits: Tensor) -> Callable[[Integers], Score]:
+def _make_scorer(clients: FederatedData, sample_indices: Integers, logits: Tensor) -> Callable[[Integers], Score]:
     """The score on some of these samples (ascending), of which the logits are known."""
-    labels = clients.y[torch.as_tensor(every, device=clients.device)]
-    told, are = logits.argmax(-1).cpu().numpy(), labels.cpu().numpy()
+    labels = clients.y[torch.as_tensor(sample_indices, device=clients.device)]
+    predictions, targets = logits.argmax(-1).cpu().numpy(), labels.cpu().numpy()
     loss = F.cross_entropy(logits, labels, reduction="none").double().cpu().numpy()
 
     def score(indices: Integers) -> Score:
-        rows = np.searchsorted(every, indices)
-        hits = rows[told[rows] == are[rows]]
-        counts = [np.bincount(of, minlength=clients.classes) for of in (are[hits], are[rows], told[rows])]
-        return Score.of(torch.as_tensor(np.stack(counts)), float(loss[rows].sum()))
+        rows = np.searchsorted(sample_indices, indices)
+        hits = rows[predictions[rows] == targets[rows]]
+        counts = [
+            np.bincount(class_ids, minlength=clients.classes)
+            for class_ids in (targets[hits], targets[rows], predictions[rows])
+        ]
+        return Score.from_counts(torch.as_tensor(np.stack(counts)), float(loss[rows].sum()))
 
     return score

@@ -22,26 +22,28 @@ from torch import Tensor, nn
 from fedpipe import artifacts
 from fedpipe.artifacts import RESULTS
 from fedpipe.data import store
-from fedpipe.engine.clients import Clients
+from fedpipe.engine.clients import FederatedData
 from fedpipe.models.base import Model
-from fedpipe.plan import Settings
+from fedpipe.plan import RunSettings
 
-BATCH = 250  #: samples in one call of the base
+BATCH_SIZE = 250  #: samples in one call of the base
 
 
-def place(settings: Settings) -> Path:
+def get_features_path(settings: RunSettings) -> Path:
     """Where the features of a run lie: under a hash of the base, the data set and what is done to its images."""
-    made_of = {
-        "dataset": store.place(settings.dataset).stem,
+    key_settings = {
+        "dataset": store.locate_dataset(settings.dataset).stem,
         "model": settings.model,
         "transforms": settings.transforms,
         "dtype": settings.federation["dtype"],
     }
-    key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:12]
-    return RESULTS / "features" / f"{store.place(settings.dataset).stem}-{settings.model['name']}-{key}.pt"
+    key = hashlib.sha256(json.dumps(key_settings, sort_keys=True).encode()).hexdigest()[:12]
+    return RESULTS / "features" / f"{store.locate_dataset(settings.dataset).stem}-{settings.model['name']}-{key}.pt"
 
 
-def featured(clients: Clients, base: nn.Module, path: Path, threads: int, made_by: Mapping[str, Any]) -> Clients:
+def with_features(
+    clients: FederatedData, base: nn.Module, path: Path, threads: int, made_by: Mapping[str, Any]
+) -> FederatedData:
     """The same clients, whose samples are the features; they are computed where they do not lie at ``path`` yet.
 
     Raises
@@ -50,31 +52,31 @@ def featured(clients: Clients, base: nn.Module, path: Path, threads: int, made_b
         What lies there is damaged.
     """
     marker = path.with_suffix(".json")
-    lock = artifacts.LOCK.with_name(f"{path.stem}.lock")  # where neither git nor DVC looks
+    lock = artifacts.PACK_LOCK.with_name(f"{path.stem}.lock")  # where neither git nor DVC looks
     lock.parent.mkdir(exist_ok=True)
     with FileLock(lock):  # runs that begin together wait for the first
         if not marker.is_file():
-            sha256 = artifacts.write_pt(path, {"features": computed(clients, base, threads)})
+            sha256 = artifacts.write_pt(path, {"features": compute_features(clients, base, threads)})
             artifacts.write_json(marker, {path.name: sha256, "made_by": dict(made_by)})
-    sha256 = artifacts.manifest(path)
+    sha256 = artifacts.read_recorded_sha256(path)
     return clients.with_inputs(artifacts.read_pt(path, sha256)["features"], {"features": sha256})
 
 
-def computed(clients: Clients, base: nn.Module, threads: int = 1) -> Tensor:
+def compute_features(clients: FederatedData, base: nn.Module, threads: int = 1) -> Tensor:
     """Features of all samples, shape (n, d), on the host."""
     base = base.to(clients.device, clients.dtype).eval()
 
-    def batch(first: int) -> Tensor:
+    def compute_batch(first: int) -> Tensor:
         with torch.no_grad():
-            x, _ = clients.gather(torch.arange(first, min(first + BATCH, len(clients.y))))
+            x, _ = clients.gather(torch.arange(first, min(first + BATCH_SIZE, len(clients.y))))
             features: Tensor = base(x)
             return features.cpu()
 
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        return torch.cat(list(pool.map(batch, range(0, len(clients.y), BATCH))))
+        return torch.cat(list(pool.map(compute_batch, range(0, len(clients.y), BATCH_SIZE))))
 
 
-def parted(model: Model, shape: tuple[int, ...], classes: int) -> nn.Module:
+def build_frozen_base(model: Model, shape: tuple[int, ...], classes: int) -> nn.Module:
     """The frozen base of a model's network."""
     with torch.random.fork_rng(devices=[]):
-        return model.parted(model.network(shape, classes))[0]
+        return model.split_frozen_base(model.build_initial_network(shape, classes))[0]

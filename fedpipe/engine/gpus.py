@@ -10,30 +10,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-_held: list[TextIO] = []  # locks of this process, which end with it, however it ends
+_gpu_locks: list[TextIO] = []  # locks of this process, which end with it, however it ends
 
 
-def names(count: int) -> list[str]:
+def get_gpu_names(count: int) -> list[str]:
     """What the GPUs that PyTorch sees are called on this machine, where a job may see a part of them."""
-    granted = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    return granted[:count] if len(granted) >= count and all(granted) else [str(index) for index in range(count)]
+    visible_names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    return (
+        visible_names[:count]
+        if len(visible_names) >= count and all(visible_names)
+        else [str(index) for index in range(count)]
+    )
 
 
-def own(gpus: Sequence[str]) -> int:
+def acquire_gpu(gpus: Sequence[str]) -> int:
     """The index of the GPU for this job; where there are more jobs than GPUs, they share them evenly.
 
     Jobs of one user agree by locks in the folder of temporary files.
     """
     folder = Path(tempfile.gettempdir()) / f"fedpipe-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    for beside in itertools.count():
+    for slot in itertools.count():
         for index, name in enumerate(gpus):
-            lock = (folder / f"gpu-{name}-{beside}").open("w")
+            lock = (folder / f"gpu-{name}-{slot}").open("w")
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 lock.close()
                 continue
-            _held.append(lock)
+            _gpu_locks.append(lock)
             return index
     raise AssertionError("not reached")

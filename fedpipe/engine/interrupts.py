@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOPPED = 128 + signal.SIGTERM  #: exit status of a command that SIGTERM ended
+SIGTERM_EXIT_STATUS = 128 + signal.SIGTERM  #: exit status of a command that SIGTERM ended
 
 
 @contextmanager
-def deferred(say: Callable[[], str]) -> Iterator[Callable[[], bool]]:
+def defer_sigterm(make_message: Callable[[], str]) -> Iterator[Callable[[], bool]]:
     """Within, SIGTERM interrupts nothing; the value tells whether it came, to be asked where one may stop.
 
-    What there is to ``say`` of it is printed at once, since SIGKILL may come before one can stop.
+    What there is to ``make_message`` of it is printed at once, since SIGKILL may come before one can stop.
     """
-    came: list[int] = []
+    signals: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        if not came:
-            os.write(1, f"{say()}\n".encode())  # not print: it may have interrupted one
-        came.append(number)
+    def record_signal(number: int, frame: FrameType | None) -> None:
+        if not signals:
+            os.write(1, f"{make_message()}\n".encode())  # not print: it may have interrupted one
+        signals.append(number)
 
-    before = signal.signal(signal.SIGTERM, note)
+    previous_handler = signal.signal(signal.SIGTERM, record_signal)
     try:
-        yield lambda: bool(came)
+        yield lambda: bool(signals)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)

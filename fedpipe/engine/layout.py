@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedpipe.layers import is_large
+from fedpipe.layers import is_large_kernel
 
 PAGE = 1024  #: float32 numbers in 4 KiB
 NARROW = 64  #: outputs below which a linear layer is faster by rows in any case
 
 
-def fast(tree: Any) -> Any:
+def optimize_layout(tree: Any) -> Any:
     """A state's weights as they are fast: small kernels channels-last, linear layers whose rows collide by columns."""
-    return pytree.tree_map(_fast, tree)
+    return pytree.tree_map(_optimize_tensor_layout, tree)
 
 
 def channels_last(value: Tensor) -> Tensor:
@@ -32,13 +32,13 @@ def channels_last(value: Tensor) -> Tensor:
     return value.contiguous(memory_format=torch.channels_last)
 
 
-def _fast(value: Tensor) -> Tensor:
+def _optimize_tensor_layout(value: Tensor) -> Tensor:
     if value.dim() == 4:
-        return value if is_large(value) else channels_last(value)
-    return value.t().contiguous().t() if value.dim() == 2 and _collide(*value.shape) else value
+        return value if is_large_kernel(value) else channels_last(value)
+    return value.t().contiguous().t() if value.dim() == 2 and _has_colliding_rows(*value.shape) else value
 
 
-def _collide(outputs: int, inputs: int) -> bool:
+def _has_colliding_rows(outputs: int, inputs: int) -> bool:
     """Whether the rows of a linear layer's weight lie whole pages apart, and its columns do not.
 
     A core's first cache keeps what lies whole pages apart in the same few places, and so the gradient of a layer from

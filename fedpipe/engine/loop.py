@@ -17,52 +17,52 @@ from torch.utils import _pytree as pytree
 
 from fedpipe.algorithms.base import Algorithm, Batch, Measure, Pass, State, Train, Update
 from fedpipe.engine import contract
-from fedpipe.engine.clients import Clients, Integers
+from fedpipe.engine.clients import FederatedData, Integers
 from fedpipe.engine.executor import (
     MEASURE_BATCH,
     Outcome,
     Phase,
     Score,
     Test,
-    class_counts,
+    add_pull_and_clip,
+    count_by_class,
     descend,
     eval_mode,
-    gradient_of,
-    keep,
-    noisy,
-    passes,
-    personal_passes,
-    readout,
+    get_epochs_and_steps,
+    get_logits_function,
+    get_passes,
+    get_personal_passes,
+    get_trained_names,
+    make_kept_state,
+    make_upload,
+    needs_noise_key,
     seconds_since,
-    span,
     start_client,
     train_mode,
-    trained_names,
-    upload,
     with_batch_stats,
     with_optimizer_state,
 )
-from fedpipe.engine.layout import channels_last, fast
+from fedpipe.engine.layout import channels_last, optimize_layout
 from fedpipe.engine.memory import keep_pages
-from fedpipe.engine.transforms import changed
-from fedpipe.engine.trees import contiguous, move, size_in_bytes, unstack
+from fedpipe.engine.transforms import transform_images
+from fedpipe.engine.trees import make_contiguous, move_state, size_in_bytes, unstack_client
 from fedpipe.tensors import Tensors
 
-HELD_BYTES = 2**30  #: of personal models that are held until their clients train
+PERSONAL_CACHE_BYTES = 2**30  #: of personal models that are held until their clients train
 
 
-class Personal(NamedTuple):
+class PersonalizedState(NamedTuple):
     """A client after its personal passes, and what they began with."""
 
     round: int
-    began: State
+    initial_state: State
     state: State
     epochs: dict[str, int]  #: how far each stream has come
     seconds: float
 
-    def follows(self, round: int, state: State) -> bool:
+    def is_valid_for(self, round: int, state: State) -> bool:
         """Whether they would make the same of this state, since it is the same bit for bit."""
-        return self.round == round and _same(self.began, state)
+        return self.round == round and _has_same_bits(self.initial_state, state)
 
 
 class Loop:
@@ -78,7 +78,7 @@ class Loop:
         Clients that are worked on at once; no number depends on it.
     finetune_epochs
         Epochs of the phase ``finetune``.
-    rests
+    storage_device
         Where outcomes lie; by default on the device that trains.
     """
 
@@ -87,16 +87,22 @@ class Loop:
     def __init__(
         self,
         algorithm: Algorithm,
-        clients: Clients,
+        clients: FederatedData,
         threads: int = 1,
         finetune_epochs: int = 1,
-        rests: torch.device | None = None,
+        storage_device: torch.device | None = None,
     ) -> None:
         torch.set_num_threads(1)
         keep_pages()
-        self._clients, self._finetune_epochs, self._rests = clients, finetune_epochs, rests or clients.device
-        self._idle = [algorithm.bind(algorithm.net.replica(), algorithm.federation) for _ in range(threads)]
-        self._held: dict[int, Personal] = {}
+        self._clients, self._finetune_epochs, self._storage_device = (
+            clients,
+            finetune_epochs,
+            storage_device or clients.device,
+        )
+        self._idle_workers = [
+            algorithm.bind(algorithm.net.copy_for_thread(), algorithm.federation) for _ in range(threads)
+        ]
+        self._personal_cache: dict[int, PersonalizedState] = {}
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def run(
@@ -104,99 +110,138 @@ class Loop:
         phase: Phase,
         round: int,
         ids: Sequence[int],
-        kept: Callable[[int], State],
+        get_kept_state: Callable[[int], State],
         send: Callable[[Sequence[int]], tuple[State, State]],
         tests: Sequence[Test] = (),
-        among: Sequence[int] | None = None,
-        again: Collection[int] = (),
+        participants: Sequence[int] | None = None,
+        clients_to_cache: Collection[int] = (),
     ) -> Iterator[Outcome]:
         """See :class:`~fedpipe.engine.executor.Executor`."""
-        wanted = set(again)
+        ids_to_cache = set(clients_to_cache)
         if phase != "begin":
-            self._held = {client: held for client, held in self._held.items() if held.round == round}
+            self._personal_cache = {
+                client: cached_state
+                for client, cached_state in self._personal_cache.items()
+                if cached_state.round == round
+            }
 
-        def one(client: int) -> Outcome:
-            idle = self._idle.pop()
-            algorithm = idle.in_round(round)
+        def run_client(client: int) -> Outcome:
+            worker = self._idle_workers.pop()
+            algorithm = worker.bind_round(round)
             try:
-                with torch.no_grad(), contract.told(algorithm):
-                    common, own = contract.sent(algorithm, send([client]))
-                    received = move(common | unstack(own, 0), self._clients.device)
-                    hold = client in wanted
-                    return self._client(algorithm, phase, round, client, kept(client), received, tests, hold)
+                with torch.no_grad(), contract.explain_user_errors(algorithm):
+                    common, client_parts = contract.validate_download(algorithm, send([client]))
+                    received_state = move_state(common | unstack_client(client_parts, 0), self._clients.device)
+                    needs_cache = client in ids_to_cache
+                    return self._run_client(
+                        algorithm, phase, round, client, get_kept_state(client), received_state, tests, needs_cache
+                    )
             finally:
-                self._idle.append(idle)
+                self._idle_workers.append(worker)
 
         # The largest clients begin first, so that no core waits long for the last; outcomes keep the order of ids.
-        begun = {client: self._pool.submit(one, client) for client in sorted(ids, key=self._size)}
-        return (begun.pop(client).result() for client in ids)
+        futures = {client: self._pool.submit(run_client, client) for client in sorted(ids, key=self._get_sort_key)}
+        return (futures.pop(client).result() for client in ids)
 
-    def stacks(self, among: Sequence[int]) -> list[dict[str, Any]]:
+    def describe_stacks(self, participants: Sequence[int]) -> list[dict[str, Any]]:
         """See :class:`~fedpipe.engine.executor.Executor`."""
         return []
 
-    def _size(self, client: int) -> int:
+    def _get_sort_key(self, client: int) -> int:
         return -int(self._clients.sizes[client])
 
-    def _client(
+    def _run_client(
         self,
         algorithm: Algorithm,
         phase: Phase,
         round: int,
         client: int,
-        kept: State,
-        received: State,
+        kept_state: State,
+        received_state: State,
         tests: Sequence[Test],
-        hold: bool,
+        needs_cache: bool,
     ) -> Outcome:
         clients = self._clients
-        state = fast(start_client(algorithm, move(kept, clients.device), received, clients.facts(client, round)))
-        begin, before = time.perf_counter(), 0.0
-        due, epochs = passes(algorithm, phase, self._finetune_epochs), dict[str, int]()
-        if personal := personal_passes(algorithm) if phase != "begin" else []:
-            state, epochs, before = self._personal(algorithm, personal, state, round, client, hold)
-        for pass_ in due[len(personal) :]:
-            state = self._pass(algorithm, pass_, state, round, client, epochs)
-        seconds = before + seconds_since(begin, clients.device)
+        state = optimize_layout(
+            start_client(
+                algorithm,
+                move_state(kept_state, clients.device),
+                received_state,
+                clients.get_client_info(client, round),
+            )
+        )
+        start_time, earlier_seconds = time.perf_counter(), 0.0
+        phase_passes, epochs = get_passes(algorithm, phase, self._finetune_epochs), dict[str, int]()
+        if personalize_passes := get_personal_passes(algorithm) if phase != "begin" else []:
+            state, epochs, earlier_seconds = self._personalize_client(
+                algorithm, personalize_passes, state, round, client, needs_cache
+            )
+        for pass_ in phase_passes[len(personalize_passes) :]:
+            state = self._run_pass(algorithm, pass_, state, round, client, epochs)
+        seconds = earlier_seconds + seconds_since(start_time, clients.device)
         scores = {test: self._score(algorithm, phase, state, round, client, test) for test in tests}
-        down = size_in_bytes(algorithm.traffic(received))
+        down = size_in_bytes(algorithm.traffic(received_state))
         if phase != "train":
             return Outcome(client, down, 0, {}, {}, scores)
-        sent, stays = (move(contiguous(part(algorithm, state)), self._rests) for part in (upload, keep))
-        return Outcome(client, down, size_in_bytes(algorithm.traffic(sent)), sent, stays, scores, seconds)
+        client_upload, next_kept_state = (
+            move_state(make_contiguous(make_state(algorithm, state)), self._storage_device)
+            for make_state in (make_upload, make_kept_state)
+        )
+        return Outcome(
+            client,
+            down,
+            size_in_bytes(algorithm.traffic(client_upload)),
+            client_upload,
+            next_kept_state,
+            scores,
+            seconds,
+        )
 
-    def _personal(
-        self, algorithm: Algorithm, personal: list[Pass], began: State, round: int, client: int, hold: bool
+    def _personalize_client(
+        self,
+        algorithm: Algorithm,
+        personalize_passes: list[Pass],
+        initial_state: State,
+        round: int,
+        client: int,
+        needs_cache: bool,
     ) -> tuple[State, dict[str, int], float]:
         """The client's state after its personal passes, made once for all that begins with them.
 
         With it, the epochs of each stream so far, and the seconds that the passes took if they were made before.
         """
-        held, before = self._held.pop(client, None), 0.0
-        if held is not None and held.follows(round, began):
-            before = held.seconds
+        personalized_state, earlier_seconds = self._personal_cache.pop(client, None), 0.0
+        if personalized_state is not None and personalized_state.is_valid_for(round, initial_state):
+            earlier_seconds = personalized_state.seconds
         else:
-            begin, state, epochs = time.perf_counter(), began, dict[str, int]()
-            for pass_ in personal:
-                state = fast(self._pass(algorithm, pass_, state, round, client, epochs))
-            held = Personal(round, began, state, epochs, seconds_since(begin, self._clients.device))
-        if hold and (len(self._held) + 1) * size_in_bytes([held.began, held.state]) <= HELD_BYTES:
-            self._held[client] = held
-        return held.state, held.epochs.copy(), before
+            start_time, state, epochs = time.perf_counter(), initial_state, dict[str, int]()
+            for pass_ in personalize_passes:
+                state = optimize_layout(self._run_pass(algorithm, pass_, state, round, client, epochs))
+            personalized_state = PersonalizedState(
+                round, initial_state, state, epochs, seconds_since(start_time, self._clients.device)
+            )
+        if (
+            needs_cache
+            and (len(self._personal_cache) + 1)
+            * size_in_bytes([personalized_state.initial_state, personalized_state.state])
+            <= PERSONAL_CACHE_BYTES
+        ):
+            self._personal_cache[client] = personalized_state
+        return personalized_state.state, personalized_state.epochs.copy(), earlier_seconds
 
-    def _pass(
+    def _run_pass(
         self, algorithm: Algorithm, pass_: Pass, state: State, round: int, client: int, epochs: dict[str, int]
     ) -> State:
         match pass_:
             case Train():
                 first = epochs.get(pass_.stream, 0)
-                count, steps = span(algorithm, pass_)
+                count, steps = get_epochs_and_steps(algorithm, pass_)
                 epochs[pass_.stream] = first + count
                 return self._train(algorithm, pass_, state, round, client, range(first, first + count), steps)
             case Measure():
                 sums: dict[str, Tensor] = {}
-                indices = (self._clients.train if pass_.on == "train" else self._clients.validation)[client]
-                key = self._clients.key(client, round, "measure", 0) if pass_.changed else None
+                indices = (self._clients.train if pass_.on == "train" else self._clients.validation_or_train)[client]
+                key = self._clients.get_noise_key(client, round, "measure", 0) if pass_.is_augmented else None
                 with eval_mode(algorithm, state):
                     for batch in self._batches(indices, MEASURE_BATCH, key):
                         terms = pass_.sums(state, batch)
@@ -215,15 +260,15 @@ class Loop:
         epochs: range,
         steps: int | None,
     ) -> State:
-        names, state = trained_names(algorithm, training, state), with_optimizer_state(algorithm, training, state)
-        size = self._clients.batch(algorithm.federation.batch_size) * training.batches
+        names, state = get_trained_names(algorithm, training, state), with_optimizer_state(algorithm, training, state)
+        size = self._clients.resolve_batch_size(algorithm.federation.batch_size) * training.batches
         for epoch in epochs:
             if training.when is not None and not bool(training.when(state)):
                 break
-            order = self._clients.order(client, round, training.stream, epoch, training.share)
+            order = self._clients.shuffle_indices(client, round, training.stream, epoch, training.share)
             key = None
-            if noisy(algorithm, training, self._clients.transforms):
-                key = self._clients.key(client, round, training.stream, epoch)
+            if needs_noise_key(algorithm, training, self._clients.transforms):
+                key = self._clients.get_noise_key(client, round, training.stream, epoch)
             for batch in itertools.islice(self._batches(order, size, key), training.steps):
                 if steps is not None:
                     if not steps:
@@ -233,9 +278,9 @@ class Loop:
                 if training.step is not None:
                     state = training.step(state, batch, gradient)
                 else:
-                    state = descend(algorithm, training, state, gradient(state)[0], donated=True)
-                if gradient.recorded:
-                    state = with_batch_stats(training, state, gradient.recorded)
+                    state = descend(algorithm, training, state, gradient(state)[0], can_overwrite_gradient=True)
+                if gradient.batch_stats:
+                    state = with_batch_stats(training, state, gradient.batch_stats)
             if training.after is not None:
                 state = training.after(state)
         return state
@@ -247,33 +292,38 @@ class Loop:
             inputs, noise = x[first : first + size], None
             if key is not None:
                 noise = torch.tensor(key + number, device=x.device)
-                inputs = changed(self._clients.transforms, inputs, noise)
+                inputs = transform_images(self._clients.transforms, inputs, noise)
             yield Batch(channels_last(inputs), y[first : first + size], None, noise)
 
     def _score(self, algorithm: Algorithm, phase: Phase, state: State, round: int, client: int, test: Test) -> Score:
-        indices, key = self._clients.measured(client, test), self._clients.measuring_key(client, round, test)
+        indices, key = (
+            self._clients.get_evaluation_indices(client, test),
+            self._clients.get_evaluation_noise_key(client, round, test),
+        )
         classes, loss = torch.zeros(3, self._clients.classes, dtype=torch.long, device=self._clients.device), 0.0
         with eval_mode(algorithm, state):
             for batch in self._batches(indices, MEASURE_BATCH, key):
-                logits = readout(algorithm, phase)(state, batch.x)
-                classes = classes + class_counts(logits, batch)
+                logits = get_logits_function(algorithm, phase)(state, batch.x)
+                classes = classes + count_by_class(logits, batch)
                 loss += float(F.cross_entropy(logits, batch.y, reduction="sum"))
-        return Score.of(classes, loss)
+        return Score.from_counts(classes, loss)
 
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
         """See :class:`~fedpipe.engine.executor.Executor`; the samples are spread over the threads."""
 
-        def part(number: int, rows: Integers) -> Tensor:
-            algorithm = self._idle.pop()
+        def compute_chunk(chunk_number: int, chunk: Integers) -> Tensor:
+            worker = self._idle_workers.pop()
             try:
                 with torch.no_grad():
-                    return algorithm.net(weights, channels_last(self._clients.tested(rows, round, number)))
+                    return worker.net(
+                        weights, channels_last(self._clients.gather_test_batch(chunk, round, chunk_number))
+                    )
             finally:
-                self._idle.append(algorithm)
+                self._idle_workers.append(worker)
 
-        weights = fast(model.map(lambda value: value.to(self._clients.device)))
-        parts = np.array_split(indices, max(1, math.ceil(len(indices) / MEASURE_BATCH)))
-        return torch.cat(list(self._pool.map(part, range(len(parts)), parts)))
+        weights = optimize_layout(model.map(lambda value: value.to(self._clients.device)))
+        chunks = np.array_split(indices, max(1, math.ceil(len(indices) / MEASURE_BATCH)))
+        return torch.cat(list(self._pool.map(compute_chunk, range(len(chunks)), chunks)))
 
 
 class _Gradient:
@@ -281,32 +331,32 @@ class _Gradient:
 
     def __init__(self, algorithm: Algorithm, training: Train, names: tuple[str, ...], batch: Batch) -> None:
         self._algorithm, self._training, self._names, self._batch = algorithm, training, names, batch
-        self.recorded: dict[str, Tensor] = {}
+        self.batch_stats: dict[str, Tensor] = {}
 
     def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
         batch, group = batch or self._batch, client[self._training.group]
         leaves = Tensors((name, group[name].detach().requires_grad_()) for name in self._names)
-        with torch.enable_grad(), train_mode(self._algorithm, self._training, client, batch) as self.recorded:
+        with torch.enable_grad(), train_mode(self._algorithm, self._training, client, batch) as self.batch_stats:
             value = self._training.loss(client | {self._training.group: group | leaves}, batch)
-        contract.loss(self._algorithm, self._training, value)
+        contract.validate_loss(self._algorithm, self._training, value)
         # Laid out as the leaves are, and each in memory of its own, since steps write there: PyTorch may give
         # views of one gradient to two of them.
         torch.autograd.backward(value, inputs=list(leaves.values()))
-        gradient, taken = Tensors(), set[int]()
+        gradient, seen_storages = Tensors(), set[int]()
         for name, leaf in leaves.items():
-            found = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            memory = found.untyped_storage().data_ptr()
-            gradient[name] = found.clone() if memory in taken else found
-            taken.add(memory)
-        return gradient_of(self._training, client, gradient, donated=True), value.detach()
+            leaf_gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            memory = leaf_gradient.untyped_storage().data_ptr()
+            gradient[name] = leaf_gradient.clone() if memory in seen_storages else leaf_gradient
+            seen_storages.add(memory)
+        return add_pull_and_clip(self._training, client, gradient, inplace=True), value.detach()
 
     def descend(self, client: State, gradient: Tensors) -> State:
         return descend(self._algorithm, self._training, client, gradient)
 
 
-def _same(one: State, other: State) -> bool:
+def _has_same_bits(one: State, other: State) -> bool:
     """Whether two states hold the same bits."""
     if one.keys() != other.keys():
         return False
     pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True)
-    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    return all(torch.equal(one_leaf, other_leaf) for one_leaf, other_leaf in pairs)

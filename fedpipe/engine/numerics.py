@@ -10,7 +10,7 @@ import torch
 from torch.backends import cuda, cudnn
 
 
-def set_up() -> None:
+def configure_torch() -> None:
     """Deterministic kernels, an error where there is none, and float32 that is float32.
 
     On a GPU, PyTorch computes convolutions and recurrent layers of float32 in TF32 unless told otherwise, whose 10 bits
@@ -23,15 +23,15 @@ def set_up() -> None:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def preserve_torch_flags() -> Iterator[None]:
     """What runs that are opened within set is undone, in a process that is the user's own."""
     mode, threads = torch.get_deterministic_debug_mode(), torch.get_num_threads()
     filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    lowered = cudnn.allow_tf32, cuda.matmul.allow_tf32
+    tf32_flags = cudnn.allow_tf32, cuda.matmul.allow_tf32
     try:
         yield
     finally:
         torch.set_deterministic_debug_mode(mode)
         torch.set_num_threads(threads)
         torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
-        cudnn.allow_tf32, cuda.matmul.allow_tf32 = lowered
+        cudnn.allow_tf32, cuda.matmul.allow_tf32 = tf32_flags

@@ -24,16 +24,16 @@ class Optimizer(Protocol):
         """Slots before the first step."""
 
     def update(
-        self, parameters: Tensors, gradient: Tensors, slots: Slots, donated: bool = False
+        self, parameters: Tensors, gradient: Tensors, slots: Slots, can_overwrite_gradient: bool = False
     ) -> tuple[Tensors, Slots]:
-        """Parameters and slots after a step; a gradient that is ``donated`` may give its memory to them."""
+        """Parameters and slots after a step; ``can_overwrite_gradient`` lets the result reuse the gradient's memory."""
 
 
 @dataclass(frozen=True)
 class SGD:
     """Stochastic gradient descent with heavy-ball momentum, as ``torch.optim.SGD``."""
 
-    rate: float
+    learning_rate: float
     momentum: float = 0.0
     weight_decay: float = 0.0
 
@@ -42,7 +42,7 @@ class SGD:
         return {"buffer": parameters.zeros()} if self.momentum else {}
 
     def update(
-        self, parameters: Tensors, gradient: Tensors, slots: Slots, donated: bool = False
+        self, parameters: Tensors, gradient: Tensors, slots: Slots, can_overwrite_gradient: bool = False
     ) -> tuple[Tensors, Slots]:
         """``buffer = momentum * buffer + gradient``, and a step against it."""
         if self.weight_decay:
@@ -50,19 +50,21 @@ class SGD:
         if self.momentum:
             gradient = self.momentum * slots["buffer"] + gradient
             slots = {"buffer": gradient}
-        place = gradient if donated and not self.momentum else {}  # fresh memory costs as much as a small layer
-        moved = (
-            (name, torch.add(value, gradient[name], alpha=-self.rate, out=place.get(name)))
+        out_tensors = (
+            gradient if can_overwrite_gradient and not self.momentum else {}
+        )  # fresh memory costs as much as a small layer
+        new_parameters = (
+            (name, torch.add(value, gradient[name], alpha=-self.learning_rate, out=out_tensors.get(name)))
             for name, value in parameters.items()
         )
-        return Tensors(moved), slots
+        return Tensors(new_parameters), slots
 
 
 @dataclass(frozen=True)
 class Adam:
     """Adam, as ``torch.optim.Adam`` with PyTorch's defaults."""
 
-    rate: float
+    learning_rate: float
     weight_decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.999
@@ -74,7 +76,7 @@ class Adam:
         return {"first": parameters.zeros(), "second": parameters.zeros(), "step": step}
 
     def update(
-        self, parameters: Tensors, gradient: Tensors, slots: Slots, donated: bool = False
+        self, parameters: Tensors, gradient: Tensors, slots: Slots, can_overwrite_gradient: bool = False
     ) -> tuple[Tensors, Slots]:
         """Bias-corrected moments, and a step along their ratio."""
         if self.weight_decay:
@@ -84,11 +86,11 @@ class Adam:
         second = self.beta2 * slots["second"] + (1 - self.beta2) * (gradient * gradient)
         scale = torch.sqrt(1 - self.beta2**step)
         denominator = second.map(torch.sqrt) / scale + self.epsilon
-        moved = parameters - self.rate / (1 - self.beta1**step) * (first / denominator)
-        return moved, {"first": first, "second": second, "step": step}
+        new_parameters = parameters - self.learning_rate / (1 - self.beta1**step) * (first / denominator)
+        return new_parameters, {"first": first, "second": second, "step": step}
 
 
-def optimizer(federation: Federation) -> Optimizer:
+def build_optimizer(federation: Federation) -> Optimizer:
     """The optimizer that the federation's settings describe."""
     if federation.optimizer == "adam":
         return Adam(federation.learning_rate, federation.weight_decay)

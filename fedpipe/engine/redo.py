@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Of what a round changes, the share by which other devices and executors may differ: rounding, amplified by a round.
 ROUNDING = {"float32": 1e-3, "float64": 1e-9, "bfloat16": 0.05}
-PLACE = ("executor", "device", "torch", "numpy")  #: where these are equal, the bits are
+ENVIRONMENT_KEYS = ("executor", "device", "torch", "numpy")  #: where these are equal, the bits are
 
 
 @dataclass(frozen=True)
@@ -49,28 +49,33 @@ class Comparison:
 
     round: int
     made_by: list[dict[str, Any]]
-    now: dict[str, Any]
-    names: list[str]
-    differ: list[str]
+    replayed_by: dict[str, Any]
+    compared_files: list[str]
+    differing_files: list[str]
     distance: float
 
     @property
-    def same_place(self) -> bool:
+    def is_same_environment(self) -> bool:
         """Whether executor, device, CPU and libraries are the same, so that equal code gives equal bits."""
-        return all(made.get(name) == self.now[name] for made in self.made_by for name in PLACE)
+        return all(
+            environment.get(name) == self.replayed_by[name] for environment in self.made_by for name in ENVIRONMENT_KEYS
+        )
 
-    def agrees(self, arithmetic: str) -> bool:
+    def is_reproduced(self, arithmetic: str) -> bool:
         """Whether the round came out the same: in its bits, or elsewhere than it was made within rounding."""
-        return not self.differ or (not self.same_place and self.distance <= ROUNDING[arithmetic])
+        return not self.differing_files or (not self.is_same_environment and self.distance <= ROUNDING[arithmetic])
 
-    def told(self) -> str:
+    def describe_difference(self) -> str:
         """What differs, and by how much."""
-        if not self.differ:
-            return f"all bits agree ({', '.join(self.names)})"
-        return f"bits differ in {', '.join(self.differ)} (states by {self.distance:.2g} of what the round changed)"
+        if not self.differing_files:
+            return f"all bits agree ({', '.join(self.compared_files)})"
+        return (
+            f"bits differ in {', '.join(self.differing_files)} (states by {self.distance:.2g} of what the round "
+            "changed)"
+        )
 
 
-def again(run: Run, number: int, executor: Executor | None = None) -> Comparison | None:
+def replay_round(run: Run, number: int, executor: Executor | None = None) -> Comparison | None:
     """Do a complete round again, by the code and device of this process; writes nothing into the run.
 
     Parameters
@@ -87,24 +92,33 @@ def again(run: Run, number: int, executor: Executor | None = None) -> Comparison
     """
     files = run.files
     with tempfile.TemporaryDirectory(prefix="fedpipe-redo-") as folder:
-        copy = run.at(before(files, number, Path(folder) / files.path.name))
+        copy = run.with_files(copy_run_before(files, number, Path(folder) / files.path.name))
         copy.executor = executor or run.executor
         if number == 0:
             copy.initialize()
-        elif copy.checkpoint.complete(number - 1) < number - 1:
+        elif copy.checkpoint.find_last_complete_round(number - 1) < number - 1:
             return None
         else:
-            copy.round(number)
-        old, new = (artifacts.read_json(done.files.round(number).marker)["sha256"] for done in (run, copy))
-        names = sorted(name for name in old | new if not name.endswith(".json"))
-        differ = [name for name in names if old.get(name) != new.get(name)]
-        distance = _distance(run, copy, number) if differ else 0.0
+            copy.run_round(number)
+        old, new = (
+            artifacts.read_json(compared_run.files.round(number).marker)["sha256"] for compared_run in (run, copy)
+        )
+        compared_files = sorted(name for name in old | new if not name.endswith(".json"))
+        differing_files = [name for name in compared_files if old.get(name) != new.get(name)]
+        distance = _distance(run, copy, number) if differing_files else 0.0
         if not distance:  # equal tensors: bytes of older files also tell how they lay in memory
-            differ = [name for name in differ if not name.endswith(".pt")]
-        return Comparison(number, run.checkpoint.sealed(number)["made_by"], run.made_by(), names, differ, distance)
+            differing_files = [name for name in differing_files if not name.endswith(".pt")]
+        return Comparison(
+            number,
+            run.checkpoint.read_state_json(number)["made_by"],
+            run.get_environment(),
+            compared_files,
+            differing_files,
+            distance,
+        )
 
 
-def check(run: Run, number: int) -> None:
+def require_reproducible_round(run: Run, number: int) -> None:
     """Before a run goes on after a round by other shared code than made it, see that this code makes it the same.
 
     What came of it is recorded in the run's folder, so that this is done once.
@@ -114,68 +128,75 @@ def check(run: Run, number: int) -> None:
     ArtifactError
         It does not, or a state is gone that is needed to tell.
     """
-    made_by, now = run.checkpoint.sealed(number)["made_by"], run.made_by()
-    record = run.files.continued(number, now["shared"])
-    if all(made.get("shared") == now["shared"] for made in made_by) or record.is_file():
+    made_by, environment = run.checkpoint.read_state_json(number)["made_by"], run.get_environment()
+    record = run.files.replay_record(number, environment["shared"])
+    if all(entry.get("shared") == environment["shared"] for entry in made_by) or record.is_file():
         return
-    found = again(run, number)
-    gone = "that round can't be done again, since a state from before it is gone"
-    told = gone if found is None else f"done again now {found.told()}"
-    if found is None or not found.agrees(run.federation.arithmetic):
+    comparison = replay_round(run, number)
+    missing_state_message = "that round can't be done again, since a state from before it is gone"
+    replay_message = (
+        missing_state_message if comparison is None else f"done again now {comparison.describe_difference()}"
+    )
+    if comparison is None or not comparison.is_reproduced(run.federation.compute_dtype):
         raise ArtifactError(
-            f"{run.files.path} can't go on: the code that all runs share has changed since round {number}, and {told}; "
+            f"{run.files.path} can't go on: the code that all runs share has changed since round {number}, and "
+            f"{replay_message}; "
             f"restore fedpipe as it was, or type `rm -r {run.files.path}` to have the "
             f"run made anew."
         )
-    agreed = {"agrees": "within rounding" if found.differ else "bits", "distance": found.distance}
-    artifacts.write_json(record, {"round": number, "made_by": made_by, "now": now, **agreed})
+    agreement = {"agrees": "within rounding" if comparison.differing_files else "bits", "distance": comparison.distance}
+    artifacts.write_json(record, {"round": number, "made_by": made_by, "now": environment, **agreement})
 
 
-def before(files: RunFiles, number: int, folder: Path) -> RunFiles:
+def copy_run_before(files: RunFiles, number: int, folder: Path) -> RunFiles:
     """A run's folder as it was before a round: its settings, and what the rounds so far left."""
     copy = RunFiles(folder)
-    copy.history.mkdir(parents=True)
+    copy.rounds_folder.mkdir(parents=True)
     copy.settings.write_bytes(files.settings.read_bytes())
-    packed = archive.contents(archive.of(files.history))
-    before = {name: data for name, data in packed.items() if int(Path(name).parent.name) < number}
-    archive.of(copy.history).write_bytes(archive.join(before))
-    for earlier in range(number):
-        if files.round(earlier).path.is_dir():
-            copy.round(earlier).path.symlink_to(files.round(earlier).path.resolve(), target_is_directory=True)
+    pack_members = archive.read_members(archive.pack_path(files.rounds_folder))
+    earlier_members = {name: data for name, data in pack_members.items() if int(Path(name).parent.name) < number}
+    archive.pack_path(copy.rounds_folder).write_bytes(archive.build_pack(earlier_members))
+    for earlier_round in range(number):
+        if files.round(earlier_round).path.is_dir():
+            copy.round(earlier_round).path.symlink_to(
+                files.round(earlier_round).path.resolve(), target_is_directory=True
+            )
     return copy
 
 
 def _distance(run: Run, copy: Run, number: int) -> float:
     """See :class:`Comparison`; infinite where states are of other names or shapes."""
     old, new = _states(run, number, number), _states(copy, number, number)
-    before = _states(run, number, number - 1) if number else {}  # all of the initial state is made in round 0
+    previous_states = _states(run, number, number - 1) if number else {}  # all of the initial state is made in round 0
     if {name: value.shape for name, value in old.items()} != {name: value.shape for name, value in new.items()}:
         return math.inf
-    gap = sum(_square(new[name], value) for name, value in old.items())
-    change = sum(_square(before.get(name, torch.zeros_like(value)), value) for name, value in old.items())
+    gap = sum(_squared_distance(new[name], value) for name, value in old.items())
+    change = sum(
+        _squared_distance(previous_states.get(name, torch.zeros_like(value)), value) for name, value in old.items()
+    )
     if not gap:
         return 0.0
     return math.sqrt(gap / change) if change and math.isfinite(gap) else math.inf
 
 
-def _states(run: Run, number: int, at: int) -> dict[str, torch.Tensor]:
-    """All tensors after round ``at``, by name: the server's, and those that the participants of a round keep."""
-    found = dict(_leaves(run.server(at), "server/"))
-    for client in run.checkpoint.sealed(number)["participants"]:
-        found |= _leaves(run.kept(client, at), f"{client}/")
-    return found
+def _states(run: Run, number: int, state_round: int) -> dict[str, torch.Tensor]:
+    """All tensors after round ``state_round`` by name: the server's, and what a round's participants keep."""
+    tensors = dict(_leaves(run.load_server_state(state_round), "server/"))
+    for client in run.checkpoint.read_state_json(number)["participants"]:
+        tensors |= _leaves(run.load_kept_state(client, state_round), f"{client}/")
+    return tensors
 
 
-def _leaves(tree: dict[str, Any], place: str) -> Iterator[tuple[str, torch.Tensor]]:
+def _leaves(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
     for name, value in tree.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{place}{name}/")
+            yield from _leaves(value, f"{prefix}{name}/")
         else:
-            yield f"{place}{name}", value
+            yield f"{prefix}{name}", value
 
 
-def _square(one: torch.Tensor, other: torch.Tensor) -> float:
+def _squared_distance(one: torch.Tensor, other: torch.Tensor) -> float:
     """Sum of the squared differences of two tensors; where both are infinite or NaN alike, they do not differ."""
     one, other = one.double(), other.double()
-    same = (one == other) | (one.isnan() & other.isnan())
-    return float(torch.where(same, torch.zeros_like(one), one - other).square().sum())
+    equal_mask = (one == other) | (one.isnan() & other.isnan())
+    return float(torch.where(equal_mask, torch.zeros_like(one), one - other).square().sum())

@@ -29,49 +29,49 @@ import fedpipe
 from fedpipe import artifacts, code, pins, rng
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.artifacts import RunFiles
-from fedpipe.config import Execution, several
+from fedpipe.config import Execution, single_initial_model_error
 from fedpipe.data import store
-from fedpipe.data.assignment import Assignment, checksum
+from fedpipe.data.assignment import Assignment, compute_assignment_sha256
 from fedpipe.engine import contract, evaluation, frozen, gpus, numerics, redo
 from fedpipe.engine.block import Block
-from fedpipe.engine.capture import cuda_graph
-from fedpipe.engine.checkpoint import Checkpoint, prune
-from fedpipe.engine.clients import Clients
-from fedpipe.engine.device import on_device_of
+from fedpipe.engine.capture import make_cuda_graph_backend
+from fedpipe.engine.checkpoint import Checkpoint, prune_states
+from fedpipe.engine.clients import FederatedData
+from fedpipe.engine.device import use_device_of
 from fedpipe.engine.executor import Executor, Score, Test, init_client
 from fedpipe.engine.loop import Loop
-from fedpipe.engine.server import aggregate, init_server, send
+from fedpipe.engine.server import aggregate_uploads, init_server, make_download
 from fedpipe.engine.stack import Stack
-from fedpipe.engine.trees import contiguous, finite, move, size_in_bytes
+from fedpipe.engine.trees import is_finite, make_contiguous, move_state, size_in_bytes
 from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.models.base import Model, Net, Network
-from fedpipe.plan import Settings, digest
+from fedpipe.models.base import FunctionalNetwork, Model, Network
+from fedpipe.plan import RunSettings, digest_json
 from fedpipe.tensors import Tensors
 
 WIDTH_ON_GPU = 32  #: clients of a stack where `execution.stack` is auto
 #: Of the server's states before and after a round, and of what its participants send and keep, that lie on a GPU; where
 #: there is more, all of it rests on the host. A fixed number, since bits depend on where the server computes.
-RESTING_BYTES = 2**32
+MAX_DEVICE_BYTES = 2**32
 
 
-class Weighed(NamedTuple):
+class WeightedUploads(NamedTuple):
     """The participants of a round and what each counts for; an update that is not finite counts for nothing."""
 
     block: Block
-    finite: npt.NDArray[np.bool_]
+    finite_mask: npt.NDArray[np.bool_]
     weights: npt.NDArray[np.int64]
 
     @property
     def uploads(self) -> Uploads:
         """Those that count, as the server reads them."""
-        rows = np.flatnonzero(self.finite).tolist()
-        ids, weights, sent = self.block.ids, self.weights.tolist(), self.block.uploads
-        return Uploads([ids[row] for row in rows], [weights[row] for row in rows], [sent[row] for row in rows])
+        rows = np.flatnonzero(self.finite_mask).tolist()
+        ids, weights, states = self.block.ids, self.weights.tolist(), self.block.uploads
+        return Uploads([ids[row] for row in rows], [weights[row] for row in rows], [states[row] for row in rows])
 
     @property
-    def kept(self) -> list[State]:
+    def kept_states(self) -> list[State]:
         """What they keep."""
-        return list(itertools.compress(self.block.kept, self.finite))
+        return list(itertools.compress(self.block.kept_states, self.finite_mask))
 
 
 class Run:
@@ -98,70 +98,82 @@ class Run:
         threads: int = 1,
         keep_models: str | int = "all",
         *,
-        clients: Clients | None = None,
+        clients: FederatedData | None = None,
     ) -> None:
         execution = execution or Execution()
         self.files, self._keep_models = files, keep_models
-        self.settings = settings = Settings.read(files.settings)
+        self.settings = settings = RunSettings.read(files.settings)
         self.federation, self.evaluation = settings.build_federation(), settings.build_evaluation()
-        self._device, self._threads = _device(execution), threads
+        self._device, self._threads = _select_device(execution), threads
         dtype = getattr(torch, self.federation.dtype)
-        self.clients = clients or open_clients(settings, dtype, self._device)
+        self.clients = clients or load_federated_data(settings, dtype, self._device)
         family = cast(Model, settings.build_model())
-        bare = cast(Algorithm, settings.build_algorithm())
+        unbound_algorithm = cast(Algorithm, settings.build_algorithm())
         shape = tuple(self.clients.x.shape[1:])
-        build = functools.partial(family.network, shape, self.clients.classes)
-        if family.frozen_base:
-            whole, base = build, frozen.parted(family, shape, self.clients.classes)
-            self.clients = frozen.featured(self.clients, base, frozen.place(settings), threads, self._versions())
-            build = functools.partial(_above_base, family, whole)
-        self._one_model = family.whole
+        build = functools.partial(family.build_initial_network, shape, self.clients.classes)
+        if family.has_frozen_base:
+            build_network, base = build, frozen.build_frozen_base(family, shape, self.clients.classes)
+            self.clients = frozen.with_features(
+                self.clients, base, frozen.get_features_path(settings), threads, self._versions()
+            )
+            build = functools.partial(_build_above_base, family, build_network)
+        self._has_single_model = family.has_full_weights
         federation = self.federation
-        net = Net(lambda: bare.adapt(build()), dtype, self._device, federation.buffers, federation.precision)
-        self.algorithm = bare.bind(net, self.federation)
-        self._stack, self._graphs = execution.stack if family.stackable else 1, execution.graphs
-        with torch.no_grad(), contract.told(self.algorithm):
-            server = init_server(self.algorithm, self.fresh)
-            first = contiguous(init_client(self.algorithm, server, self.fresh))
-        self._rests = self._resting_place(server, first)
-        self._first = move(first, self._rests)
-        self.checkpoint = Checkpoint(files, self._first, self._rests)
-        self.executor = self.executor_of(self.algorithm)
-        self._made_of = family.made_of(), bare.made_of()
-        self._digests = [code.of(*objects).text for objects in self._made_of]
-        self._watched = {path: pins.stamp(path) for path in _read_later(family, bare)}
-        self._begun: dict[int, Mapping[Test, Score]] = {}
+        net = FunctionalNetwork(
+            lambda: unbound_algorithm.adapt(build()), dtype, self._device, federation.buffers, federation.precision
+        )
+        self.algorithm = unbound_algorithm.bind(net, self.federation)
+        self._stack_width, self._graphs = execution.stack if family.is_stackable else 1, execution.graphs
+        with torch.no_grad(), contract.explain_user_errors(self.algorithm):
+            server = init_server(self.algorithm, self.make_initial_model)
+            initial_kept_state = make_contiguous(init_client(self.algorithm, server, self.make_initial_model))
+        self._storage_device = self._choose_storage_device(server, initial_kept_state)
+        self._initial_kept_state = move_state(initial_kept_state, self._storage_device)
+        self.checkpoint = Checkpoint(files, self._initial_kept_state, self._storage_device)
+        self.executor = self.make_executor(self.algorithm)
+        self._code_objects = family.code_objects(), unbound_algorithm.code_objects()
+        self._digests = [code.compute_code_digest(*objects).text for objects in self._code_objects]
+        self._file_stamps = {
+            path: pins.compute_stat_fingerprint(path) for path in _find_unread_files(family, unbound_algorithm)
+        }
+        self._initial_score_cache: dict[int, Mapping[Test, Score]] = {}
         self._was_complete: dict[int, bool] = {}  #: by round, whether there was a marker when it was begun here
         self._is_copy = False
 
-    def _resting_place(self, server: State, first: State) -> torch.device:
+    def _choose_storage_device(self, server: State, initial_kept_state: State) -> torch.device:
         """Where states lie between passes: on the device, or on the host where there are too many of them."""
         if self._device.type == "cpu":
             return self._device
-        client = size_in_bytes([self.fresh(0), first, first])  # sent, kept and kept before
-        needed = 2 * size_in_bytes(server) + self.federation.participants * client
-        return self._device if needed <= RESTING_BYTES else torch.device("cpu")
+        client_bytes = size_in_bytes(
+            [self.make_initial_model(0), initial_kept_state, initial_kept_state]
+        )  # sent, kept and kept before
+        needed_bytes = 2 * size_in_bytes(server) + self.federation.participants * client_bytes
+        return self._device if needed_bytes <= MAX_DEVICE_BYTES else torch.device("cpu")
 
-    def at(self, files: RunFiles) -> Run:
+    def with_files(self, files: RunFiles) -> Run:
         """The same run in another folder, a copy of what it left up to some round."""
         other = copy.copy(self)
-        other.files, other.checkpoint, other._is_copy = files, Checkpoint(files, self._first, self._rests), True
+        other.files, other.checkpoint, other._is_copy = (
+            files,
+            Checkpoint(files, self._initial_kept_state, self._storage_device),
+            True,
+        )
         other._was_complete = {}
         return other
 
-    def executor_of(self, algorithm: Algorithm) -> Executor:
+    def make_executor(self, algorithm: Algorithm) -> Executor:
         """The run's executor, at work for this algorithm: the run's, or one that probes make of it."""
-        stack, epochs, cuda = self._stack, self.evaluation.finetune_epochs, self._device.type == "cuda"
-        width = stack if isinstance(stack, int) else WIDTH_ON_GPU if cuda else 1
-        if self._graphs and not (cuda and width > 1):
-            reason = "clients train one by one" if cuda else "there is no GPU"
+        stack_width, epochs, is_cuda = self._stack_width, self.evaluation.finetune_epochs, self._device.type == "cuda"
+        width = stack_width if isinstance(stack_width, int) else WIDTH_ON_GPU if is_cuda else 1
+        if self._graphs and not (is_cuda and width > 1):
+            reason = "clients train one by one" if is_cuda else "there is no GPU"
             print(f"execution.graphs: steps run one by one, since {reason} here", file=sys.stderr)
         if width > 1:
-            record = cuda_graph() if self._graphs and cuda and algorithm is self.algorithm else None
-            return Stack(algorithm, self.clients, width, epochs, record, self._rests)
-        return Loop(algorithm, self.clients, self._threads, epochs, self._rests)
+            backend = make_cuda_graph_backend() if self._graphs and is_cuda and algorithm is self.algorithm else None
+            return Stack(algorithm, self.clients, width, epochs, backend, self._storage_device)
+        return Loop(algorithm, self.clients, self._threads, epochs, self._storage_device)
 
-    def fresh(self, index: int) -> Tensors:
+    def make_initial_model(self, index: int) -> Tensors:
         """The run's ``index``-th initial model.
 
         Raises
@@ -169,9 +181,9 @@ class Run:
         SettingsError
             There is but one, since `model.weights` names a file.
         """
-        if index and self._one_model:
-            raise SettingsError(several(self.settings.algorithm["name"]))
-        return self.algorithm.net.fresh(rng.entropy(self.settings.seed, f"init/{index}"))
+        if index and self._has_single_model:
+            raise SettingsError(single_initial_model_error(self.settings.algorithm["name"]))
+        return self.algorithm.net.make_initial_model(rng.entropy(self.settings.seed, f"init/{index}"))
 
     def participants(self, number: int) -> list[int]:
         """The clients of a round, in ascending order."""
@@ -179,41 +191,53 @@ class Run:
         count = self.federation.participants
         return sorted(draw.choice(self.federation.clients, count, replace=False).tolist())
 
-    def kept(self, client: int, number: int) -> State:
+    def load_kept_state(self, client: int, number: int) -> State:
         """What a client keeps after a round."""
-        return self.checkpoint.kept(client, number)
+        return self.checkpoint.load_kept_state(client, number)
 
-    def server(self, number: int) -> State:
+    def load_server_state(self, number: int) -> State:
         """The server's state after a round."""
-        return self.checkpoint.server(number)
+        return self.checkpoint.load_server_state(number)
 
     def initialize(self) -> None:
         """Round 0: the server's initial state."""
-        with torch.no_grad(), contract.told(self.algorithm):
-            server = move(contiguous(init_server(self.algorithm, self.fresh)), self._rests)
-        nobody = [-1] * self.federation.clients
-        facts = {"observed": {}, "made_by": [self.made_by()], "trained_on": dict(self.clients.trained_on)}
-        self.checkpoint.seal(0, server, [], [], {}, last=nobody, **facts)
-        self.checkpoint.finish(0, {})
+        with torch.no_grad(), contract.explain_user_errors(self.algorithm):
+            server = move_state(
+                make_contiguous(init_server(self.algorithm, self.make_initial_model)), self._storage_device
+            )
+        last_rounds = [-1] * self.federation.clients
+        extra_entries = {
+            "observed": {},
+            "made_by": [self.get_environment()],
+            "trained_on": dict(self.clients.data_checksums),
+        }
+        self.checkpoint.seal_round(0, server, [], [], {}, last=last_rounds, **extra_entries)
+        self.checkpoint.finish_round(0, {})
 
     def train(self, number: int, ids: Sequence[int]) -> Block:
         """Local training of some participants."""
-        self._may_go_on(number)
-        begin = time.perf_counter()
-        sends = functools.partial(send, self.algorithm.in_round(number), self.server(number - 1))
-        kept = functools.partial(self.kept, number=number - 1)
-        due = evaluation.due(self.evaluation, self._measured(number)).values()
-        tests: list[Test] = sorted({test for on in due for test in on})
-        everyone = self.participants(number)
-        block = Block(self.settings.key, number, self.made_by(), stacks=self.executor.stacks(everyone))
-        for outcome in self.executor.run("train", number, ids, kept, sends, tests, everyone):
-            contract.alike(self.algorithm, "keep", outcome.keep, self._first, "init_client")
-            contract.alike(
+        self._require_resumable(number)
+        start_time = time.perf_counter()
+        send_to_clients = functools.partial(
+            make_download, self.algorithm.bind_round(number), self.load_server_state(number - 1)
+        )
+        get_kept_state = functools.partial(self.load_kept_state, number=number - 1)
+        test_lists = evaluation.get_post_training_tests(self.evaluation, self._is_measured(number)).values()
+        tests: list[Test] = sorted({test for test_list in test_lists for test in test_list})
+        participants = self.participants(number)
+        block = Block(
+            self.settings.key, number, self.get_environment(), stacks=self.executor.describe_stacks(participants)
+        )
+        for outcome in self.executor.run("train", number, ids, get_kept_state, send_to_clients, tests, participants):
+            contract.require_same_structure(
+                self.algorithm, "keep", outcome.keep, self._initial_kept_state, "init_client"
+            )
+            contract.require_same_structure(
                 self.algorithm, "upload", outcome.upload, (block.uploads or [outcome.upload])[0], "another client"
             )
             block.add(outcome)
-        self._same_code()  # a block is another job's to aggregate
-        block.seconds = time.perf_counter() - begin
+        self._require_same_code()  # a block is another job's to aggregate
+        block.seconds = time.perf_counter() - start_time
         return block
 
     def aggregate(self, number: int, blocks: Sequence[Block]) -> None:
@@ -225,244 +249,293 @@ class Run:
             A block is of another run or of another round, or the blocks have other clients than the round.
         """
         self._refuse_others(number, blocks)
-        self._may_go_on(number)
-        begin, sent = time.perf_counter(), self._weigh(number, Block.joined(blocks, self._rests))
-        server = self.server(number - 1)
-        if len(sent.uploads):  # otherwise the round leaves everything as it was
-            before = server
-            with torch.no_grad(), contract.told(self.algorithm):
-                server = contiguous(aggregate(self.algorithm.in_round(number), before, sent.uploads))
-            contract.alike(self.algorithm, "aggregate", server, before, "init")
-        hashes = self._record(number, sent) | self._record_matrices(number, server, sent.uploads)
-        made_by = _distinct([block.made_by for block in blocks])
-        here = self.made_by()
-        if all((made["shared"], made["device"]) != (here["shared"], here["device"]) for made in made_by):
-            made_by.append(here)  # its blocks are of other code or of another device than the server
-        with on_device_of(server):
-            observed = contract.metrics(self.algorithm, self.algorithm.metrics(server))
-        self._same_code()
-        facts = {"observed": observed, "made_by": made_by, "trained_on": dict(self.clients.trained_on)}
-        facts |= {"stacks": sent.block.stacks} if sent.block.stacks else {}
-        self.checkpoint.seal(number, server, list(sent.uploads.ids), sent.kept, hashes, **facts)
-        passes = [self.federation.epochs(int(self.clients.sizes[client])) for client in sent.block.ids]
-        epoch = statistics.fmean(seconds / count for seconds, count in zip(sent.block.spent, passes, strict=True))
-        self._record_times(number, train=sent.block.seconds, epoch=epoch, aggregate=time.perf_counter() - begin)
+        self._require_resumable(number)
+        start_time, weighted_uploads = (
+            time.perf_counter(),
+            self._weight_uploads(number, Block.from_blocks(blocks, self._storage_device)),
+        )
+        server = self.load_server_state(number - 1)
+        if len(weighted_uploads.uploads):  # otherwise the round leaves everything as it was
+            previous_server = server
+            with torch.no_grad(), contract.explain_user_errors(self.algorithm):
+                server = make_contiguous(
+                    aggregate_uploads(self.algorithm.bind_round(number), previous_server, weighted_uploads.uploads)
+                )
+            contract.require_same_structure(self.algorithm, "aggregate", server, previous_server, "init")
+        hashes = self._record_participants(number, weighted_uploads) | self._record_matrices(
+            number, server, weighted_uploads.uploads
+        )
+        made_by = _remove_duplicates([block.made_by for block in blocks])
+        environment = self.get_environment()
+        if all(
+            (entry["shared"], entry["device"]) != (environment["shared"], environment["device"]) for entry in made_by
+        ):
+            made_by.append(environment)  # its blocks are of other code or of another device than the server
+        with use_device_of(server):
+            metric_values = contract.validate_metrics(self.algorithm, self.algorithm.metrics(server))
+        self._require_same_code()
+        extra_entries = {"observed": metric_values, "made_by": made_by, "trained_on": dict(self.clients.data_checksums)}
+        extra_entries |= {"stacks": weighted_uploads.block.stacks} if weighted_uploads.block.stacks else {}
+        self.checkpoint.seal_round(
+            number, server, list(weighted_uploads.uploads.ids), weighted_uploads.kept_states, hashes, **extra_entries
+        )
+        epoch_counts = [
+            self.federation.count_epochs(int(self.clients.sizes[client])) for client in weighted_uploads.block.ids
+        ]
+        epoch_seconds = statistics.fmean(
+            seconds / count for seconds, count in zip(weighted_uploads.block.client_seconds, epoch_counts, strict=True)
+        )
+        self._record_times(
+            number,
+            train=weighted_uploads.block.seconds,
+            epoch=epoch_seconds,
+            aggregate=time.perf_counter() - start_time,
+        )
 
     def _refuse_others(self, number: int, blocks: Sequence[Block]) -> None:
         """Refuse blocks of another run or of another round."""
         for index, block in enumerate(blocks):
             if (block.run, block.round) != (self.settings.key, number):
                 raise ArtifactError(
-                    f"{self.files.round(number).block(index)} is of round {block.round} of run {block.run}, and should "
+                    f"{self.files.round(number).block_uploads(index)} is of round {block.round} of run {block.run}, "
+                    "and should "
                     f"be of round {number} of run {self.settings.key}; delete it and run again."
                 )
 
-    def _weigh(self, number: int, block: Block) -> Weighed:
+    def _weight_uploads(self, number: int, block: Block) -> WeightedUploads:
         """What each participant of a round counts for."""
         if block.ids != self.participants(number):
             path = self.files.round(number).path
             raise ArtifactError(f"{path}: its blocks hold the clients {block.ids}, not the round's participants.")
-        sent = zip(block.uploads, block.kept, strict=True)
-        whole = np.array(torch.stack([finite(states) for states in sent]).tolist())
-        return Weighed(
-            block, whole, whole * (self.clients.sizes[block.ids] if self.federation.weighting == "count" else 1)
+        client_states = zip(block.uploads, block.kept_states, strict=True)
+        finite_mask = np.array(torch.stack([is_finite(states) for states in client_states]).tolist())
+        return WeightedUploads(
+            block,
+            finite_mask,
+            finite_mask * (self.clients.sizes[block.ids] if self.federation.weighting == "count" else 1),
         )
 
-    def _record(self, number: int, sent: Weighed) -> dict[str, str]:
+    def _record_participants(self, number: int, weighted_uploads: WeightedUploads) -> dict[str, str]:
         """Write who took part, and how their models did right after training; gives the files' hashes."""
-        files, block = self.files.round(number), sent.block
+        files, block = self.files.round(number), weighted_uploads.block
         participants = {
             "client": pa.array(block.ids, pa.int32()),
             "samples": pa.array(self.clients.sizes[block.ids], pa.int64()),
-            "finite": pa.array(sent.finite, pa.bool_()),
-            "weight": pa.array(sent.weights / max(sent.weights.sum(), 1), pa.float64()),
-            "bytes_down": pa.array(block.down, pa.int64()),
-            "bytes_up": pa.array(block.up, pa.int64()),
+            "finite": pa.array(weighted_uploads.finite_mask, pa.bool_()),
+            "weight": pa.array(weighted_uploads.weights / max(weighted_uploads.weights.sum(), 1), pa.float64()),
+            "bytes_down": pa.array(block.bytes_down, pa.int64()),
+            "bytes_up": pa.array(block.bytes_up, pa.int64()),
         }
         hashes = {files.participants.name: artifacts.write_parquet(files.participants, pa.table(participants))}
-        trained = dict(zip(block.ids, block.scores, strict=True))  # also what failed: to leave it out would flatter
-        scores = {"trained": trained, "kept": dict(itertools.compress(trained.items(), sent.finite))}
-        for model, tests in evaluation.due(self.evaluation, self._measured(number)).items():
-            measured = {client: {test: found[test] for test in tests} for client, found in scores[model].items()}
-            path = {"trained": files.trained, "kept": files.kept}[model]
-            hashes[path.name] = artifacts.write_parquet(path, evaluation.table(number, model, measured))
+        scores_by_client = dict(
+            zip(block.ids, block.scores, strict=True)
+        )  # also what failed: to leave it out would flatter
+        scores = {
+            "trained": scores_by_client,
+            "kept": dict(itertools.compress(scores_by_client.items(), weighted_uploads.finite_mask)),
+        }
+        for model, tests in evaluation.get_post_training_tests(self.evaluation, self._is_measured(number)).items():
+            model_scores = {
+                client: {test: client_scores[test] for test in tests} for client, client_scores in scores[model].items()
+            }
+            path = {"trained": files.trained_accuracies, "kept": files.kept_accuracies}[model]
+            hashes[path.name] = artifacts.write_parquet(
+                path, evaluation.make_metrics_table(number, model, model_scores)
+            )
         return hashes
 
     def _record_matrices(self, number: int, server: State, uploads: Uploads) -> dict[str, str]:
         """Write the matrices that travelled, if any did; gives the file's hash."""
-        with on_device_of(server):
+        with use_device_of(server):
             matrices = {-1: self.algorithm.matrices(server)}
             matrices |= {client: self.algorithm.matrices(upload) for client, _, upload in uploads}
         if not matrices[-1]:
             return {}
-        path = self.files.round(number).exchanged
-        return {path.name: artifacts.write_parquet(path, evaluation.matrices(number, "exchanged", matrices))}
+        path = self.files.round(number).exchanged_matrices
+        return {path.name: artifacts.write_parquet(path, evaluation.make_matrices_table(number, "exchanged", matrices))}
 
     def evaluate(self, number: int) -> None:
         """Accuracies and matrices of a round; then the round is complete."""
-        self.checkpoint.sealed(number)  # what is evaluated has to be there
-        self._may_go_on(number)
-        self._same_data(number)
-        begin, files, hashes = time.perf_counter(), self.files.round(number), {}
-        if self._measured(number):
-            found = evaluation.measure(
+        self.checkpoint.read_state_json(number)  # what is evaluated has to be there
+        self._require_resumable(number)
+        self._require_same_data(number)
+        start_time, files, hashes = time.perf_counter(), self.files.round(number), {}
+        if self._is_measured(number):
+            result = evaluation.evaluate_round(
                 self.evaluation,
                 self.executor,
                 self.algorithm,
                 self.clients,
-                self.server(number),
-                functools.partial(self.kept, number=number),
+                self.load_server_state(number),
+                functools.partial(self.load_kept_state, number=number),
                 number,
-                again=self.participants(number + 1),
+                next_participants=self.participants(number + 1),
             )
-            metrics = found.metrics
-            if evaluation.tests(self.evaluation, "kept"):
-                last = self.checkpoint.sealed(number)["last"]
-                rows = evaluation.kept(self.evaluation, number, last, self._recorded, self._begin)
-                metrics = pa.concat_tables([metrics, rows])
+            metrics = result.metrics
+            if evaluation.get_test_sets(self.evaluation, "kept"):
+                last_rounds = self.checkpoint.read_state_json(number)["last"]
+                kept_table = evaluation.make_kept_table(
+                    self.evaluation, number, last_rounds, self._read_kept_table, self._score_initial_models
+                )
+                metrics = pa.concat_tables([metrics, kept_table])
             hashes[files.metrics.name] = artifacts.write_parquet(files.metrics, metrics)
-            if found.matrices is not None:
-                hashes[files.matrices.name] = artifacts.write_parquet(files.matrices, found.matrices)
-        self._same_code()
-        self._record_times(number, evaluate=time.perf_counter() - begin)
-        self.checkpoint.finish(number, hashes)
+            if result.matrices is not None:
+                hashes[files.matrices.name] = artifacts.write_parquet(files.matrices, result.matrices)
+        self._require_same_code()
+        self._record_times(number, evaluate=time.perf_counter() - start_time)
+        self.checkpoint.finish_round(number, hashes)
 
     def _record_times(self, number: int, **seconds: float) -> None:
         """Write what steps of a round took, unless another process has completed it since it was begun here."""
         files = self.files.round(number)
-        if self._was_complete.get(number) or not artifacts.exists(files.marker):
-            artifacts.write_json(files.times, self.checkpoint.times(number) | seconds)
+        if self._was_complete.get(number) or not artifacts.is_stored(files.marker):
+            artifacts.write_json(files.times, self.checkpoint.read_times(number) | seconds)
 
-    def _recorded(self, number: int) -> pa.Table:
+    def _read_kept_table(self, number: int) -> pa.Table:
         """What a round recorded of its participants for the kept protocols."""
-        path = self.files.round(number).kept
-        return artifacts.read_parquet(path, self.checkpoint.sealed(number)["sha256"][path.name])
+        path = self.files.round(number).kept_accuracies
+        return artifacts.read_parquet(path, self.checkpoint.read_state_json(number)["sha256"][path.name])
 
-    def _begin(self, ids: Sequence[int], tests: Sequence[Test]) -> dict[int, Mapping[Test, Score]]:
+    def _score_initial_models(self, ids: Sequence[int], tests: Sequence[Test]) -> dict[int, Mapping[Test, Score]]:
         """Scores of the models with which clients begin round 1, each measured once in this process."""
-        sends, kept = functools.partial(send, self.algorithm, self.server(0)), functools.partial(self.kept, number=0)
-        new = [client for client in ids if client not in self._begun]
-        outcomes = self.executor.run("begin", 1, new, kept, sends, tests)
-        self._begun |= {outcome.client: outcome.scores for outcome in outcomes}
-        return {client: self._begun[client] for client in ids}
+        send_to_clients, get_kept_state = (
+            functools.partial(make_download, self.algorithm, self.load_server_state(0)),
+            functools.partial(self.load_kept_state, number=0),
+        )
+        new_clients = [client for client in ids if client not in self._initial_score_cache]
+        outcomes = self.executor.run("begin", 1, new_clients, get_kept_state, send_to_clients, tests)
+        self._initial_score_cache |= {outcome.client: outcome.scores for outcome in outcomes}
+        return {client: self._initial_score_cache[client] for client in ids}
 
-    def round(self, number: int) -> None:
+    def run_round(self, number: int) -> None:
         """All of a round in this process."""
         self.aggregate(number, [self.train(number, self.participants(number))])
         self.evaluate(number)
 
-    def segment(self, stop: int) -> Iterator[int]:
+    def run_segment(self, stop: int) -> Iterator[int]:
         """The rounds up to ``stop`` that are not complete; yields how many were, then each number as it is done."""
-        artifacts.sweep(self.files.path)
-        done = self.checkpoint.complete(stop, self._keep_models)
-        if done < 0:
+        artifacts.delete_temporary_files(self.files.path)
+        last_complete = self.checkpoint.find_last_complete_round(stop, self._keep_models)
+        if last_complete < 0:
             self.initialize()
-            done = 0
-        self._same_data(done)
-        yield done
-        numbers = range(done + 1, stop + 1)
-        there = [number for number in numbers if artifacts.exists(self.files.round(number).marker)]  # and not whole
+            last_complete = 0
+        self._require_same_data(last_complete)
+        yield last_complete
+        numbers = range(last_complete + 1, stop + 1)
+        damaged_rounds = [
+            number for number in numbers if artifacts.is_stored(self.files.round(number).marker)
+        ]  # and not whole
         for number in numbers:
-            if number in there or not artifacts.exists(self.files.round(number).marker):
-                self.round(number)  # else another study has done it meanwhile
-            prune(self.files, number, self._keep_models)
+            if number in damaged_rounds or not artifacts.is_stored(self.files.round(number).marker):
+                self.run_round(number)  # else another study has done it meanwhile
+            prune_states(self.files, number, self._keep_models)
             yield number
-        artifacts.pack(self.files.history)
+        artifacts.pack_folder(self.files.rounds_folder)
         markers = {number: self.files.round(number).marker for number in range(stop + 1)}
         hashes = {str(number): artifacts.sha256_of(marker) for number, marker in markers.items()}
-        artifacts.write_json(self.files.segment(stop), {"rounds": hashes})
+        artifacts.write_json(self.files.segment_manifest(stop), {"rounds": hashes})
 
-    def place(self) -> str:
+    def describe_environment(self) -> str:
         """Where and how this process works, in words."""
-        made_by, granted = self.made_by(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        words = f"{made_by['executor']} executor on {made_by['device']}, {self._threads} threads of {platform.node()}"
-        if granted not in ("", "-1"):
-            words += f", GPU {granted}" + (" was granted but PyTorch sees none" if self._device.type == "cpu" else "")
-        return words
+        made_by, visible_gpus = self.get_environment(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        description = (
+            f"{made_by['executor']} executor on {made_by['device']}, {self._threads} threads of {platform.node()}"
+        )
+        if visible_gpus not in ("", "-1"):
+            description += f", GPU {visible_gpus}" + (
+                " was granted but PyTorch sees none" if self._device.type == "cpu" else ""
+            )
+        return description
 
-    def _may_go_on(self, number: int) -> None:
+    def _require_resumable(self, number: int) -> None:
         """Before a round: the data are those of the round before it, and the shared code does that round the same."""
-        self._was_complete.setdefault(number, artifacts.exists(self.files.round(number).marker))
+        self._was_complete.setdefault(number, artifacts.is_stored(self.files.round(number).marker))
         if not self._is_copy:
-            self._same_data(number - 1)
-            redo.check(self, number - 1)
+            self._require_same_data(number - 1)
+            redo.require_reproducible_round(self, number - 1)
 
-    def _same_code(self) -> None:
+    def _require_same_code(self) -> None:
         """Refuse what was computed while files changed that own code may read at any time, and that its key is of."""
-        now = {path: pins.stamp(path) for path in self._watched}
-        changed = [path for path, mark in self._watched.items() if now[path] != mark]
-        if changed and code.again(*self._made_of) == self._digests:  # touched, or a comment
-            self._watched = now
-        elif changed:
+        current_stamps = {path: pins.compute_stat_fingerprint(path) for path in self._file_stamps}
+        changed_files = [path for path, stamp in self._file_stamps.items() if current_stamps[path] != stamp]
+        if changed_files and code.recompute_code_digests(*self._code_objects) == self._digests:  # touched, or a comment
+            self._file_stamps = current_stamps
+        elif changed_files:
             raise ArtifactError(
-                f"{self.files.path}: {changed[0]} has changed since this job began, and its key is of the one before; "
+                f"{self.files.path}: {changed_files[0]} has changed since this job began, and its key is of the one "
+                "before; "
                 "type `fedpipe run`, which plans again, or restore that file."
             )
 
-    def _same_data(self, number: int) -> None:
+    def _require_same_data(self, number: int) -> None:
         """Refuse to go on after a round where it, or round 0, was made with other data than lies here."""
-        here = self.clients.trained_on
-        for earlier in (0, number):
-            if not artifacts.exists(self.files.round(earlier).state):
+        checksums = self.clients.data_checksums
+        for earlier_round in (0, number):
+            if not artifacts.is_stored(self.files.round(earlier_round).state_marker):
                 continue
-            recorded = self.checkpoint.sealed(earlier).get("trained_on", {})
-            for name in here:
-                if recorded.get(name) != here[name]:
-                    lies = {**places(self.settings), "features": frozen.place(self.settings)}
+            recorded_checksums = self.checkpoint.read_state_json(earlier_round).get("trained_on", {})
+            for name in checksums:
+                if recorded_checksums.get(name) != checksums[name]:
+                    paths = {**get_input_paths(self.settings), "features": frozen.get_features_path(self.settings)}
                     raise ArtifactError(
-                        f"{self.files.path}: round {earlier} was made with another {name} (SHA-256 of its content: "
-                        f"{recorded.get(name, 'not recorded')}) than lies in {lies[name]} "
-                        f"({here[name]}); bring that one back, as `dvc checkout` does where DVC has recorded it, or "
+                        f"{self.files.path}: round {earlier_round} was made with another {name} (SHA-256 of its "
+                        "content: "
+                        f"{recorded_checksums.get(name, 'not recorded')}) than lies in {paths[name]} "
+                        f"({checksums[name]}); bring that one back, as `dvc checkout` does where DVC has recorded it, "
+                        "or "
                         f"delete {self.files.path} and type `fedpipe run` to make the run anew."
                     )
 
-    def _measured(self, number: int) -> bool:
+    def _is_measured(self, number: int) -> bool:
         return number % self.evaluation.every == 0
 
-    def made_by(self) -> dict[str, Any]:
+    def get_environment(self) -> dict[str, Any]:
         """What else a result's bits depend on: executor, device, versions."""
         return {"executor": self.executor.name, **self._versions()}
 
     def _versions(self) -> dict[str, Any]:
         device = self._device
         return {
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _get_cpu_name(),
             "fedpipe": fedpipe.__version__,
-            "shared": code.shared(),
+            "shared": code.compute_shared_digest(),
             "torch": torch.__version__,
             "numpy": np.__version__,
             "python": platform.python_version(),
         }
 
 
-def places(settings: Settings) -> dict[str, Path]:
+def get_input_paths(settings: RunSettings) -> dict[str, Path]:
     """Where a run's data set and its partition lie."""
-    dealt = artifacts.assignment_file(digest(settings.partition_settings))
-    return {"data set": store.place(settings.dataset), "partition": dealt}
+    partition_path = artifacts.assignment_file(digest_json(settings.partition_settings))
+    return {"data set": store.locate_dataset(settings.dataset), "partition": partition_path}
 
 
-def _above_base(family: Model, whole: Callable[[], Network]) -> Network:
-    return family.parted(whole())[1]
+def _build_above_base(family: Model, build_network: Callable[[], Network]) -> Network:
+    return family.split_frozen_base(build_network())[1]
 
 
-def open_clients(settings: Settings, dtype: torch.dtype, device: torch.device) -> Clients:
+def load_federated_data(settings: RunSettings, dtype: torch.dtype, device: torch.device) -> FederatedData:
     """A run's data set and partition, on the device."""
-    data, dealt = places(settings).values()
-    samples = store.load(data, artifacts.manifest(data))
-    table = artifacts.read_parquet(dealt, artifacts.manifest(dealt))
-    assignment = Assignment.of(table)
-    parts = assignment.train, assignment.test, assignment.global_test
-    return Clients(
+    dataset_path, partition_path = get_input_paths(settings).values()
+    samples = store.load_samples(dataset_path, artifacts.read_recorded_sha256(dataset_path))
+    table = artifacts.read_parquet(partition_path, artifacts.read_recorded_sha256(partition_path))
+    assignment = Assignment.from_table(table)
+    indices = assignment.train, assignment.test, assignment.global_test
+    return FederatedData(
         samples.x,
         samples.y,
-        *parts,
-        store.facts(data).classes,
+        *indices,
+        store.read_dataset_info(dataset_path).classes,
         settings.seed,
         dtype,
         device,
         validation=assignment.validation,
         transforms=settings.build_transforms(),
-        trained_on={"data set": store.checksum(samples), "partition": checksum(table)},
+        data_checksums={
+            "data set": store.compute_samples_sha256(samples),
+            "partition": compute_assignment_sha256(table),
+        },
     )
 
 
@@ -471,21 +544,21 @@ def open_run(path: Path, execution: Execution, threads: int = 1, keep_models: st
     return Run(RunFiles(path), execution, threads, keep_models)
 
 
-def _read_later(*components: Model | Algorithm) -> Iterator[Path]:
+def _find_unread_files(*components: Model | Algorithm) -> Iterator[Path]:
     """Files that the digests of components are of, and that this process has yet to read: data, and later imports."""
-    paths = {path for component in components for path in code.of(*component.made_of()).files}
+    paths = {path for component in components for path in code.compute_code_digest(*component.code_objects()).files}
     names = {path.name for path in paths}
-    loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    here = {Path(name).resolve() for name in loaded if name and Path(name).name in names}
-    yield from (path for path in paths if path.suffix != ".py" or path not in here)
+    loaded_names = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    loaded_files = {Path(name).resolve() for name in loaded_names if name and Path(name).name in names}
+    yield from (path for path in paths if path.suffix != ".py" or path not in loaded_files)
 
 
-def _distinct(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _remove_duplicates(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [value for index, value in enumerate(values) if value not in values[:index]]
 
 
 @functools.cache
-def _processor() -> str:
+def _get_cpu_name() -> str:
     """The kind of CPU, which decides how kernels round."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -494,20 +567,20 @@ def _processor() -> str:
     return platform.machine()
 
 
-def _device(execution: Execution) -> torch.device:
+def _select_device(execution: Execution) -> torch.device:
     """The device to use."""
-    numerics.set_up()
+    numerics.configure_torch()
     if execution.device == "cuda" and not torch.cuda.is_available():
         raise SettingsError("execution.device: cuda can't be used; PyTorch sees no GPU here. It should be auto or cpu.")
     if execution.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     count = torch.cuda.device_count()
-    device = torch.device("cuda", _gpu(count) if count > 1 else 0)
+    device = torch.device("cuda", _select_gpu(count) if count > 1 else 0)
     torch.cuda.set_device(device)
     return device
 
 
 @functools.cache
-def _gpu(count: int) -> int:
+def _select_gpu(count: int) -> int:
     """The index of this process's own of so many GPUs."""
-    return gpus.own(gpus.names(count))
+    return gpus.acquire_gpu(gpus.get_gpu_names(count))

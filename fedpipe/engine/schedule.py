@@ -21,7 +21,7 @@ from fedpipe.engine.clients import Integers
 EMPTY = -1  #: in the table of a pass, where no sample is
 
 
-class Leg(NamedTuple):
+class StepRange(NamedTuple):
     """Successive steps at one width, the same in every epoch."""
 
     width: int
@@ -29,66 +29,75 @@ class Leg(NamedTuple):
     stop: int
 
 
-def ladder(width: int) -> tuple[int, ...]:
+def get_allowed_widths(width: int) -> tuple[int, ...]:
     """The widths of stacks of up to ``width`` clients: 1, 2, 3, 4, 6, 8, 12, 16, ..., and ``width`` itself."""
     powers = [1 << power for power in range(width.bit_length())]
-    return tuple(sorted({rung for two in powers for rung in (two, two + two // 2) if rung < width} | {width}))
+    return tuple(
+        sorted({candidate for two in powers for candidate in (two, two + two // 2) if candidate < width} | {width})
+    )
 
 
-def stacks(sizes: Integers, ids: Iterable[int], width: int) -> list[list[int]]:
+def make_stacks(sizes: Integers, ids: Iterable[int], width: int) -> list[list[int]]:
     """Clients cut into stacks, the largest first; of equal sizes in the order of their numbers."""
-    ordered = sorted(ids, key=lambda client: (-int(sizes[client]), client))
-    return [ordered[first : first + width] for first in range(0, len(ordered), width)]
+    ordered_clients = sorted(ids, key=lambda client: (-int(sizes[client]), client))
+    return [ordered_clients[first : first + width] for first in range(0, len(ordered_clients), width)]
 
 
-def steps(count: int, size: int, most: int | None = None) -> int:
-    """Batches of ``size`` that so many samples make, at most ``most``; one without any where there are no samples."""
-    found = max(1, -(-count // size))
-    return found if most is None else min(found, most)
+def count_steps(count: int, size: int, limit: int | None = None) -> int:
+    """Batches of ``size`` that so many samples make, at most ``limit``; one without any where there are no samples."""
+    step_count = max(1, -(-count // size))
+    return step_count if limit is None else min(step_count, limit)
 
 
-def legs(counts: Sequence[int], rungs: Sequence[int]) -> list[Leg]:
+def make_step_ranges(counts: Sequence[int], allowed_widths: Sequence[int]) -> list[StepRange]:
     """The legs of a stack whose clients have so many steps: each as narrow as those that go on allow.
 
     Parameters
     ----------
     counts
         Steps of the client in each row. A row stays as long as it or one after it has steps left.
-    rungs
+    allowed_widths
         Ascending.
     """
-    left = np.maximum.accumulate(counts[::-1])
-    going = len(left) - np.searchsorted(left, np.arange(left[-1]), side="right")
-    widths = np.asarray(rungs)[np.searchsorted(rungs, going)]
-    found, first = [], 0
+    remaining_steps = np.maximum.accumulate(counts[::-1])
+    active_counts = len(remaining_steps) - np.searchsorted(
+        remaining_steps, np.arange(remaining_steps[-1]), side="right"
+    )
+    widths = np.asarray(allowed_widths)[np.searchsorted(allowed_widths, active_counts)]
+    step_ranges, first = [], 0
     for width, run in itertools.groupby(widths.tolist()):
         stop = first + len(list(run))
-        found.append(Leg(width, first, stop))
+        step_ranges.append(StepRange(width, first, stop))
         first = stop
-    return found
+    return step_ranges
 
 
-def recorded(
-    sizes: Integers, ids: Iterable[int], width: int, batch: int, fixed: int | None = None
+def describe_stacks(
+    sizes: Integers, ids: Iterable[int], width: int, batch_size: int, fixed_steps: int | None = None
 ) -> list[dict[str, Any]]:
     """The stacks of a round in words: their clients, and [width, steps] of an epoch of local training in each leg.
 
     Where all take a fixed number of steps, it is of the whole training.
     """
-    rungs = ladder(width)
+    allowed_widths = get_allowed_widths(width)
     return [
         {
-            "clients": mates,
+            "clients": stack_clients,
             "widths": [
-                [leg.width, leg.stop - leg.first]
-                for leg in legs([fixed or steps(int(sizes[client]), batch) for client in mates], rungs)
+                [step_range.width, step_range.stop - step_range.first]
+                for step_range in make_step_ranges(
+                    [fixed_steps or count_steps(int(sizes[client]), batch_size) for client in stack_clients],
+                    allowed_widths,
+                )
             ],
         }
-        for mates in stacks(sizes, ids, width)
+        for stack_clients in make_stacks(sizes, ids, width)
     ]
 
 
-def table(orders: Sequence[Integers], keys: Sequence[int] | None, size: int, length: int, width: int) -> Integers:
+def make_index_table(
+    orders: Sequence[Integers], keys: Sequence[int] | None, size: int, length: int, width: int
+) -> Integers:
     """The plan of an epoch, shape (length, width, size + 1): each row's samples at each step, and the key of its noise.
 
     Parameters
@@ -115,7 +124,7 @@ def table(orders: Sequence[Integers], keys: Sequence[int] | None, size: int, len
     return plan
 
 
-class Row(NamedTuple):
+class StackBatch(NamedTuple):
     """What a step of a stack is done on."""
 
     samples: Tensor  #: by their numbers, shape (width, batch)
@@ -124,39 +133,41 @@ class Row(NamedTuple):
     key: Tensor | None  #: of each client's noise, shape (width,); None where there is none
 
 
-class Feed(NamedTuple):
+class BatchPlan(NamedTuple):
     """The plan of a pass on the device: successive steps along the first axis."""
 
     samples: Tensor
     mask: Tensor
     live: Tensor
     key: Tensor | None
-    filled: Integers  #: rows that have samples at each step, on the host
+    filled_rows: Integers  #: rows that have samples at each step, on the host
 
     @classmethod
-    def sent(cls, plan: Integers, noisy: bool, dtype: torch.dtype, device: torch.device) -> Feed:
-        """A table, as :func:`table` makes it, sent in one transfer; its keys count where it is noisy."""
-        packed = torch.from_numpy(plan)
+    def from_table(cls, plan: Integers, has_noise: bool, dtype: torch.dtype, device: torch.device) -> BatchPlan:
+        """A table, as :func:`make_index_table` makes it, sent in one transfer; its keys count where it is noisy."""
+        plan_tensor = torch.from_numpy(plan)
         if device.type == "cuda":
-            packed = packed.pin_memory()
-        packed = packed.to(device, non_blocking=True)
-        samples = packed[:, :, :-1]
-        key = packed[:, :, -1].contiguous() if noisy else None
-        there = samples != EMPTY
-        return cls(samples.clamp(min=0), there.to(dtype), there[:, :, 0], key, (plan[:, :, 0] != EMPTY).sum(1))
+            plan_tensor = plan_tensor.pin_memory()
+        plan_tensor = plan_tensor.to(device, non_blocking=True)
+        samples = plan_tensor[:, :, :-1]
+        key = plan_tensor[:, :, -1].contiguous() if has_noise else None
+        sample_mask = samples != EMPTY
+        return cls(
+            samples.clamp(min=0), sample_mask.to(dtype), sample_mask[:, :, 0], key, (plan[:, :, 0] != EMPTY).sum(1)
+        )
 
-    def leg(self, first: int, stop: int, width: int) -> Feed:
+    def slice_steps(self, first: int, stop: int, width: int) -> BatchPlan:
         """Some successive steps of the first ``width`` rows."""
         key = None if self.key is None else self.key[first:stop, :width]
-        samples, mask, live = (part[first:stop, :width] for part in (self.samples, self.mask, self.live))
-        return Feed(samples, mask, live, key, self.filled[first:stop])
+        samples, mask, live = (tensor[first:stop, :width] for tensor in (self.samples, self.mask, self.live))
+        return BatchPlan(samples, mask, live, key, self.filled_rows[first:stop])
 
     @property
-    def masked(self) -> bool:
+    def has_idle_clients(self) -> bool:
         """Whether some clients have no samples at some step."""
-        return bool((self.filled < self.samples.shape[1]).any())
+        return bool((self.filled_rows < self.samples.shape[1]).any())
 
-    def row(self, number: int) -> Row:
+    def get_step_batch(self, step: int) -> StackBatch:
         """One step."""
-        live = None if self.filled[number] == self.samples.shape[1] else self.live[number]
-        return Row(self.samples[number], self.mask[number], live, None if self.key is None else self.key[number])
+        live = None if self.filled_rows[step] == self.samples.shape[1] else self.live[step]
+        return StackBatch(self.samples[step], self.mask[step], live, None if self.key is None else self.key[step])

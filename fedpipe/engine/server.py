@@ -9,7 +9,7 @@ import torch
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.config import Server
 from fedpipe.engine import contract
-from fedpipe.engine.device import on_device_of
+from fedpipe.engine.device import use_device_of
 from fedpipe.tensors import Tensors
 
 M, V = "server/m", "server/v"  #: parts of the server's state: the moments of its optimizer
@@ -17,20 +17,20 @@ M, V = "server/m", "server/v"  #: parts of the server's state: the moments of it
 
 def init_server(algorithm: Algorithm, fresh: Callable[[int], Tensors]) -> State:
     """The server's state before round 1: the algorithm's parts, and the moments of the server's optimizer."""
-    state = contract.state(algorithm, "init", algorithm.init(fresh))
-    rule, part = algorithm.federation.server, algorithm.averaged
-    if rule.takes_the_mean or part is None:
+    state = contract.validate_state(algorithm, "init", algorithm.init(fresh))
+    rule, part = algorithm.federation.server, algorithm.server_optimizer_part
+    if rule.is_plain_averaging or part is None:
         return state
-    return state | moments(rule, algorithm.net.parameters(state[part]))
+    return state | init_moments(rule, algorithm.net.parameters(state[part]))
 
 
-def send(algorithm: Algorithm, server: State, ids: Sequence[int]) -> tuple[State, State]:
-    """What some clients receive, as the algorithm's ``send`` gives it."""
-    with on_device_of(server):
+def make_download(algorithm: Algorithm, server: State, ids: Sequence[int]) -> tuple[State, State]:
+    """What some clients receive, as the algorithm's ``make_download`` gives it."""
+    with use_device_of(server):
         return algorithm.send(server, ids)
 
 
-def aggregate(algorithm: Algorithm, server: State, uploads: Uploads) -> State:
+def aggregate_uploads(algorithm: Algorithm, server: State, uploads: Uploads) -> State:
     """The server's state after a round.
 
     An algorithm's rule is for parameters, and so is the server's optimizer, for which the change that the rule makes is
@@ -38,26 +38,29 @@ def aggregate(algorithm: Algorithm, server: State, uploads: Uploads) -> State:
     clients upload under its own name, as ``model``, are the mean of the uploads, of the federation's weights or equal
     ones as the rule took.
     """
-    with on_device_of(server):
-        state = contract.state(algorithm, "aggregate", algorithm.aggregate(server, uploads))
-    _, _, sent = uploads[0]
-    net, rule, part = algorithm.net, algorithm.federation.server, algorithm.averaged
-    if not rule.takes_the_mean and part is not None:
+    with use_device_of(server):
+        state = contract.validate_state(algorithm, "aggregate", algorithm.aggregate(server, uploads))
+    _, _, first_upload = uploads[0]
+    net, rule, part = algorithm.net, algorithm.federation.server, algorithm.server_optimizer_part
+    if not rule.is_plain_averaging and part is not None:
         x, target = net.parameters(server[part]), net.parameters(state[part])
-        moved, after = step(rule, x, target - x, server)
-        state = state | {part: state[part] | moved} | after
-    shared = [name for name, value in state.items() if isinstance(value, Tensors) and name in sent]
-    return state | {name: state[name] | uploads.taken.mean(name, net.buffers(sent[name])) for name in shared}
+        new_parameters, optimizer_state = apply_server_optimizer(rule, x, target - x, server)
+        state = state | {part: state[part] | new_parameters} | optimizer_state
+    shared_parts = [name for name, value in state.items() if isinstance(value, Tensors) and name in first_upload]
+    return state | {
+        name: state[name] | uploads.effective_uploads.mean(name, net.buffers(first_upload[name]))
+        for name in shared_parts
+    }
 
 
-def moments(rule: Server, x: Tensors) -> State:
+def init_moments(rule: Server, x: Tensors) -> State:
     """What the server's optimizer remembers before round 1: no step, and for v the least that its source allows."""
     if rule.tau is None:
         return {M: x.zeros()} if rule.optimizer == "momentum" else {}
     return {M: x.zeros(), V: x.ones() * rule.tau**2}
 
 
-def step(rule: Server, x: Tensors, delta: Tensors, server: State) -> tuple[Tensors, State]:
+def apply_server_optimizer(rule: Server, x: Tensors, delta: Tensors, server: State) -> tuple[Tensors, State]:
     r"""Where the server's optimizer moves parameters x, and what it remembers then.
 
     Sources: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Alg. 2, with the mean update :math:`\Delta`,

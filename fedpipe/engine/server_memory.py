@@ -10,11 +10,11 @@ from torch.utils import _pytree as pytree
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.config import Federation
 from fedpipe.engine.server import init_server
-from fedpipe.models.base import Model, Net
+from fedpipe.models.base import FunctionalNetwork, Model
 from fedpipe.tensors import Tensors
 
 
-def elements(
+def count_server_elements(
     algorithm: Algorithm, model: Model, shape: tuple[int, ...], classes: int, federation: Federation
 ) -> dict[str, int]:
     """The number of elements in each part of the server's state, which has the same shapes in every round.
@@ -34,11 +34,13 @@ def elements(
     dtype = getattr(torch, federation.dtype)
     buffers: Literal["average", "drop"] = "average" if federation.buffers == "average" else "drop"  # or at the clients
     with torch.device("meta"), torch.no_grad():
-        net = Net(lambda: algorithm.adapt(model.outline(shape, classes)), dtype, "meta", buffers)
-        fresh = net.fresh(0)
+        net = FunctionalNetwork(
+            lambda: algorithm.adapt(model.build_without_weights(shape, classes)), dtype, "meta", buffers
+        )
+        initial_model = net.make_initial_model(0)
 
-        def another(_: int) -> Tensors:
-            return fresh.map(torch.empty_like)
+        def make_empty_model(_: int) -> Tensors:
+            return initial_model.map(torch.empty_like)
 
-        state = init_server(algorithm.bind(net, federation), another)
+        state = init_server(algorithm.bind(net, federation), make_empty_model)
     return {part: sum(tensor.numel() for tensor in pytree.tree_leaves(value)) for part, value in state.items()}

@@ -21,40 +21,40 @@ from torch.utils import _pytree as pytree
 
 from fedpipe.algorithms.base import Algorithm, Batch, Measure, Pass, State, Train, Update
 from fedpipe.engine import contract, schedule
-from fedpipe.engine.capture import Library, Record, Step
-from fedpipe.engine.clients import Clients, Integers
+from fedpipe.engine.capture import CaptureBackend, GraphCache, StackStep
+from fedpipe.engine.clients import FederatedData, Integers
 from fedpipe.engine.executor import (
     MEASURE_BATCH,
     Outcome,
     Phase,
     Score,
     Test,
-    class_counts,
+    add_pull_and_clip,
+    count_by_class,
     descend,
     eval_mode,
-    gradient_of,
-    keep,
-    noisy,
-    passes,
-    readout,
+    get_epochs_and_steps,
+    get_logits_function,
+    get_passes,
+    get_trained_names,
+    make_kept_state,
+    make_upload,
+    needs_noise_key,
     seconds_since,
-    span,
     start_client,
     train_mode,
-    trained_names,
-    upload,
     with_batch_stats,
     with_optimizer_state,
 )
-from fedpipe.engine.schedule import Feed, Leg, Row
-from fedpipe.engine.transforms import changed
-from fedpipe.engine.trees import contiguous, move, size_in_bytes, stack, unstack
+from fedpipe.engine.schedule import BatchPlan, StackBatch, StepRange
+from fedpipe.engine.transforms import transform_images
+from fedpipe.engine.trees import make_contiguous, move_state, size_in_bytes, stack_states, unstack_client
 from fedpipe.errors import SettingsError
 from fedpipe.tensors import Tensors
 
 Flags = Tensor  #: one truth value a client, shape (width,)
-NOTHING: Integers = np.empty(0, np.int64)  #: the samples of a row that another job trains
-Terms = Callable[[State, Row], dict[str, Tensor]]  #: of a stack, on the samples of a step
+NO_SAMPLES: Integers = np.empty(0, np.int64)  #: the samples of a row that another job trains
+Terms = Callable[[State, StackBatch], dict[str, Tensor]]  #: of a stack, on the samples of a step
 
 
 class Stack:
@@ -74,123 +74,151 @@ class Stack:
         Clients in a stack at most; device memory grows with it, not with the number of clients.
     finetune_epochs
         Epochs of the phase ``finetune``.
-    record
+    backend
         How steps are recorded, to be replayed; None: each is run from here.
-    rests
+    storage_device
         Where outcomes lie; by default on the device that trains.
     """
 
     def __init__(
         self,
         algorithm: Algorithm,
-        clients: Clients,
+        clients: FederatedData,
         width: int,
         finetune_epochs: int = 1,
-        record: Record | None = None,
-        rests: torch.device | None = None,
+        backend: CaptureBackend | None = None,
+        storage_device: torch.device | None = None,
     ) -> None:
         self.name = f"stack of {width}"
         torch.set_num_threads(1)  # on a CPU: sums over several threads are in another order
         self._algorithm, self._clients, self._width = algorithm, clients, width
-        self._finetune_epochs, self._record, self._library = finetune_epochs, record, record and Library(record)
-        self._at_work, self._rests = algorithm, rests or clients.device
+        self._finetune_epochs, self._backend, self._graph_cache = (
+            finetune_epochs,
+            backend,
+            backend and GraphCache(backend),
+        )
+        self._round_algorithm, self._storage_device = algorithm, storage_device or clients.device
 
-    def stacks(self, among: Sequence[int]) -> list[dict[str, Any]]:
+    def describe_stacks(self, participants: Sequence[int]) -> list[dict[str, Any]]:
         """See :class:`~fedpipe.engine.executor.Executor`."""
         federation = self._algorithm.federation
-        batch = self._clients.batch(federation.batch_size)
-        return schedule.recorded(self._clients.sizes, among, self._width, batch, federation.local_steps)
+        batch_size = self._clients.resolve_batch_size(federation.batch_size)
+        return schedule.describe_stacks(
+            self._clients.sizes, participants, self._width, batch_size, federation.local_steps
+        )
 
     def run(
         self,
         phase: Phase,
         round: int,
         ids: Sequence[int],
-        kept: Callable[[int], State],
+        get_kept_state: Callable[[int], State],
         send: Callable[[Sequence[int]], tuple[State, State]],
         tests: Sequence[Test] = (),
-        among: Sequence[int] | None = None,
-        again: Collection[int] = (),
+        participants: Sequence[int] | None = None,
+        clients_to_cache: Collection[int] = (),
     ) -> Iterator[Outcome]:
         """See :class:`~fedpipe.engine.executor.Executor`."""
-        self._begin(round)
-        found: dict[int, Outcome] = {}
-        wanted, everyone = set(ids), range(len(self._clients)) if among is None else among
-        for mates in schedule.stacks(self._clients.sizes, everyone, self._width):
-            members = [client for client in mates if client in wanted]
-            if members:
-                with torch.no_grad(), contract.told(self._algorithm), _memory_told(self._width):
-                    outcomes = self._stack(phase, round, mates, members, kept, send, tests)
-                found |= {outcome.client: outcome for outcome in outcomes}
-        return (found.pop(client) for client in ids)
+        self._prepare_round(round)
+        outcomes_by_client: dict[int, Outcome] = {}
+        local_ids, all_participants = set(ids), range(len(self._clients)) if participants is None else participants
+        for stack_clients in schedule.make_stacks(self._clients.sizes, all_participants, self._width):
+            local_clients = [client for client in stack_clients if client in local_ids]
+            if local_clients:
+                with (
+                    torch.no_grad(),
+                    contract.explain_user_errors(self._algorithm),
+                    _explain_out_of_memory(self._width),
+                ):
+                    outcomes = self._run_stack(phase, round, stack_clients, local_clients, get_kept_state, send, tests)
+                outcomes_by_client |= {outcome.client: outcome for outcome in outcomes}
+        return (outcomes_by_client.pop(client) for client in ids)
 
-    def _begin(self, round: int) -> None:
+    def _prepare_round(self, round: int) -> None:
         """Have the round's learning rate; recorded steps, which hold the rate that they were made with, begin anew."""
-        before, self._at_work = self._at_work.federation, self._algorithm.in_round(round)
-        if self._record is not None and self._at_work.federation != before:
-            self._library = Library(self._record)
+        previous_federation, self._round_algorithm = self._round_algorithm.federation, self._algorithm.bind_round(round)
+        if self._backend is not None and self._round_algorithm.federation != previous_federation:
+            self._graph_cache = GraphCache(self._backend)
 
-    def _stack(
+    def _run_stack(
         self,
         phase: Phase,
         round: int,
-        mates: list[int],
-        members: list[int],
-        kept: Callable[[int], State],
+        stack_clients: list[int],
+        local_clients: list[int],
+        get_kept_state: Callable[[int], State],
         send: Callable[[Sequence[int]], tuple[State, State]],
         tests: Sequence[Test],
     ) -> list[Outcome]:
-        algorithm, device = self._at_work, self._clients.device
-        rungs = schedule.ladder(self._width)
-        work = Work(algorithm, self._clients, round, mates, members, rungs, self._library)
-        common, own = contract.sent(algorithm, send(work.rows))
-        axes = dict.fromkeys(common) | dict.fromkeys(own, 0)
-        resident = stack([kept(client) for client in work.rows], device)
-        facts, start = self._clients.facts(work.rows, round), functools.partial(start_client, algorithm)
-        state: State = vmap(start, in_dims=(0, axes, 0))(resident, move(common | own, device), facts)
-        begin = time.perf_counter()
-        for number, pass_ in enumerate(passes(algorithm, phase, self._finetune_epochs)):
-            state = work.run(pass_, state, f"pass {number} of the phase '{phase}'")
-        seconds = seconds_since(begin, device) / len(members)
-        scores = {test: work.scores(state, phase, test) for test in tests}
-        uploads, kept_on = {}, {}
+        algorithm, device = self._round_algorithm, self._clients.device
+        allowed_widths = schedule.get_allowed_widths(self._width)
+        stack_run = StackRun(
+            algorithm, self._clients, round, stack_clients, local_clients, allowed_widths, self._graph_cache
+        )
+        common, client_parts = contract.validate_download(algorithm, send(stack_run.rows))
+        axes = dict.fromkeys(common) | dict.fromkeys(client_parts, 0)
+        kept_states = stack_states([get_kept_state(client) for client in stack_run.rows], device)
+        client_infos, start = (
+            self._clients.get_client_info(stack_run.rows, round),
+            functools.partial(start_client, algorithm),
+        )
+        state: State = vmap(start, in_dims=(0, axes, 0))(
+            kept_states, move_state(common | client_parts, device), client_infos
+        )
+        start_time = time.perf_counter()
+        for number, pass_ in enumerate(get_passes(algorithm, phase, self._finetune_epochs)):
+            state = stack_run.run(pass_, state, f"pass {number} of the phase '{phase}'")
+        seconds = seconds_since(start_time, device) / len(local_clients)
+        scores = {test: stack_run.score_clients(state, phase, test) for test in tests}
+        uploads, kept_stack = {}, {}
         if phase == "train":
-            sent, stays = (vmap(functools.partial(part, algorithm))(state) for part in (upload, keep))
-            stop = mates.index(members[-1]) + 1
-            uploads, kept_on = (move(contiguous(_cut(part, stop)), self._rests) for part in (sent, stays))
+            upload_state, kept_state = (
+                vmap(functools.partial(part, algorithm))(state) for part in (make_upload, make_kept_state)
+            )
+            stop = stack_clients.index(local_clients[-1]) + 1
+            uploads, kept_stack = (
+                move_state(make_contiguous(_take_first_rows(part, stop)), self._storage_device)
+                for part in (upload_state, kept_state)
+            )
         outcomes = []
-        for number, client in enumerate(members):
-            row, mine = mates.index(client), {test: rows[number] for test, rows in scores.items()}
-            down = size_in_bytes(algorithm.traffic(common | unstack(own, row)))
-            sent = unstack(uploads, row)
-            up = size_in_bytes(algorithm.traffic(sent)) if sent else 0
-            outcomes.append(Outcome(client, down, up, sent, unstack(kept_on, row), mine, seconds))
+        for number, client in enumerate(local_clients):
+            row, client_scores = stack_clients.index(client), {test: rows[number] for test, rows in scores.items()}
+            down = size_in_bytes(algorithm.traffic(common | unstack_client(client_parts, row)))
+            upload_state = unstack_client(uploads, row)
+            up = size_in_bytes(algorithm.traffic(upload_state)) if upload_state else 0
+            outcomes.append(
+                Outcome(client, down, up, upload_state, unstack_client(kept_stack, row), client_scores, seconds)
+            )
         return outcomes
 
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
         """See :class:`~fedpipe.engine.executor.Executor`."""
         model = model.map(lambda value: value.to(self._clients.device))
-        size = MEASURE_BATCH if self._algorithm.net.by_batch else logits_batch(self._clients, self._width)
-        parts = np.array_split(indices, max(1, -(-len(indices) // size)))
+        size = (
+            MEASURE_BATCH
+            if self._algorithm.net.has_batch_statistics
+            else get_logits_batch_size(self._clients, self._width)
+        )
+        chunks = np.array_split(indices, max(1, -(-len(indices) // size)))
         with torch.no_grad():
-            batches = (self._clients.tested(rows, round, number) for number, rows in enumerate(parts))
+            batches = (self._clients.gather_test_batch(chunk, round, number) for number, chunk in enumerate(chunks))
             return torch.cat([self._algorithm.net(model, x) for x in batches])
 
 
-class Work:
+class StackRun:
     """The passes of one stack in one round.
 
     Parameters
     ----------
     algorithm, clients, round
         What is done, on whose samples, and when.
-    mates
+    stack_clients
         All participants that belong to the stack, the largest first.
-    members
+    local_clients
         Those that this job trains, in the same order.
-    rungs
+    allowed_widths
         The widths that there are.
-    library
+    graph_cache
         Where recorded steps are kept, if any are.
 
     Attributes
@@ -203,20 +231,20 @@ class Work:
     def __init__(
         self,
         algorithm: Algorithm,
-        clients: Clients,
+        clients: FederatedData,
         round: int,
-        mates: list[int],
-        members: list[int],
-        rungs: tuple[int, ...],
-        library: Library | None = None,
+        stack_clients: list[int],
+        local_clients: list[int],
+        allowed_widths: tuple[int, ...],
+        graph_cache: GraphCache | None = None,
     ) -> None:
-        self._algorithm, self._clients, self._round, self._library = algorithm, clients, round, library
-        self._mates, self._members, self._rungs = mates, members, rungs
-        width = min(rung for rung in rungs if rung >= len(mates))
-        self._of_rows = [client if client in members else None for client in mates]
-        self._places = [mates.index(client) for client in members]
-        self.rows = [members[-1] if client is None else client for client in self._of_rows]
-        self.rows += members[-1:] * (width - len(mates))
+        self._algorithm, self._clients, self._round, self._graph_cache = algorithm, clients, round, graph_cache
+        self._stack_clients, self._local_clients, self._allowed_widths = stack_clients, local_clients, allowed_widths
+        width = min(allowed_width for allowed_width in allowed_widths if allowed_width >= len(stack_clients))
+        self._row_clients = [client if client in local_clients else None for client in stack_clients]
+        self._local_rows = [stack_clients.index(client) for client in local_clients]
+        self.rows = [local_clients[-1] if client is None else client for client in self._row_clients]
+        self.rows += local_clients[-1:] * (width - len(stack_clients))
         self._epochs: dict[str, int] = {}
 
     def run(self, pass_: Pass, state: State, name: str = "pass") -> State:
@@ -229,178 +257,205 @@ class Work:
             case Update():
                 return vmap(pass_.then)(state)
 
-    def _by_row(self, of: Callable[[int], Any], nothing: Any) -> list[Any]:
-        """What each row's client has; ``nothing`` where another job trains it."""
-        return [nothing if client is None else of(client) for client in self._of_rows]
+    def _map_rows(self, get_value: Callable[[int], Any], default: Any) -> list[Any]:
+        """What each row's client has; ``default`` where another job trains it."""
+        return [default if client is None else get_value(client) for client in self._row_clients]
 
     # -- training ----------------------------------------------------------------------------------------------------
 
     def _train(self, training: Train, state: State, name: str) -> State:
-        begin = self._epochs.get(training.stream, 0)
-        count, steps = span(self._algorithm, training)
-        self._epochs[training.stream] = begin + count
-        epochs = range(begin, begin + count)
+        first = self._epochs.get(training.stream, 0)
+        count, steps = get_epochs_and_steps(self._algorithm, training)
+        self._epochs[training.stream] = first + count
+        epochs = range(first, first + count)
         state = vmap(functools.partial(with_optimizer_state, self._algorithm, training))(state)
-        step, legs, active = self.step(training, state), self._legs(training), None
-        for part in [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)][:count]:
+        step, step_ranges, active = self.make_step(training, state), self._make_step_ranges(training), None
+        for epoch_group in [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)][:count]:
             if training.when is not None:
-                going = vmap(training.when)(state)
-                active = going if active is None else active & going
-                if not bool(active[self._places].any()):
+                condition = vmap(training.when)(state)
+                active = condition if active is None else active & condition
+                if not bool(active[self._local_rows].any()):
                     break
-            feed = self.feed(training, part) if steps is None else self.feed_of_steps(training, part, steps)
-            for begin in range(0, len(feed.samples), legs[-1].stop):
-                for leg in legs:
-                    plan = feed.leg(begin + leg.first, begin + leg.stop, leg.width)
-                    state = self._leg(step, state, plan, active, name)
+            batch_plan = (
+                self.make_batch_plan(training, epoch_group)
+                if steps is None
+                else self.make_fixed_step_plan(training, epoch_group, steps)
+            )
+            for first in range(0, len(batch_plan.samples), step_ranges[-1].stop):
+                for step_range in step_ranges:
+                    range_plan = batch_plan.slice_steps(
+                        first + step_range.first, first + step_range.stop, step_range.width
+                    )
+                    state = self._run_step_range(step, state, range_plan, active, name)
                 if training.after is not None:
-                    state = _advance(training.after, state, active)
+                    state = _step_live_clients(training.after, state, active)
         return state
 
-    def step(self, training: Train, state: State) -> Step:
+    def make_step(self, training: Train, state: State) -> StackStep:
         """A pass's step for a stack, of whatever width its state has."""
         algorithm, clients = self._algorithm, self._clients
-        names = trained_names(algorithm, training, state)
+        names = get_trained_names(algorithm, training, state)
 
-        def one(client: State, *batch: Tensor) -> State:
+        def step_client(client: State, *batch: Tensor) -> State:
             gradient = _Gradient(algorithm, training, names, Batch(*batch))
             if training.step is not None:
                 client = training.step(client, gradient.batch, gradient)
             else:
                 client = gradient.descend(client, gradient(client)[0])
-            return with_batch_stats(training, client, gradient.recorded) if gradient.recorded else client
+            return with_batch_stats(training, client, gradient.batch_stats) if gradient.batch_stats else client
 
-        return lambda state, row: _advance(one, state, row.live, *_batch(clients, row))
+        return lambda state, stack_batch: _step_live_clients(
+            step_client, state, stack_batch.live, *_gather_batch(clients, stack_batch)
+        )
 
-    def feed(self, training: Train, epochs: Sequence[int]) -> Feed:
+    def make_batch_plan(self, training: Train, epochs: Sequence[int]) -> BatchPlan:
         """The plan of some epochs, on the device."""
-        clients, legs, size = self._clients, self._legs(training), self._size(training)
-        noise = noisy(self._algorithm, training, clients.transforms)
+        clients, step_ranges, size = self._clients, self._make_step_ranges(training), self._get_batch_size(training)
+        has_noise = needs_noise_key(self._algorithm, training, clients.transforms)
         plans = []
         for epoch in epochs:
-            order = functools.partial(clients.order, round=self._round, stream=training.stream, epoch=epoch)
-            orders = self._by_row(functools.partial(order, share=training.share), NOTHING)
-            key = functools.partial(clients.key, round=self._round, stream=training.stream, epoch=epoch)
-            keys = self._by_row(key, 0) if noise else None
-            plans.append(schedule.table(orders, keys, size, legs[-1].stop, len(self.rows)))
-        return Feed.sent(np.concatenate(plans), noise, clients.dtype, clients.device)
+            shuffle = functools.partial(clients.shuffle_indices, round=self._round, stream=training.stream, epoch=epoch)
+            orders = self._map_rows(functools.partial(shuffle, share=training.share), NO_SAMPLES)
+            key = functools.partial(clients.get_noise_key, round=self._round, stream=training.stream, epoch=epoch)
+            keys = self._map_rows(key, 0) if has_noise else None
+            plans.append(schedule.make_index_table(orders, keys, size, step_ranges[-1].stop, len(self.rows)))
+        return BatchPlan.from_table(np.concatenate(plans), has_noise, clients.dtype, clients.device)
 
-    def feed_of_steps(self, training: Train, epochs: Sequence[int], steps: int) -> Feed:
+    def make_fixed_step_plan(self, training: Train, epochs: Sequence[int], steps: int) -> BatchPlan:
         """The plan of so many steps of each client, whose epochs follow one another as they end."""
-        clients, size = self._clients, self._size(training)
-        noise = noisy(self._algorithm, training, clients.transforms)
+        clients, size = self._clients, self._get_batch_size(training)
+        has_noise = needs_noise_key(self._algorithm, training, clients.transforms)
         columns = []
-        for client in self._of_rows:
+        for client in self._row_clients:
             if client is None:
-                columns.append(schedule.table([], [] if noise else None, size, steps, 1))
+                columns.append(schedule.make_index_table([], [] if has_noise else None, size, steps, 1))
                 continue
-            length, column = self._steps(training, client), []
+            length, column = self._count_epoch_steps(training, client), []
             for epoch in epochs[: -(-steps // length)]:
-                where = self._round, training.stream, epoch
-                order = clients.order(client, *where, training.share)
-                keys = [clients.key(client, *where)] if noise else None
-                column.append(schedule.table([order], keys, size, length, 1))
+                random_context = self._round, training.stream, epoch
+                order = clients.shuffle_indices(client, *random_context, training.share)
+                keys = [clients.get_noise_key(client, *random_context)] if has_noise else None
+                column.append(schedule.make_index_table([order], keys, size, length, 1))
             columns.append(np.concatenate(column)[:steps])
-        others = len(self.rows) - len(self._of_rows)
-        columns.append(schedule.table([], [] if noise else None, size, steps, others))
-        return Feed.sent(np.concatenate(columns, axis=1), noise, clients.dtype, clients.device)
+        padding_rows = len(self.rows) - len(self._row_clients)
+        columns.append(schedule.make_index_table([], [] if has_noise else None, size, steps, padding_rows))
+        return BatchPlan.from_table(np.concatenate(columns, axis=1), has_noise, clients.dtype, clients.device)
 
-    def _size(self, training: Train) -> int:
-        return self._clients.batch(self._algorithm.federation.batch_size) * training.batches
+    def _get_batch_size(self, training: Train) -> int:
+        return self._clients.resolve_batch_size(self._algorithm.federation.batch_size) * training.batches
 
-    def _legs(self, training: Train) -> list[Leg]:
-        fixed = span(self._algorithm, training)[1]
-        return schedule.legs([fixed or self._steps(training, client) for client in self._mates], self._rungs)
+    def _make_step_ranges(self, training: Train) -> list[StepRange]:
+        fixed_steps = get_epochs_and_steps(self._algorithm, training)[1]
+        return schedule.make_step_ranges(
+            [fixed_steps or self._count_epoch_steps(training, client) for client in self._stack_clients],
+            self._allowed_widths,
+        )
 
-    def _steps(self, training: Train, client: int) -> int:
+    def _count_epoch_steps(self, training: Train, client: int) -> int:
         """Steps of a client in an epoch."""
-        drawn = self._clients.drawn(client, training.share)
-        return schedule.steps(drawn, self._size(training), training.steps)
+        sample_count = self._clients.compute_subset_size(client, training.share)
+        return schedule.count_steps(sample_count, self._get_batch_size(training), training.steps)
 
-    def _leg(self, step: Step, state: State, plan: Feed, active: Flags | None, name: str) -> State:
+    def _run_step_range(self, step: StackStep, state: State, plan: BatchPlan, active: Flags | None, name: str) -> State:
         """The stack after the steps of a leg; with a condition, of the clients that are active."""
         width = plan.samples.shape[1]
-        before, part = _cut(state, width), None
-        if self._library is not None and active is None:
-            part = self._library.run(name, step, before, plan, plan.masked)
-        if part is None:
-            part = before
+        narrow_state, new_state = _take_first_rows(state, width), None
+        if self._graph_cache is not None and active is None:
+            new_state = self._graph_cache.run(name, step, narrow_state, plan, plan.has_idle_clients)
+        if new_state is None:
+            new_state = narrow_state
             for number in range(len(plan.samples)):
-                row = plan.row(number)
+                stack_batch = plan.get_step_batch(number)
                 if active is not None:
-                    row = row._replace(live=active[:width] if row.live is None else active[:width] & row.live)
-                part = step(part, row)
+                    stack_batch = stack_batch._replace(
+                        live=active[:width] if stack_batch.live is None else active[:width] & stack_batch.live
+                    )
+                new_state = step(new_state, stack_batch)
         return state | {
-            name: _joined(value, state[name]) if name in state else value
-            for name, value in part.items()
-            if value is not before.get(name)
+            name: _replace_first_rows(value, state[name]) if name in state else value
+            for name, value in new_state.items()
+            if value is not narrow_state.get(name)
         }
 
     # -- measuring ---------------------------------------------------------------------------------------------------
 
     def _measure(self, measuring: Measure, state: State) -> State:
-        def follow(client: State, sums: dict[str, Tensor]) -> State:
+        def update_client(client: State, sums: dict[str, Tensor]) -> State:
             with eval_mode(self._algorithm, client):
                 return measuring.then(client, sums)
 
-        samples = self._clients.train if measuring.on == "train" else self._clients.validation
-        noise = self._by_row(lambda client: self._clients.key(client, self._round, "measure", 0), 0)
-        sums = self._sums(self.terms(measuring), state, samples, noise if measuring.changed else None)
-        return vmap(follow)(state, sums)
+        samples = self._clients.train if measuring.on == "train" else self._clients.validation_or_train
+        noise_keys = self._map_rows(lambda client: self._clients.get_noise_key(client, self._round, "measure", 0), 0)
+        sums = self._sum_over_samples(
+            self.make_terms(measuring), state, samples, noise_keys if measuring.is_augmented else None
+        )
+        return vmap(update_client)(state, sums)
 
-    def terms(self, measuring: Measure) -> Terms:
+    def make_terms(self, measuring: Measure) -> Terms:
         """A pass's sums over the samples of a step."""
 
         def measure(client: State, *batch: Tensor) -> dict[str, Tensor]:
             with eval_mode(self._algorithm, client, mask=batch[2]):
                 return measuring.sums(client, Batch(*batch))
 
-        return lambda state, row: vmap(measure)(state, *_batch(self._clients, row))
+        return lambda state, stack_batch: vmap(measure)(state, *_gather_batch(self._clients, stack_batch))
 
-    def scores(self, state: State, phase: Phase, test: Test) -> list[Score]:
+    def score_clients(self, state: State, phase: Phase, test: Test) -> list[Score]:
         """Every member on a test set."""
         clients = self._clients
-        samples = [clients.measured(client, test) for client in range(len(clients))]
-        noise = self._by_row(lambda client: clients.measuring_key(client, self._round, test), None)
-        keys = [key or 0 for key in noise] if any(key is not None for key in noise) else None  # of all, or of none
+        samples = [clients.get_evaluation_indices(client, test) for client in range(len(clients))]
+        noise_keys = self._map_rows(lambda client: clients.get_evaluation_noise_key(client, self._round, test), None)
+        keys = (
+            [key or 0 for key in noise_keys] if any(key is not None for key in noise_keys) else None
+        )  # of all, or of none
 
         def score(client: State, *samples: Tensor) -> dict[str, Tensor]:
             batch = Batch(*samples)
             with eval_mode(self._algorithm, client, batch.mask):
-                logits = readout(self._algorithm, phase)(client, batch.x)
+                logits = get_logits_function(self._algorithm, phase)(client, batch.x)
             losses = F.cross_entropy(logits, batch.y, reduction="none")
             losses = torch.where(samples[2] > 0, losses, 0)  # infinity times a mask of 0 would be NaN
-            return {"classes": class_counts(logits, batch), "loss": batch.sum(losses).double()}
+            return {"classes": count_by_class(logits, batch), "loss": batch.sum(losses).double()}
 
-        sums = self._sums(lambda state, row: vmap(score)(state, *_batch(clients, row)), state, samples, keys)
+        sums = self._sum_over_samples(
+            lambda state, row: vmap(score)(state, *_gather_batch(clients, row)), state, samples, keys
+        )
         classes, loss = sums["classes"].cpu(), sums["loss"].tolist()
-        return [Score.of(classes[row], loss[row]) for row in self._places]
+        return [Score.from_counts(classes[row], loss[row]) for row in self._local_rows]
 
-    def _sums(
+    def _sum_over_samples(
         self, terms: Terms, state: State, samples: Sequence[Integers], keys: list[int] | None
     ) -> dict[str, Tensor]:
         """Sums over each client's samples of what ``terms`` gives for some of them, with each one's noise."""
-        legs, feed = self.reading(samples, keys)
+        step_ranges, batch_plan = self.make_evaluation_plan(samples, keys)
         sums: dict[str, Tensor] = {}
-        for leg in legs:
-            part, plan = _cut(state, leg.width), feed.leg(leg.first, leg.stop, leg.width)
-            for number in range(len(plan.samples)):
+        for step_range in step_ranges:
+            narrow_state, range_plan = (
+                _take_first_rows(state, step_range.width),
+                batch_plan.slice_steps(step_range.first, step_range.stop, step_range.width),
+            )
+            for number in range(len(range_plan.samples)):
                 sums = {
-                    name: _joined(sums[name][: leg.width] + term, sums[name]) if sums else term
-                    for name, term in terms(part, plan.row(number)).items()
+                    name: _replace_first_rows(sums[name][: step_range.width] + term, sums[name]) if sums else term
+                    for name, term in terms(narrow_state, range_plan.get_step_batch(number)).items()
                 }
         return sums
 
-    def reading(self, samples: Sequence[Integers], keys: list[int] | None) -> tuple[list[Leg], Feed]:
+    def make_evaluation_plan(
+        self, samples: Sequence[Integers], keys: list[int] | None
+    ) -> tuple[list[StepRange], BatchPlan]:
         """How sets of samples are read; every client is met at least once, with nothing where it has no samples."""
-        counts = [schedule.steps(len(samples[client]), MEASURE_BATCH) for client in self._mates]
-        legs, orders = schedule.legs(counts, self._rungs), self._by_row(lambda client: samples[client], NOTHING)
-        plan = schedule.table(orders, keys, MEASURE_BATCH, legs[-1].stop, len(self.rows))
-        return legs, Feed.sent(plan, keys is not None, self._clients.dtype, self._clients.device)
+        counts = [schedule.count_steps(len(samples[client]), MEASURE_BATCH) for client in self._stack_clients]
+        step_ranges, orders = (
+            schedule.make_step_ranges(counts, self._allowed_widths),
+            self._map_rows(lambda client: samples[client], NO_SAMPLES),
+        )
+        plan = schedule.make_index_table(orders, keys, MEASURE_BATCH, step_ranges[-1].stop, len(self.rows))
+        return step_ranges, BatchPlan.from_table(plan, keys is not None, self._clients.dtype, self._clients.device)
 
 
 @contextmanager
-def _memory_told(width: int) -> Iterator[None]:
+def _explain_out_of_memory(width: int) -> Iterator[None]:
     """Where a GPU's memory is too small, say which setting asks for less of it."""
     try:
         yield
@@ -412,7 +467,7 @@ def _memory_told(width: int) -> Iterator[None]:
         ) from error
 
 
-def logits_batch(clients: Clients, width: int) -> int:
+def get_logits_batch_size(clients: FederatedData, width: int) -> int:
     """Samples on which the server's model is measured in one call: on a GPU as many as those of a stack's models.
 
     Small calls make it wait. Where the noise of test samples goes by batches, these are of one size everywhere.
@@ -421,24 +476,31 @@ def logits_batch(clients: Clients, width: int) -> int:
     return MEASURE_BATCH * width if on_gpu else MEASURE_BATCH
 
 
-def _batch(clients: Clients, row: Row) -> tuple[Tensor, ...]:
+def _gather_batch(clients: FederatedData, stack_batch: StackBatch) -> tuple[Tensor, ...]:
     """The samples of a step: inputs, classes, masks, and the key where there is noise."""
-    x, y = clients.gather(row.samples)
-    if row.key is None:
-        return x, y, row.mask
-    return vmap(functools.partial(changed, clients.transforms))(x, row.key), y, row.mask, row.key
+    x, y = clients.gather(stack_batch.samples)
+    if stack_batch.key is None:
+        return x, y, stack_batch.mask
+    return (
+        vmap(functools.partial(transform_images, clients.transforms))(x, stack_batch.key),
+        y,
+        stack_batch.mask,
+        stack_batch.key,
+    )
 
 
-def _cut(state: State, width: int) -> State:
+def _take_first_rows(state: State, width: int) -> State:
     """The first rows; the same tensors where these are all."""
-    mapped: State = pytree.tree_map(lambda value: value if len(value) == width else value[:width], state)
-    return mapped
+    first_rows: State = pytree.tree_map(lambda value: value if len(value) == width else value[:width], state)
+    return first_rows
 
 
-def _joined(part: Any, whole: Any) -> Any:
-    """The first rows as they are in ``part``, the others as they are in ``whole``."""
+def _replace_first_rows(first_rows: Any, all_rows: Any) -> Any:
+    """The first rows as they are in ``first_rows``, the others as they are in ``all_rows``."""
     return pytree.tree_map(
-        lambda first, rows: first if len(first) == len(rows) else torch.cat([first, rows[len(first) :]]), part, whole
+        lambda first, rows: first if len(first) == len(rows) else torch.cat([first, rows[len(first) :]]),
+        first_rows,
+        all_rows,
     )
 
 
@@ -447,35 +509,35 @@ class _Gradient:
 
     def __init__(self, algorithm: Algorithm, training: Train, names: tuple[str, ...], batch: Batch) -> None:
         self._algorithm, self._training, self._names, self.batch = algorithm, training, names, batch
-        self.recorded: dict[str, Tensor] = {}
+        self.batch_stats: dict[str, Tensor] = {}
 
     def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
         batch, group = batch or self.batch, client[self._training.group]
 
-        def value(parameters: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        def compute_loss(parameters: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
             with train_mode(self._algorithm, self._training, client, batch) as statistics:
                 loss = self._training.loss(client | {self._training.group: group | parameters}, batch)
-            contract.loss(self._algorithm, self._training, loss)
+            contract.validate_loss(self._algorithm, self._training, loss)
             return loss, statistics
 
-        found, (loss, self.recorded) = grad_and_value(value, has_aux=True)(group.only(self._names))
-        return gradient_of(self._training, client, found), loss
+        gradient, (loss, self.batch_stats) = grad_and_value(compute_loss, has_aux=True)(group.only(self._names))
+        return add_pull_and_clip(self._training, client, gradient), loss
 
     def descend(self, client: State, gradient: Tensors) -> State:
         return descend(self._algorithm, self._training, client, gradient)
 
 
-def _advance(step: Callable[..., State], state: State, live: Flags | None, *batch: Tensor) -> State:
+def _step_live_clients(step: Callable[..., State], state: State, live: Flags | None, *batch: Tensor) -> State:
     """The stack after a step of the clients that are live; None means all of them."""
 
-    def changes(client: State, *args: Tensor) -> dict[str, Any]:
+    def get_changes(client: State, *args: Tensor) -> dict[str, Any]:
         return {part: value for part, value in step(client, *args).items() if value is not client.get(part)}
 
-    changed: State = vmap(changes)(state, *batch)
+    changed_parts: State = vmap(get_changes)(state, *batch)
     if live is not None:
 
         def choose(new: Tensor, old: Tensor) -> Tensor:
             return torch.where(live.reshape(-1, *(1,) * (new.dim() - 1)), new, old)
 
-        changed = {part: pytree.tree_map(choose, value, state[part]) for part, value in changed.items()}
-    return state | changed
+        changed_parts = {part: pytree.tree_map(choose, value, state[part]) for part, value in changed_parts.items()}
+    return state | changed_parts

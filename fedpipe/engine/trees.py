@@ -12,37 +12,37 @@ from torch.utils import _pytree as pytree
 from fedpipe.algorithms.base import State
 
 
-def contiguous(state: State) -> State:
+def make_contiguous(state: State) -> State:
     """The same values, contiguous: what is computed from them never depends on how they were laid out."""
-    mapped: State = pytree.tree_map(lambda value: value.detach().contiguous(), state)
-    return mapped
+    new_state: State = pytree.tree_map(lambda value: value.detach().contiguous(), state)
+    return new_state
 
 
-def move(state: State, device: torch.device) -> State:
+def move_state(state: State, device: torch.device) -> State:
     """The state on a device."""
-    mapped: State = pytree.tree_map(lambda value: value.to(device), state)
-    return mapped
+    new_state: State = pytree.tree_map(lambda value: value.to(device), state)
+    return new_state
 
 
-def stack(states: Sequence[State], device: torch.device | None = None) -> State:
+def stack_states(states: Sequence[State], device: torch.device | None = None) -> State:
     """States of several clients along a new first axis; on a device, where some may lie elsewhere."""
 
-    def stacked(*values: Tensor) -> Tensor:
+    def stack_tensors(*values: Tensor) -> Tensor:
         if len({value.device for value in values}) > 1:
             values = tuple(value.to(device) for value in values)
         return torch.stack(values).to(device)  # one transfer, where all come from the host
 
-    mapped: State = pytree.tree_map(stacked, *states) if states else {}
-    return mapped
+    stacked_state: State = pytree.tree_map(stack_tensors, *states) if states else {}
+    return stacked_state
 
 
-def unstack(state: State, index: int) -> State:
+def unstack_client(state: State, index: int) -> State:
     """One client's part of a stack."""
-    mapped: State = pytree.tree_map(lambda value: value[index], state)
-    return mapped
+    client_state: State = pytree.tree_map(lambda value: value[index], state)
+    return client_state
 
 
-def finite(state: Any) -> Tensor:
+def is_finite(state: Any) -> Tensor:
     """Whether no number is infinite or NaN: a truth value where the state lies."""
     leaves = [leaf for leaf in pytree.tree_leaves(state) if leaf.numel()]
     extremes = [torch.stack(torch.aminmax(leaf)) for leaf in leaves]  # of a NaN anywhere it makes NaN

@@ -17,12 +17,12 @@ from fedpipe import artifacts
 from fedpipe import plan as planning
 from fedpipe.artifacts import PARAMS, StudyFiles
 from fedpipe.errors import ArtifactError, SettingsError, UserError
-from fedpipe.lineage.diff import flat
-from fedpipe.planned import Cell, Plan, Reported
+from fedpipe.lineage.diff import flatten_settings
+from fedpipe.planned import Cell, Plan, ReportSettings
 from fedpipe.report import results, tables
-from fedpipe.report.statistics import PAIRED, difference
+from fedpipe.report.statistics import PAIRED_EXPLANATION, compute_paired_difference
 from fedpipe.report.tables import DASH
-from fedpipe.stages.report import says
+from fedpipe.stages.report import get_reported_fields
 
 WORKSPACE = "workspace"  #: what lies here, as DVC calls it
 
@@ -35,11 +35,11 @@ class Revision(NamedTuple):
     name: str
     plan: Plan
     accuracies: dict[tuple[Row, str], pd.Series[float]]  #: by row and protocol: in percent, by seed
-    made_of: dict[Row, set[tuple[str, int]]]  #: its runs by their keys, each with its number of rounds
+    runs: dict[Row, set[tuple[str, int]]]  #: its runs by their keys, each with its number of rounds
     settings: dict[Row, dict[str, Any]]  #: by dotted name
 
 
-def compare(names: Sequence[str]) -> tuple[str, list[str]]:
+def compare_revisions(names: Sequence[str]) -> tuple[str, list[str]]:
     """What ``fedpipe compare`` prints, and a sentence for each revision whose params.yaml gives another table.
 
     Parameters
@@ -56,47 +56,51 @@ def compare(names: Sequence[str]) -> tuple[str, list[str]]:
         Files of it are neither here nor in DVC's cache or remote.
     """
     names = [*(names or ["HEAD"]), *([WORKSPACE] if len(names) < 2 else [])]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise SettingsError(f"'{twice[0]}' is named twice; each revision may be named once.")
-    report: Reported | None = None
+    if repeated_names := [name for name in names if names.count(name) > 1]:
+        raise SettingsError(f"'{repeated_names[0]}' is named twice; each revision may be named once.")
+    report: ReportSettings | None = None
     revisions: list[Revision] = []
     warnings: list[str] = []
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             if name != WORKSPACE:
-                _fetch(name, Path(folder))
+                _fetch_revision(name, Path(folder))
             with contextlib.chdir(Path() if name == WORKSPACE else folder):
-                revisions.append(_read(name, report))
+                revisions.append(_read_revision(name, report))
             if name != WORKSPACE and _is_overtaken(revisions[-1].plan, Path(folder)):
                 warnings.append(
                     f"params.yaml of '{name}' gives another table than '{name}' records; run `dvc repro` there, and "
                     "commit."
                 )
         report = revisions[0].plan.report
-    return f"{_table(revisions)}\n\n{_settings(revisions)}", warnings
+    return f"{_render_table(revisions)}\n\n{_render_settings(revisions)}", warnings
 
 
 # -- what a revision has -----------------------------------------------------------------------------------------------
 
 
-def _read(name: str, report: Reported | None) -> Revision:
+def _read_revision(name: str, report: ReportSettings | None) -> Revision:
     """The revision whose files are in the current folder, as the baseline reports its numbers."""
     plan = _plan(name)
-    chosen = report or plan.report
-    frame = results.asked(results.reported(results.load(plan), chosen.round, chosen.last_k))
-    frame = frame[frame["average"] == chosen.average]
-    rows = [_row(plan, cell) for cell in results.cells(plan)]
-    found: dict[tuple[Row, str], dict[int, float]] = {}
+    report_settings = report or plan.report
+    frame = results.select_study_protocols(
+        results.compute_reported_accuracies(
+            results.load_accuracies(plan), report_settings.round, report_settings.last_k
+        )
+    )
+    frame = frame[frame["average"] == report_settings.average]
+    rows = [_get_row(plan, cell) for cell in results.sort_cells(plan)]
+    accuracies: dict[tuple[Row, str], dict[int, float]] = {}
     for line in frame.to_dict("records"):
-        by_seed = found.setdefault((_row_of(plan, line), line["protocol"]), {})
+        by_seed = accuracies.setdefault((_get_record_row(plan, line), line["protocol"]), {})
         by_seed[line["seed"]] = 100 * line["accuracy"]
     return Revision(
         name,
         plan,
-        {cell: pd.Series(by_seed) for cell, by_seed in found.items()},
-        {row: {(cell.key, cell.rounds) for cell in plan.cells if _row(plan, cell) == row} for row in rows},
+        {cell: pd.Series(by_seed) for cell, by_seed in accuracies.items()},
+        {row: {(cell.key, cell.rounds) for cell in plan.cells if _get_row(plan, cell) == row} for row in rows},
         {
-            row: _held(next(cell for cell in results.cells(plan) if _row(plan, cell) == row))
+            row: _read_settings(next(cell for cell in results.sort_cells(plan) if _get_row(plan, cell) == row))
             for row in dict.fromkeys(rows)
         },
     )
@@ -104,9 +108,9 @@ def _read(name: str, report: Reported | None) -> Revision:
 
 def _plan(name: str) -> Plan:
     """The plan in the current folder."""
-    place = StudyFiles.of(PARAMS).plan
+    place = StudyFiles.from_params(PARAMS).plan
     if name == WORKSPACE and not place.is_file():
-        raise ArtifactError(f"{place} is missing; type `{artifacts.making(PARAMS)}` first.")
+        raise ArtifactError(f"{place} is missing; type `{artifacts.format_run_command(PARAMS)}` first.")
     try:
         return Plan.read(place)
     except ArtifactError:
@@ -115,18 +119,20 @@ def _plan(name: str) -> Plan:
         raise ArtifactError(f"{name}: its {place} is of another version of fedpipe, and can't be compared.") from None
 
 
-def _row(plan: Plan, cell: Cell) -> Row:
-    return cell.algorithm, results.label(results.point(plan, cell))
+def _get_row(plan: Plan, cell: Cell) -> Row:
+    return cell.algorithm, results.describe_point(results.format_point(plan, cell))
 
 
-def _row_of(plan: Plan, found: dict[Any, Any]) -> Row:
-    return str(found["algorithm"]), results.label({name: found[name] for name in plan.grid})
+def _get_record_row(plan: Plan, record: dict[Any, Any]) -> Row:
+    return str(record["algorithm"]), results.describe_point({name: record[name] for name in plan.grid})
 
 
-def _held(cell: Cell) -> dict[str, Any]:
+def _read_settings(cell: Cell) -> dict[str, Any]:
     """The settings of a cell's run, but for its seed."""
-    held = yaml.safe_load(cell.files.settings.read_text())
-    return {name: value for name, value in flat(held).items() if name != "seed"} | {"federation.rounds": cell.rounds}
+    run_settings = yaml.safe_load(cell.files.settings.read_text())
+    return {name: value for name, value in flatten_settings(run_settings).items() if name != "seed"} | {
+        "federation.rounds": cell.rounds
+    }
 
 
 def _is_overtaken(plan: Plan, folder: Path) -> bool:
@@ -135,17 +141,17 @@ def _is_overtaken(plan: Plan, folder: Path) -> bool:
     The revision's files are in the folder. Files that its params.yaml names are those that lie here, and so is code.
     """
     try:
-        made = planning.make(folder / PARAMS)
+        made = planning.make_plan(folder / PARAMS)
     except UserError:  # here may be no such file, or no such component
         return False
     recorded = {cell.key: yaml.safe_load((folder / cell.files.settings).read_text()) for cell in plan.cells}
-    return _asked(made, {key: vars(settings) for key, settings in made.settings.items()}) != _asked(plan, recorded)
+    return _asked(made, {key: vars(settings) for key, settings in made.run_settings.items()}) != _asked(plan, recorded)
 
 
 def _asked(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
     """What a plan asks for, without code and what is made of it: digests, keys, warnings."""
     made = {"params", "runs", "cells", "partitions", "warnings"}
-    held = {name: value for name, value in says(plan).items() if name not in made}
+    held = {name: value for name, value in get_reported_fields(plan).items() if name not in made}
     cells = [
         json.dumps([cell.algorithm, cell.rounds, cell.grid, _without_code(settings[cell.key])], sort_keys=True)
         for cell in plan.cells
@@ -155,10 +161,12 @@ def _asked(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
 
 def _without_code(settings: dict[str, Any]) -> dict[str, Any]:
     """A run's settings but for digests of code, and for where its files lie."""
-    return {name: value for name, value in flat(settings).items() if not {"origin", "code"} & {*name.split(".")}}
+    return {
+        name: value for name, value in flatten_settings(settings).items() if not {"origin", "code"} & {*name.split(".")}
+    }
 
 
-def _fetch(name: str, folder: Path) -> None:
+def _fetch_revision(name: str, folder: Path) -> None:
     """Bring the plan of a revision, its params.yaml, and what its table is made of, into a folder."""
     from dvc.config import Config
     from dvc.exceptions import DvcException
@@ -170,15 +178,15 @@ def _fetch(name: str, folder: Path) -> None:
         # A relative address in a commit's own .dvc/config would begin at "/": remotes are those of this folder.
         # `DVCFileSystem(".", rev=name)` finds no project in a folder of a larger repository.
         with Repo(".", config=Config.from_cwd()) as repo, repo.switch(name):
-            plan = StudyFiles.of(PARAMS).plan
+            plan = StudyFiles.from_params(PARAMS).plan
             for path in (plan, PARAMS):
-                _get(repo.dvcfs, name, path, folder)
+                _copy_file(repo.dvcfs, name, path, folder)
             with contextlib.chdir(folder):
                 cells = _plan(name).cells
             for cell in cells:
-                for path in (cell.joined.marker, cell.joined.metrics, cell.files.settings):
+                for path in (cell.merged_files.marker, cell.merged_files.metrics, cell.files.settings):
                     if not (folder / path).exists():
-                        _get(repo.dvcfs, name, path, folder)
+                        _copy_file(repo.dvcfs, name, path, folder)
     except SCMError:
         raise SettingsError(
             f"'{name}' is no commit or experiment here; `git log` and `dvc exp list` show their names."
@@ -187,14 +195,14 @@ def _fetch(name: str, folder: Path) -> None:
         raise SettingsError(f"'{name}' can't be read: {_line(error)}") from None
 
 
-def _get(recorded: Any, name: str, path: Path, folder: Path) -> None:
+def _copy_file(dvc_files: Any, name: str, path: Path, folder: Path) -> None:
     """Copy a file of a revision: from here, where it is the same, or from DVC's cache or remote."""
     from dvc_data.index import DataIndexDirError
 
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
     absent = f"{path} of '{name}' is neither here nor in DVC's cache or remote"
     try:
-        info = recorded.info(str(path))
+        info = dvc_files.info(str(path))
     except FileNotFoundError:
         raise SettingsError(f"'{name}' records no {path}; run `dvc repro` there, and commit.") from None
     except DataIndexDirError as error:  # what its folder holds is unknown
@@ -205,7 +213,7 @@ def _get(recorded: Any, name: str, path: Path, folder: Path) -> None:
         (folder / path).write_bytes(path.read_bytes())
         return
     try:
-        recorded.get_file(str(path), str(folder / path))
+        dvc_files.get_file(str(path), str(folder / path))
     except FileNotFoundError:
         raise ArtifactError(f"{absent}; `dvc fetch --all-commits` may bring it.") from None
 
@@ -217,24 +225,29 @@ def _line(error: BaseException) -> str:
 # -- what is said of them ----------------------------------------------------------------------------------------------
 
 
-def _table(revisions: Sequence[Revision]) -> str:
-    base, *others = revisions
+def _render_table(revisions: Sequence[Revision]) -> str:
+    base, *other_revisions = revisions
     rows = list(dict.fromkeys(row for revision in revisions for row in revision.settings))
     rows = [
         row for algorithm in dict.fromkeys(algorithm for algorithm, _ in rows) for row in rows if row[0] == algorithm
     ]
-    asked = dict.fromkeys(name for revision in revisions for name in revision.plan.protocols)
+    protocols = dict.fromkeys(name for revision in revisions for name in revision.plan.protocols)
     lines = []
     for row in rows:
-        for protocol in asked:
-            found = [revision.accuracies.get((row, protocol)) for revision in revisions]
-            if all(accuracies is None for accuracies in found):
+        for protocol in protocols:
+            row_accuracies = [revision.accuracies.get((row, protocol)) for revision in revisions]
+            if all(accuracies is None for accuracies in row_accuracies):
                 continue
             line = {"algorithm": row[0], "point": row[1], "protocol": protocol}
-            line |= {revision.name: _mean(part) for revision, part in zip(revisions, found, strict=True)}
-            for revision, part in zip(others, found[1:], strict=True):
-                same = row in base.made_of and base.made_of[row] == revision.made_of.get(row)
-                line[f"{revision.name} − {base.name}"] = "same runs" if same else _told(found[0], part)
+            line |= {
+                revision.name: _format_mean(revision_accuracies)
+                for revision, revision_accuracies in zip(revisions, row_accuracies, strict=True)
+            }
+            for revision, revision_accuracies in zip(other_revisions, row_accuracies[1:], strict=True):
+                has_same_runs = row in base.runs and base.runs[row] == revision.runs.get(row)
+                line[f"{revision.name} − {base.name}"] = (
+                    "same runs" if has_same_runs else _format_difference(row_accuracies[0], revision_accuracies)
+                )
             lines.append(line)
     frame = pd.DataFrame(lines)
     if not frame["point"].any():
@@ -242,25 +255,29 @@ def _table(revisions: Sequence[Revision]) -> str:
     sides = ["left" if name in ("algorithm", "point", "protocol") else "right" for name in frame.columns]
     report = base.plan.report
     caption = (
-        f"Test accuracy (%) {tables.REPORTED[report.round].format(last_k=report.last_k)}, "
-        f"{tables.AVERAGED[report.average]}; mean ± standard deviation over seeds.\n"
-        f"Differences are {PAIRED}"
+        f"Test accuracy (%) {tables.ROUND_PHRASES[report.round].format(last_k=report.last_k)}, "
+        f"{tables.AVERAGE_PHRASES[report.average]}; mean ± standard deviation over seeds.\n"
+        f"Differences are {PAIRED_EXPLANATION}"
     )
     return f"{caption}\n\n{frame.to_markdown(index=False, disable_numparse=True, colalign=sides)}"
 
 
-def _mean(accuracies: pd.Series[float] | None) -> str:
+def _format_mean(accuracies: pd.Series[float] | None) -> str:
     if accuracies is None:
         return DASH
     return f"{accuracies.mean():.2f}" + (f" ± {accuracies.std():.2f}" if len(accuracies) > 1 else "")
 
 
-def _told(one: pd.Series[float] | None, other: pd.Series[float] | None) -> str:
-    found = None if one is None or other is None else difference(one, other)
-    return DASH if found is None else found.told
+def _format_difference(baseline_accuracies: pd.Series[float] | None, other_accuracies: pd.Series[float] | None) -> str:
+    paired_difference = (
+        None
+        if baseline_accuracies is None or other_accuracies is None
+        else compute_paired_difference(baseline_accuracies, other_accuracies)
+    )
+    return DASH if paired_difference is None else paired_difference.text
 
 
-def _settings(revisions: Sequence[Revision]) -> str:
+def _render_settings(revisions: Sequence[Revision]) -> str:
     """The settings that differ between runs of the same row, and the studies' seeds."""
     rows = [row for row in revisions[0].settings if all(row in revision.settings for revision in revisions)]
     names = dict.fromkeys(name for revision in revisions for row in rows for name in revision.settings[row])
@@ -271,11 +288,13 @@ def _settings(revisions: Sequence[Revision]) -> str:
             values = tuple(str(revision.settings[row].get(name, DASH)) for revision in revisions)
             if len(set(values)) > 1:
                 groups.setdefault(values, []).append(row)
-        for values, concerned in groups.items():
-            which = (
-                "all" if len(concerned) == len(rows) else ", ".join(" ".join(filter(None, row)) for row in concerned)
+        for values, affected_rows in groups.items():
+            rows_text = (
+                "all"
+                if len(affected_rows) == len(rows)
+                else ", ".join(" ".join(filter(None, row)) for row in affected_rows)
             )
-            lines.append([name, which, *values])
+            lines.append([name, rows_text, *values])
     seeds = [", ".join(map(str, revision.plan.seeds)) for revision in revisions]
     if len(set(seeds)) > 1:
         lines.append(["study.seeds", "all", *seeds])

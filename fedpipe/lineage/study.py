@@ -7,50 +7,56 @@ from pathlib import Path
 from fedpipe import artifacts, pins
 from fedpipe import plan as planning
 from fedpipe.errors import UserError
-from fedpipe.lineage.verify import Verdict
+from fedpipe.lineage.verify import VerificationResult
 from fedpipe.planned import Plan
 from fedpipe.report import results
 from fedpipe.stages import report
 
 
-def verify(plan: Plan) -> Verdict:
+def verify_study(plan: Plan) -> VerificationResult:
     """Make a study's plan and, from its runs, all of its numbers again, and compare; see that its probes are whole."""
-    place = plan.study
-    sources = artifacts.read_json(place.sources) if place.sources.is_file() else {}
-    again = {str(place.plan), planning.SEARCHED}  # it is made again below
-    made_of = {path: mark for path, mark in sources.items() if path not in again}
-    changed = [path for path, mark in made_of.items() if pins.changed(Path(path), mark)]
-    if changed and _still_given(plan):  # marks are this folder's, and may be of what was tried here meanwhile
-        changed = []
+    study_files = plan.study_files
+    sources = artifacts.read_json(study_files.sources) if study_files.sources.is_file() else {}
+    replanned_paths = {str(study_files.plan), planning.CUSTOM_MODULES_MARK}  # it is made again below
+    source_marks = {path: mark for path, mark in sources.items() if path not in replanned_paths}
+    changed_files = [path for path, mark in source_marks.items() if pins.has_changed(Path(path), mark)]
+    if changed_files and _is_still_current(
+        plan
+    ):  # marks are this folder's, and may be of what was tried here meanwhile
+        changed_files = []
     try:
-        if not changed and not _is(plan, planning.make(plan.params, plan.scale)):
-            said = f"{place.plan}: not what {plan.params} gives; delete it and type `{report.command(plan)}`"
-            return Verdict(said, False)
-        for cell in results.cells(plan):
-            cell.joined.check()
+        if not changed_files and not _is_same_plan(plan, planning.make_plan(plan.params, plan.scale)):
+            message = (
+                f"{study_files.plan}: not what {plan.params} gives; delete it and type `{report.get_run_command(plan)}`"
+            )
+            return VerificationResult(message, False)
+        for cell in results.sort_cells(plan):
+            cell.merged_files.check()
         for probe in plan.probes:
-            artifacts.read_parquet(probe.files.table, artifacts.manifest(probe.files.table))
-        made = report.contents(plan)
+            artifacts.read_parquet(probe.files.table, artifacts.read_recorded_sha256(probe.files.table))
+        report_files = report.build_report_files(plan)
     except UserError as error:
-        return Verdict(f"{place.path}: {error}", False)
-    if wrong := report.differing(made):
-        listed = ", ".join(map(str, wrong))
-        advice = f"delete what is there of them and type `{report.command(plan)}`"
-        return Verdict(f"{place.path}: not what the runs of {plan.params} give: {listed}; {advice}", False)
-    more = f" and {len(changed) - 1} more files" if len(changed) > 1 else ""
-    since = f"; {changed[0]}{more} changed since they were made" if changed else ""
-    said = f"{place.path}: {len(made)} files are what the runs of {plan.params} give{since}"
-    return Verdict(said, True, "file", len(made))
+        return VerificationResult(f"{study_files.path}: {error}", False)
+    if outdated_files := report.find_outdated_files(report_files):
+        outdated_list = ", ".join(map(str, outdated_files))
+        advice = f"delete what is there of them and type `{report.get_run_command(plan)}`"
+        return VerificationResult(
+            f"{study_files.path}: not what the runs of {plan.params} give: {outdated_list}; {advice}", False
+        )
+    more_files = f" and {len(changed_files) - 1} more files" if len(changed_files) > 1 else ""
+    change_note = f"; {changed_files[0]}{more_files} changed since they were made" if changed_files else ""
+    message = f"{study_files.path}: {len(report_files)} files are what the runs of {plan.params} give{change_note}"
+    return VerificationResult(message, True, "file", len(report_files))
 
 
-def _still_given(plan: Plan) -> bool:
+def _is_still_current(plan: Plan) -> bool:
     """Whether a study's files give this plan as they are by now."""
     try:
-        return _is(plan, planning.make(plan.params, plan.scale))
+        return _is_same_plan(plan, planning.make_plan(plan.params, plan.scale))
     except UserError:
         return False
 
 
-def _is(plan: Plan, made: Plan) -> bool:
+def _is_same_plan(plan: Plan, other_plan: Plan) -> bool:
     """Whether a plan is this one, as it would be written."""
-    return artifacts.json_bytes(plan.held()) == artifacts.json_bytes(made.held())
+    return artifacts.json_bytes(plan.to_dict()) == artifacts.json_bytes(other_plan.to_dict())

@@ -11,171 +11,210 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from fedpipe import archive, artifacts, code
-from fedpipe.artifacts import RESTORE, RunFiles
-from fedpipe.changes import made_elsewhere
+from fedpipe.artifacts import RESTORE_ADVICE, RunFiles
+from fedpipe.changes import is_from_other_code
 from fedpipe.config import Execution
 from fedpipe.data import store
 from fedpipe.engine import redo
 from fedpipe.engine.run import Run
 from fedpipe.errors import UserError
-from fedpipe.plan import Settings, digest
+from fedpipe.plan import RunSettings, digest_json
 from fedpipe.stages import collect, partition
 
 
-class Verdict(NamedTuple):
+class VerificationResult(NamedTuple):
     """What was found of a run."""
 
-    said: str
-    holds: bool
-    of: str = ""  #: what was compared, in the singular: run, partition, file or round
+    message: str
+    is_ok: bool
+    subject: str = ""  #: what was compared, in the singular: run, partition, file or round
     number: int = 1  #: of them
 
 
-def summary(verdicts: list[Verdict]) -> str:
+def summarize_verification(verification_results: list[VerificationResult]) -> str:
     """All verdicts in a line."""
-    if not all(verdict.holds for verdict in verdicts):
+    if not all(result.is_ok for result in verification_results):
         return "something differs: see above"
     counts = Counter[str]()
-    for verdict in verdicts:
-        counts[verdict.of] += verdict.number
-    listed = [
-        f"{counts[of]:,} {of if counts[of] == 1 else f'{of}s'}{more}"
-        for of, more in {"run": "", "partition": "", "file": "", "round": " run again"}.items()
-        if counts[of]
+    for result in verification_results:
+        counts[result.subject] += result.number
+    count_texts = [
+        f"{counts[subject]:,} {subject if counts[subject] == 1 else f'{subject}s'}{suffix}"
+        for subject, suffix in {"run": "", "partition": "", "file": "", "round": " run again"}.items()
+        if counts[subject]
     ]
-    return f"all agrees: {', '.join(listed)}"
+    return f"all agrees: {', '.join(count_texts)}"
 
 
-def rehash(files: RunFiles) -> Verdict:
+def verify_hashes(files: RunFiles) -> VerificationResult:
     """Hash every file of a run, its partition and its data set, and join its rounds again.
 
     States that `artifacts.keep_models` has pruned may be absent; their hashes stay recorded.
     """
-    wrong: dict[str, Path] = {}  #: what is not as recorded, and what to delete
-    count = absent = 0
-    settings = Settings.read(files.settings)
-    data, key = store.place(settings.dataset), digest(settings.partition_settings)
-    dealt, unlike = artifacts.assignment_file(key), artifacts.heterogeneity_file(key)
-    for path, delete in ((data, data), (dealt, dealt), (unlike, dealt)):
+    damaged_files: dict[str, Path] = {}  #: what is not as recorded, and what to delete
+    count = pruned_count = 0
+    settings = RunSettings.read(files.settings)
+    dataset_path, key = store.locate_dataset(settings.dataset), digest_json(settings.partition_settings)
+    assignment_path, heterogeneity_path = artifacts.assignment_file(key), artifacts.heterogeneity_file(key)
+    for path, path_to_delete in (
+        (dataset_path, dataset_path),
+        (assignment_path, assignment_path),
+        (heterogeneity_path, assignment_path),
+    ):
         count += 1
-        if not artifacts.intact(path, artifacts.manifest(path, delete.with_suffix(".json").name)):
-            wrong[str(path)] = delete
-    if not archive.sound(zipped := archive.of(files.history)):
-        wrong[str(zipped)] = files.path
-    rounds = files.complete()
-    for number in rounds if not wrong else ():
+        if not artifacts.is_intact(
+            path, artifacts.read_recorded_sha256(path, path_to_delete.with_suffix(".json").name)
+        ):
+            damaged_files[str(path)] = path_to_delete
+    if not archive.is_pack_intact(archive_path := archive.pack_path(files.rounds_folder)):
+        damaged_files[str(archive_path)] = files.path
+    rounds = files.list_complete_rounds()
+    for number in rounds if not damaged_files else ():
         folder = files.round(number)
-        for name, sha256 in artifacts.hashes(folder, folder.marker).items():
+        for name, sha256 in artifacts.read_round_digests(folder, folder.marker).items():
             path = folder.path / name
-            if path in (folder.server, folder.clients) and not path.exists():
-                absent += 1
+            if path in (folder.server_state, folder.client_states) and not path.exists():
+                pruned_count += 1
                 continue
             count += 1
-            if not artifacts.intact(path, sha256):
-                wrong[str(artifacts.holder(path))] = files.path
-    if not wrong:
-        wrong |= _segments(files)
-        wrong |= _joined(files)
-    if wrong:
-        places = ", ".join(map(str, dict.fromkeys(wrong.values())))
-        return Verdict(f"{files.path}: not as recorded: {', '.join(wrong)}; delete {places}, then {RESTORE}", False)
-    pruned = f"; states absent: {absent} (artifacts.keep_models)" if absent else ""
-    return Verdict(f"{files.path}: {count} files of {len(rounds)} rounds are as recorded{pruned}", True, "run")
-
-
-def redeal(key: str) -> Verdict:
-    """Deal a partition again, by the code that lies here, and compare."""
-    path, holds = artifacts.assignment_file(key), partition.holds(key)
-    advice = f"other samples; bring back the code that dealt it, or delete {path.parent} and the runs that have it"
-    return Verdict(f"{path}: dealt again: {'the same samples' if holds else advice}", holds, "partition")
-
-
-def rerun(files: RunFiles, rng: random.Random) -> Verdict:
-    """Do one round again, drawn from those whose states before it are kept, and compare all of its bits."""
-    candidates = [number for number in files.complete() if number > 0 and files.round(number - 1).server.exists()]
-    rng.shuffle(candidates)
-    for number in candidates:
-        made_by = artifacts.read_json(files.round(number).state)["made_by"]
-        run = Run(files, _as_before(made_by[0]["executor"]))
-        found = redo.again(run, number)
-        if found is not None:  # else a client's last state was pruned
-            return _judged(files, found, run.federation.arithmetic)
-    return Verdict(f"{files.path}: no round can be run again, since no state before one is kept", True)
-
-
-def _judged(files: RunFiles, found: redo.Comparison, arithmetic: str) -> Verdict:
-    """What was found of a round that was done again: its bits agree, or elsewhere than it was made it is close."""
-    reason = ""
-    if found.differ:
-        made = found.made_by[0]
-        other = [f"{name} {made.get(name)}, now {now}" for name, now in found.now.items() if now != made.get(name)]
-        reason = f"; made with {'; '.join(other)}" if other else ""
-        reason += "; within rounding" if found.agrees(arithmetic) else ""
-    return Verdict(
-        f"{files.path}: round {found.round}, run again: {found.told()}{reason}", found.agrees(arithmetic), "round"
+            if not artifacts.is_intact(path, sha256):
+                damaged_files[str(artifacts.find_containing_file(path))] = files.path
+    if not damaged_files:
+        damaged_files |= _find_wrong_segments(files)
+        damaged_files |= _find_wrong_merged_files(files)
+    if damaged_files:
+        folders_to_delete = ", ".join(map(str, dict.fromkeys(damaged_files.values())))
+        return VerificationResult(
+            f"{files.path}: not as recorded: {', '.join(damaged_files)}; delete {folders_to_delete}, then "
+            f"{RESTORE_ADVICE}",
+            False,
+        )
+    pruned_note = f"; states absent: {pruned_count} (artifacts.keep_models)" if pruned_count else ""
+    return VerificationResult(
+        f"{files.path}: {count} files of {len(rounds)} rounds are as recorded{pruned_note}", True, "run"
     )
 
 
-def verify(paths: list[Path], again: int, rng: random.Random) -> Iterator[Verdict]:
+def verify_partition(key: str) -> VerificationResult:
+    """Deal a partition again, by the code that lies here, and compare."""
+    path, is_same = artifacts.assignment_file(key), partition.is_reproducible(key)
+    advice = f"other samples; bring back the code that dealt it, or delete {path.parent} and the runs that have it"
+    return VerificationResult(f"{path}: dealt again: {'the same samples' if is_same else advice}", is_same, "partition")
+
+
+def verify_round(files: RunFiles, rng: random.Random) -> VerificationResult:
+    """Do one round again, drawn from those whose states before it are kept, and compare all of its bits."""
+    candidates = [
+        number
+        for number in files.list_complete_rounds()
+        if number > 0 and files.round(number - 1).server_state.exists()
+    ]
+    rng.shuffle(candidates)
+    for number in candidates:
+        made_by = artifacts.read_json(files.round(number).state_marker)["made_by"]
+        run = Run(files, _parse_execution(made_by[0]["executor"]))
+        comparison = redo.replay_round(run, number)
+        if comparison is not None:  # else a client's last state was pruned
+            return _judge_replay(files, comparison, run.federation.compute_dtype)
+    return VerificationResult(f"{files.path}: no round can be run again, since no state before one is kept", True)
+
+
+def _judge_replay(files: RunFiles, comparison: redo.Comparison, arithmetic: str) -> VerificationResult:
+    """What was found of a round that was done again: its bits agree, or elsewhere than it was made it is close."""
+    reason = ""
+    if comparison.differing_files:
+        recorded_environment = comparison.made_by[0]
+        environment_changes = [
+            f"{name} {recorded_environment.get(name)}, now {current_value}"
+            for name, current_value in comparison.replayed_by.items()
+            if current_value != recorded_environment.get(name)
+        ]
+        reason = f"; made with {'; '.join(environment_changes)}" if environment_changes else ""
+        reason += "; within rounding" if comparison.is_reproduced(arithmetic) else ""
+    return VerificationResult(
+        f"{files.path}: round {comparison.round}, run again: {comparison.describe_difference()}{reason}",
+        comparison.is_reproduced(arithmetic),
+        "round",
+    )
+
+
+def verify_runs(paths: list[Path], rerun_count: int, rng: random.Random) -> Iterator[VerificationResult]:
     """Re-hash runs, deal their partitions again, and run a round again of some.
 
     That is of all that other shared code has made, and of so many others, at random.
     """
-    whole: list[Path] = []
+    intact_paths: list[Path] = []
     for path in paths:
         try:
-            verdict = rehash(RunFiles(path))
+            result = verify_hashes(RunFiles(path))
         except UserError as error:
-            verdict = Verdict(f"{path}: {error}", False)
-        if verdict.holds:
-            whole.append(path)
-        yield verdict
-    for key in dict.fromkeys(digest(Settings.read(RunFiles(path).settings).partition_settings) for path in whole):
+            result = VerificationResult(f"{path}: {error}", False)
+        if result.is_ok:
+            intact_paths.append(path)
+        yield result
+    for key in dict.fromkeys(
+        digest_json(RunSettings.read(RunFiles(path).settings).partition_settings) for path in intact_paths
+    ):
         try:
-            yield redeal(key)
+            yield verify_partition(key)
         except UserError as error:
-            yield Verdict(f"{artifacts.assignment_file(key)}: can't be dealt again: {error}", True)
-    elsewhere = [path for path in whole if made_elsewhere(RunFiles(path), code.shared())]
-    others = [path for path in whole if path not in elsewhere]
-    for path in [*(elsewhere if again else []), *rng.sample(others, min(again, len(others)))]:
+            yield VerificationResult(f"{artifacts.assignment_file(key)}: can't be dealt again: {error}", True)
+    other_code_paths = [
+        path for path in intact_paths if is_from_other_code(RunFiles(path), code.compute_shared_digest())
+    ]
+    same_code_paths = [path for path in intact_paths if path not in other_code_paths]
+    for path in [
+        *(other_code_paths if rerun_count else []),
+        *rng.sample(same_code_paths, min(rerun_count, len(same_code_paths))),
+    ]:
         try:
-            yield rerun(RunFiles(path), rng)
+            yield verify_round(RunFiles(path), rng)
         except UserError as error:
-            yield Verdict(f"{path}: {error}", False)
+            yield VerificationResult(f"{path}: {error}", False)
 
 
-def _segments(files: RunFiles) -> dict[str, Path]:
+def _find_wrong_segments(files: RunFiles) -> dict[str, Path]:
     """Manifests of segments that do not name the rounds that are there, which are to be deleted."""
-    wrong = {}
-    for path in files.segments():
+    wrong_manifests = {}
+    for path in files.list_segment_manifests():
         markers = {str(number): files.round(number).marker for number in range(int(path.stem) + 1)}
-        rounds = {number: artifacts.sha256_of(marker) for number, marker in markers.items() if artifacts.exists(marker)}
+        rounds = {
+            number: artifacts.sha256_of(marker) for number, marker in markers.items() if artifacts.is_stored(marker)
+        }
         if artifacts.read_json(path) != {"rounds": rounds}:
-            wrong[str(path)] = path
-    return wrong
+            wrong_manifests[str(path)] = path
+    return wrong_manifests
 
 
-def _joined(files: RunFiles) -> dict[str, Path]:
+def _find_wrong_merged_files(files: RunFiles) -> dict[str, Path]:
     """Joined files that are not what the rounds give, with their folders, which are to be deleted."""
-    wrong: dict[str, Path] = {}
-    for joined in files.all_joined():
-        made, times = collect.join(files, joined.length), joined.times
-        tables = {joined.metrics: made.metrics, joined.matrices: made.matrices, joined.rounds: made.rounds}
-        same = {
-            path: artifacts.intact(path, joined.sha256(path)) and _same(artifacts.read_parquet(path), table)
+    wrong_files: dict[str, Path] = {}
+    for merged_files in files.list_merged_files():
+        merged_rounds, times = collect.merge_rounds(files, merged_files.round_count), merged_files.times
+        tables = {
+            merged_files.metrics: merged_rounds.metrics,
+            merged_files.matrices: merged_rounds.matrices,
+            merged_files.rounds: merged_rounds.rounds,
+        }
+        is_same_by_path = {
+            path: artifacts.is_intact(path, merged_files.read_recorded_sha256(path))
+            and _is_same_table(artifacts.read_parquet(path), table)
             for path, table in tables.items()
         }
-        same[times] = artifacts.intact(times, joined.sha256(times)) and artifacts.read_json(times) == made.times
-        wrong |= {str(path): joined.path for path, holds in same.items() if not holds}
-    return wrong
+        is_same_by_path[times] = (
+            artifacts.is_intact(times, merged_files.read_recorded_sha256(times))
+            and artifacts.read_json(times) == merged_rounds.times
+        )
+        wrong_files |= {str(path): merged_files.path for path, is_same in is_same_by_path.items() if not is_same}
+    return wrong_files
 
 
-def _same(one: pa.Table, other: pa.Table) -> bool:
+def _is_same_table(first: pa.Table, second: pa.Table) -> bool:
     """Whether two tables say the same, where a NaN is one as well; other versions of Arrow may have written them."""
-    return artifacts.parquet_bytes(one) == artifacts.parquet_bytes(other)
+    return artifacts.parquet_bytes(first) == artifacts.parquet_bytes(second)
 
 
-def _as_before(executor: str) -> Execution:
+def _parse_execution(executor: str) -> Execution:
     """The execution that made it: loop, or a stack of so many."""
     width = executor.removeprefix("stack of ")
     return Execution.model_validate({"stack": int(width) if width.isdigit() else 1})

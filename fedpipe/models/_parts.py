@@ -6,10 +6,10 @@ from torch import nn
 
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Model, Network
-from fedpipe.registry import MODEL, name_of
+from fedpipe.registry import MODEL, get_component_name
 
 
-def need_images(family: Model, shape: tuple[int, ...], side: int = 1, channels: int | None = None) -> None:
+def require_images(model: Model, shape: tuple[int, ...], side: int = 1, channels: int | None = None) -> None:
     """Refuse inputs that are not images (channels, height, width) with sides of at least ``side`` pixels.
 
     Raises
@@ -19,14 +19,16 @@ def need_images(family: Model, shape: tuple[int, ...], side: int = 1, channels: 
     """
     if len(shape) == 3 and min(shape[1:]) >= side and channels in (None, shape[0]):
         return
-    name = name_of(MODEL, type(family))
-    colors = f" with {channels} channels" if channels else ""
-    least = f" of {side}x{side} or more" if side > 1 else ""
-    least += " ('cnn' is made for smaller ones)" if side > 4 and len(shape) == 3 else ""
-    raise SettingsError(f"model.name: '{name}' can't take inputs of shape {shape}; it needs images{colors}{least}.")
+    name = get_component_name(MODEL, type(model))
+    channel_text = f" with {channels} channels" if channels else ""
+    min_size = f" of {side}x{side} or more" if side > 1 else ""
+    min_size += " ('cnn' is made for smaller ones)" if side > 4 and len(shape) == 3 else ""
+    raise SettingsError(
+        f"model.name: '{name}' can't take inputs of shape {shape}; it needs images{channel_text}{min_size}."
+    )
 
 
-def need_tokens(family: Model, shape: tuple[int, ...]) -> None:
+def require_tokens(model: Model, shape: tuple[int, ...]) -> None:
     """Refuse inputs that are not sequences of token ids, of shape (length,).
 
     Raises
@@ -35,13 +37,13 @@ def need_tokens(family: Model, shape: tuple[int, ...]) -> None:
         The inputs have another number of axes.
     """
     if len(shape) != 1:
-        name = name_of(MODEL, type(family))
+        name = get_component_name(MODEL, type(model))
         raise SettingsError(
             f"model.name: '{name}' can't take inputs of shape {shape}; it needs sequences of token ids."
         )
 
 
-def mapped(extractor: list[nn.Module], width: int, classes: int, bias: bool) -> Network:
+def make_mapped_network(extractor: list[nn.Module], width: int, classes: int, bias: bool) -> Network:
     """An extractor of flat features with FedDW's classifier: two mapping layers and the classification layer.
 
     There is no activation between the second mapping layer, whose 128 outputs are the features, and the
@@ -62,7 +64,7 @@ def mapped(extractor: list[nn.Module], width: int, classes: int, bias: bool) -> 
     return Network(body, nn.Linear(128, classes, bias=bias))
 
 
-def out_of_place(module: nn.Module) -> None:
+def disable_inplace_relu(module: nn.Module) -> None:
     """Make every ReLU write to a tensor of its own: torch.func can't overwrite one that is not batched."""
     for layer in module.modules():
         if isinstance(layer, (nn.ReLU, nn.ReLU6)):

@@ -17,12 +17,12 @@ from torch.func import functional_call
 
 from fedpipe import pins
 from fedpipe.errors import SettingsError
-from fedpipe.layers import NORMALISATIONS, BatchNorm, Dropout, Mode, functional
-from fedpipe.pins import Pin, Sha256
+from fedpipe.layers import NORMALISATIONS, BatchNorm, Dropout, Mode, replace_stateful_layers
+from fedpipe.pins import PinnedFile, Sha256
 from fedpipe.registry import Component
 from fedpipe.tensors import Tensors
 
-COUNTER = "num_batches_tracked"  #: of BatchNorm, which nothing reads
+BATCH_COUNTER = "num_batches_tracked"  #: of BatchNorm, which nothing reads
 
 
 class Network(nn.Module):
@@ -56,14 +56,16 @@ class Model(Component):
     weights: Annotated[str, Field(min_length=1)] | None = None
     sha256: Sha256 | None = None
 
-    stackable: ClassVar[bool] = True  #: whether its clients can train in one call (an LSTM's can't: no batching rule)
+    is_stackable: ClassVar[bool] = (
+        True  #: whether its clients can train in one call (an LSTM's can't: no batching rule)
+    )
 
     @property
-    def frozen_base(self) -> bool:
+    def has_frozen_base(self) -> bool:
         """Whether the first part of the body never trains, so that its features are computed once; see `parted`."""
         return False
 
-    def parted(self, network: Network) -> tuple[nn.Module, Network]:
+    def split_frozen_base(self, network: Network) -> tuple[nn.Module, Network]:
         """A network's frozen base, and what is left, with its tensors' names, for features of shape (B, d)."""
         raise NotImplementedError
 
@@ -80,21 +82,21 @@ class Model(Component):
         """A network with PyTorch's default initialization, for inputs of this shape and C classes."""
         raise NotImplementedError
 
-    def outline(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build_without_weights(self, shape: tuple[int, ...], classes: int) -> Network:
         """The same network for its layers alone: none of its weights are fetched, and it may lie on the meta device."""
         return self.build(shape, classes)
 
     @property
-    def pin(self) -> Pin | None:
+    def pinned_file(self) -> PinnedFile | None:
         """See :class:`~fedpipe.registry.Component`."""
-        return None if self.weights is None else Pin("weights", Path(self.weights), self.sha256)
+        return None if self.weights is None else PinnedFile("weights", Path(self.weights), self.sha256)
 
     @property
-    def whole(self) -> bool:
+    def has_full_weights(self) -> bool:
         """Whether a file gives all tensors of the network, so that there is one initial model and no other."""
         return self.weights is not None
 
-    def network(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build_initial_network(self, shape: tuple[int, ...], classes: int) -> Network:
         """The network that a run begins with: with the tensors of ``weights``, or those of :meth:`build`.
 
         Raises
@@ -103,34 +105,43 @@ class Model(Component):
             The file of the weights is missing, is not the one that ``sha256`` says, or is of another network.
         """
         network = self.build(shape, classes)
-        if self.whole:
-            self._begin(network, tensors_of(self.weights_file()))
+        if self.has_full_weights:
+            self._load_weights(network, read_tensors(self.weights_file()))
         return network
 
-    def _begin(self, network: Network, tensors: Mapping[str, Tensor]) -> None:
+    def _load_weights(self, network: Network, tensors: Mapping[str, Tensor]) -> None:
         """Put the tensors of a file into a network, all of it."""
-        held = {name: value for name, value in network.state_dict().items() if not name.endswith(COUNTER)}
-        found = {name: value for name, value in tensors.items() if not name.endswith(COUNTER)}
-        those = f"the {len(held)} of the network, from '{next(iter(held))}' to '{next(reversed(held))}'"
-        for name, value in held.items():
-            if name not in found:
-                raise SettingsError(f"model.weights: {self.weights} has no tensor '{name}'; it should have {those}.")
-            if found[name].shape != value.shape or not found[name].is_floating_point():
+        network_tensors = {
+            name: value for name, value in network.state_dict().items() if not name.endswith(BATCH_COUNTER)
+        }
+        file_tensors = {name: value for name, value in tensors.items() if not name.endswith(BATCH_COUNTER)}
+        expected_tensors = (
+            f"the {len(network_tensors)} of the network, from '{next(iter(network_tensors))}' to "
+            f"'{next(reversed(network_tensors))}'"
+        )
+        for name, value in network_tensors.items():
+            if name not in file_tensors:
                 raise SettingsError(
-                    f"model.weights: '{name}' of {self.weights} is {_told(found[name])}; it should be {_told(value)}."
+                    f"model.weights: {self.weights} has no tensor '{name}'; it should have {expected_tensors}."
                 )
-            if not found[name].isfinite().all():
+            if file_tensors[name].shape != value.shape or not file_tensors[name].is_floating_point():
+                raise SettingsError(
+                    f"model.weights: '{name}' of {self.weights} is {_describe_tensor(file_tensors[name])}; it should "
+                    f"be {_describe_tensor(value)}."
+                )
+            if not file_tensors[name].isfinite().all():
                 raise SettingsError(
                     f"model.weights: '{name}' of {self.weights} holds NaN or infinity; no tensor should."
                 )
-        if extra := [name for name in found if name not in held]:
+        if extra_names := [name for name in file_tensors if name not in network_tensors]:
             raise SettingsError(
-                f"model.weights: {self.weights} has a tensor '{extra[0]}', which the network does not have; it should "
-                f"have {those}."
+                f"model.weights: {self.weights} has a tensor '{extra_names[0]}', which the network does not have; it "
+                "should "
+                f"have {expected_tensors}."
             )
-        if any(value.dtype == torch.float64 for value in found.values()):
+        if any(value.dtype == torch.float64 for value in file_tensors.values()):
             network.double()  # rounded where federation.dtype says so, and not before
-        network.load_state_dict(found, strict=False)
+        network.load_state_dict(file_tensors, strict=False)
 
     def check_weights(self, shape: tuple[int, ...], classes: int) -> None:
         """Refuse weights of another network, before any job starts.
@@ -146,9 +157,9 @@ class Model(Component):
             raise SettingsError(
                 "model.sha256: there is no model.weights that it could belong to; name that file, or remove it."
             )
-        if self.pin is not None and self.pin.path.is_file():
+        if self.pinned_file is not None and self.pinned_file.path.is_file():
             with torch.random.fork_rng(devices=[]):
-                self.network(shape, classes)
+                self.build_initial_network(shape, classes)
 
     def weights_file(self) -> Path:
         """Where the file of the weights lies, which is the one that ``sha256`` says.
@@ -158,27 +169,27 @@ class Model(Component):
         SettingsError
             It is missing, or another one.
         """
-        assert self.pin is not None
-        if not self.pin.path.is_file():
+        assert self.pinned_file is not None
+        if not self.pinned_file.path.is_file():
             raise SettingsError(
-                f"model.weights: {self.pin.path} is missing; it should be the file with SHA-256 {self.sha256}."
+                f"model.weights: {self.pinned_file.path} is missing; it should be the file with SHA-256 {self.sha256}."
             )
-        if wrong := self.pin.mistake("model", None):
-            raise SettingsError(wrong)
-        return self.pin.path
+        if problem := self.pinned_file.explain_mismatch("model", None):
+            raise SettingsError(problem)
+        return self.pinned_file.path
 
 
-def tensors_of(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors in a file, by name, read once as long as it does not change; nothing else is ever unpickled."""
-    return _read(path, pins.stamp(path))
+    return _read_tensors_cached(path, pins.compute_stat_fingerprint(path))
 
 
 @functools.lru_cache(maxsize=1)
-def _read(path: Path, stamp: str) -> dict[str, Tensor]:
+def _read_tensors_cached(path: Path, fingerprint: str) -> dict[str, Tensor]:
     try:
         tensors = dict(torch.load(path, weights_only=True, map_location="cpu"))
-        odd = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
-        reason = f"'{odd[0]}' is no tensor" if odd else ""
+        non_tensors = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
+        reason = f"'{non_tensors[0]}' is no tensor" if non_tensors else ""
     except Exception as error:  # the file is the user's own: anything may be in it
         reason = str(error).split("\n", 1)[0] or type(error).__name__
     if reason:
@@ -188,11 +199,11 @@ def _read(path: Path, stamp: str) -> dict[str, Tensor]:
     return tensors
 
 
-def _told(value: Tensor) -> str:
+def _describe_tensor(value: Tensor) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
 
 
-class Net:
+class FunctionalNetwork:
     """A network as a pure function of its parameters, which is how algorithms see it.
 
     A model holds its trained parameters and, with ``track``, its buffers: the running statistics of BatchNorm, which
@@ -238,35 +249,37 @@ class Net:
         precision: Literal["full", "bfloat16"] = "full",
     ) -> None:
         self._build, self.dtype, self._buffers = build, dtype, buffers
-        self.lowered, self._device = precision == "bfloat16", torch.device(device).type
+        self.is_bfloat16, self._device = precision == "bfloat16", torch.device(device).type
         with torch.random.fork_rng(devices=[]):
-            self._module, self.mode = self._made()
+            self._module, self.mode = self._build_module()
         self._module.to(device=device, dtype=dtype)
-        trained = [name for name, value in self._module.named_parameters() if value.requires_grad]
-        held = [name for name, _ in self._module.named_buffers()]
-        self.names = tuple(trained)
-        self.buffer_names = tuple(held) if buffers == "average" else ()
-        self.own = Tensors((name, value.cpu()) for name, value in self._module.named_buffers() if buffers == "keep")
-        everything = self.names + self.buffer_names
-        self._tied = len(list(self._module.parameters())) < len(
+        parameter_names = [name for name, value in self._module.named_parameters() if value.requires_grad]
+        buffer_names = [name for name, _ in self._module.named_buffers()]
+        self.names = tuple(parameter_names)
+        self.buffer_names = tuple(buffer_names) if buffers == "average" else ()
+        self.client_buffers = Tensors(
+            (name, value.cpu()) for name, value in self._module.named_buffers() if buffers == "keep"
+        )
+        all_names = self.names + self.buffer_names
+        self._has_tied_weights = len(list(self._module.parameters())) < len(
             list(self._module.named_parameters(remove_duplicate=False))
         )
-        self.body_names = tuple(name for name in everything if name.startswith("body."))
-        self.head_names = tuple(name for name in everything if name.startswith("head."))
-        normal = [
+        self.body_names = tuple(name for name in all_names if name.startswith("body."))
+        self.head_names = tuple(name for name in all_names if name.startswith("head."))
+        norm_layers = [
             name for name, layer in self._module.named_modules() if isinstance(layer, (BatchNorm, *NORMALISATIONS))
         ]
-        self.norm_names = tuple(name for name in everything if name.rpartition(".")[0] in normal)
-        self.random = any(isinstance(layer, Dropout) for layer in self._module.modules())
-        normal = [layer for layer in self._module.modules() if isinstance(layer, BatchNorm)]
-        self.by_batch = any(not layer.track for layer in normal)
+        self.norm_names = tuple(name for name in all_names if name.rpartition(".")[0] in norm_layers)
+        self.has_dropout = any(isinstance(layer, Dropout) for layer in self._module.modules())
+        norm_layers = [layer for layer in self._module.modules() if isinstance(layer, BatchNorm)]
+        self.has_batch_statistics = any(not layer.track for layer in norm_layers)
 
-    def _made(self) -> tuple[Network, Mode]:
+    def _build_module(self) -> tuple[Network, Mode]:
         mode, network = Mode(), self._build()
         for module in network.modules():
-            if COUNTER in module._buffers:
-                del module._buffers[COUNTER]  # a counter that nothing reads, and no mean makes sense of
-        functional(network, mode, track=self._buffers != "drop")
+            if BATCH_COUNTER in module._buffers:
+                del module._buffers[BATCH_COUNTER]  # a counter that nothing reads, and no mean makes sense of
+        replace_stateful_layers(network, mode, track=self._buffers != "drop")
         return network, mode
 
     def __call__(self, model: Tensors, x: Tensor, *, teacher: bool = False) -> Tensor:
@@ -275,30 +288,30 @@ class Net:
         A ``teacher`` is in evaluation mode whatever the pass; where statistics are the client's own, with those that it
         had as it began.
         """
-        with self.mode.eval_mode() if teacher else nullcontext(), self._arithmetic():
+        with self.mode.eval_mode() if teacher else nullcontext(), self._enter_precision():
             tensors = {**self.mode.buffers, **model}
-            logits: Tensor = functional_call(self._module, tensors, (x,), tie_weights=self._tied)
-        return logits.to(self.dtype) if self.mode.lowered else logits
+            logits: Tensor = functional_call(self._module, tensors, (x,), tie_weights=self._has_tied_weights)
+        return logits.to(self.dtype) if self.mode.autocast else logits
 
     def features(self, model: Tensors, x: Tensor, *, teacher: bool = False) -> Tensor:
         """What the body makes of the inputs, shape (B, d); tensors of the head need not be given."""
-        with self.mode.eval_mode() if teacher else nullcontext(), self._arithmetic():
+        with self.mode.eval_mode() if teacher else nullcontext(), self._enter_precision():
             tensors = {**self.mode.buffers, **model}
             body = {name[5:]: value for name, value in tensors.items() if name.startswith("body.")}
-            features: Tensor = functional_call(self._module.body, body, (x,), tie_weights=self._tied)
-        return features.flatten(1).to(self.dtype) if self.mode.lowered else features.flatten(1)
+            features: Tensor = functional_call(self._module.body, body, (x,), tie_weights=self._has_tied_weights)
+        return features.flatten(1).to(self.dtype) if self.mode.autocast else features.flatten(1)
 
     def classify(self, model: Tensors, features: Tensor) -> Tensor:
         """What the head makes of features of shape (B, d): logits, shape (B, C); for losses that need both."""
         head = {name[5:]: value for name, value in model.items() if name.startswith("head.")}
-        with self._arithmetic():
+        with self._enter_precision():
             logits: Tensor = functional_call(self._module.head, head, (features,))
-        return logits.to(self.dtype) if self.mode.lowered else logits
+        return logits.to(self.dtype) if self.mode.autocast else logits
 
-    def _arithmetic(self) -> AbstractContextManager[Any]:
+    def _enter_precision(self) -> AbstractContextManager[Any]:
         """That of the pass at work, for one call of the network."""
         self.mode.calls.clear()
-        return torch.autocast(self._device, torch.bfloat16) if self.mode.lowered else nullcontext()
+        return torch.autocast(self._device, torch.bfloat16) if self.mode.autocast else nullcontext()
 
     def parameters(self, model: Tensors) -> Tensors:
         """The trained parameters of a model, or of a part of one, in the network's order."""
@@ -308,38 +321,38 @@ class Net:
         """Its other tensors, the running statistics."""
         return model.only(name for name in self.buffer_names if name in model)
 
-    def model(self, tensors: Tensors) -> Tensors:
+    def to_model(self, tensors: Tensors) -> Tensors:
         """A whole model of its tensors, in the network's order."""
         return self.parameters(tensors) | self.buffers(tensors)
 
     def layers(self) -> list[tuple[str, ...]]:
         """The names of each parametrized layer's tensors, buffers included, from the input to the output."""
-        found: dict[str, list[str]] = {}
+        names_by_layer: dict[str, list[str]] = {}
         for name in self.names + self.buffer_names:
-            found.setdefault(name.rpartition(".")[0], []).append(name)
-        return [tuple(names) for names in found.values()]
+            names_by_layer.setdefault(name.rpartition(".")[0], []).append(name)
+        return [tuple(names) for names in names_by_layer.values()]
 
-    def last(self, count: int, buffers: bool = True) -> tuple[str, ...]:
+    def last_layer_names(self, count: int, buffers: bool = True) -> tuple[str, ...]:
         """The names of the last ``count`` parametrized layers' tensors; where there are fewer, of all of them."""
         layers = self.layers()
         names = [name for layer in layers[max(0, len(layers) - count) :] for name in layer]
         return tuple(name for name in names if buffers or name in self.names)
 
-    def fresh(self, entropy: int) -> Tensors:
+    def make_initial_model(self, entropy: int) -> Tensors:
         """An initial model, on the host: a function of ``entropy`` alone, whatever the device and dtype."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(entropy % 2**63)
-            module, _ = self._made()
+            module, _ = self._build_module()
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         return Tensors((name, tensors[name].detach().to(self.dtype)) for name in self.names + self.buffer_names)
 
-    def replica(self) -> Net:
+    def copy_for_thread(self) -> FunctionalNetwork:
         """The same function with a module of its own, for another thread (a call swaps its module's tensors)."""
         twin = copy.copy(self)
         twin._module, twin.mode = copy.deepcopy((self._module, self.mode))
         return twin
 
 
-def class_relations(omega: Tensor) -> Tensor:
+def compute_class_relations(omega: Tensor) -> Tensor:
     """The CR matrix of a classification layer of shape (C, d): the row softmax of its Gram matrix, shape (C, C)."""
     return (omega @ omega.T).softmax(-1)

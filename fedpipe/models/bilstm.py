@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedpipe.models._parts import need_tokens
+from fedpipe.models._parts import require_tokens
 from fedpipe.models.base import Model, Network
 
 WIDTH = 128  #: of the embedding, of each direction and of the layers behind
@@ -57,7 +57,7 @@ class BiLSTM(Model):
         Whether the output layer has a bias.
     """
 
-    stackable: ClassVar[bool] = False  # LSTM has no batching rule under vmap
+    is_stackable: ClassVar[bool] = False  # LSTM has no batching rule under vmap
 
     vocabulary: Annotated[int, Field(ge=1)] = 10_000
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.2
@@ -65,7 +65,7 @@ class BiLSTM(Model):
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Sequences of token ids are needed."""
-        need_tokens(self, shape)
+        require_tokens(self, shape)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
         """See :class:`~fedpipe.models.base.Model`."""

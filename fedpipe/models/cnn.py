@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from fedpipe.models._parts import need_images
+from fedpipe.models._parts import require_images
 from fedpipe.models.base import Model, Network
 
 
@@ -35,20 +35,20 @@ class CNN(Model):
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Images of at least 4x4 pixels are needed, for two poolings."""
-        need_images(self, shape, side=4)
+        require_images(self, shape, side=4)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
         """See :class:`~fedpipe.models.base.Model`."""
         (first, second), (depth, height, width) = self.channels, shape
         body = nn.Sequential(
-            *self._block(depth, first),
-            *self._block(first, second),
+            *self._make_block(depth, first),
+            *self._make_block(first, second),
             nn.Flatten(),
             nn.Linear(second * (height // 4) * (width // 4), self.hidden),
             nn.ReLU(),
         )
         return Network(body, nn.Linear(self.hidden, classes, bias=self.bias))
 
-    def _block(self, depth: int, channels: int) -> list[nn.Module]:
-        normalized = [nn.BatchNorm2d(channels)] if self.batch_norm else []
-        return [nn.Conv2d(depth, channels, 3, padding=1), *normalized, nn.MaxPool2d(2), nn.ReLU()]
+    def _make_block(self, depth: int, channels: int) -> list[nn.Module]:
+        norm_layers = [nn.BatchNorm2d(channels)] if self.batch_norm else []
+        return [nn.Conv2d(depth, channels, 3, padding=1), *norm_layers, nn.MaxPool2d(2), nn.ReLU()]

@@ -8,10 +8,10 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from fedpipe.models._parts import need_images
+from fedpipe.models._parts import require_images
 from fedpipe.models.base import Model, Network
 
-Pair = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
+PositiveIntPair = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +34,13 @@ class CNN5(Model):
         Batch normalization after each convolution and each hidden layer, before pooling and ReLU.
     """
 
-    channels: Pair = (6, 16)
-    hidden: Pair = (120, 84)
+    channels: PositiveIntPair = (6, 16)
+    hidden: PositiveIntPair = (120, 84)
     batch_norm: bool = False
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Images of at least 16x16 pixels are needed."""
-        need_images(self, shape, side=16)
+        require_images(self, shape, side=16)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
         """See :class:`~fedpipe.models.base.Model`."""
@@ -48,22 +48,22 @@ class CNN5(Model):
         side = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
         body = nn.Sequential(
             nn.Conv2d(depth, first, 5),
-            *self._normalized(nn.BatchNorm2d, first),
+            *self._make_norm_layers(nn.BatchNorm2d, first),
             nn.MaxPool2d(2),
             nn.ReLU(),
             nn.Conv2d(first, second, 5),
-            *self._normalized(nn.BatchNorm2d, second),
+            *self._make_norm_layers(nn.BatchNorm2d, second),
             nn.MaxPool2d(2),
             nn.ReLU(),
             nn.Flatten(),
             nn.Linear(second * side[0] * side[1], self.hidden[0]),
-            *self._normalized(nn.BatchNorm1d, self.hidden[0]),
+            *self._make_norm_layers(nn.BatchNorm1d, self.hidden[0]),
             nn.ReLU(),
             nn.Linear(self.hidden[0], self.hidden[1]),
-            *self._normalized(nn.BatchNorm1d, self.hidden[1]),
+            *self._make_norm_layers(nn.BatchNorm1d, self.hidden[1]),
             nn.ReLU(),
         )
         return Network(body, nn.Linear(self.hidden[1], classes))
 
-    def _normalized(self, layer: type[nn.Module], width: int) -> list[nn.Module]:
+    def _make_norm_layers(self, layer: type[nn.Module], width: int) -> list[nn.Module]:
         return [layer(width)] if self.batch_norm else []

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedpipe.models._parts import need_tokens
+from fedpipe.models._parts import require_tokens
 from fedpipe.models.base import Model, Network
 
 
@@ -40,7 +40,7 @@ class FastText(Model):
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Sequences of token ids are needed."""
-        need_tokens(self, shape)
+        require_tokens(self, shape)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
         """See :class:`~fedpipe.models.base.Model`."""

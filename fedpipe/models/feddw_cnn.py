@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from fedpipe.models._parts import mapped, need_images
+from fedpipe.models._parts import make_mapped_network, require_images
 from fedpipe.models.base import Model, Network
 
 
@@ -36,7 +36,7 @@ class FedDWCNN(Model):
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Images of at least 16x16 pixels are needed."""
-        need_images(self, shape, side=16)
+        require_images(self, shape, side=16)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
         """See :class:`~fedpipe.models.base.Model`."""
@@ -52,4 +52,4 @@ class FedDWCNN(Model):
             nn.ReLU(),
             nn.Flatten(),
         ]
-        return mapped(extractor, second * side[0] * side[1], classes, self.bias)
+        return make_mapped_network(extractor, second * side[0] * side[1], classes, self.bias)

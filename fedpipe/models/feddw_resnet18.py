@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fedpipe.models._parts import mapped, need_images
+from fedpipe.models._parts import make_mapped_network, require_images
 from fedpipe.models.base import Model, Network
 
 
@@ -58,7 +58,7 @@ class FedDWResNet18(Model):
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Images are needed."""
-        need_images(self, shape)
+        require_images(self, shape)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
         """See :class:`~fedpipe.models.base.Model`."""
@@ -68,4 +68,4 @@ class FedDWResNet18(Model):
             extractor += [Block(channels, outputs, stride), Block(outputs, outputs, 1)]
             channels = outputs
         extractor += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-        return mapped(extractor, channels, classes, self.bias)
+        return make_mapped_network(extractor, channels, classes, self.bias)

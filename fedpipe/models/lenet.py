@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedpipe.models._parts import need_images
+from fedpipe.models._parts import require_images
 from fedpipe.models.base import Model, Network
 
 
@@ -21,7 +21,7 @@ class LeNet(Model):
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Images of at least 16x16 pixels are needed."""
-        need_images(self, shape, side=16)
+        require_images(self, shape, side=16)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
         """See :class:`~fedpipe.models.base.Model`."""

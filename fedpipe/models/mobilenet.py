@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fedpipe.models._parts import mapped, need_images
+from fedpipe.models._parts import make_mapped_network, require_images
 from fedpipe.models.base import Model, Network
 
 STAGES = ((1, 8, 1, 1), (6, 12, 2, 1), (6, 16, 3, 2), (6, 32, 4, 2), (6, 48, 3, 1), (6, 80, 3, 2), (6, 160, 1, 1))
@@ -69,7 +69,7 @@ class MobileNet(Model):
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Images are needed."""
-        need_images(self, shape)
+        require_images(self, shape)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
         """See :class:`~fedpipe.models.base.Model`."""
@@ -82,4 +82,4 @@ class MobileNet(Model):
                 channels = outputs
         extractor += [nn.Conv2d(channels, last, 1, bias=False), nn.BatchNorm2d(last), nn.ReLU()]
         extractor += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-        return mapped(extractor, last, classes, self.bias)
+        return make_mapped_network(extractor, last, classes, self.bias)

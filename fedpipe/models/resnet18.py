@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torchvision
 from torch import nn
 
-from fedpipe.models._parts import need_images, out_of_place
+from fedpipe.models._parts import disable_inplace_relu, require_images
 from fedpipe.models.base import Model, Network
 
 
@@ -22,11 +22,11 @@ class ResNet18(Model):
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Color images are needed."""
-        need_images(self, shape, channels=3)
+        require_images(self, shape, channels=3)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
         """See :class:`~fedpipe.models.base.Model`."""
         body = torchvision.models.resnet18(num_classes=classes)
         head, body.fc = body.fc, nn.Identity()
-        out_of_place(body)
+        disable_inplace_relu(body)
         return Network(body, head)

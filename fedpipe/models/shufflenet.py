@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedpipe.models._parts import mapped, need_images
+from fedpipe.models._parts import make_mapped_network, require_images
 from fedpipe.models.base import Model, Network
 
 GROUPS = 2
-FIRST = 24  #: channels of the first convolution
+FIRST_CHANNELS = 24  #: channels of the first convolution
 
 
 class Unit(nn.Module):
@@ -30,8 +30,8 @@ class Unit(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        own = outputs - inputs if stride == 2 else outputs
-        inner, groups = own // 4, 1 if inputs == FIRST else GROUPS
+        branch_outputs = outputs - inputs if stride == 2 else outputs
+        inner, groups = branch_outputs // 4, 1 if inputs == FIRST_CHANNELS else GROUPS
         self.convolutions = nn.Sequential(
             nn.Conv2d(inputs, inner, 1, groups=groups, bias=False),
             nn.BatchNorm2d(inner),
@@ -40,8 +40,8 @@ class Unit(nn.Module):
             nn.Conv2d(inner, inner, 3, stride, padding=1, groups=inner, bias=False),
             nn.BatchNorm2d(inner),
             nn.ReLU(),
-            nn.Conv2d(inner, own, 1, groups=GROUPS, bias=False),
-            nn.BatchNorm2d(own),
+            nn.Conv2d(inner, branch_outputs, 1, groups=GROUPS, bias=False),
+            nn.BatchNorm2d(branch_outputs),
         )
         self.pool = nn.AvgPool2d(3, stride=2, padding=1) if stride == 2 else None
         self.relu = nn.ReLU()
@@ -72,14 +72,18 @@ class ShuffleNet(Model):
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Images are needed."""
-        need_images(self, shape)
+        require_images(self, shape)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
         """See :class:`~fedpipe.models.base.Model`."""
-        extractor: list[nn.Module] = [nn.Conv2d(shape[0], FIRST, 1, bias=False), nn.BatchNorm2d(FIRST), nn.ReLU()]
-        channels = FIRST
+        extractor: list[nn.Module] = [
+            nn.Conv2d(shape[0], FIRST_CHANNELS, 1, bias=False),
+            nn.BatchNorm2d(FIRST_CHANNELS),
+            nn.ReLU(),
+        ]
+        channels = FIRST_CHANNELS
         for outputs, units in ((200, 4), (400, 8), (800, 4)):
             extractor += [Unit(channels, outputs, 2), *(Unit(outputs, outputs, 1) for _ in range(1, units))]
             channels = outputs
         extractor += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-        return mapped(extractor, channels, classes, self.bias)
+        return make_mapped_network(extractor, channels, classes, self.bias)

@@ -15,14 +15,14 @@ from torchvision.models.vgg import cfgs, make_layers
 
 from fedpipe import pins
 from fedpipe.errors import SettingsError
-from fedpipe.models._parts import need_images, out_of_place
-from fedpipe.models.base import Model, Network, tensors_of
-from fedpipe.pins import Pin
+from fedpipe.models._parts import disable_inplace_relu, require_images
+from fedpipe.models.base import Model, Network, read_tensors
+from fedpipe.pins import PinnedFile
 
 IMAGENET = "imagenet"  #: what stands for torchvision's weights
-ADDRESS = VGG16_Weights.IMAGENET1K_V1.url
-BASE = "features."  #: the convolutional base in torchvision's state dict
-BASE_PARTS = 3  #: of the body: convolutions, average pool, flattening
+WEIGHTS_URL = VGG16_Weights.IMAGENET1K_V1.url
+BASE_PREFIX = "features."  #: the convolutional base in torchvision's state dict
+BASE_LENGTH = 3  #: of the body: convolutions, average pool, flattening
 IMAGENET_SHA256 = "397923af8e79cdbb6a7127f12361acd7a2f83e06b05044ddf496e83de57a5bf0"
 
 
@@ -53,48 +53,48 @@ class VGG16(Model):
     frozen: bool = True
 
     @property
-    def pin(self) -> Pin | None:
+    def pinned_file(self) -> PinnedFile | None:
         """See :class:`~fedpipe.registry.Component`: torchvision's weights are nobody's own."""
-        return None if self.weights == IMAGENET else super().pin
+        return None if self.weights == IMAGENET else super().pinned_file
 
-    def keyed(self) -> dict[str, Any]:
+    def key_parameters(self) -> dict[str, Any]:
         """See :class:`~fedpipe.registry.Component`."""
-        return super().keyed() | ({"sha256": self._sha256} if self.weights == IMAGENET else {})
+        return super().key_parameters() | ({"sha256": self._sha256} if self.weights == IMAGENET else {})
 
     @property
-    def whole(self) -> bool:
+    def has_full_weights(self) -> bool:
         """See :class:`~fedpipe.models.base.Model`: not with weights of the convolutional base alone."""
-        if self.pin is None or not self.pin.path.is_file():
+        if self.pinned_file is None or not self.pinned_file.path.is_file():
             return False
-        return not any(name.startswith(BASE) for name in tensors_of(self.weights_file()))
+        return not any(name.startswith(BASE_PREFIX) for name in read_tensors(self.weights_file()))
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Color images of at least 32x32 pixels are needed."""
-        need_images(self, shape, side=32, channels=3)
+        require_images(self, shape, side=32, channels=3)
         if self.weights is None and self.frozen:
             raise SettingsError(
                 "model.frozen: true can't be used with random weights, which would never train; it should be false, or "
                 "model.weights imagenet or a file."
             )
-        if self.weights == IMAGENET and self.imagenet.is_file():
-            self._verify()
+        if self.weights == IMAGENET and self.imagenet_file.is_file():
+            self._verify_imagenet_file()
 
     @property
-    def frozen_base(self) -> bool:
+    def has_frozen_base(self) -> bool:
         """See :class:`~fedpipe.models.base.Model`."""
         return self.frozen
 
-    def parted(self, network: Network) -> tuple[nn.Module, Network]:
+    def split_frozen_base(self, network: Network) -> tuple[nn.Module, Network]:
         """See :class:`~fedpipe.models.base.Model`: the convolutions with their pool, and the classifier."""
         body = cast(nn.Sequential, network.body)
-        parts = list(body.children())
-        passing = [nn.Identity() for _ in parts[:BASE_PARTS]]
-        return body[:BASE_PARTS], Network(nn.Sequential(*passing, *parts[BASE_PARTS:]), network.head)
+        layers = list(body.children())
+        placeholders = [nn.Identity() for _ in layers[:BASE_LENGTH]]
+        return body[:BASE_LENGTH], Network(nn.Sequential(*placeholders, *layers[BASE_LENGTH:]), network.head)
 
     @property
-    def imagenet(self) -> Path:
+    def imagenet_file(self) -> Path:
         """Where torchvision keeps its weights."""
-        return Path(torch.hub.get_dir(), "checkpoints", Path(ADDRESS).name)
+        return Path(torch.hub.get_dir(), "checkpoints", Path(WEIGHTS_URL).name)
 
     def weights_file(self) -> Path:
         """See :class:`~fedpipe.models.base.Model`; torchvision's weights are downloaded if they are not there yet.
@@ -106,26 +106,27 @@ class VGG16(Model):
         """
         if self.weights != IMAGENET:
             return super().weights_file()
-        if not self.imagenet.is_file():
+        if not self.imagenet_file.is_file():
             try:
-                self.imagenet.parent.mkdir(parents=True, exist_ok=True)
-                torch.hub.download_url_to_file(ADDRESS, str(self.imagenet), hash_prefix=self._sha256)
+                self.imagenet_file.parent.mkdir(parents=True, exist_ok=True)
+                torch.hub.download_url_to_file(WEIGHTS_URL, str(self.imagenet_file), hash_prefix=self._sha256)
             except (OSError, RuntimeError) as error:
                 raise SettingsError(
-                    f"model.weights: imagenet can't be downloaded from {ADDRESS} ({error}); put that file at "
-                    f"{self.imagenet}, or name one that you have."
+                    f"model.weights: imagenet can't be downloaded from {WEIGHTS_URL} ({error}); put that file at "
+                    f"{self.imagenet_file}, or name one that you have."
                 ) from None
-        self._verify()
-        return self.imagenet
+        self._verify_imagenet_file()
+        return self.imagenet_file
 
     @property
     def _sha256(self) -> str:
         return self.sha256 or (IMAGENET_SHA256 if self.weights == IMAGENET else "")
 
-    def _verify(self) -> None:
-        if (found := pins.content(self.imagenet)) != self._sha256:
+    def _verify_imagenet_file(self) -> None:
+        if (actual_sha256 := pins.compute_content_sha256(self.imagenet_file)) != self._sha256:
             raise SettingsError(
-                f"model.sha256: {self._sha256} is not that of {self.imagenet}, which is {found}; it should be, unless "
+                f"model.sha256: {self._sha256} is not that of {self.imagenet_file}, which is {actual_sha256}; it "
+                "should be, unless "
                 f"that file is damaged or another one is meant."
             )
 
@@ -138,30 +139,32 @@ class VGG16(Model):
             The file of the weights is missing, is not the one that ``sha256`` says, or is of another network.
         """
         base = make_layers(cfgs["D"])
-        out_of_place(base)
+        disable_inplace_relu(base)
         if self.weights is None:
             for value in base.parameters():  # as torchvision's VGG does, whose big classifier need not be made
                 if value.dim() == 4:
                     nn.init.kaiming_normal_(value, mode="fan_out", nonlinearity="relu")
                 else:
                     nn.init.zeros_(value)
-        elif not self.whole:
-            self._begin_base(base)
+        elif not self.has_full_weights:
+            self._load_base_weights(base)
         base.requires_grad_(not self.frozen)
         body = nn.Sequential(base, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 64), nn.ReLU())
         return Network(body, nn.Linear(64, classes))
 
-    def outline(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build_without_weights(self, shape: tuple[int, ...], classes: int) -> Network:
         """See :class:`~fedpipe.models.base.Model`."""
         with torch.device("meta"):
             return dataclasses.replace(self, weights=None).build(shape, classes)
 
-    def _begin_base(self, base: nn.Module) -> None:
-        tensors = tensors_of(self.weights_file())
-        found = {name.removeprefix(BASE): value for name, value in tensors.items() if name.startswith(BASE)}
-        wanted = {name: value.shape for name, value in base.state_dict().items()}
-        if {name: value.shape for name, value in found.items()} != wanted:
+    def _load_base_weights(self, base: nn.Module) -> None:
+        tensors = read_tensors(self.weights_file())
+        base_tensors = {
+            name.removeprefix(BASE_PREFIX): value for name, value in tensors.items() if name.startswith(BASE_PREFIX)
+        }
+        expected_shapes = {name: value.shape for name, value in base.state_dict().items()}
+        if {name: value.shape for name, value in base_tensors.items()} != expected_shapes:
             raise SettingsError(
                 f"model.weights: {self.weights} holds another network; it should hold torchvision's VGG16."
             )
-        base.load_state_dict(found)
+        base.load_state_dict(base_tensors)

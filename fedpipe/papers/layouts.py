@@ -17,21 +17,21 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from fedpipe.papers.published import Place
+from fedpipe.papers.published import CellId
 
-PAPERS = ("feddw", "feddual", "pfps_lwc", "cwfedavg")
-TEXT = "text"  #: the table of numbers in running text
-Form: TypeAlias = Literal[
+PAPER_STEMS = ("feddw", "feddual", "pfps_lwc", "cwfedavg")
+TEXT_TABLE = "text"  #: the table of numbers in running text
+FigureForm: TypeAlias = Literal[
     "diagram", "curves", "sweep", "bars", "heatmaps", "circles", "scatter", "surface", "layers", "traces", "paths"
 ]
-DIAGRAM = "A diagram: nothing of it is measured."
+DIAGRAM_REASON = "A diagram: nothing of it is measured."
 
 
-class _Entry(BaseModel):
+class _LayoutModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Row(_Entry):
+class Row(_LayoutModel):
     """A row: the study's label for its method, or the rows that it is the difference of; ``stub`` stands left of it."""
 
     method: str | None = None
@@ -39,7 +39,7 @@ class Row(_Entry):
     minus: tuple[str, str] | None = None
 
 
-class Repeat(_Entry):
+class Repeat(_LayoutModel):
     """Which rows and columns of another table this one's are; all, where none are named."""
 
     of: str
@@ -47,7 +47,7 @@ class Repeat(_Entry):
     columns: Mapping[str, str] = Field(default_factory=dict)
 
 
-class Claim(_Entry):
+class Claim(_LayoutModel):
     """What a paper says of a table: that one row is above another, or above the best of the others."""
 
     says: str
@@ -64,7 +64,7 @@ class Head(NamedTuple):
     rows: int
 
 
-class Table(_Entry):
+class Table(_LayoutModel):
     """A table; without ``columns`` it has no numbers, and ``reason`` says why.
 
     Of a table of settings, ``parameters`` names by row and column the method's parameter that stands there.
@@ -89,35 +89,35 @@ class Table(_Entry):
 
     @field_validator("rows", mode="before")
     @classmethod
-    def _named(cls, rows: Mapping[str, Any]) -> dict[str, Any]:
+    def _name_rows(cls, rows: Mapping[str, Any]) -> dict[str, Any]:
         """A row that is only a method is called by its name in print."""
         entries = {name: {"method": row} if isinstance(row, str) else row for name, row in rows.items()}
         return {name: {"stub": (name,), **entry} for name, entry in entries.items()}
 
     @property
-    def leaves(self) -> dict[str, str]:
+    def column_labels(self) -> dict[str, str]:
         """The columns' names, each with its label in the head's last row, in the order of print."""
-        return {name: label for label, name in _leaves(self.columns)}
+        return {name: label for label, name in _iter_leaf_columns(self.columns)}
 
     @property
     def heads(self) -> list[list[Head]]:
         """The rows of the head, from its top."""
-        depth = _depth(self.columns)
+        depth = _get_head_depth(self.columns)
         rows: list[list[Head]] = [[] for _ in range(depth)]
-        _fill(rows, self.columns, 0)
+        _fill_head_rows(rows, self.columns, 0)
         return rows
 
-    def metric_of(self, row: str, column: str) -> str:
+    def get_metric(self, row: str, column: str) -> str:
         """What is measured in a cell."""
         return self.metrics.get(row) or self.metrics.get(column) or self.metric
 
-    def protocol_of(self, row: str) -> str:
+    def get_protocol(self, row: str) -> str:
         """By which protocol a row's method is shown; empty where the table is not of accuracies."""
         method = self.rows[row].method
         return self.shown.get(method or "", self.protocol)
 
 
-class Text(_Entry):
+class Text(_LayoutModel):
     """A number in running text: what the paper says, and the cells that it is made of.
 
     ``minus`` names two cells, as table, row and column, whose difference it is, ``factor`` times; ``largest`` a table
@@ -138,7 +138,7 @@ class Text(_Entry):
     than: str = ""
 
 
-class Part(_Entry):
+class RunSelection(_LayoutModel):
     """Some runs of a study: of these methods (all), at these points of its grid (all), and what a probe found there.
 
     ``models`` are those that a probe of norms has looked at.
@@ -150,23 +150,24 @@ class Part(_Entry):
     models: tuple[str, ...] = ()
 
 
-class Figure(_Entry):
+class Figure(_LayoutModel):
     """A figure: its form, what the paper says that it shows, and the study and probe that its numbers come from.
 
-    Its runs are those of ``study`` (``algorithms``, ``where`` and ``models`` as in `Part`) and of ``beside``. Each is
+    Its runs are those of ``study`` (``algorithms``, ``where`` and ``models`` as in `RunSelection`) and of ``beside``.
+    Each is
     in a panel by the values that ``panels`` names (names of the grid, ``algorithm`` or ``client``), and a line by those
     of ``lines``; ``x`` is the name of the grid on the horizontal axis, logarithmic if ``log``. ``measures`` are what is
     shown: accuracy, loss, error (R, of the estimated class shares), counts (of samples), or matrices.
     """
 
-    form: Form
+    form: FigureForm
     says: str
     study: str | None = None
     probe: str | None = None
     algorithms: tuple[str, ...] = ()
     where: Mapping[str, Any] = Field(default_factory=dict)
     models: tuple[str, ...] = ()
-    beside: tuple[Part, ...] = ()
+    beside: tuple[RunSelection, ...] = ()
     panels: tuple[str, ...] = ()
     lines: tuple[str, ...] = ("algorithm",)
     x: str = ""
@@ -175,15 +176,17 @@ class Figure(_Entry):
     measures: tuple[Literal["accuracy", "loss", "error", "counts", "matrices"], ...] = ("accuracy",)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def run_selections(self) -> tuple[RunSelection, ...]:
         """All runs that it is made of; none, where it has no study."""
         if self.study is None:
             return ()
-        own = Part(study=self.study, algorithms=self.algorithms, where=self.where, models=self.models)
-        return (own, *self.beside)
+        study_selection = RunSelection(
+            study=self.study, algorithms=self.algorithms, where=self.where, models=self.models
+        )
+        return (study_selection, *self.beside)
 
 
-class Deviation(_Entry):
+class Deviation(_LayoutModel):
     """A point that print leaves open, or where print, the authors' code and this project differ."""
 
     about: str
@@ -192,7 +195,7 @@ class Deviation(_Entry):
     here: str
 
 
-class Paper(_Entry):
+class Paper(_LayoutModel):
     """A paper; ``stem`` is the name of its page and of its folder below `studies/papers`."""
 
     stem: str
@@ -204,51 +207,53 @@ class Paper(_Entry):
     figures: Mapping[str, Figure]
     deviations: tuple[Deviation, ...]
 
-    def places(self, name: str) -> Iterator[Place]:
+    def iter_cell_ids(self, name: str) -> Iterator[CellId]:
         """The places of a table's cells, row by row."""
         table = self.tables[name]
         for row in table.rows:
-            for column in table.leaves:
-                yield Place(self.paper, name, row, column, table.metric_of(row, column))
+            for column in table.column_labels:
+                yield CellId(self.paper, name, row, column, table.get_metric(row, column))
 
-    def original(self, place: Place) -> Place | None:
+    def find_original(self, cell_id: CellId) -> CellId | None:
         """The place in another table that has the same number, None where there is none."""
-        table = self.tables.get(place.table)
+        table = self.tables.get(cell_id.table)
         for repeat in table.repeats if table else ():
-            row = repeat.rows.get(place.row) if repeat.rows else place.row
-            column = repeat.columns.get(place.column) if repeat.columns else place.column
+            row = repeat.rows.get(cell_id.row) if repeat.rows else cell_id.row
+            column = repeat.columns.get(cell_id.column) if repeat.columns else cell_id.column
             if row and column:
-                return place._replace(table=repeat.of, row=row, column=column)
+                return cell_id._replace(table=repeat.of, row=row, column=column)
         return None
 
 
 @functools.cache
-def papers() -> dict[str, Paper]:
+def load_papers() -> dict[str, Paper]:
     """The four papers by their names in print."""
-    found = {}
-    for stem in PAPERS:
+    papers_by_name = {}
+    for stem in PAPER_STEMS:
         text = resources.files(__package__).joinpath(f"{stem}.yaml").read_text(encoding="utf-8")
         paper = Paper.model_validate({"stem": stem, **yaml.safe_load(text)})
-        found[paper.paper] = paper
-    return found
+        papers_by_name[paper.paper] = paper
+    return papers_by_name
 
 
-def _leaves(columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for label, below in columns.items():
-        if isinstance(below, str):
-            yield label, below
+def _iter_leaf_columns(columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for label, subcolumns in columns.items():
+        if isinstance(subcolumns, str):
+            yield label, subcolumns
         else:
-            yield from _leaves(below)
+            yield from _iter_leaf_columns(subcolumns)
 
 
-def _depth(columns: Mapping[str, Any]) -> int:
-    return 1 + max((_depth(below) for below in columns.values() if not isinstance(below, str)), default=0)
+def _get_head_depth(columns: Mapping[str, Any]) -> int:
+    return 1 + max(
+        (_get_head_depth(subcolumns) for subcolumns in columns.values() if not isinstance(subcolumns, str)), default=0
+    )
 
 
-def _fill(rows: list[list[Head]], columns: Mapping[str, Any], level: int) -> None:
-    for label, below in columns.items():
-        if isinstance(below, str):
+def _fill_head_rows(rows: list[list[Head]], columns: Mapping[str, Any], level: int) -> None:
+    for label, subcolumns in columns.items():
+        if isinstance(subcolumns, str):
             rows[level].append(Head(label, 1, len(rows) - level))
         else:
-            rows[level].append(Head(label, len(list(_leaves(below))), 1))
-            _fill(rows, below, level + 1)
+            rows[level].append(Head(label, len(list(_iter_leaf_columns(subcolumns))), 1))
+            _fill_head_rows(rows, subcolumns, level + 1)

@@ -10,28 +10,28 @@ from typing import cast, get_args
 
 from fedpipe import artifacts
 from fedpipe.artifacts import PAPERS, RESULTS, StudyFiles
-from fedpipe.errors import ArtifactError, SettingsError, nearest
+from fedpipe.errors import ArtifactError, SettingsError, suggest_name
 from fedpipe.papers import drawing, layouts, measured, pages
-from fedpipe.papers.cells import Comparison, Measured
-from fedpipe.papers.pages import About
-from fedpipe.papers.published import Place
-from fedpipe.papers.ran import Study
-from fedpipe.papers.svg import Drawn
+from fedpipe.papers.cells import MeasuredCell, PaperComparison
+from fedpipe.papers.pages import BuildInfo
+from fedpipe.papers.published import CellId
+from fedpipe.papers.ran import PaperStudy
+from fedpipe.papers.svg import SvgFigure
 from fedpipe.papers.verdicts import Scale
 from fedpipe.planned import Plan
 from fedpipe.report import results
-from fedpipe.stages.report import held, overtaken
+from fedpipe.stages.report import compute_plans_fingerprint, get_staleness_warning
 
 
-def place(scale: str) -> Path:
+def get_pages_folder(scale: str) -> Path:
     """Where the pages of a scale lie."""
     return RESULTS / "papers" / scale
 
 
-def write(scale: str, said: str | None = None) -> Comparison:
+def write_papers(scale: str, plans_fingerprint: str | None = None) -> PaperComparison:
     """Write the pages, ``cells.csv`` and the figures, of all runs of a scale that are done.
 
-    A snakemake tells by a hash which plans it began with (``said``), so that it makes no pages of others.
+    A snakemake tells by a hash which plans it began with (``plans_fingerprint``), so that it makes no pages of others.
 
     Raises
     ------
@@ -42,56 +42,77 @@ def write(scale: str, said: str | None = None) -> Comparison:
         were planned anew meanwhile.
     """
     if scale not in get_args(Scale):
-        raise SettingsError(f"--scale: '{scale}' is no scale of the papers; {nearest(scale, list(get_args(Scale)))}")
-    found: dict[Place, Measured] = {}
-    figures: dict[tuple[str, str], Drawn | str] = {}
-    planned: dict[tuple[str, str], Study] = {}
-    for paper in layouts.papers().values():
-        wanted = {table.study for table in paper.tables.values()} | {text.study for text in paper.text}
-        wanted |= {part.study for figure in paper.figures.values() for part in figure.parts}
-        there = {name: study for name in sorted(filter(None, wanted)) if (study := Study.find(paper.stem, name, scale))}
-        for study in there.values():
-            if overtaken(study.plan):
+        raise SettingsError(
+            f"--scale: '{scale}' is no scale of the papers; {suggest_name(scale, list(get_args(Scale)))}"
+        )
+    measured_cells: dict[CellId, MeasuredCell] = {}
+    figures: dict[tuple[str, str], SvgFigure | str] = {}
+    planned_studies: dict[tuple[str, str], PaperStudy] = {}
+    for paper in layouts.load_papers().values():
+        study_names = {table.study for table in paper.tables.values()} | {text.study for text in paper.text}
+        study_names |= {selection.study for figure in paper.figures.values() for selection in figure.run_selections}
+        paper_studies = {
+            name: study
+            for name in sorted(filter(None, study_names))
+            if (study := PaperStudy.find(paper.stem, name, scale))
+        }
+        for study in paper_studies.values():
+            if get_staleness_warning(study.plan):
                 raise ArtifactError(
                     f"{study.plan.params} has changed since it was planned; `make papers SCALE={scale}` runs what is "
                     f"new, and `fedpipe plan --params {PAPERS} --scale {scale}` lets the pages do without it."
                 )
-        planned |= {(paper.paper, name): study for name, study in there.items()}
-        studies = there.get
-        found |= measured.of(paper, studies)
-        figures |= drawing.drawn(paper, studies)
-    changed = {(paper, name): told for (paper, name), study in planned.items() if (told := study.changes)}
-    plans = (Plan.read(StudyFiles.of(path, scale).plan) for path in artifacts.studies(PAPERS))
-    if said is not None and held(plans) != said:
+        planned_studies |= {(paper.paper, name): study for name, study in paper_studies.items()}
+        find_study = paper_studies.get
+        measured_cells |= measured.measure_cells(paper, find_study)
+        figures |= drawing.draw_figures(paper, find_study)
+    scale_changes = {
+        (paper, name): changes_text
+        for (paper, name), study in planned_studies.items()
+        if (changes_text := study.scale_changes)
+    }
+    plans = (Plan.read(StudyFiles.from_params(path, scale).plan) for path in artifacts.list_studies(PAPERS))
+    if plans_fingerprint is not None and compute_plans_fingerprint(plans) != plans_fingerprint:
         raise ArtifactError(
             f"The plans of {PAPERS} are others than this snakemake began with, since a study was edited meanwhile; "
             f"type `make papers SCALE={scale}` again."
         )
-    return pages.write(place(scale), cast(Scale, scale), found, figures, _about(list(planned.values())), changed)
+    return pages.write_pages(
+        get_pages_folder(scale),
+        cast(Scale, scale),
+        measured_cells,
+        figures,
+        _describe_build(list(planned_studies.values())),
+        scale_changes,
+    )
 
 
-def _about(studies: list[Study]) -> About:
+def _describe_build(studies: list[PaperStudy]) -> BuildInfo:
     """The commit, the hours of all runs, each once in its full length, what they ran on, and the day of the commit."""
-    done = sorted(((study, cell) for study in studies for cell in study.done), key=lambda entry: entry[1].rounds)
-    runs = {cell.files.path: (study, cell) for study, cell in done}  # of each, the last is the longest
-    hours = sum(study.hours(cell) for study, cell in runs.values())
+    finished_cells = sorted(
+        ((study, cell) for study in studies for cell in study.finished_cells), key=lambda entry: entry[1].rounds
+    )
+    longest_runs = {
+        cell.files.path: (study, cell) for study, cell in finished_cells
+    }  # of each, the last is the longest
+    hours = sum(study.compute_hours(cell) for study, cell in longest_runs.values())
     makers: dict[str, None] = {}
-    for _, cell in runs.values():
-        for maker in results.seconds(cell)["made_by"]:
-            told = {name: value for name, value in maker.items() if name not in {"code", "shared"}}
-            makers[", ".join(f"{name} {value}" for name, value in told.items())] = None
-    return About(_git("describe", "--always", "--dirty"), hours, tuple(makers), _day())
+    for _, cell in longest_runs.values():
+        for maker in results.read_times(cell)["made_by"]:
+            environment = {name: value for name, value in maker.items() if name not in {"code", "shared"}}
+            makers[", ".join(f"{name} {value}" for name, value in environment.items())] = None
+    return BuildInfo(_run_git("describe", "--always", "--dirty"), hours, tuple(makers), _get_commit_date())
 
 
-def _day() -> str:
-    seconds = os.environ.get("SOURCE_DATE_EPOCH") or _git("show", "-s", "--format=%ct", "HEAD")
+def _get_commit_date() -> str:
+    seconds = os.environ.get("SOURCE_DATE_EPOCH") or _run_git("show", "-s", "--format=%ct", "HEAD")
     return datetime.fromtimestamp(int(seconds), UTC).date().isoformat() if seconds.isdigit() else ""
 
 
-def _git(*words: str) -> str:
+def _run_git(*words: str) -> str:
     """What git says; nothing, where this is no clone."""
     try:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+        completed_process = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
     except OSError:
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return completed_process.stdout.strip() if completed_process.returncode == 0 else ""

@@ -16,12 +16,12 @@ import jinja2
 
 from fedpipe import artifacts
 from fedpipe.papers import cells, layouts, views
-from fedpipe.papers.cells import Comparison, Measured
-from fedpipe.papers.published import Place
-from fedpipe.papers.svg import Drawn
+from fedpipe.papers.cells import MeasuredCell, PaperComparison
+from fedpipe.papers.published import CellId
+from fedpipe.papers.svg import SvgFigure
 from fedpipe.papers.verdicts import Scale
 
-SCALES: dict[Scale, str] = {
+SCALE_DESCRIPTIONS: dict[Scale, str] = {
     "paper": "Every setting is the paper's.",
     "reduced": "Shorter runs on less data, as the study files say: only the order of methods is judged.",
     "smoke": "A few rounds on a few samples: it shows that everything runs. Nothing is judged.",
@@ -29,7 +29,7 @@ SCALES: dict[Scale, str] = {
 
 
 @dataclass(frozen=True)
-class About:
+class BuildInfo:
     """What made the pages: the commit, hours of all runs, what they ran on, and the day, where it is to be told."""
 
     commit: str
@@ -38,14 +38,14 @@ class About:
     date: str = ""
 
 
-def write(
+def write_pages(
     folder: Path,
     scale: Scale,
-    measured: Mapping[Place, Measured],
-    figures: Mapping[tuple[str, str], Drawn | str],
-    about: About,
-    changed: Mapping[tuple[str, str], str] | None = None,
-) -> Comparison:
+    measured_cells: Mapping[CellId, MeasuredCell],
+    figures: Mapping[tuple[str, str], SvgFigure | str],
+    about: BuildInfo,
+    scale_changes: Mapping[tuple[str, str], str] | None = None,
+) -> PaperComparison:
     """Write `index.html`, a page a paper, `cells.csv`, and each figure in `figures` as SVG and CSV.
 
     Parameters
@@ -54,34 +54,37 @@ def write(
         As `results/papers/smoke`.
     scale
         At which the studies ran.
-    measured
+    measured_cells
         Cells by their places; what is not there was not run.
     figures
         By paper and heading, as ``("FedDW", "Figure 4")``: the figure, or why there is none.
     about
         What made them.
-    changed
+    scale_changes
         By paper and study, what the scale changes in the study.
     """
-    known = {(paper.paper, heading) for paper in layouts.papers().values() for heading in paper.figures}
-    if unknown := sorted(figures.keys() - known):
-        raise ValueError(f"figures: {unknown[0]} is no figure of a paper.")
-    comparison = cells.compare(measured, scale)
+    known_figures = {(paper.paper, heading) for paper in layouts.load_papers().values() for heading in paper.figures}
+    if unknown_figures := sorted(figures.keys() - known_figures):
+        raise ValueError(f"figures: {unknown_figures[0]} is no figure of a paper.")
+    comparison = cells.compare_cells(measured_cells, scale)
     pages = {
-        f"{paper.stem}.html": _render(
-            "paper.html", views.paper(paper, comparison, figures, changed or {}), scale, about
+        f"{paper.stem}.html": _render_page(
+            "paper.html", views.build_paper_context(paper, comparison, figures, scale_changes or {}), scale, about
         )
-        for paper in layouts.papers().values()
+        for paper in layouts.load_papers().values()
     }
-    pages["index.html"] = _render("index.html", views.index(comparison, figures), scale, about)
+    pages["index.html"] = _render_page("index.html", views.build_index_context(comparison, figures), scale, about)
     for name, text in pages.items():
         artifacts.write_bytes(folder / name, text.encode())
-    artifacts.write_bytes(folder / "cells.csv", cells.csv(comparison))
+    artifacts.write_bytes(folder / "cells.csv", cells.encode_comparison_csv(comparison))
     (folder / "figures").mkdir(exist_ok=True)  # also where none is drawn
-    for paper in layouts.papers().values():
+    for paper in layouts.load_papers().values():
         for heading in paper.figures:
-            stem, found = folder / "figures" / views.file(paper, heading), figures.get((paper.paper, heading))
-            svg, csv = (found.svg, found.csv) if isinstance(found, Drawn) else ("", "")
+            stem, drawn_figure = (
+                folder / "figures" / views.get_figure_stem(paper, heading),
+                figures.get((paper.paper, heading)),
+            )
+            svg, csv = (drawn_figure.svg, drawn_figure.csv) if isinstance(drawn_figure, SvgFigure) else ("", "")
             for path, text in ((stem.with_suffix(".svg"), svg), (stem.with_suffix(".csv"), csv)):
                 if text:
                     artifacts.write_bytes(path, text.encode())
@@ -91,8 +94,8 @@ def write(
 
 
 @cache
-def _environment() -> jinja2.Environment:
-    made = jinja2.Environment(
+def _build_environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -100,11 +103,11 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.globals |= {"papers": layouts.papers(), "SIGNS": views.SIGNS}
-    return made
+    environment.globals |= {"papers": layouts.load_papers(), "SIGNS": views.SIGNS}
+    return environment
 
 
-def _render(name: str, told: Mapping[str, Any], scale: Scale, about: About) -> str:
+def _render_page(name: str, context: Mapping[str, Any], scale: Scale, about: BuildInfo) -> str:
     style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
-    template = _environment().get_template(name)
-    return template.render(**told, scale=scale, scale_says=SCALES[scale], about=about, style=style)
+    template = _build_environment().get_template(name)
+    return template.render(**context, scale=scale, scale_says=SCALE_DESCRIPTIONS[scale], about=about, style=style)

@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Literal, NamedTuple, TypeAlias, cast
 
 Status: TypeAlias = Literal["target", "failed", "absent", "suspect", "formula", "setting", "derived", "claim"]
-STATUS: dict[Status, str] = {  #: what each status means, for readers
+STATUS_MEANINGS: dict[Status, str] = {  #: what each status means, for readers
     "target": "a number to be met",
     "failed": "marked as failed in print: it crashed, or did not converge",
     "absent": "the text that we have lacks the table's body",
@@ -27,7 +27,7 @@ STATUS: dict[Status, str] = {  #: what each status means, for readers
 }
 
 
-class Place(NamedTuple):
+class CellId(NamedTuple):
     """Where a number stands."""
 
     paper: str
@@ -38,11 +38,11 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedNumber:
     """A number as printed, ``printed`` to the letter; ``mean``, ``std`` and ``runs`` are None where print has none."""
 
-    place: Place
-    printed: str
+    cell_id: CellId
+    printed_text: str
     mean: float | None
     std: float | None
     runs: int | None
@@ -51,32 +51,32 @@ class Published:
 
 
 @functools.cache
-def load() -> dict[Place, Published]:
+def load_published() -> dict[CellId, PublishedNumber]:
     """All printed numbers by their places, in the order of the papers."""
     text = resources.files(__package__).joinpath("published.csv").read_text(encoding="utf-8")
-    found: dict[Place, Published] = {}
+    numbers_by_id: dict[CellId, PublishedNumber] = {}
     for row in csv.DictReader(text.splitlines()):
-        place = Place(*(row[name] for name in Place._fields))
-        if place in found:
-            raise ValueError(f"published.csv: {place} stands there twice.")
+        cell_id = CellId(*(row[name] for name in CellId._fields))
+        if cell_id in numbers_by_id:
+            raise ValueError(f"published.csv: {cell_id} stands there twice.")
         status = cast(Status, row["status"])
-        if status not in STATUS:
+        if status not in STATUS_MEANINGS:
             raise ValueError(
-                f"published.csv: {place} has the status {status!r}; it should be one of {', '.join(STATUS)}."
+                f"published.csv: {cell_id} has the status {status!r}; it should be one of {', '.join(STATUS_MEANINGS)}."
             )
-        found[place] = Published(
-            place,
-            _printed(row),
+        numbers_by_id[cell_id] = PublishedNumber(
+            cell_id,
+            _format_printed(row),
             float(row["mean"]) if row["mean"] else None,
             float(row["std"]) if row["std"] else None,
             int(row["runs"]) if row["runs"] else None,
             status,
             row["notes"],
         )
-    return found
+    return numbers_by_id
 
 
-def _printed(row: Mapping[str, str]) -> str:
+def _format_printed(row: Mapping[str, str]) -> str:
     """What print has: a number, a formula of sizes, or that the method failed."""
     if row["metric"] == "communication_cost":
         return row["notes"].removeprefix("formula ").partition(" ")[0].replace("*Sigma", "Σ")

@@ -21,13 +21,13 @@ from fedpipe.errors import ArtifactError
 from fedpipe.planned import Cell, Plan, PlannedProbe, PlannedRun
 from fedpipe.report import forecast, results, status
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-TOLD = 160  #: letters of a failed job's last line that a reason quotes
-GENERATED = "generated"  #: the name of the data set that stands in for one that is not here
-LEFT_OUT = {"code", "sha256", "origin", "seed"}  #: parts of settings that a reader of a cell has no use for
+_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+MAX_QUOTED_LETTERS = 160  #: letters of a failed job's last line that a reason quotes
+GENERATED_DATASET = "generated"  #: the name of the data set that stands in for one that is not here
+OMITTED_SETTINGS = {"code", "sha256", "origin", "seed"}  #: parts of settings that a reader of a cell has no use for
 
 
-class Study:
+class PaperStudy:
     """A study at a scale, as far as it has been run.
 
     Parameters
@@ -39,220 +39,239 @@ class Study:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.runs = {(run.algorithm, run.key): run for run in plan.runs}
-        self.done = tuple(cell for cell in results.cells(plan) if cell.joined.marker.is_file())
+        self.finished_cells = tuple(cell for cell in results.sort_cells(plan) if cell.merged_files.marker.is_file())
 
     @classmethod
-    def find(cls, stem: str, name: str, scale: str) -> Study | None:
+    def find(cls, stem: str, name: str, scale: str) -> PaperStudy | None:
         """The study of a paper (``stem``), as ``table1``; None where it was never planned at this scale."""
-        place = StudyFiles.of(PAPERS / stem / f"{name}.yaml", scale).plan
-        return cls(Plan.read(place)) if place.is_file() else None
+        plan_path = StudyFiles.from_params(PAPERS / stem / f"{name}.yaml", scale).plan
+        return cls(Plan.read(plan_path)) if plan_path.is_file() else None
 
     # -- places ------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def axes(self) -> list[str]:
+    def column_axes(self) -> list[str]:
         """The names of the grid of which a column of the paper's table has a value each, in the study's order."""
-        raw, _ = config.at_scale(config.read(self.plan.params), self.plan.scale)
+        raw, _ = config.apply_scale(config.read_params(self.plan.params), self.plan.scale)
         names = [name for name in raw["study"].get("grid", {}) if not name.startswith("algorithms.")]
         return [name for name in names if name not in self.plan.report.best_over]
 
-    def column(self, cell: Cell) -> str:
+    def get_column(self, cell: Cell) -> str:
         """The column of a cell: its values, with a slash between, as `published` has them."""
-        return "/".join(_text(cell.grid[name]) for name in self.axes if name in cell.grid)
+        return "/".join(_format_value(cell.grid[name]) for name in self.column_axes if name in cell.grid)
 
-    def cells(self, method: str, column: str) -> list[Cell]:
+    def get_cells(self, method: str, column: str) -> list[Cell]:
         """The cells of a method in a column, whether they have been run or not."""
-        return [cell for cell in self.plan.cells if (cell.algorithm, self.column(cell)) == (method, column)]
+        return [cell for cell in self.plan.cells if (cell.algorithm, self.get_column(cell)) == (method, column)]
 
-    def protocol(self, method: str) -> str:
+    def get_protocol(self, method: str) -> str:
         """The protocol by which a method is shown."""
         return self.plan.shown.get(method, self.plan.protocols[0])
 
     @cached_property
-    def changes(self) -> str:
+    def scale_changes(self) -> str:
         """What its scale sets, in words; of a mapping only the names."""
-        if self.plan.scale == artifacts.PAPER:
+        if self.plan.scale == artifacts.FULL_SCALE:
             return ""
-        told = []
-        for key, value in config.read(self.plan.params)["scales"][self.plan.scale].items():
+        change_texts = []
+        for key, value in config.read_params(self.plan.params)["scales"][self.plan.scale].items():
             names = value.get("name", ", ".join(value)) if isinstance(value, dict) else value
-            listed = ", ".join(map(str, names)) if isinstance(names, list) else names
-            told.append(f"{key} {listed}")
-        return "; ".join(told)
+            value_text = ", ".join(map(str, names)) if isinstance(names, list) else names
+            change_texts.append(f"{key} {value_text}")
+        return "; ".join(change_texts)
 
     # -- numbers -----------------------------------------------------------------------------------------------------
 
     @cached_property
     def accuracies(self) -> pd.DataFrame:
-        """Accuracies of the runs that are done, in the average that is reported; see `fedpipe.report.results.load`."""
-        frame = results.load(self._finished)
+        """Accuracies of the finished runs, in the reported average; see `fedpipe.report.results.load_accuracies`."""
+        frame = results.load_accuracies(self._finished_plan)
         return frame[frame["average"] == self.plan.report.average]
 
     @cached_property
-    def reported(self) -> dict[tuple[str, str, str], float]:
+    def reported_accuracies(self) -> dict[tuple[str, str, str], float]:
         """In percent, by method, run's key with its number of rounds, and protocol: what stands in the table."""
         report = self.plan.report
-        by_point = {(cell.algorithm, cell.seed, *results.point(self.plan, cell).values()): cell for cell in self.done}
-        frame = results.reported(self.accuracies, report.round, report.last_k)
-        found = {}
+        by_point = {
+            (cell.algorithm, cell.seed, *results.format_point(self.plan, cell).values()): cell
+            for cell in self.finished_cells
+        }
+        frame = results.compute_reported_accuracies(self.accuracies, report.round, report.last_k)
+        accuracies_by_run = {}
         for row in frame.to_dict("records"):
             cell = by_point[row["algorithm"], row["seed"], *(row[name] for name in self.plan.grid)]
-            found[cell.algorithm, _at(cell), str(row["protocol"])] = 100 * float(row["accuracy"])
-        return found
+            accuracies_by_run[cell.algorithm, _format_run_id(cell), str(row["protocol"])] = 100 * float(row["accuracy"])
+        return accuracies_by_run
 
     @cached_property
-    def diverged(self) -> set[str]:
+    def diverged_keys(self) -> set[str]:
         """The keys of runs in which some round had no finite update."""
-        frame = results.left_out(self._finished)
+        frame = results.count_left_out_updates(self._finished_plan)
         return set(frame[frame["diverged"] > 0]["key"])
 
-    def accuracy(self, cell: Cell) -> float | None:
+    def get_accuracy(self, cell: Cell) -> float | None:
         """What stands in the table for a cell, by its method's protocol; None where the method has no such model."""
-        return self.reported.get((cell.algorithm, _at(cell), self.protocol(cell.algorithm)))
+        return self.reported_accuracies.get((cell.algorithm, _format_run_id(cell), self.get_protocol(cell.algorithm)))
 
-    def merit(self, cell: Cell) -> float:
+    def get_selection_accuracy(self, cell: Cell) -> float:
         """By what the best value of a grid is chosen: a cell's accuracy on test or validation samples."""
-        protocol = self.protocol(cell.algorithm)
-        chosen = config.validating(protocol) if self.plan.report.best_on == "validation" else protocol
-        return self.reported.get((cell.algorithm, _at(cell), chosen), -math.inf)
+        protocol = self.get_protocol(cell.algorithm)
+        selection_protocol = (
+            config.to_validation_protocol(protocol) if self.plan.report.best_on == "validation" else protocol
+        )
+        return self.reported_accuracies.get((cell.algorithm, _format_run_id(cell), selection_protocol), -math.inf)
 
-    def metrics(self, cell: Cell) -> pd.DataFrame:
+    def load_metrics(self, cell: Cell) -> pd.DataFrame:
         """All that was measured of a run, by round, client and protocol."""
-        return _joined(cell.joined.metrics)
+        return _read_merged_frame(cell.merged_files.metrics)
 
-    def traffic(self, cell: Cell) -> pd.Series[float]:
+    def load_traffic(self, cell: Cell) -> pd.Series[float]:
         """Bytes that a participant receives and sends in the last round, when nobody is new any more."""
-        return cast("pd.Series[float]", _joined(cell.joined.rounds)[["bytes_down", "bytes_up"]].iloc[-1])
+        return cast(
+            "pd.Series[float]", _read_merged_frame(cell.merged_files.rounds)[["bytes_down", "bytes_up"]].iloc[-1]
+        )
 
-    def tests(self, cell: Cell) -> int:
+    def count_test_samples(self, cell: Cell) -> int:
         """Number of test samples of the last round's accuracy, each once: clients have their own, or all the same."""
-        frame, protocol = self.metrics(cell), self.protocol(cell.algorithm)
+        frame, protocol = self.load_metrics(cell), self.get_protocol(cell.algorithm)
         frame = frame[frame["protocol"] == protocol]
         by_client = frame[frame["round"] == frame["round"].max()]["total"]
         return int(by_client.max() if protocol.endswith("-on-global") else by_client.sum())
 
-    def seconds(self, cell: Cell) -> pd.DataFrame:
+    def load_seconds(self, cell: Cell) -> pd.DataFrame:
         """Seconds by round."""
-        return pd.DataFrame(results.seconds(cell)["rounds"])
+        return pd.DataFrame(results.read_times(cell)["rounds"])
 
-    def hours(self, cell: Cell) -> float:
+    def compute_hours(self, cell: Cell) -> float:
         """Hours that a run took."""
-        return float(self.seconds(cell)[list(results.SECONDS)].sum().sum()) / 3600
+        return float(self.load_seconds(cell)[list(results.TIMED_PHASES)].sum().sum()) / 3600
 
-    def settings(self, cell: Cell) -> dict[str, Any]:
+    def read_settings(self, cell: Cell) -> dict[str, Any]:
         """All settings of a run, as its ``run.yaml`` holds them."""
-        return _settings(cell.files.settings)
+        return _read_run_settings(cell.files.settings)
 
-    def classes(self, cell: Cell) -> int:
+    def count_classes(self, cell: Cell) -> int:
         """Number of classes of a run's data."""
-        return store.facts(artifacts.dataset_file(self.runs[cell.algorithm, cell.key].dataset)).classes
+        return store.read_dataset_info(artifacts.dataset_file(self.runs[cell.algorithm, cell.key].dataset)).classes
 
     def is_generated(self, cell: Cell) -> bool:
         """Whether a run's data are noise in the shape of those that the study names."""
-        return bool(self.settings(cell)["dataset"]["name"] == GENERATED)
+        return bool(self.read_settings(cell)["dataset"]["name"] == GENERATED_DATASET)
 
-    def differing(self, cell: Cell) -> dict[str, Any]:
+    def get_differing_settings(self, cell: Cell) -> dict[str, Any]:
         """Settings of a run that not all runs of the study have, with its data set and model."""
-        always = {"dataset.name", "dataset.subset", "model.name"}
-        mine = {name: value for name, value in _flat(self.settings(cell)).items() if name in always | self._varied}
-        return mine | {"federation.rounds": cell.rounds}
+        always_listed = {"dataset.name", "dataset.subset", "model.name"}
+        selected_settings = {
+            name: value
+            for name, value in _flatten_settings(self.read_settings(cell)).items()
+            if name in always_listed | self._varied_settings
+        }
+        return selected_settings | {"federation.rounds": cell.rounds}
 
     @cached_property
-    def _varied(self) -> set[str]:
+    def _varied_settings(self) -> set[str]:
         """The settings in which the runs that are done differ."""
-        found: list[set[Any]] = [set(_flat(self.settings(cell)).items()) for cell in self.done]
-        return {name for name, _ in set.union(*found) - set.intersection(*found)} if found else set()
+        settings_by_run: list[set[Any]] = [
+            set(_flatten_settings(self.read_settings(cell)).items()) for cell in self.finished_cells
+        ]
+        return (
+            {name for name, _ in set.union(*settings_by_run) - set.intersection(*settings_by_run)}
+            if settings_by_run
+            else set()
+        )
 
-    def probes(self, name: str, cell: Cell) -> list[tuple[PlannedProbe, pd.DataFrame]]:
+    def load_probes(self, name: str, cell: Cell) -> list[tuple[PlannedProbe, pd.DataFrame]]:
         """What a probe of the study found in a run, where it is there."""
-        found = []
+        probe_tables = []
         for probe in self.plan.probes:
-            mine = (probe.algorithm, probe.run_key, probe.rounds) == (cell.algorithm, cell.key, cell.rounds)
-            if probe.kind == name and mine and probe.files.marker.is_file():
-                table = artifacts.read_parquet(probe.files.table, artifacts.manifest(probe.files.table))
-                found.append((probe, artifacts.frame(table)))
-        return found
+            is_selected = (probe.algorithm, probe.run_key, probe.rounds) == (cell.algorithm, cell.key, cell.rounds)
+            if probe.kind == name and is_selected and probe.files.marker.is_file():
+                table = artifacts.read_parquet(probe.files.table, artifacts.read_recorded_sha256(probe.files.table))
+                probe_tables.append((probe, artifacts.table_to_frame(table)))
+        return probe_tables
 
     # -- what is missing ---------------------------------------------------------------------------------------------
 
-    def missing(self, method: str, column: str) -> str:
+    def explain_missing(self, method: str, column: str) -> str:
         """Why there is no number of a method in a column."""
-        cells = self.cells(method, column)
+        cells = self.get_cells(method, column)
         if not cells:
             return f"not part of scale {self.plan.scale}"
         runs = [self.runs[cell.algorithm, cell.key] for cell in cells]
-        lacking = [self.absent[str(run.path)] for run in runs if str(run.path) in self.absent]
-        if lacking:
-            return lacking[0]
-        left = [run for cell, run in zip(cells, runs, strict=True) if not cell.joined.marker.is_file()]
-        if not left:
+        unavailable_reasons = [
+            self.unavailable_runs[str(run.path)] for run in runs if str(run.path) in self.unavailable_runs
+        ]
+        if unavailable_reasons:
+            return unavailable_reasons[0]
+        missing_runs = [run for cell, run in zip(cells, runs, strict=True) if not cell.merged_files.marker.is_file()]
+        if not missing_runs:
             return "no such model"
-        return next(filter(None, map(self._failure, left)), "not run")
+        return next(filter(None, map(self._describe_failure, missing_runs)), "not run")
 
-    def left(self, method: str, column: str) -> list[Cell]:
+    def get_missing_cells(self, method: str, column: str) -> list[Cell]:
         """The cells of a method in a column that have not been run."""
-        return [cell for cell in self.cells(method, column) if not cell.joined.marker.is_file()]
+        return [cell for cell in self.get_cells(method, column) if not cell.merged_files.marker.is_file()]
 
-    def hours_of(self, cells: Sequence[Cell]) -> float:
+    def estimate_hours(self, cells: Sequence[Cell]) -> float:
         """About the hours that cells would take on this machine; NaN where none can tell."""
-        return sum(cell.rounds * self._hours_a_round.get(cell.key, math.nan) for cell in cells)
+        return sum(cell.rounds * self._hours_per_round.get(cell.key, math.nan) for cell in cells)
 
     @cached_property
-    def _hours_a_round(self) -> dict[str, float]:
-        return forecast.hours_a_round(planning.make(self.plan.params, self.plan.scale))
+    def _hours_per_round(self) -> dict[str, float]:
+        return forecast.estimate_hours_per_round(planning.make_plan(self.plan.params, self.plan.scale))
 
     @cached_property
-    def absent(self) -> dict[str, str]:
+    def unavailable_runs(self) -> dict[str, str]:
         """By path, runs that nothing here can make, with what is missing."""
-        place = self.plan.study.absent
-        return artifacts.read_json(place) if place.is_file() else {}
+        unavailable_path = self.plan.study_files.unavailable_runs
+        return artifacts.read_json(unavailable_path) if unavailable_path.is_file() else {}
 
     @cached_property
     def _failures(self) -> list[status.Failure]:
-        return status.progress(self.plan)[1]
+        return status.load_progress(self.plan)[1]
 
-    def _failure(self, run: PlannedRun) -> str:
+    def _describe_failure(self, run: PlannedRun) -> str:
         """What the job said that failed, of a run or of what it is made of."""
         for failure in self._failures:
-            if any(part in failure.log.name for part in (run.key, run.partition, run.dataset)):
+            if any(name_part in failure.log.name for name_part in (run.key, run.partition, run.dataset)):
                 last = failure.lines[-1].strip() if failure.lines else "its log is empty"
-                return f"{failure.rule} failed: {last[:TOLD]}"
+                return f"{failure.rule} failed: {last[:MAX_QUOTED_LETTERS]}"
         return ""
 
     @cached_property
-    def _finished(self) -> Plan:
-        runs = tuple(run for run in self.plan.runs if any(run.serves(cell) for cell in self.done))
-        return dataclasses.replace(self.plan, cells=self.done, runs=runs)
+    def _finished_plan(self) -> Plan:
+        runs = tuple(run for run in self.plan.runs if any(run.has_cell(cell) for cell in self.finished_cells))
+        return dataclasses.replace(self.plan, cells=self.finished_cells, runs=runs)
 
 
-def _at(cell: Cell) -> str:
+def _format_run_id(cell: Cell) -> str:
     return f"{cell.key}:{cell.rounds}"
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else f"{value}"
 
 
 @functools.lru_cache(maxsize=2048)
-def _joined(path: Path) -> pd.DataFrame:
-    return artifacts.frame(artifacts.read_joined(path))
+def _read_merged_frame(path: Path) -> pd.DataFrame:
+    return artifacts.table_to_frame(artifacts.read_merged_table(path))
 
 
 @functools.lru_cache(maxsize=2048)
-def _settings(path: Path) -> dict[str, Any]:
+def _read_run_settings(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = yaml.load(path.read_text(), Loader=_LOADER)
+        run_settings: dict[str, Any] = yaml.load(path.read_text(), Loader=_YAML_LOADER)
     except FileNotFoundError:
         raise ArtifactError(f"{path} is missing; run `fedpipe plan` to write it again.") from None
-    return found
+    return run_settings
 
 
-def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+def _flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Settings by dotted names."""
-    found: dict[str, Any] = {}
+    flat_settings: dict[str, Any] = {}
     for name, value in settings.items():
-        if isinstance(value, dict) and name not in LEFT_OUT:
-            found |= _flat(value, f"{above}{name}.")
-        elif name not in LEFT_OUT:
-            found[f"{above}{name}"] = value if isinstance(value, str | int | float) else str(value)
-    return found
+        if isinstance(value, dict) and name not in OMITTED_SETTINGS:
+            flat_settings |= _flatten_settings(value, f"{prefix}{name}.")
+        elif name not in OMITTED_SETTINGS:
+            flat_settings[f"{prefix}{name}"] = value if isinstance(value, str | int | float) else str(value)
+    return flat_settings

@@ -15,7 +15,7 @@ from fedpipe.engine.executor import MEASURE_BATCH
 from fedpipe.engine.run import Run
 from fedpipe.errors import SettingsError
 from fedpipe.probes import models
-from fedpipe.probes.surface import drawn
+from fedpipe.probes.surface import sample_indices
 
 SCHEMA = pa.schema(
     {
@@ -29,17 +29,17 @@ SCHEMA = pa.schema(
 )
 
 
-def probe(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
+def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
     """Rows of `SCHEMA`: samples of the global test set under the global model, then the rows of its head."""
     from sklearn.manifold import TSNE  # takes a second to import
 
-    model = models.deployed(run, number).map(lambda value: value.to(run.clients.device))
+    model = models.get_global_model(run, number).map(lambda value: value.to(run.clients.device))
     if "head.weight" not in model:
         kind = run.settings.algorithm["name"]
         raise SettingsError(f"probes: the models of {kind} have no head.weight, whose rows could be looked at.")
-    samples = drawn(run.clients.global_test, settings["samples"], settings["seed"])
+    samples = sample_indices(run.clients.global_test, settings["samples"], settings["seed"])
     features, labels, net = [], [], run.algorithm.net
-    with torch.no_grad(), net.mode.of(False):
+    with torch.no_grad(), net.mode.activate(False):
         for first in range(0, len(samples), MEASURE_BATCH):
             x, y = run.clients.gather(samples[first : first + MEASURE_BATCH])
             features.append(net.features(model, x))
@@ -49,7 +49,7 @@ def probe(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
         raise SettingsError(
             "probes: the head's rows have another width than the features, so that they can't be shown."
         )
-    vectors = unit(torch.cat([*features, rows]))
+    vectors = normalize_vectors(torch.cat([*features, rows]))
     if settings["perplexity"] >= len(vectors):
         raise SettingsError(
             f"probes: perplexity {settings['perplexity']:g} can't be used with {len(vectors)} vectors; choose less."
@@ -57,18 +57,18 @@ def probe(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
     # Exact: the tree's sums are in an order that depends on threads.
     seed = rng.entropy(settings["seed"], "probe/tsne") % 2**32
     embedding = TSNE(perplexity=settings["perplexity"], init="pca", method="exact", random_state=seed)
-    places: np.ndarray[Any, Any] = embedding.fit_transform(vectors.numpy())
+    positions: np.ndarray[Any, Any] = embedding.fit_transform(vectors.numpy())
     columns = {
         "kind": ["feature"] * len(samples) + ["row"] * len(rows),
         "sample": [*samples.tolist(), *[-1] * len(rows)],
         "class": [*labels, *range(len(rows))],
-        "x": places[:, 0].astype(float).tolist(),
-        "y": places[:, 1].astype(float).tolist(),
+        "x": positions[:, 0].astype(float).tolist(),
+        "y": positions[:, 1].astype(float).tolist(),
         "vector": vectors.tolist(),
     }
     return pa.table(columns, SCHEMA)
 
 
-def unit(vectors: Tensor) -> Tensor:
+def normalize_vectors(vectors: Tensor) -> Tensor:
     """Each vector of shape (n, d) drawn to unit length, on the host."""
     return F.normalize(vectors.detach().cpu().double(), dim=1)

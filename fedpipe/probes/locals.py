@@ -24,17 +24,17 @@ SCHEMA = pa.schema(
 )
 
 
-def probe(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
+def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
     """Rows of `SCHEMA`, client by client."""
-    there = run.participants(number)
-    wanted = there if settings["clients"] is None else settings["clients"]
-    if missing := [client for client in wanted if client not in there]:
-        raise SettingsError(f"probes: client {missing[0]} does not train in round {number}, which has {there}.")
+    participants = run.participants(number)
+    clients = participants if settings["clients"] is None else settings["clients"]
+    if missing := [client for client in clients if client not in participants]:
+        raise SettingsError(f"probes: client {missing[0]} does not train in round {number}, which has {participants}.")
     counts = run.clients.class_counts
     shares = (counts / counts.sum(1, keepdim=True)).double().tolist()
     rows: list[dict[str, Any]] = []
-    for local in models.trained(run, number, relative):
-        if local.client in wanted and local.trace is not None:
+    for local in models.replay_local_models(run, number, compute_relative_norms):
+        if local.client in clients and local.trace is not None:
             for step, values in enumerate(local.trace.double().tolist()):
                 for label, value in enumerate(values):
                     entry = (local.client, step, label, value, shares[local.client][label])
@@ -42,7 +42,7 @@ def probe(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
-def relative(model: Tensors) -> Tensor:
+def compute_relative_norms(model: Tensors) -> Tensor:
     """The shares of the norms of the head's rows (cwFedAvg, eq. 4), shape (C,)."""
     if "head.weight" not in model:
         raise SettingsError("probes: these models have no head.weight, whose rows could be looked at.")

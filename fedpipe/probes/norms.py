@@ -29,20 +29,20 @@ SCHEMA = pa.schema(
 )
 
 
-def probe(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
+def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
     """Rows of `SCHEMA` for the models that are asked for, in their order."""
     rows: list[dict[str, Any]] = []
     for name in settings["models"]:
-        for owner, model, counts in _models(run, number, name, settings["finetune_epochs"]):
-            rows += norms(name, owner, _head(run, model), counts)
+        for owner, model, counts in _iterate_models(run, number, name, settings["finetune_epochs"]):
+            rows += make_norm_rows(name, owner, _get_head_weight(run, model), counts)
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
-def norms(name: str, owner: int, head: Tensor, counts: Sequence[int] | None) -> Iterator[dict[str, Any]]:
+def make_norm_rows(name: str, owner: int, head: Tensor, counts: Sequence[int] | None) -> Iterator[dict[str, Any]]:
     """The rows of one head of shape (C, d); ``counts`` are its owner's samples of each class."""
-    found = torch.linalg.vector_norm(head.double(), dim=-1).tolist()
-    total, size = sum(found), sum(counts) if counts is not None else 0
-    for label, norm in enumerate(found):
+    norm_values = torch.linalg.vector_norm(head.double(), dim=-1).tolist()
+    total, size = sum(norm_values), sum(counts) if counts is not None else 0
+    for label, norm in enumerate(norm_values):
         samples = None if counts is None else int(counts[label])
         share = samples / size if samples is not None and size else None
         relative = norm / total if total else 0.0
@@ -50,23 +50,23 @@ def norms(name: str, owner: int, head: Tensor, counts: Sequence[int] | None) -> 
         yield dict(zip(SCHEMA.names, values, strict=True))
 
 
-def distance(table: pa.Table, model: str = "trained") -> float:
+def compute_share_distance(table: pa.Table, model: str = "trained") -> float:
     """Mean over the owners of the Euclidean distance between their shares and those that the norms tell.
 
     cwFedAvg's R, which its regularizer brings down.
     """
-    frame = artifacts.frame(table)
-    mine = frame[frame["model"] == model]
-    squares = (mine["share"] - mine["relative"]) ** 2
-    return float(squares.groupby(mine["owner"]).sum().pow(0.5).mean())
+    frame = artifacts.table_to_frame(table)
+    model_rows = frame[frame["model"] == model]
+    squares = (model_rows["share"] - model_rows["relative"]) ** 2
+    return float(squares.groupby(model_rows["owner"]).sum().pow(0.5).mean())
 
 
-def _models(run: Run, number: int, name: str, epochs: int) -> Iterator[tuple[int, Tensors, list[int] | None]]:
+def _iterate_models(run: Run, number: int, name: str, epochs: int) -> Iterator[tuple[int, Tensors, list[int] | None]]:
     counts = run.clients.class_counts.long()
     if name == "global":
-        yield -1, models.deployed(run, number), counts.sum(0).tolist()
+        yield -1, models.get_global_model(run, number), counts.sum(0).tolist()
     elif name == "class":
-        classes = run.server(number).get("classes")
+        classes = run.load_server_state(number).get("classes")
         if not isinstance(classes, Tensors) or "head.weight" not in classes:
             kind = run.settings.algorithm["name"]
             raise SettingsError(f"probes: {kind} has no class models, whose head `models: [class]` could look at.")
@@ -74,14 +74,14 @@ def _models(run: Run, number: int, name: str, epochs: int) -> Iterator[tuple[int
             yield label, classes.map(operator.itemgetter(label)), None
     else:
         if name == "trained":
-            found: Iterator[models.Local] = iter(models.trained(run, number))
+            local_models: Iterator[models.LocalModel] = iter(models.replay_local_models(run, number))
         else:
-            found = models.received(run, number, epochs if name == "finetuned" else 0)
-        for local in found:
+            local_models = models.compute_personal_models(run, number, epochs if name == "finetuned" else 0)
+        for local in local_models:
             yield local.client, local.model, counts[local.client].tolist()
 
 
-def _head(run: Run, model: Tensors) -> Tensor:
+def _get_head_weight(run: Run, model: Tensors) -> Tensor:
     if "head.weight" not in model:
         kind = run.settings.algorithm["name"]
         raise SettingsError(f"probes: the models of {kind} have no head.weight, whose rows could be looked at.")

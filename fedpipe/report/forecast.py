@@ -2,7 +2,8 @@
 
 Runs are of one kind where algorithm, model and data set have the same names. Seconds of training grow with the samples
 that are trained on, those of aggregation and evaluation with rounds and with the size of the data set. A forecast
-guesses nothing for a kind of which no run was made here; `hours_a_round`, for the papers' pages, takes the nearest
+guesses nothing for a kind of which no run was made here; `estimate_hours_per_round`, for the papers' pages, takes the
+nearest
 kind.
 """
 
@@ -21,16 +22,16 @@ import yaml
 from fedpipe import artifacts
 from fedpipe.artifacts import RESULTS, RunFiles
 from fedpipe.errors import ArtifactError
-from fedpipe.plan import NewPlan, Settings, digest
+from fedpipe.plan import NewPlan, RunSettings, digest_json
 from fedpipe.planned import PlannedRun
-from fedpipe.report.words import duration, size
+from fedpipe.report.words import format_bytes, format_duration
 
 DAY = 86400  #: seconds: a longer study is not started unasked
-RUNS = 3  #: of each kind, the newest, whose means are taken
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a study may have a thousand runs
+RUNS_PER_KIND = 3  #: of each kind, the newest, whose means are taken
+_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a study may have a thousand runs
 
 
-class Kind(NamedTuple):
+class RunKind(NamedTuple):
     """What runs that take as long for a sample have in common."""
 
     algorithm: str
@@ -38,14 +39,14 @@ class Kind(NamedTuple):
     dataset: str
 
     @classmethod
-    def of(cls, settings: Settings) -> Kind:
+    def from_settings(cls, settings: RunSettings) -> RunKind:
         """The kind of a run by its settings."""
         return cls(*(getattr(settings, section)["name"] for section in cls._fields))
 
     @property
-    def nearest(self) -> list[Kind]:
+    def nearest_kinds(self) -> list[RunKind]:
         """First this kind, then that of other data, then other algorithms of this model; an empty name is any."""
-        return [self, self._replace(dataset=""), self._replace(algorithm=""), Kind("", self.model, "")]
+        return [self, self._replace(dataset=""), self._replace(algorithm=""), RunKind("", self.model, "")]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Rates:
     server: float  #: bytes of a server's state
     client: float  #: bytes of what a participant keeps
     sent: float  #: bytes that a participant receives and sends in a round
-    trained: float  #: how many samples it trained on, in all its rounds: short runs say little
+    trained_samples: float  #: how many samples it trained on, in all its rounds: short runs say little
 
 
 @dataclass(frozen=True)
@@ -66,128 +67,155 @@ class Forecast:
 
     runs: int
     rounds: int  #: of all these runs, that are not complete
-    known: int
+    known_runs: int
     seconds: float
-    kept: float
-    sent: float
+    stored_bytes: float
+    traffic_bytes: float
 
     def __str__(self) -> str:
-        others = self.runs - self.known
-        rest = f"; nothing like the other {others} was run here" if others else ""
-        bytes_ = f"{size(self.kept)} of artifacts, and send {size(self.sent)}"
+        unknown_runs = self.runs - self.known_runs
+        unknown_note = f"; nothing like the other {unknown_runs} was run here" if unknown_runs else ""
+        bytes_ = f"{format_bytes(self.stored_bytes)} of artifacts, and send {format_bytes(self.traffic_bytes)}"
         return (
-            f"{self.known} of {self.runs} runs that are left would take about {duration(self.seconds)} on this "
-            f"machine, {bytes_}, as runs of their kind did here{rest}."
+            f"{self.known_runs} of {self.runs} runs that are left would take about {format_duration(self.seconds)} on "
+            "this "
+            f"machine, {bytes_}, as runs of their kind did here{unknown_note}."
         )
 
 
-def forecast(*plans: NewPlan, cores: int | None = None) -> Forecast:
+def compute_forecast(*plans: NewPlan, cores: int | None = None) -> Forecast:
     """What the runs of studies will take that are not complete, with so many of them at once as there are cores.
 
     Of several studies, runs that they share count once, and those whose data are not here, which are left out, never.
     """
-    left: dict[Path, tuple[PlannedRun, NewPlan]] = {}
+    remaining_runs: dict[Path, tuple[PlannedRun, NewPlan]] = {}
     for plan in plans:
         for run in plan.runs:
-            taken = len(plans) == 1 or str(run.path) not in plan.absent
-            if taken and not run.joined.marker.is_file():
-                left[run.path] = max(left.get(run.path, (run, plan)), (run, plan), key=lambda pair: pair[0].rounds)
-    rates = _measured({Kind.of(plan.settings[run.key]) for run, plan in left.values()})
-    seconds, kept, sent, total = [], 0.0, 0.0, 0
-    for run, plan in left.values():
-        settings = plan.settings[run.key]
-        rounds = max(run.rounds - len(run.files.complete()[1:]), 0)  # a longer study may have made more
-        total += rounds
-        found = rates.get(Kind.of(settings))
-        if not found:
+            is_included = len(plans) == 1 or str(run.path) not in plan.unavailable_runs
+            if is_included and not run.merged_files.marker.is_file():
+                remaining_runs[run.path] = max(
+                    remaining_runs.get(run.path, (run, plan)), (run, plan), key=lambda pair: pair[0].rounds
+                )
+    rates = _load_rates({RunKind.from_settings(plan.run_settings[run.key]) for run, plan in remaining_runs.values()})
+    seconds, stored_bytes, traffic_bytes, total_rounds = [], 0.0, 0.0, 0
+    for run, plan in remaining_runs.values():
+        settings = plan.run_settings[run.key]
+        rounds = max(run.rounds - len(run.files.list_complete_rounds()[1:]), 0)  # a longer study may have made more
+        total_rounds += rounds
+        run_rates = rates.get(RunKind.from_settings(settings))
+        if not run_rates:
             continue
-        seconds.append(rounds * _round(plan, run, found))
-        states, clients = _states(plan.keep_models, run), settings.build_federation().clients
-        kept += states * found.server + (states * run.participants + clients) * found.client
-        sent += rounds * run.participants * found.sent
-    at_once = max(min(cores or os.cpu_count() or 1, len(seconds)), 1)
-    return Forecast(len(left), total, len(seconds), max([sum(seconds) / at_once, *seconds], default=0.0), kept, sent)
+        seconds.append(rounds * _estimate_round_seconds(plan, run, run_rates))
+        states, clients = _count_stored_states(plan.keep_models, run), settings.build_federation().clients
+        stored_bytes += states * run_rates.server + (states * run.participants + clients) * run_rates.client
+        traffic_bytes += rounds * run.participants * run_rates.sent
+    parallel_runs = max(min(cores or os.cpu_count() or 1, len(seconds)), 1)
+    return Forecast(
+        len(remaining_runs),
+        total_rounds,
+        len(seconds),
+        max([sum(seconds) / parallel_runs, *seconds], default=0.0),
+        stored_bytes,
+        traffic_bytes,
+    )
 
 
-def hours_a_round(plan: NewPlan) -> dict[str, float]:
+def estimate_hours_per_round(plan: NewPlan) -> dict[str, float]:
     """About how many hours a round of each run takes, by its key, as runs of the nearest kind did; others are left out.
 
     Where only short runs on few samples lie here, their rates are high, and so is what they foretell.
     """
-    known: dict[Kind, list[Rates]] = {}
-    for kind, found in _measured(None).items():
-        for near in kind.nearest:
-            known.setdefault(near, []).append(found)
-    told = {}
+    rates_by_kind: dict[RunKind, list[Rates]] = {}
+    for kind, kind_rates in _load_rates(None).items():
+        for nearest_kind in kind.nearest_kinds:
+            rates_by_kind.setdefault(nearest_kind, []).append(kind_rates)
+    hours_by_key = {}
     for run in plan.runs:
-        rates = next((known[near] for near in Kind.of(plan.settings[run.key]).nearest if near in known), None)
+        rates = next(
+            (
+                rates_by_kind[nearest_kind]
+                for nearest_kind in RunKind.from_settings(plan.run_settings[run.key]).nearest_kinds
+                if nearest_kind in rates_by_kind
+            ),
+            None,
+        )
         if rates:
-            told[run.key] = _round(plan, run, _mean(rates)) / 3600
-    return told
+            hours_by_key[run.key] = _estimate_round_seconds(plan, run, _average_rates(rates)) / 3600
+    return hours_by_key
 
 
-def _round(plan: NewPlan, run: PlannedRun, rates: Rates) -> float:
+def _estimate_round_seconds(plan: NewPlan, run: PlannedRun, rates: Rates) -> float:
     """Seconds of a round at these rates."""
-    train, whole = plan.samples[run.partition]
-    federation = plan.settings[run.key].build_federation()
-    epochs = federation.epochs(round(train / federation.clients))
-    return rates.train * train * run.participants / federation.clients * epochs + rates.rest * whole
+    train_samples, all_samples = plan.sample_counts[run.partition]
+    federation = plan.run_settings[run.key].build_federation()
+    epochs = federation.count_epochs(round(train_samples / federation.clients))
+    return rates.train * train_samples * run.participants / federation.clients * epochs + rates.rest * all_samples
 
 
-def _states(keep_models: str | int, run: PlannedRun) -> int:
+def _count_stored_states(keep_models: str | int, run: PlannedRun) -> int:
     """How many rounds' states a run keeps."""
     if isinstance(keep_models, int):
         return run.rounds // keep_models + 2
     return run.rounds if keep_models == "all" else 2
 
 
-def _measured(wanted: set[Kind] | None) -> dict[Kind, Rates]:
+def _load_rates(requested_kinds: set[RunKind] | None) -> dict[RunKind, Rates]:
     """The mean rates of each kind, or of each that is wanted, of which runs lie here."""
-    found: dict[Kind, list[Rates]] = {}
-    done = [path for path in RESULTS.glob("runs/*/*/joined/*/joined.json") if path.is_file()]
-    for marker in sorted(done, key=lambda path: path.stat().st_mtime, reverse=True):
-        if wanted is not None and all(len(found.get(kind, ())) >= RUNS for kind in wanted):
+    rates_by_kind: dict[RunKind, list[Rates]] = {}
+    markers = [path for path in RESULTS.glob("runs/*/*/joined/*/joined.json") if path.is_file()]
+    for marker in sorted(markers, key=lambda path: path.stat().st_mtime, reverse=True):
+        if requested_kinds is not None and all(
+            len(rates_by_kind.get(kind, ())) >= RUNS_PER_KIND for kind in requested_kinds
+        ):
             break
         with suppress(ArtifactError, OSError, LookupError, TypeError, ValueError, yaml.YAMLError):
             files = RunFiles(marker.parent.parent.parent)
-            settings = Settings(**yaml.load(files.settings.read_text(), Loader=_LOADER))
-            kind = Kind.of(settings)
-            if wanted is None or (kind in wanted and len(found.get(kind, ())) < RUNS):
-                rates = _rates(files, int(marker.parent.name), settings)
-                found.setdefault(kind, []).append(rates)
-    return {kind: _mean(several) for kind, several in found.items()}
+            settings = RunSettings(**yaml.load(files.settings.read_text(), Loader=_YAML_LOADER))
+            kind = RunKind.from_settings(settings)
+            if requested_kinds is None or (
+                kind in requested_kinds and len(rates_by_kind.get(kind, ())) < RUNS_PER_KIND
+            ):
+                rates = _compute_rates(files, int(marker.parent.name), settings)
+                rates_by_kind.setdefault(kind, []).append(rates)
+    return {kind: _average_rates(kind_rates) for kind, kind_rates in rates_by_kind.items()}
 
 
-def _mean(several: list[Rates]) -> Rates:
+def _average_rates(kind_rates: list[Rates]) -> Rates:
     """The mean of several runs of a kind, where each counts for the samples that it trained on."""
-    weights = [rates.trained for rates in several]
-    train, rest = (fmean([getattr(one, name) for one in several], weights) for name in ("train", "rest"))
-    server, client, sent = (fmean(getattr(one, name) for one in several) for name in ("server", "client", "sent"))
-    return Rates(train, rest, server, client, sent, trained=sum(weights))
+    weights = [rates.trained_samples for rates in kind_rates]
+    train, rest_seconds = (
+        fmean([getattr(run_rates, name) for run_rates in kind_rates], weights) for name in ("train", "rest")
+    )
+    server, client, sent_bytes = (
+        fmean(getattr(run_rates, name) for run_rates in kind_rates) for name in ("server", "client", "sent")
+    )
+    return Rates(train, rest_seconds, server, client, sent_bytes, trained_samples=sum(weights))
 
 
-def _rates(files: RunFiles, rounds: int, settings: Settings) -> Rates:
-    joined = files.joined(rounds)
-    times = artifacts.read_json(joined.times)["rounds"]
-    table = artifacts.read_joined(joined.rounds)
+def _compute_rates(files: RunFiles, rounds: int, settings: RunSettings) -> Rates:
+    merged_files = files.merged_files(rounds)
+    times = artifacts.read_json(merged_files.times)["rounds"]
+    table = artifacts.read_merged_table(merged_files.rounds)
     participants = table["participants"].to_pylist()
-    train, whole = _samples(artifacts.assignment_file(digest(settings.partition_settings)))
+    train_samples, all_samples = _count_samples(artifacts.assignment_file(digest_json(settings.partition_settings)))
     federation = settings.build_federation()
-    share = sum(participants) / federation.clients
-    trained = train * share * federation.epochs(round(train / federation.clients))
+    participation_sum = sum(participants) / federation.clients
+    trained_samples = (
+        train_samples * participation_sum * federation.count_epochs(round(train_samples / federation.clients))
+    )
     last = files.round(rounds)
     return Rates(
-        train=sum(seconds["train"] for seconds in times) / trained,
-        rest=sum(seconds["aggregate"] + seconds.get("evaluate", 0) for seconds in times) / rounds / whole,
-        server=float(last.server.stat().st_size),
-        client=last.clients.stat().st_size / participants[-1] if last.clients.is_file() else 0.0,
+        train=sum(seconds["train"] for seconds in times) / trained_samples,
+        rest=sum(seconds["aggregate"] + seconds.get("evaluate", 0) for seconds in times) / rounds / all_samples,
+        server=float(last.server_state.stat().st_size),
+        client=last.client_states.stat().st_size / participants[-1] if last.client_states.is_file() else 0.0,
         sent=fmean(table["bytes_down"].to_pylist()) + fmean(table["bytes_up"].to_pylist()),
-        trained=trained,
+        trained_samples=trained_samples,
     )
 
 
 @functools.cache
-def _samples(assignment: Path) -> tuple[int, int]:
+def _count_samples(assignment: Path) -> tuple[int, int]:
     """How many samples are trained on, and how many there are."""
-    split = artifacts.read_parquet(assignment, artifacts.manifest(assignment))["split"].to_pylist()
+    split = artifacts.read_parquet(assignment, artifacts.read_recorded_sha256(assignment))["split"].to_pylist()
     return split.count("train"), len(split)

@@ -8,49 +8,55 @@ import numpy as np
 import numpy.typing as npt
 
 from fedpipe import artifacts
-from fedpipe.artifacts import JoinedFiles
+from fedpipe.artifacts import MergedFiles
 from fedpipe.data import classes
 from fedpipe.planned import Cell, Plan
 from fedpipe.report import results, tables
 
 Floats = npt.NDArray[np.float64]
 
-PREFERRED = ("fedavg", "feddw")
+PREFERRED_ALGORITHMS = ("fedavg", "feddw")
 
 
-class Chosen(NamedTuple):
+class ModelMatrices(NamedTuple):
     """The matrices (C, C) of a run's global model after its last round, by name."""
 
     cell: Cell
     matrices: dict[str, Floats]
-    classes: tuple[str, ...]  #: their names
+    class_names: tuple[str, ...]  #: their names
 
 
-def chosen(plan: Plan) -> dict[str, Chosen]:
-    """Those of two algorithms that have a global model, of `PREFERRED` before others.
+def select_model_matrices(plan: Plan) -> dict[str, ModelMatrices]:
+    """Those of two algorithms that have a global model, of `PREFERRED_ALGORITHMS` before others.
 
     Of each it is the first run, at the best values where `report.best_over` searches.
     """
-    names = [*(label for label in PREFERRED if label in plan.algorithms), *plan.algorithms]
-    found: dict[str, Chosen] = {}
-    kept = tables.best(plan, tables.table(plan)) if plan.report.best_over else None
+    names = [*(label for label in PREFERRED_ALGORITHMS if label in plan.algorithms), *plan.algorithms]
+    selected_matrices: dict[str, ModelMatrices] = {}
+    table_rows = tables.select_table_rows(plan, tables.build_result_table(plan)) if plan.report.best_over else None
     for name in dict.fromkeys(names):
-        own = (cell for cell in plan.cells if cell.algorithm == name)
-        cell = next(cell for cell in own if kept is None or (name, *results.point(plan, cell).values()) in kept)
-        measured = _measured(cell.joined)
-        if measured and len(found) < 2:
-            (partition,) = {run.partition for run in plan.runs if run.serves(cell)}
-            called = classes.names(plan.partitions[partition]["dataset"], len(measured["SL"]))
-            found[results.line(name, results.point(plan, cell))] = Chosen(cell, measured, called)
-    return found
+        algorithm_cells = (cell for cell in plan.cells if cell.algorithm == name)
+        cell = next(
+            cell
+            for cell in algorithm_cells
+            if table_rows is None or (name, *results.format_point(plan, cell).values()) in table_rows
+        )
+        matrices_by_name = _read_model_matrices(cell.merged_files)
+        if matrices_by_name and len(selected_matrices) < 2:
+            (partition,) = {run.partition for run in plan.runs if run.has_cell(cell)}
+            class_names = classes.get_class_names(plan.partitions[partition]["dataset"], len(matrices_by_name["SL"]))
+            selected_matrices[results.describe_configuration(name, results.format_point(plan, cell))] = ModelMatrices(
+                cell, matrices_by_name, class_names
+            )
+    return selected_matrices
 
 
-def _measured(files: JoinedFiles) -> dict[str, Floats]:
+def _read_model_matrices(files: MergedFiles) -> dict[str, Floats]:
     """SL and CR of the last round's global model; nothing for a method without one."""
-    table = artifacts.read_joined(files.matrices)
+    table = artifacts.read_merged_table(files.matrices)
     if "source" not in table.column_names:
         return {}
-    frame = artifacts.frame(table)
+    frame = artifacts.table_to_frame(table)
     frame = frame[(frame["source"] == "measured") & (frame["client"] == -1)]
     frame = frame[frame["round"] == frame["round"].max()].sort_values("class")
     columns = [str(number) for number in range(frame["class"].nunique())]

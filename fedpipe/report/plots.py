@@ -18,28 +18,28 @@ from fedpipe.report import curves, matrices, results, tables
 
 def csv(frame: pd.DataFrame) -> bytes:
     """A frame as CSV for DVC, which writes its text into a script of a page as it is."""
-    return tables.csv(frame, lambda text: tables.plain(widen_tags(text)))
+    return tables.encode_csv(frame, lambda text: tables.plain(widen_tags(text)))
 
 
-def learning(plan: Plan) -> pd.DataFrame:
+def build_learning_curves(plan: Plan) -> pd.DataFrame:
     """Learning curves.
 
     Returns
     -------
     pandas.DataFrame
-        ``line`` before the columns of :func:`fedpipe.report.curves.curves`.
+        ``line`` before the columns of :func:`fedpipe.report.curves.load_curves`.
     """
-    frame = curves.curves(plan)
+    frame = curves.load_curves(plan)
     points = frame[list(plan.grid)].to_dict("records")
     lines = [
-        results.line(algorithm, {str(name): str(value) for name, value in point.items()})
+        results.describe_configuration(algorithm, {str(name): str(value) for name, value in point.items()})
         for algorithm, point in zip(frame["algorithm"], points, strict=True)
     ]
     frame.insert(0, "line", lines)
     return frame
 
 
-def clients(plan: Plan) -> pd.DataFrame:
+def build_client_accuracies(plan: Plan) -> pd.DataFrame:
     """Accuracy of every client in the last round measured.
 
     Returns
@@ -49,19 +49,22 @@ def clients(plan: Plan) -> pd.DataFrame:
         without test samples, and models that are no client's, are left out.
     """
     frames = []
-    for cell in results.cells(plan):
-        frame = artifacts.frame(artifacts.read_joined(cell.joined.metrics))
+    for cell in results.sort_cells(plan):
+        frame = artifacts.table_to_frame(artifacts.read_merged_table(cell.merged_files.metrics))
         frame = frame[(frame["client"] >= 0) & (frame["total"] > 0)]
         frame = frame[frame["round"] == frame.groupby("protocol")["round"].transform("max")]
-        names: dict[str, Any] = {"line": results.line(cell.algorithm, results.point(plan, cell)), "seed": cell.seed}
-        found = frame.assign(**names, samples=frame["total"], accuracy=100 * frame["correct"] / frame["total"])
-        frames.append(found[["line", "seed", "protocol", "client", "samples", "accuracy"]])
-    made: pd.DataFrame = pd.concat(frames, ignore_index=True)
-    made = made.sort_values(["line", "seed", "protocol", "client"], kind="stable")
-    return made
+        names: dict[str, Any] = {
+            "line": results.describe_configuration(cell.algorithm, results.format_point(plan, cell)),
+            "seed": cell.seed,
+        }
+        labeled_frame = frame.assign(**names, samples=frame["total"], accuracy=100 * frame["correct"] / frame["total"])
+        frames.append(labeled_frame[["line", "seed", "protocol", "client", "samples", "accuracy"]])
+    all_clients: pd.DataFrame = pd.concat(frames, ignore_index=True)
+    all_clients = all_clients.sort_values(["line", "seed", "protocol", "client"], kind="stable")
+    return all_clients
 
 
-def cells(plan: Plan) -> pd.DataFrame:
+def build_matrix_cells(plan: Plan) -> pd.DataFrame:
     """SL and CR matrices of the global models that the figure shows.
 
     Returns
@@ -71,15 +74,15 @@ def cells(plan: Plan) -> pd.DataFrame:
     """
     rows = [
         {"line": name, "matrix": kind, "row": row, "column": column, "value": round(float(value), 6)}
-        for name, found in matrices.chosen(plan).items()
-        for kind, matrix in found.matrices.items()
+        for name, model_matrices in matrices.select_model_matrices(plan).items()
+        for kind, matrix in model_matrices.matrices.items()
         for row, values in enumerate(matrix)
         for column, value in enumerate(values)
     ]
     return pd.DataFrame(rows, columns=["line", "matrix", "row", "column", "value"])
 
 
-def partitions(plan: Plan) -> pd.DataFrame:
+def build_partition_counts(plan: Plan) -> pd.DataFrame:
     """Training samples of each client and class.
 
     Returns
@@ -87,11 +90,11 @@ def partitions(plan: Plan) -> pd.DataFrame:
     pandas.DataFrame
         ``partition`` (data set, scheme and seed), ``client``, ``class``, ``samples``; without the cells that are empty.
     """
-    rows, told = [], tables.setups(plan)
-    for key, settings in tables.partitions(plan).items():
-        name = tables.dealing(settings, told[key])
+    rows, descriptions = [], tables.describe_partitions(plan)
+    for key, settings in tables.get_partitions(plan).items():
+        name = tables.describe_partition_with_seed(settings, descriptions[key])
         path = artifacts.assignment_file(key)
-        counts = Assignment.read(path, artifacts.manifest(path)).class_counts
+        counts = Assignment.read(path, artifacts.read_recorded_sha256(path)).class_counts
         for client, classes in enumerate(counts):
             for label, samples in enumerate(classes):
                 if samples:

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from fedpipe.data import classes
-from fedpipe.data.heterogeneity import Overall
+from fedpipe.data.heterogeneity import HeterogeneitySummary
 from fedpipe.data.partitions.base import Integers
 from fedpipe.report import tables
 
 SHADES = " .:-=+*#%@"  #: from no sample of a class to as many as any client has
-WIDE = 20  #: classes, whose numbers fit into a line
-ROOM = 120  #: letters of a line, up to which classes have their names
+MAX_CLASS_COLUMNS = 20  #: classes, whose numbers fit into a line
+LINE_WIDTH = 120  #: letters of a line, up to which classes have their names
 
 
-def text(key: str, settings: dict[str, Any], counts: Integers) -> str:
+def render_preview(key: str, settings: dict[str, Any], counts: Integers) -> str:
     """One line a client, and the three numbers of heterogeneity.
 
     Classes have their names where these are known and fit into a line, else their numbers; of many classes each is one
@@ -32,29 +32,29 @@ def text(key: str, settings: dict[str, Any], counts: Integers) -> str:
     counts
         Training samples of each client and class, shape (N, C).
     """
-    head = f"{tables.dealing(settings)}: {key}"
-    if (count := counts.shape[1]) > WIDE:
-        lines = _shades(counts)
+    head = f"{tables.describe_partition_with_seed(settings)}: {key}"
+    if (count := counts.shape[1]) > MAX_CLASS_COLUMNS:
+        lines = _render_shades(counts)
     else:
-        lines = _numbers(counts, classes.names(settings["dataset"], count))
-        lines = lines if len(lines[0]) <= ROOM else _numbers(counts, [*map(str, range(count))])
-    return "\n".join([head, "", *lines, "", str(Overall.of(counts)), ""])
+        lines = _render_numbers(counts, classes.get_class_names(settings["dataset"], count))
+        lines = lines if len(lines[0]) <= LINE_WIDTH else _render_numbers(counts, [*map(str, range(count))])
+    return "\n".join([head, "", *lines, "", str(HeterogeneitySummary.from_counts(counts)), ""])
 
 
-def _numbers(counts: Integers, names: Sequence[str]) -> list[str]:
-    whole = np.vstack([counts, counts.sum(axis=0)])
+def _render_numbers(counts: Integers, names: Sequence[str]) -> list[str]:
+    counts_with_total = np.vstack([counts, counts.sum(axis=0)])
     rows = [
         ["client", *names, "samples"],
         *(
             [name, *(str(count) if count else "·" for count in row), str(row.sum())]
-            for name, row in zip([*map(str, range(len(counts))), "all"], whole, strict=True)
+            for name, row in zip([*map(str, range(len(counts))), "all"], counts_with_total, strict=True)
         ),
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
-def _shades(counts: Integers) -> list[str]:
+def _render_shades(counts: Integers) -> list[str]:
     level = -(-counts * (len(SHADES) - 1) // counts.max())  # rounded up: any sample at all is seen
     return [
         f"{'client':>6} |{f'classes 0 to {counts.shape[1] - 1}':<{counts.shape[1]}}| samples",

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
-def told(path: Path, stop: int, rounds: Iterator[int], console: Console | None = None) -> Iterator[int]:
+def track_rounds(path: Path, stop: int, rounds: Iterator[int], console: Console | None = None) -> Iterator[int]:
     """The rounds of a segment, each told as it is done.
 
     Parameters
@@ -25,16 +25,16 @@ def told(path: Path, stop: int, rounds: Iterator[int], console: Console | None =
         The terminal, if it is one; by default standard output.
     """
     console = console or Console()
-    done = next(rounds)
+    complete_count = next(rounds)
     if not console.is_terminal:
-        typer.echo(f"{path}: {done} of {stop} rounds are complete")
+        typer.echo(f"{path}: {complete_count} of {stop} rounds are complete")
         for number in rounds:
             typer.echo(f"{path}: round {number} of {stop}")
             yield number
         return
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(TextColumn("{task.description}"), *columns, console=console) as progress:
-        bar = progress.add_task(str(path), total=stop, completed=done)
+        bar = progress.add_task(str(path), total=stop, completed=complete_count)
         for number in rounds:
             progress.update(bar, completed=number)
             yield number

@@ -14,14 +14,18 @@ from fedpipe.planned import Cell, Plan, Statistic
 from fedpipe.report import results
 
 CONFIDENCE = 0.95  #: of intervals
-EQUAL = 1e-9  #: half an interval, in points, up to which differences are equal but for rounding
+EQUALITY_TOLERANCE = 1e-9  #: half an interval, in points, up to which differences are equal but for rounding
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
-SPREAD = {"client_std": "std", "worst_tenth": "worst", "lowest": "lowest"}  #: columns of :func:`fairness`
-BY_CLASS = ("macro_f1", "balanced_accuracy")
-TO_TARGET = {"rounds_to_target": "round", "bytes_to_target": "bytes"}  #: columns of :func:`to_target`
+FAIRNESS_COLUMNS = {
+    "client_std": "std",
+    "worst_tenth": "worst",
+    "lowest": "lowest",
+}  #: columns of :func:`compute_fairness`
+CLASS_STATISTICS = ("macro_f1", "balanced_accuracy")
+TARGET_COLUMNS = {"rounds_to_target": "round", "bytes_to_target": "bytes"}  #: columns of :func:`compute_cost_to_target`
 
 
-class Difference(NamedTuple):
+class PairedDifference(NamedTuple):
     """The mean of differences that are paired by seed."""
 
     mean: float
@@ -30,63 +34,67 @@ class Difference(NamedTuple):
     seeds: int
 
     @property
-    def exceeds(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether the interval leaves out zero; of differences that are all equal it has no width, and says nothing."""
-        return EQUAL < self.half_width < abs(self.mean)
+        return EQUALITY_TOLERANCE < self.half_width < abs(self.mean)
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """In two decimals, as ``+1.20 ± 0.45 *``, with the star where it exceeds."""
         if math.isnan(self.half_width):
             return f"{self.mean:+.2f} (one seed)"
-        return f"{self.mean:+.2f} ± {self.half_width:.2f}{' *' if self.exceeds else '  '}"
+        return f"{self.mean:+.2f} ± {self.half_width:.2f}{' *' if self.is_significant else '  '}"
 
 
 #: What a table says of such differences.
-PAIRED = (
+PAIRED_EXPLANATION = (
     f"paired by seed: mean ± half of its {CONFIDENCE:.0%} confidence interval (Student's t), with a * where it exceeds "
     "that; of one seed nothing can be said of chance."
 )
 
 
-def difference(one: pd.Series[float], other: pd.Series[float]) -> Difference | None:
+def compute_paired_difference(baseline: pd.Series[float], accuracies: pd.Series[float]) -> PairedDifference | None:
     """Other minus one, by seed, over the seeds that both have; None if there is none."""
     from scipy import stats
 
-    paired = (other - one).dropna()
-    count = len(paired)
+    paired_differences = (accuracies - baseline).dropna()
+    count = len(paired_differences)
     if not count:
         return None
-    std = float(paired.std()) if count > 1 else math.nan
+    std = float(paired_differences.std()) if count > 1 else math.nan
     quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1))
-    return Difference(float(paired.mean()), std, quantile * std / math.sqrt(count), count)
+    return PairedDifference(float(paired_differences.mean()), std, quantile * std / math.sqrt(count), count)
 
 
-def keys(plan: Plan) -> list[str]:
+def get_run_columns(plan: Plan) -> list[str]:
     """The columns that tell a run, and its cell of the table."""
     return ["algorithm", *plan.grid, "seed", "key"]
 
 
-def fairness(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+def compute_fairness(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """How alike clients' accuracies are in the last round measured: a row a run and protocol with a row a client.
 
     ``mean``, standard deviation ``std`` (of all clients: over n), ``worst`` (mean of the lowest tenth, at least one
     client) and ``lowest`` of the accuracies of ``clients`` clients; those without test samples are left out.
     """
-    own = metrics[(metrics["client"] >= 0) & (metrics["total"] > 0)]
+    client_rows = metrics[(metrics["client"] >= 0) & (metrics["total"] > 0)]
     keys = [*keys, "protocol"]
-    own = own[own["round"] == own.groupby(keys)["round"].transform("max")]
-    by_run = own.assign(accuracy=own["correct"] / own["total"]).groupby(keys, sort=False)["accuracy"]
+    client_rows = client_rows[client_rows["round"] == client_rows.groupby(keys)["round"].transform("max")]
+    by_run = client_rows.assign(accuracy=client_rows["correct"] / client_rows["total"]).groupby(keys, sort=False)[
+        "accuracy"
+    ]
     return by_run.agg(
         mean="mean",
-        std=lambda found: found.std(ddof=0),
-        worst=lambda found: found.nsmallest(max(1, len(found) // 10)).mean(),
+        std=lambda client_accuracies: client_accuracies.std(ddof=0),
+        worst=lambda client_accuracies: client_accuracies.nsmallest(max(1, len(client_accuracies) // 10)).mean(),
         lowest="min",
         clients="count",
     ).reset_index()
 
 
-def to_target(accuracies: pd.DataFrame, traffic: pd.DataFrame, keys: Sequence[str], target: float) -> pd.DataFrame:
+def compute_cost_to_target(
+    accuracies: pd.DataFrame, traffic: pd.DataFrame, keys: Sequence[str], target: float
+) -> pd.DataFrame:
     """What it took to reach an accuracy over all test samples: a row a run and protocol, with ``round`` and ``bytes``.
 
     The round is the first one measured that has it, the bytes those that all participants received and sent until its
@@ -95,7 +103,7 @@ def to_target(accuracies: pd.DataFrame, traffic: pd.DataFrame, keys: Sequence[st
     Parameters
     ----------
     accuracies
-        As :func:`fedpipe.report.results.load` gives them.
+        As :func:`fedpipe.report.results.load_accuracies` gives them.
     traffic
         By run and round: ``participants``, mean ``bytes_down`` and ``bytes_up`` of one.
     keys
@@ -103,16 +111,22 @@ def to_target(accuracies: pd.DataFrame, traffic: pd.DataFrame, keys: Sequence[st
     target
         In (0, 1].
     """
-    run, protocol = list(keys), [*keys, "protocol"]
-    found = accuracies[accuracies["average"] == "sample"]
-    first = found[found["accuracy"] >= target].groupby(protocol, sort=False)["round"].min()
-    sent = traffic.assign(bytes=traffic["participants"] * (traffic["bytes_down"] + traffic["bytes_up"]))
-    sent["bytes"] = sent.groupby(run, sort=False)["bytes"].cumsum()
-    runs = found[protocol].drop_duplicates().merge(first.reset_index(), how="left", on=protocol)
-    return runs.merge(sent[[*run, "round", "bytes"]], how="left", on=[*run, "round"])
+    run_columns, protocol_columns = list(keys), [*keys, "protocol"]
+    sample_accuracies = accuracies[accuracies["average"] == "sample"]
+    first_rounds = (
+        sample_accuracies[sample_accuracies["accuracy"] >= target].groupby(protocol_columns, sort=False)["round"].min()
+    )
+    cumulative_traffic = traffic.assign(bytes=traffic["participants"] * (traffic["bytes_down"] + traffic["bytes_up"]))
+    cumulative_traffic["bytes"] = cumulative_traffic.groupby(run_columns, sort=False)["bytes"].cumsum()
+    runs = (
+        sample_accuracies[protocol_columns]
+        .drop_duplicates()
+        .merge(first_rounds.reset_index(), how="left", on=protocol_columns)
+    )
+    return runs.merge(cumulative_traffic[[*run_columns, "round", "bytes"]], how="left", on=[*run_columns, "round"])
 
 
-def by_class(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+def compute_class_statistics(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """``macro_f1`` and ``balanced_accuracy`` in the last round measured: a row a run and protocol.
 
     Both are over the test samples of all clients together, as scikit-learn's: the mean F1 of the classes that are there
@@ -120,20 +134,22 @@ def by_class(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """
     keys = [*keys, "protocol"]
     if "hits" not in metrics:  # of runs from before classes were counted
-        return pd.DataFrame(columns=[*keys, *BY_CLASS])
-    tested = metrics[(metrics["total"] > 0) & metrics["hits"].notna()]
-    last = tested[tested["round"] == tested.groupby(keys)["round"].transform("max")]
+        return pd.DataFrame(columns=[*keys, *CLASS_STATISTICS])
+    tested_rows = metrics[(metrics["total"] > 0) & metrics["hits"].notna()]
+    last_round_rows = tested_rows[tested_rows["round"] == tested_rows.groupby(keys)["round"].transform("max")]
     rows = []
-    for run, lines in last.groupby(keys, sort=False):
+    for run, lines in last_round_rows.groupby(keys, sort=False):
         hits, support, predicted = (np.stack(list(lines[name])).sum(0) for name in ("hits", "support", "predicted"))
-        there, named = support > 0, support + predicted > 0
-        f1 = 2 * hits[named] / (support + predicted)[named]
-        found = dict(zip(BY_CLASS, (f1.mean(), (hits[there] / support[there]).mean()), strict=True))
-        rows.append({**dict(zip(keys, run, strict=True)), **found})
-    return pd.DataFrame(rows, columns=[*keys, *BY_CLASS])
+        is_in_test, is_in_test_or_predicted = support > 0, support + predicted > 0
+        f1 = 2 * hits[is_in_test_or_predicted] / (support + predicted)[is_in_test_or_predicted]
+        class_statistics = dict(
+            zip(CLASS_STATISTICS, (f1.mean(), (hits[is_in_test] / support[is_in_test]).mean()), strict=True)
+        )
+        rows.append({**dict(zip(keys, run, strict=True)), **class_statistics})
+    return pd.DataFrame(rows, columns=[*keys, *CLASS_STATISTICS])
 
 
-def table(plan: Plan) -> pd.DataFrame:
+def build_statistics_table(plan: Plan) -> pd.DataFrame:
     """All statistics of every algorithm and grid point by protocol.
 
     Returns
@@ -144,32 +160,51 @@ def table(plan: Plan) -> pd.DataFrame:
         differences are in percent. A target that some seeds did not reach counts those that did. Protocols without a
         row a client have no spread; without `report.target` and `report.baseline` there is nothing of theirs.
     """
-    metrics, accuracies, run = results.metrics(plan), results.asked(results.load(plan)), keys(plan)
-    parts = [
-        (fairness(metrics, run), SPREAD, 100),
-        (by_class(metrics, run), dict(zip(BY_CLASS, BY_CLASS, strict=True)), 100),
+    metrics, accuracies, run_columns = (
+        results.load_metrics(plan),
+        results.select_study_protocols(results.load_accuracies(plan)),
+        get_run_columns(plan),
+    )
+    frames_and_columns = [
+        (compute_fairness(metrics, run_columns), FAIRNESS_COLUMNS, 100),
+        (
+            compute_class_statistics(metrics, run_columns),
+            dict(zip(CLASS_STATISTICS, CLASS_STATISTICS, strict=True)),
+            100,
+        ),
     ]
     if plan.report.target is not None:
-        parts.append((to_target(accuracies, results.rounds(plan), run, plan.report.target), TO_TARGET, 1))
+        frames_and_columns.append(
+            (
+                compute_cost_to_target(accuracies, results.load_rounds(plan), run_columns, plan.report.target),
+                TARGET_COLUMNS,
+                1,
+            )
+        )
     values = [
-        frame[[*run, "protocol"]].assign(statistic=name, value=factor * frame[column].astype(float))
-        for frame, columns, factor in parts
+        frame[[*run_columns, "protocol"]].assign(statistic=name, value=factor * frame[column].astype(float))
+        for frame, columns, factor in frames_and_columns
         for name, column in columns.items()
     ]
-    row = ["algorithm", *plan.grid]
-    cell = [*row, "protocol", "statistic"]
-    means = pd.concat(values).groupby(cell, sort=False)["value"].agg(["mean", "std", "count"])
-    found = means.rename(columns={"count": "seeds"}).assign(half_width=math.nan)
-    if differences := _differences(plan, accuracies):
-        found = pd.concat([found, pd.DataFrame(differences).set_index(cell)])
-    rows = dict.fromkeys((cell.algorithm, *results.point(plan, cell).values()) for cell in results.cells(plan))
-    order = itertools.product(rows, results.protocols(plan, accuracies), STATISTICS)
-    wanted = [(*place, protocol, name) for place, protocol, name in order]
-    made = found.reindex([key for key in wanted if key in found.index]).reset_index()
-    return made.astype({"seeds": int})
+    row_columns = ["algorithm", *plan.grid]
+    cell_columns = [*row_columns, "protocol", "statistic"]
+    means = pd.concat(values).groupby(cell_columns, sort=False)["value"].agg(["mean", "std", "count"])
+    statistics_frame = means.rename(columns={"count": "seeds"}).assign(half_width=math.nan)
+    if differences := _compute_differences(plan, accuracies):
+        statistics_frame = pd.concat([statistics_frame, pd.DataFrame(differences).set_index(cell_columns)])
+    rows = dict.fromkeys(
+        (cell_columns.algorithm, *results.format_point(plan, cell_columns).values())
+        for cell_columns in results.sort_cells(plan)
+    )
+    order = itertools.product(rows, results.list_protocols(plan, accuracies), STATISTICS)
+    ordered_keys = [(*row_key, protocol, name) for row_key, protocol, name in order]
+    ordered_frame = statistics_frame.reindex(
+        [key for key in ordered_keys if key in statistics_frame.index]
+    ).reset_index()
+    return ordered_frame.astype({"seeds": int})
 
 
-def _differences(plan: Plan, accuracies: pd.DataFrame) -> list[dict[str, Any]]:
+def _compute_differences(plan: Plan, accuracies: pd.DataFrame) -> list[dict[str, Any]]:
     """What each method's reported accuracies are above the baseline's at the same point of the grid.
 
     Of what `report.best_over` searches, the baseline is there with its best.
@@ -177,39 +212,55 @@ def _differences(plan: Plan, accuracies: pd.DataFrame) -> list[dict[str, Any]]:
     report, rows = plan.report, list[dict[str, Any]]()
     if report.baseline is None:
         return rows
-    frame, row = results.reported(accuracies, report.round, report.last_k), ["algorithm", *plan.grid, "protocol"]
+    frame, row_columns = (
+        results.compute_reported_accuracies(accuracies, report.round, report.last_k),
+        ["algorithm", *plan.grid, "protocol"],
+    )
     frame = frame[frame["average"] == report.average]
-    shown = results.best(plan, results.over_seeds(frame, row))
+    shown_rows = results.select_best_rows(plan, results.average_over_seeds(frame, row_columns))
     by_seed: dict[tuple[Hashable, ...], pd.Series[float]] = {
-        key: 100 * lines.set_index("seed")["accuracy"] for key, lines in frame.groupby(row, sort=False)
+        key: 100 * lines.set_index("seed")["accuracy"] for key, lines in frame.groupby(row_columns, sort=False)
     }
-    places = {(cell.algorithm, *results.point(plan, cell).values()): cell for cell in results.cells(plan)}
-    for place, cell in places.items():
-        base = _base(plan, cell, shown)
-        if base is None or cell.algorithm == report.baseline:
+    cells_by_row = {
+        (cell.algorithm, *results.format_point(plan, cell).values()): cell for cell in results.sort_cells(plan)
+    }
+    for row_key, cell in cells_by_row.items():
+        baseline_cell = _find_baseline_cell(plan, cell, shown_rows)
+        if baseline_cell is None or cell.algorithm == report.baseline:
             continue
-        there = (base.algorithm, *results.point(plan, base).values())
+        baseline_row_key = (baseline_cell.algorithm, *results.format_point(plan, baseline_cell).values())
         for protocol in dict.fromkeys(accuracies["protocol"]):
-            one, other = by_seed.get((*there, protocol)), by_seed.get((*place, protocol))
-            found = None if one is None or other is None else difference(one, other)
-            if found is not None:
-                told = {"algorithm": cell.algorithm, **results.point(plan, cell), "protocol": protocol}
-                rows.append(told | {"statistic": "difference", **found._asdict()})
+            baseline_accuracies, cell_accuracies = (
+                by_seed.get((*baseline_row_key, protocol)),
+                by_seed.get((*row_key, protocol)),
+            )
+            paired_difference = (
+                None
+                if baseline_accuracies is None or cell_accuracies is None
+                else compute_paired_difference(baseline_accuracies, cell_accuracies)
+            )
+            if paired_difference is not None:
+                cell_labels = {"algorithm": cell.algorithm, **results.format_point(plan, cell), "protocol": protocol}
+                rows.append(cell_labels | {"statistic": "difference", **paired_difference._asdict()})
     return rows
 
 
-def _base(plan: Plan, cell: Cell, shown: Collection[tuple[Hashable, ...]]) -> Cell | None:
+def _find_baseline_cell(plan: Plan, cell: Cell, shown_rows: Collection[tuple[Hashable, ...]]) -> Cell | None:
     """The baseline's cell at a cell's point of the grid, as far as the point concerns it; None if there are several."""
 
-    def beside(base: Cell) -> bool:
-        fixed = {name: value for name, value in base.grid.items() if name not in plan.report.best_over}
-        return all(name in cell.grid and cell.grid[name] == value for name, value in fixed.items())
+    def has_same_point(candidate: Cell) -> bool:
+        fixed_values = {name: value for name, value in candidate.grid.items() if name not in plan.report.best_over}
+        return all(name in cell.grid and cell.grid[name] == value for name, value in fixed_values.items())
 
-    found = [
-        base
-        for base in plan.cells
-        if base.algorithm == plan.report.baseline
-        and (base.algorithm, *results.point(plan, base).values()) in shown
-        and beside(base)
+    baseline_cells = [
+        baseline_cell
+        for baseline_cell in plan.cells
+        if baseline_cell.algorithm == plan.report.baseline
+        and (baseline_cell.algorithm, *results.format_point(plan, baseline_cell).values()) in shown_rows
+        and has_same_point(baseline_cell)
     ]
-    return found[0] if len({str(sorted(base.grid.items())) for base in found}) == 1 else None
+    return (
+        baseline_cells[0]
+        if len({str(sorted(baseline_cell.grid.items())) for baseline_cell in baseline_cells}) == 1
+        else None
+    )

@@ -18,18 +18,18 @@ from fedpipe.planned import Plan
 from fedpipe.report import results, tables
 
 MISSING = "…"  #: stands for a number whose runs are not complete
-GREEK = (  #: each letter with LaTeX's name of it; capitals that are Latin ones, too, have none
+GREEK_LETTERS = (  #: each letter with LaTeX's name of it; capitals that are Latin ones, too, have none
     "αalpha βbeta γgamma δdelta εvarepsilon ζzeta ηeta θtheta ιiota κkappa λlambda μmu \N{MICRO SIGN}mu νnu ξxi πpi "
     "ρrho σsigma τtau υupsilon φvarphi χchi ψpsi ωomega ΓGamma ΔDelta ΘTheta ΛLambda ΞXi ΠPi ΣSigma ΥUpsilon ΦPhi ΨPsi "
     "ΩOmega"
 )
-SPECIAL = {
+LATEX_ESCAPES = {
     **{char: f"\\{char}" for char in "_%&#${}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
     **{"±": r"$\pm$", "−": r"$-$", "×": r"$\times$", "–": "--", MISSING: r"\dots{}"},
     **{"≤": r"$\le$", "≥": r"$\ge$", "∞": r"$\infty$", "→": r"$\to$"},
-    **{word[0]: rf"$\{word[1:]}$" for word in GREEK.split()},
+    **{word[0]: rf"$\{word[1:]}$" for word in GREEK_LETTERS.split()},
 }
 
 
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
     notes: tuple[str, ...] = ()  #: what is true of this number and not of its column
 
 
-class Wide(NamedTuple):
+class WideTable(NamedTuple):
     """The table: of each row its labels and entries."""
 
     stubs: tuple[str, ...]  #: heads of the labels
@@ -51,7 +51,7 @@ class Wide(NamedTuple):
     own: list[str]  #: of each row the settings that all its numbers have for themselves alone, in words
 
 
-def latex(plan: Plan, table: pd.DataFrame, whole: Plan | None = None) -> str:
+def render_latex(plan: Plan, table: pd.DataFrame, full_plan: Plan | None = None) -> str:
     """The table for a paper: a tabular for the package booktabs, and in comments above it what its caption has to say.
 
     The best of each column is bold and the second best underlined, by the numbers as they are printed.
@@ -61,47 +61,58 @@ def latex(plan: Plan, table: pd.DataFrame, whole: Plan | None = None) -> str:
     plan
         The study.
     table
-        As :func:`fedpipe.report.tables.table` gives it.
-    whole
+        As :func:`fedpipe.report.tables.build_result_table` gives it.
+    full_plan
         The study that ``plan`` is a part of, where runs are missing.
     """
-    found, notes = wide(plan, table, whole), dict[str, str]()
-    marks = [_marks([row[place].number for row in found.rows]) for place in range(len(found.columns))]
+    wide_table, notes = build_wide_table(plan, table, full_plan), dict[str, str]()
+    marks = [
+        _choose_marks([row[column_index].number for row in wide_table.rows])
+        for column_index in range(len(wide_table.columns))
+    ]
     body: list[list[str]] = []
-    for (title, *labels), row, own in zip(found.labels, found.rows, found.own, strict=True):
-        name = _entry(Entry(title, notes=(own,) if own else ()), "", notes)
-        entries = [_entry(entry, mark, notes) for entry, mark in zip(row, (m[len(body)] for m in marks), strict=True)]
-        body.append([name, *map(escape, labels), *entries])
-    width = len(found.stubs) + len(found.columns)
-    below = [
-        rf"\multicolumn{{{width}}}{{l}}{{\textsuperscript{{{mark}}} {escape(note)}}}" for note, mark in notes.items()
+    for (title, *labels), row, own in zip(wide_table.labels, wide_table.rows, wide_table.own, strict=True):
+        name = _render_entry(Entry(title, notes=(own,) if own else ()), "", notes)
+        entries = [
+            _render_entry(entry, mark, notes)
+            for entry, mark in zip(row, (column_marks[len(body)] for column_marks in marks), strict=True)
+        ]
+        body.append([name, *map(escape_latex, labels), *entries])
+    width = len(wide_table.stubs) + len(wide_table.columns)
+    footnotes = [
+        rf"\multicolumn{{{width}}}{{l}}{{\textsuperscript{{{mark}}} {escape_latex(note)}}}"
+        for note, mark in notes.items()
     ]
     lines = [
-        *(f"% {line}" for told in _told(plan, table, found) for line in told.splitlines()),
-        rf"\begin{{tabular}}{{{'l' * len(found.stubs)}{'c' * len(found.columns)}}}",
+        *(
+            f"% {line}"
+            for paragraph in _build_caption_lines(plan, table, wide_table)
+            for line in paragraph.splitlines()
+        ),
+        rf"\begin{{tabular}}{{{'l' * len(wide_table.stubs)}{'c' * len(wide_table.columns)}}}",
         r"\toprule",
-        *_head(found),
+        *_render_head(wide_table),
         r"\midrule",
         *(" & ".join(row) + r" \\" for row in body),
         r"\bottomrule",
-        *(line + r" \\" for line in below),
+        *(line + r" \\" for line in footnotes),
         r"\end{tabular}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def csv(plan: Plan, table: pd.DataFrame, whole: Plan | None = None) -> str:
+def render_csv(plan: Plan, table: pd.DataFrame, full_plan: Plan | None = None) -> str:
     """The same table as CSV: the levels of a column's head with `` / `` between, notes in parentheses."""
-    found, text = wide(plan, table, whole), io.StringIO()
+    wide_table, text = build_wide_table(plan, table, full_plan), io.StringIO()
     writer = comma.writer(text, lineterminator="\n")
-    writer.writerow(map(tables.plain, [*found.stubs, *map(" / ".join, found.columns)]))
-    for (title, *labels), row, own in zip(found.labels, found.rows, found.own, strict=True):
+    writer.writerow(map(tables.plain, [*wide_table.stubs, *map(" / ".join, wide_table.columns)]))
+    for (title, *labels), row, own in zip(wide_table.labels, wide_table.rows, wide_table.own, strict=True):
         entries = [entry.text + (f" ({', '.join(entry.notes)})" if entry.notes else "") for entry in row]
         writer.writerow(map(tables.plain, [f"{title} ({own})" if own else title, *labels, *entries]))
     return text.getvalue()
 
 
-def escape(text: str) -> str:
+def escape_latex(text: str) -> str:
     r"""Text as LaTeX prints it.
 
     Examples
@@ -109,193 +120,244 @@ def escape(text: str) -> str:
     >>> print(escape("fedavg_m, 5% & #1"))
     fedavg\_m, 5\% \& \#1
     """
-    return "".join(SPECIAL.get(char, char) for char in " ".join(text.split()))
+    return "".join(LATEX_ESCAPES.get(char, char) for char in " ".join(text.split()))
 
 
-def wide(plan: Plan, table: pd.DataFrame, whole: Plan | None = None) -> Wide:
+def build_wide_table(plan: Plan, table: pd.DataFrame, full_plan: Plan | None = None) -> WideTable:
     """The numbers of people's table, a row a method and a column a point and protocol that any number is of.
 
     Names of the grid that some method does not have are part of the row. Protocols on validation samples are left out.
     """
-    whole = whole or plan
-    shared, own = _shared(whole), _own(whole)
-    place = {name: position for position, name in enumerate(["algorithm", *plan.grid])}
+    full_plan = full_plan or plan
+    column_names, row_names = _get_column_names(full_plan), _get_row_names(full_plan)
+    key_positions = {name: position for position, name in enumerate(["algorithm", *plan.grid])}
 
-    def row(key: Sequence[Hashable]) -> tuple[str, ...]:
-        return tuple(str(key[place[name]]) for name in ("algorithm", *own))
+    def get_row_labels(key: Sequence[Hashable]) -> tuple[str, ...]:
+        return tuple(str(key[key_positions[name]]) for name in ("algorithm", *row_names))
 
-    def column(key: Sequence[Hashable]) -> tuple[str, ...]:
-        return tuple(str(key[place[name]]) for name in shared)
+    def get_column_point(key: Sequence[Hashable]) -> tuple[str, ...]:
+        return tuple(str(key[key_positions[name]]) for name in column_names)
 
-    shown = tables.reported(plan, table)
-    tested = [name for name in shown["protocol"].unique() if not name.endswith("-on-validation")]
-    cells = {(*[cell[name] for name in place], cell["protocol"]): cell for cell in shown.to_dict("records")}
-    runs = Counter((cell.algorithm, *results.point(plan, cell).values()) for cell in plan.cells)
-    kept = {(row(key), column(key)): tuple(map(str, key)) for key in tables.best(plan, table)}
-    planned = dict.fromkeys((cell.algorithm, *results.point(whole, cell).values()) for cell in results.cells(whole))
-    wanted = {(row(key), column(key)) for key in planned}
-    there = {labels for labels, _ in kept}
-    alone = {(cell.algorithm, *results.point(plan, cell).values()): results.own(cell) for cell in plan.cells}
+    reported_rows = tables.select_reported_rows(plan, table)
+    test_protocols = [name for name in reported_rows["protocol"].unique() if not name.endswith("-on-validation")]
+    cells = {
+        (*[cell[name] for name in key_positions], cell["protocol"]): cell for cell in reported_rows.to_dict("records")
+    }
+    runs = Counter((cell.algorithm, *results.format_point(plan, cell).values()) for cell in plan.cells)
+    shown_keys = {
+        (get_row_labels(key), get_column_point(key)): tuple(map(str, key))
+        for key in tables.select_table_rows(plan, table)
+    }
+    planned_keys = dict.fromkeys(
+        (cell.algorithm, *results.format_point(full_plan, cell).values()) for cell in results.sort_cells(full_plan)
+    )
+    planned_cells = {(get_row_labels(key), get_column_point(key)) for key in planned_keys}
+    shown_labels = {labels for labels, _ in shown_keys}
+    alone = {(cell.algorithm, *results.format_point(plan, cell).values()): results.own(cell) for cell in plan.cells}
     by_row: dict[tuple[str, ...], set[str]] = {}
-    for (stub, _), key in kept.items():
+    for (stub, _), key in shown_keys.items():
         by_row.setdefault(stub, set()).add(alone[key])
     of_row = {stub: next(iter(told)) if len(told) == 1 else "" for stub, told in by_row.items()}
 
-    def entry(labels: tuple[str, ...], point: tuple[str, ...], protocol: str) -> Entry:
-        key = kept.get((labels, point))
+    def build_entry(labels: tuple[str, ...], point: tuple[str, ...], protocol: str) -> Entry:
+        key = shown_keys.get((labels, point))
         if key is None:
-            return Entry(MISSING if (labels, point) in wanted else tables.DASH)
-        by = plan.shown.get(labels[0], protocol) if protocol == plan.protocols[0] else protocol
-        cell = cells[*key, by]
+            return Entry(MISSING if (labels, point) in planned_cells else tables.DASH)
+        shown_protocol = plan.shown.get(labels[0], protocol) if protocol == plan.protocols[0] else protocol
+        cell = cells[*key, shown_protocol]
         if not cell["seeds"]:
             return Entry(tables.DASH)
         notes = [alone[key]] if alone[key] != of_row[labels] else []
-        notes += [f"by {by}"] if by != protocol else []
+        notes += [f"by {shown_protocol}"] if shown_protocol != protocol else []
         notes += [f"{cell['seeds']} of {len(plan.seeds)} seeds"] if cell["seeds"] < len(plan.seeds) else []
         notes += (
             [f"diverged in {int(cell['diverged'])} of {runs[key]} run{'s' if runs[key] > 1 else ''}"]
             if cell["diverged"]
             else []
         )
-        return Entry(tables.accuracy(cell), round(float(cell["mean"]), 2), tuple(notes))
+        return Entry(tables.format_accuracy(cell), round(float(cell["mean"]), 2), tuple(notes))
 
-    labels = [name for name in dict.fromkeys(map(row, planned)) if name in there]
-    points = list(itertools.product(_grouped(dict.fromkeys(map(column, planned))), tested))
-    full = {(point, by): [entry(name, point, by) for name in labels] for point, by in points}
-    columns = [head for head, found in full.items() if any(one.number is not None for one in found)] or points
-    words = dict(zip(plan.grid, results.short(plan.grid), strict=True))
+    labels = [name for name in dict.fromkeys(map(get_row_labels, planned_keys)) if name in shown_labels]
+    points = list(itertools.product(_group_points(dict.fromkeys(map(get_column_point, planned_keys))), test_protocols))
+    entries_by_column = {
+        (point, protocol_name): [build_entry(name, point, protocol_name) for name in labels]
+        for point, protocol_name in points
+    }
+    columns = [
+        head
+        for head, column_entries in entries_by_column.items()
+        if any(column_entry.number is not None for column_entry in column_entries)
+    ] or points
+    short_names = dict(zip(plan.grid, results.shorten_names(plan.grid), strict=True))
     heads = [
-        (*(_value(name, words[name], value) for name, value in zip(shared, point, strict=True)), by)
-        for point, by in columns
+        (
+            *(
+                _format_head_value(name, short_names[name], value)
+                for name, value in zip(column_names, point, strict=True)
+            ),
+            protocol_name,
+        )
+        for point, protocol_name in columns
     ]
-    return Wide(
-        stubs=("algorithm", *(words[name] for name in own)),
+    return WideTable(
+        stubs=("algorithm", *(short_names[name] for name in row_names)),
         columns=heads,
         labels=[(plan.title(name), *(value or tables.DASH for value in values)) for name, *values in labels],
-        rows=[[full[head][index] for head in columns] for index in range(len(labels))],
+        rows=[[entries_by_column[head][index] for head in columns] for index in range(len(labels))],
         own=[of_row[name] for name in labels],
     )
 
 
-def _concerned(plan: Plan) -> dict[str, set[str]]:
+def _get_methods_by_name(plan: Plan) -> dict[str, set[str]]:
     """By name of the grid the methods that have it."""
     return {name: {cell.algorithm for cell in plan.cells if name in cell.grid} for name in plan.grid}
 
 
-def _shared(plan: Plan) -> list[str]:
+def _get_column_names(plan: Plan) -> list[str]:
     """The names of the grid that are columns: those of all methods, of which not only the best is shown.
 
     They are in the order of params.yaml, which only the cells tell, since a plan.json has names by the alphabet: a name
     that stands before another changes less often from cell to cell.
     """
-    every = {cell.algorithm for cell in plan.cells}
-    shared = [
+    all_methods = {cell.algorithm for cell in plan.cells}
+    column_names = [
         name
-        for name, methods in _concerned(plan).items()
-        if methods == every and not name.startswith("algorithms.") and name not in plan.report.best_over
+        for name, methods in _get_methods_by_name(plan).items()
+        if methods == all_methods and not name.startswith("algorithms.") and name not in plan.report.best_over
     ]
-    points = dict.fromkeys(tuple(results.point(plan, cell)[name] for name in shared) for cell in results.cells(plan))
-    changes = [sum(one != other for one, other in itertools.pairwise(values)) for values in zip(*points, strict=True)]
-    return [name for _, name in sorted(zip(changes, shared, strict=True), key=lambda pair: pair[0])]
+    points = dict.fromkeys(
+        tuple(results.format_point(plan, cell)[name] for name in column_names) for cell in results.sort_cells(plan)
+    )
+    change_counts = [
+        sum(first_value != second_value for first_value, second_value in itertools.pairwise(values))
+        for values in zip(*points, strict=True)
+    ]
+    return [name for _, name in sorted(zip(change_counts, column_names, strict=True), key=lambda pair: pair[0])]
 
 
-def _grouped(points: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _group_points(points: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Points so that those with the same first values stand together; values in the order in which they appear."""
     points = list(points)
-    places = [
-        {value: place for place, value in enumerate(dict.fromkeys(values))} for values in zip(*points, strict=True)
+    value_positions = [
+        {value: positions for positions, value in enumerate(dict.fromkeys(values))}
+        for values in zip(*points, strict=True)
     ]
-    return sorted(points, key=lambda point: [place[value] for place, value in zip(places, point, strict=True)])
+    return sorted(
+        points, key=lambda point: [positions[value] for positions, value in zip(value_positions, point, strict=True)]
+    )
 
 
-def _own(plan: Plan) -> list[str]:
+def _get_row_names(plan: Plan) -> list[str]:
     """The names of the grid that are part of the row."""
-    return [name for name in plan.grid if name not in {*_shared(plan), *plan.report.best_over}]
+    return [name for name in plan.grid if name not in {*_get_column_names(plan), *plan.report.best_over}]
 
 
-def _value(name: str, word: str, value: str) -> str:
+def _format_head_value(name: str, short_name: str, value: str) -> str:
     """A value in the head of a column: an axis's as it is called, a list's with its key."""
     if not value:
         return tables.DASH
-    return f"{word}={value}" if "." in name else value
+    return f"{short_name}={value}" if "." in name else value
 
 
-def _marks(numbers: Sequence[float | None]) -> list[str]:
+def _choose_marks(numbers: Sequence[float | None]) -> list[str]:
     """Of each number of a column the command that marks it, if any: a row alone is compared with nothing."""
     if len(numbers) < 2:
         return [""] * len(numbers)
     first, second, *_ = [*sorted({number for number in numbers if number is not None}, reverse=True), None, None]
     return [
-        "" if one is None else r"\textbf" if one == first else r"\underline" if one == second else "" for one in numbers
+        "" if value is None else r"\textbf" if value == first else r"\underline" if value == second else ""
+        for value in numbers
     ]
 
 
-def _entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
+def _render_entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
     """An entry as LaTeX; ``notes`` has the letter of each note, and grows."""
     for note in entry.notes:
         notes.setdefault(note, ascii_lowercase[len(notes) % 26] * (len(notes) // 26 + 1))
     letters = ",".join(notes[note] for note in entry.notes)
-    text = escape(entry.text)
+    text = escape_latex(entry.text)
     return (f"{mark}{{{text}}}" if mark else text) + (rf"\textsuperscript{{{letters}}}" if letters else "")
 
 
-def _head(found: Wide) -> Iterator[str]:
+def _render_head(wide_table: WideTable) -> Iterator[str]:
     """The levels of the head, each but the last with rules below what spans columns."""
-    one = len({heads[-1] for heads in found.columns}) == 1
-    columns = [heads[:-1] if one and len(heads) > 1 else heads for heads in found.columns]
-    before = len(found.stubs)
+    has_single_protocol = len({heads[-1] for heads in wide_table.columns}) == 1
+    columns = [heads[:-1] if has_single_protocol and len(heads) > 1 else heads for heads in wide_table.columns]
+    stub_count = len(wide_table.stubs)
     for level in range(1, len(columns[0])):
-        cells, rules, start = [""] * before, [], before + 1
-        for heads, group in itertools.groupby(above[:level] for above in columns):
+        cells, rules, start = [""] * stub_count, [], stub_count + 1
+        for heads, group in itertools.groupby(column_heads[:level] for column_heads in columns):
             width = len(list(group))
-            cells.append(rf"\multicolumn{{{width}}}{{c}}{{{escape(heads[-1])}}}")
+            cells.append(rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(heads[-1])}}}")
             rules.append(rf"\cmidrule(lr){{{start}-{start + width - 1}}}")
             start += width
         yield " & ".join(cells).lstrip() + r" \\"
         yield " ".join(rules)
-    yield " & ".join([*map(escape, found.stubs), *(escape(heads[-1]) for heads in columns)]) + r" \\"
+    yield " & ".join([*map(escape_latex, wide_table.stubs), *(escape_latex(heads[-1]) for heads in columns)]) + r" \\"
 
 
-def _told(plan: Plan, table: pd.DataFrame, found: Wide) -> list[str]:
+def _build_caption_lines(plan: Plan, table: pd.DataFrame, wide_table: WideTable) -> list[str]:
     """What the caption of a paper's table has to say."""
-    scale = [] if plan.scale == artifacts.PAPER else ["--scale", plan.scale]
+    scale = [] if plan.scale == artifacts.FULL_SCALE else ["--scale", plan.scale]
     command = shlex.join(["fedpipe", "show", "--params", str(plan.params), *scale, "--format", "latex"])
-    by = list(dict.fromkeys(heads[-1] for heads in found.columns))
-    told = [
+    protocols = list(dict.fromkeys(heads[-1] for heads in wide_table.columns))
+    caption_lines = [
         f"made by fedpipe: `{command}`; needs \\usepackage{{booktabs}}.",
-        tables.measured(plan),
-        f"Protocol{'s' if len(by) > 1 else ''}: {', '.join(by)}. A dash: the method has no such model.",
+        tables.describe_measurement(plan),
+        f"Protocol{'s' if len(protocols) > 1 else ''}: {', '.join(protocols)}. A dash: the method has no such model.",
         *results.own_settings(plan),
         "Of each column the best is bold and the second best underlined.",
-        tables.data(plan),
+        tables.describe_data(plan),
     ]
-    if any(name.endswith("-on-train") for name in by):
-        told.append("Columns on-train are of those samples of the clients.")
+    if any(name.endswith("-on-train") for name in protocols):
+        caption_lines.append("Columns on-train are of those samples of the clients.")
     if plan.report.best_over:
-        told += [*_chosen(plan, table), *tables.edges(plan, table)]
+        caption_lines += [*_describe_best_values(plan, table), *tables.warn_about_grid_edges(plan, table)]
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
-    return [*told, *tables.failures(plan), *warnings, *tables.made_by(plan), *changes.elsewhere(plan)]
+    return [
+        *caption_lines,
+        *tables.describe_failures(plan),
+        *warnings,
+        *tables.describe_environments(plan),
+        *changes.describe_runs_from_other_code(plan),
+    ]
 
 
-def _chosen(plan: Plan, table: pd.DataFrame) -> list[str]:
+def _describe_best_values(plan: Plan, table: pd.DataFrame) -> list[str]:
     """Of what `report.best_over` searches, the value that each number has: a line a method."""
-    over = plan.report.best_over
+    searched_names = plan.report.best_over
     values: dict[str, list[tuple[str, str]]] = {}
-    for key in tables.best(plan, table):
+    for key in tables.select_table_rows(plan, table):
         algorithm, *point = map(str, key)
-        searched, rest = (
-            results.label({name: v if (name in over) == part else "" for name, v in zip(plan.grid, point, strict=True)})
-            for part in (True, False)
+        searched_text, rest_text = (
+            results.describe_point(
+                {
+                    name: value if (name in searched_names) == is_searched_part else ""
+                    for name, value in zip(plan.grid, point, strict=True)
+                }
+            )
+            for is_searched_part in (True, False)
         )
-        if searched:
-            values.setdefault(algorithm, []).append((searched, rest))
+        if searched_text:
+            values.setdefault(algorithm, []).append((searched_text, rest_text))
     lines = []
-    for algorithm, found in values.items():
-        alike = len({searched for searched, _ in found}) == 1
-        told = [found[0][0]] if alike else [f"{searched} ({rest})" for searched, rest in found]
-        lines.append(f"  {plan.title(algorithm)}: {'; '.join(told)}")
-    on = tables.CHOSEN_ON[plan.report.best_on]
-    return [f"Of {' and '.join(over)}, each number has the value that is best for it, chosen on the {on}:", *lines]
+    for algorithm, value_texts in values.items():
+        has_single_value = len({searched_text for searched_text, _ in value_texts}) == 1
+        value_list = (
+            [value_texts[0][0]]
+            if has_single_value
+            else [f"{searched_text} ({rest_text})" for searched_text, rest_text in value_texts]
+        )
+        lines.append(f"  {plan.title(algorithm)}: {'; '.join(value_list)}")
+    selection_phrase = tables.SELECTION_PHRASES[plan.report.best_on]
+    return [
+        f"Of {' and '.join(searched_names)}, each number has the value that is best for it, chosen on the "
+        f"{selection_phrase}:",
+        *lines,
+    ]
 
 
-FORMS: dict[str, Callable[[Plan, pd.DataFrame, Plan | None], str]] = {"latex": latex, "csv": csv}  #: of `fedpipe show`
+TABLE_RENDERERS: dict[str, Callable[[Plan, pd.DataFrame, Plan | None], str]] = {
+    "latex": render_latex,
+    "csv": render_csv,
+}  #: of `fedpipe show`

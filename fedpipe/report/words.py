@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds in words.
 
     Examples
@@ -11,17 +11,17 @@ def duration(seconds: float) -> str:
     >>> duration(59), duration(3700), duration(200000)
     ('59 s', '1 h 01 min', '2 d 07 h')
     """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
+    whole_seconds = round(seconds)
+    if whole_seconds < 60:
+        return f"{whole_seconds} s"
+    if whole_seconds < 3600:
+        return f"{whole_seconds // 60} min {whole_seconds % 60:02} s"
+    if whole_seconds < 86400:
+        return f"{whole_seconds // 3600} h {whole_seconds % 3600 // 60:02} min"
+    return f"{whole_seconds // 86400} d {whole_seconds % 86400 // 3600:02} h"
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """A number of bytes in three digits, in powers of 1000.
 
     Examples

@@ -16,19 +16,19 @@ import yaml
 
 from fedpipe import artifacts, config, grid, pins, registry
 from fedpipe.data import store
-from fedpipe.data.datasets.base import Dataset, Declared, Facts, Published
+from fedpipe.data.datasets.base import Dataset, DatasetInfo, PinnedDataset, PublishedDataset
 from fedpipe.data.fetch import Fetcher
 from fedpipe.data.samples import Samples
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.yaml_text import read_yaml
 
 
-def is_planned(name: str) -> bool:
+def is_planned_dataset(name: str) -> bool:
     """Whether some plan calls a data set so, as ``imdb-0123456789ab``."""
     return store.settings_file(name).is_file()
 
 
-def download(name: str) -> Path:
+def download_dataset(name: str) -> Path:
     """Obtain and store a data set of a plan.
 
     Parameters
@@ -44,27 +44,28 @@ def download(name: str) -> Path:
     Raises
     ------
     ArtifactError
-        No plan has it, or what the plan said of it was edited; or see :func:`obtain`.
+        No plan has it, or what the plan said of it was edited; or see :func:`obtain_dataset`.
     """
     settings = store.settings_file(name)
-    if not is_planned(name):
+    if not is_planned_dataset(name):
         raise ArtifactError(f"{settings} is missing; '{name}' should be a data set of a plan.")
     try:
-        section = config.dataset(read_yaml(settings.read_text(), settings))
-        found = section.file.stem
+        section = config.parse_dataset(read_yaml(settings.read_text(), settings))
+        expected_name = section.file.stem
     except SettingsError as error:
         raise ArtifactError(
             f"{settings} is damaged ({' '.join(str(error).split())}); `fedpipe plan` writes it again."
         ) from None
-    if found != name:
+    if expected_name != name:
         raise ArtifactError(
-            f"{settings} was edited: it names {found}; `fedpipe plan` writes it again, and params.yaml is what to "
+            f"{settings} was edited: it names {expected_name}; `fedpipe plan` writes it again, and params.yaml is "
+            "what to "
             "change."
         )
-    return obtain(section.source, section.fetcher)
+    return obtain_dataset(section.effective_dataset, section.fetcher)
 
 
-def obtain(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
+def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
     """Load a data set, check that it is the one the keys of runs speak of, and save it with a manifest of its facts.
 
     Parameters
@@ -74,7 +75,7 @@ def obtain(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
     fetch
         Where its files come from.
     path
-        Where to save it; by default its :func:`~fedpipe.data.store.place`.
+        Where to save it; by default its :func:`~fedpipe.data.store.locate_dataset`.
 
     Returns
     -------
@@ -86,23 +87,27 @@ def obtain(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
     ArtifactError
         A file could not be fetched, or the samples are not those that the data set's class speaks of; nothing is saved.
     """
-    samples = Samples(**store.canonical(dataset.load(fetch)))
-    name, found = registry.name_of(registry.DATASET, type(dataset)), store.checksum(samples)
-    if found != dataset.expected and (dataset.expected or not dataset.identity):
+    samples = Samples(**store.to_canonical_arrays(dataset.load(fetch)))
+    name, samples_checksum = (
+        registry.get_component_name(registry.DATASET, type(dataset)),
+        store.compute_samples_sha256(samples),
+    )
+    if samples_checksum != dataset.expected_checksum and (dataset.expected_checksum or not dataset.content_digest):
         raise ArtifactError(
-            f"dataset.name: the samples of '{name}' have checksum {found}, but {dataset.expected or 'none'} was "
+            f"dataset.name: the samples of '{name}' have checksum {samples_checksum}, but "
+            f"{dataset.expected_checksum or 'none'} was "
             f"expected; obtain the original again (with the versions in requirements.lock), or, if the new samples are "
             f"meant, set {type(dataset).__qualname__}.checksum to theirs."
         )
-    measured = dataset.measure(samples)
-    _agree(name, samples, measured, dataset.facts)
-    path = path or store.place(registry.described(registry.DATASET, dataset))
-    sha256 = store.save(path, samples)
-    artifacts.write_json(path.with_suffix(".json"), {path.name: sha256, **measured._asdict()})
+    measured_facts = dataset.infer_info(samples)
+    _check_samples(name, samples, measured_facts, dataset.info)
+    path = path or store.locate_dataset(registry.component_to_run_settings(registry.DATASET, dataset))
+    sha256 = store.save_samples(path, samples)
+    artifacts.write_json(path.with_suffix(".json"), {path.name: sha256, **measured_facts._asdict()})
     return path
 
 
-def declare(name: str | None, params: Path, stored: set[Path] | None = None) -> str:
+def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = None) -> str:
     """Obtain a data set and store it; where the study should declare the SHA-256 of a file and does not, fill it in.
 
     With the study's own data set go the file of its partition and that of its model's weights, and the data sets that
@@ -129,52 +134,58 @@ def declare(name: str | None, params: Path, stored: set[Path] | None = None) -> 
     ArtifactError
         The data set's files could not be fetched or are not what they should be.
     """
-    settings = config.read(params) if name is None or params.is_file() else {}
-    section = config.dataset(settings.get("dataset", {}))
-    named_there = name is None or name == section.name
-    if not named_there:
-        section = config.dataset({"name": name, "mirror": section.mirror})
-    source, sha256 = section.named, None  # also where generated samples would do (`dataset.absent`)
-    if isinstance(source, Declared) and (sha256 := source.undeclared(section.fetcher)) is not None:
+    settings = config.read_params(params) if name is None or params.is_file() else {}
+    section = config.parse_dataset(settings.get("dataset", {}))
+    is_study_dataset = name is None or name == section.name
+    if not is_study_dataset:
+        section = config.parse_dataset({"name": name, "mirror": section.mirror})
+    source, sha256 = section.named_dataset, None  # also where generated samples would do (`dataset.absent`)
+    if isinstance(source, PinnedDataset) and (sha256 := source.find_missing_sha256(section.fetcher)) is not None:
         source = dataclasses.replace(source, sha256=sha256)
     stored = set() if stored is None else stored
-    path = store.place(registry.described(registry.DATASET, source))
+    path = store.locate_dataset(registry.component_to_run_settings(registry.DATASET, source))
     if path not in stored:
-        stored.add(obtain(source, section.fetcher))
-    done = [f"{path} is stored."]
-    labels = store.load(path).y
-    if (lowest := int(labels.min())) > 0:
-        done.append(
-            f"Its labels are {lowest} to {int(labels.max())}, and classes count from 0: class 0 has no samples. "
+        stored.add(obtain_dataset(source, section.fetcher))
+    messages = [f"{path} is stored."]
+    labels = store.load_samples(path).y
+    if (lowest_label := int(labels.min())) > 0:
+        messages.append(
+            f"Its labels are {lowest_label} to {int(labels.max())}, and classes count from 0: class 0 has no samples. "
             "If it should not be there, number the labels from 0."
         )
-    if sha256 is not None and not (named_there and _fill_in(params, ("dataset",), "sha256", sha256, done)):
-        done.append(f"Declare it in {params}, under dataset, where name is {section.name}:\n  sha256: {sha256}")
-    for kind in (registry.PARTITION, registry.MODEL) if named_there else ():
-        pin = registry.parsed(kind, settings.get(kind.section, {})).pin
+    if sha256 is not None and not (
+        is_study_dataset and _write_sha256(params, ("dataset",), "sha256", sha256, messages)
+    ):
+        messages.append(f"Declare it in {params}, under dataset, where name is {section.name}:\n  sha256: {sha256}")
+    for kind in (registry.PARTITION, registry.MODEL) if is_study_dataset else ():
+        pin = registry.parse_component(kind, settings.get(kind.section, {})).pinned_file
         if pin is None or pin.sha256:
             continue
         if not pin.path.is_file():
-            raise SettingsError(f"{kind.section}.{pin.field}: {pin.path} is missing; it should be a file.")
-        sha256 = pins.content(pin.path)
-        _refuse_file(kind, settings | {kind.section: settings[kind.section] | {"sha256": sha256}}, store.facts(path))
-        if not _fill_in(params, (kind.section,), "sha256", sha256, done):
-            done.append(f"Declare {pin.path} in {params}, under {kind.section}:\n  sha256: {sha256}")
+            raise SettingsError(f"{kind.section}.{pin.parameter}: {pin.path} is missing; it should be a file.")
+        sha256 = pins.compute_content_sha256(pin.path)
+        _refuse_file(
+            kind, settings | {kind.section: settings[kind.section] | {"sha256": sha256}}, store.read_dataset_info(path)
+        )
+        if not _write_sha256(params, (kind.section,), "sha256", sha256, messages):
+            messages.append(f"Declare {pin.path} in {params}, under {kind.section}:\n  sha256: {sha256}")
     if name is None:
-        _declare_elsewhere(params, section, done)
-        settings = config.read(params) if params.is_file() else settings
-    for other in _elsewhere(settings) if name is None else ():
-        if getattr(other.source, "sha256", None) and other.lacking(config.DOWNLOAD):
-            done.append(f"{obtain(other.source, other.fetcher)} is stored.")
-    return "\n".join(done)
+        _declare_elsewhere(params, section, messages)
+        settings = config.read_params(params) if params.is_file() else settings
+    for grid_dataset in _iter_grid_datasets(settings) if name is None else ():
+        if getattr(grid_dataset.effective_dataset, "sha256", None) and grid_dataset.explain_missing_data(
+            config.DOWNLOAD_COMMAND
+        ):
+            messages.append(f"{obtain_dataset(grid_dataset.effective_dataset, grid_dataset.fetcher)} is stored.")
+    return "\n".join(messages)
 
 
-def _refuse_file(kind: registry.Kind, settings: dict[str, Any], facts: Facts) -> None:
+def _refuse_file(kind: registry.ComponentKind, settings: dict[str, Any], facts: DatasetInfo) -> None:
     """Refuse to declare a file that no plan would take: a partition's table, or a model's weights."""
-    component: Any = registry.parsed(kind, settings[kind.section])
+    component: Any = registry.parse_component(kind, settings[kind.section])
     if kind is registry.MODEL:
         component.check_weights(facts.shape, facts.classes)
-    elif component.by_index:
+    elif component.is_index_based:
         clients = config.parse_federation(settings.get("federation", {})).clients
         component.check(clients, facts.classes, facts.size)
 
@@ -184,16 +195,16 @@ def _declare_elsewhere(params: Path, section: config.Data, done: list[str]) -> N
 
     Where a data set of the grid needs none, but that of the section has one, it is filled in as null.
     """
-    settings = config.read(params)
+    settings = config.read_params(params)
     is_declared = bool((settings.get("dataset") or {}).get("sha256"))
     for place, key, named in list(_places(settings)):
-        data = config.dataset({"name": named, **({"mirror": section.mirror} if section.mirror else {})})
-        if not isinstance(data.named, Published):
+        data = config.parse_dataset({"name": named, **({"mirror": section.mirror} if section.mirror else {})})
+        if not isinstance(data.named_dataset, PublishedDataset):
             continue
-        sha256 = data.named.undeclared(data.fetcher)
+        sha256 = data.named_dataset.find_missing_sha256(data.fetcher)
         if sha256 is None and not (is_declared and key != "sha256"):
             continue
-        if not _fill_in(params, place, key, sha256, done):
+        if not _write_sha256(params, place, key, sha256, done):
             done.append(f"Declare it in {params}, under {'.'.join(place)}:\n  {key}: {sha256 or 'null'}")
 
 
@@ -208,61 +219,72 @@ def _places(settings: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[t
             yield from _places(value, (*above, key))
 
 
-def _elsewhere(settings: dict[str, Any]) -> Iterator[config.Data]:
+def _iter_grid_datasets(settings: dict[str, Any]) -> Iterator[config.Data]:
     """The data sets at the points of a study's grid, and of that of each of its scales."""
     for changes in ({}, *(settings.get("scales") or {}).values()):
-        there = config.override(settings, changes)
-        lists = (there.get("study") or {}).get("grid") or {}
-        for parts in itertools.product(*(_of_data(name, values) for name, values in lists.items())):
-            yield config.dataset(config.override(there, *parts).get("dataset", {}))
+        point_settings = config.override_settings(settings, changes)
+        grid_lists = (point_settings.get("study") or {}).get("grid") or {}
+        for dataset_settings in itertools.product(
+            *(_select_dataset_settings(name, values) for name, values in grid_lists.items())
+        ):
+            yield config.parse_dataset(config.override_settings(point_settings, *dataset_settings).get("dataset", {}))
 
 
-def _of_data(name: str, values: Any) -> list[dict[str, Any]]:
+def _select_dataset_settings(name: str, values: Any) -> list[dict[str, Any]]:
     """What the values of a list or an axis say of the data set, each once."""
     axis = values.values() if isinstance(values, dict) else [{name: value} for value in values]
-    said = [{key: value for key, value in part.items() if grid.within(key, "dataset")} for part in axis]
-    return [part for index, part in enumerate(said) if part not in said[:index]]
+    dataset_settings = [
+        {key: value for key, value in entry.items() if grid.is_within(key, "dataset")} for entry in axis
+    ]
+    return [entry for index, entry in enumerate(dataset_settings) if entry not in dataset_settings[:index]]
 
 
-def _agree(name: str, samples: Samples, measured: Facts, known: Facts | None) -> None:
+def _check_samples(
+    name: str, samples: Samples, measured_facts: DatasetInfo, declared_facts: DatasetInfo | None
+) -> None:
     """Refuse samples that are not what the data set says of itself."""
     lengths = {len(array) for array in samples}
-    inside = len(lengths) == 1 and samples.x.shape[1:] == measured.shape and samples.y.max() < measured.classes
-    if known not in (None, measured) or not inside:
-        wanted = known or measured
+    is_consistent = (
+        len(lengths) == 1 and samples.x.shape[1:] == measured_facts.shape and samples.y.max() < measured_facts.classes
+    )
+    if declared_facts not in (None, measured_facts) or not is_consistent:
+        expected_facts = declared_facts or measured_facts
         raise ArtifactError(
             f"dataset.name: the files of '{name}' hold {len(samples.y)} samples of shape {samples.x.shape[1:]} in "
-            f"{samples.y.max() + 1} classes; it should be {wanted.size} of shape {wanted.shape} in {wanted.classes}."
+            f"{samples.y.max() + 1} classes; it should be {expected_facts.size} of shape {expected_facts.shape} in "
+            f"{expected_facts.classes}."
         )
 
 
-def _fill_in(params: Path, place: tuple[str, ...], key: str, sha256: str | None, done: list[str]) -> bool:
+def _write_sha256(params: Path, place: tuple[str, ...], key: str, sha256: str | None, messages: list[str]) -> bool:
     """Add a key to a mapping of a YAML file, and leave all else as it is; False, and nothing done, if it fails."""
     text, value = params.read_bytes().decode(), sha256 or "null"
     node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     for part in place:
-        node = _mapping(node, part)
+        node = _find_mapping(node, part)
     if not isinstance(node, yaml.MappingNode) or not node.value:
         return False
     if node.flow_style:
         end = node.value[0][1].end_mark.index
-        filled = f"{text[:end]}, {key}: {value}{text[end:]}"
+        edited_text = f"{text[:end]}, {key}: {value}{text[end:]}"
     else:
-        before = node.value[:2][-1][0].start_mark  # of the second key, or the only one
-        filled = f"{text[: before.index]}{key}: {value}\n{' ' * before.column}{text[before.index :]}"
-    wanted = config.read(params)
-    functools.reduce(lambda mapping, part: mapping[part], place, wanted)[key] = sha256
+        insert_mark = node.value[:2][-1][0].start_mark  # of the second key, or the only one
+        edited_text = (
+            f"{text[: insert_mark.index]}{key}: {value}\n{' ' * insert_mark.column}{text[insert_mark.index :]}"
+        )
+    expected_settings = config.read_params(params)
+    functools.reduce(lambda mapping, part: mapping[part], place, expected_settings)[key] = sha256
     try:
-        if read_yaml(filled, params) != wanted:
+        if read_yaml(edited_text, params) != expected_settings:
             return False
     except SettingsError:
         return False
-    artifacts.write_bytes(params.resolve(), filled.encode())  # a link stays one
-    done.append(f"{params} declares it now: {'.'.join((*place, key))} is {value}.")
+    artifacts.write_bytes(params.resolve(), edited_text.encode())  # a link stays one
+    messages.append(f"{params} declares it now: {'.'.join((*place, key))} is {value}.")
     return True
 
 
-def _mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:
+def _find_mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:
     """The mapping that stands under a key."""
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:

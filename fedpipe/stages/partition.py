@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedpipe import artifacts, code, config, plan, registry, rng
 from fedpipe.data import heterogeneity, store
-from fedpipe.data.assignment import Assignment, apportion, assign, checksum
+from fedpipe.data.assignment import Assignment, apportion_count, assign_samples, compute_assignment_sha256
 from fedpipe.data.partitions.base import Integers, Scheme
 from fedpipe.errors import ArtifactError
 from fedpipe.yaml_text import read_yaml
@@ -23,35 +23,41 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def partition(key: str) -> Path:
+def partition_dataset(key: str) -> Path:
     """Deal the samples as ``partition.yaml`` says; writes the assignment and what it tells of heterogeneity."""
-    path, settings = artifacts.assignment_file(key), read(key)
-    data = store.place(settings["dataset"])
-    samples = store.load(data, artifacts.manifest(data))
-    table = _assigned(settings, samples.y.numpy(), samples.test.numpy())
-    counts = Assignment.of(table).class_counts
-    tables = {artifacts.heterogeneity_file(key): heterogeneity.summary(counts), path: table}
-    hashes = {place.name: artifacts.write_parquet(place, content) for place, content in tables.items()}
+    path, settings = artifacts.assignment_file(key), read_partition_settings(key)
+    dataset_path = store.locate_dataset(settings["dataset"])
+    samples = store.load_samples(dataset_path, artifacts.read_recorded_sha256(dataset_path))
+    table = _assign_samples(settings, samples.y.numpy(), samples.test.numpy())
+    counts = Assignment.from_table(table).class_counts
+    tables = {artifacts.heterogeneity_file(key): heterogeneity.summarize_clients(counts), path: table}
+    hashes = {
+        table_path.name: artifacts.write_parquet(table_path, table_content)
+        for table_path, table_content in tables.items()
+    }
     artifacts.write_json(path.with_suffix(".json"), hashes)
     return path
 
 
-def holds(key: str) -> bool:
+def is_reproducible(key: str) -> bool:
     """Whether a partition is what the code that lies here makes of its data set."""
-    path, settings = artifacts.assignment_file(key), read(key)
-    dealt = settings["partition"]
-    scheme = registry.restored(registry.PARTITION, dealt | settings.get("origin", {}))
-    if (here := code.of(*scheme.made_of()).text) != dealt["code"]:
+    path, settings = artifacts.assignment_file(key), read_partition_settings(key)
+    scheme_settings = settings["partition"]
+    scheme = registry.component_from_run_settings(registry.PARTITION, scheme_settings | settings.get("origin", {}))
+    if (current_code := code.compute_code_digest(*scheme.code_objects()).text) != scheme_settings["code"]:
         raise ArtifactError(
-            f"it is of other code of partition scheme '{dealt['scheme']}' ({dealt['code']}) than lies here ({here})."
+            f"it is of other code of partition scheme '{scheme_settings['scheme']}' ({scheme_settings['code']}) than "
+            f"lies here ({current_code})."
         )
-    data = store.place(settings["dataset"])
-    samples = store.load(data, artifacts.manifest(data))
-    there = artifacts.read_parquet(path, artifacts.manifest(path))
-    return checksum(there) == checksum(_assigned(settings, samples.y.numpy(), samples.test.numpy()))
+    dataset_path = store.locate_dataset(settings["dataset"])
+    samples = store.load_samples(dataset_path, artifacts.read_recorded_sha256(dataset_path))
+    stored_table = artifacts.read_parquet(path, artifacts.read_recorded_sha256(path))
+    return compute_assignment_sha256(stored_table) == compute_assignment_sha256(
+        _assign_samples(settings, samples.y.numpy(), samples.test.numpy())
+    )
 
 
-def read(key: str) -> dict[str, Any]:
+def read_partition_settings(key: str) -> dict[str, Any]:
     """All that a partition depends on, as its ``partition.yaml`` says, and where its scheme's own file lies.
 
     Raises
@@ -59,19 +65,22 @@ def read(key: str) -> dict[str, Any]:
     ArtifactError
         The file is missing, or is not the one that its folder's name is the key of.
     """
-    place = artifacts.assignment_file(key).with_name("partition.yaml")
+    settings_path = artifacts.assignment_file(key).with_name("partition.yaml")
     try:
-        settings: dict[str, Any] = read_yaml(place.read_text(), place)
-        found = plan.digest({name: value for name, value in settings.items() if name != "origin"})
+        settings: dict[str, Any] = read_yaml(settings_path.read_text(), settings_path)
+        computed_key = plan.digest_json({name: value for name, value in settings.items() if name != "origin"})
     except FileNotFoundError:
-        raise ArtifactError(f"{place} is missing; '{key}' should be a partition of results/plan.json.") from None
+        raise ArtifactError(
+            f"{settings_path} is missing; '{key}' should be a partition of results/plan.json."
+        ) from None
     except (AttributeError, TypeError, ValueError) as error:
         raise ArtifactError(
-            f"{place} is damaged ({' '.join(str(error).split())}); `fedpipe plan` writes it again."
+            f"{settings_path} is damaged ({' '.join(str(error).split())}); `fedpipe plan` writes it again."
         ) from None
-    if found != key:
+    if computed_key != key:
         raise ArtifactError(
-            f"{place} was edited: its key would be {found}; `fedpipe plan` writes it again, and params.yaml is "
+            f"{settings_path} was edited: its key would be {computed_key}; `fedpipe plan` writes it again, and "
+            "params.yaml is "
             "what to change."
         )
     return settings
@@ -97,49 +106,54 @@ def warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str]) -> It
     """
     seen = set()
     for key, settings in partitions.items():
-        alike = plan.digest({name: value for name, value in settings.items() if name != "seed"})
-        path = store.place(settings["dataset"])
+        alike = plan.digest_json({name: value for name, value in settings.items() if name != "seed"})
+        path = store.locate_dataset(settings["dataset"])
         if alike in seen or not path.is_file():
             continue
         seen.add(alike)
         place = artifacts.assignment_file(key).with_name("partition.yaml")
         settings = read_yaml(texts[str(place)], place)  # where its file is, too
         with suppress(ArtifactError):  # the jobs give it
-            samples = store.load(path)
-            table = _assigned(settings, samples.y.numpy(), samples.test.numpy())
-            if found := untested(key, settings, Assignment.of(table)):
+            samples = store.load_samples(path)
+            table = _assign_samples(settings, samples.y.numpy(), samples.test.numpy())
+            if found := untested(key, settings, Assignment.from_table(table)):
                 yield found
 
 
-def preview(params: Path) -> Iterator[tuple[str, dict[str, Any], Assignment]]:
+def preview_partitions(params: Path) -> Iterator[tuple[str, dict[str, Any], Assignment]]:
     """Key, settings and what clients have, of each of a study's partitions; writes nothing.
 
     The data set need not be stored: if it is not, it is read from where `fedpipe download` takes it.
     """
-    made = plan.make(params)
-    section = config.parse(config.read(params), config.download(params)).dataset
-    for key in made.partitions:
+    study_plan = plan.make_plan(params)
+    section = config.parse_params(config.read_params(params), config.format_download_command(params)).dataset
+    for key in study_plan.partitions:
         place = artifacts.assignment_file(key).with_name("partition.yaml")
-        settings = read_yaml(made.texts[str(place)], place)
-        path = store.place(settings["dataset"])
+        settings = read_yaml(study_plan.file_texts[str(place)], place)
+        path = store.locate_dataset(settings["dataset"])
         if path.is_file() or path != section.file:
-            samples = store.load(path)
-            table = _assigned(settings, samples.y.numpy(), samples.test.numpy())
+            samples = store.load_samples(path)
+            table = _assign_samples(settings, samples.y.numpy(), samples.test.numpy())
         else:
-            loaded = section.source.load(section.fetcher)
-            table = _assigned(settings, loaded.y, loaded.test)
-        yield key, settings, Assignment.of(table)
+            source_samples = section.effective_dataset.load(section.fetcher)
+            table = _assign_samples(settings, source_samples.y, source_samples.test)
+        yield key, settings, Assignment.from_table(table)
 
 
-def _assigned(settings: dict[str, Any], labels: Integers, test: npt.NDArray[np.bool_]) -> pa.Table:
+def _assign_samples(settings: dict[str, Any], labels: Integers, test: npt.NDArray[np.bool_]) -> pa.Table:
     import pyarrow as pa
 
     dataset = settings["dataset"]
-    chosen = subset(labels, test, dataset["subset"]) if "subset" in dataset else np.arange(len(labels))
-    table = assign(
-        cast(Scheme, registry.restored(registry.PARTITION, settings["partition"] | settings.get("origin", {}))),
-        labels[chosen],
-        test[chosen],
+    sample_indices = select_subset(labels, test, dataset["subset"]) if "subset" in dataset else np.arange(len(labels))
+    table = assign_samples(
+        cast(
+            Scheme,
+            registry.component_from_run_settings(
+                registry.PARTITION, settings["partition"] | settings.get("origin", {})
+            ),
+        ),
+        labels[sample_indices],
+        test[sample_indices],
         settings["clients"],
         dataset.get("split", "official"),
         dataset.get("test_share", 0.25),
@@ -147,14 +161,14 @@ def _assigned(settings: dict[str, Any], labels: Integers, test: npt.NDArray[np.b
         dataset.get("stratified", False),
         dataset.get("validation_share", 0),
     )
-    samples = pa.array(chosen[table["sample"].to_numpy()])
+    samples = pa.array(sample_indices[table["sample"].to_numpy()])
     return table.set_column(table.column_names.index("sample"), "sample", samples)
 
 
-def subset(labels: Integers, test: npt.NDArray[np.bool_], count: int) -> Integers:
+def select_subset(labels: Integers, test: npt.NDArray[np.bool_], count: int) -> Integers:
     """So many samples, sorted: of each class and part as many as its share, a function of the data set alone."""
     random = rng.generator(0, "subset")
     kinds, kind, sizes = np.unique(2 * labels + test, return_inverse=True, return_counts=True)
-    quotas = apportion(count, sizes, random.random(len(kinds)))
+    quotas = apportion_count(count, sizes, random.random(len(kinds)))
     shuffled = random.permutation(len(labels))
     return np.sort(np.concatenate([shuffled[kind[shuffled] == i][:quota] for i, quota in enumerate(quotas)]))

@@ -23,7 +23,7 @@ EXPECTED = Expected(
 
 def build(**parameters: Any) -> Algorithm:
     """The algorithm with these parameters."""
-    return cast(Algorithm, registry.build(registry.ALGORITHM, NAME, parameters))
+    return cast(Algorithm, registry.build_component(registry.ALGORITHM, NAME, parameters))
 
 
 def test_without_what_it_adds_it_is_fedavg() -> None:

@@ -24,16 +24,16 @@ from torch.utils import _pytree as pytree
 from fedpipe import artifacts
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.engine import contract
-from fedpipe.engine.block import Block, named
-from fedpipe.engine.clients import Clients
+from fedpipe.engine.block import Block, restore_state
+from fedpipe.engine.clients import FederatedData
 from fedpipe.engine.executor import Outcome, Phase, Test
 from fedpipe.engine.loop import Loop
-from fedpipe.engine.trees import size_in_bytes, stack, unstack
+from fedpipe.engine.trees import size_in_bytes, stack_states, unstack_client
 from fedpipe.errors import SettingsError
 from fedpipe.models.mlp import MLP
 from fedpipe.tensors import Tensors
 from fedpipe.testing import names
-from fedpipe.testing.passes import watched
+from fedpipe.testing.passes import with_pass_validation
 from fedpipe.testing.trial import Trial, difference, make_trial, synthetic
 
 Check = Callable[[Algorithm], list[str]]
@@ -42,26 +42,26 @@ TESTS: tuple[Test, ...] = ("local", "global")
 SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01}
 ADAM: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.01, "weight_decay": 0.01}
 ROUNDING = 1e-12  #: share of a tensor's largest entry by which float64 may differ where sums are in another order
-STATISTICS = 1e-10  #: the same with batch normalization, which divides by small variances
+BATCH_NORM_ROUNDING = 1e-10  #: the same with batch normalization, which divides by small variances
 
-PADDING = (
+PADDING_ADVICE = (
     "no number should depend on how many train at once: the samples that pad a batch are left out by batch.mean, "
     "batch.sum and batch.size, and nothing may be shared between clients"
 )
 
 
-def _check(body: Callable[[Algorithm], Iterator[str]]) -> Check:
+def _make_check(body: Callable[[Algorithm], Iterator[str]]) -> Check:
     """What :data:`CHECKS` holds: a list of sentences, also of what fails on the way."""
 
     @functools.wraps(body)
     def check(algorithm: Algorithm) -> list[str]:
-        found = []
+        breaches = []
         try:
-            with contract.told(algorithm):
-                found += [f"{contract.name_of(algorithm)}: {sentence}" for sentence in body(algorithm)]
+            with contract.explain_user_errors(algorithm):
+                breaches += [f"{contract.get_algorithm_name(algorithm)}: {sentence}" for sentence in body(algorithm)]
         except SettingsError as error:
-            found.append(str(error))
-        return found
+            breaches.append(str(error))
+        return breaches
 
     return check
 
@@ -84,15 +84,15 @@ def check_algorithm(algorithm: Algorithm, progress: Callable[[str, int, int], No
     progress
         Called before each check with its title, its number and their count.
     """
-    found = check_names(algorithm)
-    named = len(found)
+    breaches = check_names(algorithm)
+    naming_breach_count = len(breaches)
     for number, check in enumerate(CHECKS):
-        if len(found) > named and check in (check_memory, check_loop_and_stack):
+        if len(breaches) > naming_breach_count and check in (check_memory, check_loop_and_stack):
             break
         if progress:
             progress(title(check), number, len(CHECKS))
-        found += [sentence for sentence in check(algorithm) if sentence not in found]
-    return found
+        breaches += [sentence for sentence in check(algorithm) if sentence not in breaches]
+    return breaches
 
 
 # -- one algorithm by itself -------------------------------------------------------------------------------------------
@@ -100,45 +100,49 @@ def check_algorithm(algorithm: Algorithm, progress: Callable[[str, int, int], No
 
 def check_names(algorithm: Algorithm) -> list[str]:
     """Public names that are nearly a hook's, former names, and arguments of hooks."""
-    return list(names.sentences(algorithm))
+    return list(names.find_naming_mistakes(algorithm))
 
 
-@_check
+@_make_check
 def check_hooks(algorithm: Algorithm) -> Iterator[str]:
     """What each hook gives, in loop and stack: of the right kind, and of the same shapes in every round."""
     for width in (None, 3):
-        trial = make_trial(watched(algorithm), width=width)
-        before = trial.server
+        trial = make_trial(with_pass_validation(algorithm), width=width)
+        initial_server = trial.server
         for _ in range(2):
             trial.run(tests=TESTS)
-            contract.alike(algorithm, "aggregate", trial.server, before, "init")
+            contract.require_same_structure(algorithm, "aggregate", trial.server, initial_server, "init")
             for outcome in trial.outcomes:
-                contract.alike(algorithm, "keep", outcome.keep, trial.initial, "init_client")
-                contract.alike(algorithm, "upload", outcome.upload, trial.outcomes[0].upload, "another client")
-            yield from _odd(trial)
-        phases: list[Phase] = ["receive", "finetune", *(["prototype"] if algorithm.prototypes else [])]  # type: ignore[list-item]
+                contract.require_same_structure(algorithm, "keep", outcome.keep, trial.initial, "init_client")
+                contract.require_same_structure(
+                    algorithm, "upload", outcome.upload, trial.outcomes[0].upload, "another client"
+                )
+            yield from _find_invalid_tensors(trial)
+        phases: list[Phase] = ["receive", "finetune", *(["prototype"] if algorithm.has_prototype_logits else [])]  # type: ignore[list-item]
         for phase in phases:
             trial.train([0, 1, 2], TESTS, phase)
-        model = algorithm_model(trial)
-        if model is not None and (lacking := [name for name in trial.net.names if name not in model]):
-            yield f"global_model gives no '{lacking[0]}'; it should have all parameters of the network, or be None."
+        model = call_recording_hooks(trial)
+        if model is not None and (missing_names := [name for name in trial.net.names if name not in model]):
+            yield (
+                f"global_model gives no '{missing_names[0]}'; it should have all parameters of the network, or be None."
+            )
 
 
-def algorithm_model(trial: Trial) -> Tensors | None:
+def call_recording_hooks(trial: Trial) -> Tensors | None:
     """The global model after the rounds so far; also asks for all else that is recorded."""
     algorithm, server = trial.algorithm, trial.server
-    contract.extra_models(algorithm, algorithm.extra_models(server))
+    contract.validate_extra_models(algorithm, algorithm.extra_models(server))
     algorithm.matrices(server)
-    contract.metrics(algorithm, algorithm.metrics(server))
+    contract.validate_metrics(algorithm, algorithm.metrics(server))
     return algorithm.global_model(server)
 
 
-def _odd(trial: Trial) -> Iterator[str]:
+def _find_invalid_tensors(trial: Trial) -> Iterator[str]:
     """Tensors of a round that can't be stored or counted."""
     states = {"aggregate": [trial.server], "send": list(trial.send([0]))}
     states |= {hook: [getattr(outcome, hook) for outcome in trial.outcomes] for hook in ("upload", "keep")}
-    for hook, given in states.items():
-        for value in pytree.tree_leaves(given):
+    for hook, hook_states in states.items():
+        for value in pytree.tree_leaves(hook_states):
             if value.requires_grad:
                 yield f"{hook} gives a tensor with a gradient; it should be detached."
             elif value.dtype == torch.bool or value.is_complex():
@@ -150,19 +154,19 @@ def _odd(trial: Trial) -> Iterator[str]:
             break
 
 
-@_check
+@_make_check
 def check_memory(algorithm: Algorithm) -> Iterator[str]:
     """What is remembered lies in the states alone: nothing on the algorithm, nothing changed in place."""
     trial = make_trial(algorithm)
-    bound = cast(Loop, trial.executor)._idle
-    remembered = [_remembered(worker) for worker in (trial.algorithm, *bound)]
+    workers = cast(Loop, trial.executor)._idle_workers
+    remembered_values = [_list_remembered_values(worker) for worker in (trial.algorithm, *workers)]
     trial.run(1)
-    before = pytree.tree_map(torch.clone, (trial.server, trial.kept))
+    previous_states = pytree.tree_map(torch.clone, (trial.server, trial.kept))
     trial.aggregate(trial.uploads(trial.train(tests=TESTS)))
-    if told := difference((trial.server, trial.kept), before):
-        whose = "the server's state" if told.startswith("0") else "what clients keep"
-        yield f"a round changes {whose} in place ({told}); hooks should make new tensors, as a = a + b."
-    for old, new in zip(remembered, map(_remembered, (trial.algorithm, *bound)), strict=True):
+    if message := difference((trial.server, trial.kept), previous_states):
+        owner = "the server's state" if message.startswith("0") else "what clients keep"
+        yield f"a round changes {owner} in place ({message}); hooks should make new tensors, as a = a + b."
+    for old, new in zip(remembered_values, map(_list_remembered_values, (trial.algorithm, *workers)), strict=True):
         for name in new:
             if new[name] != old.get(name):
                 yield (
@@ -172,253 +176,293 @@ def check_memory(algorithm: Algorithm) -> Iterator[str]:
                 return
 
 
-@_check
+@_make_check
 def check_randomness(algorithm: Algorithm) -> Iterator[str]:
     """A run repeats bit by bit, whatever the global generators hold; it draws nothing from them."""
     for width in (None, 3):
         trials = []
         for seed in (1, 2):
-            with _generators(seed) as drawn:
+            with _watch_generators(seed) as used_generators:
                 trials.append(make_trial(algorithm, width=width).run(1 if width else 2, tests=TESTS))
-            if drawn:
+            if used_generators:
                 yield (
-                    f"random numbers are drawn from {drawn[0]}'s global generator, which no seed of the study sets; an "
+                    f"random numbers are drawn from {used_generators[0]}'s global generator, which no seed of the "
+                    "study sets; an "
                     "algorithm should leave what is random to batches, dropout and initial models."
                 )
                 return
-        if told := difference(_all(trials[1]), _all(trials[0])):
-            yield f"the same run twice gives other numbers ({told}); it should repeat bit by bit."
+        if message := difference(_collect_all(trials[1]), _collect_all(trials[0])):
+            yield f"the same run twice gives other numbers ({message}); it should repeat bit by bit."
 
 
 # -- the same numbers on every way -------------------------------------------------------------------------------------
 
 
-@_check
+@_make_check
 def check_loop_and_stack(algorithm: Algorithm) -> Iterator[str]:
     """Four participants of unequal sizes: a width of 3 pads the last stack, a width of 7 the only one."""
-    yield from _compared(algorithm, (3, 7), 3, **SGD)
+    yield from _compare_loop_and_stacks(algorithm, (3, 7), 3, **SGD)
 
 
-@_check
+@_make_check
 def check_loop_and_stack_with_adam(algorithm: Algorithm) -> Iterator[str]:
     """As with SGD, where the algorithm can do with Adam."""
     if not algorithm.needs_sgd:
-        yield from _compared(algorithm, (3,), 3, **ADAM)
+        yield from _compare_loop_and_stacks(algorithm, (3,), 3, **ADAM)
 
 
-@_check
+@_make_check
 def check_loop_and_stack_with_convolutions(algorithm: Algorithm) -> Iterator[str]:
     """Images, and layers whose layout in memory differs between loop and stack."""
-    yield from _compared(algorithm, (3,), 2, model="cnn", local_epochs=1)
+    yield from _compare_loop_and_stacks(algorithm, (3,), 2, model="cnn", local_epochs=1)
 
 
-@_check
+@_make_check
 def check_evaluation(algorithm: Algorithm) -> Iterator[str]:
     """All clients' models before training, and fine-tuned: in loop and stack alike, on all test samples."""
     loop, other = (make_trial(algorithm, width=width).run(2) for width in (None, 3))
-    everyone = range(len(loop.clients))
-    phases: list[Phase] = ["receive", "finetune", *(["prototype"] if algorithm.prototypes else [])]  # type: ignore[list-item]
+    all_clients = range(len(loop.clients))
+    phases: list[Phase] = ["receive", "finetune", *(["prototype"] if algorithm.has_prototype_logits else [])]  # type: ignore[list-item]
     for phase in phases:
-        found, wanted = (trial.train(everyone, TESTS, phase) for trial in (other, loop))
-        if told := difference(_results(found), _results(wanted), ROUNDING):
-            yield f"in the phase '{phase}', clients in one call differ from clients one by one ({told}); {PADDING}."
-        totals = [outcome.scores["local"].total for outcome in found]
+        stack_outcomes, loop_outcomes = (trial.train(all_clients, TESTS, phase) for trial in (other, loop))
+        if message := difference(_collect_results(stack_outcomes), _collect_results(loop_outcomes), ROUNDING):
+            yield (
+                f"in the phase '{phase}', clients in one call differ from clients one by one ({message}); "
+                f"{PADDING_ADVICE}."
+            )
+        totals = [outcome.scores["local"].total for outcome in stack_outcomes]
         assert totals == [len(indices) for indices in loop.clients.test]
     # All clients together: one alone may have nothing to learn, as of a single class.
-    received, finetuned = (
-        [outcome.scores["local"].loss for outcome in loop.train(everyone[1:], ("local",), phase)]
+    received_outcomes, finetuned_outcomes = (
+        [outcome.scores["local"].loss for outcome in loop.train(all_clients[1:], ("local",), phase)]
         for phase in ("receive", "finetune")
     )
-    if finetuned == received:
+    if finetuned_outcomes == received_outcomes:
         yield (
             "fine-tuning leaves the personal model as it is; the passes of `finetune` should train what `predict` "
             "reads."
         )
 
 
-@_check
+@_make_check
 def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
     """Running statistics move, stay finite, and are averaged: none leaves the span of those that were there."""
     loop, other = (make_trial(algorithm, "norm", width=width) for width in (None, 3))
-    fresh, held = loop.fresh(0), loop.net.buffer_names
+    initial_model, buffer_names = loop.fresh(0), loop.net.buffer_names
     for _ in range(3):
-        before = loop.server
+        previous_server = loop.server
         for trial in (loop, other):
             trial.run(tests=TESTS)
         for outcome in loop.outcomes:
-            parts = _models(outcome.upload) + _models(outcome.keep)
-            found = [(model[name], fresh[name]) for model in parts for name in held if name in model]
-            if not all(value.isfinite().all() for value, _ in found):
+            models = _list_models(outcome.upload) + _list_models(outcome.keep)
+            statistics = [
+                (model[name], initial_model[name]) for model in models for name in buffer_names if name in model
+            ]
+            if not all(value.isfinite().all() for value, _ in statistics):
                 yield "running statistics of batch normalization become infinite or NaN."
                 return
-            if loop.clients.sizes[outcome.client] > 1 and all(torch.equal(value, start) for value, start in found):
+            if loop.clients.sizes[outcome.client] > 1 and all(torch.equal(value, start) for value, start in statistics):
                 yield (
                     "running statistics of batch normalization never move; `upload` or `keep` should give the model as "
                     "training left it, buffers too."
                 )
                 return
-        if told := _apart(other, loop, STATISTICS):
-            yield f"with batch normalization, clients in one call differ from clients one by one ({told}); {PADDING}."
+        if message := _describe_trial_difference(other, loop, BATCH_NORM_ROUNDING):
+            yield (
+                f"with batch normalization, clients in one call differ from clients one by one ({message}); "
+                f"{PADDING_ADVICE}."
+            )
             return
-        known = [*_models(before), *(model for sent in loop.outcomes for model in _models(sent.upload))]
-        received = [loop.algorithm.traffic(_received(loop, client)) for client in range(len(loop.clients))]
-        for model in [model for state in received for model in _models(state)]:
-            for name in held:
-                if name in model and (told := _beyond(name, model[name], known)):
-                    yield told
+        known_models = [
+            *_list_models(previous_server),
+            *(model for client_outcome in loop.outcomes for model in _list_models(client_outcome.upload)),
+        ]
+        received_states = [
+            loop.algorithm.traffic(_get_received_state(loop, client)) for client in range(len(loop.clients))
+        ]
+        for model in [model for state in received_states for model in _list_models(state)]:
+            for name in buffer_names:
+                if name in model and (message := _explain_outlying_statistic(name, model[name], known_models)):
+                    yield message
                     return
 
 
-@_check
+@_make_check
 def check_blocks(algorithm: Algorithm) -> Iterator[str]:
     """Participants in blocks, the last block first, or over two threads send the same bits."""
     for width in (None, 4):
         trial = make_trial(algorithm, width=width).run(2)
-        everyone = list(range(len(trial.clients)))
-        whole = trial.train(everyone, tests=("local",))
-        blocks = [everyone[first : first + 3] for first in (6, 3, 0)]
-        sent = [outcome for block in blocks for outcome in trial.train(block, tests=("local",))]
-        if told := difference(_results(sorted(sent, key=lambda outcome: outcome.client)), _results(whole)):
+        all_clients = list(range(len(trial.clients)))
+        outcomes = trial.train(all_clients, tests=("local",))
+        blocks = [all_clients[first : first + 3] for first in (6, 3, 0)]
+        block_outcomes = [outcome for block in blocks for outcome in trial.train(block, tests=("local",))]
+        if message := difference(
+            _collect_results(sorted(block_outcomes, key=lambda outcome: outcome.client)), _collect_results(outcomes)
+        ):
             yield (
-                f"clients send other bits where other clients train before or beside them ({told}); what a client does "
+                f"clients send other bits where other clients train before or beside them ({message}); what a client "
+                "does "
                 "should depend on what it keeps and receives alone."
             )
             return
     one, two = (make_trial(algorithm, threads=threads).run(2, tests=("local",)) for threads in (1, 2))
-    if told := difference(_all(two), _all(one)):
-        yield f"two threads give other bits than one ({told}); passes should be pure functions of the client's state."
+    if message := difference(_collect_all(two), _collect_all(one)):
+        yield (
+            f"two threads give other bits than one ({message}); passes should be pure functions of the client's state."
+        )
 
 
-@_check
+@_make_check
 def check_order_of_uploads(algorithm: Algorithm) -> Iterator[str]:
     """The server's next state is the same in whatever order uploads come."""
     trial = make_trial(algorithm, participation=1.0).run(1)
     uploads = trial.uploads(trial.train())
-    shuffled = [(3 * index + 1) % len(uploads) for index in range(len(uploads))]  # of eight, none stays in its place
-    ids, weights, states = zip(*(uploads[index] for index in shuffled), strict=True)
+    shuffled_indices = [
+        (3 * index + 1) % len(uploads) for index in range(len(uploads))
+    ]  # of eight, none stays in its place
+    ids, weights, states = zip(*(uploads[index] for index in shuffled_indices), strict=True)
     assert ids != uploads.ids
-    if told := difference(trial.aggregate(Uploads(ids, weights, states)), trial.aggregate(uploads), ROUNDING):
-        yield f"aggregate gives another state where uploads come in another order ({told}); all clients should count."
+    if message := difference(trial.aggregate(Uploads(ids, weights, states)), trial.aggregate(uploads), ROUNDING):
+        yield (
+            f"aggregate gives another state where uploads come in another order ({message}); all clients should count."
+        )
 
 
-@_check
+@_make_check
 def check_resuming(algorithm: Algorithm) -> Iterator[str]:
     """A run that goes on from its files, block by block, gives the bits of one that never stopped."""
-    straight, resumed = (make_trial(algorithm).run(2) for _ in range(2))
+    straight_trial, resumed_trial = (make_trial(algorithm).run(2) for _ in range(2))
     with tempfile.TemporaryDirectory() as folder:
 
-        def stored(tree: dict[str, Any]) -> dict[str, Any]:
+        def store_and_read(tree: dict[str, Any]) -> dict[str, Any]:
             path = Path(folder) / "state.pt"
             return artifacts.read_pt(path, artifacts.write_pt(path, tree))
 
-        resumed.server = named(stored(resumed.server))
-        kept = named(stored(stack([resumed.kept[client] for client in range(len(resumed.clients))])))
-        resumed.kept = {client: unstack(kept, client) for client in range(len(resumed.clients))}
-        straight.run(1)
+        resumed_trial.server = restore_state(store_and_read(resumed_trial.server))
+        kept_stack = restore_state(
+            store_and_read(stack_states([resumed_trial.kept[client] for client in range(len(resumed_trial.clients))]))
+        )
+        resumed_trial.kept = {
+            client: unstack_client(kept_stack, client) for client in range(len(resumed_trial.clients))
+        }
+        straight_trial.run(1)
         block = Block("trial", 2, {})
-        for outcome in resumed.train():
+        for outcome in resumed_trial.train():
             block.add(outcome)
-        read = Block.of(stored(block.tree()))
-        ids = [outcome.client for outcome in straight.outcomes]
-        uploads = Uploads(ids, straight.uploads(straight.outcomes).weights, read.uploads)
-        found = {"server": resumed.aggregate(uploads), "keep": read.kept}
-        wanted = {"server": straight.server, "keep": [outcome.keep for outcome in straight.outcomes]}
-        if told := difference(found, wanted):
-            yield f"a run that goes on from its files gives other bits ({told}); states should hold all that counts."
+        loaded_block = Block.from_tensors(store_and_read(block.to_tensors()))
+        ids = [outcome.client for outcome in straight_trial.outcomes]
+        uploads = Uploads(ids, straight_trial.uploads(straight_trial.outcomes).weights, loaded_block.uploads)
+        actual = {"server": resumed_trial.aggregate(uploads), "keep": loaded_block.kept_states}
+        expected = {"server": straight_trial.server, "keep": [outcome.keep for outcome in straight_trial.outcomes]}
+        if message := difference(actual, expected):
+            yield f"a run that goes on from its files gives other bits ({message}); states should hold all that counts."
 
 
-@_check
+@_make_check
 def check_traffic(algorithm: Algorithm) -> Iterator[str]:
     """The bytes counted are those of all tensors that travel; what `traffic` leaves out, nobody reads."""
     for width in (None, 3):
         trial = make_trial(algorithm, width=width).run(1)
         ids = trial.participants(2)
         outcomes = trial.train(ids)
-        received = [_received(trial, client) for client in ids]
-        pairs = [(outcome.down, state) for outcome, state in zip(outcomes, received, strict=True)]
-        pairs += [(outcome.up, outcome.upload) for outcome in outcomes]
-        own = type(trial.algorithm).traffic is not Algorithm.traffic
-        for counted, state in pairs:
-            travels = size_in_bytes(trial.algorithm.traffic(state))
-            if counted != travels or (counted != size_in_bytes(state) if not own else counted > size_in_bytes(state)):
-                yield f"{counted} bytes are counted where {size_in_bytes(state)} travel."
+        received_states = [_get_received_state(trial, client) for client in ids]
+        pairs = [(outcome.bytes_down, state) for outcome, state in zip(outcomes, received_states, strict=True)]
+        pairs += [(outcome.bytes_up, outcome.upload) for outcome in outcomes]
+        has_traffic_hook = type(trial.algorithm).traffic is not Algorithm.traffic
+        for byte_count, state in pairs:
+            expected_bytes = size_in_bytes(trial.algorithm.traffic(state))
+            if byte_count != expected_bytes or (
+                byte_count != size_in_bytes(state) if not has_traffic_hook else byte_count > size_in_bytes(state)
+            ):
+                yield f"{byte_count} bytes are counted where {size_in_bytes(state)} travel."
                 return
-        if own and width is None:
-            yield from _left_out(trial, outcomes, received)
+        if has_traffic_hook and width is None:
+            yield from _check_omitted_parts(trial, outcomes, received_states)
 
 
-def _left_out(trial: Trial, outcomes: Sequence[Outcome], received: Sequence[State]) -> Iterator[str]:
+def _check_omitted_parts(trial: Trial, outcomes: Sequence[Outcome], received_states: Sequence[State]) -> Iterator[str]:
     """Other values where `traffic` counts nothing change nothing."""
-    states = dict(zip((outcome.client for outcome in outcomes), received, strict=True))
+    states = dict(zip((outcome.client for outcome in outcomes), received_states, strict=True))
 
     def send(ids: Sequence[int]) -> tuple[State, State]:
-        return {}, stack([_scrambled(trial.algorithm, states[client]) for client in ids])
+        return {}, stack_states([_scramble_omitted_parts(trial.algorithm, states[client]) for client in ids])
 
-    again = list(trial.executor.run("train", trial.rounds + 1, list(states), trial.kept.__getitem__, send))
-    right = "it should count all tensors, or leave out what nobody reads"
-    for found, wanted in zip(again, outcomes, strict=True):
-        if difference((found.upload, found.keep), (wanted.upload, wanted.keep)):
-            yield f"traffic leaves out a part of the download that clients read; {right}."
+    new_outcomes = list(trial.executor.run("train", trial.rounds + 1, list(states), trial.kept.__getitem__, send))
+    advice = "it should count all tensors, or leave out what nobody reads"
+    for new_outcome, old_outcome in zip(new_outcomes, outcomes, strict=True):
+        if difference((new_outcome.upload, new_outcome.keep), (old_outcome.upload, old_outcome.keep)):
+            yield f"traffic leaves out a part of the download that clients read; {advice}."
             return
     ids, weights = zip(*((client, weight) for client, weight, _ in trial.uploads(outcomes)), strict=True)
-    scrambled = Uploads(ids, weights, [_scrambled(trial.algorithm, outcome.upload) for outcome in outcomes])
-    if difference(trial.aggregate(scrambled), trial.aggregate(trial.uploads(outcomes))):
-        yield f"traffic leaves out a part of the upload that the server reads; {right}."
+    scrambled_uploads = Uploads(
+        ids, weights, [_scramble_omitted_parts(trial.algorithm, outcome.upload) for outcome in outcomes]
+    )
+    if difference(trial.aggregate(scrambled_uploads), trial.aggregate(trial.uploads(outcomes))):
+        yield f"traffic leaves out a part of the upload that the server reads; {advice}."
 
 
-def _scrambled(algorithm: Algorithm, state: State) -> State:
+def _scramble_omitted_parts(algorithm: Algorithm, state: State) -> State:
     """The state with other values in what `traffic` leaves out; single numbers, which tell how much that is, stay."""
-    counted = algorithm.traffic(state)
+    counted_state = algorithm.traffic(state)
 
-    def other(value: Tensor, kept: Tensor | None) -> Tensor:
-        if value.numel() < 2 or (kept is not None and (kept.dim() == 0 or kept.shape[1:] != value.shape[1:])):
+    def scramble_tensor(value: Tensor, counted_tensor: Tensor | None) -> Tensor:
+        if value.numel() < 2 or (
+            counted_tensor is not None and (counted_tensor.dim() == 0 or counted_tensor.shape[1:] != value.shape[1:])
+        ):
             return value
-        value, first = value.clone(), 0 if kept is None else len(kept)
+        value, first = value.clone(), 0 if counted_tensor is None else len(counted_tensor)
         value[first:] = value[first:] * 3 + 1
         return value
 
-    made: State = {}
+    new_state: State = {}
     for part, value in state.items():
-        kept = counted.get(part)
+        counted_part = counted_state.get(part)
         if isinstance(value, Tensors):
-            made[part] = Tensors((name, other(tensor, kept and kept.get(name))) for name, tensor in value.items())
+            new_state[part] = Tensors(
+                (name, scramble_tensor(tensor, counted_part and counted_part.get(name)))
+                for name, tensor in value.items()
+            )
         else:
-            made[part] = other(value, kept)
-    return made
+            new_state[part] = scramble_tensor(value, counted_part)
+    return new_state
 
 
-@_check
+@_make_check
 def check_missing_classes(algorithm: Algorithm) -> Iterator[str]:
     """One class is nobody's at all, another's first owner joins in the third round; a client has a single sample."""
     clients = synthetic(labels=lambda client: [1, 2] if client in (3, 6) else [0, 1])
-    right = "no class needs to have an owner, and a client may have one sample"
+    advice = "no class needs to have an owner, and a client may have one sample"
     for width in (None, 3):
         trial = make_trial(algorithm, clients=clients, width=width, participation=0.3)
         for ids in ([0, 1], [1, 7], [0, 3]):
             trial.run(1, ids=ids, tests=TESTS)
-            sent = [(outcome.upload, outcome.keep) for outcome in trial.outcomes]
-            if not all(leaf.isfinite().all() for leaf in pytree.tree_leaves([trial.server, sent])):
-                yield f"states become infinite or NaN where the clients {ids} train, who lack classes; {right}."
+            client_states = [(outcome.upload, outcome.keep) for outcome in trial.outcomes]
+            if not all(leaf.isfinite().all() for leaf in pytree.tree_leaves([trial.server, client_states])):
+                yield f"states become infinite or NaN where the clients {ids} train, who lack classes; {advice}."
                 return
-        everyone = trial.train(range(8), TESTS, "receive")
-        if not all(math.isfinite(score.loss) for outcome in everyone for score in outcome.scores.values()):
-            yield f"losses become infinite or NaN where clients lack classes; {right}."
+        outcomes = trial.train(range(8), TESTS, "receive")
+        if not all(math.isfinite(score.loss) for outcome in outcomes for score in outcome.scores.values()):
+            yield f"losses become infinite or NaN where clients lack classes; {advice}."
             return
 
 
-@_check
+@_make_check
 def check_training_on_digits(algorithm: Algorithm) -> Iterator[str]:
     """Clients that train fit their own digits better than the initial model does, and no number is NaN."""
-    clients, family = _digits(), MLP(hidden=(16,))
+    clients, family = _make_digit_clients(), MLP(hidden=(16,))
     settings: dict[str, Any] = {"participation": 1.0, "learning_rate": 0.1, "batch_size": 10, "dtype": "float32"}
     trial = make_trial(algorithm, lambda: family.build((1, 8, 8), 10), clients, **settings)
-    begin = _mean_loss(trial.train(tests=("local",), phase="begin"))
-    end = _mean_loss(trial.run(3, tests=("local",)).outcomes)
-    if not math.isfinite(end) or not all(leaf.isfinite().all() for leaf in pytree.tree_leaves(trial.server)):
-        yield f"three rounds on handwritten digits end at a loss of {end:.3g}; no number should be infinite or NaN."
-    elif end >= begin:
+    initial_loss = _mean_loss(trial.train(tests=("local",), phase="begin"))
+    final_loss = _mean_loss(trial.run(3, tests=("local",)).outcomes)
+    if not math.isfinite(final_loss) or not all(leaf.isfinite().all() for leaf in pytree.tree_leaves(trial.server)):
         yield (
-            f"three rounds on handwritten digits do not help: the clients' mean loss was {begin:.3g} and is {end:.3g}; "
+            f"three rounds on handwritten digits end at a loss of {final_loss:.3g}; no number should be infinite or "
+            "NaN."
+        )
+    elif final_loss >= initial_loss:
+        yield (
+            f"three rounds on handwritten digits do not help: the clients' mean loss was {initial_loss:.3g} and is "
+            f"{final_loss:.3g}; "
             "it should fall, if the parameters are right for a learning rate of 0.1."
         )
 
@@ -446,84 +490,86 @@ CHECKS: tuple[Check, ...] = (
 # -- what they are made of ---------------------------------------------------------------------------------------------
 
 
-def _compared(
+def _compare_loop_and_stacks(
     algorithm: Algorithm, widths: Sequence[int], rounds: int, model: str = "mlp", **settings: Any
 ) -> Iterator[str]:
     """Rounds in the loop, beside the same rounds in stacks."""
     loop = make_trial(algorithm, model, **settings)
     stacks = [make_trial(algorithm, model, width=width, **settings) for width in widths]
-    met = set()
+    trained_clients = set()
     for _ in range(rounds):
         loop.run(tests=TESTS)
-        met |= {outcome.client for outcome in loop.outcomes}
+        trained_clients |= {outcome.client for outcome in loop.outcomes}
         for trial in stacks:
             trial.run(tests=TESTS)
-            if told := _apart(trial, loop, ROUNDING):
-                yield f"clients that train in one call differ from clients one by one ({told}); {PADDING}."
+            if message := _describe_trial_difference(trial, loop, ROUNDING):
+                yield f"clients that train in one call differ from clients one by one ({message}); {PADDING_ADVICE}."
                 return
-    assert rounds < 3 or 0 in met, "the client with a single sample should be among the participants"
+    assert rounds < 3 or 0 in trained_clients, "the client with a single sample should be among the participants"
 
 
-def _apart(trial: Trial, other: Trial, within: float) -> str | None:
+def _describe_trial_difference(trial: Trial, other: Trial, within: float) -> str | None:
     """Where two trials differ after a round."""
-    found, wanted = (_results(side.outcomes) | {"server": side.server} for side in (trial, other))
-    return difference(found, wanted, within)
+    results, other_results = (_collect_results(side.outcomes) | {"server": side.server} for side in (trial, other))
+    return difference(results, other_results, within)
 
 
-def _results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _collect_results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """What clients sent, kept and scored, as one tree."""
     return {
         f"client {outcome.client}": {
             "upload": outcome.upload,
             "keep": outcome.keep,
             "scores": {test: tuple(score) for test, score in outcome.scores.items()},
-            "bytes": (outcome.down, outcome.up),
+            "bytes": (outcome.bytes_down, outcome.bytes_up),
         }
         for outcome in outcomes
     }
 
 
-def _all(trial: Trial) -> dict[str, Any]:
-    return _results(trial.outcomes) | {"server": trial.server, "kept": trial.kept}
+def _collect_all(trial: Trial) -> dict[str, Any]:
+    return _collect_results(trial.outcomes) | {"server": trial.server, "kept": trial.kept}
 
 
-def _models(state: State) -> list[Tensors]:
+def _list_models(state: State) -> list[Tensors]:
     return [part for part in state.values() if isinstance(part, Tensors)]
 
 
-def _received(trial: Trial, client: int) -> State:
-    common, own = trial.send([client])
-    return common | unstack(own, 0)
+def _get_received_state(trial: Trial, client: int) -> State:
+    common, client_parts = trial.send([client])
+    return common | unstack_client(client_parts, 0)
 
 
-def _beyond(name: str, value: Tensor, known: Sequence[Tensors]) -> str | None:
+def _explain_outlying_statistic(name: str, value: Tensor, known_models: Sequence[Tensors]) -> str | None:
     """A statistic that is no mean of those that were known, if a sentence can be said of it."""
-    right = "the server should average running statistics, and move self.net.parameters alone further than that"
+    advice = "the server should average running statistics, and move self.net.parameters alone further than that"
     if name.endswith("running_var") and bool((value < 0).any()):
-        return f"the server's '{name}' has a variance of {value.min():.3g}; {right}."
-    rows = torch.cat([model[name].reshape(-1, *value.shape[-1:]) for model in known if name in model])
+        return f"the server's '{name}' has a variance of {value.min():.3g}; {advice}."
+    rows = torch.cat([model[name].reshape(-1, *value.shape[-1:]) for model in known_models if name in model])
     low, high = rows.min(0).values, rows.max(0).values
-    slack = STATISTICS * rows.abs().max()
+    slack = BATCH_NORM_ROUNDING * rows.abs().max()
     if bool((value < low - slack).any()) or bool((value > high + slack).any()):
-        return f"the server's '{name}' lies outside of what clients sent; {right}."
+        return f"the server's '{name}' lies outside of what clients sent; {advice}."
     return None
 
 
-def _remembered(algorithm: Algorithm) -> dict[str, Any]:
+def _list_remembered_values(algorithm: Algorithm) -> dict[str, Any]:
     """All that an algorithm could keep a number in: itself, its classes and their modules."""
     kinds = [kind for kind in type(algorithm).__mro__ if kind not in Algorithm.__mro__]
-    found = {f"self.{name}": value for name, value in vars(algorithm).items() if name not in ("net", "federation")}
+    values = {f"self.{name}": value for name, value in vars(algorithm).items() if name not in ("net", "federation")}
     for kind in kinds:
-        cached = {name for name, value in vars(kind).items() if isinstance(value, functools.cached_property)}
-        found = {name: value for name, value in found.items() if name.removeprefix("self.") not in cached}
-        found |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items() if not name.startswith("__")}
+        cached_names = {name for name, value in vars(kind).items() if isinstance(value, functools.cached_property)}
+        values = {name: value for name, value in values.items() if name.removeprefix("self.") not in cached_names}
+        values |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items() if not name.startswith("__")}
         module = sys.modules.get(kind.__module__)
-        own = {name: value for name, value in vars(module).items() if not name.startswith("__")} if module else {}
-        found |= {f"{kind.__module__}.{name}": value for name, value in own.items()}
-    return {name: _frozen(value) for name, value in found.items()}
+        module_values = (
+            {name: value for name, value in vars(module).items() if not name.startswith("__")} if module else {}
+        )
+        values |= {f"{kind.__module__}.{name}": value for name, value in module_values.items()}
+    return {name: _make_comparable(value) for name, value in values.items()}
 
 
-def _frozen(value: Any) -> Any:
+def _make_comparable(value: Any) -> Any:
     """A value that compares by content where it is a number, a tensor or holds such ones, else by what it is."""
     match value:
         case Tensor():
@@ -531,36 +577,36 @@ def _frozen(value: Any) -> Any:
         case np.ndarray():
             return (value.shape, value.tobytes())
         case dict():
-            return {repr(name): _frozen(part) for name, part in value.items()}
+            return {repr(name): _make_comparable(item) for name, item in value.items()}
         case list() | tuple() | set() | frozenset():
-            return [_frozen(part) for part in value]
+            return [_make_comparable(item) for item in value]
         case bool() | int() | float() | str() | None:
             return value
     return id(value)
 
 
 @contextmanager
-def _generators(seed: int) -> Iterator[list[str]]:
+def _watch_generators(seed: int) -> Iterator[list[str]]:
     """The global generators begin at a seed, and are put back; gives the names of those that were drawn from."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    drawn: list[str] = []
+    saved_states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    used_generators: list[str] = []
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     random.seed(seed)
-    begun: Any = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    seeded_states: Any = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
-        yield drawn
+        yield used_generators
     finally:
-        if not torch.equal(torch.get_rng_state(), begun[0]):
-            drawn.append("PyTorch")
+        if not torch.equal(torch.get_rng_state(), seeded_states[0]):
+            used_generators.append("PyTorch")
         state: Any = np.random.get_state()  # noqa: NPY002
-        if state[2] != begun[1][2] or not np.array_equal(state[1], begun[1][1]):
-            drawn.append("NumPy")
-        if random.getstate() != begun[2]:
-            drawn.append("Python")
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])  # noqa: NPY002
-        random.setstate(before[2])
+        if state[2] != seeded_states[1][2] or not np.array_equal(state[1], seeded_states[1][1]):
+            used_generators.append("NumPy")
+        if random.getstate() != seeded_states[2]:
+            used_generators.append("Python")
+        torch.set_rng_state(saved_states[0])
+        np.random.set_state(saved_states[1])  # noqa: NPY002
+        random.setstate(saved_states[2])
 
 
 def _mean_loss(outcomes: Sequence[Outcome]) -> float:
@@ -569,15 +615,17 @@ def _mean_loss(outcomes: Sequence[Outcome]) -> float:
 
 
 @functools.cache
-def _digits() -> Clients:
+def _make_digit_clients() -> FederatedData:
     """Ten clients of 30 handwritten digits each, of three kinds; 6 more to test."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     train, test = [], []
     for client in range(10):
-        owned = [np.flatnonzero(labels == (client + step) % 10)[12 * step : 12 * step + 12] for step in range(3)]
-        train.append(np.concatenate([indices[:10] for indices in owned]))
-        test.append(np.concatenate([indices[10:] for indices in owned]))
+        class_indices = [
+            np.flatnonzero(labels == (client + step) % 10)[12 * step : 12 * step + 12] for step in range(3)
+        ]
+        train.append(np.concatenate([indices[:10] for indices in class_indices]))
+        test.append(np.concatenate([indices[10:] for indices in class_indices]))
     x = torch.as_tensor(images.reshape(-1, 1, 8, 8) / 16, dtype=torch.float32)
-    return Clients(x, torch.as_tensor(labels), train, test, np.concatenate(test), 10, 0)
+    return FederatedData(x, torch.as_tensor(labels), train, test, np.concatenate(test), 10, 0)

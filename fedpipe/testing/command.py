@@ -17,7 +17,7 @@ from fedpipe.testing.checks import check_algorithm
 from fedpipe.yaml_text import read_yaml
 
 
-def check(name: str, settings: Sequence[str], params: Path | None = None) -> list[str]:
+def run_check(name: str, settings: Sequence[str], params: Path | None = None) -> list[str]:
     """A sentence for each breach; also where the algorithm can't be built.
 
     The federations of the contract are its own, whatever a study's is: small, and made so that breaches show.
@@ -33,35 +33,37 @@ def check(name: str, settings: Sequence[str], params: Path | None = None) -> lis
     """
     torch.set_num_threads(1)
     try:
-        parameters = _parameters(settings)
+        parameters = _parse_parameters(settings)
         algorithm = (
-            config.algorithm(config.read(params), name, parameters)
+            config.parse_algorithm(config.read_params(params), name, parameters)
             if params
-            else registry.build(registry.ALGORITHM, name, parameters, name)
+            else registry.build_component(registry.ALGORITHM, name, parameters, name)
         )
     except SettingsError as error:
         return str(error).splitlines()
     except Exception as error:  # of its __post_init__: whatever a class of the user's own does as it is made
-        return [f"{name}: can't be made with these parameters ({contract.failure(error)}); it should accept them."]
+        return [
+            f"{name}: can't be made with these parameters ({contract.describe_error(error)}); it should accept them."
+        ]
     try:
-        return check_algorithm(cast(Algorithm, algorithm), _progress if sys.stderr.isatty() else None)
+        return check_algorithm(cast(Algorithm, algorithm), _print_progress if sys.stderr.isatty() else None)
     finally:
         if sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def _parameters(settings: Sequence[str]) -> dict[str, Any]:
-    found = {}
+def _parse_parameters(settings: Sequence[str]) -> dict[str, Any]:
+    parameters = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not (key and equals):
             raise SettingsError(f"--set: '{setting}' can't be used; it should be KEY=VALUE, as mu=0.1.")
         try:
-            found[key] = read_yaml(text, key)
+            parameters[key] = read_yaml(text, key)
         except SettingsError:
             raise SettingsError(f"--set: '{setting}' can't be read; its value should be as in params.yaml.") from None
-    return found
+    return parameters
 
 
-def _progress(title: str, number: int, count: int) -> None:
+def _print_progress(title: str, number: int, count: int) -> None:
     print(f"\r\033[K{number + 1} of {count}: {title}", end="", file=sys.stderr, flush=True)

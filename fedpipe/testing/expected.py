@@ -70,7 +70,7 @@ class Expected:
                 raise ValueError(f"exceptions: '{name}' is not one of {', '.join(EXPECTATIONS)}.")
 
 
-def check_expected(build: Build, expected: Expected, *only: str) -> list[str]:
+def check_expected(build: Build, expected: Expected, *selected_names: str) -> list[str]:
     """A sentence for each expectation that does not hold, and for each exception that does.
 
     Parameters
@@ -79,34 +79,36 @@ def check_expected(build: Build, expected: Expected, *only: str) -> list[str]:
         Makes the algorithm of parameters, as its class does.
     expected
         What is expected of it.
-    only
+    selected_names
         Names of :data:`EXPECTATIONS`; by default all.
     """
-    found = []
-    for name in only or EXPECTATIONS:
-        told = EXPECTATIONS[name](build, expected)
+    breaches = []
+    for name in selected_names or EXPECTATIONS:
+        breach = EXPECTATIONS[name](build, expected)
         if name not in expected.exceptions:
-            found += [f"{name}: {told}"] if told else []
-        elif not told:
-            found.append(f"{name}: holds, although it should not ({expected.exceptions[name]}); strike that exception.")
-    return found
+            breaches += [f"{name}: {breach}"] if breach else []
+        elif not breach:
+            breaches.append(
+                f"{name}: holds, although it should not ({expected.exceptions[name]}); strike that exception."
+            )
+    return breaches
 
 
-def equal_uploads(build: Build, expected: Expected) -> str | None:
+def expect_equal_uploads(build: Build, expected: Expected) -> str | None:
     """Where all clients send the same model, that is the model with which clients begin the next round."""
     trial = make_trial(build(**expected.parameters)).run(1)
-    sent = trial.outcomes[-1].upload
-    model = sent.get("model", sent.get("body"))
+    upload = trial.outcomes[-1].upload
+    model = upload.get("model", upload.get("body"))
     if not isinstance(model, Tensors):
         return "no model is uploaded"
     ids = [outcome.client for outcome in trial.outcomes]
-    trial.server = trial.aggregate(Uploads(ids, trial.clients.sizes[ids].tolist(), [sent] * len(ids)))
+    trial.server = trial.aggregate(Uploads(ids, trial.clients.sizes[ids].tolist(), [upload] * len(ids)))
     trial.kept = dict.fromkeys(trial.kept, trial.initial)
     starts = (trial.start(client)["model"].only(model) for client in ids)
-    return next((told for start in starts if (told := difference(start, model, 1e-14))), None)
+    return next((message for start in starts if (message := difference(start, model, 1e-14))), None)
 
 
-def centralized(build: Build, expected: Expected) -> str | None:
+def expect_centralized(build: Build, expected: Expected) -> str | None:
     """One client alone, with all switched off that the algorithm adds, trains as PyTorch would."""
     if isinstance(expected.centralized, str):
         return None
@@ -120,22 +122,24 @@ def centralized(build: Build, expected: Expected) -> str | None:
         for number in (1, 2, 3):
             rule = torch.optim.SGD(module.parameters(), rate, momentum, 0, decay)
             for epoch in range(2):
-                order = clients.order(0, number, "batches", epoch)
+                order = clients.shuffle_indices(0, number, "batches", epoch)
                 for first in range(0, len(order), 4):
                     x, y = clients.gather(order[first : first + 4])
                     rule.zero_grad()
                     torch.nn.functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
                     rule.step()
         central = Tensors((name, value.detach()) for name, value in module.named_parameters())
-        if told := difference(trial.run(3).start(0)["model"], central, 1e-12):
-            return f"one client alone trains otherwise than without a federation, at a momentum of {momentum}: {told}"
+        if message := difference(trial.run(3).start(0)["model"], central, 1e-12):
+            return (
+                f"one client alone trains otherwise than without a federation, at a momentum of {momentum}: {message}"
+            )
     return None
 
 
-def no_learning_rate(build: Build, expected: Expected) -> str | None:
+def expect_no_learning_rate(build: Build, expected: Expected) -> str | None:
     """At a learning rate of 0 no model of the server changes."""
 
-    def models(server: State) -> dict[str, Tensors]:
+    def get_models(server: State) -> dict[str, Tensors]:
         return {
             part: value
             for part, value in server.items()
@@ -147,49 +151,59 @@ def no_learning_rate(build: Build, expected: Expected) -> str | None:
         if algorithm.needs_sgd and settings is ADAM:
             algorithm = build(**{**expected.parameters, "adam": True})
         trial = make_trial(algorithm, **{**settings, "learning_rate": 0.0})
-        before = models(trial.server)
-        if told := difference(models(trial.run(3).server), before, 1e-14):
-            return f"{told} at a learning rate of 0, with {settings['optimizer']}"
+        initial_models = get_models(trial.server)
+        if message := difference(get_models(trial.run(3).server), initial_models, 1e-14):
+            return f"{message} at a learning rate of 0, with {settings['optimizer']}"
     return None
 
 
-def class_names(build: Build, expected: Expected) -> str | None:
+def expect_class_names(build: Build, expected: Expected) -> str | None:
     """Labels and the head's rows permuted alike: the same samples are classified correctly."""
-    new = [2, 0, 3, 1]
-    plain = make_trial(build(**expected.parameters), participation=1.0)
+    new_labels = [2, 0, 3, 1]
+    plain_trial = make_trial(build(**expected.parameters), participation=1.0)
 
-    def fresh(index: int) -> Tensors:
-        rows, model = torch.tensor(new).argsort(), plain.fresh(index)
+    def make_permuted_model(index: int) -> Tensors:
+        rows, model = torch.tensor(new_labels).argsort(), plain_trial.fresh(index)
         return model | {name: value[rows] for name, value in model.items() if name in ("head.weight", "head.bias")}
 
-    renamed = make_trial(build(**expected.parameters), clients=synthetic(relabel=new), participation=1.0, fresh=fresh)
-    found, wanted = (
-        [score for outcome in trial.run(3, tests=TESTS).outcomes for score in outcome.scores.values()]
-        for trial in (renamed, plain)
+    renamed_trial = make_trial(
+        build(**expected.parameters),
+        clients=synthetic(relabel=new_labels),
+        participation=1.0,
+        fresh=make_permuted_model,
     )
-    back = [score._replace(classes=tuple(tuple(row[name] for name in new) for row in score.classes)) for score in found]
-    return difference([tuple(score) for score in back], [tuple(score) for score in wanted], 1e-9)
+    renamed_scores, plain_scores = (
+        [score for outcome in trial.run(3, tests=TESTS).outcomes for score in outcome.scores.values()]
+        for trial in (renamed_trial, plain_trial)
+    )
+    restored_scores = [
+        score._replace(classes=tuple(tuple(row[name] for name in new_labels) for row in score.classes))
+        for score in renamed_scores
+    ]
+    return difference([tuple(score) for score in restored_scores], [tuple(score) for score in plain_scores], 1e-9)
 
 
-def traffic(build: Build, expected: Expected) -> str | None:
+def expect_traffic(build: Build, expected: Expected) -> str | None:
     """The bytes of a round, in loop and stack, are those of the formula."""
     for parameters, formula in expected.traffic:
         for width in (None, 3):
             trial = make_trial(build(**{**expected.parameters, **parameters}), width=width)
             model, net = trial.fresh(0), trial.net
-            body, head = (sum(model[name].numel() for name in part) for part in (net.body_names, net.head_names))
+            body, head = (
+                sum(model[name].numel() for name in tensor_names) for tensor_names in (net.body_names, net.head_names)
+            )
             assert body + head == sum(value.numel() for value in model.values()), "what is neither body nor head?"
             down, up = formula(Sizes(body + head, body, head, CLASSES, 6))
-            found = {(outcome.down, outcome.up) for outcome in trial.train()}
-            if found != {(8 * down, 8 * up)}:
-                return f"{sorted(found)} bytes are counted with {dict(parameters)}, not {(8 * down, 8 * up)}"
+            byte_counts = {(outcome.bytes_down, outcome.bytes_up) for outcome in trial.train()}
+            if byte_counts != {(8 * down, 8 * up)}:
+                return f"{sorted(byte_counts)} bytes are counted with {dict(parameters)}, not {(8 * down, 8 * up)}"
     return None
 
 
 EXPECTATIONS: dict[str, Callable[[Build, Expected], str | None]] = {
-    "equal_uploads": equal_uploads,
-    "centralized": centralized,
-    "no_learning_rate": no_learning_rate,
-    "class_names": class_names,
-    "traffic": traffic,
+    "equal_uploads": expect_equal_uploads,
+    "centralized": expect_centralized,
+    "no_learning_rate": expect_no_learning_rate,
+    "class_names": expect_class_names,
+    "traffic": expect_traffic,
 }

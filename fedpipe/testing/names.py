@@ -13,7 +13,7 @@ from fedpipe.algorithms.base import Algorithm
 from fedpipe.engine import contract
 
 #: Names that hooks had once.
-FORMER = {
+FORMER_HOOKS = {
     "combine": "aggregate",
     "work": "local_passes",
     "prepare": "personalize",
@@ -23,76 +23,85 @@ FORMER = {
     "observe": "metrics",
     "exchanged": "matrices",
     "nearest": "prototype_logits",
+    "averaged": "server_optimizer_part",
+    "several": "needs_several_models",
+    "ignores": "unsupported_settings",
+    "prototypes": "has_prototype_logits",
+    "needs_epochs": "local_steps_refusal",
+    "in_round": "bind_round",
+    "without_dw": "dw_refusal",
 }
 FIELDS = frozenset(field.name for field in dataclasses.fields(Algorithm))
 HOOKS = tuple(name for name in dir(Algorithm) if not name.startswith("_") and name not in FIELDS)
 
 
-def sentences(algorithm: Algorithm) -> Iterator[str]:
+def find_naming_mistakes(algorithm: Algorithm) -> Iterator[str]:
     """What is wrong with the names of an algorithm's class, and with the arguments of its hooks."""
-    label = contract.name_of(algorithm)
+    label = contract.get_algorithm_name(algorithm)
     kinds = [kind for kind in type(algorithm).__mro__ if kind not in Algorithm.__mro__]
-    used = set().union(*(_used(value) for kind in kinds for value in vars(kind).values()))
+    used_names = set().union(*(_find_used_names(value) for kind in kinds for value in vars(kind).values()))
     fields = {field.name for field in dataclasses.fields(algorithm)}
     for kind in kinds:
         for name, value in vars(kind).items():
             if name in HOOKS and callable(getattr(Algorithm, name)):
-                yield from _hook(label, name, value)
+                yield from _check_hook(label, name, value)
             elif not name.startswith("_") and name not in HOOKS and name not in fields | FIELDS:
-                yield from _other(label, name, used)
+                yield from _check_other_name(label, name, used_names)
     for name in fields:
         if name in HOOKS:
             yield f"{label}: its field '{name}' hides the hook of that name; it should have another name."
 
 
-def _hook(label: str, name: str, value: Any) -> Iterator[str]:
-    wanted = [part for part in inspect.signature(getattr(Algorithm, name)).parameters if part != "self"]
+def _check_hook(label: str, name: str, value: Any) -> Iterator[str]:
+    expected_arguments = [
+        argument for argument in inspect.signature(getattr(Algorithm, name)).parameters if argument != "self"
+    ]
     if isinstance(value, property) or not callable(getattr(value, "__func__", value)):
-        yield f"{label}.{name} is no method; it should take ({', '.join(wanted)})."
+        yield f"{label}.{name} is no method; it should take ({', '.join(expected_arguments)})."
         return
     if not isinstance(value, FunctionType):  # a static or class method, a partial: calls will say
         return
     signature = inspect.signature(value)
     try:
-        signature.bind(None, *wanted)
+        signature.bind(None, *expected_arguments)
     except TypeError:
-        found = [part for part in signature.parameters if part != "self"]
-        yield f"{label}.{name} takes ({', '.join(found)}); it should take ({', '.join(wanted)})."
+        actual_arguments = [argument for argument in signature.parameters if argument != "self"]
+        yield f"{label}.{name} takes ({', '.join(actual_arguments)}); it should take ({', '.join(expected_arguments)})."
 
 
-def _other(label: str, name: str, used: set[str]) -> Iterator[str]:
+def _check_other_name(label: str, name: str, used_names: set[str]) -> Iterator[str]:
     """A name that is no hook's and that the class itself never uses: nobody calls it, so that it has no effect."""
-    if name in used:
+    if name in used_names:
         return
-    edits, near = min((distance(name, hook), hook) for hook in (*HOOKS, *FORMER))
-    if edits <= 2 and edits < len(near) / 2:
-        right = FORMER.get(near, near)
-        yield f"{label}.{name} is never called, since no hook has that name; if '{right}' is meant, rename it."
+    edits, nearest_name = min((compute_edit_distance(name, hook), hook) for hook in (*HOOKS, *FORMER_HOOKS))
+    if edits <= 2 and edits < len(nearest_name) / 2:
+        suggestion = FORMER_HOOKS.get(nearest_name, nearest_name)
+        yield f"{label}.{name} is never called, since no hook has that name; if '{suggestion}' is meant, rename it."
 
 
-def _used(value: Any) -> set[str]:
+def _find_used_names(value: Any) -> set[str]:
     """The names that a function takes of anything, its inner functions' too."""
     if isinstance(value, property):
-        return set().union(*(_used(part) for part in (value.fget, value.fset, value.fdel)))
+        return set().union(*(_find_used_names(accessor) for accessor in (value.fget, value.fset, value.fdel)))
     if isinstance(value, functools.cached_property):
-        return _used(value.func)
+        return _find_used_names(value.func)
     code = getattr(getattr(value, "__func__", value), "__code__", None)
-    return _in(code) if code is not None else set()
+    return _find_names_in_code(code) if code is not None else set()
 
 
-def _in(code: CodeType) -> set[str]:
-    inner = (_in(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+def _find_names_in_code(code: CodeType) -> set[str]:
+    inner = (_find_names_in_code(constant) for constant in code.co_consts if isinstance(constant, CodeType))
     return set(code.co_names).union(*inner)
 
 
-def distance(one: str, other: str) -> int:
+def compute_edit_distance(one: str, other: str) -> int:
     """Letters to insert, to leave out, to change or to swap with their neighbor until two names are equal."""
-    before: list[int] = []
+    previous_row: list[int] = []
     row = list(range(len(other) + 1))
     for i, letter in enumerate(one, 1):
-        last, before, row = before, row, [i]
-        for j, wanted in enumerate(other, 1):
-            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != wanted)))
-            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+        last, previous_row, row = previous_row, row, [i]
+        for j, other_letter in enumerate(other, 1):
+            row.append(min(previous_row[j] + 1, row[j - 1] + 1, previous_row[j - 1] + (letter != other_letter)))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == other_letter:
                 row[j] = min(row[j], last[j - 2] + 1)
     return row[-1]

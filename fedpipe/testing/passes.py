@@ -21,86 +21,101 @@ from fedpipe.errors import SettingsError
 Function = Callable[..., Any]
 
 
-def watched(algorithm: Algorithm) -> Algorithm:
+def with_pass_validation(algorithm: Algorithm) -> Algorithm:
     """The same algorithm, which refuses in a sentence what its passes should not give."""
     kind = type(algorithm)
 
-    def wrapped(hook: str) -> Function:
-        def listed(self: Algorithm, *args: Any) -> Sequence[Pass]:
-            return [_looked_at(self, step) for step in contract.passes(self, hook, getattr(kind, hook)(self, *args))]
+    def wrap_hook(hook: str) -> Function:
+        def list_passes(self: Algorithm, *args: Any) -> Sequence[Pass]:
+            return [
+                _validate_pass(self, step)
+                for step in contract.validate_passes(self, hook, getattr(kind, hook)(self, *args))
+            ]
 
-        return listed
+        return list_passes
 
-    hooks = {hook: wrapped(hook) for hook in ("personalize", "local_passes", "finetune")}
+    hooks = {hook: wrap_hook(hook) for hook in ("personalize", "local_passes", "finetune")}
     twin = copy.copy(algorithm)
     object.__setattr__(twin, "__class__", type(kind.__name__, (kind,), hooks | {"__module__": __name__}))
     return twin
 
 
-def _looked_at(algorithm: Algorithm, listed: Pass) -> Pass:
-    def whole(function: Function) -> Function:
-        return _after(algorithm, function, _whole)
+def _validate_pass(algorithm: Algorithm, pass_: Pass) -> Pass:
+    def wrap_client_check(function: Function) -> Function:
+        return _wrap_with_check(algorithm, function, _find_client_mistake)
 
-    match listed:
+    match pass_:
         case Train():
             return dataclasses.replace(
-                listed,
-                loss=_after(algorithm, listed.loss, _loss),
-                step=listed.step and whole(listed.step),
-                when=listed.when and _after(algorithm, listed.when, _condition),
-                after=listed.after and whole(listed.after),
+                pass_,
+                loss=_wrap_with_check(algorithm, pass_.loss, _find_loss_mistake),
+                step=pass_.step and wrap_client_check(pass_.step),
+                when=pass_.when and _wrap_with_check(algorithm, pass_.when, _find_condition_mistake),
+                after=pass_.after and wrap_client_check(pass_.after),
             )
         case Measure():
-            return dataclasses.replace(listed, sums=_after(algorithm, listed.sums, _sums), then=whole(listed.then))
+            return dataclasses.replace(
+                pass_,
+                sums=_wrap_with_check(algorithm, pass_.sums, _find_sums_mistake),
+                then=wrap_client_check(pass_.then),
+            )
         case Update():
-            return dataclasses.replace(listed, then=whole(listed.then))
+            return dataclasses.replace(pass_, then=wrap_client_check(pass_.then))
 
 
-def _after(algorithm: Algorithm, function: Function, mistake: Callable[[Any, dict[str, Any]], str | None]) -> Function:
+def _wrap_with_check(
+    algorithm: Algorithm, function: Function, find_mistake: Callable[[Any, dict[str, Any]], str | None]
+) -> Function:
     """The function, followed by a look at what it gives."""
 
-    def called(client: dict[str, Any], *args: Any) -> Any:
-        given = function(client, *args)
-        if told := mistake(given, client):
-            raise SettingsError(f"{contract.name_of(algorithm)}: {_place(function)} gives {told}.")
-        return given
+    def call_and_check(client: dict[str, Any], *args: Any) -> Any:
+        result = function(client, *args)
+        if message := find_mistake(result, client):
+            raise SettingsError(
+                f"{contract.get_algorithm_name(algorithm)}: {_describe_function(function)} gives {message}."
+            )
+        return result
 
-    return called
-
-
-def _loss(given: Any, client: dict[str, Any]) -> str | None:
-    right = "a loss should be a scalar, a mean over the batch"
-    if not isinstance(given, Tensor):
-        return f"{contract.kind(given)}; {right}, as a tensor"
-    if given.dim():
-        return f"a tensor of shape {tuple(given.shape)}; {right}"
-    return None if given.is_floating_point() else f"{given.dtype}; {right} of floating point"
+    return call_and_check
 
 
-def _whole(given: Any, client: dict[str, Any]) -> str | None:
-    right = "it should be the client with its changes, as client | {'model': model}"
-    if not isinstance(given, dict):
-        return f"{contract.kind(given)}; {right}"
-    lost = [part for part in client if part not in given]
-    return f"no '{lost[0]}', which the client had; {right}" if lost else None
+def _find_loss_mistake(result: Any, client: dict[str, Any]) -> str | None:
+    advice = "a loss should be a scalar, a mean over the batch"
+    if not isinstance(result, Tensor):
+        return f"{contract.describe_value(result)}; {advice}, as a tensor"
+    if result.dim():
+        return f"a tensor of shape {tuple(result.shape)}; {advice}"
+    return None if result.is_floating_point() else f"{result.dtype}; {advice} of floating point"
 
 
-def _sums(given: Any, client: dict[str, Any]) -> str | None:
-    right = "it should be named tensors, as {'loss': batch.sum(losses)}"
-    if not isinstance(given, dict):
-        return f"{contract.kind(given)}; {right}"
-    odd = [value for value in given.values() if not isinstance(value, Tensor)]
-    return f"{contract.kind(odd[0])}; {right}" if odd else None
+def _find_client_mistake(result: Any, client: dict[str, Any]) -> str | None:
+    advice = "it should be the client with its changes, as client | {'model': model}"
+    if not isinstance(result, dict):
+        return f"{contract.describe_value(result)}; {advice}"
+    missing_parts = [part for part in client if part not in result]
+    return f"no '{missing_parts[0]}', which the client had; {advice}" if missing_parts else None
 
 
-def _condition(given: Any, client: dict[str, Any]) -> str | None:
-    if isinstance(given, Tensor) and not given.dim() and given.dtype == torch.bool:
+def _find_sums_mistake(result: Any, client: dict[str, Any]) -> str | None:
+    advice = "it should be named tensors, as {'loss': batch.sum(losses)}"
+    if not isinstance(result, dict):
+        return f"{contract.describe_value(result)}; {advice}"
+    invalid_values = [value for value in result.values() if not isinstance(value, Tensor)]
+    return f"{contract.describe_value(invalid_values[0])}; {advice}" if invalid_values else None
+
+
+def _find_condition_mistake(result: Any, client: dict[str, Any]) -> str | None:
+    if isinstance(result, Tensor) and not result.dim() and result.dtype == torch.bool:
         return None
-    found = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else contract.kind(given)
-    return f"{found}; a condition should be one truth value, as a tensor: client['steps'] < 10"
+    description = (
+        f"{result.dtype} of shape {tuple(result.shape)}"
+        if isinstance(result, Tensor)
+        else contract.describe_value(result)
+    )
+    return f"{description}; a condition should be one truth value, as a tensor: client['steps'] < 10"
 
 
-def _place(function: Function) -> str:
+def _describe_function(function: Function) -> str:
     """A function's name, file and line."""
     inner = getattr(function, "__func__", function)
     code = getattr(inner, "__code__", None)

@@ -13,13 +13,13 @@ from fedpipe import registry, rng
 from fedpipe.algorithms.base import Algorithm, State, Uploads
 from fedpipe.config import Federation
 from fedpipe.engine import contract
-from fedpipe.engine.clients import Clients
+from fedpipe.engine.clients import FederatedData
 from fedpipe.engine.executor import Executor, Outcome, Phase, Test, init_client, start_client
 from fedpipe.engine.loop import Loop
-from fedpipe.engine.server import aggregate, init_server
+from fedpipe.engine.server import aggregate_uploads, init_server
 from fedpipe.engine.stack import Stack
-from fedpipe.engine.trees import contiguous, unstack
-from fedpipe.models.base import Model, Net, Network
+from fedpipe.engine.trees import make_contiguous, unstack_client
+from fedpipe.models.base import FunctionalNetwork, Model, Network
 from fedpipe.models.cnn import CNN
 from fedpipe.models.mlp import MLP
 from fedpipe.tensors import Tensors
@@ -75,7 +75,7 @@ class Trial:
     def __init__(
         self,
         algorithm: Algorithm,
-        clients: Clients,
+        clients: FederatedData,
         build: Callable[[], Network],
         federation: Federation,
         width: int | None = None,
@@ -83,15 +83,15 @@ class Trial:
         fresh: Callable[[int], Tensors] | None = None,
     ) -> None:
         buffers, precision = federation.buffers, federation.precision
-        net = Net(lambda: algorithm.adapt(build()), clients.dtype, buffers=buffers, precision=precision)
+        net = FunctionalNetwork(lambda: algorithm.adapt(build()), clients.dtype, buffers=buffers, precision=precision)
         self.algorithm, self.clients, self.net = algorithm.bind(net, federation), clients, net
         self.executor: Executor = (
             Stack(self.algorithm, clients, width) if width else Loop(self.algorithm, clients, threads)
         )
-        self.fresh = fresh or (lambda index: net.fresh(rng.entropy(clients.seed, f"init/{index}")))
-        with torch.no_grad(), contract.told(self.algorithm):
-            self.server = contiguous(init_server(self.algorithm, self.fresh))
-            self.initial = contiguous(init_client(self.algorithm, self.server, self.fresh))
+        self.fresh = fresh or (lambda index: net.make_initial_model(rng.entropy(clients.seed, f"init/{index}")))
+        with torch.no_grad(), contract.explain_user_errors(self.algorithm):
+            self.server = make_contiguous(init_server(self.algorithm, self.fresh))
+            self.initial = make_contiguous(init_client(self.algorithm, self.server, self.fresh))
         self.kept: dict[int, State] = dict.fromkeys(range(len(clients)), self.initial)
         self.outcomes: list[Outcome] = []
         self.rounds = 0
@@ -107,13 +107,13 @@ class Trial:
     ) -> list[Outcome]:
         """What the next round's participants, or these of all clients, send; changes nothing."""
         number = self.rounds + 1
-        among = self.participants(number) if ids is None else None
-        ids = among or ids or []
-        return list(self.executor.run(phase, number, ids, self.kept.__getitem__, self.send, tests, among))
+        participants = self.participants(number) if ids is None else None
+        ids = participants or ids or []
+        return list(self.executor.run(phase, number, ids, self.kept.__getitem__, self.send, tests, participants))
 
     def send(self, ids: Sequence[int]) -> tuple[State, State]:
         """What clients receive from the server."""
-        return self.algorithm.in_round(self.rounds + 1).send(self.server, ids)
+        return self.algorithm.bind_round(self.rounds + 1).send(self.server, ids)
 
     def uploads(self, outcomes: Sequence[Outcome]) -> Uploads:
         """As the server reads them."""
@@ -124,8 +124,8 @@ class Trial:
 
     def aggregate(self, uploads: Uploads) -> State:
         """The server's next state, were these the round's uploads."""
-        with torch.no_grad(), contract.told(self.algorithm):
-            return contiguous(aggregate(self.algorithm.in_round(self.rounds + 1), self.server, uploads))
+        with torch.no_grad(), contract.explain_user_errors(self.algorithm):
+            return make_contiguous(aggregate_uploads(self.algorithm.bind_round(self.rounds + 1), self.server, uploads))
 
     def run(self, rounds: int = 1, ids: Sequence[int] | None = None, tests: Sequence[Test] = ()) -> Self:
         """So many rounds, with their own participants or with these clients."""
@@ -138,16 +138,16 @@ class Trial:
 
     def start(self, client: int) -> State:
         """A client's tensors as it begins the next round, before any pass."""
-        with torch.no_grad(), contract.told(self.algorithm):
-            common, own = contract.sent(self.algorithm, self.send([client]))
-            info = self.clients.facts(client, self.rounds + 1)
-            return start_client(self.algorithm, self.kept[client], common | unstack(own, 0), info)
+        with torch.no_grad(), contract.explain_user_errors(self.algorithm):
+            common, client_parts = contract.validate_download(self.algorithm, self.send([client]))
+            info = self.clients.get_client_info(client, self.rounds + 1)
+            return start_client(self.algorithm, self.kept[client], common | unstack_client(client_parts, 0), info)
 
 
 def make_trial(
     algorithm: Algorithm | str,
     model: str | Callable[[], Network] = "mlp",
-    clients: Clients | None = None,
+    clients: FederatedData | None = None,
     width: int | None = None,
     threads: int = 1,
     fresh: Callable[[int], Tensors] | None = None,
@@ -169,15 +169,22 @@ def make_trial(
         Of the federation; by default half of the clients train in a round, two epochs in batches of 4.
     """
     if isinstance(algorithm, str):
-        algorithm = cast(Algorithm, registry.build(registry.ALGORITHM, algorithm, {}))
+        algorithm = cast(Algorithm, registry.build_component(registry.ALGORITHM, algorithm, {}))
     if isinstance(model, str):
         family, shape = MODELS[model]
         clients = clients or synthetic(shape)
         build: Callable[[], Network] = lambda: family.build(shape, CLASSES)  # noqa: E731
     else:
         clients, build = clients or synthetic(), model
-    chosen: dict[str, Any] = {"participation": 0.5, "local_epochs": 2, "batch_size": 4, "dtype": "float64"} | settings
-    return Trial(algorithm, clients, build, Federation(clients=len(clients), **chosen), width, threads, fresh)
+    federation_settings: dict[str, Any] = {
+        "participation": 0.5,
+        "local_epochs": 2,
+        "batch_size": 4,
+        "dtype": "float64",
+    } | settings
+    return Trial(
+        algorithm, clients, build, Federation(clients=len(clients), **federation_settings), width, threads, fresh
+    )
 
 
 def synthetic(
@@ -187,7 +194,7 @@ def synthetic(
     seed: int = 0,
     relabel: Sequence[int] = range(CLASSES),
     **more: Any,
-) -> Clients:
+) -> FederatedData:
     """Clients of unequal sizes, of which most lack some classes; the first one has no test samples.
 
     ``labels`` gives the classes that a client owns, which its samples take in turn; ``relabel`` the new name of each
@@ -195,57 +202,59 @@ def synthetic(
     """
     random = np.random.default_rng(7)
     centers = random.normal(size=(CLASSES, *shape))
-    owned = labels or (lambda client: [(client + step) % CLASSES for step in range(1 + client % CLASSES)])
+    get_labels = labels or (lambda client: [(client + step) % CLASSES for step in range(1 + client % CLASSES)])
     y: list[int] = []
     train, test = [], []
     for client, size in enumerate(sizes):
-        classes, begin = list(owned(client)), len(y)
+        classes, first = list(get_labels(client)), len(y)
         y += [classes[index % len(classes)] for index in range(size + client)]
-        train.append(np.arange(begin, begin + size))
-        test.append(np.arange(begin + size, len(y)))
+        train.append(np.arange(first, first + size))
+        test.append(np.arange(first + size, len(y)))
     x = torch.as_tensor(centers[y] + random.normal(size=(len(y), *shape)))
-    renamed = torch.tensor(list(relabel))[torch.tensor(y)]
-    return Clients(x, renamed, train, test, np.concatenate(test), CLASSES, seed, torch.float64, **more)
+    new_labels = torch.tensor(list(relabel))[torch.tensor(y)]
+    return FederatedData(x, new_labels, train, test, np.concatenate(test), CLASSES, seed, torch.float64, **more)
 
 
-def difference(found: Any, wanted: Any, within: float = 0.0) -> str | None:
+def difference(actual: Any, expected: Any, within: float = 0.0) -> str | None:
     """Where two trees of tensors differ in names, shapes, dtypes or bits; None where they don't.
 
     With ``within``, the largest difference of two tensors may be that share of their largest entry (or of 1).
     """
-    if isinstance(wanted, dict):
-        if type(found) is not type(wanted) or list(found) != list(wanted):
-            return f"has {list(found) if isinstance(found, dict) else found}, not {list(wanted)}"
-        pairs = [(name, found[name], value) for name, value in wanted.items()]
-    elif isinstance(wanted, (list, tuple)):
-        if type(found) is not type(wanted) or len(found) != len(wanted):
-            return f"is {found}, not {wanted}"
-        pairs = [(index, *pair) for index, pair in enumerate(zip(found, wanted, strict=True))]
+    if isinstance(expected, dict):
+        if type(actual) is not type(expected) or list(actual) != list(expected):
+            return f"has {list(actual) if isinstance(actual, dict) else actual}, not {list(expected)}"
+        pairs = [(name, actual[name], value) for name, value in expected.items()]
+    elif isinstance(expected, (list, tuple)):
+        if type(actual) is not type(expected) or len(actual) != len(expected):
+            return f"is {actual}, not {expected}"
+        pairs = [(index, *pair) for index, pair in enumerate(zip(actual, expected, strict=True))]
     else:
-        return _difference(found, wanted, within)
+        return _difference(actual, expected, within)
     for name, one, two in pairs:
-        if told := difference(one, two, within):
-            return f"{name} {told}" if not told.startswith(("has", "is", "differs")) else f"{name}: {told}"
+        if message := difference(one, two, within):
+            return f"{name} {message}" if not message.startswith(("has", "is", "differs")) else f"{name}: {message}"
     return None
 
 
-def _difference(found: Any, wanted: Any, within: float) -> str | None:
-    if not isinstance(found, Tensor):
-        same = found == wanted or abs(found - wanted) <= within * max(abs(wanted), 1)
-        return None if same else f"is {found}, not {wanted}"
-    if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
-        return f"is {found.dtype} of shape {tuple(found.shape)}, not {wanted.dtype} of shape {tuple(wanted.shape)}"
+def _difference(actual: Any, expected: Any, within: float) -> str | None:
+    if not isinstance(actual, Tensor):
+        is_equal = actual == expected or abs(actual - expected) <= within * max(abs(expected), 1)
+        return None if is_equal else f"is {actual}, not {expected}"
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+        return (
+            f"is {actual.dtype} of shape {tuple(actual.shape)}, not {expected.dtype} of shape {tuple(expected.shape)}"
+        )
     if not within:
-        return None if torch.equal(found, wanted) else f"differs by {(found - wanted).abs().max():.3g}"
-    if not found.numel():
+        return None if torch.equal(actual, expected) else f"differs by {(actual - expected).abs().max():.3g}"
+    if not actual.numel():
         return None
-    if not found.isfinite().all():
+    if not actual.isfinite().all():
         return "is not finite"
-    gap, scale = (found - wanted).abs().max(), wanted.abs().max().clamp(min=1)
+    gap, scale = (actual - expected).abs().max(), expected.abs().max().clamp(min=1)
     return None if gap <= within * scale else f"differs by {gap:.3g}"
 
 
-def assert_same(found: Any, wanted: Any, within: float = 0.0) -> None:
+def assert_same(actual: Any, expected: Any, within: float = 0.0) -> None:
     """Fail with :func:`difference` where there is one."""
-    told = difference(found, wanted, within)
-    assert told is None, told
+    message = difference(actual, expected, within)
+    assert message is None, message

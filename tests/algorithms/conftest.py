@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedpipe.engine.clients import Clients
+from fedpipe.engine.clients import FederatedData
 from fedpipe.models.base import Network
 from fedpipe.models.mlp import MLP
 from fedpipe.tensors import Tensors
@@ -55,7 +55,9 @@ def make_toy(make_trial):
         samples = np.repeat(np.array(problems), sizes, axis=0)
         parts = np.split(np.arange(len(samples)), np.cumsum(sizes)[:-1])
         labels, nothing = torch.zeros(len(samples), dtype=torch.long), np.arange(0)
-        clients = Clients(torch.as_tensor(samples), labels, parts, [nothing] * len(parts), nothing, 1, 0, torch.float64)
+        clients = FederatedData(
+            torch.as_tensor(samples), labels, parts, [nothing] * len(parts), nothing, 1, 0, torch.float64
+        )
         return make_trial(
             with_risk(algorithm, risk),
             lambda: Network(nn.Identity(), nn.Linear(1, 1, bias=False)),
@@ -76,7 +78,7 @@ def fine_tuned():
         module.load_state_dict(trial.start(client)["model"])
         trained = [value for name, value in module.named_parameters() if name.startswith(parts)]
         rule = torch.optim.SGD(trained, federation.learning_rate, federation.momentum)
-        order = trial.clients.order(client, trial.rounds + 1, "finetune", 0)
+        order = trial.clients.shuffle_indices(client, trial.rounds + 1, "finetune", 0)
         for first in range(0, len(order), federation.batch_size):
             x, y = trial.clients.gather(order[first : first + federation.batch_size])
             rule.zero_grad()

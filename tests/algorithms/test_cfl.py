@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedpipe.algorithms._slots import pick
+from fedpipe.algorithms._slots import select_model
 from fedpipe.algorithms.base import Uploads
 from fedpipe.algorithms.cfl import CFL
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.engine.clients import Clients
+from fedpipe.engine.clients import FederatedData
 from fedpipe.models.base import Network
 from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
@@ -50,7 +50,7 @@ def step(algorithm, server, updates, weights=None):
 
 
 def place(server, client):
-    return pick(server["models"], int(server["cluster"][client]))["head.weight"].flatten().tolist()
+    return select_model(server["models"], int(server["cluster"][client]))["head.weight"].flatten().tolist()
 
 
 def at(angle):
@@ -173,7 +173,7 @@ def make_opposed(make_trial):
         y = (x[:, 0] < 0).long()
         for client in (1, 3, 5):
             y[train[client]] = 1 - y[train[client]]
-        clients = Clients(x, y, train, train, train[0][:0], 2, 0, f64)
+        clients = FederatedData(x, y, train, train, train[0][:0], 2, 0, f64)
         build = lambda: Network(nn.Identity(), nn.Linear(2, 2))  # noqa: E731
         return make_trial(algorithm, build, clients, participation=1.0, **settings)
 
@@ -194,9 +194,9 @@ def test_opposed_clients_part(make_opposed, assert_same, width):
     trial.run(3)
     for members in ([0, 2, 4], [1, 3, 5]):
         plain = make_opposed(FedAvg(), width=width)
-        plain.server, plain.rounds = {"model": pick(split, members[0])}, rounds
+        plain.server, plain.rounds = {"model": select_model(split, members[0])}, rounds
         plain.run(3, ids=members)
-        assert_same(pick(trial.server["models"], members[0]), plain.server["model"], within=1e-13)
+        assert_same(select_model(trial.server["models"], members[0]), plain.server["model"], within=1e-13)
     for outcome in trial.run(5).train(tests=("local",), phase="receive"):
         score = outcome.scores["local"]
         assert score.correct >= 0.8 * score.total

@@ -15,11 +15,11 @@ from fedpipe import config, registry, testing
 from fedpipe.engine import contract
 from fedpipe.testing import Expected, checks, expected
 
-ALGORITHMS = registry.names(registry.ALGORITHM)
+ALGORITHMS = registry.list_components(registry.ALGORITHM)
 
 
 def build(name, **parameters):
-    return registry.build(registry.ALGORITHM, name, parameters)
+    return registry.build_component(registry.ALGORITHM, name, parameters)
 
 
 def expected_of(name):
@@ -47,9 +47,9 @@ def test_it_keeps_the_contract(name, check):
 def test_no_axis_of_a_grid_can_be_called_as_what_it_records(name, monkeypatch):
     """The plan knows the names of all metrics, but for those with a dot, which no axis has."""
     recorded = []
-    monkeypatch.setattr(contract, "metrics", lambda _, given: recorded.extend(given) or dict(given))
+    monkeypatch.setattr(contract, "validate_metrics", lambda _, given: recorded.extend(given) or dict(given))
     assert checks.check_hooks(build(name, **expected_of(name).parameters)) == []
-    assert {metric for metric in recorded if "." not in metric} <= {*config.COLUMNS}
+    assert {metric for metric in recorded if "." not in metric} <= {*config.TABLE_COLUMNS}
 
 
 @pytest.mark.parametrize("expectation", expected.EXPECTATIONS)

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from fedpipe.algorithms.base import Batch, Uploads
-from fedpipe.algorithms.cwfedavg import CwFedAvg, approximate
+from fedpipe.algorithms.cwfedavg import CwFedAvg, approximate_distribution
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Federation
-from fedpipe.models.base import Net, Network
+from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
 
@@ -25,17 +25,17 @@ f64 = torch.float64
 
 def bound(algorithm, clients, classes, width=3):
     """On a network of a linear body and a head, for these many clients."""
-    net = Net(lambda: Network(nn.Linear(2, width), nn.Linear(width, classes)), f64)
+    net = FunctionalNetwork(lambda: Network(nn.Linear(2, width), nn.Linear(width, classes)), f64)
     return algorithm.bind(net, Federation(clients=clients, dtype="float64"))
 
 
 def models(algorithm, count):
-    return [algorithm.net.fresh(index) for index in range(count)]
+    return [algorithm.net.make_initial_model(index) for index in range(count)]
 
 
 def aggregate(algorithm, uploads):
     """The server's state after the uploads, and the personal model of every client."""
-    server = algorithm.init(algorithm.net.fresh)
+    server = algorithm.init(algorithm.net.make_initial_model)
     state = algorithm.aggregate(server, uploads)
     base, own = algorithm.send(state, range(algorithm.federation.clients))
     personal = [
@@ -58,7 +58,7 @@ def uploaded(trained, weights):
 def test_two_clients_with_two_classes():
     """Models 0 and 1 of clients with counts (9, 1) and (1, 9)."""
     algorithm = bound(CwFedAvg(distribution="empirical", class_wise="all"), 2, 2)
-    zero = algorithm.net.fresh(0).zeros()
+    zero = algorithm.net.make_initial_model(0).zeros()
     state, personal = aggregate(algorithm, counted([zero, zero.ones()], [[9, 1], [1, 9]]))
     for value in state["classes"].values():
         assert torch.allclose(value[0], torch.full_like(value[0], 0.1), rtol=1e-14)
@@ -149,7 +149,7 @@ def test_a_class_that_nobody_owns_is_left_out():
     """Client 2, which is not in the round, had all of it before: it gets what is left of its distribution."""
     algorithm = bound(CwFedAvg(distribution="empirical"), 3, 3)
     trained = models(algorithm, 2)
-    server = algorithm.init(algorithm.net.fresh)
+    server = algorithm.init(algorithm.net.make_initial_model)
     server["distributions"][2] = torch.tensor([0.0, 0.2, 0.8], dtype=f64)
     state = algorithm.aggregate(server, counted(trained, [[3, 1, 0], [0, 4, 0]]))
     assert state["owned"].tolist() == [1, 1, 0]
@@ -180,7 +180,9 @@ def test_clients_outside_the_round_keep_their_distribution(make_trial):
     trial = make_trial(CwFedAvg())
     assert torch.equal(trial.server["distributions"], torch.full((8, 4), 0.25, dtype=f64))
     trial.run(1, ids=[0, 1])
-    heads = {outcome.client: approximate(outcome.upload["model"]["head.weight"]) for outcome in trial.outcomes}
+    heads = {
+        outcome.client: approximate_distribution(outcome.upload["model"]["head.weight"]) for outcome in trial.outcomes
+    }
     trial.run(1, ids=[4, 5])
     assert torch.equal(trial.server["distributions"][0], heads[0])
     assert torch.equal(trial.server["distributions"][1], heads[1])
@@ -229,8 +231,8 @@ def test_equal_rows_against_a_single_class():
 
 def test_the_approximate_distribution_does_not_see_the_heads_scale():
     head = torch.randn(4, 5, dtype=f64, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(approximate(17 * head), approximate(head), rtol=1e-14)
-    assert float(approximate(head).sum()) == pytest.approx(1, abs=1e-15)
+    assert torch.allclose(approximate_distribution(17 * head), approximate_distribution(head), rtol=1e-14)
+    assert float(approximate_distribution(head).sum()) == pytest.approx(1, abs=1e-15)
 
 
 def test_its_gradient_by_finite_differences_and_by_the_formula():

@@ -32,9 +32,9 @@ def counting():
     class Counting(FedALA):
         passes_made = 0
 
-        def note(self, client):
+        def record_loss(self, client):
             type(self).passes_made += 1
-            return super().note(client)
+            return super().record_loss(client)
 
     return Counting
 
@@ -109,7 +109,7 @@ def test_a_pass_over_batches(make_trial, width, layers, share):
     client, top = 5, trial.net.names[-2 * layers :]
     kept, model = trial.kept[client], trial.server["model"]
     weights, towards = kept["weights"], model.only(top) - kept["local"]
-    order = trial.clients.order(client, 3, "mixing", 0, share)
+    order = trial.clients.shuffle_indices(client, 3, "mixing", 0, share)
     assert len(order) == round(16 * share)
     for first in range(0, len(order), 4):
         mixed = (kept["local"] + towards * weights).map(lambda value: value.clone().requires_grad_())
@@ -148,9 +148,9 @@ def test_the_first_mixing_ends_when_losses_stand_still(make_mixing):
     seen = []
 
     class Watching(FedALA):
-        def note(self, client):
+        def record_loss(self, client):
             seen.append(client["loss"].item())
-            return super().note(client)
+            return super().record_loss(client)
 
     trial = make_mixing(Watching(threshold=1e-6), 1.0, b=-1.0, settled=0.0)
     (outcome,) = trial.train()

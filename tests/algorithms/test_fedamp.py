@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
-from fedpipe.algorithms._slots import pick
+from fedpipe.algorithms._slots import select_model
 from fedpipe.algorithms.base import Uploads
-from fedpipe.algorithms.fedamp import COLUMNS, FedAMP, square_distances
+from fedpipe.algorithms.fedamp import CHUNK_COLUMNS, FedAMP, square_distances
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
@@ -22,7 +22,7 @@ def mixing(make_toy, points, seen=None, **parameters):
     algorithm = make_toy(FedAMP(**parameters), [(1.0, 0.0)] * len(points)).algorithm
     models = Tensors({"head.weight": torch.tensor(points, dtype=torch.float64).reshape(-1, 1, 1)})
     seen = torch.tensor(seen or [1.0] * len(points), dtype=torch.float64)
-    return algorithm.mixing(models, seen)
+    return algorithm.compute_mixing_weights(models, seen)
 
 
 def personal(trial):
@@ -142,10 +142,10 @@ def test_equal_uploads_are_the_next_mixtures(make_trial, assert_same):
 
 def test_a_client_that_is_not_in_the_round_keeps_model_and_attraction(make_trial, assert_same):
     trial = make_trial(FedAMP()).run(1, ids=[1, 3, 5])
-    before = trial.kept[1], pick(trial.server["models"], 1)
+    before = trial.kept[1], select_model(trial.server["models"], 1)
     assert_same(before[1], before[0]["model"])
     trial.run(1, ids=[3, 5])
-    assert_same((trial.kept[1], pick(trial.server["models"], 1)), before)
+    assert_same((trial.kept[1], select_model(trial.server["models"], 1)), before)
     assert float(trial.server["mixing"][3, 1]) > 0
     assert trial.server["mixing"][:, 2].tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
 
@@ -173,7 +173,7 @@ def test_like_clients_attract_each_other_and_unlike_ones_do_not(make_toy):
 
 def test_distances_are_those_of_all_coordinates_however_many():
     """More than are compared at a time, and not a multiple of that."""
-    points = torch.randn(5, 2 * COLUMNS + 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    points = torch.randn(5, 2 * CHUNK_COLUMNS + 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = square_distances(points)
     assert torch.allclose(found, torch.cdist(points, points).square(), rtol=1e-12, atol=1e-9)
     assert torch.equal(found, found.T)

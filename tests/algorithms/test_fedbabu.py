@@ -42,7 +42,7 @@ def test_it_is_fedavg_without_the_head_in_the_optimizer(make_trial, assert_same,
             module.load_state_dict(model)
             rule = torch.optim.SGD(module.body.parameters(), 0.05, momentum=0.9, weight_decay=0.01)
             for epoch in (0, 1):
-                order = trial.clients.order(client, number, "batches", epoch)
+                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
                 for first in range(0, len(order), 4):
                     x, y = trial.clients.gather(order[first : first + 4])
                     rule.zero_grad()

@@ -78,7 +78,7 @@ def test_normalization_does_not_travel_unless_it_is_asked_for(make_trial, averag
     assert norm == 3 * 4 * 6
     everything, shared = size_in_bytes(model), size_in_bytes(model) - 8 * norm
     for outcome in trial.outcomes:
-        assert outcome.down == shared
+        assert outcome.bytes_down == shared
         assert size_in_bytes(outcome.upload) == (everything if average else shared)
 
 

@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.base import Train, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.algorithms.feddual import FedDUAL, barycenter, divergence_gradient
-from fedpipe.config import Transforms, parse
+from fedpipe.algorithms.feddual import FedDUAL, compute_barycenter, compute_divergence_gradient
+from fedpipe.config import Transforms, parse_params
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network
 from fedpipe.tensors import Tensors
@@ -52,18 +52,18 @@ def accuracy(trial, model, client):
 
 @pytest.mark.parametrize(("iterations", "value"), [(1, 1.127668), (2, 0.877757), (3, 0.789144)])
 def test_iterates_of_three_constant_vectors(iterations, value):
-    found, _ = barycenter(updates([0, 0, 0], [1, 1, 1], [4, 4, 4]), epsilon=1.0, iterations=iterations)
+    found, _ = compute_barycenter(updates([0, 0, 0], [1, 1, 1], [4, 4, 4]), epsilon=1.0, iterations=iterations)
     assert found.tolist() == pytest.approx([value] * 3, abs=1e-6)
 
 
 def test_the_papers_epsilon_picks_the_vector_nearest_to_the_mean():
-    found, weights = barycenter(updates([0, 0], [1, 1], [4, 4]), epsilon=1e-5, iterations=150)
+    found, weights = compute_barycenter(updates([0, 0], [1, 1], [4, 4]), epsilon=1e-5, iterations=150)
     assert found.tolist() == [1, 1]
     assert weights.tolist() == [0, 1, 0]
 
 
 def test_ties_average_where_the_kernel_underflows():
-    found, weights = barycenter(updates([0, 0], [2, 2]), epsilon=1e-5, iterations=150)
+    found, weights = compute_barycenter(updates([0, 0], [2, 2]), epsilon=1e-5, iterations=150)
     assert found.tolist() == [1, 1]
     assert weights.tolist() == [0.5, 0.5]
 
@@ -72,31 +72,31 @@ def test_ties_average_where_the_kernel_underflows():
 def test_in_code_mode_the_barycenter_vanishes_with_the_kernel(widths, share):
     """Both vectors are ``widths`` epsilon from their mean."""
     far = 2 * widths * 1e-5
-    found, weights = barycenter(updates([0, 0], [far, far]), 1e-5, iterations=1, underflow=True)
+    found, weights = compute_barycenter(updates([0, 0], [far, far]), 1e-5, iterations=1, has_underflow=True)
     assert found.tolist() == pytest.approx([share * far / 2] * 2, rel=5e-4, abs=1e-15)
     assert weights.tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_equal_vectors_are_their_own_barycenter():
-    found, weights = barycenter(updates([3, -1, 2]).repeat(4, 1), epsilon=1e-5, iterations=150)
+    found, weights = compute_barycenter(updates([3, -1, 2]).repeat(4, 1), epsilon=1e-5, iterations=150)
     assert found.tolist() == pytest.approx([3, -1, 2], abs=1e-15)
     assert weights.tolist() == pytest.approx([0.25] * 4)
 
 
 def test_one_vector_is_its_own_barycenter():
-    found, _ = barycenter(updates([3, -1, 2]), epsilon=1e-5, iterations=150)
+    found, _ = compute_barycenter(updates([3, -1, 2]), epsilon=1e-5, iterations=150)
     assert found.tolist() == [3, -1, 2]
 
 
 def test_distances_ignore_positions():
     """All three are equally far from their mean (2/3, 1/3), which (1, 0) would be nearer to by positions."""
-    _, weights = barycenter(updates([1, 0], [1, 0], [0, 1]), epsilon=1e-2, iterations=1)
+    _, weights = compute_barycenter(updates([1, 0], [1, 0], [0, 1]), epsilon=1e-2, iterations=1)
     assert weights.tolist() == pytest.approx([1 / 3] * 3, abs=1e-13)
 
 
 def test_a_wide_kernel_gives_the_mean():
     vectors = torch.randn(5, 7, dtype=f64, generator=torch.Generator().manual_seed(0))
-    found, _ = barycenter(vectors, epsilon=1e14, iterations=150)
+    found, _ = compute_barycenter(vectors, epsilon=1e14, iterations=150)
     assert torch.allclose(found, vectors.mean(0), rtol=1e-12, atol=1e-13)
 
 
@@ -104,7 +104,7 @@ def test_distances_are_those_of_pot():
     """What the authors' code calls."""
     vectors = torch.randn(4, 50, dtype=f64, generator=torch.Generator().manual_seed(1))
     distances = ot.wasserstein_1d(vectors.mean(0).unsqueeze(1).expand(-1, 4), vectors.T, p=1)
-    _, weights = barycenter(vectors, epsilon=0.01, iterations=1)
+    _, weights = compute_barycenter(vectors, epsilon=0.01, iterations=1)
     assert weights.tolist() == pytest.approx((-distances / 0.01).softmax(0).tolist(), rel=1e-10)
 
 
@@ -116,7 +116,7 @@ def test_iterations_are_those_of_the_equations(epsilon):
         distances = np.abs(np.sort(vectors, axis=1) - np.sort(b)).mean(1)
         kernel = np.exp(-(distances - distances.min()) / epsilon)
         b = kernel @ vectors / kernel.sum()
-    found, weights = barycenter(torch.as_tensor(vectors), epsilon, iterations=5)
+    found, weights = compute_barycenter(torch.as_tensor(vectors), epsilon, iterations=5)
     assert found.tolist() == pytest.approx(b.tolist(), abs=1e-12)
     assert weights.tolist() == pytest.approx((kernel / kernel.sum()).tolist(), abs=1e-12)
 
@@ -164,13 +164,15 @@ def test_the_effective_number_of_clients_is_observed(make_trial):
 def test_layers_may_be_named(make_trial, assert_same, layers, names):
     """Those are combined by the barycenter, all others are the mean."""
     trial = make_trial(FedDUAL(layers=layers, epsilon=0.01))
-    assert list(trial.algorithm.last) == names
+    assert list(trial.algorithm.barycenter_names) == names
     outcomes = trial.train()
     found = trial.aggregate(trial.uploads(outcomes))["model"]
     models = [outcome.upload["model"] for outcome in outcomes]
     for name, before in trial.server["model"].items():
         if name in names:
-            moved, _ = barycenter(torch.stack([(before - model[name]).flatten() for model in models]), 0.01, 150)
+            moved, _ = compute_barycenter(
+                torch.stack([(before - model[name]).flatten() for model in models]), 0.01, 150
+            )
             assert_same(found[name], before - moved.reshape(before.shape))
         else:
             assert_same(found[name], torch.stack([model[name] for model in models]).mean(0), within=1e-12)
@@ -179,7 +181,7 @@ def test_layers_may_be_named(make_trial, assert_same, layers, names):
 def test_a_layer_that_the_network_lacks_is_refused_by_the_plan():
     def planned(**parameters):
         params = studies.settings(("feddual",), algorithms={"feddual": parameters})
-        found = parse(params)
+        found = parse_params(params)
         return found.algorithms["feddual"].warnings(found, "algorithms.feddual")
 
     assert planned(layers=["body.1"]) == ()
@@ -194,7 +196,7 @@ def test_a_layer_that_the_network_lacks_is_refused_by_the_plan():
 @pytest.mark.parametrize(("layers", "count"), [(1, 2), (2, 4)])
 def test_layers_counts_parametrized_layers_from_the_output(make_trial, layers, count):
     trial = make_trial(FedDUAL(layers=layers))
-    assert trial.algorithm.last == trial.net.names[-count:]
+    assert trial.algorithm.barycenter_names == trial.net.names[-count:]
     assert tuple(trial.run().server["effective"]) == trial.net.names[-count:]
 
 
@@ -241,27 +243,27 @@ def test_the_divergence_of_two_weights():
     """Of weights 2 : 1 from even ones; its gradient is 2/9 log 2 away from them."""
     local = torch.tensor([math.log(2), 0], dtype=f64)
     assert float(divergence(local, local * 0)) == pytest.approx(0.0566331, abs=1e-7)
-    found = divergence_gradient(local, local * 0)
+    found = compute_divergence_gradient(local, local * 0)
     assert found.tolist() == pytest.approx([2 / 9 * math.log(2), -2 / 9 * math.log(2)], rel=1e-14)
 
 
 def test_the_divergence_of_a_model_from_itself_has_no_gradient():
     model = torch.tensor([1e3, -5, 0, 2, 7], dtype=f64)
-    assert divergence_gradient(model, model).tolist() == [0] * 5
+    assert compute_divergence_gradient(model, model).tolist() == [0] * 5
 
 
 def test_the_divergence_does_not_see_a_constant_shift(make_trial):
     trial = make_trial("feddual")
     local, other = trial.fresh(0).flat(), trial.fresh(1).flat()
-    shifted = divergence_gradient(local + 1000.0, other - 3.0)
-    assert torch.allclose(shifted, divergence_gradient(local, other), rtol=1e-9, atol=1e-14)
+    shifted = compute_divergence_gradient(local + 1000.0, other - 3.0)
+    assert torch.allclose(shifted, compute_divergence_gradient(local, other), rtol=1e-9, atol=1e-14)
 
 
 def test_the_gradient_of_the_divergence(make_trial):
     """As PyTorch has it, and as the spec: p_i (log p_i - log q_i - D)."""
     trial = make_trial("feddual")
     local, other = trial.fresh(0).flat(), trial.fresh(1).flat()
-    found, log_p, log_q = divergence_gradient(local, other), local.log_softmax(0), other.log_softmax(0)
+    found, log_p, log_q = compute_divergence_gradient(local, other), local.log_softmax(0), other.log_softmax(0)
     assert torch.allclose(found, log_p.exp() * (log_p - log_q - divergence(local, other)), rtol=1e-10, atol=1e-16)
     assert torch.allclose(found, differentiated(local, other), rtol=1e-10, atol=1e-16)
     assert found.abs().max() > 1e-3
@@ -314,7 +316,7 @@ def test_steps_go_along_the_gradient_of_risk_and_divergence(make_trial, assert_s
     class Certain(FedDUAL):
         """The divergence counts for all, so that it can be seen."""
 
-        def weigh(self, client, sums):
+        def compute_beta(self, client, sums):
             return client | {"beta": torch.ones_like(client["beta"])}
 
     class CertainlyWritten(Certain, Written):
@@ -374,7 +376,7 @@ def test_reading_g_moves_the_head_by_the_barycenter_of_gradients(make_trial):
     uploads = trial.uploads(trial.train())
     state = trial.aggregate(uploads)
     gradients = torch.stack([upload["gradient"]["head.weight"].flatten() for _, _, upload in uploads])
-    wanted, _ = barycenter(gradients, 0.3, 150)
+    wanted, _ = compute_barycenter(gradients, 0.3, 150)
     moved = trial.server["model"]["head.weight"] - state["model"]["head.weight"]
     assert torch.allclose(moved.flatten(), wanted, rtol=1e-12, atol=1e-14)
 
@@ -431,7 +433,9 @@ def test_the_gradient_is_that_of_the_network_at_rest(make_clients, make_trial, a
 
 
 def study(**parameters):
-    return parse({"algorithms": {"feddual": parameters}, "study": {"algorithms": ["feddual"]}}).algorithms["feddual"]
+    return parse_params({"algorithms": {"feddual": parameters}, "study": {"algorithms": ["feddual"]}}).algorithms[
+        "feddual"
+    ]
 
 
 def test_each_mode_brings_its_own_values():

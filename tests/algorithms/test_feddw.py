@@ -6,10 +6,10 @@ from torch import nn
 
 from fedpipe.algorithms.base import Batch, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.algorithms.feddw import FedDW, regularizer
+from fedpipe.algorithms.feddw import FedDW, compute_regularizer
 from fedpipe.config import Transforms
-from fedpipe.engine.transforms import changed
-from fedpipe.models.base import Network, class_relations
+from fedpipe.engine.transforms import transform_images
+from fedpipe.models.base import Network, compute_class_relations
 from fedpipe.models.mlp import MLP
 from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
@@ -48,7 +48,7 @@ def server(classes=2, **more):
 @pytest.mark.parametrize(("classes", "value"), [(2, 0.25), (10, 0.09), (100, 0.0099)])
 def test_a_head_of_zeros_against_the_identity(classes, value):
     omega = torch.zeros(classes, 3, dtype=f64, requires_grad=True)
-    found = regularizer(omega, torch.eye(classes, dtype=f64))
+    found = compute_regularizer(omega, torch.eye(classes, dtype=f64))
     found.backward()
     assert found.item() == pytest.approx(value, abs=1e-15)
     assert torch.equal(omega.grad, torch.zeros_like(omega))
@@ -57,41 +57,43 @@ def test_a_head_of_zeros_against_the_identity(classes, value):
 @pytest.mark.parametrize(("scale", "value"), [(1.0, 0.0723295), (2.0, 3.2350e-4)])
 def test_a_head_like_the_identity(scale, value):
     eye = torch.eye(2, dtype=f64)
-    assert float(regularizer(scale * eye, eye)) == pytest.approx(value, rel=2e-5)
-    assert class_relations(eye)[0].tolist() == pytest.approx([0.731059, 0.268941], abs=1e-6)
+    assert float(compute_regularizer(scale * eye, eye)) == pytest.approx(value, rel=2e-5)
+    assert compute_class_relations(eye)[0].tolist() == pytest.approx([0.731059, 0.268941], abs=1e-6)
 
 
 def test_the_regularizer_is_zero_where_both_matrices_agree():
     omega = random(5, 3)
-    assert float(regularizer(omega, class_relations(omega))) == 0
+    assert float(compute_regularizer(omega, compute_class_relations(omega))) == 0
 
 
 @pytest.mark.parametrize("classes", [2, 4, 10])
 @pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 50.0])
 def test_the_regularizer_lies_between_0_and_2_over_c(classes, scale):
     for seed in range(5):
-        value = float(regularizer(scale * random(classes, 3, seed=seed), torch.eye(classes, dtype=f64).roll(1, 0)))
+        value = float(
+            compute_regularizer(scale * random(classes, 3, seed=seed), torch.eye(classes, dtype=f64).roll(1, 0))
+        )
         assert 0 <= value <= 2 / classes
 
 
 def test_the_upper_bound_is_reached():
     omega, swapped = 50 * torch.eye(2, dtype=f64), torch.eye(2, dtype=f64).flip(0)
-    assert float(regularizer(omega, swapped)) == pytest.approx(1.0, abs=1e-15)
+    assert float(compute_regularizer(omega, swapped)) == pytest.approx(1.0, abs=1e-15)
 
 
 def test_rotating_the_features_changes_nothing():
     omega, rotation = random(4, 6), torch.linalg.qr(random(6, 6, seed=1)).Q
-    assert float(regularizer(omega @ rotation, soft_labels(4))) == pytest.approx(
-        float(regularizer(omega, soft_labels(4))), rel=1e-13
+    assert float(compute_regularizer(omega @ rotation, soft_labels(4))) == pytest.approx(
+        float(compute_regularizer(omega, soft_labels(4))), rel=1e-13
     )
 
 
 def test_its_gradient_by_finite_differences_and_by_the_formula():
     omega, target = random(3, 4).requires_grad_(), soft_labels(3)
-    assert torch.autograd.gradcheck(lambda value: regularizer(value, target), omega)
-    (found,) = torch.autograd.grad(regularizer(omega, target), omega)
+    assert torch.autograd.gradcheck(lambda value: compute_regularizer(value, target), omega)
+    (found,) = torch.autograd.grad(compute_regularizer(omega, target), omega)
     with torch.no_grad():
-        relations = class_relations(omega)
+        relations = compute_class_relations(omega)
         error = 2 * (relations - target) / 9
         gram = relations * (error - (error * relations).sum(1, keepdim=True))
         assert torch.allclose(found, (gram + gram.T) @ omega, rtol=1e-13, atol=1e-15)
@@ -105,7 +107,7 @@ def test_its_gradient_reaches_the_head_alone(make_trial):
     names, leaves = zip(*client["model"].items(), strict=True)
     full, risk = (torch.autograd.grad(f(client, batch), leaves) for f in (trial.algorithm.loss, trial.algorithm.risk))
     head = client["model"]["head.weight"]
-    wanted = 3 * torch.autograd.grad(regularizer(head, client["omega"]), head)[0]
+    wanted = 3 * torch.autograd.grad(compute_regularizer(head, client["omega"]), head)[0]
     for name, ours, plain in zip(names, full, risk, strict=True):
         extra = wanted if name == "head.weight" else torch.zeros_like(plain)
         assert torch.allclose(ours - plain, extra, rtol=1e-12, atol=1e-15)
@@ -146,7 +148,7 @@ def test_the_code_measures_soft_labels_on_changed_images(make_clients, make_tria
     trial = make_trial(FedDW(mode=mode), "cnn", make_clients((1, 4, 4), transforms=transforms), width=width)
     (outcome,) = trial.train([5])
     x, y = trial.clients.gather(trial.clients.train[5])
-    other = changed(transforms, x, torch.tensor(trial.clients.key(5, 1, "measure", 0)))
+    other = transform_images(transforms, x, torch.tensor(trial.clients.get_noise_key(5, 1, "measure", 0)))
     found = [trial.net(outcome.upload["model"], images).softmax(-1) for images in (x, other)]
     plain, moved = (torch.stack([shares[y == label].mean(0) for label in (1, 2)]) for shares in found)
     assert torch.allclose(outcome.upload["omega"][[1, 2]], moved if mode == "code" else plain, rtol=1e-12, atol=0)
@@ -191,7 +193,7 @@ def test_mu_brings_relations_and_soft_labels_together(make_trial):
     distances = []
     for mu in (0.0, 10.0, 100.0):
         state = make_trial(FedDW(mu=mu), participation=1.0).run(10).server
-        distances.append(float(regularizer(state["model"]["head.weight"], state["omega"])))
+        distances.append(float(compute_regularizer(state["model"]["head.weight"], state["omega"])))
     assert distances[1] < 0.8 * distances[0]
     assert distances[2] < 0.5 * distances[1]
 
@@ -200,14 +202,14 @@ def test_both_matrices_are_recorded(make_trial):
     trial = make_trial(FedDW()).run()
     found = trial.algorithm.matrices(trial.server)
     assert torch.equal(found["SL"], trial.server["omega"])
-    assert torch.equal(found["CR"], class_relations(trial.server["model"]["head.weight"]))
+    assert torch.equal(found["CR"], compute_class_relations(trial.server["model"]["head.weight"]))
 
 
 @pytest.mark.parametrize(("mode", "decay"), [("paper", [1, 1, 1, 1, 1]), ("code", [1, 0.1, 0.1, 0.01, 0.001])])
 def test_the_codes_mu_falls_at_every_ninth_round(make_trial, mode, decay):
     trial = make_trial(FedDW(mu=5.0, mode=mode))
     received = {"model": trial.server["model"], "omega": trial.server["omega"]}
-    facts = (trial.clients.facts(1, number) for number in (8, 9, 17, 18, 27))
+    facts = (trial.clients.get_client_info(1, number) for number in (8, 9, 17, 18, 27))
     assert [float(trial.algorithm.start({}, received, info)["mu"]) for info in facts] == pytest.approx(
         [5 * factor for factor in decay], rel=1e-14
     )

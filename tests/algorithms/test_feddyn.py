@@ -3,7 +3,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedpipe import registry
-from fedpipe.algorithms._dw import DW, with_dw
+from fedpipe.algorithms._dw import DW, add_dw_mixin
 from fedpipe.algorithms.feddyn import FedDyn
 from fedpipe.config import Evaluation
 from fedpipe.engine import evaluation
@@ -31,7 +31,7 @@ def memories(trial):
 def measured(trial, *protocols):
     """The rows of the metrics after the rounds so far."""
     settings, kept = Evaluation(protocols=protocols), trial.kept.__getitem__
-    found = evaluation.measure(
+    found = evaluation.evaluate_round(
         settings, trial.executor, trial.algorithm, trial.clients, trial.server, kept, trial.rounds
     )
     return found.metrics.to_pylist()
@@ -98,7 +98,7 @@ def test_the_servers_memory_is_the_mean_of_all_clients(make_trial, assert_same):
 
 def test_alpha_zero_is_refused():
     with pytest.raises(SettingsError, match=r"^algorithms.alpha: 0"):
-        registry.build(registry.ALGORITHM, "feddyn", {"alpha": 0})
+        registry.build_component(registry.ALGORITHM, "feddyn", {"alpha": 0})
 
 
 def test_gradients_are_clipped(make_toy, path):
@@ -165,7 +165,7 @@ def test_the_other_model_is_measured_only_beside_the_global_one(make_trial):
 
 
 def test_with_dw_both_models_are_measured(make_trial):
-    rows = measured(make_trial(with_dw(FedDyn)(dw=DW(mu=0.1))).run(), "global-on-global")
+    rows = measured(make_trial(add_dw_mixin(FedDyn)(dw=DW(mu=0.1))).run(), "global-on-global")
     assert [row["protocol"] for row in rows] == ["global-on-global", "mean-on-global"]
 
 

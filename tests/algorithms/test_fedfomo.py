@@ -3,11 +3,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedpipe.algorithms._slots import pick
+from fedpipe.algorithms._slots import select_model
 from fedpipe.algorithms.base import Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedfomo import EPSILON, FedFomo
-from fedpipe.engine.clients import Clients
+from fedpipe.engine.clients import FederatedData
 from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
 
@@ -26,7 +26,7 @@ def mixed(make_toy, scalar, losses, own=0.0, others=()):
     candidates = Tensors({"head.weight": torch.tensor(others, dtype=f64).reshape(-1, 1, 1)})
     client = {"model": scalar(own), "previous": scalar(0), "others": candidates, "found": torch.tensor(len(others))}
     sums = {"loss": torch.tensor(losses, dtype=f64) * 4, "size": torch.tensor(4.0, dtype=f64)}
-    after = algorithm.mix(client, sums)
+    after = algorithm.mix_models(client, sums)
     return float(after["model"]["head.weight"]), after["gains"].tolist()
 
 
@@ -80,12 +80,12 @@ def test_the_best_of_the_uploaded_models_are_sent(make_trial):
     algorithm = make_trial(FedFomo(downloads=4)).algorithm
     affinity = torch.tensor([[9.0, 0.0, 3.0, -1.0, 0.0, 3.0, 8.0, 0.0]]).expand(8, 8)
     server = {"affinity": affinity, "seen": torch.tensor([1.0, 1, 1, 1, 1, 1, 0, 1])}
-    assert algorithm.candidates(server, 0).tolist() == [2, 5, 1, 4]
-    assert algorithm.candidates(server, 2).tolist() == [0, 5, 1, 4]
+    assert algorithm.select_candidates(server, 0).tolist() == [2, 5, 1, 4]
+    assert algorithm.select_candidates(server, 2).tolist() == [0, 5, 1, 4]
     algorithm = make_trial(FedFomo(downloads=20)).algorithm
-    assert algorithm.candidates(server, 5).tolist() == [0, 2, 1, 4, 7, 3]
-    assert algorithm.candidates(server, 6).tolist() == [0, 2, 5, 1, 4, 7, 3]
-    assert algorithm.candidates(server | {"seen": torch.zeros(8)}, 5).tolist() == []
+    assert algorithm.select_candidates(server, 5).tolist() == [0, 2, 1, 4, 7, 3]
+    assert algorithm.select_candidates(server, 6).tolist() == [0, 2, 5, 1, 4, 7, 3]
+    assert algorithm.select_candidates(server | {"seen": torch.zeros(8)}, 5).tolist() == []
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -98,8 +98,8 @@ def test_only_what_was_uploaded_travels(make_trial, width):
     counts = [[0, 0], [1, 1, 2, 2], [2, 2]]
     for ids, found in zip(rounds, counts, strict=True):
         trial.run(1, ids=ids)
-        assert [outcome.down for outcome in trial.outcomes] == [count * model for count in found]
-        assert [outcome.up for outcome in trial.outcomes] == [model + count * 8 for count in found]
+        assert [outcome.bytes_down for outcome in trial.outcomes] == [count * model for count in found]
+        assert [outcome.bytes_up for outcome in trial.outcomes] == [model + count * 8 for count in found]
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -126,15 +126,15 @@ def test_what_is_sent_are_the_candidates_models(make_trial, assert_same):
     trial = make_trial(FedFomo(downloads=3)).run(2)
     _, own = trial.send([4, 1])
     for row, client in enumerate((4, 1)):
-        for place, other in enumerate(trial.algorithm.candidates(trial.server, client).tolist()):
+        for place, other in enumerate(trial.algorithm.select_candidates(trial.server, client).tolist()):
             sent = own["others"].map(lambda value, at=(row, place): value[at])
-            assert_same(sent, pick(trial.server["models"], other))
+            assert_same(sent, select_model(trial.server["models"], other))
 
 
 def test_weights_add_up_in_the_affinity(make_trial):
     """Of the models that were sent in that round, not of those that will be sent next."""
     algorithm = make_trial(FedFomo(downloads=2)).algorithm
-    model = algorithm.net.fresh(0)
+    model = algorithm.net.make_initial_model(0)
     server = algorithm.init(lambda index: model)
     server |= {"affinity": torch.arange(8.0, dtype=f64).expand(8, 8), "seen": torch.ones(8, dtype=f64)}
     sent = {"model": model, "gains": torch.tensor([-20.0, 0.5], dtype=f64)}
@@ -151,7 +151,7 @@ def test_losses_are_of_the_validation_data(make_clients, make_trial):
         *((samples[len(samples) // 4 :], samples[: len(samples) // 4]) for samples in all_of.train), strict=True
     )
     assert [len(samples) for samples in held] == [0, 1, 2, 3, 1, 4, 0, 5]
-    clients = Clients(all_of.x, all_of.y, train, all_of.test, all_of.global_test, 4, 0, f64, validation=held)
+    clients = FederatedData(all_of.x, all_of.y, train, all_of.test, all_of.global_test, 4, 0, f64, validation=held)
     trial = make_trial(FedFomo(downloads=2), clients=clients, participation=1.0).run(2)
     before, kept = trial.server, dict(trial.kept)
     trial.run()
@@ -164,9 +164,9 @@ def test_losses_are_of_the_validation_data(make_clients, make_trial):
 
         baseline = kept[client]["previous"]
         for other, gain in zip(
-            trial.algorithm.candidates(before, client).tolist(), outcome.upload["gains"].tolist(), strict=True
+            trial.algorithm.select_candidates(before, client).tolist(), outcome.upload["gains"].tolist(), strict=True
         ):
-            model = pick(before["models"], other)
+            model = select_model(before["models"], other)
             distance = float((model - baseline).norm()) + EPSILON
             assert gain == pytest.approx((loss(baseline) - loss(model)) / distance, abs=1e-10)
 
@@ -181,10 +181,10 @@ def test_the_baseline_is_the_model_before_the_last_training(make_trial, assert_s
 
 def test_a_client_that_is_not_in_the_round_stays(make_trial, assert_same):
     trial = make_trial(FedFomo()).run(1, ids=[1, 3, 5])
-    before = trial.kept[1], pick(trial.server["models"], 1), trial.server["affinity"][1]
+    before = trial.kept[1], select_model(trial.server["models"], 1), trial.server["affinity"][1]
     assert_same(before[1], before[0]["model"])
     trial.run(1, ids=[3, 5])
-    assert_same((trial.kept[1], pick(trial.server["models"], 1), trial.server["affinity"][1]), before)
+    assert_same((trial.kept[1], select_model(trial.server["models"], 1), trial.server["affinity"][1]), before)
     assert trial.server["seen"].tolist() == [0, 1, 0, 1, 0, 1, 0, 0]
     assert trial.algorithm.global_model(trial.server) is None
 
@@ -204,4 +204,4 @@ def test_clients_with_the_same_classes_mix(make_clients, make_trial):
     assert affinity[other_group].max() <= 0 < affinity[~other_group].max()
     for client in range(6):
         alike = set(range(client % 2, 6, 2)) - {client}
-        assert set(trial.algorithm.candidates(trial.server, client).tolist()) == alike
+        assert set(trial.algorithm.select_candidates(trial.server, client).tolist()) == alike

@@ -5,9 +5,9 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fedpipe import registry
 from fedpipe.algorithms.base import Batch, Uploads
-from fedpipe.algorithms.fednh import CLIP, FedNH, Prototypes
+from fedpipe.algorithms.fednh import CLIP_NORM, FedNH, PrototypeHead
 from fedpipe.errors import SettingsError
-from fedpipe.models.base import Net, Network
+from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.models.mlp import MLP
 from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
@@ -64,12 +64,12 @@ def test_the_head_begins_orthonormal(make_trial):
 
 
 def test_more_classes_than_features_are_still_on_the_sphere():
-    rows = Prototypes(3, 8, 1.0).weight
+    rows = PrototypeHead(3, 8, 1.0).weight
     assert norms(rows) == pytest.approx([1] * 8, abs=1e-6)
 
 
 def test_logits_are_scaled_cosines():
-    layer = Prototypes(2, 2, 5.0)
+    layer = PrototypeHead(2, 2, 5.0)
     layer.load_state_dict({"weight": torch.eye(2), "scale": torch.tensor(5.0)})
     for length in (1.0, 0.1, 70.0):  # the features' length changes nothing
         assert layer(length * torch.tensor([[3.0, 4.0]])).tolist() == [pytest.approx([3, 4])]
@@ -105,12 +105,12 @@ def test_with_a_share_of_one_it_is_fedavg_under_a_fixed_head(make_trial, assert_
                 [parameter for parameter in module.parameters() if parameter.requires_grad], 0.05, momentum=0.9
             )
             for epoch in (0, 1):
-                order = trial.clients.order(client, number, "batches", epoch)
+                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
                 for first in range(0, len(order), 4):
                     x, y = trial.clients.gather(order[first : first + 4])
                     rule.zero_grad()
                     cross_entropy(module(x), y).backward()
-                    norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), CLIP)))
+                    norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), CLIP_NORM)))
                     rule.step()
             sent[client] = {name: value.detach() for name, value in module.named_parameters()}
         total = sum(trial.clients.sizes[client] for client in sent)
@@ -119,7 +119,7 @@ def test_with_a_share_of_one_it_is_fedavg_under_a_fixed_head(make_trial, assert_
             for name in model
         }
     assert_same(dict(trial.run(3).server["model"]), model, within=1e-12)
-    assert (max(norms) > CLIP > min(norms)) == clipped
+    assert (max(norms) > CLIP_NORM > min(norms)) == clipped
 
 
 def test_clients_measure_normalized_means_of_normalised_features(make_trial, assert_same):
@@ -193,7 +193,7 @@ def test_a_single_sample_and_features_of_zero_make_no_nan(make_trial):
     """Every ReLU of the body is off: logits are zero, prototypes stay, nothing moves."""
 
     def dead(index):
-        model = trial.net.fresh(index)
+        model = trial.net.make_initial_model(index)
         return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
 
     trial = make_trial(FedNH())
@@ -212,9 +212,9 @@ def test_a_head_that_is_no_linear_layer_is_refused():
 
 def test_it_stands_beside_a_batch(make_trial):
     """The global model's logits are those of the head as it was adapted."""
-    algorithm = registry.build(registry.ALGORITHM, "fednh", {"scale": 20.0})
-    net = Net(lambda: algorithm.adapt(Network(nn.Identity(), nn.Linear(2, 3))), f64)
-    model = net.fresh(0)
+    algorithm = registry.build_component(registry.ALGORITHM, "fednh", {"scale": 20.0})
+    net = FunctionalNetwork(lambda: algorithm.adapt(Network(nn.Identity(), nn.Linear(2, 3))), f64)
+    model = net.make_initial_model(0)
     assert float(model["head.scale"]) == 20
     batch = Batch(torch.ones(3, 2, dtype=f64), torch.tensor([0, 1, 2]))
     assert torch.allclose(net(model, batch.x), 20 * normalize(batch.x, dim=-1) @ model["head.weight"].T)

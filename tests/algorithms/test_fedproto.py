@@ -7,7 +7,7 @@ from torch import nn
 from fedpipe.algorithms.base import Batch, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedproto import FedProto
-from fedpipe.models.base import Net, Network
+from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
 
@@ -26,7 +26,7 @@ def vector(*values):
 
 def bound(algorithm, make_trial):
     """The algorithm on a network whose features are its two inputs and whose logits are all zero."""
-    net = Net(lambda: Network(nn.Identity(), nn.Linear(2, 3)), f64)
+    net = FunctionalNetwork(lambda: Network(nn.Identity(), nn.Linear(2, 3)), f64)
     return algorithm.bind(net, make_trial("fedavg").algorithm.federation)
 
 

@@ -77,7 +77,7 @@ def test_momentum_acts_where_there_is_no_correction(make_trial, assert_same):
         groups = [{"params": module.body.parameters()}, {"params": module.head.parameters(), "momentum": 0.0}]
         rule = torch.optim.SGD(groups, 0.05, momentum=0.9, weight_decay=0.1)
         for epoch in (0, 1):
-            order = trial.clients.order(outcome.client, 1, "batches", epoch)
+            order = trial.clients.shuffle_indices(outcome.client, 1, "batches", epoch)
             for first in range(0, len(order), 4):
                 x, y = trial.clients.gather(order[first : first + 4])
                 rule.zero_grad()

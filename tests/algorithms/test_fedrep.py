@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedpipe.algorithms._dw import DW, with_dw
+from fedpipe.algorithms._dw import DW, add_dw_mixin
 from fedpipe.algorithms.fedbabu import FedBABU
 from fedpipe.algorithms.fedrep import FedRep
 from fedpipe.models.base import Network
@@ -36,7 +36,7 @@ def test_both_phases_written_out(make_trial, assert_same, optimizer):
             for part, stream, epochs in ((module.head, "head", 3), (module.body, "batches", 2)):
                 rule = make_rule(part.parameters())
                 for epoch in range(epochs):
-                    order = trial.clients.order(client, number, stream, epoch)
+                    order = trial.clients.shuffle_indices(client, number, stream, epoch)
                     for first in range(0, len(order), 4):
                         x, y = trial.clients.gather(order[first : first + 4])
                         module.zero_grad()
@@ -134,7 +134,7 @@ def test_dw_acts_in_the_head_phase_alone(make_trial):
     for epochs, feels in ((0, False), (1, True)):
         plain, regularized = (
             make_trial(method(head_epochs=epochs, body_epochs=2, **dw), bare).run(2)
-            for method, dw in ((FedRep, {}), (with_dw(FedRep), {"dw": DW(mu=5.0)}))
+            for method, dw in ((FedRep, {}), (add_dw_mixin(FedRep), {"dw": DW(mu=5.0)}))
         )
         same = torch.equal(regularized.server["body"].flat(), plain.server["body"].flat())
         assert same is not feels

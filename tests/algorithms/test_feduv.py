@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 from fedpipe import registry
 from fedpipe.algorithms.base import Batch
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.algorithms.feduv import FedUV, closeness, lack_of_variance
+from fedpipe.algorithms.feduv import FedUV, compute_closeness, compute_variance_deficit
 from fedpipe.errors import SettingsError
 from fedpipe.testing import Expected
 
@@ -17,7 +17,7 @@ EXPECTED = Expected(
 )
 
 f64 = torch.float64
-TERMS = {"V": lack_of_variance, "U": closeness}
+TERMS = {"V": compute_variance_deficit, "U": compute_closeness}
 
 
 def batch_of(values, real=None):
@@ -49,7 +49,7 @@ def test_constant_predictions_lack_all_variance(classes, value):
     """V is the standard deviation of a column of the identity, 1 / sqrt(C), and has no gradient there."""
     for share in (1 / classes, 0.3):
         p = torch.full((7, classes), share, dtype=f64)
-        found, gradient = value_and_gradient(lack_of_variance, p, batch_of(p))
+        found, gradient = value_and_gradient(compute_variance_deficit, p, batch_of(p))
         assert float(found) == pytest.approx(value, abs=1e-6)
         assert not gradient.any()
     assert float(torch.eye(classes, dtype=f64).std(0).mean()) == pytest.approx(value, abs=1e-6)
@@ -58,16 +58,16 @@ def test_constant_predictions_lack_all_variance(classes, value):
 def test_one_hot_predictions():
     """Each class once: V is 0. Each class twice: not quite, since the deviation is the unbiased one."""
     once = torch.eye(10, dtype=f64)
-    assert float(lack_of_variance(once, batch_of(once))) == pytest.approx(0, abs=1e-15)
+    assert float(compute_variance_deficit(once, batch_of(once))) == pytest.approx(0, abs=1e-15)
     twice = once.repeat(2, 1)
-    assert float(lack_of_variance(twice, batch_of(twice))) == pytest.approx(0.00843, abs=1e-5)
+    assert float(compute_variance_deficit(twice, batch_of(twice))) == pytest.approx(0.00843, abs=1e-5)
 
 
 @pytest.mark.parametrize("distance", [1e-3, 1.0, 50.0])
 def test_two_points_are_as_close_whatever_their_distance(distance):
     """U is 1 / e, with no gradient: the median moves with the distance."""
     z = points(3.0, 3.0 + distance)
-    found, gradient = value_and_gradient(closeness, z, batch_of(z))
+    found, gradient = value_and_gradient(compute_closeness, z, batch_of(z))
     assert float(found) == pytest.approx(0.367879, abs=1e-6)
     assert gradient.abs().max() <= 1e-12 / distance
 
@@ -76,19 +76,19 @@ def test_the_median_is_the_lower_middle_value():
     """Of 1, 4, 9, 16, 36 and 49 it is 9."""
     z = points(0, 1, 3, 7)
     wanted = sum(math.exp(-square / 9) for square in (1, 4, 9, 16, 36, 49)) / 6
-    assert float(closeness(z, batch_of(z))) == pytest.approx(wanted, rel=1e-14)
+    assert float(compute_closeness(z, batch_of(z))) == pytest.approx(wanted, rel=1e-14)
 
 
 def test_distances_of_zero_count_in_the_mean_alone():
     z = points(0, 0, 0, 2)
-    assert float(closeness(z, batch_of(z))) == pytest.approx((3 + 3 / math.e) / 6, rel=1e-14)
+    assert float(compute_closeness(z, batch_of(z))) == pytest.approx((3 + 3 / math.e) / 6, rel=1e-14)
 
 
 def test_of_pairs_at_the_same_distance_the_same_one_is_the_median(assert_same):
     """The gradient through it is that of one pair, with padding and without."""
     z = points(0, 2, 4, 5, 7, 9)  # two of the fifteen pairs are 4 apart, which is the median
-    _, alone = value_and_gradient(closeness, z, batch_of(z))
-    _, padding = value_and_gradient(closeness, *padded(z))
+    _, alone = value_and_gradient(compute_closeness, z, batch_of(z))
+    _, padding = value_and_gradient(compute_closeness, *padded(z))
     assert alone.abs().max() > 0.01
     assert_same(padding[: len(z)], alone, within=1e-15)
 
@@ -106,7 +106,7 @@ def test_both_terms_are_pytorchs(assert_same, size, masked):
         squares = torch.pdist(z).square()
         return (-squares / squares[squares > 0].median()).exp().mean()
 
-    for term, plain in ((lack_of_variance, variance), (closeness, uniformity)):
+    for term, plain in ((compute_variance_deficit, variance), (compute_closeness, uniformity)):
         wanted, theirs = value_and_gradient(plain, values, None)
         found, ours = value_and_gradient(term, *(padded(values) if masked else (values, batch_of(values))))
         assert_same(found, wanted, within=1e-14)
@@ -126,7 +126,7 @@ def test_a_batch_of_one_adds_nothing(term, masked):
 @pytest.mark.parametrize("masked", [False, True])
 def test_features_that_are_all_equal_add_nothing(masked):
     z = torch.full((7, 3), 0.3, dtype=f64)
-    found, gradient = value_and_gradient(closeness, *(padded(z) if masked else (z, batch_of(z))))
+    found, gradient = value_and_gradient(compute_closeness, *(padded(z) if masked else (z, batch_of(z))))
     assert float(found) == 0
     assert not gradient.any()
 
@@ -145,7 +145,10 @@ def test_the_loss_adds_both_terms(make_trial, variance, strength):
     trial = make_trial(FedUV(variance=variance, uniformity=0.3))
     client, (x, y) = trial.start(7), trial.clients.gather(trial.clients.train[7])
     batch, logits = Batch(x, y), trial.net(client["model"], x)
-    v, u = lack_of_variance(logits.softmax(-1), batch), closeness(trial.net.features(client["model"], x), batch)
+    v, u = (
+        compute_variance_deficit(logits.softmax(-1), batch),
+        compute_closeness(trial.net.features(client["model"], x), batch),
+    )
     wanted = cross_entropy(logits, y) + strength * v + 0.3 * u
     assert float(trial.algorithm.loss(client, batch)) == pytest.approx(float(wanted), rel=1e-14)
     assert v > 0.1
@@ -154,7 +157,7 @@ def test_the_loss_adds_both_terms(make_trial, variance, strength):
 
 def test_a_strength_is_a_number_or_c_over_4():
     with pytest.raises(SettingsError, match=r"algorithms.variance: 'C/5' can't be used"):
-        registry.build(registry.ALGORITHM, "feduv", {"variance": "C/5"})
+        registry.build_component(registry.ALGORITHM, "feduv", {"variance": "C/5"})
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
@@ -170,7 +173,7 @@ def test_features_of_zero_make_no_nan(make_trial, width):
     net = make_trial(FedUV()).net
 
     def dead(index):
-        model = net.fresh(index)
+        model = net.make_initial_model(index)
         return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
 
     uv, plain = (

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from fedpipe import cli
-from fedpipe.stages.collect import collect
+from fedpipe.stages.collect import collect_rounds
 from tests import studies
 
 ALONE = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
@@ -94,10 +94,10 @@ def results_of(settings, **execution):
     """By label, after all rounds: each round's participants, the table of rounds, and that of accuracies."""
     made, tables = studies.prepare(settings), {}
     for planned, run in zip(made.runs, studies.open_runs(made, **execution), strict=True):
-        *_, done = run.segment(planned.rounds)
-        collect(run.files, done, "all")
+        *_, done = run.run_segment(planned.rounds)
+        collect_rounds(run.files, done, "all")
         ids = [set(run.participants(number)) for number in range(1, done + 1)]
-        joined = run.files.joined(done)
+        joined = run.files.merged_files(done)
         tables[planned.algorithm] = ids, pd.read_parquet(joined.rounds), pd.read_parquet(joined.metrics)
     return tables
 

@@ -7,7 +7,7 @@ from torch import nn
 from fedpipe.algorithms.base import Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.ifca import IFCA
-from fedpipe.engine.clients import Clients
+from fedpipe.engine.clients import FederatedData
 from fedpipe.models.base import Network
 from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
@@ -42,7 +42,7 @@ def make_opposed(make_trial):
         for client in (1, 3, 5):
             y[train[client]] = 1 - y[train[client]]
         nobody = train[0][:0]
-        clients = Clients(x, y, train, train, nobody, 2, 0, torch.float64)
+        clients = FederatedData(x, y, train, train, nobody, 2, 0, torch.float64)
 
         def fresh(index):
             rows = torch.tensor([[0.5, 0.1], [-0.5, 0.0]], dtype=torch.float64) * signs[index]

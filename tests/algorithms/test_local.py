@@ -44,7 +44,7 @@ def test_whoever_is_not_in_a_round_stays(make_trial, assert_same):
 def test_nothing_travels(make_trial):
     trial = make_trial(Local()).run(2, tests=("local",))
     assert trial.server == {}
-    assert [(outcome.down, outcome.upload) for outcome in trial.outcomes] == [(0, {})] * 4
+    assert [(outcome.bytes_down, outcome.upload) for outcome in trial.outcomes] == [(0, {})] * 4
     assert trial.algorithm.global_model(trial.server) is None
 
 

@@ -8,7 +8,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy, logsigmoid
 from fedpipe.algorithms.base import Batch
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.moon import MOON
-from fedpipe.models.base import Net, Network
+from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
 
@@ -29,7 +29,7 @@ def make_linear(make_trial):
     """MOON on a linear body from one input to two features, under a head that makes no risk."""
 
     def make(**parameters):
-        net = Net(lambda: Network(nn.Linear(1, 2, bias=False), nn.Linear(2, 1)), f64)
+        net = FunctionalNetwork(lambda: Network(nn.Linear(1, 2, bias=False), nn.Linear(2, 1)), f64)
         return MOON(**parameters).bind(net, make_trial("fedavg").algorithm.federation)
 
     return make
@@ -77,14 +77,14 @@ def test_the_gradient_turns_towards_the_global_model(make_linear):
 
 def test_the_other_models_are_in_evaluation_mode(make_trial):
     """They have no dropout while the client's own model trains."""
-    net = Net(lambda: Network(nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5)), nn.Linear(6, 4)), f64)
+    net = FunctionalNetwork(lambda: Network(nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5)), nn.Linear(6, 4)), f64)
     algorithm = MOON().bind(net, make_trial("fedavg").algorithm.federation)
     x, z = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(1), dtype=f64), torch.ones(3, 6, dtype=f64)
-    client = {"global": net.fresh(1), "previous": net.fresh(2)}
-    calm = algorithm.contrast(client, z, x[0])
-    with net.mode.of(True, None, torch.tensor(7)):
+    client = {"global": net.make_initial_model(1), "previous": net.make_initial_model(2)}
+    calm = algorithm.compute_contrast(client, z, x[0])
+    with net.mode.activate(True, None, torch.tensor(7)):
         assert not torch.equal(net.features(client["global"], x[0]), net.features(client["global"], x[0], teacher=True))
-        assert torch.equal(algorithm.contrast(client, z, x[0]), calm)
+        assert torch.equal(algorithm.compute_contrast(client, z, x[0]), calm)
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
@@ -144,7 +144,7 @@ def test_features_of_zero_make_no_nan(make_trial, width):
     net = make_trial(MOON()).net
 
     def dead(index):
-        model = net.fresh(index)
+        model = net.make_initial_model(index)
         return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
 
     trial = make_trial(MOON(), width=width, fresh=dead, participation=1.0).run(2)
@@ -167,7 +167,7 @@ def test_the_other_models_keep_the_clients_statistics_as_it_began(make_trial, as
             module.load_state_dict({**model, **kept["buffers"]}, strict=False)
         rule = torch.optim.SGD(student.parameters(), 0.2, momentum=0.9)
         for epoch in (0, 1):
-            order = trial.clients.order(outcome.client, 3, "batches", epoch)
+            order = trial.clients.shuffle_indices(outcome.client, 3, "batches", epoch)
             for first in range(0, len(order), 4):
                 x, y = trial.clients.gather(order[first : first + 4])
                 z = student.body(x)

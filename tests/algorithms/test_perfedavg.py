@@ -35,7 +35,7 @@ def test_one_step_on_a_quadratic(make_toy, path, variant, delta, point, same_bat
     """
     algorithm = PerFedAvg(alpha=0.1, variant=variant, delta=delta, same_batch=same_batch)
     trial = make_toy(algorithm, [(2, 1)], learning_rate=0.05)
-    assert path(trial, 1) == pytest.approx([1 - (1 - point) ** trial.algorithm.batches], abs=1e-12)
+    assert path(trial, 1) == pytest.approx([1 - (1 - point) ** trial.algorithm.batches_per_step], abs=1e-12)
 
 
 @pytest.mark.parametrize("variant", ["first-order", "hessian-free"])
@@ -51,7 +51,7 @@ def test_each_gradient_has_a_batch_of_its_own(make_trial, assert_same, variant, 
     trial = make_trial(PerFedAvg(alpha=0.3, variant=variant), local_epochs=1)
     w = trial.server["model"]
     for epoch in range(parts):
-        order = trial.clients.order(5, 1, "batches", epoch)
+        order = trial.clients.shuffle_indices(5, 1, "batches", epoch)
         for begin in range(0, 16, 4 * parts):
             here = order[begin : begin + 4 * parts]
             batches = [here[part::parts] for part in range(parts)]
@@ -78,7 +78,7 @@ def test_the_personal_model_is_one_step_away(make_trial, width):
     trial = make_trial(PerFedAvg(alpha=0.5), width=width).run(2)
 
     def personal(model, client, epoch):
-        batch = trial.clients.order(client, 3, "personal", epoch)[:4]
+        batch = trial.clients.shuffle_indices(client, 3, "personal", epoch)[:4]
         return model - 0.5 * gradient(trial, model, batch)
 
     def loss(model, client):

@@ -6,8 +6,8 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from fedpipe.algorithms.base import Batch
 from fedpipe.algorithms.pfps_lwc import PFPSLWC
 from fedpipe.config import Evaluation
-from fedpipe.engine.evaluation import measure
-from fedpipe.models.base import Net, Network
+from fedpipe.engine.evaluation import evaluate_round
+from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.models.mlp import MLP
 from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
@@ -31,7 +31,7 @@ class Recalling(PFPSLWC):
 def bound(algorithm, make_trial, body, head):
     """The algorithm on a network of these modules, for one input."""
     trial = make_trial("fedavg")
-    return algorithm.bind(Net(lambda: Network(body, head), f64), trial.algorithm.federation)
+    return algorithm.bind(FunctionalNetwork(lambda: Network(body, head), f64), trial.algorithm.federation)
 
 
 def tensors(**values):
@@ -52,7 +52,7 @@ def test_the_recall_measures_the_angle_of_features(make_trial):
             "extractor": tensors(body_weight=[[1.0], [0.0]]),
             "model": tensors(body_weight=[[scale], [scale]]),
         }
-        assert float(algorithm.recall(client, batch)) == pytest.approx(0.292893, abs=1e-6)
+        assert float(algorithm.recall_loss(client, batch)) == pytest.approx(0.292893, abs=1e-6)
 
 
 def test_the_penalty_is_the_joint_norm_of_the_head(make_trial):
@@ -87,7 +87,7 @@ def test_features_of_zero_make_no_nan(make_trial, width):
     """Every ReLU of the extractor is off."""
 
     def dead(index):
-        model = trial.net.fresh(index)
+        model = trial.net.make_initial_model(index)
         return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
 
     trial = make_trial(PFPSLWC())
@@ -108,7 +108,7 @@ def test_with_both_parts_off_it_is_fedper(make_trial, assert_same):
             module.load_state_dict(body | heads[client])
             rule = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9)
             for epoch in (0, 1):
-                order = trial.clients.order(client, number, "batches", epoch)
+                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
                 for first in range(0, len(order), 4):
                     x, y = trial.clients.gather(order[first : first + 4])
                     rule.zero_grad()
@@ -205,7 +205,7 @@ def by_hand(trial, client, recall_epochs, epochs=0, penalty=0.0, build=lambda: M
     def steps(stream, count, parameters, loss):
         rule = torch.optim.SGD(parameters, federation.learning_rate, federation.momentum)
         for epoch in range(count):
-            order = trial.clients.order(client, number, stream, epoch)
+            order = trial.clients.shuffle_indices(client, number, stream, epoch)
             for first in range(0, len(order), federation.batch_size):
                 x, y = trial.clients.gather(order[first : first + federation.batch_size])
                 rule.zero_grad()
@@ -279,7 +279,7 @@ def test_its_own_ablation_is_measured(make_trial, protocol):
     for epochs in (1, 0):
         trial = make_trial(PFPSLWC(recall_epochs=0)).run(2, ids=[3, 5, 7])
         other = make_trial(PFPSLWC(recall_epochs=epochs))
-        found = measure(
+        found = evaluate_round(
             Evaluation(protocols=(protocol,)),
             other.executor,
             other.algorithm,
@@ -316,8 +316,8 @@ def test_the_old_extractor_teaches_in_evaluation_mode(make_trial):
     trial = make_trial(PFPSLWC(), "norm", participation=1.0).run()
     client = trial.start(5)
     x, y = trial.clients.gather(trial.clients.train[5])
-    with trial.net.mode.of(training=True):
-        found = trial.algorithm.recall(client, Batch(x, y))
+    with trial.net.mode.activate(training=True):
+        found = trial.algorithm.recall_loss(client, Batch(x, y))
         student = trial.net.features(client["model"], x)
     teacher = trial.net.features(client["extractor"], x)
     assert float(found) == pytest.approx(float((1 - cosine_similarity(teacher, student)).mean()), abs=1e-15)

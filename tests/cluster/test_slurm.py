@@ -37,8 +37,8 @@ def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (folder / "hurry").touch()
         made = studies.prepare(params)
         for planned, run in zip(made.runs, studies.open_runs(made), strict=True):
-            list(run.segment(planned.rounds))
-            collect.collect(run.files, planned.rounds, "all")
+            list(run.run_segment(planned.rounds))
+            collect.collect_rounds(run.files, planned.rounds, "all")
         return studies.bits(folder / "results/runs")
 
     return compute

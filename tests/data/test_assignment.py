@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpipe import artifacts
-from fedpipe.data.assignment import Assignment, assign
+from fedpipe.data.assignment import Assignment, assign_samples
 from fedpipe.data.partitions.base import Integers, Scheme
 from fedpipe.data.partitions.dirichlet import Dirichlet
 from fedpipe.data.partitions.dirichlet_balanced import DirichletBalanced
@@ -56,7 +56,11 @@ def table_of(
     **sizes: int,
 ) -> tuple[Any, Integers, np.ndarray]:
     labels, for_test = digits(**sizes)
-    return assign(scheme, labels, for_test, clients, split, share, seed, stratified, validation), labels, for_test
+    return (
+        assign_samples(scheme, labels, for_test, clients, split, share, seed, stratified, validation),
+        labels,
+        for_test,
+    )
 
 
 @given(
@@ -84,7 +88,7 @@ def test_every_sample_appears_once_and_everybody_trains(
     assert table["sample"].to_pylist() == list(range(len(labels)))
     assert table["label"].to_pylist() == labels.tolist()
     assert [str(kind) for kind in table.schema.types] == ["int64", "int32", "int64", "string"]
-    dealt = Assignment.of(table)
+    dealt = Assignment.from_table(table)
     everything = np.concatenate([*dealt.train, *dealt.validation, dealt.global_test])
     assert np.array_equal(np.sort(everything), np.arange(len(labels)))
     assert len(dealt.train) == len(dealt.validation) == len(dealt.test) == clients
@@ -110,7 +114,7 @@ def test_the_seed_of_the_partition_stands_in(split: Split) -> None:
 @pytest.mark.parametrize("scheme", [IID(), Dirichlet(alpha=0.1), Pathological()], ids=repr)
 def test_official_test_sets_follow_the_class_proportions(scheme: Scheme) -> None:
     table, labels, for_test = table_of(scheme, "official")
-    dealt = Assignment.of(table)
+    dealt = Assignment.from_table(table)
     assert np.array_equal(dealt.global_test, np.flatnonzero(for_test))
     assert np.array_equal(np.sort(np.concatenate(dealt.test)), dealt.global_test)
     for counts, test in zip(dealt.class_counts, dealt.test, strict=True):
@@ -120,8 +124,8 @@ def test_official_test_sets_follow_the_class_proportions(scheme: Scheme) -> None
 def test_the_largest_remainder_is_exact() -> None:
     labels = np.zeros(6 + 4, dtype=np.int64)
     for_test = np.arange(10) >= 6
-    table = assign(Given(owner=(0, 0, 0, 1, 1, 2)), labels, for_test, 3, "official", 0.25, 0)
-    dealt = Assignment.of(table)  # quotas 2, 4/3, 2/3: the last sample goes to the third client
+    table = assign_samples(Given(owner=(0, 0, 0, 1, 1, 2)), labels, for_test, 3, "official", 0.25, 0)
+    dealt = Assignment.from_table(table)  # quotas 2, 4/3, 2/3: the last sample goes to the third client
     assert [len(test) for test in dealt.test] == [2, 1, 1]
     assert [train.tolist() for train in dealt.train] == [[0, 1, 2], [3, 4], [5]]
     assert dealt.sizes.tolist() == [3, 2, 1]
@@ -131,8 +135,8 @@ def test_ties_are_broken_at_random() -> None:
     labels, for_test = np.zeros(5, dtype=np.int64), np.arange(5) >= 4
     scheme = Given(owner=(0, 1, 2, 3))
     winners = {
-        int(np.argmax([len(test) for test in Assignment.of(table).test]))
-        for table in (assign(scheme, labels, for_test, 4, "official", 0.25, seed) for seed in range(40))
+        int(np.argmax([len(test) for test in Assignment.from_table(table).test]))
+        for table in (assign_samples(scheme, labels, for_test, 4, "official", 0.25, seed) for seed in range(40))
     }
     assert winners == {0, 1, 2, 3}
 
@@ -140,9 +144,9 @@ def test_ties_are_broken_at_random() -> None:
 def test_a_class_nobody_trains_on_belongs_to_the_global_test_set_alone() -> None:
     labels = np.array([0, 0, 1, 1, 2, 0])
     for_test = np.array([False, False, False, False, True, True])
-    table = assign(Given(owner=(0, 0, 1, 1)), labels, for_test, 2, "official", 0.25, 0)
+    table = assign_samples(Given(owner=(0, 0, 1, 1)), labels, for_test, 2, "official", 0.25, 0)
     assert table["client"].to_pylist() == [0, 0, 1, 1, -1, 0]
-    dealt = Assignment.of(table)
+    dealt = Assignment.from_table(table)
     assert dealt.global_test.tolist() == [4, 5]
     assert [test.tolist() for test in dealt.test] == [[5], []]
     assert dealt.class_counts.tolist() == [[2, 0, 0], [0, 2, 0]]
@@ -153,7 +157,7 @@ def test_pooled_test_sets_are_a_share_rounded_down(share: float, held_out: list[
     sizes = [1, 3, 4, 100]
     labels = np.zeros(108, dtype=np.int64)
     scheme = Given(owner=tuple(np.repeat(np.arange(4), sizes).tolist()))
-    dealt = Assignment.of(assign(scheme, labels, labels == 1, 4, "pooled", share, 0))
+    dealt = Assignment.from_table(assign_samples(scheme, labels, labels == 1, 4, "pooled", share, 0))
     assert [len(test) for test in dealt.test] == held_out
     assert [len(train) + len(test) for train, test in zip(dealt.train, dealt.test, strict=True)] == sizes
     assert dealt.train[0].tolist() == [0]
@@ -161,23 +165,23 @@ def test_pooled_test_sets_are_a_share_rounded_down(share: float, held_out: list[
 
 def test_pooled_ignores_the_official_split() -> None:
     labels, for_test = digits()
-    tables = [assign(IID(), labels, test, 10, "pooled", 0.25, 0) for test in (for_test, ~for_test)]
+    tables = [assign_samples(IID(), labels, test, 10, "pooled", 0.25, 0) for test in (for_test, ~for_test)]
     assert tables[0].equals(tables[1])
 
 
 def test_what_one_client_holds_out_does_not_depend_on_the_others() -> None:
     labels = np.zeros(40, dtype=np.int64)
     tables = [
-        assign(Given(owner=owner), labels, labels == 1, clients, "pooled", 0.5, 0)
+        assign_samples(Given(owner=owner), labels, labels == 1, clients, "pooled", 0.5, 0)
         for owner, clients in [((0,) * 20 + (1,) * 20, 2), ((0,) * 20 + (1,) * 5 + (2,) * 15, 3)]
     ]
-    first, second = (Assignment.of(table) for table in tables)
+    first, second = (Assignment.from_table(table) for table in tables)
     assert np.array_equal(first.test[0], second.test[0])
 
 
 def test_single_sample_clients_everywhere() -> None:
     table, *_ = table_of(IID(), "official", clients=50, train=5, test=3)
-    dealt = Assignment.of(table)
+    dealt = Assignment.from_table(table)
     assert dealt.sizes.tolist() == [1] * 50
     assert dealt.class_counts.shape == (50, 10)
     assert sum(len(test) for test in dealt.test) == 30
@@ -187,7 +191,7 @@ def test_a_table_is_read_back(tmp_path: Path) -> None:
     table, *_ = table_of(Dirichlet(), "official")
     path = tmp_path / "assignment.parquet"
     sha256 = artifacts.write_parquet(path, table)
-    dealt, direct = Assignment.read(path, sha256), Assignment.of(table)
+    dealt, direct = Assignment.read(path, sha256), Assignment.from_table(table)
     assert artifacts.read_parquet(path).equals(table)
     assert np.array_equal(dealt.class_counts, direct.class_counts)
     assert all(np.array_equal(a, b) for a, b in zip(dealt.train, direct.train, strict=True))
@@ -198,20 +202,20 @@ def test_a_table_is_read_back(tmp_path: Path) -> None:
 def test_the_training_samples_must_do_for_the_official_split() -> None:
     labels, for_test = digits(train=1, test=1)
     with pytest.raises(SettingsError, match=r"^federation\.clients: 11 is more than the 10 samples to deal; "):
-        assign(IID(), labels, for_test, 11, "official", 0.25, 0)
-    assign(IID(), labels, for_test, 11, "pooled", 0.25, 0)
+        assign_samples(IID(), labels, for_test, 11, "official", 0.25, 0)
+    assign_samples(IID(), labels, for_test, 11, "pooled", 0.25, 0)
 
 
 def test_an_official_split_needs_a_test_set() -> None:
     with pytest.raises(SettingsError, match=r"^dataset\.split: 'official' needs a test set, and none of the 9 samples"):
-        assign(IID(), np.zeros(9, dtype=np.int64), np.zeros(9, dtype=np.bool_), 2, "official", 0.25, 0)
+        assign_samples(IID(), np.zeros(9, dtype=np.int64), np.zeros(9, dtype=np.bool_), 2, "official", 0.25, 0)
 
 
 @pytest.mark.parametrize("owner", [(0, 0, 0), (0, 1), (0, 1, 2), (0, 1, -1)])
 def test_a_scheme_of_somebody_else_must_keep_its_promise(owner: tuple[int, ...]) -> None:
     labels = np.zeros(3, dtype=np.int64)
     with pytest.raises(SettingsError, match=r"^partition\.scheme: '.*Given' did not give every sample one of 2 "):
-        assign(Given(owner=owner), labels, labels == 1, 2, "pooled", 0.25, 0)
+        assign_samples(Given(owner=owner), labels, labels == 1, 2, "pooled", 0.25, 0)
 
 
 # -- what clients keep from training -----------------------------------------------------------------------------------
@@ -225,7 +229,7 @@ def test_a_scheme_of_somebody_else_must_keep_its_promise(owner: tuple[int, ...])
 @settings(max_examples=40)
 def test_a_stratified_split_has_the_class_proportions_of_its_client(share: float, scheme: Scheme, seed: int) -> None:
     table, labels, _ = table_of(scheme, "pooled", share=share, seed=seed, stratified=True)
-    dealt = Assignment.of(table)
+    dealt = Assignment.from_table(table)
     for train, test in zip(dealt.train, dealt.test, strict=True):
         size, held = len(train) + len(test), np.bincount(labels[test], minlength=10)
         assert held.sum() == math.floor(size * share + 1e-9)
@@ -236,13 +240,13 @@ def test_a_stratified_split_has_the_class_proportions_of_its_client(share: float
 
 def test_a_stratified_split_by_the_largest_remainder() -> None:
     labels = np.repeat([0, 1, 2], [50, 30, 4])
-    table = assign(Given(owner=(0,) * 84), labels, labels == 9, 1, "pooled", 0.25, 0, stratified=True)
-    (test,) = Assignment.of(table).test
+    table = assign_samples(Given(owner=(0,) * 84), labels, labels == 9, 1, "pooled", 0.25, 0, stratified=True)
+    (test,) = Assignment.from_table(table).test
     assert np.bincount(labels[test]).tolist() == [12, 8, 1]  # of 12.5, 7.5 and 1: the tie is broken at random
     others = {
-        tuple(np.bincount(labels[Assignment.of(table).test[0]]).tolist())
+        tuple(np.bincount(labels[Assignment.from_table(table).test[0]]).tolist())
         for table in (
-            assign(Given(owner=(0,) * 84), labels, labels == 9, 1, "pooled", 0.25, seed, stratified=True)
+            assign_samples(Given(owner=(0,) * 84), labels, labels == 9, 1, "pooled", 0.25, seed, stratified=True)
             for seed in range(20)
         )
     }
@@ -251,7 +255,7 @@ def test_a_stratified_split_by_the_largest_remainder() -> None:
 
 def test_an_unstratified_split_does_not_see_classes() -> None:
     one, other = (
-        assign(Given(owner=(0,) * 40), labels, labels == 9, 1, "pooled", 0.5, 0)
+        assign_samples(Given(owner=(0,) * 40), labels, labels == 9, 1, "pooled", 0.5, 0)
         for labels in (np.zeros(40, dtype=np.int64), np.arange(40) % 4)
     )
     assert one["split"].equals(other["split"])
@@ -261,7 +265,7 @@ def test_an_unstratified_split_does_not_see_classes() -> None:
 @pytest.mark.parametrize("stratified", [False, True])
 def test_a_validation_part_comes_from_the_clients_training_samples_alone(split: Split, stratified: bool) -> None:
     without, with_ = (
-        Assignment.of(table_of(Dirichlet(alpha=0.3), split, stratified=stratified, validation=share)[0])
+        Assignment.from_table(table_of(Dirichlet(alpha=0.3), split, stratified=stratified, validation=share)[0])
         for share in (0, 0.2)
     )
     assert not any(len(held) for held in without.validation)
@@ -276,14 +280,16 @@ def test_a_validation_part_comes_from_the_clients_training_samples_alone(split: 
 
 def test_a_stratified_validation_part() -> None:
     table, labels, _ = table_of(IID(), "official", clients=2, stratified=True, validation=0.1, train=100)
-    for held, counts in zip(Assignment.of(table).validation, Assignment.of(table).class_counts, strict=True):
+    for held, counts in zip(
+        Assignment.from_table(table).validation, Assignment.from_table(table).class_counts, strict=True
+    ):
         assert np.abs(np.bincount(labels[held], minlength=10) - counts / 9).max() < 1
 
 
 def test_a_client_with_one_sample_has_no_validation_part() -> None:
     labels = np.zeros(3, dtype=np.int64)
-    table = assign(Given(owner=(0, 1, 1)), labels, labels == 1, 2, "pooled", 0.5, 0, validation_share=0.9)
-    assert [len(held) for held in Assignment.of(table).validation] == [0, 0]
+    table = assign_samples(Given(owner=(0, 1, 1)), labels, labels == 1, 2, "pooled", 0.5, 0, validation_share=0.9)
+    assert [len(held) for held in Assignment.from_table(table).validation] == [0, 0]
 
 
 # -- overlapping clients -----------------------------------------------------------------------------------------------
@@ -293,7 +299,7 @@ def test_overlapping_clients_have_a_row_for_each_pair() -> None:
     table, labels, for_test = table_of(DirichletOverlap(alpha=0.5), "official")
     rows = list(zip(table["sample"].to_pylist(), table["client"].to_pylist(), strict=True))
     assert rows == sorted(set(rows))
-    dealt = Assignment.of(table)
+    dealt = Assignment.from_table(table)
     trained = np.concatenate(dealt.train)
     assert len(np.unique(trained)) < len(trained)  # some have several clients
     assert len(np.unique(trained)) < (~for_test).sum()  # and some have none
@@ -305,7 +311,7 @@ def test_overlapping_clients_have_a_row_for_each_pair() -> None:
 
 def test_test_samples_follow_overlapping_clients_and_do_not_overlap() -> None:
     table, labels, for_test = table_of(DirichletOverlap(alpha=0.5), "official")
-    dealt = Assignment.of(table)
+    dealt = Assignment.from_table(table)
     assert np.array_equal(dealt.global_test, np.flatnonzero(for_test))
     assert np.array_equal(np.sort(np.concatenate(dealt.test)), dealt.global_test)
     of_class = dealt.class_counts.sum(axis=0)
@@ -334,10 +340,10 @@ def own(path: Path, table: Any) -> File:
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("scheme", [Dirichlet(alpha=0.3), DirichletOverlap(alpha=0.3)], ids=repr)
 def test_an_assignment_is_a_file_that_gives_itself(tmp_path: Path, split: Split, scheme: Scheme) -> None:
-    table, labels, for_test = table_of(scheme, "official", validation=0 if scheme.overlaps else 0.1)
+    table, labels, for_test = table_of(scheme, "official", validation=0 if scheme.has_overlap else 0.1)
     scheme = own(tmp_path / "assignment.parquet", table)
     for seed in (0, 1):
-        assert assign(scheme, labels, for_test, 10, split, 0.25, seed).equals(table)
+        assert assign_samples(scheme, labels, for_test, 10, split, 0.25, seed).equals(table)
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -345,13 +351,13 @@ def test_a_file_without_splits_is_dealt_and_split_as_any_scheme(tmp_path: Path, 
     table, labels, for_test = table_of(Dirichlet(alpha=0.3), split, validation=0.1)
     dealt = table if split == "pooled" else table.filter(np.isin(table["split"].to_numpy(), ["train", "validation"]))
     scheme = own(tmp_path / "own.parquet", dealt.select(["client", "sample"]))
-    assert assign(scheme, labels, for_test, 10, split, 0.25, 0, validation_share=0.1).equals(table)
+    assert assign_samples(scheme, labels, for_test, 10, split, 0.25, 0, validation_share=0.1).equals(table)
 
 
 def test_a_file_may_leave_samples_out(tmp_path: Path) -> None:
     table, labels, for_test = table_of(IID(), "pooled")
     scheme = own(tmp_path / "own.parquet", table.slice(0, 100).select(["sample", "client"]))
-    dealt = Assignment.of(assign(scheme, labels, for_test, 10, "pooled", 0.25, 0))
+    dealt = Assignment.from_table(assign_samples(scheme, labels, for_test, 10, "pooled", 0.25, 0))
     assert sum(map(len, dealt.train)) + len(dealt.global_test) == 100
 
 
@@ -359,6 +365,6 @@ def test_clients_of_a_file_that_share_samples_can_not_share_a_pool(tmp_path: Pat
     table, labels, for_test = table_of(DirichletOverlap(alpha=0.3), "official")
     train = table.filter(table["split"].to_numpy() == "train").select(["sample", "client"])
     scheme = own(tmp_path / "own.parquet", train)
-    assign(scheme, labels, for_test, 10, "official", 0.25, 0)
+    assign_samples(scheme, labels, for_test, 10, "official", 0.25, 0)
     with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' can't be used"):
-        assign(scheme, labels, for_test, 10, "pooled", 0.25, 0)
+        assign_samples(scheme, labels, for_test, 10, "pooled", 0.25, 0)

@@ -25,13 +25,13 @@ from fedpipe import artifacts, config, registry
 from fedpipe import plan as planning
 from fedpipe.data import store
 from fedpipe.data.datasets import ag_news, cifar10, cifar100, fashion_mnist, imdb, mnist, tiny_imagenet
-from fedpipe.data.datasets.base import Facts, Published, Samples
-from fedpipe.data.fetch import ENVIRONMENT, Fetcher, File
+from fedpipe.data.datasets.base import DatasetInfo, PublishedDataset, Samples
+from fedpipe.data.fetch import MIRROR_VARIABLE, Fetcher, PublishedFile
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.stages import download, partition
 from tests import studies
 
-MIRROR = os.environ.get(ENVIRONMENT)
+MIRROR = os.environ.get(MIRROR_VARIABLE)
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (6, 3, 32, 32), dtype=np.uint8)
 
@@ -39,7 +39,7 @@ PIXELS = RANDOM.integers(0, 256, (6, 3, 32, 32), dtype=np.uint8)
 @pytest.fixture(autouse=True)
 def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    monkeypatch.delenv(MIRROR_VARIABLE, raising=False)
     return tmp_path
 
 
@@ -49,19 +49,19 @@ def fetch(tmp_path: Path) -> Fetcher:
     return Fetcher(mirror=str(tmp_path / "mirror"), cache=tmp_path / "cache", tries=1)
 
 
-def put(name: str, content: bytes) -> File:
+def put(name: str, content: bytes) -> PublishedFile:
     """A file of the mirror, published nowhere."""
     path = Path("mirror") / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-    return File(name, f"md5:{md5(content)}", (f"http://127.0.0.1:9/{name}",))
+    return PublishedFile(name, f"md5:{md5(content)}", (f"http://127.0.0.1:9/{name}",))
 
 
 def md5(content: bytes) -> str:
     return hashlib.md5(content).hexdigest()
 
 
-def small(dataset: type[Published], *files: File, **parameters: Any) -> Published:
+def small(dataset: type[PublishedDataset], *files: PublishedFile, **parameters: Any) -> PublishedDataset:
     """A data set of the same format with files of its own."""
     return type(dataset.__name__, (dataset,), {"files": files, "checksum": ""})(**parameters)
 
@@ -73,40 +73,40 @@ def small(dataset: type[Published], *files: File, **parameters: Any) -> Publishe
     ("ours", "theirs"),
     [(mnist.MNIST, torchvision.datasets.MNIST), (fashion_mnist.FashionMNIST, torchvision.datasets.FashionMNIST)],
 )
-def test_files_and_checksums_are_torchvisions(ours: type[Published], theirs: Any) -> None:
+def test_files_and_checksums_are_torchvisions(ours: type[PublishedDataset], theirs: Any) -> None:
     assert [(Path(file.name).name, file.checksum) for file in ours.files] == [
         (name, f"md5:{md5}") for name, md5 in theirs.resources
     ]
     for file in ours.files:
-        assert file.addresses == tuple(host + Path(file.name).name for host in theirs.mirrors)
+        assert file.urls == tuple(host + Path(file.name).name for host in theirs.mirrors)
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [(cifar10.CIFAR10, torchvision.datasets.CIFAR10), (cifar100.CIFAR100, torchvision.datasets.CIFAR100)],
 )
-def test_archives_and_checksums_are_torchvisions(ours: type[Published], theirs: Any) -> None:
+def test_archives_and_checksums_are_torchvisions(ours: type[PublishedDataset], theirs: Any) -> None:
     (file,) = ours.files
     assert file[1:] == (f"md5:{theirs.tgz_md5}", (theirs.url,))
     assert Path(file.name).name == theirs.filename
 
 
 PUBLISHED = {
-    "mnist": Facts((1, 28, 28), 10, 70_000, 10_000),
-    "fashion_mnist": Facts((1, 28, 28), 10, 70_000, 10_000),
-    "cifar10": Facts((3, 32, 32), 10, 60_000, 10_000),
-    "cifar100": Facts((3, 32, 32), 100, 60_000, 10_000),
-    "tiny_imagenet": Facts((3, 64, 64), 200, 110_000, 10_000),
-    "imdb": Facts((200,), 2, 50_000, 25_000, 10_000),
-    "ag_news": Facts((200,), 4, 127_600, 7_600, 98_635),
+    "mnist": DatasetInfo((1, 28, 28), 10, 70_000, 10_000),
+    "fashion_mnist": DatasetInfo((1, 28, 28), 10, 70_000, 10_000),
+    "cifar10": DatasetInfo((3, 32, 32), 10, 60_000, 10_000),
+    "cifar100": DatasetInfo((3, 32, 32), 100, 60_000, 10_000),
+    "tiny_imagenet": DatasetInfo((3, 64, 64), 200, 110_000, 10_000),
+    "imdb": DatasetInfo((200,), 2, 50_000, 25_000, 10_000),
+    "ag_news": DatasetInfo((200,), 4, 127_600, 7_600, 98_635),
 }
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_data_sets_are_planned_without_any_file(name: str) -> None:
-    section = config.dataset({"name": name})
+    section = config.parse_dataset({"name": name})
     assert section.facts == PUBLISHED[name]
-    assert section.described["sha256"] == section.source.identity
+    assert section.run_settings["sha256"] == section.effective_dataset.content_digest
     assert not Path("results").exists()
 
 
@@ -118,12 +118,12 @@ def test_no_two_data_sets_lie_in_one_place() -> None:
         {"name": "imdb", "sha256": "0" * 64},
     ]
     sections += [{"name": "npz", "path": "a.npz", "sha256": digit * 64} for digit in "01"]
-    assert len({config.dataset(section).file for section in sections}) == len(sections)
+    assert len({config.parse_dataset(section).file for section in sections}) == len(sections)
 
 
 def test_neither_the_mirror_nor_a_path_is_in_the_key() -> None:
     def place(**settings: Any) -> Path:
-        return config.dataset(settings).file
+        return config.parse_dataset(settings).file
 
     assert place(name="mnist", mirror="/somewhere") == place(name="mnist")
     assert place(name="npz", path="a.npz", sha256="0" * 64) == place(name="npz", path="b.npz", sha256="0" * 64)
@@ -139,7 +139,9 @@ def idx(array: np.ndarray) -> bytes:
 
 
 @pytest.mark.parametrize(("dataset", "folder"), [(mnist.MNIST, "mnist"), (fashion_mnist.FashionMNIST, "fashion-mnist")])
-def test_mnist_files(dataset: type[Published], folder: str, fetch: Fetcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mnist_files(
+    dataset: type[PublishedDataset], folder: str, fetch: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grey, labels = PIXELS[:, 0, :28, :28], np.array([3, 1, 4, 1, 5, 9])
     parts = {"train-images-idx3": grey[:4], "train-labels-idx1": labels[:4]}
     parts |= {"t10k-images-idx3": grey[4:], "t10k-labels-idx1": labels[4:]}
@@ -157,7 +159,9 @@ def test_mnist_files(dataset: type[Published], folder: str, fetch: Fetcher, monk
 @pytest.mark.parametrize(
     ("dataset", "labels"), [(cifar10.CIFAR10, "labels"), (cifar100.CIFAR100, "fine_labels")], ids=["10", "100"]
 )
-def test_cifar_archives(dataset: type[Published], labels: str, fetch: Fetcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar_archives(
+    dataset: type[PublishedDataset], labels: str, fetch: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader = getattr(torchvision.datasets, dataset.__name__)
     inside = [name for name, _ in (*reader.train_list, *reader.test_list)]
     contents = {
@@ -242,7 +246,7 @@ def test_a_tampered_file_is_never_read(fetch: Fetcher) -> None:
     file = put("aclImdb.tar.gz", b"published")
     put("aclImdb.tar.gz", b"tampered")
     with pytest.raises(ArtifactError, match=r"mirror/aclImdb\.tar\.gz is damaged or another file: its md5 is "):
-        download.obtain(small(imdb.IMDB, file), fetch)
+        download.obtain_dataset(small(imdb.IMDB, file), fetch)
     assert not Path("results").exists()
 
 
@@ -264,63 +268,63 @@ def test_a_mirrors_npz_needs_its_checksum_and_download_fills_it_in() -> None:
     settings = studies.settings(dataset={"name": "cifar10", "mirror": "mirror"}, federation={"clients": 2})
     studies.write(settings, Path())
     with pytest.raises(SettingsError) as error:
-        planning.make(Path("params.yaml"))
+        planning.make_plan(Path("params.yaml"))
     assert str(error.value) == (
         "dataset.sha256: missing; the mirror has no original of 'cifar10' but a cifar10.npz, which is taken by its "
         "SHA-256: run `fedpipe download`, which fills it in."
     )
-    assert sha256 in download.declare(None, Path("params.yaml"))
+    assert sha256 in download.declare_dataset(None, Path("params.yaml"))
     assert yaml.safe_load(Path("params.yaml").read_text())["dataset"]["sha256"] == sha256
-    made = planning.make(Path("params.yaml"))
-    samples = store.load(artifacts.dataset_file(made.runs[0].dataset))
+    made = planning.make_plan(Path("params.yaml"))
+    samples = store.load_samples(artifacts.dataset_file(made.runs[0].dataset))
     assert np.array_equal(samples.x.numpy(), PIXELS)
     assert samples.test.tolist() == [False] * 4 + [True] * 2
-    run = planning.Settings.of(config.parse(config.read(Path("params.yaml"))), "fedavg", 0)
+    run = planning.RunSettings.from_params(config.parse_params(config.read_params(Path("params.yaml"))), "fedavg", 0)
     assert run.dataset["sha256"] == sha256
     assert not {"mirror", "path"} & set(run.dataset)
-    assert store.facts(store.place(run.dataset)) == Facts((3, 32, 32), 10, 6, 2)
+    assert store.read_dataset_info(store.locate_dataset(run.dataset)) == DatasetInfo((3, 32, 32), 10, 6, 2)
 
 
 def test_another_file_than_declared_is_refused() -> None:
     sha256 = arrays("mirror/cifar10.npz", **HALVES)
-    section = config.dataset({"name": "cifar10", "mirror": "mirror", "sha256": sha256})
+    section = config.parse_dataset({"name": "cifar10", "mirror": "mirror", "sha256": sha256})
     arrays("mirror/cifar10.npz", **HALVES | {"y_test": np.array([5, 6])})
     with pytest.raises(ArtifactError, match=rf"cifar10\.npz is damaged or another file: .* should be {sha256}"):
-        download.obtain(section.source, section.fetcher)
+        download.obtain_dataset(section.effective_dataset, section.fetcher)
     assert not Path("results").exists()
 
 
 def test_a_stand_in_of_another_shape_is_refused() -> None:
     sha256 = arrays("mirror/mnist.npz", **HALVES)
-    section = config.dataset({"name": "mnist", "mirror": "mirror", "sha256": sha256})
+    section = config.parse_dataset({"name": "mnist", "mirror": "mirror", "sha256": sha256})
     with pytest.raises(ArtifactError, match=r"'mnist' hold 6 samples of shape \(3, 32, 32\) in 10 classes; it should"):
-        download.obtain(section.source, section.fetcher)
+        download.obtain_dataset(section.effective_dataset, section.fetcher)
 
 
 def test_originals_come_before_what_stands_in() -> None:
     put("imdb.parquet", b"")
     put("imdb/aclImdb_v1.tar.gz", b"")
-    section = config.dataset({"name": "imdb", "mirror": "mirror"})
+    section = config.parse_dataset({"name": "imdb", "mirror": "mirror"})
     assert section.facts == PUBLISHED["imdb"]
-    assert isinstance(section.source, Published)
-    assert section.source.undeclared(section.fetcher) is None
+    assert isinstance(section.effective_dataset, PublishedDataset)
+    assert section.effective_dataset.find_missing_sha256(section.fetcher) is None
 
 
 def test_the_environment_names_a_mirror_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENVIRONMENT, "elsewhere")
-    assert config.dataset({"name": "mnist"}).fetcher.mirror == "elsewhere"
-    assert config.dataset({"name": "mnist", "mirror": "here"}).fetcher.mirror == "here"
+    monkeypatch.setenv(MIRROR_VARIABLE, "elsewhere")
+    assert config.parse_dataset({"name": "mnist"}).fetcher.mirror == "elsewhere"
+    assert config.parse_dataset({"name": "mnist", "mirror": "here"}).fetcher.mirror == "here"
 
 
 # -- one's own ---------------------------------------------------------------------------------------------------------
 
 
-def own(**settings: Any) -> tuple[Samples, Facts]:
+def own(**settings: Any) -> tuple[Samples, DatasetInfo]:
     """The samples of an own data set, declared and stored as `fedpipe download` does."""
-    source: Any = config.dataset(settings).source
-    source = config.dataset({**settings, "sha256": source.undeclared(Fetcher())}).source
-    path = download.obtain(source, Fetcher())
-    return Samples(*(tensor.numpy() for tensor in store.load(path))), store.facts(path)
+    source: Any = config.parse_dataset(settings).effective_dataset
+    source = config.parse_dataset({**settings, "sha256": source.find_missing_sha256(Fetcher())}).effective_dataset
+    path = download.obtain_dataset(source, Fetcher())
+    return Samples(*(tensor.numpy() for tensor in store.load_samples(path))), store.read_dataset_info(path)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +344,7 @@ def own(**settings: Any) -> tuple[Samples, Facts]:
 def test_an_npz(x: np.ndarray, shape: tuple[int, ...], dtype: str) -> None:
     arrays("own.npz", x=x, y=np.array([0, 1, 2, 0, 1, 2]), test=np.array([0, 0, 0, 0, 1, 1]))
     samples, facts = own(name="npz", path="own.npz")
-    assert facts == Facts(shape, 3, 6, 2, int(x.max()) + 1 if dtype == "int32" else None)
+    assert facts == DatasetInfo(shape, 3, 6, 2, int(x.max()) + 1 if dtype == "int32" else None)
     assert str(samples.x.dtype) == dtype
     assert samples.test.tolist() == [False] * 4 + [True] * 2
     if len(shape) == 3:
@@ -361,7 +365,7 @@ VALUES = np.arange(6 * 5 * 4 * 3).reshape(6, 5, 4, 3) % 251
 )
 def test_what_is_stored_of_an_npz_is_what_always_was(x: np.ndarray, checksum: str) -> None:
     arrays("own.npz", x=x, y=np.arange(6)[:, None], test=np.arange(6.0) == 5)
-    assert store.checksum(own(name="npz", path="own.npz")[0]) == checksum
+    assert store.compute_samples_sha256(own(name="npz", path="own.npz")[0]) == checksum
 
 
 def test_labels_of_any_kind() -> None:
@@ -449,7 +453,7 @@ def test_a_table_of_texts() -> None:
     assert samples.x.tolist() == [[1, 5, 4], [1, 4, 0], [1, 2, 0]]
     assert samples.y.tolist() == [0, 1, 0]
     assert samples.test.tolist() == [False, False, True]
-    assert facts == Facts((3,), 2, 3, 1, 50)
+    assert facts == DatasetInfo((3,), 2, 3, 1, 50)
 
 
 @pytest.mark.parametrize("cell", [lambda image: image, lambda image: {"bytes": image, "path": "x.png"}])
@@ -458,7 +462,7 @@ def test_a_table_of_images(cell: Callable[[bytes], Any]) -> None:
     pd.DataFrame({"image": images, "label": [0, 1, 2, 3, 4, 5]}).to_parquet("own.parquet")
     samples, facts = own(name="parquet", path="own.parquet")
     assert np.array_equal(samples.x, PIXELS)
-    assert facts == Facts((3, 32, 32), 6, 6, 0)
+    assert facts == DatasetInfo((3, 32, 32), 6, 6, 0)
 
 
 @pytest.mark.parametrize(
@@ -505,24 +509,24 @@ def test_a_folder_with_train_and_test() -> None:
     assert np.array_equal(samples.x, PIXELS[[3, 1, 0, 2]])
     assert samples.y.tolist() == [0, 0, 1, 0]
     assert samples.test.tolist() == [False, False, False, True]
-    assert facts == Facts((3, 32, 32), 2, 4, 1)
+    assert facts == DatasetInfo((3, 32, 32), 2, 4, 1)
 
 
 def test_a_folder_of_grey_images_without_test_set() -> None:
     write_folder("dog/1.png", "ant/1.png", grey=True)
     samples, facts = own(name="folder", path="pictures")
     assert np.array_equal(samples.x, PIXELS[[1, 0], :1])
-    assert facts == Facts((1, 32, 32), 2, 2, 0)
+    assert facts == DatasetInfo((1, 32, 32), 2, 2, 0)
     assert not samples.test.any()
 
 
 def test_a_folder_is_known_by_its_files() -> None:
     write_folder("dog/1.png", "ant/1.png")
-    section: Any = config.dataset({"name": "folder", "path": "pictures"})
-    before = section.source.undeclared(Fetcher())
-    assert section.source.undeclared(Fetcher()) == before
+    section: Any = config.parse_dataset({"name": "folder", "path": "pictures"})
+    before = section.effective_dataset.find_missing_sha256(Fetcher())
+    assert section.effective_dataset.find_missing_sha256(Fetcher()) == before
     Path("pictures/dog/1.png").rename("pictures/dog/2.png")
-    assert section.source.undeclared(Fetcher()) != before
+    assert section.effective_dataset.find_missing_sha256(Fetcher()) != before
 
 
 def test_a_folder_of_something_else() -> None:
@@ -559,7 +563,10 @@ def test_two_own_files_lie_beside_each_other() -> None:
 
 def test_the_stored_bytes_do_not_depend_on_names() -> None:
     own = {"name": "npz", "path": "one.npz", "sha256": arrays("one.npz", x=PIXELS, y=np.arange(6))}
-    stored = [download.obtain(config.dataset(own).source, Fetcher(), Path(name)) for name in ("a.pt", "other.pt")]
+    stored = [
+        download.obtain_dataset(config.parse_dataset(own).effective_dataset, Fetcher(), Path(name))
+        for name in ("a.pt", "other.pt")
+    ]
     assert stored[0].read_bytes() == stored[1].read_bytes()
 
 
@@ -586,14 +593,14 @@ def test_the_stored_bytes_do_not_depend_on_names() -> None:
 def test_a_mistake_is_one_sentence_before_any_job(dataset: dict[str, Any], sentence: str) -> None:
     studies.write(studies.settings(dataset=dataset), Path())
     with pytest.raises(SettingsError) as error:
-        planning.make(Path("params.yaml"))
+        planning.make_plan(Path("params.yaml"))
     assert str(error.value).startswith(sentence)
     assert "\n" not in str(error.value)
 
 
 def test_a_file_that_changed_after_it_was_declared_is_refused() -> None:
     sha256 = arrays("own.npz", x=PIXELS, y=np.arange(6))
-    source = config.dataset({"name": "npz", "path": "own.npz", "sha256": sha256}).source
+    source = config.parse_dataset({"name": "npz", "path": "own.npz", "sha256": sha256}).effective_dataset
     found = arrays("own.npz", x=PIXELS[::-1], y=np.arange(6))
     with pytest.raises(ArtifactError) as error:
         source.load(Fetcher())
@@ -612,17 +619,17 @@ def test_own_data_through_the_stages() -> None:
     arrays("own.npz", x=x, y=np.arange(60) % 3, test=np.arange(60) >= 45)
     settings = studies.settings(dataset={"name": "npz", "path": "own.npz"}, federation={"clients": 3})
     studies.write(settings | {"partition": {"scheme": "iid"}}, Path())
-    download.declare(None, Path("params.yaml"))
-    made = planning.make(Path("params.yaml"))
-    planning.write(made)
+    download.declare_dataset(None, Path("params.yaml"))
+    made = planning.make_plan(Path("params.yaml"))
+    planning.write_plan(made)
     (run,) = made.runs
     stored = artifacts.dataset_file(run.dataset)
     first = stored.read_bytes()
     stored.unlink()
     stored.with_suffix(".json").unlink()
-    assert download.download(run.dataset) == stored
+    assert download.download_dataset(run.dataset) == stored
     assert stored.read_bytes() == first
-    assert partition.partition(run.partition).is_file()
+    assert partition.partition_dataset(run.partition).is_file()
 
 
 # -- filling in --------------------------------------------------------------------------------------------------------
@@ -645,16 +652,18 @@ def test_own_data_through_the_stages() -> None:
 def test_the_checksum_is_filled_in_and_all_else_is_left(before: str, after: str) -> None:
     sha256 = arrays("own.npz", x=PIXELS, y=np.arange(6))
     Path("params.yaml").write_text(before)
-    download.declare(None, Path("params.yaml"))
+    download.declare_dataset(None, Path("params.yaml"))
     assert Path("params.yaml").read_text() == after.replace("SUM", sha256)
-    assert config.dataset(config.read(Path("params.yaml"))["dataset"]).facts == Facts((3, 32, 32), 6, 6, 0)
+    assert config.parse_dataset(config.read_params(Path("params.yaml"))["dataset"]).facts == DatasetInfo(
+        (3, 32, 32), 6, 6, 0
+    )
 
 
 def test_a_link_to_a_study_stays_one() -> None:
     sha256 = arrays("own.npz", x=PIXELS, y=np.arange(6))
     Path("study.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
     Path("params.yaml").symlink_to("study.yaml")
-    download.declare(None, Path("params.yaml"))
+    download.declare_dataset(None, Path("params.yaml"))
     assert Path("params.yaml").is_symlink()
     assert Path("study.yaml").read_text() == f"dataset: {{name: npz, sha256: {sha256}, path: own.npz}}\n"
 
@@ -662,18 +671,18 @@ def test_a_link_to_a_study_stays_one() -> None:
 def test_labels_that_do_not_begin_with_0_are_told() -> None:
     arrays("own.npz", x=PIXELS, y=np.arange(6) % 3 + 1)
     Path("params.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
-    said = download.declare(None, Path("params.yaml"))
+    said = download.declare_dataset(None, Path("params.yaml"))
     assert "Its labels are 1 to 3, and classes count from 0: class 0 has no samples." in said
     arrays("own.npz", x=PIXELS, y=np.arange(6) % 3)
     Path("params.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
-    assert "labels" not in download.declare(None, Path("params.yaml"))
+    assert "labels" not in download.declare_dataset(None, Path("params.yaml"))
 
 
 def test_what_can_not_be_filled_in_is_said() -> None:
     sha256 = arrays("own.npz", x=PIXELS, y=np.arange(6))
     before = "dataset:\n  ? name\n  : npz\n  ? path\n  : own.npz\n"
     Path("params.yaml").write_text(before)
-    said = download.declare(None, Path("params.yaml"))
+    said = download.declare_dataset(None, Path("params.yaml"))
     assert said.endswith(f"\nDeclare it in params.yaml, under dataset, where name is npz:\n  sha256: {sha256}")
     assert Path("params.yaml").read_text() == before
 
@@ -682,22 +691,22 @@ def test_another_data_set_than_the_studys_is_stored_and_not_filled_in() -> None:
     sha256 = arrays("mirror/cifar10.npz", **HALVES)
     before = "dataset: {mirror: mirror, name: digits}\n"
     Path("params.yaml").write_text(before)
-    assert download.declare("cifar10", Path("params.yaml")).endswith(f"sha256: {sha256}")
+    assert download.declare_dataset("cifar10", Path("params.yaml")).endswith(f"sha256: {sha256}")
     assert Path("params.yaml").read_text() == before
 
 
 def test_a_declared_data_set_changes_nothing() -> None:
-    download.declare("digits", Path("params.yaml"))
+    download.declare_dataset("digits", Path("params.yaml"))
     assert not Path("params.yaml").exists()
     Path("params.yaml").write_text("dataset: {name: digits}\n")
-    download.declare(None, Path("params.yaml"))
+    download.declare_dataset(None, Path("params.yaml"))
     assert Path("params.yaml").read_text() == "dataset: {name: digits}\n"
 
 
 # -- the real ones -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(MIRROR is None, reason=f"{ENVIRONMENT} names no mirror with the real files")
+@pytest.mark.skipif(MIRROR is None, reason=f"{MIRROR_VARIABLE} names no mirror with the real files")
 class TestReal:
     """Read from the mirror; a data set that it lacks is skipped."""
 
@@ -708,14 +717,14 @@ class TestReal:
     @pytest.fixture(params=PUBLISHED)
     def samples(self, request: pytest.FixtureRequest) -> tuple[str, Samples]:
         name = request.param
-        section: Any = config.dataset({"name": name, "mirror": MIRROR})
-        if all(section.fetcher.holds(file.name) for file in section.source.files):
-            return name, section.source.load(section.fetcher)
-        sha256 = section.source.undeclared(section.fetcher)
+        section: Any = config.parse_dataset({"name": name, "mirror": MIRROR})
+        if all(section.fetcher.has_file(file.name) for file in section.effective_dataset.files):
+            return name, section.effective_dataset.load(section.fetcher)
+        sha256 = section.effective_dataset.find_missing_sha256(section.fetcher)
         if sha256 is None:
             pytest.skip(f"the mirror has no {name}")
-        section = config.dataset({"name": name, "mirror": MIRROR, "sha256": sha256})
-        return name, section.source.load(section.fetcher)
+        section = config.parse_dataset({"name": name, "mirror": MIRROR, "sha256": sha256})
+        return name, section.effective_dataset.load(section.fetcher)
 
     def test_samples(self, samples: tuple[str, Samples]) -> None:
         name, (x, y, test) = samples
@@ -730,6 +739,6 @@ class TestReal:
             assert x.min() == 0
             assert (x[:, 0] == 1).all()
             assert x.max() < facts.vocabulary
-        expected: Any = registry.find(registry.DATASET, name)
+        expected: Any = registry.find_component(registry.DATASET, name)
         if wanted := self.CHECKSUMS.get(name, expected.checksum):
-            assert store.checksum(samples[1]) == wanted
+            assert store.compute_samples_sha256(samples[1]) == wanted

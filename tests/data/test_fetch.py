@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe.data.fetch import Fetcher, File
+from fedpipe.data.fetch import Fetcher, PublishedFile
 from fedpipe.errors import ArtifactError
 
 WHOLE = bytes(range(256)) * 1024  # 256 KiB
@@ -32,8 +32,8 @@ class Server:
     over: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def file(self) -> File:
-        return File(NAME, f"md5:{MD5}", (f"{self.address}/upstream/file.gz",))
+    def file(self) -> PublishedFile:
+        return PublishedFile(NAME, f"md5:{MD5}", (f"{self.address}/upstream/file.gz",))
 
 
 @pytest.fixture
@@ -185,12 +185,14 @@ def test_a_server_that_never_answers_is_given_up(server: Server, make_fetcher: C
 
 
 def test_the_next_address_is_tried(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
-    file = server.file._replace(addresses=(f"{NOWHERE}/file.gz", *server.file.addresses))
+    file = server.file._replace(urls=(f"{NOWHERE}/file.gz", *server.file.urls))
     assert make_fetcher().fetch([file])[0].read_bytes() == WHOLE
 
 
 def test_offline_the_sentence_says_which_files_to_put_where(make_fetcher: Callable[..., Fetcher]) -> None:
-    files = [File(f"mnist/{name}", f"md5:{MD5}", (f"{NOWHERE}/{name}",)) for name in ("images.gz", "labels.gz")]
+    files = [
+        PublishedFile(f"mnist/{name}", f"md5:{MD5}", (f"{NOWHERE}/{name}",)) for name in ("images.gz", "labels.gz")
+    ]
     with pytest.raises(ArtifactError) as error:
         make_fetcher().fetch(files)
     assert str(error.value) == (
@@ -242,7 +244,7 @@ def test_a_damaged_file_in_the_folder_is_refused_and_named(
 
 
 def test_offline_with_a_folder_the_sentence_names_it(make_fetcher: Callable[..., Fetcher], mirror: Path) -> None:
-    file = File("mnist/images.gz", f"md5:{MD5}", (f"{NOWHERE}/images.gz",))
+    file = PublishedFile("mnist/images.gz", f"md5:{MD5}", (f"{NOWHERE}/images.gz",))
     with pytest.raises(ArtifactError, match=rf"get images\.gz from {NOWHERE}, and put it into {mirror}/mnist\.$"):
         make_fetcher(str(mirror)).fetch([file])
 
@@ -268,33 +270,33 @@ def test_a_damaged_file_in_the_cache_is_replaced(
 
 
 def test_a_declared_file_is_the_folders(make_fetcher: Callable[..., Fetcher], mirror: Path) -> None:
-    assert make_fetcher(str(mirror)).undeclared("own.npz") == mirror / "own.npz"
-    assert make_fetcher(str(mirror)).undeclared("other.npz") is None
-    assert make_fetcher().undeclared("own.npz") is None
-    assert make_fetcher(str(mirror)).declared("own.npz", SHA256) == mirror / "own.npz"
+    assert make_fetcher(str(mirror)).fetch_unpinned("own.npz") == mirror / "own.npz"
+    assert make_fetcher(str(mirror)).fetch_unpinned("other.npz") is None
+    assert make_fetcher().fetch_unpinned("own.npz") is None
+    assert make_fetcher(str(mirror)).fetch_pinned("own.npz", SHA256) == mirror / "own.npz"
     (mirror / "own.npz").write_bytes(WHOLE + b"x")
     with pytest.raises(ArtifactError, match=r"own\.npz is damaged or another file: its sha256 is"):
-        make_fetcher(str(mirror)).declared("own.npz", SHA256)
+        make_fetcher(str(mirror)).fetch_pinned("own.npz", SHA256)
     with pytest.raises(ArtifactError, match=rf"other\.npz is missing; put the file with SHA-256 {SHA256} there"):
-        make_fetcher(str(mirror)).declared("other.npz", SHA256)
+        make_fetcher(str(mirror)).fetch_pinned("other.npz", SHA256)
 
 
 def test_a_declared_file_is_downloaded_once(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
     fetch = make_fetcher(server.address)
-    found = fetch.undeclared("own.npz")
+    found = fetch.fetch_unpinned("own.npz")
     assert found is not None
     assert found.read_bytes() == WHOLE
-    path = fetch.declared("own.npz", SHA256)
+    path = fetch.fetch_pinned("own.npz", SHA256)
     assert path.read_bytes() == WHOLE
-    assert make_fetcher(NOWHERE).declared("own.npz", SHA256) == path
-    assert make_fetcher().declared("own.npz", SHA256) == path
+    assert make_fetcher(NOWHERE).fetch_pinned("own.npz", SHA256) == path
+    assert make_fetcher().fetch_pinned("own.npz", SHA256) == path
     assert server.paths == ["/own.npz", "/own.npz"]
 
 
 def test_an_undeclared_file_is_looked_at_anew(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
-    make_fetcher(server.address).undeclared("own.npz")
+    make_fetcher(server.address).fetch_unpinned("own.npz")
     server.content = b"another"
-    found = make_fetcher(server.address).undeclared("own.npz")
+    found = make_fetcher(server.address).fetch_unpinned("own.npz")
     assert found is not None
     assert found.read_bytes() == b"another"
 
@@ -305,7 +307,7 @@ def test_an_undeclared_file_goes_on_with_no_part(
     part = tmp_path / "cache" / "undeclared" / "own.npz.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(b"of another file")
-    found = make_fetcher(server.address).undeclared("own.npz")
+    found = make_fetcher(server.address).fetch_unpinned("own.npz")
     assert found is not None
     assert found.read_bytes() == WHOLE
     assert server.ranges == [None]
@@ -313,12 +315,12 @@ def test_an_undeclared_file_goes_on_with_no_part(
 
 def test_a_server_without_the_file_has_none(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
     server.answers = ["absent"]
-    assert make_fetcher(server.address).undeclared("own.npz") is None
+    assert make_fetcher(server.address).fetch_unpinned("own.npz") is None
 
 
 def test_a_declared_file_needs_a_mirror(make_fetcher: Callable[..., Fetcher]) -> None:
     with pytest.raises(ArtifactError) as error:
-        make_fetcher().declared("own.npz", SHA256)
+        make_fetcher().fetch_pinned("own.npz", SHA256)
     assert str(error.value) == (
         "dataset.sha256: it names a mirror's own.npz, but no mirror is named; set dataset.mirror or "
         "FEDPIPE_MIRROR to where own.npz lies, or remove it to take the original."
@@ -329,4 +331,4 @@ def test_a_mirror_that_is_down_is_named(make_fetcher: Callable[..., Fetcher]) ->
     with pytest.raises(
         ArtifactError, match=rf"^dataset\.mirror: {NOWHERE}/own\.npz could not be fetched \(no connection\)\.$"
     ):
-        make_fetcher(NOWHERE).declared("own.npz", SHA256)
+        make_fetcher(NOWHERE).fetch_pinned("own.npz", SHA256)

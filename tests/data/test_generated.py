@@ -11,7 +11,7 @@ import pytest
 
 from fedpipe import artifacts, config
 from fedpipe import plan as planning
-from fedpipe.config import read
+from fedpipe.config import read_params
 from fedpipe.data import store
 from fedpipe.data.datasets.generated import Generated
 from fedpipe.errors import ArtifactError, SettingsError
@@ -26,16 +26,16 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder without data, and no mirror or cache beside it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDPIPE_MIRROR", raising=False)
-    monkeypatch.setattr("fedpipe.data.fetch.user_cache", lambda: tmp_path / "cache")
+    monkeypatch.setattr("fedpipe.data.fetch.get_cache_folder", lambda: tmp_path / "cache")
 
 
 def section(name: str = "mnist", **others: Any) -> config.Data:
-    return config.dataset({"name": name, "absent": "generate", **others})
+    return config.parse_dataset({"name": name, "absent": "generate", **others})
 
 
 def images(folder: Path) -> Path:
     """A mirror in which a file of each name of MNIST lies; nobody reads them."""
-    for file in config.dataset({"name": "mnist"}).named.files:
+    for file in config.parse_dataset({"name": "mnist"}).named_dataset.files:
         (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
         (folder / file.name).write_bytes(b"")
     return folder
@@ -43,15 +43,17 @@ def images(folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_they_have_the_shape_of_what_they_stand_for(name: str) -> None:
-    found, real = section(name), config.dataset({"name": name})
+    found, real = section(name), config.parse_dataset({"name": name})
     assert found.facts == real.facts._replace(size=2400, tests=2400 * real.facts.tests // real.facts.size)
-    samples = found.source.load(found.fetcher)
+    samples = found.effective_dataset.load(found.fetcher)
     assert (samples.x.shape, int(samples.test.sum())) == ((2400, *real.facts.shape), found.facts.tests)
     assert set(np.unique(samples.y)) == set(range(real.facts.classes))
     if real.facts.vocabulary:
         assert samples.x.min() >= 0
         assert samples.x.max() < real.facts.vocabulary
-    assert store.checksum(samples) == store.checksum(Generated(like=name).load(found.fetcher))
+    assert store.compute_samples_sha256(samples) == store.compute_samples_sha256(
+        Generated(like=name).load(found.fetcher)
+    )
 
 
 def test_classes_can_be_told_apart() -> None:
@@ -63,25 +65,27 @@ def test_classes_can_be_told_apart() -> None:
 
 
 def test_what_is_at_hand_is_taken(tmp_path: Path) -> None:
-    assert section().source == Generated(like="mnist")
-    assert section().file != config.dataset({"name": "mnist"}).file
+    assert section().effective_dataset == Generated(like="mnist")
+    assert section().file != config.parse_dataset({"name": "mnist"}).file
     there = section(mirror=str(images(tmp_path / "mirror")))
-    assert there.source is there.named
-    assert config.dataset({"name": "mnist"}).source == there.source, "nothing is generated that was not asked for"
+    assert there.effective_dataset is there.named_dataset
+    assert config.parse_dataset({"name": "mnist"}).effective_dataset == there.effective_dataset, (
+        "nothing is generated that was not asked for"
+    )
 
 
 def test_what_was_stored_is_at_hand() -> None:
-    real = config.dataset({"name": "mnist"})
+    real = config.parse_dataset({"name": "mnist"})
     real.file.parent.mkdir(parents=True)
     real.file.write_bytes(b"")
-    assert section().source == real.source
+    assert section().effective_dataset == real.effective_dataset
 
 
 def test_no_run_of_generated_data_has_the_key_of_a_real_one(tmp_path: Path) -> None:
     def planned(**dataset: Any) -> planning.NewPlan:
         params = studies.settings(dataset={"name": "mnist", "subset": 300, **dataset})
         studies.write(params, Path())
-        return planning.make(Path("params.yaml"))
+        return planning.make_plan(Path("params.yaml"))
 
     real, generated = planned(), planned(absent="generate")
     there = planned(absent="generate", mirror=str(images(tmp_path / "mirror")))
@@ -90,39 +94,39 @@ def test_no_run_of_generated_data_has_the_key_of_a_real_one(tmp_path: Path) -> N
         mine = {getattr(part, "key", part) for part in getattr(generated, name)}
         assert not mine & {getattr(part, "key", part) for part in getattr(real, name)}
     (run,) = generated.runs
-    text = generated.texts[str(run.files.settings)]
+    text = generated.file_texts[str(run.files.settings)]
     assert "name: generated" in text
     assert "like: mnist" in text
-    assert [*real.absent.values()] == ["data not here"]
-    assert (generated.absent, there.absent) == ({}, {})
+    assert [*real.unavailable_runs.values()] == ["data not here"]
+    assert (generated.unavailable_runs, there.unavailable_runs) == ({}, {})
 
 
 def test_a_plan_stores_them_without_a_network() -> None:
     params = studies.settings(dataset={"name": "mnist", "subset": 300, "absent": "generate"})
     studies.write(params, Path())
-    planning.write(made := planning.make(Path("params.yaml")))
+    planning.write_plan(made := planning.make_plan(Path("params.yaml")))
     (run,) = made.runs
-    path = download.download(run.dataset)
+    path = download.download_dataset(run.dataset)
     assert path == artifacts.dataset_file(run.dataset)
-    assert store.facts(path) == section().facts
-    assert "generated" in read(store.settings_file(run.dataset))["name"]
+    assert store.read_dataset_info(path) == section().facts
+    assert "generated" in read_params(store.settings_file(run.dataset))["name"]
 
 
 @pytest.mark.parametrize("name", [None, "mnist"])
 def test_who_asks_for_the_data_set_itself_gets_no_noise(name: str | None, tmp_path: Path) -> None:
-    first, *_ = config.dataset({"name": "mnist"}).named.files
+    first, *_ = config.parse_dataset({"name": "mnist"}).named_dataset.files
     there = tmp_path / "mirror" / first.name  # the first of several files, and damaged: no network is asked
     there.parent.mkdir(parents=True)
     there.write_bytes(b"")
     dataset = {"name": "mnist", "absent": "generate", "mirror": str(tmp_path / "mirror")}
     studies.write(studies.settings(dataset=dataset), Path())
-    assert planning.make().runs[0].dataset.startswith("generated-")
+    assert planning.make_plan().runs[0].dataset.startswith("generated-")
     with pytest.raises(ArtifactError, match=re.escape(str(there))):
-        download.declare(name, Path("params.yaml"))
+        download.declare_dataset(name, Path("params.yaml"))
     assert not list(Path("results").rglob("*.pt"))
 
 
 @pytest.mark.parametrize("like", ["digits", "generated", "nothing"])
 def test_only_published_data_sets_have_a_shape_to_take(like: str) -> None:
     with pytest.raises(SettingsError, match=r"dataset\.like"):
-        assert config.dataset({"name": "generated", "like": like}).facts
+        assert config.parse_dataset({"name": "generated", "like": like}).facts

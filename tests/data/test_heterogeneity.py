@@ -17,37 +17,41 @@ counts_of = arrays.arrays(np.int64, st.tuples(st.integers(1, 6), st.integers(1, 
 
 def test_exact_numbers() -> None:
     counts = np.array([[4, 0, 0, 0], [0, 2, 2, 0], [1, 1, 1, 1]])
-    assert heterogeneity.label_entropy(counts).tolist() == [0, 1, 2]
-    assert heterogeneity.js_distance(np.array([[3, 0], [0, 3]])) == pytest.approx([0.5579230452841438] * 2, abs=1e-15)
-    assert heterogeneity.mean_js_distance(np.array([[3, 3], [1, 1]])) == 0
+    assert heterogeneity.compute_label_entropy(counts).tolist() == [0, 1, 2]
+    assert heterogeneity.compute_js_distance(np.array([[3, 0], [0, 3]])) == pytest.approx(
+        [0.5579230452841438] * 2, abs=1e-15
+    )
+    assert heterogeneity.compute_mean_js_distance(np.array([[3, 3], [1, 1]])) == 0
 
 
 def test_gini() -> None:
-    assert heterogeneity.gini(np.array([5, 5, 5])) == 0
-    assert heterogeneity.gini(np.array([1, 3])) == 0.25
-    assert heterogeneity.gini(np.array([0, 0, 0, 9])) == 0.75
-    assert heterogeneity.gini(np.array([3, 1, 2])) == pytest.approx(2 / 9)
+    assert heterogeneity.compute_gini(np.array([5, 5, 5])) == 0
+    assert heterogeneity.compute_gini(np.array([1, 3])) == 0.25
+    assert heterogeneity.compute_gini(np.array([0, 0, 0, 9])) == 0.75
+    assert heterogeneity.compute_gini(np.array([3, 1, 2])) == pytest.approx(2 / 9)
 
 
 @given(counts=counts_of)
 def test_scipy_agrees(counts: np.ndarray) -> None:
     pooled = counts.sum(axis=0) / counts.sum()
     js = [jensenshannon(row / row.sum(), pooled, base=2) for row in counts]
-    assert heterogeneity.js_distance(counts) ** 2 == pytest.approx(np.nan_to_num(js) ** 2, abs=1e-12)
-    assert heterogeneity.label_entropy(counts) == pytest.approx([entropy(row, base=2) for row in counts], abs=1e-12)
+    assert heterogeneity.compute_js_distance(counts) ** 2 == pytest.approx(np.nan_to_num(js) ** 2, abs=1e-12)
+    assert heterogeneity.compute_label_entropy(counts) == pytest.approx(
+        [entropy(row, base=2) for row in counts], abs=1e-12
+    )
 
 
 @given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=30), seed=st.integers(0, 9))
 def test_gini_is_the_mean_difference_and_does_not_see_order_or_scale(sizes: list[int], seed: int) -> None:
     array = np.array(sizes)
     differences = np.abs(array[:, None] - array[None, :]).mean()
-    assert heterogeneity.gini(array) == pytest.approx(differences / (2 * array.mean()), abs=1e-12)
+    assert heterogeneity.compute_gini(array) == pytest.approx(differences / (2 * array.mean()), abs=1e-12)
     shuffled = 3 * np.random.default_rng(seed).permutation(array)
-    assert heterogeneity.gini(shuffled) == pytest.approx(heterogeneity.gini(array), abs=1e-12)
+    assert heterogeneity.compute_gini(shuffled) == pytest.approx(heterogeneity.compute_gini(array), abs=1e-12)
 
 
 def test_summary() -> None:
-    table = heterogeneity.summary(np.array([[4, 0], [3, 3]]))
+    table = heterogeneity.summarize_clients(np.array([[4, 0], [3, 3]]))
     assert table.column_names == ["client", "samples", "classes", "entropy", "js_distance"]
     assert table["client"].to_pylist() == [0, 1]
     assert table["samples"].to_pylist() == [4, 6]
@@ -57,9 +61,9 @@ def test_summary() -> None:
 
 def test_the_overall_numbers_are_read_back_exactly() -> None:
     counts = np.array([[4, 0], [3, 3]])
-    found = heterogeneity.Overall.read(heterogeneity.summary(counts))
-    assert found == heterogeneity.Overall.of(counts)
-    assert found == (0.5, heterogeneity.mean_js_distance(counts), 0.1)
+    found = heterogeneity.HeterogeneitySummary.from_table(heterogeneity.summarize_clients(counts))
+    assert found == heterogeneity.HeterogeneitySummary.from_counts(counts)
+    assert found == (0.5, heterogeneity.compute_mean_js_distance(counts), 0.1)
 
 
 @given(counts=counts_of, seed=st.integers(0, 9))
@@ -67,11 +71,15 @@ def test_the_order_of_clients_and_classes_does_not_matter(counts: np.ndarray, se
     rng = np.random.default_rng(seed)
     clients, classes = rng.permutation(counts.shape[0]), rng.permutation(counts.shape[1])
     shuffled = counts[clients][:, classes]
-    assert heterogeneity.Overall.of(shuffled) == pytest.approx(heterogeneity.Overall.of(counts), abs=1e-12)
-    assert heterogeneity.js_distance(shuffled) == pytest.approx(heterogeneity.js_distance(counts)[clients], abs=1e-12)
+    assert heterogeneity.HeterogeneitySummary.from_counts(shuffled) == pytest.approx(
+        heterogeneity.HeterogeneitySummary.from_counts(counts), abs=1e-12
+    )
+    assert heterogeneity.compute_js_distance(shuffled) == pytest.approx(
+        heterogeneity.compute_js_distance(counts)[clients], abs=1e-12
+    )
 
 
 def test_a_client_without_samples_has_no_distribution() -> None:
     counts = np.array([[2, 2], [0, 0]])
-    assert np.isnan(heterogeneity.label_entropy(counts)).tolist() == [False, True]
-    assert np.isnan(heterogeneity.js_distance(counts)).tolist() == [False, True]
+    assert np.isnan(heterogeneity.compute_label_entropy(counts)).tolist() == [False, True]
+    assert np.isnan(heterogeneity.compute_js_distance(counts)).tolist() == [False, True]

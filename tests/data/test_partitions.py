@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedpipe import artifacts, registry
-from fedpipe.data.partitions.base import Integers, Pairs, Scheme, top_up
+from fedpipe.data.partitions.base import Integers, SampleClientPairs, Scheme, top_up_clients
 from fedpipe.data.partitions.dirichlet import Dirichlet
 from fedpipe.data.partitions.dirichlet_balanced import DirichletBalanced
 from fedpipe.data.partitions.dirichlet_feddw import DirichletFedDW
@@ -53,9 +53,9 @@ labeled = st.builds(
 )
 
 
-def pairs(scheme: Scheme, labels: Integers, clients: int, seed: int = 0) -> Pairs:
+def pairs(scheme: Scheme, labels: Integers, clients: int, seed: int = 0) -> SampleClientPairs:
     scheme.check(clients, len(np.unique(labels)), len(labels))
-    return scheme.deal(labels, np.arange(len(labels)), clients, np.random.default_rng(seed))
+    return scheme.partition_samples(labels, np.arange(len(labels)), clients, np.random.default_rng(seed))
 
 
 def deal(scheme: Scheme, labels: Integers, clients: int, seed: int = 0) -> Integers:
@@ -156,8 +156,8 @@ def test_dirichlet_keeps_its_promise_where_redrawing_could_not(minimum: int) -> 
 
 def test_dirichlet_moves_no_more_than_it_must() -> None:
     labels, rng = np.repeat(np.arange(10), 6000), np.random.default_rng(0)
-    drawn = Dirichlet(alpha=0.01).draw(labels, 100, rng)
-    mended = top_up(drawn, 100, 40, rng)
+    drawn = Dirichlet(alpha=0.01).draw_owners(labels, 100, rng)
+    mended = top_up_clients(drawn, 100, 40, rng)
     before, after = np.bincount(drawn, minlength=100), np.bincount(mended, minlength=100)
     assert (drawn != mended).sum() == np.maximum(40 - before, 0).sum()
     assert np.array_equal(after[before < 40], np.full((before < 40).sum(), 40))
@@ -245,7 +245,7 @@ def test_dirichlet_balanced_is_pfllibs_draw_for_draw(labels: Integers, clients: 
     except ValueError:  # 0 / 0: all of a draw fell on clients that are full
         assume(False)
     assert drawn == 1
-    assert np.array_equal(scheme.draw(labels, clients, np.random.default_rng(seed)), wanted)
+    assert np.array_equal(scheme.draw_owners(labels, clients, np.random.default_rng(seed)), wanted)
 
 
 def test_dirichlet_balanced_draws_again_as_pfllib_does() -> None:
@@ -275,7 +275,7 @@ def test_dirichlet_balanced_has_the_counts_that_pfllib_writes_for_cifar10(
 @given(clients=st.integers(1, 30), alpha=st.sampled_from([0.001, 0.05, 0.5]), seed=st.integers(0, 99))
 @settings(max_examples=60)
 def test_dirichlet_balanced_gives_nothing_to_those_that_have_enough(clients: int, alpha: float, seed: int) -> None:
-    owner = DirichletBalanced(alpha=alpha).draw(DIGITS, clients, np.random.default_rng(seed))
+    owner = DirichletBalanced(alpha=alpha).draw_owners(DIGITS, clients, np.random.default_rng(seed))
     counts = counts_of(owner, DIGITS, clients)
     before = counts.cumsum(axis=1) - counts
     late = np.where(before >= len(DIGITS) / clients, counts, 0)
@@ -421,7 +421,7 @@ def test_overlapping_clients_draw_independently() -> None:
 
 def test_overlapping_clients_deal_what_they_are_given() -> None:
     labels, samples = np.tile([0, 1], 50), np.arange(40, 90)
-    dealt = DirichletOverlap(alpha=1.0).deal(labels, samples, 7, np.random.default_rng(0))
+    dealt = DirichletOverlap(alpha=1.0).partition_samples(labels, samples, 7, np.random.default_rng(0))
     assert set(dealt.sample) <= set(samples)
 
 
@@ -507,7 +507,7 @@ def test_the_sha256_of_a_file_has_to_be_written(tmp_path: Path) -> None:
     right.check(2, 1, 2)
     path.write_text("sample,client\n0,1\n1,0\n")
     with pytest.raises(SettingsError, match=r"^partition\.sha256: .* is not that of"):
-        right.deal(np.array([0, 0]), np.arange(2), 2, np.random.default_rng(0))
+        right.partition_samples(np.array([0, 0]), np.arange(2), 2, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(
@@ -568,7 +568,7 @@ def test_samples_that_are_not_to_be_dealt(tmp_path: Path) -> None:
     scheme = own(tmp_path / "own.csv", sample=[0, 4], client=[0, 1])
     for samples in (np.arange(4), np.array([0, 1, 2, 3, 5])):
         with pytest.raises(SettingsError, match=r"^partition\.path: sample 4 of .* can't be dealt"):
-            scheme.deal(np.zeros(6, dtype=np.int64), samples, 2, np.random.default_rng(0))
+            scheme.partition_samples(np.zeros(6, dtype=np.int64), samples, 2, np.random.default_rng(0))
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
@@ -589,7 +589,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("classes", [10, 100])
 def test_a_hundred_clients_with_a_tiny_alpha_end(name: str, classes: int) -> None:
     labels = np.repeat(np.arange(classes), 60_000 // classes)
-    scheme: Scheme = registry.build(registry.PARTITION, name, {"alpha": 0.01})  # type: ignore[assignment]
+    scheme: Scheme = registry.build_component(registry.PARTITION, name, {"alpha": 0.01})  # type: ignore[assignment]
     dealt = pairs(scheme, labels, 100)
     assert np.bincount(dealt.client, minlength=100).min() >= getattr(scheme, "minimum", 1)
 
@@ -700,12 +700,12 @@ def test_a_class_too_small_for_its_owners_is_refused() -> None:
 )
 def test_parameters_are_checked(name: str, parameters: dict[str, float], key: str) -> None:
     with pytest.raises(SettingsError) as error:
-        registry.build(registry.PARTITION, name, parameters)
+        registry.build_component(registry.PARTITION, name, parameters)
     assert str(error.value).startswith(key)
 
 
 def test_schemes_are_found_by_name() -> None:
-    assert set(registry.names(registry.PARTITION)) == {
+    assert set(registry.list_components(registry.PARTITION)) == {
         "dirichlet",
         "dirichlet-balanced",
         "dirichlet-feddw",
@@ -717,5 +717,7 @@ def test_schemes_are_found_by_name() -> None:
         "quantity",
         "shards",
     }
-    assert registry.build(registry.PARTITION, "dirichlet", {}) == Dirichlet(alpha=0.5, minimum=1, seed=None)
-    assert registry.build(registry.PARTITION, "dirichlet-balanced", {}) == DirichletBalanced(alpha=0.1, minimum=40)
+    assert registry.build_component(registry.PARTITION, "dirichlet", {}) == Dirichlet(alpha=0.5, minimum=1, seed=None)
+    assert registry.build_component(registry.PARTITION, "dirichlet-balanced", {}) == DirichletBalanced(
+        alpha=0.1, minimum=40
+    )

@@ -20,7 +20,7 @@ from fedpipe import artifacts, cli, config, pins, registry
 from fedpipe import plan as planning
 from fedpipe.data.assignment import Assignment
 from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.plan import Settings
+from fedpipe.plan import RunSettings
 from fedpipe.report import tables
 from fedpipe.stages import download as stage
 from tests import studies
@@ -41,7 +41,7 @@ def own_files(seed: int = 0) -> None:
     split = np.array(["train"] * 50 + ["validation"] * 10 + ["test"] * 30)
     rows = "".join(f"{sample},{row % 3},{split[row]}\n" for row, sample in enumerate(order))
     Path("own.csv").write_text(f"sample,client,split\n{rows}")
-    model: Any = registry.parsed(registry.MODEL, {"name": "mlp", "hidden": [16]})
+    model: Any = registry.parse_component(registry.MODEL, {"name": "mlp", "hidden": [16]})
     torch.manual_seed(0)
     torch.save(model.build((1, 8, 8), 3).state_dict(), "start.pt")
 
@@ -57,7 +57,7 @@ def declared(**sections: Any) -> dict[str, Any]:
     own_files()
     studies.write(study(**sections), Path())
     typed("download")
-    return config.read(Path("params.yaml"))
+    return config.read_params(Path("params.yaml"))
 
 
 def typed(*arguments: str) -> str:
@@ -164,7 +164,7 @@ def test_a_file_that_the_plan_refuses_is_not_declared(section: str, name: str, c
     Path(name).write_text(content)
     with pytest.raises(SettingsError) as refused:
         typed("download")
-    assert "sha256" not in config.read(Path("params.yaml"))[section]
+    assert "sha256" not in config.read_params(Path("params.yaml"))[section]
     declared = study()
     for part, file in (("dataset", "own.npz"), ("partition", "own.csv"), ("model", "start.pt")):
         declared[part]["sha256"] = artifacts.sha256_of(Path(file))
@@ -220,14 +220,18 @@ scales:
     for name, text in texts.items():
         Path(name).write_text(text)
     obtained: list[Any] = []
-    real = stage.obtain
-    monkeypatch.setattr(stage, "obtain", lambda data, *rest: obtained.append(data) or real(data, *rest))
+    real = stage.obtain_dataset
+    monkeypatch.setattr(stage, "obtain_dataset", lambda data, *rest: obtained.append(data) or real(data, *rest))
     with pytest.raises(SettingsError, match=r"dataset\.sha256: missing; the mirror has no original of 'cifar10' but a"):
         typed("plan", "--params", "studies/a")
     printed = typed("download", "--params", "studies/a")
     assert len(obtained) == len({str(data) for data in obtained}) == 2, printed
-    two = config.read(Path("studies/a/two.yaml"))
-    assert config.read(Path("studies/a/one.yaml"))["dataset"]["sha256"] == two["dataset"]["sha256"] == sums["cifar10"]
+    two = config.read_params(Path("studies/a/two.yaml"))
+    assert (
+        config.read_params(Path("studies/a/one.yaml"))["dataset"]["sha256"]
+        == two["dataset"]["sha256"]
+        == sums["cifar10"]
+    )
     axis = two["study"]["grid"]["data"]
     assert axis["HUNDRED"]["dataset.sha256"] == axis["ALL"]["dataset"]["sha256"] == sums["cifar100"]
     assert axis["DIGITS"] == {"dataset": {"name": "digits"}}
@@ -251,7 +255,7 @@ def test_a_study_that_can_not_have_its_data_leaves_the_others_of_its_folder_thei
     Path("studies/a/good.yaml").write_text("dataset: {name: npz, path: own.npz, split: pooled}\n")
     with pytest.raises(ArtifactError, match=r"^studies/a/bad\.yaml: dataset\.path: nowhere\.npz is missing"):
         typed("download", "--params", "studies/a")
-    assert config.read(Path("studies/a/good.yaml"))["dataset"]["sha256"] == artifacts.sha256_of(Path("own.npz"))
+    assert config.read_params(Path("studies/a/good.yaml"))["dataset"]["sha256"] == artifacts.sha256_of(Path("own.npz"))
 
 
 # -- what changed after it was declared --------------------------------------------------------------------------------
@@ -314,18 +318,18 @@ def test_a_file_is_hashed_once_as_long_as_it_does_not_change(monkeypatch: pytest
     hashed: list[Path] = []
     real = artifacts.sha256_of
     monkeypatch.setattr(artifacts, "sha256_of", lambda path: hashed.append(path) or real(path))
-    first = [pins.content(Path("large")) for _ in range(3)]
+    first = [pins.compute_content_sha256(Path("large")) for _ in range(3)]
     assert len(set(first)) == len(hashed) == 1
     change("large")
-    assert pins.content(Path("large")) != first[0]
-    assert pins.stamp(Path("nowhere")) == pins.stamp(Path("elsewhere"))
+    assert pins.compute_content_sha256(Path("large")) != first[0]
+    assert pins.compute_stat_fingerprint(Path("nowhere")) == pins.compute_stat_fingerprint(Path("elsewhere"))
 
 
 # -- a partition that says what samples are for ------------------------------------------------------------------------
 
 
-def of(settings: dict[str, Any], seed: int = 0) -> Settings:
-    return Settings.of(config.parse(settings), "fedavg", seed)
+def of(settings: dict[str, Any], seed: int = 0) -> RunSettings:
+    return RunSettings.from_params(config.parse_params(settings), "fedavg", seed)
 
 
 def test_how_the_data_set_would_be_split_has_no_say_where_the_file_says_it() -> None:
@@ -363,13 +367,13 @@ def test_it_is_dealt_as_the_file_says_and_told_so() -> None:
     assert mine == sorted((int(sample), int(client), split) for sample, client, split in rows)
     sha256 = artifacts.sha256_of(Path("own.csv"))
     told = f"npz (split as the file says), 3 clients, partition file (sha256={sha256[:12]}…)"
-    assert tables.setup(settings) == told
+    assert tables.describe_partition(settings) == told
     assert typed("partition", "--preview").startswith(f"{told}, all seeds: {key}\n")
     typed("figure", "partition", key)
     (run,) = made.runs
     typed("segment", str(run.path), "--stop", "2")
-    assert run.files.complete() == [0, 1, 2]
-    assert [len(own) for own in Assignment.of(table).validation] == [3, 3, 4]
+    assert run.files.list_complete_rounds() == [0, 1, 2]
+    assert [len(own) for own in Assignment.from_table(table).validation] == [3, 3, 4]
 
 
 def test_without_that_column_the_split_and_the_seed_have_their_say() -> None:
@@ -377,10 +381,10 @@ def test_without_that_column_the_split_and_the_seed_have_their_say() -> None:
     Path("plain.csv").write_text("sample,client\n" + "".join(f"{row},{row % 3}\n" for row in range(90)))
     settings["partition"]["sha256"] = artifacts.sha256_of(Path("plain.csv"))
     with pytest.raises(SettingsError, match=r"^dataset\.split: 'official' needs a test set"):
-        config.parse(settings)
+        config.parse_params(settings)
     settings["dataset"]["split"] = "pooled"
     runs = [of(settings, seed) for seed in (0, 1)]
-    assert len({planning.digest(run.partition_settings) for run in runs}) == 2
+    assert len({planning.digest_json(run.partition_settings) for run in runs}) == 2
     assert of(settings | {"dataset": settings["dataset"] | {"test_share": 0.4}}).key != runs[0].key
 
 
@@ -396,7 +400,7 @@ def test_a_subset_of_what_a_file_names_is_refused() -> None:
         with pytest.raises(
             SettingsError, match=r"^dataset\.subset: 60 can't be used with a partition from a file, whose"
         ):
-            config.parse(changed)
+            config.parse_params(changed)
 
 
 @pytest.mark.parametrize(
@@ -420,5 +424,5 @@ def test_a_file_that_would_make_wrong_numbers_is_refused_before_any_job(rows: st
     Path("own.csv").write_text(f"sample,client,split\n0,0,train\n1,1,train\n2,2,train\n{rows}\n")
     settings["partition"]["sha256"] = artifacts.sha256_of(Path("own.csv"))
     with pytest.raises(SettingsError) as error:
-        config.parse(settings)
+        config.parse_params(settings)
     assert str(error.value).startswith(f"partition.path: {told}")

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from fedpipe import artifacts, cli, config
 from fedpipe.data import heterogeneity
 from fedpipe.data.assignment import Assignment
-from fedpipe.data.heterogeneity import Overall
+from fedpipe.data.heterogeneity import HeterogeneitySummary
 from fedpipe.errors import SettingsError
-from fedpipe.plan import Settings
+from fedpipe.plan import RunSettings
 from fedpipe.report import preview
 from fedpipe.stages import partition
 from tests import studies
@@ -25,22 +25,22 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def settings_of(**sections: Any) -> Settings:
-    return Settings.of(config.parse(studies.settings(**sections)), "fedavg", 0)
+def settings_of(**sections: Any) -> RunSettings:
+    return RunSettings.from_params(config.parse_params(studies.settings(**sections)), "fedavg", 0)
 
 
 def test_the_assignment_lies_beside_what_it_tells_of_heterogeneity() -> None:
     (key,) = studies.prepare(studies.settings(dataset={"validation_share": 0.1})).partitions
     path = artifacts.assignment_file(key)
-    dealt = Assignment.read(path, artifacts.manifest(path))
+    dealt = Assignment.read(path, artifacts.read_recorded_sha256(path))
     table = artifacts.read_parquet(path.with_name("heterogeneity.parquet"))
     assert table["samples"].to_pylist() == dealt.sizes.tolist()
     assert sum(map(len, dealt.validation)) == pytest.approx(143, abs=10)
-    found = Overall.read(table)
-    assert found == Overall.of(dealt.class_counts)
+    found = HeterogeneitySummary.from_table(table)
+    assert found == HeterogeneitySummary.from_counts(dealt.class_counts)
     assert found.entropy == pytest.approx(np.mean(table["entropy"].to_pylist()))
     assert found.js_distance == pytest.approx(np.mean(table["js_distance"].to_pylist()))
-    assert found.gini == pytest.approx(heterogeneity.gini(dealt.sizes))
+    assert found.gini == pytest.approx(heterogeneity.compute_gini(dealt.sizes))
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def test_another_file_is_another_run() -> None:
         Path("own.csv").write_text("sample,client\n" + "".join(f"{n},{(n + shift) % 10}\n" for n in range(20)))
         partition = {"scheme": "file", "path": "own.csv", "sha256": artifacts.sha256_of(Path("own.csv"))}
         params = studies.settings()
-        keys.add(Settings.of(config.parse(params | {"partition": partition}), "fedavg", 0).key)
+        keys.add(RunSettings.from_params(config.parse_params(params | {"partition": partition}), "fedavg", 0).key)
     assert len(keys) == 2
 
 
@@ -73,20 +73,20 @@ def test_a_file_that_is_not_declared_is_an_error_before_any_job() -> None:
     Path("own.csv").write_text("sample,client\n0,0\n1,1\n")
     params = studies.settings(federation={"clients": 2}) | {"partition": {"scheme": "file", "path": "own.csv"}}
     with pytest.raises(SettingsError) as error:
-        config.parse(params)
+        config.parse_params(params)
     assert str(error.value) == ("partition.sha256: missing for own.csv; run `fedpipe download`, which fills it in.")
 
 
 def test_overlapping_clients_of_a_pool_are_an_error_before_any_job() -> None:
     params = studies.settings(dataset={"split": "pooled"}) | {"partition": {"scheme": "dirichlet-overlap"}}
     with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' can't be used with a partition in which"):
-        config.parse(params)
+        config.parse_params(params)
 
 
 def test_a_validation_part_of_overlapping_clients_is_an_error_before_any_job() -> None:
     params = studies.settings(dataset={"validation_share": 0.2}) | {"partition": {"scheme": "dirichlet-overlap"}}
     with pytest.raises(SettingsError, match=r"^dataset\.validation_share: 0\.2 can't be used with a partition in"):
-        config.parse(params)
+        config.parse_params(params)
 
 
 # -- the preview -------------------------------------------------------------------------------------------------------
@@ -95,18 +95,18 @@ def test_a_validation_part_of_overlapping_clients_is_an_error_before_any_job() -
 def test_the_preview_is_the_partition_and_writes_nothing() -> None:
     params = studies.settings(study={"seeds": [0, 1], "grid": {"partition.alpha": [0.1, 10.0]}})
     studies.write(params, Path())
-    before = list(partition.preview(Path("params.yaml")))
+    before = list(partition.preview_partitions(Path("params.yaml")))
     assert [path.name for path in Path().iterdir()] == ["params.yaml"]
     made = studies.prepare(params)
     assert [key for key, _, _ in before] == list(made.partitions)
-    for key, settings, dealt in [*before, *partition.preview(Path("params.yaml"))]:
+    for key, settings, dealt in [*before, *partition.preview_partitions(Path("params.yaml"))]:
         assert settings == yaml.safe_load(artifacts.assignment_file(key).with_name("partition.yaml").read_text())
         assert np.array_equal(dealt.class_counts, Assignment.read(artifacts.assignment_file(key)).class_counts)
 
 
 def test_the_preview_shows_all_partitions_or_one() -> None:
     studies.write(studies.settings(study={"seeds": [0, 1]}), Path())
-    (first, *_), (second, *_) = partition.preview(Path("params.yaml"))
+    (first, *_), (second, *_) = partition.preview_partitions(Path("params.yaml"))
     every = CliRunner().invoke(cli.app, ["partition", "--preview"])
     assert every.exit_code == 0
     assert f"seed 0: {first}\n" in every.output
@@ -131,33 +131,33 @@ SETTINGS = {
 
 
 def test_the_preview_of_few_classes_has_their_numbers() -> None:
-    assert preview.text("0a", SETTINGS, np.array([[4, 0], [3, 13]])) == (
+    assert preview.render_preview("0a", SETTINGS, np.array([[4, 0], [3, 13]])) == (
         "digits (pooled split), 2 clients, partition iid, seed 4: 0a\n\n"
         "client  0   1  samples\n"
         "     0  4   ·        4\n"
         "     1  3  13       16\n"
         "   all  7  13       20\n\n"
-        f"{Overall.of(np.array([[4, 0], [3, 13]]))}\n"
+        f"{HeterogeneitySummary.from_counts(np.array([[4, 0], [3, 13]]))}\n"
     )
 
 
 def test_the_preview_names_published_classes_that_fit_into_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = np.ones((2, 10), dtype=np.int64)
     settings = SETTINGS | {"dataset": {"name": "fashion_mnist", "split": "official"}}
-    head = preview.text("0a", settings, counts).splitlines()[2]
+    head = preview.render_preview("0a", settings, counts).splitlines()[2]
     assert head.split()[1:4] == ["T-shirt/top", "Trouser", "Pullover"]
     assert head.endswith("  Ankle boot  samples")
-    assert len(head) <= preview.ROOM
-    monkeypatch.setattr(preview, "ROOM", len(head) - 1)
-    assert preview.text("0a", settings, counts).splitlines()[2].split()[1:4] == ["0", "1", "2"]
+    assert len(head) <= preview.LINE_WIDTH
+    monkeypatch.setattr(preview, "LINE_WIDTH", len(head) - 1)
+    assert preview.render_preview("0a", settings, counts).splitlines()[2].split()[1:4] == ["0", "1", "2"]
     own = SETTINGS | {"dataset": {"name": "folder", "sha256": "0" * 64}}
-    assert preview.text("0a", own, counts).splitlines()[2].split()[1:4] == ["0", "1", "2"]
+    assert preview.render_preview("0a", own, counts).splitlines()[2].split()[1:4] == ["0", "1", "2"]
 
 
 def test_the_preview_of_many_classes_has_shades() -> None:
     counts = np.zeros((2, 30), dtype=np.int64)
     counts[0, :3], counts[1, 3:6] = [1, 50, 100], [99, 12, 11]
-    lines = preview.text("0a", SETTINGS, counts).splitlines()
+    lines = preview.render_preview("0a", SETTINGS, counts).splitlines()
     assert lines[2] == "client |classes 0 to 29               | samples"
     assert lines[3] == "     0 |.+@                           |     151"
     assert lines[4] == "     1 |   @:.                        |     122"

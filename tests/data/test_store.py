@@ -12,7 +12,7 @@ import torch
 
 from fedpipe import artifacts, registry
 from fedpipe.data import store
-from fedpipe.data.datasets.base import Dataset, Facts, Samples
+from fedpipe.data.datasets.base import Dataset, DatasetInfo, Samples
 from fedpipe.data.datasets.digits import Digits
 from fedpipe.data.fetch import Fetcher
 from fedpipe.errors import ArtifactError, SettingsError
@@ -50,7 +50,7 @@ def test_digits_are_what_their_class_says(digits: Samples) -> None:
     assert digits.x.min() == 0
     assert digits.x.max() == 1
     assert set(digits.y) == set(range(Digits.classes))
-    assert store.checksum(digits) == Digits.checksum
+    assert store.compute_samples_sha256(digits) == Digits.checksum
 
 
 def test_digits_hold_out_a_fifth_of_every_class(digits: Samples) -> None:
@@ -60,12 +60,12 @@ def test_digits_hold_out_a_fifth_of_every_class(digits: Samples) -> None:
 
 
 def test_a_checksum_is_known() -> None:
-    assert store.checksum(FEW) == "0917acc340d5569023de953c7fa66d4d8119dea739a87e157d3718fb2f95cfd8"
+    assert store.compute_samples_sha256(FEW) == "0917acc340d5569023de953c7fa66d4d8119dea739a87e157d3718fb2f95cfd8"
 
 
 def test_a_checksum_does_not_see_layout_or_byte_order() -> None:
     other = Samples(np.asfortranarray(FEW.x), FEW.y.astype(">i8"), FEW.test)
-    assert store.checksum(other) == store.checksum(FEW)
+    assert store.compute_samples_sha256(other) == store.compute_samples_sha256(FEW)
 
 
 @pytest.mark.parametrize(
@@ -78,31 +78,33 @@ def test_a_checksum_does_not_see_layout_or_byte_order() -> None:
     ],
 )
 def test_a_checksum_sees_everything_else(other: Samples) -> None:
-    assert store.checksum(other) != store.checksum(FEW)
+    assert store.compute_samples_sha256(other) != store.compute_samples_sha256(FEW)
 
 
 def test_samples_are_stored_as_tensors(tmp_path: Path) -> None:
     path, again = tmp_path / "few.pt", tmp_path / "again.pt"
-    sha256 = store.save(path, FEW)
-    assert store.save(again, FEW) == sha256
-    loaded = store.load(path, sha256)
+    sha256 = store.save_samples(path, FEW)
+    assert store.save_samples(again, FEW) == sha256
+    loaded = store.load_samples(path, sha256)
     assert (loaded.x.dtype, loaded.y.dtype, loaded.test.dtype) == (torch.float32, torch.int64, torch.bool)
     assert all(np.array_equal(tensor.numpy(), array) for tensor, array in zip(loaded, FEW, strict=True))
-    assert store.checksum(Samples(*(tensor.numpy() for tensor in loaded))) == store.checksum(FEW)
+    assert store.compute_samples_sha256(
+        Samples(*(tensor.numpy() for tensor in loaded))
+    ) == store.compute_samples_sha256(FEW)
 
 
 def test_something_else_is_no_data_set(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     artifacts.write_pt(path, {"weight": torch.zeros(2)})
     with pytest.raises(ArtifactError, match=r"model\.pt holds no data set \(but weight\)"):
-        store.load(path)
+        store.load_samples(path)
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells what is mapped")
 def test_what_is_stored_is_mapped_and_not_read(tmp_path: Path) -> None:
     path = tmp_path / "images.pt"
-    store.save(path, FEW._replace(x=np.zeros((3, 1, 100, 100), np.uint8)))
-    loaded = store.load(path)
+    store.save_samples(path, FEW._replace(x=np.zeros((3, 1, 100, 100), np.uint8)))
+    loaded = store.load_samples(path)
     mapped = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
     regions = [range(*(int(address, 16) for address in region.split("-"))) for region in mapped]
     assert all(any(tensor.data_ptr() in region for region in regions) for tensor in loaded)
@@ -113,64 +115,68 @@ def test_what_is_stored_is_mapped_and_not_read(tmp_path: Path) -> None:
 )
 def test_inputs_keep_their_kind(tmp_path: Path, given: str, stored: str) -> None:
     samples = FEW._replace(x=FEW.x.astype(given))
-    store.save(tmp_path / "few.pt", samples)
-    loaded = store.load(tmp_path / "few.pt")
+    store.save_samples(tmp_path / "few.pt", samples)
+    loaded = store.load_samples(tmp_path / "few.pt")
     assert str(loaded.x.dtype) == f"torch.{stored}"
     assert np.array_equal(loaded.x.numpy(), FEW.x)
-    assert store.checksum(Samples(*(tensor.numpy() for tensor in loaded))) == store.checksum(samples)
+    assert store.compute_samples_sha256(
+        Samples(*(tensor.numpy() for tensor in loaded))
+    ) == store.compute_samples_sha256(samples)
 
 
 def test_a_data_set_is_stored_with_its_facts(tmp_path: Path, digits: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    path = download.obtain(Digits(), Fetcher())
-    assert path == store.place(registry.described(registry.DATASET, Digits()))
+    path = download.obtain_dataset(Digits(), Fetcher())
+    assert path == store.locate_dataset(registry.component_to_run_settings(registry.DATASET, Digits()))
     assert path.parent == Path("results/data")
     assert path.name.startswith("digits-")
-    assert np.array_equal(store.load(path, artifacts.manifest(path)).x.numpy(), digits.x)
-    assert store.facts(path) == Digits().facts == Facts((1, 8, 8), 10, 1797, 360)
+    assert np.array_equal(store.load_samples(path, artifacts.read_recorded_sha256(path)).x.numpy(), digits.x)
+    assert store.read_dataset_info(path) == Digits().info == DatasetInfo((1, 8, 8), 10, 1797, 360)
     record = path.with_suffix(".json")
     artifacts.write_json(record, {key: value for key, value in artifacts.read_json(record).items() if key != "tests"})
     with pytest.raises(ArtifactError, match=r"\.json lacks tests; delete it and digits-\w+\.pt, and run again\.$"):
-        store.facts(path)
+        store.read_dataset_info(path)
 
 
 def test_the_place_does_not_depend_on_how_samples_are_split() -> None:
-    described = registry.described(registry.DATASET, Digits())
-    assert store.place(described | {"split": "pooled", "test_share": 0.5}) == store.place(described)
-    assert store.place(described | {"sha256": "1" * 64}) != store.place(described)
+    described = registry.component_to_run_settings(registry.DATASET, Digits())
+    assert store.locate_dataset(described | {"split": "pooled", "test_share": 0.5}) == store.locate_dataset(described)
+    assert store.locate_dataset(described | {"sha256": "1" * 64}) != store.locate_dataset(described)
 
 
 def test_other_samples_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "changed.pt"
     with pytest.raises(ArtifactError) as error:
-        download.obtain(Changed(), Fetcher(), path)
-    assert store.checksum(FEW) in str(error.value)
+        download.obtain_dataset(Changed(), Fetcher(), path)
+    assert store.compute_samples_sha256(FEW) in str(error.value)
     assert "0" * 64 in str(error.value)
     assert not path.exists()
 
 
 def test_a_class_without_checksum_is_told_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Changed, "checksum", "")
-    with pytest.raises(ArtifactError, match=f"have checksum {store.checksum(FEW)}, but none was expected"):
-        download.obtain(Changed(), Fetcher())
+    with pytest.raises(
+        ArtifactError, match=f"have checksum {store.compute_samples_sha256(FEW)}, but none was expected"
+    ):
+        download.obtain_dataset(Changed(), Fetcher())
     with pytest.raises(SettingsError, match=r"^dataset\.name: '.*Changed' has no checksum; set Changed\.checksum"):
-        registry.described(registry.DATASET, Changed())
+        registry.component_to_run_settings(registry.DATASET, Changed())
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("shape", (1, 4, 1)), ("classes", 1), ("size", 4)], ids=["shape", "classes", "size"]
 )
 def test_samples_are_what_the_class_says(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
-    monkeypatch.setattr(Changed, "checksum", store.checksum(FEW))
+    monkeypatch.setattr(Changed, "checksum", store.compute_samples_sha256(FEW))
     monkeypatch.setattr(Changed, name, value)
     with pytest.raises(ArtifactError, match=r"hold 3 samples of shape \(1, 2, 2\) in 2 classes; it should be "):
-        download.obtain(Changed(), Fetcher())
+        download.obtain_dataset(Changed(), Fetcher())
 
 
 def test_no_plan_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ArtifactError, match=r"digits-0123\.yaml is missing; 'digits-0123' should be a data"):
-        download.download("digits-0123")
+        download.download_dataset("digits-0123")
 
 
 def test_partitioning_imports_no_torch() -> None:

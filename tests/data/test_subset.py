@@ -4,7 +4,7 @@ import pytest
 from fedpipe import artifacts
 from fedpipe.data.assignment import Assignment
 from fedpipe.errors import SettingsError
-from fedpipe.stages.partition import subset
+from fedpipe.stages.partition import select_subset
 from tests import studies
 
 LABELS = np.repeat(np.arange(4), [400, 200, 100, 100])
@@ -12,7 +12,7 @@ TEST = np.arange(800) % 4 == 0
 
 
 def test_classes_and_tests_have_their_shares() -> None:
-    chosen = subset(LABELS, TEST, 80)
+    chosen = select_subset(LABELS, TEST, 80)
     assert np.bincount(LABELS[chosen]).tolist() == [40, 20, 10, 10]
     assert np.bincount(LABELS[chosen][TEST[chosen]]).tolist()[:2] == [10, 5]
     assert TEST[chosen].sum() == pytest.approx(20, abs=1)
@@ -20,9 +20,9 @@ def test_classes_and_tests_have_their_shares() -> None:
 
 
 def test_it_is_one_subset_and_no_prefix() -> None:
-    assert np.array_equal(subset(LABELS, TEST, 80), subset(LABELS, TEST, 80))
-    assert not np.array_equal(subset(LABELS, TEST, 80)[:40], np.arange(40))
-    assert np.array_equal(subset(LABELS, TEST, 800), np.arange(800))
+    assert np.array_equal(select_subset(LABELS, TEST, 80), select_subset(LABELS, TEST, 80))
+    assert not np.array_equal(select_subset(LABELS, TEST, 80)[:40], np.arange(40))
+    assert np.array_equal(select_subset(LABELS, TEST, 800), np.arange(800))
 
 
 def test_a_study_of_a_subset_deals_nothing_else(tmp_path, monkeypatch) -> None:

@@ -13,29 +13,33 @@ TEST = np.array([False, False, True])
 
 def test_words_are_ranked_by_frequency_and_then_by_the_alphabet() -> None:
     """the: 2, film: 2, a: 1, cast: 1 in the training texts."""
-    x = text.encode(TEXTS, TEST, text.words(), vocabulary=100, length=6)
+    x = text.encode_texts(TEXTS, TEST, text.make_word_analyzer(), vocabulary=100, length=6)
     assert x.tolist() == [[1, 5, 4, 5, 7, 0], [1, 6, 4, 0, 0, 0], [1, 5, 2, 2, 2, 0]]
 
 
 def test_the_vocabulary_is_built_from_training_texts_only() -> None:
-    changed = text.encode([*TEXTS[:2], "cast cast cast cast other"], TEST, text.words(), 100, 6)
-    assert np.array_equal(changed[:2], text.encode(TEXTS, TEST, text.words(), 100, 6)[:2])
+    changed = text.encode_texts([*TEXTS[:2], "cast cast cast cast other"], TEST, text.make_word_analyzer(), 100, 6)
+    assert np.array_equal(changed[:2], text.encode_texts(TEXTS, TEST, text.make_word_analyzer(), 100, 6)[:2])
     assert changed[2].tolist() == [1, 7, 7, 7, 7, 2]
 
 
 def test_rare_words_are_unknown() -> None:
-    x = text.encode(TEXTS, TEST, text.words(), vocabulary=6, length=6)
+    x = text.encode_texts(TEXTS, TEST, text.make_word_analyzer(), vocabulary=6, length=6)
     assert x.tolist() == [[1, 5, 4, 5, 2, 0], [1, 2, 4, 0, 0, 0], [1, 5, 2, 2, 2, 0]]
     assert x.max() == 6 - 1
 
 
 def test_a_long_text_loses_its_end() -> None:
-    assert text.encode(TEXTS, TEST, text.words(), 100, 3).tolist() == [[1, 5, 4], [1, 6, 4], [1, 5, 2]]
+    assert text.encode_texts(TEXTS, TEST, text.make_word_analyzer(), 100, 3).tolist() == [
+        [1, 5, 4],
+        [1, 6, 4],
+        [1, 5, 2],
+    ]
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), [(128, "int8"), (10_000, "int16"), (98_635, "int32")])
 def test_ids_take_the_smallest_integers(vocabulary: int, dtype: str) -> None:
-    assert text.encode(TEXTS, TEST, text.words(), vocabulary, 4).dtype == dtype
+    assert text.encode_texts(TEXTS, TEST, text.make_word_analyzer(), vocabulary, 4).dtype == dtype
 
 
 @pytest.mark.parametrize(
@@ -48,7 +52,7 @@ def test_ids_take_the_smallest_integers(vocabulary: int, dtype: str) -> None:
 )
 def test_words(sentence: str, tokens: list[str]) -> None:
     """As keras.preprocessing.text.text_to_word_sequence takes them apart."""
-    assert text.words()(sentence) == tokens
+    assert text.make_word_analyzer()(sentence) == tokens
 
 
 @pytest.mark.parametrize(
@@ -61,4 +65,4 @@ def test_words(sentence: str, tokens: list[str]) -> None:
 )
 def test_basic_english(sentence: str, tokens: list[str]) -> None:
     """As torchtext.data.utils.get_tokenizer("basic_english") takes them apart."""
-    assert text.basic_english()(sentence) == tokens
+    assert text.make_basic_english_analyzer()(sentence) == tokens

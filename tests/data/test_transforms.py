@@ -3,7 +3,7 @@ import torch
 from torch.func import vmap
 
 from fedpipe.config import Transforms
-from fedpipe.engine.transforms import Normalization, changed
+from fedpipe.engine.transforms import Normalization, transform_images
 
 KEY = torch.tensor(7)
 
@@ -18,7 +18,7 @@ def normalized(x, settings):
 
 def test_without_settings_nothing_changes():
     x = images()
-    assert changed(Transforms(), x, KEY) is x
+    assert transform_images(Transforms(), x, KEY) is x
     assert normalized(x, Transforms()) is x
 
 
@@ -30,7 +30,7 @@ def test_each_channel_is_centered_and_scaled():
 
 def test_a_crop_is_a_window_of_the_padded_image():
     x = images()
-    found = changed(Transforms(crop=2), x, KEY)
+    found = transform_images(Transforms(crop=2), x, KEY)
     padded = torch.nn.functional.pad(x, (2, 2, 2, 2))
     places = set()
     for image, around in zip(found, padded, strict=True):
@@ -47,7 +47,7 @@ def test_a_crop_is_a_window_of_the_padded_image():
 
 def test_a_flip_mirrors_about_every_second_image():
     x = images(400)
-    found = changed(Transforms(flip=True), x, KEY)
+    found = transform_images(Transforms(flip=True), x, KEY)
     mirrored = (found == x.flip(-1)).flatten(1).all(1)
     assert bool((mirrored | (found == x).flatten(1).all(1)).all())
     assert 160 < int(mirrored.sum()) < 240
@@ -56,25 +56,25 @@ def test_a_flip_mirrors_about_every_second_image():
 def test_a_rotation_turns_by_at_most_its_angle_around_the_center():
     x = torch.zeros(200, 1, 21, 21, dtype=torch.float64)
     x[:, :, 10, 20] = 1  # ten pixels to the right of the center
-    found = changed(Transforms(rotation=30), x, KEY)
+    found = transform_images(Transforms(rotation=30), x, KEY)
     heights = [10 - int(place) for image in found for place in image[0].nonzero()[:, 0]]
     assert max(heights) == 5  # 10 sin 30°
     assert min(heights) == -5
     center = images(50, side=5)
-    assert torch.equal(changed(Transforms(rotation=45), center, KEY)[:, :, 2, 2], center[:, :, 2, 2])
+    assert torch.equal(transform_images(Transforms(rotation=45), center, KEY)[:, :, 2, 2], center[:, :, 2, 2])
 
 
 @pytest.mark.parametrize("settings", [{"crop": 1}, {"flip": True}, {"rotation": 90}])
 def test_changes_belong_to_key_and_place(settings):
     x, transforms = images(), Transforms(**settings)
-    found = changed(transforms, x, KEY)
-    assert torch.equal(changed(transforms, x, KEY), found)
-    assert torch.equal(changed(transforms, x[:10], KEY), found[:10])  # whatever the batch is padded to
-    assert not torch.equal(changed(transforms, x, KEY + 1), found)
+    found = transform_images(transforms, x, KEY)
+    assert torch.equal(transform_images(transforms, x, KEY), found)
+    assert torch.equal(transform_images(transforms, x[:10], KEY), found[:10])  # whatever the batch is padded to
+    assert not torch.equal(transform_images(transforms, x, KEY + 1), found)
 
 
 def test_under_vmap_it_is_the_same():
     transforms = Transforms(crop=2, flip=True, rotation=20)
     x, keys = images(30).reshape(3, 10, 2, 6, 6), torch.tensor([3, 4, 5])
-    wanted = torch.stack([changed(transforms, image, key) for image, key in zip(x, keys, strict=True)])
-    assert torch.equal(vmap(lambda image, key: changed(transforms, image, key))(x, keys), wanted)
+    wanted = torch.stack([transform_images(transforms, image, key) for image, key in zip(x, keys, strict=True)])
+    assert torch.equal(vmap(lambda image, key: transform_images(transforms, image, key))(x, keys), wanted)

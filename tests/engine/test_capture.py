@@ -18,16 +18,16 @@ from fedpipe.algorithms.base import Measure, Train
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Server, Transforms
 from fedpipe.engine import contract, schedule
-from fedpipe.engine.capture import donate
-from fedpipe.engine.executor import passes, start_client, with_optimizer_state
-from fedpipe.engine.stack import Stack, Work
-from fedpipe.engine.trees import stack
+from fedpipe.engine.capture import copy_into
+from fedpipe.engine.executor import get_passes, start_client, with_optimizer_state
+from fedpipe.engine.stack import Stack, StackRun
+from fedpipe.engine.trees import stack_states
 from fedpipe.models.base import Network
 from fedpipe.testing.trial import CLASSES
 
 LAUNCHES = Path(__file__).with_name("launches.csv")
 SIZES = (9, 5, 5)  #: in batches of 4: two steps at a width of 3, then one of a client alone
-NAMES = registry.names(registry.ALGORITHM)
+NAMES = registry.list_components(registry.ALGORITHM)
 DW = sorted(set(NAMES) - {"feddw", "fednh"})  #: these two define the classification layer themselves
 
 #: Operations that launch nothing: they give another shape of the same memory, or pick one of several results.
@@ -39,7 +39,7 @@ VIEWS = {
 
 def build(name, **parameters):
     parameters |= {"epsilon": 0.1} if name == "feddual" else {}
-    return registry.build(registry.ALGORITHM, name, parameters)
+    return registry.build_component(registry.ALGORITHM, name, parameters)
 
 
 def calls(graph):
@@ -68,20 +68,20 @@ def assert_on_the_device(graph):
 def at_work(trial, ids):
     """A stack of all clients as it begins, in a job that trains some of them."""
     algorithm, clients, number = trial.algorithm, trial.clients, trial.rounds + 1
-    mates = schedule.stacks(clients.sizes, range(len(clients)), len(clients))[0]
+    mates = schedule.make_stacks(clients.sizes, range(len(clients)), len(clients))[0]
     members = [client for client in mates if client in ids]
-    work = Work(algorithm, clients, number, mates, members, schedule.ladder(len(clients)))
-    common, own = contract.sent(algorithm, trial.send(work.rows))
+    work = StackRun(algorithm, clients, number, mates, members, schedule.get_allowed_widths(len(clients)))
+    common, own = contract.validate_download(algorithm, trial.send(work.rows))
     axes = dict.fromkeys(common) | dict.fromkeys(own, 0)
-    kept, start = stack([trial.kept[client] for client in work.rows]), functools.partial(start_client, algorithm)
-    return work, vmap(start, in_dims=(0, axes, 0))(kept, common | own, clients.facts(work.rows, number))
+    kept, start = stack_states([trial.kept[client] for client in work.rows]), functools.partial(start_client, algorithm)
+    return work, vmap(start, in_dims=(0, axes, 0))(kept, common | own, clients.get_client_info(work.rows, number))
 
 
 def elsewhere(clients, device):
     """Put the samples on another device; gives where they were."""
-    before = {name: getattr(clients, name) for name in ("x", "y", "device", "_normalized")}
+    before = {name: getattr(clients, name) for name in ("x", "y", "device", "_normalization")}
     clients.x, clients.y, clients.device = clients.x.to(device), clients.y.to(device), torch.device(device)
-    clients._normalized = type(before["_normalized"])(clients.transforms, clients.dtype, device)
+    clients._normalization = type(before["_normalization"])(clients.transforms, clients.dtype, device)
     return before
 
 
@@ -95,16 +95,16 @@ def proved(trial, assert_same):
     counts = {}
     with torch.no_grad():
         work, state = at_work(trial, [0, 1])
-        for number, pass_ in enumerate(passes(trial.algorithm, "train", 1)):
+        for number, pass_ in enumerate(get_passes(trial.algorithm, "train", 1)):
             before = state
             if isinstance(pass_, Train):
                 before = vmap(functools.partial(with_optimizer_state, trial.algorithm, pass_))(state)
-                step, row = work.step(pass_, before), work.feed(pass_, [0]).row(0)
+                step, row = work.make_step(pass_, before), work.make_batch_plan(pass_, [0]).get_step_batch(0)
                 assert row.live.tolist() == [True, True, False]
             elif isinstance(pass_, Measure):
-                samples = trial.clients.train if pass_.on == "train" else trial.clients.validation
-                step = work.terms(pass_)
-                row = work.reading(samples, [3, 4] if pass_.changed else None)[1].row(0)
+                samples = trial.clients.train if pass_.on == "train" else trial.clients.validation_or_train
+                step = work.make_terms(pass_)
+                row = work.make_evaluation_plan(samples, [3, 4] if pass_.is_augmented else None)[1].get_step_batch(0)
             if not isinstance(pass_, (Train, Measure)):
                 state = work.run(pass_, state)
                 continue
@@ -199,7 +199,7 @@ class Tracer:
 
         def replay():
             self.replays += 1
-            donate(buffers, graph(*buffers))
+            copy_into(buffers, graph(*buffers))
 
         return replay
 
@@ -207,7 +207,7 @@ class Tracer:
 def recording(made, width=3):
     """The same trial whose steps are recorded."""
     tracer = Tracer()
-    made.executor = Stack(made.algorithm, made.clients, width, record=tracer)
+    made.executor = Stack(made.algorithm, made.clients, width, backend=tracer)
     return made, tracer
 
 
@@ -256,7 +256,7 @@ def test_what_cant_be_recorded_runs_step_by_step_and_says_so_once(trial, assert_
         raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
     made = trial(FedAvg())
-    made.executor = Stack(made.algorithm, made.clients, 3, record=refuse)
+    made.executor = Stack(made.algorithm, made.clients, 3, backend=refuse)
     assert_same(results(made.run(2).outcomes), results(trial(FedAvg()).run(2).outcomes))
     assert capsys.readouterr().err == (
         "execution.graphs: pass 0 of the phase 'train' runs step by step; it can't be recorded (operation not "

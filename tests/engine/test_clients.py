@@ -9,7 +9,7 @@ def clients(make_clients):
 
 
 def test_facts_are_the_training_datas(clients):
-    info = clients.facts(2, round=7)
+    info = clients.get_client_info(2, round=7)
     assert info.size.item() == 9
     assert info.classes.tolist() == [3, 0, 3, 3]
     assert info.round.item() == 7
@@ -17,43 +17,43 @@ def test_facts_are_the_training_datas(clients):
 
 
 def test_facts_of_several_clients_have_a_first_axis(clients):
-    info = clients.facts([2, 0], round=1)
+    info = clients.get_client_info([2, 0], round=1)
     assert info.size.tolist() == [9, 1]
     assert info.classes.tolist() == [[3, 0, 3, 3], [1, 0, 0, 0]]
     assert info.round.tolist() == [1, 1]
 
 
 def test_an_epoch_is_a_permutation_of_the_clients_samples(clients):
-    order = clients.order(5, 1, "batches", 0)
+    order = clients.shuffle_indices(5, 1, "batches", 0)
     assert sorted(order) == list(clients.train[5])
     assert list(order) != list(clients.train[5])
 
 
 def test_orders_depend_on_seed_round_stream_and_epoch(make_clients, clients):
     orders = [
-        clients.order(5, 1, "batches", 0),
-        clients.order(5, 2, "batches", 0),
-        clients.order(5, 1, "batches", 1),
-        clients.order(5, 1, "recall", 0),
-        make_clients(seed=1).order(5, 1, "batches", 0),
+        clients.shuffle_indices(5, 1, "batches", 0),
+        clients.shuffle_indices(5, 2, "batches", 0),
+        clients.shuffle_indices(5, 1, "batches", 1),
+        clients.shuffle_indices(5, 1, "recall", 0),
+        make_clients(seed=1).shuffle_indices(5, 1, "batches", 0),
     ]
     assert len({tuple(order) for order in orders}) == 5
-    assert np.array_equal(clients.order(5, 1, "batches", 0), orders[0])
+    assert np.array_equal(clients.shuffle_indices(5, 1, "batches", 0), orders[0])
 
 
 @pytest.mark.parametrize(
     ("client", "share", "count"), [(5, 0.8, 13), (7, 0.5, 10), (1, 0.5, 3), (0, 0.1, 1), (6, 0.1, 1)]
 )
 def test_a_share_is_rounded_to_the_nearest_and_at_least_one(clients, client, share, count):
-    order = clients.order(client, 1, "mixing", 0, share)
+    order = clients.shuffle_indices(client, 1, "mixing", 0, share)
     assert len(order) == len(set(order)) == count
     assert set(order) <= set(clients.train[client])
 
 
 def test_a_share_is_drawn_once_a_round(clients):
     """Its order differs from epoch to epoch, its samples from round to round."""
-    first, second = (clients.order(7, 1, "mixing", epoch, 0.5) for epoch in (0, 1))
-    later = clients.order(7, 2, "mixing", 0, 0.5)
+    first, second = (clients.shuffle_indices(7, 1, "mixing", epoch, 0.5) for epoch in (0, 1))
+    later = clients.shuffle_indices(7, 2, "mixing", 0, 0.5)
     assert set(first) == set(second)
     assert list(first) != list(second)
     assert set(first) != set(later)

@@ -23,7 +23,7 @@ from fedpipe.engine.run import Run
 from tests import elsewhere, studies
 
 ROUNDS = 2
-NAMES = registry.names(registry.ALGORITHM)
+NAMES = registry.list_components(registry.ALGORITHM)
 DW = sorted(set(NAMES) - {"feddw", "fednh"})  #: these two define the classification layer themselves
 
 #: So that something is decided in two rounds, and plans of passes are small.
@@ -71,7 +71,7 @@ class Rules:
     """The server's rule as the run calls it: what it reads, and where its arguments and results lie."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, crossed: Counter[str]) -> None:
-        self.read, self.devices, rule = 0, set[torch.device](), running.aggregate
+        self.read, self.devices, rule = 0, set[torch.device](), running.aggregate_uploads
 
         def watched(*args: Any) -> Any:
             before = crossed["read"]
@@ -81,7 +81,7 @@ class Rules:
             self.devices |= {leaf.device for leaf in leaves}
             return server
 
-        monkeypatch.setattr(running, "aggregate", watched)
+        monkeypatch.setattr(running, "aggregate_uploads", watched)
 
 
 def away(run: Run) -> None:
@@ -91,7 +91,7 @@ def away(run: Run) -> None:
 
 def rounds(run: Run, crossed: Counter[str]) -> Iterator[Counter[str]]:
     """What crosses in each round."""
-    for number in run.segment(ROUNDS):
+    for number in run.run_segment(ROUNDS):
         if number:
             yield Counter(crossed)
         crossed.clear()
@@ -100,7 +100,7 @@ def rounds(run: Run, crossed: Counter[str]) -> Iterator[Counter[str]]:
 def written(run: Run, number: int) -> int:
     """Large tensors in the files of a round's states."""
     files = run.files.round(number)
-    trees = [artifacts.read_pt(path) for path in (files.server, files.clients) if path.exists()]
+    trees = [artifacts.read_pt(path) for path in (files.server_state, files.client_states) if path.exists()]
     return sum(leaf.numel() >= elsewhere.LARGE for leaf in pytree.tree_leaves(trees))
 
 
@@ -115,10 +115,10 @@ def proved(
     """A run leaves the same files as on the CPU; gives what crosses in its last round, and what that wrote."""
     made = study(name, parameters or {}, participation, **federation)
     run = studies.open_runs(made, stack=stack)[0]
-    list(run.segment(ROUNDS))
+    list(run.run_segment(ROUNDS))
     wanted = studies.bits(run.files.path)
     away(run)
-    monkeypatch.setattr(running, "_device", lambda execution: elsewhere.DEVICE)
+    monkeypatch.setattr(running, "_select_device", lambda execution: elsewhere.DEVICE)
     monkeypatch.setattr(loop, "ThreadPoolExecutor", elsewhere.OneByOne)
     with elsewhere.at_hand() as crossed:
         rules = Rules(monkeypatch, crossed)
@@ -172,17 +172,17 @@ def test_with_a_server_optimizer(optimizer: str, monkeypatch: pytest.MonkeyPatch
 def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     made = study("scaffold", {}, 0.5)
     run = studies.open_runs(made, stack=5)[0]
-    list(run.segment(ROUNDS))
+    list(run.run_segment(ROUNDS))
     wanted = {name: bits for name, bits in studies.bits(run.files.path).items() if name.endswith(".pt")}
     away(run)
-    monkeypatch.setattr(running, "_device", lambda execution: elsewhere.DEVICE)
+    monkeypatch.setattr(running, "_select_device", lambda execution: elsewhere.DEVICE)
     with elsewhere.at_hand() as crossed:
         rules = Rules(monkeypatch, crossed)
         studies.open_runs(made, stack=5)[0].initialize()
         for number in range(1, ROUNDS + 1):
             train, server, measure = (studies.open_runs(made, stack=5)[0] for _ in range(3))
-            path = run.files.round(number).block(0)
-            artifacts.write_pt(path, train.train(number, train.participants(number)).tree())
+            path = run.files.round(number).block_uploads(0)
+            artifacts.write_pt(path, train.train(number, train.participants(number)).to_tensors())
             server.aggregate(number, [Block.read(path)])
             measure.evaluate(number)
     found = {name: bits for name, bits in studies.bits(run.files.path).items() if name.endswith(".pt")}
@@ -195,14 +195,14 @@ def test_states_that_are_too_large_for_a_device_rest_on_the_host(monkeypatch: py
     """As with a thousand participants: a GPU then holds no more than a stack."""
     made = study("scaffold", {}, 1.0)
     run = studies.open_runs(made, stack=5)[0]
-    list(run.segment(ROUNDS))
+    list(run.run_segment(ROUNDS))
     wanted = studies.bits(run.files.path)
     away(run)
-    monkeypatch.setattr(running, "_device", lambda execution: elsewhere.DEVICE)
-    monkeypatch.setattr(running, "RESTING_BYTES", 100_000)
+    monkeypatch.setattr(running, "_select_device", lambda execution: elsewhere.DEVICE)
+    monkeypatch.setattr(running, "MAX_DEVICE_BYTES", 100_000)
     with elsewhere.at_hand() as crossed:
         rules = Rules(monkeypatch, crossed)
-        list(studies.open_runs(made, stack=5)[0].segment(ROUNDS))
+        list(studies.open_runs(made, stack=5)[0].run_segment(ROUNDS))
     assert studies.bits(run.files.path) == wanted
     assert rules.devices == {elsewhere.HOST}
     away(run)

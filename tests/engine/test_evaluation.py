@@ -10,7 +10,7 @@ from sklearn.metrics import confusion_matrix
 from fedpipe import registry
 from fedpipe.engine.executor import Phase
 
-ALGORITHMS = registry.names(registry.ALGORITHM)
+ALGORITHMS = registry.list_components(registry.ALGORITHM)
 
 
 def correct(trial, phase: Phase, ids=None):
@@ -27,7 +27,7 @@ def test_whom_no_round_has_trained_is_measured_with_the_initial_model(make_trial
     model = (trial.fresh(0) if deployed is None else deployed).only(trial.net.names + trial.net.buffer_names)
 
     def right(indices):
-        with torch.no_grad(), trial.net.mode.of(False, buffers=trial.net.own or None):
+        with torch.no_grad(), trial.net.mode.activate(False, buffers=trial.net.client_buffers or None):
             x, y = clients.gather(indices)
             return int((trial.net(model, x).argmax(-1) == y).sum())
 

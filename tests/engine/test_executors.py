@@ -17,7 +17,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedprox import FedProx
 from fedpipe.config import Transforms
 from fedpipe.engine import layout, stack
-from fedpipe.engine.executor import MEASURE_BATCH, passes
+from fedpipe.engine.executor import MEASURE_BATCH, get_passes
 from fedpipe.engine.trees import size_in_bytes
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network
@@ -87,15 +87,17 @@ def test_scores_are_those_of_the_trained_model(make_trial, width):
 def test_on_a_gpu_the_servers_model_is_measured_in_larger_calls(make_clients, device, transforms, samples):
     clients = make_clients((1, 4, 4), transforms=transforms)
     clients.device = torch.device(device)
-    assert stack.logits_batch(clients, 32) == samples
+    assert stack.get_logits_batch_size(clients, 32) == samples
 
 
 def test_batches_that_are_normalized_by_themselves_are_of_one_size_on_every_device(make_trial, monkeypatch):
     trial = make_trial("fedavg", bnet, width=3, buffers="drop")
     calls, indices = [], np.concatenate(trial.clients.train * 40)
-    tested = trial.clients.tested
-    monkeypatch.setattr(trial.clients, "tested", lambda rows, *where: calls.append(len(rows)) or tested(rows, *where))
-    monkeypatch.setattr(stack, "logits_batch", lambda clients, width: MEASURE_BATCH * width)
+    tested = trial.clients.gather_test_batch
+    monkeypatch.setattr(
+        trial.clients, "gather_test_batch", lambda rows, *where: calls.append(len(rows)) or tested(rows, *where)
+    )
+    monkeypatch.setattr(stack, "get_logits_batch_size", lambda clients, width: MEASURE_BATCH * width)
     trial.executor.logits(trial.server["model"], indices, 1)
     assert len(calls) == -(-len(indices) // MEASURE_BATCH) > 1
 
@@ -109,14 +111,14 @@ def test_larger_calls_are_fewer_and_tell_the_same(make_clients, make_trial, asse
     trial = make_trial("fedavg", clients=make_clients(sizes=LARGE), width=3)
     calls, indices = [], np.concatenate(trial.clients.train)
 
-    def watched(rows, *where, tested=trial.clients.tested):
+    def watched(rows, *where, tested=trial.clients.gather_test_batch):
         calls.append(len(rows))
         return tested(rows, *where)
 
-    monkeypatch.setattr(trial.clients, "tested", watched)
+    monkeypatch.setattr(trial.clients, "gather_test_batch", watched)
     small = trial.executor.logits(trial.server["model"], indices, 1)
     assert len(calls) == 4
-    monkeypatch.setattr(stack, "logits_batch", lambda clients, width: MEASURE_BATCH * width)
+    monkeypatch.setattr(stack, "get_logits_batch_size", lambda clients, width: MEASURE_BATCH * width)
     assert_same(trial.executor.logits(trial.server["model"], indices, 1), small, within=1e-12)
     assert sum(calls[4:]) == len(indices)
     assert len(calls[4:]) == 2
@@ -135,7 +137,7 @@ def test_finetuning_is_training_by_its_own_stream(make_trial, assert_same, width
     trial = make_trial("fedavg", width=width, learning_rate=0.1).run()
     (outcome,) = trial.train([5], ("local",), "finetune")
     model = {name: value.clone().requires_grad_() for name, value in trial.server["model"].items()}
-    order = trial.clients.order(5, 2, "finetune", 0)
+    order = trial.clients.shuffle_indices(5, 2, "finetune", 0)
     for first in range(0, len(order), 4):
         x, y = trial.clients.gather(order[first : first + 4])
         gradient = torch.autograd.grad(cross_entropy(trial.net(Tensors(model), x), y), list(model.values()))
@@ -208,15 +210,17 @@ def test_a_pass_moves_only_what_it_trains(make_trial, assert_same, width, settin
 
 def test_stages_list_their_passes():
     algorithm = Twice()
-    assert [type(made) for made in passes(algorithm, "train", 3)] == [Train, Update, Train]
-    assert passes(algorithm, "receive", 3) == []
-    (finetune,) = passes(algorithm, "finetune", 3)
+    assert [type(made) for made in get_passes(algorithm, "train", 3)] == [Train, Update, Train]
+    assert get_passes(algorithm, "receive", 3) == []
+    (finetune,) = get_passes(algorithm, "finetune", 3)
     assert (finetune.epochs, finetune.stream) == (3, "finetune")
 
 
 def test_prepared_passes_come_first_in_every_stage(make_trial):
     algorithm = make_trial("ifca").algorithm
-    kinds = {phase: [type(made) for made in passes(algorithm, phase, 1)] for phase in ("train", "receive", "finetune")}
+    kinds = {
+        phase: [type(made) for made in get_passes(algorithm, phase, 1)] for phase in ("train", "receive", "finetune")
+    }
     assert kinds == {"train": [Measure, Train], "receive": [Measure], "finetune": [Measure, Train]}
 
 
@@ -300,9 +304,9 @@ class Counted(FedALA):
 
     steps: ClassVar[list[int]] = []
 
-    def mix(self, client, batch, gradient):
+    def mix_models(self, client, batch, gradient):
         self.steps.append(1)
-        return super().mix(client, batch, gradient)
+        return super().mix_models(client, batch, gradient)
 
 
 @pytest.mark.parametrize("change", [None, "server", "kept"])
@@ -315,7 +319,7 @@ def test_a_personal_model_is_made_once_for_evaluation_and_training(make_trial, a
     def run(phase, clients, tests=(), again=()):
         Counted.steps.clear()
         kept = trial.kept.__getitem__
-        outcomes = list(trial.executor.run(phase, number, clients, kept, trial.send, tests, again=again))
+        outcomes = list(trial.executor.run(phase, number, clients, kept, trial.send, tests, clients_to_cache=again))
         return sent(outcomes), len(Counted.steps)
 
     alone = {phase: run(phase, everyone, ("local",)) for phase in ("receive", "finetune")}
@@ -348,7 +352,7 @@ def test_large_kernels_are_not_channels_last_nor_is_what_they_see(make_trial, as
     wanted = sent(make_trial("fedavg", "cnn").train(tests=("local",)))
     small, large = sorted(met)
     assert met[large] == (False, False)
-    monkeypatch.setattr("fedpipe.layers.LARGE", small)
+    monkeypatch.setattr("fedpipe.layers.LARGE_KERNEL", small)
     found = sent(make_trial("fedavg", "cnn").train(tests=("local",)))
     assert met[large] == (True, True)
     assert_same(found, wanted, within=1e-12)
@@ -367,12 +371,12 @@ def test_large_kernels_are_not_channels_last_nor_is_what_they_see(make_trial, as
 )
 def test_a_layer_whose_rows_collide_in_a_cache_lies_by_columns(shape, by_columns):
     weight = torch.arange(shape[0] * shape[1]).reshape(shape)
-    laid = layout.fast({"model": Tensors({"weight": weight})})["model"]["weight"]
+    laid = layout.optimize_layout({"model": Tensors({"weight": weight})})["model"]["weight"]
     assert laid.stride() == ((1, shape[0]) if by_columns else (shape[1], 1))
     assert torch.equal(laid, weight)
 
 
-@pytest.mark.parametrize("name", registry.names(registry.ALGORITHM))
+@pytest.mark.parametrize("name", registry.list_components(registry.ALGORITHM))
 def test_which_way_a_layer_lies_is_a_matter_of_speed_alone(make_trial, assert_same, monkeypatch, name):
     met, forward = set[bool](), torch.nn.Linear.forward
 

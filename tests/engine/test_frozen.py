@@ -56,22 +56,22 @@ def prepared(**sections: Any) -> NewPlan:
     params["partition"] = {"scheme": "iid"}
     params["model"] = {"name": "vgg16", "weights": "vgg.pth"}
     studies.write(params, Path())
-    download.declare(None, Path("params.yaml"))
+    download.declare_dataset(None, Path("params.yaml"))
     return studies.prepare(yaml.safe_load(Path("params.yaml").read_text()))
 
 
 def test_a_run_on_features_is_that_of_the_whole_network(monkeypatch: pytest.MonkeyPatch) -> None:
     made, calls = prepared(), []
-    computed = frozen.computed
-    monkeypatch.setattr(frozen, "computed", lambda *args: calls.append(args) or computed(*args))
+    computed = frozen.compute_features
+    monkeypatch.setattr(frozen, "compute_features", lambda *args: calls.append(args) or computed(*args))
     (run,) = studies.open_runs(made)
-    list(run.segment(1))
+    list(run.run_segment(1))
     (again,) = studies.open_runs(made, stack=2)
     assert len(calls) == 1, "once for a data set"
     assert torch.equal(run.clients.x, again.clients.x)
     assert run.clients.x.shape == (IMAGES, 512)
 
-    whole = VGG16(weights="vgg.pth", sha256=sha256("vgg.pth")).network((3, 32, 32), CLASSES)
+    whole = VGG16(weights="vgg.pth", sha256=sha256("vgg.pth")).build_initial_network((3, 32, 32), CLASSES)
     images = torch.as_tensor(np.load("images.npz")["x"])
     x, y = (images.float() / 255 - 0.5) / 0.5, run.clients.y
     with torch.no_grad():
@@ -80,9 +80,9 @@ def test_a_run_on_features_is_that_of_the_whole_network(monkeypatch: pytest.Monk
     # a round of FedAvg by plain PyTorch, through the whole network
     sums: dict[str, torch.Tensor] = {}
     for client in range(2):
-        net = VGG16(weights="vgg.pth", sha256=sha256("vgg.pth")).network((3, 32, 32), CLASSES)
+        net = VGG16(weights="vgg.pth", sha256=sha256("vgg.pth")).build_initial_network((3, 32, 32), CLASSES)
         optimizer = torch.optim.SGD([value for value in net.parameters() if value.requires_grad], lr=0.1)
-        order = run.clients.order(client, 1, "batches", 0)
+        order = run.clients.shuffle_indices(client, 1, "batches", 0)
         for first in range(0, len(order), 5):
             rows = torch.as_tensor(order[first : first + 5])
             optimizer.zero_grad()
@@ -92,16 +92,16 @@ def test_a_run_on_features_is_that_of_the_whole_network(monkeypatch: pytest.Monk
         for name, value in net.named_parameters():
             if value.requires_grad:
                 sums[name] = sums.get(name, 0) + share * value.detach()
-    model = run.server(1)["model"]
+    model = run.load_server_state(1)["model"]
     assert list(model) == list(sums) == ["body.3.weight", "body.3.bias", "head.weight", "head.bias"]
     for name, value in sums.items():
         torch.testing.assert_close(model[name], value, rtol=1e-3, atol=1e-5)
-        assert not torch.equal(model[name], run.fresh(0)[name]), "it must have trained"
+        assert not torch.equal(model[name], run.make_initial_model(0)[name]), "it must have trained"
 
 
 def test_features_do_not_depend_on_threads() -> None:
     (run,) = studies.open_runs(prepared())
-    place = frozen.place(run.settings)
+    place = frozen.get_features_path(run.settings)
     before = place.read_bytes()
     assert artifacts.read_json(place.with_suffix(".json"))["made_by"]["torch"] == torch.__version__
     for path in (place, place.with_suffix(".json")):
@@ -113,15 +113,15 @@ def test_features_do_not_depend_on_threads() -> None:
 def test_a_run_goes_on_with_no_other_features() -> None:
     made = prepared()
     (run,) = studies.open_runs(made)
-    list(run.segment(1))
-    place = frozen.place(run.settings)
+    list(run.run_segment(1))
+    place = frozen.get_features_path(run.settings)
     held = artifacts.read_json(place.with_suffix(".json"))
     other = {"features": artifacts.read_pt(place)["features"] + 1}
     held[place.name] = artifacts.write_pt(place, other)
     artifacts.write_json(place.with_suffix(".json"), held)
     (again,) = studies.open_runs(made)
     with pytest.raises(ArtifactError, match=rf"round 0 was made with another features .* than lies in {place}"):
-        list(again.segment(2))
+        list(again.run_segment(2))
     place.write_bytes(b"damaged")
     with pytest.raises(ArtifactError, match=f"{place} is damaged"):
         Run(run.files)
@@ -130,7 +130,7 @@ def test_a_run_goes_on_with_no_other_features() -> None:
 def test_other_transforms_are_other_features_and_random_ones_are_refused() -> None:
     (one,) = studies.open_runs(prepared())
     (two,) = studies.open_runs(prepared(transforms={"std": [0.25]}))
-    assert frozen.place(one.settings) != frozen.place(two.settings)
+    assert frozen.get_features_path(one.settings) != frozen.get_features_path(two.settings)
     assert not torch.equal(one.clients.x, two.clients.x)
     with pytest.raises(SettingsError, match=r"transforms\.flip: images can't change at random under the frozen base"):
         prepared(transforms={"flip": True})

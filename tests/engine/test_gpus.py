@@ -12,7 +12,7 @@ import pytest
 
 from fedpipe.engine import gpus
 
-JOB = "import sys; from fedpipe.engine import gpus; print(gpus.own(['0', '1']), flush=True); sys.stdin.read()"
+JOB = "import sys; from fedpipe.engine import gpus; print(gpus.acquire_gpu(['0', '1']), flush=True); sys.stdin.read()"
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def test_jobs_take_gpus_of_their_own_and_a_killed_one_gives_its_back(tmp_path: P
 
 def test_gpus_are_called_as_they_were_granted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert gpus.names(2) == ["0", "1"]
+    assert gpus.get_gpu_names(2) == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 3")
-    assert gpus.names(2) == ["2", "3"]
-    assert gpus.names(1) == ["2"]
+    assert gpus.get_gpu_names(2) == ["2", "3"]
+    assert gpus.get_gpu_names(1) == ["2"]

@@ -10,11 +10,11 @@ from torch import nn
 from fedpipe import rng
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Transforms
-from fedpipe.engine.clients import Clients
+from fedpipe.engine.clients import FederatedData
 from fedpipe.engine.executor import BUFFERS
-from fedpipe.engine.transforms import changed
+from fedpipe.engine.transforms import transform_images
 from fedpipe.engine.trees import size_in_bytes
-from fedpipe.models.base import Net, Network
+from fedpipe.models.base import FunctionalNetwork, Network
 
 CHANGES = Transforms(mean=(0.1,), std=(2.0,), crop=1, flip=True, rotation=40)
 
@@ -69,7 +69,7 @@ def test_a_clients_bits_do_not_depend_on_its_mates(trial, assert_same, width):
 def test_noise_is_new_in_every_epoch_and_round_and_at_every_client(trial):
     clients = trial().clients
     keys = {
-        clients.key(client, round, stream, epoch)
+        clients.get_noise_key(client, round, stream, epoch)
         for client in (0, 1)
         for round in (1, 2)
         for stream in ("batches", "recall")
@@ -82,7 +82,7 @@ def test_noise_is_new_in_every_epoch_and_round_and_at_every_client(trial):
 def test_evaluation_neither_drops_nor_changes(trial):
     made = trial(transforms=Transforms())
     model, x = made.server["model"], made.clients.gather(made.clients.test[7])[0]
-    module = made.net.replica()
+    module = made.net.copy_for_thread()
     assert torch.equal(module(model, x), made.net(model, x))
     plain = build().double().eval()
     plain.load_state_dict(model, strict=False)
@@ -112,8 +112,8 @@ def test_test_images_of_the_server_change_only_if_asked_for(trial, width, assert
     plain, same, other = (one.executor.logits(one.server["model"], every, 1) for one in made)
     assert_same(same, plain)
     x, _ = made[2].clients.gather(every)
-    key = torch.tensor(made[2].clients.key(-1, 1, "test", 0))
-    wanted = made[2].net(made[2].server["model"], changed(made[2].clients.transforms, x, key))
+    key = torch.tensor(made[2].clients.get_noise_key(-1, 1, "test", 0))
+    wanted = made[2].net(made[2].server["model"], transform_images(made[2].clients.transforms, x, key))
     assert_same(other, wanted, within=1e-12)
     assert (other - plain).abs().amax(1).count_nonzero() > len(every) / 4
     after = made[2].executor.logits(made[2].server["model"], every, 2)
@@ -140,12 +140,12 @@ def test_one_clients_statistics_are_pytorchs(trial):
     """Without dropout, a round of FedAvg's client is a PyTorch module in training mode, its statistics included."""
     made = trial(transforms=Transforms())
     made.net._module.get_submodule("body.3").p = made.net._module.get_submodule("body.8").p = 0
-    made.executor._idle = [made.algorithm]
+    made.executor._idle_workers = [made.algorithm]
     module = build(0.0).double().train()
     module.load_state_dict(made.server["model"], strict=False)
     rule = torch.optim.SGD(module.parameters(), made.algorithm.federation.learning_rate)
     for epoch in range(2):
-        order = made.clients.order(3, 1, "batches", epoch)
+        order = made.clients.shuffle_indices(3, 1, "batches", epoch)
         for first in range(0, len(order), 4):
             x, y = made.clients.gather(order[first : first + 4])
             rule.zero_grad()
@@ -165,7 +165,7 @@ def test_kept_statistics_stay_at_their_client(trial, assert_same, width):
     assert sizes == {8 * parameters}
     assert not any("running" in name for name in made.server["model"])
     absent = next(client for client in range(8) if client not in made.participants(1) + made.participants(2))
-    assert_same(made.kept[absent][BUFFERS], made.net.own)
+    assert_same(made.kept[absent][BUFFERS], made.net.client_buffers)
     kept = [made.kept[outcome.client][BUFFERS]["body.1.running_mean"] for outcome in made.outcomes]
     assert len({tuple(state.tolist()) for state in kept}) == len(kept)
 
@@ -186,7 +186,7 @@ def test_the_personal_model_is_measured_with_the_clients_own_statistics(trial, w
 def test_without_running_statistics_nothing_is_stored(trial):
     made = trial(buffers="drop").run()
     assert not any("running" in name for name in made.server["model"])
-    assert made.net.own == {}
+    assert made.net.client_buffers == {}
 
 
 def test_frozen_parameters_are_neither_trained_nor_sent(make_clients, make_trial):
@@ -209,11 +209,11 @@ def test_frozen_parameters_are_neither_trained_nor_sent(make_clients, make_trial
 def test_bytes_are_fractions_and_tokens_stay_integers():
     y, parts = torch.zeros(2, dtype=torch.long), [np.array([0, 1])]
     images = torch.tensor([[[[0, 255]]], [[[51, 102]]]], dtype=torch.uint8)
-    clients = Clients(images, y, parts, parts, parts[0], 1, 0, torch.float64)
+    clients = FederatedData(images, y, parts, parts, parts[0], 1, 0, torch.float64)
     assert clients.x.dtype == torch.uint8
     assert clients.gather(np.array([1]))[0].flatten().tolist() == [0.2, 0.4]
     tokens = torch.tensor([[3, 70_000], [1, 2]], dtype=torch.int32)
-    gathered = Clients(tokens, y, parts, parts, parts[0], 1, 0).gather(np.array([0]))[0]
+    gathered = FederatedData(tokens, y, parts, parts, parts[0], 1, 0).gather(np.array([0]))[0]
     assert gathered.dtype == torch.int64
     assert gathered.tolist() == [[3, 70_000]]
 
@@ -228,7 +228,7 @@ def test_normalization_layers_are_found_by_type():
         def forward(self, x):
             return self.group(self.calm(x))
 
-    net = Net(lambda: Network(nn.Sequential(nn.Linear(2, 3), Block()), nn.Linear(3, 2)))
+    net = FunctionalNetwork(lambda: Network(nn.Sequential(nn.Linear(2, 3), Block()), nn.Linear(3, 2)))
     assert {name.rpartition(".")[0] for name in net.norm_names} == {"body.1.calm", "body.1.group"}
     assert len(net.norm_names) == 6
     assert net.buffer_names == ("body.1.calm.running_mean", "body.1.calm.running_var")
@@ -236,6 +236,6 @@ def test_normalization_layers_are_found_by_type():
 
 def test_a_fresh_model_holds_what_travels(trial):
     net = trial().net
-    model = net.fresh(rng.entropy(0, "init/0"))
+    model = net.make_initial_model(rng.entropy(0, "init/0"))
     assert tuple(model) == net.names + net.buffer_names
     assert float(model["body.1.running_var"].mean()) == 1

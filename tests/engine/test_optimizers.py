@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fedpipe.config import Federation
-from fedpipe.engine.optimizers import SGD, Adam, optimizer
+from fedpipe.engine.optimizers import SGD, Adam, build_optimizer
 from fedpipe.tensors import Tensors
 
 STEPS = 5
@@ -83,7 +83,7 @@ def test_a_donated_gradient_leads_to_the_same_bits_and_leaves_all_else_alone(ass
     assert_same(found, wanted)
     assert_same(parameters, start())
     assert_same(slots, rule.init(start()))
-    again, _ = rule.update(found[0], gradient(found[0], 1), found[1], donated=True)
+    again, _ = rule.update(found[0], gradient(found[0], 1), found[1], can_overwrite_gradient=True)
     assert_same(found, wanted)
     assert not torch.equal(again["w"], found[0]["w"])
 
@@ -107,4 +107,4 @@ def test_clients_in_a_stack_move_as_they_do_alone(assert_same, rule):
     ],
 )
 def test_the_federations_settings_choose_the_rule(settings, rule):
-    assert optimizer(Federation(**settings)) == rule
+    assert build_optimizer(Federation(**settings)) == rule

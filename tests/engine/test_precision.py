@@ -12,8 +12,8 @@ from torch import nn
 from fedpipe import config
 from fedpipe import plan as planning
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.engine.clients import Clients
-from fedpipe.engine.trees import finite
+from fedpipe.engine.clients import FederatedData
+from fedpipe.engine.trees import is_finite
 from fedpipe.errors import SettingsError
 from fedpipe.models.base import Network
 from fedpipe.testing.trial import CLASSES, difference
@@ -26,7 +26,7 @@ def trial(make_trial, make_clients, algorithm="fedavg", model="cnn", precision="
     """In float32, on images."""
     exact = make_clients((1, 4, 4) if model == "cnn" else (5,))
     parts = exact.train, exact.test, exact.global_test
-    clients = Clients(exact.x, exact.y, *parts, exact.classes, exact.seed, torch.float32)
+    clients = FederatedData(exact.x, exact.y, *parts, exact.classes, exact.seed, torch.float32)
     settings = {"dtype": "float32", "precision": precision, "learning_rate": 0.1} | more
     return make_trial(algorithm, model, clients, **settings)
 
@@ -96,8 +96,8 @@ def test_methods_whose_losses_take_features_apart_train_so(make_trial, make_clie
     run = trial(make_trial, make_clients, name, width=width, participation=1.0)
     before = copy.deepcopy(run.server)
     run.run(2, tests=("local",))
-    assert finite(run.server)
-    assert all(finite(state) for state in run.kept.values())
+    assert is_finite(run.server)
+    assert all(is_finite(state) for state in run.kept.values())
     assert difference(run.server, before) is not None
 
 
@@ -128,13 +128,13 @@ def test_a_full_precision_is_in_no_key(tmp_path: Path, monkeypatch: pytest.Monke
     keys = {}
     for precision in (None, "full", "bfloat16"):
         studies.write(studies.settings(federation={"precision": precision} if precision else {}), tmp_path)
-        made = planning.make(Path("params.yaml"))
+        made = planning.make_plan(Path("params.yaml"))
         keys[precision] = made.runs[0].key
-        written = made.texts[str(made.runs[0].files.settings)]
+        written = made.file_texts[str(made.runs[0].files.settings)]
         assert ("precision" in written) == (precision == "bfloat16")
     assert keys[None] == keys["full"] != keys["bfloat16"]
 
 
 def test_float64_can_not_be_lowered() -> None:
     with pytest.raises(SettingsError, match=r"^federation.precision: bfloat16 is for models of float32, not of float6"):
-        config.parse(studies.settings(federation={"precision": "bfloat16", "dtype": "float64"}))
+        config.parse_params(studies.settings(federation={"precision": "bfloat16", "dtype": "float64"}))

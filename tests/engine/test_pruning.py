@@ -9,7 +9,7 @@ import pytest
 
 from fedpipe import artifacts
 from fedpipe import plan as planning
-from fedpipe.engine.checkpoint import prune
+from fedpipe.engine.checkpoint import prune_states
 from fedpipe.stages import collect
 from tests import studies
 
@@ -21,7 +21,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A run of six rounds of which all states are there."""
     monkeypatch.chdir(tmp_path)
     (run,) = studies.open_runs(studies.prepare(studies.settings(("scaffold",), ROUNDS)))
-    list(run.segment(ROUNDS))
+    list(run.run_segment(ROUNDS))
     return run
 
 
@@ -30,35 +30,35 @@ def other(name: str, rounds: int, keep: str | int) -> None:
     Path("studies").mkdir(exist_ok=True)
     studies.write(studies.settings(("scaffold",), rounds, artifacts={"keep_models": keep}), Path("studies"))
     path = Path("studies/params.yaml").rename(f"studies/{name}.yaml")
-    planning.write(planning.make(path))
+    planning.write_plan(planning.make_plan(path))
 
 
 def servers(run: Any) -> list[int]:
-    return [number for number in range(ROUNDS + 1) if run.files.round(number).server.exists()]
+    return [number for number in range(ROUNDS + 1) if run.files.round(number).server_state.exists()]
 
 
 def test_a_shorter_studys_collect_leaves_what_a_longer_one_keeps(run: Any) -> None:
     other("short", 4, "last")
-    collect.collect(run.files, 4, "last")
+    collect.collect_rounds(run.files, 4, "last")
     assert servers(run) == list(range(ROUNDS + 1))
 
 
 def test_a_longer_study_leaves_what_a_shorter_one_keeps(run: Any) -> None:
     other("short", 4, 2)
     studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": "last"}))
-    prune(run.files, ROUNDS, "last")
+    prune_states(run.files, ROUNDS, "last")
     assert {2, 4, ROUNDS} <= set(servers(run))
     assert 1 not in servers(run)
     for end in (4, ROUNDS):  # each can go on from its last round, with what every client kept
-        for last in set(artifacts.read_json(run.files.round(end).state)["last"]) - {-1}:
-            assert run.files.round(last).clients.exists()
+        for last in set(artifacts.read_json(run.files.round(end).state_marker)["last"]) - {-1}:
+            assert run.files.round(last).client_states.exists()
 
 
 def test_a_plan_that_can_not_be_read_may_want_everything(run: Any) -> None:
     studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": "last"}))
     artifacts.write_bytes(Path("results/studies/a/b/plan.json"), b"{}")
-    prune(run.files, ROUNDS, "last")
+    prune_states(run.files, ROUNDS, "last")
     assert servers(run) == list(range(ROUNDS + 1))
     Path("results/studies/a/b/plan.json").unlink()
-    prune(run.files, ROUNDS, "last")
+    prune_states(run.files, ROUNDS, "last")
     assert 1 not in servers(run)

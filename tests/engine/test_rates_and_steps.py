@@ -23,7 +23,7 @@ from fedpipe.errors import SettingsError
 from fedpipe.testing.checks import ROUNDING
 
 WIDTHS = [None, 3]
-NAMES = registry.names(registry.ALGORITHM)
+NAMES = registry.list_components(registry.ALGORITHM)
 COSINE = {"name": "cosine", "period": 3, "minimum": 0.01, "warmup": 1}
 
 SCHEDULES = {
@@ -39,7 +39,7 @@ SCHEDULES = {
 
 def build(name):
     parameters = {"feddual": {"epsilon": 0.1}, "pfedme": {"attraction": 5.0}}.get(name, {})
-    return registry.build(registry.ALGORITHM, name, parameters)
+    return registry.build_component(registry.ALGORITHM, name, parameters)
 
 
 def shared(trial):
@@ -66,7 +66,9 @@ def test_the_rate_of_each_round_is_pytorchs(name, warmup):
         rule.step()
         scheduler.step()
     federation = Federation(learning_rate=0.3, schedule=settings | {"warmup": warmup})
-    assert [federation.in_round(number + 1).learning_rate for number in range(25)] == pytest.approx(wanted, rel=1e-12)
+    assert [federation.with_round_learning_rate(number + 1).learning_rate for number in range(25)] == pytest.approx(
+        wanted, rel=1e-12
+    )
     assert len(set(wanted)) > 1 or (name == "constant" and warmup < 2)
 
 
@@ -76,7 +78,7 @@ def test_a_round_of_a_schedule_is_one_at_its_rate(make_trial, assert_same, name,
     """Of every algorithm, whatever it does with the rate: bit for bit, before and after training too."""
     scheduled = make_trial(build(name), width=width, learning_rate=0.1, schedule=COSINE)
     for number in (1, 2, 3):
-        rate = Schedule(**COSINE).rate(0.1, number)
+        rate = Schedule(**COSINE).compute_learning_rate(0.1, number)
         plain = make_trial(build(name), width=width, learning_rate=rate)
         plain.server, plain.kept, plain.rounds = scheduled.server, dict(scheduled.kept), number - 1
         for phase in ("receive", "finetune"):
@@ -89,7 +91,7 @@ def test_a_round_of_a_schedule_is_one_at_its_rate(make_trial, assert_same, name,
 
 def test_a_flat_schedule_is_none(make_trial, assert_same):
     flat = make_trial("fedavg", schedule={"name": "constant", "warmup": 0})
-    assert flat.algorithm.in_round(7) is flat.algorithm
+    assert flat.algorithm.bind_round(7) is flat.algorithm
     assert_same(shared(flat.run(2)), shared(make_trial("fedavg").run(2)))
 
 
@@ -108,7 +110,7 @@ def test_recorded_steps_follow_the_rate(make_trial, make_clients, assert_same):
 
     settings = {"participation": 1.0, "schedule": {"name": "step", "step_size": 2, "gamma": 0.5}}
     plain, recorded = (make_trial("fedavg", width=3, **settings) for _ in range(2))
-    recorded.executor = Stack(recorded.algorithm, recorded.clients, 3, record=record)
+    recorded.executor = Stack(recorded.algorithm, recorded.clients, 3, backend=record)
     after = []
     for _ in range(4):
         assert_same(shared(recorded.run()), shared(plain.run()))
@@ -136,7 +138,7 @@ def by_hand(trial, rounds, settings, rate, clip, steps):
             batches = (
                 order[first : first + 4]
                 for epoch in itertools.count()
-                for order in [clients.order(client, number, "batches", epoch)]
+                for order in [clients.shuffle_indices(client, number, "batches", epoch)]
                 for first in range(0, len(order), 4)
             )
             for batch in itertools.islice(batches, steps):
@@ -185,13 +187,13 @@ def test_fedavg_is_what_one_writes_in_pytorch(make_trial, assert_same, width, cl
 
 # -- local steps -------------------------------------------------------------------------------------------------------
 
-BY_STEPS = [name for name in NAMES if not build(name).needs_epochs]
+BY_STEPS = [name for name in NAMES if not build(name).local_steps_refusal]
 
 
 def test_those_that_count_epochs_say_so():
     assert sorted(set(NAMES) - set(BY_STEPS)) == ["feddual", "fedrep"]
-    assert FedDUAL(mode="code").needs_epochs is None
-    assert FedDUAL(adaptive_loss=False).needs_epochs is None
+    assert FedDUAL(mode="code").local_steps_refusal is None
+    assert FedDUAL(adaptive_loss=False).local_steps_refusal is None
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -208,7 +210,7 @@ def test_whole_epochs_are_as_many_steps(make_clients, make_trial, assert_same, n
 def test_loop_and_stack_take_the_same_steps(make_trial, assert_same, name):
     """Of clients of one sample to twenty, who end amid different epochs; rates fall, and gradients are clipped."""
     settings = {"local_epochs": None, "local_steps": 5, "schedule": COSINE}
-    settings |= {"clip_norm": 0.3} if "clip_norm" not in build(name).ignores else {}
+    settings |= {"clip_norm": 0.3} if "clip_norm" not in build(name).unsupported_settings else {}
     loop, *stacks = (make_trial(build(name), width=width, **settings).run(3) for width in (None, 3, 7))
     for stack in stacks:
         assert_same(shared(stack), shared(loop), within=ROUNDING)
@@ -259,21 +261,21 @@ def test_a_pass_that_goes_by_epochs_is_refused(make_trial, width):
 
 def test_a_round_by_steps_is_so_many_passes_over_a_clients_data():
     by_steps = Federation(local_steps=6, batch_size=4)
-    assert [by_steps.epochs(samples) for samples in (1, 4, 5, 24)] == [6, 6, 3, 1]
-    assert Federation(local_steps=6, batch_size="full").epochs(100) == 6
-    assert Federation(local_epochs=3).epochs(100) == 3
+    assert [by_steps.count_epochs(samples) for samples in (1, 4, 5, 24)] == [6, 6, 3, 1]
+    assert Federation(local_steps=6, batch_size="full").count_epochs(100) == 6
+    assert Federation(local_epochs=3).count_epochs(100) == 3
 
 
 def test_the_record_of_stacks_tells_the_steps(make_trial):
     by_steps = make_trial("fedavg", width=3, local_epochs=None, local_steps=5)
-    assert [stack["widths"] for stack in by_steps.executor.stacks([0, 1, 2, 5])] == [[[3, 5]], [[1, 5]]]
+    assert [stack["widths"] for stack in by_steps.executor.describe_stacks([0, 1, 2, 5])] == [[[3, 5]], [[1, 5]]]
 
 
 # -- clipping ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", [name for name in NAMES if "clip_norm" not in build(name).ignores])
+@pytest.mark.parametrize("name", [name for name in NAMES if "clip_norm" not in build(name).unsupported_settings])
 def test_a_norm_that_nobody_reaches_changes_no_bit(make_trial, assert_same, name, width):
     clipped, plain = (make_trial(build(name), width=width, clip_norm=norm).run(2) for norm in (1e9, None))
     assert_same(shared(clipped), shared(plain))
@@ -288,7 +290,7 @@ def clipped_by_hand(trial, client, corrected, own, every, norm):
             parameter.copy_(trial.server["model"][name])
     rule = torch.optim.SGD(parameters.values(), 0.1, weight_decay=0.05)
     norms = []
-    order = trial.clients.order(client, trial.rounds + 1, "batches", 0)
+    order = trial.clients.shuffle_indices(client, trial.rounds + 1, "batches", 0)
     for first in range(0, len(order), 4):
         x, y = trial.clients.gather(order[first : first + 4])
         rule.zero_grad()
@@ -307,7 +309,7 @@ def test_scaffolds_corrected_gradient_is_clipped_as_a_whole(make_trial, assert_s
     norm = 0.9
     settings = {"local_epochs": 1, "learning_rate": 0.1, "weight_decay": 0.05, "clip_norm": norm}
     trial = make_trial(algorithm, width=width, participation=1.0, **settings).run(2)
-    corrected = trial.algorithm.corrected
+    corrected = trial.algorithm.corrected_names
     kept, every = trial.kept[7]["control"], trial.server["control"]
     assert float(kept.norm()) > 0
     wanted = clipped_by_hand(trial, 7, corrected, kept, every, norm)

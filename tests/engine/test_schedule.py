@@ -12,29 +12,35 @@ from torch.func import vmap
 
 from fedpipe.algorithms.base import Train
 from fedpipe.config import Transforms
-from fedpipe.data.assignment import Assignment, assign
+from fedpipe.data.assignment import Assignment, assign_samples
 from fedpipe.data.partitions.dirichlet import Dirichlet
 from fedpipe.engine import schedule
 from fedpipe.engine.run import WIDTH_ON_GPU
-from fedpipe.engine.schedule import Leg
-from fedpipe.engine.stack import Work, _batch
-from fedpipe.engine.transforms import changed
+from fedpipe.engine.schedule import StepRange
+from fedpipe.engine.stack import StackRun, _gather_batch
+from fedpipe.engine.transforms import transform_images
 
 
 def test_widths_grow_by_half_at_most():
-    assert schedule.ladder(32) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-    assert schedule.ladder(20) == (1, 2, 3, 4, 6, 8, 12, 16, 20)
-    assert [schedule.ladder(width) for width in (1, 2, 3)] == [(1,), (1, 2), (1, 2, 3)]
+    assert schedule.get_allowed_widths(32) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+    assert schedule.get_allowed_widths(20) == (1, 2, 3, 4, 6, 8, 12, 16, 20)
+    assert [schedule.get_allowed_widths(width) for width in (1, 2, 3)] == [(1,), (1, 2), (1, 2, 3)]
 
 
 def test_a_stack_is_as_narrow_as_those_that_go_on_allow():
-    assert schedule.legs([5, 3, 3, 1, 1], (1, 2, 3, 4, 6)) == [Leg(6, 0, 1), Leg(3, 1, 3), Leg(1, 3, 5)]
-    assert schedule.legs([1, 5, 3], (1, 2, 3)) == [Leg(3, 0, 3), Leg(2, 3, 5)], "rows keep their places"
+    assert schedule.make_step_ranges([5, 3, 3, 1, 1], (1, 2, 3, 4, 6)) == [
+        StepRange(6, 0, 1),
+        StepRange(3, 1, 3),
+        StepRange(1, 3, 5),
+    ]
+    assert schedule.make_step_ranges([1, 5, 3], (1, 2, 3)) == [StepRange(3, 0, 3), StepRange(2, 3, 5)], (
+        "rows keep their places"
+    )
 
 
 def test_the_largest_clients_share_a_stack():
     sizes = np.array([3, 9, 3, 20, 1])
-    assert schedule.stacks(sizes, [4, 2, 0, 1, 3], 2) == [[3, 1], [0, 2], [4]]
+    assert schedule.make_stacks(sizes, [4, 2, 0, 1, 3], 2) == [[3, 1], [0, 2], [4]]
 
 
 @pytest.mark.parametrize(
@@ -46,10 +52,12 @@ def test_seven_of_ten_padded_samples_are_real(samples, clients, participants, ba
     labels, shares, before = np.arange(samples) % 10, [], []
     for seed in range(3):
         scheme = Dirichlet(alpha=0.1, minimum=40 if clients == 20 else 1)
-        dealt = Assignment.of(assign(scheme, labels, np.zeros(samples, bool), clients, "pooled", 0.25, seed=seed))
+        dealt = Assignment.from_table(
+            assign_samples(scheme, labels, np.zeros(samples, bool), clients, "pooled", 0.25, seed=seed)
+        )
         sizes = np.array([len(indices) for indices in dealt.train])
         ids = np.sort(np.random.default_rng(seed).choice(clients, participants, replace=False)).tolist()
-        found = schedule.recorded(sizes, ids, WIDTH_ON_GPU, batch)
+        found = schedule.describe_stacks(sizes, ids, WIDTH_ON_GPU, batch)
         assert sorted(client for stack in found for client in stack["clients"]) == ids
         padded = sum(width * steps * batch for stack in found for width, steps in stack["widths"])
         shares.append(sizes[ids].sum() / padded)
@@ -74,7 +82,7 @@ def batches_as_before(clients, orders, size, keys=None):
             yield start, (x, y, mask)
         else:
             noise = torch.tensor([key + number for key in keys])
-            yield start, (vmap(functools.partial(changed, clients.transforms))(x, noise), y, mask, noise)
+            yield start, (vmap(functools.partial(transform_images, clients.transforms))(x, noise), y, mask, noise)
 
 
 @pytest.mark.parametrize(
@@ -90,22 +98,26 @@ def test_a_plan_holds_the_batches_that_were_gathered_step_by_step(make_clients, 
     clients = make_clients((1, 4, 4), transforms=transforms)
     trial = make_trial("fedavg", "cnn", clients, width=7)
     training = Train(trial.algorithm.loss, **settings)
-    mates = schedule.stacks(clients.sizes, range(8), 7)[0]
+    mates = schedule.make_stacks(clients.sizes, range(8), 7)[0]
     members, size = [client for client in mates if client != 3], 4 * training.batches
     places = [mates.index(client) for client in members]
-    work = Work(trial.algorithm, clients, 5, mates, members, schedule.ladder(7))
-    feed = work.feed(training, [2, 3])
+    work = StackRun(trial.algorithm, clients, 5, mates, members, schedule.get_allowed_widths(7))
+    feed = work.make_batch_plan(training, [2, 3])
     length = len(feed.samples) // 2
     for epoch, begin in ((2, 0), (3, length)):
-        orders = [clients.order(client, 5, training.stream, epoch, training.share) for client in members]
-        keys = [clients.key(client, 5, training.stream, epoch) for client in members] if transforms.random else None
+        orders = [clients.shuffle_indices(client, 5, training.stream, epoch, training.share) for client in members]
+        keys = (
+            [clients.get_noise_key(client, 5, training.stream, epoch) for client in members]
+            if transforms.is_random
+            else None
+        )
         wanted = list(itertools.islice(batches_as_before(clients, orders, size, keys), training.steps))
         assert len(wanted) == length
         for number, (start, batch) in enumerate(wanted):
-            row = feed.leg(begin, begin + length, len(mates)).row(number)
+            row = feed.slice_steps(begin, begin + length, len(mates)).get_step_batch(number)
             here = torch.tensor([len(order) > start for order in orders])
             assert torch.equal(row.live[places], here)
-            for found, value in zip(_batch(clients, row), batch, strict=True):
+            for found, value in zip(_gather_batch(clients, row), batch, strict=True):
                 present = batch[2].bool() if value.dim() > 1 else slice(None)
                 assert torch.equal(found[places][present], value[present])
             assert torch.equal(row.mask[places], batch[2])

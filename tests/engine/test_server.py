@@ -11,15 +11,15 @@ import torch
 from fedpipe import registry
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Server
-from fedpipe.engine.server import M, V, aggregate, moments, step
+from fedpipe.engine.server import M, V, aggregate_uploads, apply_server_optimizer, init_moments
 from fedpipe.tensors import Tensors
 
-ALGORITHMS = registry.names(registry.ALGORITHM)
-AVERAGING = [name for name in ALGORITHMS if registry.find(registry.ALGORITHM, name).averaged]
+ALGORITHMS = registry.list_components(registry.ALGORITHM)
+AVERAGING = [name for name in ALGORITHMS if registry.find_component(registry.ALGORITHM, name).server_optimizer_part]
 
 
 def build(name):
-    return registry.build(registry.ALGORITHM, name, {"feddual": {"epsilon": 0.1}}.get(name, {}))
+    return registry.build_component(registry.ALGORITHM, name, {"feddual": {"epsilon": 0.1}}.get(name, {}))
 
 
 def mean(trial, part):
@@ -102,9 +102,11 @@ def test_where_models_hold_no_statistics_there_is_nothing_to_average(make_trial,
 def walk(rule, deltas, x=1.0):
     """Where a scalar model is after each of these mean updates."""
     rule, point = Server(**rule), Tensors({"x": torch.tensor(x, dtype=torch.float64)})
-    state, found = moments(rule, point), []
+    state, found = init_moments(rule, point), []
     for delta in deltas:
-        point, state = step(rule, point, Tensors({"x": torch.tensor(delta, dtype=torch.float64)}), state)
+        point, state = apply_server_optimizer(
+            rule, point, Tensors({"x": torch.tensor(delta, dtype=torch.float64)}), state
+        )
         found.append(float(point["x"]))
     return found, {name: float(value["x"]) for name, value in state.items()}
 
@@ -147,7 +149,7 @@ def test_before_the_first_round_v_is_tau_squared():
     """So that an update of zeros moves nothing, and the first step is bounded by eta (1 - beta1) |delta| / 2 tau."""
     for optimizer in ("adam", "yogi", "adagrad"):
         rule = Server(optimizer=optimizer, tau=0.25)
-        assert moments(rule, Tensors(x=torch.ones(2)))[V]["x"].tolist() == [0.0625, 0.0625]
+        assert init_moments(rule, Tensors(x=torch.ones(2)))[V]["x"].tolist() == [0.0625, 0.0625]
         assert walk({"optimizer": optimizer, "tau": 0.25}, [0.0])[0] == [1.0]
 
 
@@ -220,12 +222,12 @@ def test_sgd_at_rate_1_is_no_optimizer_at_all(make_trial, assert_same, name):
 def test_any_method_that_averages_models_takes_one(make_trial, assert_same, name):
     """Its own next state, of which the averaged part is moved; all else is its own, statistics too."""
     trial = make_trial(build(name), "norm", server={"optimizer": "adam", "learning_rate": 0.01}).run()
-    part, before = trial.algorithm.averaged, trial.server
+    part, before = trial.algorithm.server_optimizer_part, trial.server
     uploads = trial.uploads(trial.train())
     own = trial.algorithm.aggregate(before, uploads)
-    state = aggregate(trial.algorithm, before, uploads)
+    state = aggregate_uploads(trial.algorithm, before, uploads)
     x, target = (trial.net.parameters(found[part]) for found in (before, own))
-    moved, after = step(trial.algorithm.federation.server, x, target - x, before)
+    moved, after = apply_server_optimizer(trial.algorithm.federation.server, x, target - x, before)
     assert_same(trial.net.parameters(state[part]), moved)
     assert_same({M: state[M], V: state[V]}, after)
     assert state.keys() == before.keys()
@@ -241,7 +243,7 @@ def test_what_it_moves_is_what_clients_receive(make_trial, name):
     begin = still.start(5)["model"]
     for trial in (still, moving):
         trial.run(1, ids=[5])
-    part = still.algorithm.averaged
+    part = still.algorithm.server_optimizer_part
     sent = list(still.server[part])
     assert all(torch.equal(still.server[part][tensor], begin[tensor]) for tensor in sent)
     assert any(not torch.equal(moving.server[part][tensor], begin[tensor]) for tensor in sent)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fedpipe.engine.trees import finite
+from fedpipe.engine.trees import is_finite
 from fedpipe.tensors import Tensors
 
 
@@ -9,12 +9,12 @@ from fedpipe.tensors import Tensors
 @pytest.mark.parametrize("spoilt", [float("inf"), float("-inf"), float("nan")])
 def test_one_number_that_is_not_finite_is_found_wherever_it_is(dtype, spoilt):
     state = {"model": Tensors(w=torch.ones(3, 700, dtype=dtype), b=torch.zeros(0)), "count": torch.arange(4)}
-    assert finite(state)
+    assert is_finite(state)
     for place in (0, 350, 2099):
         state["model"]["w"] = torch.ones(2100, dtype=dtype).index_fill(0, torch.tensor(place), spoilt).reshape(700, 3).T
-        assert not finite(state)
+        assert not is_finite(state)
 
 
 def test_where_nothing_is_all_is_finite():
-    assert finite({})
-    assert finite({"model": Tensors(b=torch.zeros(0))})
+    assert is_finite({})
+    assert is_finite({"model": Tensors(b=torch.zeros(0))})

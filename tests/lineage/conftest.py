@@ -20,9 +20,9 @@ def finish(params: dict[str, Any]) -> NewPlan:
     """Run a study in the current folder, from its plan to its table."""
     made = studies.prepare(params)
     for planned, run in zip(made.runs, studies.open_runs(made), strict=True):
-        list(run.segment(planned.rounds))
-        collect.collect(run.files, planned.rounds, made.keep_models)
-    report.write(report.contents(made))
+        list(run.run_segment(planned.rounds))
+        collect.collect_rounds(run.files, planned.rounds, made.keep_models)
+    report.write_files(report.build_report_files(made))
     return made
 
 

@@ -18,7 +18,7 @@ from scipy import stats
 
 import fedpipe
 from fedpipe.lineage import compare as lineage
-from fedpipe.report.statistics import difference
+from fedpipe.report.statistics import compute_paired_difference
 from tests import studies
 from tests.lineage.conftest import ROUNDS, finish
 from tests.pages import ROOT
@@ -247,48 +247,48 @@ def test_a_repository_of_another_user_is_a_sentence(history: Path, tmp_path: Pat
 
 def test_a_run_that_went_on_is_told_as_another(study: Path) -> None:
     """The number of rounds is in no key, and its table is another one all the same."""
-    before = lineage._read("before", None)
+    before = lineage._read_revision("before", None)
     made = studies.settings(("fedavg", "scaffold"), ROUNDS + 1, study={"seeds": [0, 1]})
     made["algorithms"]["scaffold"] = {}
     finish(made)
-    after = lineage._read("after", before.plan.report)
-    assert {key for run in before.made_of.values() for key, _ in run} == {
-        key for run in after.made_of.values() for key, _ in run
+    after = lineage._read_revision("after", before.plan.report)
+    assert {key for run in before.runs.values() for key, _ in run} == {
+        key for run in after.runs.values() for key, _ in run
     }
-    said = lineage._table([before, after])
+    said = lineage._render_table([before, after])
     one, other, change = cells(said, "scaffold", "global-on-global")
     told = float(other.split()[0]) - float(one.split()[0])
     assert float(change.split()[0]) == pytest.approx(told, abs=0.011)
     assert "same runs" not in said
     assert re.search(
-        rf"\| federation\.rounds +\| all +\| {ROUNDS} +\| {ROUNDS + 1} +\|", lineage._settings([before, after])
+        rf"\| federation\.rounds +\| all +\| {ROUNDS} +\| {ROUNDS + 1} +\|", lineage._render_settings([before, after])
     )
-    assert lineage._table([before, before]).count("same runs") == 2 * 2
+    assert lineage._render_table([before, before]).count("same runs") == 2 * 2
 
 
 def test_a_method_that_two_revisions_lack_has_no_same_runs_in_them(study: Path) -> None:
-    third = lineage._read("third", None)
+    third = lineage._read_revision("third", None)
     without = {
         name: {key: value for key, value in part.items() if "scaffold" not in str(key)}
-        for name, part in (("accuracies", third.accuracies), ("made_of", third.made_of))
+        for name, part in (("accuracies", third.accuracies), ("runs", third.runs))
     }
     first, second = (third._replace(name=name, **without) for name in ("first", "second"))
-    row = cells(lineage._table([first, second, third]), "scaffold", "global-on-global")
+    row = cells(lineage._render_table([first, second, third]), "scaffold", "global-on-global")
     assert row[:2] == [lineage.DASH] * 2
     assert row[3:] == [lineage.DASH] * 2
 
 
 def test_an_interval_is_students_and_of_one_seed_there_is_none() -> None:
     one, other = (pd.Series(values, index=[0, 1, 2]) for values in ([1.0, 2.0, 3.0], [2.0, 4.0, 3.5]))
-    found = difference(one, other)
+    found = compute_paired_difference(one, other)
     low, high = stats.ttest_rel(other, one).confidence_interval(0.95)
     np.testing.assert_allclose([found.mean - found.half_width, found.mean + found.half_width], [low, high])
-    assert not found.exceeds
-    assert difference(one, one + pd.Series([1.0, 1.1, 0.9])).exceeds
-    assert not difference(one, one + 1).exceeds, "equal in all seeds: of chance that says nothing"
-    assert not difference(one / 3, one / 3 + 0.1).exceeds, "but for rounding"
-    assert not difference(one, one).exceeds
-    single = difference(one.loc[[0]], other)
+    assert not found.is_significant
+    assert compute_paired_difference(one, one + pd.Series([1.0, 1.1, 0.9])).is_significant
+    assert not compute_paired_difference(one, one + 1).is_significant, "equal in all seeds: of chance that says nothing"
+    assert not compute_paired_difference(one / 3, one / 3 + 0.1).is_significant, "but for rounding"
+    assert not compute_paired_difference(one, one).is_significant
+    single = compute_paired_difference(one.loc[[0]], other)
     assert math.isnan(single.half_width)
-    assert (single.mean, single.seeds, single.exceeds) == (1.0, 1, False)
-    assert difference(one.loc[[0]], other.loc[[1]]) is None
+    assert (single.mean, single.seeds, single.is_significant) == (1.0, 1, False)
+    assert compute_paired_difference(one.loc[[0]], other.loc[[1]]) is None

@@ -44,7 +44,7 @@ def test_every_command_names_a_hostile_pack_and_writes_nothing(
 ) -> None:
     plan = json.loads(Path("results/plan.json").read_text())
     runs = [run["path"] for run in plan["runs"]]
-    zipped = archive.of(RunFiles(Path(runs[0])).history)
+    zipped = archive.pack_path(RunFiles(Path(runs[0])).rounds_folder)
     harm(zipped)
     settings = yaml.safe_load(Path("params.yaml").read_text())
     settings["execution"] = {"rounds_per_job": 1, "clients_per_job": 5}
@@ -194,7 +194,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced(
 def test_prune_deletes_links_and_not_what_they_lead_to(study: Path) -> None:
     run = sorted(Path("results/runs/fedavg").iterdir())[0]
     outside, before = away(run)
-    prune.remove([prune.Unneeded((run,), 0, 0)])
+    prune.remove_files([prune.UnneededFiles((run,), 0, 0)])
     assert contents(outside) == before
     assert not run.is_symlink()
     label = Path("results/runs/scaffold")
@@ -203,5 +203,5 @@ def test_prune_deletes_links_and_not_what_they_lead_to(study: Path) -> None:
     label.symlink_to(outside / "scaffold")
     before = contents(outside)
     with pytest.raises(ArtifactError, match=rf"^{label} leads out of results through a link, to {outside}/scaffold;"):
-        prune.remove([prune.Unneeded((runs[0],), 0, 0)])
+        prune.remove_files([prune.UnneededFiles((runs[0],), 0, 0)])
     assert contents(outside) == before

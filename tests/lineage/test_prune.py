@@ -72,13 +72,13 @@ def again(alpha: float) -> set[Path]:
 
 
 def test_what_a_study_or_a_commit_needs_stays(run: Run) -> None:
-    assert prune.unneeded() == []
+    assert prune.find_unneeded_files() == []
     again(9.0)
     record("another alpha")
-    assert prune.unneeded() == [], "the first commit needs the first runs"
+    assert prune.find_unneeded_files() == [], "the first commit needs the first runs"
     run("git", "commit", "-q", "--amend", "-m", "reworded")
     run("git", "tag", "first", "HEAD~1")
-    assert prune.unneeded() == []
+    assert prune.find_unneeded_files() == []
 
 
 def test_what_only_a_try_needed_is_shown_and_removed(run: Run) -> None:
@@ -87,10 +87,10 @@ def test_what_only_a_try_needed_is_shown_and_removed(run: Run) -> None:
     tried = again(9.0)
     run("dvc", "commit", "-f", "-q")
     Path("params.yaml").write_text(params)
-    found = prune.unneeded()
+    found = prune.find_unneeded_files()
     (dealt,) = (entry.paths[0] for entry in found if "partitions" in str(entry))
     assert {entry.paths[0] for entry in found} == {*tried, dealt}
-    assert not any(entry.uncached for entry in found)
+    assert not any(entry.uncached_count for entry in found)
     sizes = [sum(path.stat().st_size for path in entry.paths[0].rglob("*") if path.is_file()) for entry in found]
     assert [entry.size for entry in found] == sizes
 
@@ -115,11 +115,11 @@ def test_probes_go_with_their_runs_and_features_that_no_run_is_of(run: Run) -> N
     features.write_text("features")
     run("dvc", "commit", "-f", "-q")
     Path("params.yaml").write_text(params)
-    found = prune.unneeded()
+    found = prune.find_unneeded_files()
     paths = {part.paths[0] for part in found}
     assert paths >= {*tried, features}
     assert not paths & needed
-    prune.remove(found)
+    prune.remove_files(found)
     assert all(folder.is_dir() for folder in needed)
     assert not any(path.exists() for path in {*tried, features})
 
@@ -128,10 +128,10 @@ def test_what_is_not_in_the_cache_is_never_removed(run: Run) -> None:
     params = Path("params.yaml").read_text()
     tried = again(9.0)
     Path("params.yaml").write_text(params)
-    found = prune.unneeded()
-    assert all(entry.uncached for entry in found)
+    found = prune.find_unneeded_files()
+    assert all(entry.uncached_count for entry in found)
     with pytest.raises(ArtifactError, match=r"is not in DVC's cache \(\d+ of its files\); nothing was removed"):
-        prune.remove(found)
+        prune.remove_files(found)
     done = CliRunner().invoke(app, ["prune", "--yes"])
     assert "is not in DVC's cache and stays" in done.stdout
     assert "Nothing to remove." in done.stdout
@@ -141,7 +141,7 @@ def test_what_is_not_in_the_cache_is_never_removed(run: Run) -> None:
 def test_why_git_refuses_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "true")
     with pytest.raises(ArtifactError, match=r"fails here .fatal: detected dubious ownership.*; prune needs a clone"):
-        prune.unneeded()
+        prune.find_unneeded_files()
 
 
 def test_another_study_keeps_its_runs(run: Run) -> None:
@@ -150,10 +150,10 @@ def test_another_study_keeps_its_runs(run: Run) -> None:
     Path("studies/deep").mkdir(parents=True)
     Path("params.yaml").rename("studies/deep/other.yaml")
     Path("params.yaml").write_text(params)
-    assert prune.unneeded() == []
+    assert prune.find_unneeded_files() == []
     Path("studies/deep/other.yaml").write_text("federation: {rounds: 0}\n")
     with pytest.raises(SettingsError, match=r"^studies/deep/other.yaml: what this study needs can't be known\."):
-        prune.unneeded()
+        prune.find_unneeded_files()
 
 
 def test_a_merge_that_was_committed_with_its_conflicts_keeps_what_both_sides_name(run: Run) -> None:
@@ -165,7 +165,7 @@ def test_a_merge_that_was_committed_with_its_conflicts_keeps_what_both_sides_nam
     run("git", "commit", "-qam", "merged")
     keys.write_text(ours)
     Path("params.yaml").write_text(params)
-    assert prune.unneeded() == []
+    assert prune.find_unneeded_files() == []
 
 
 def test_an_experiment_keeps_its_runs(run: Run) -> None:
@@ -178,9 +178,9 @@ def test_an_experiment_keeps_its_runs(run: Run) -> None:
     run("dvc", "checkout", "-q")
     again(9.0)
     Path("params.yaml").write_text(run("git", "show", "HEAD:params.yaml"))
-    assert prune.unneeded() == []
+    assert prune.find_unneeded_files() == []
     run("git", "update-ref", "-d", "refs/exps/ab/cd/try")
-    assert len(prune.unneeded()) == 3
+    assert len(prune.find_unneeded_files()) == 3
 
 
 def test_a_committed_run_of_another_version_keeps_what_it_may_need(run: Run) -> None:
@@ -191,7 +191,7 @@ def test_a_committed_run_of_another_version_keeps_what_it_may_need(run: Run) -> 
         settings = path / "run.yaml"
         settings.write_text(settings.read_text() + "novelty: 1\n")
     Path("params.yaml").write_text(params)
-    assert prune.unneeded() == []
+    assert prune.find_unneeded_files() == []
 
 
 def test_records_of_what_is_removed_go_too(run: Run) -> None:
@@ -209,7 +209,7 @@ def test_records_of_what_is_removed_go_too(run: Run) -> None:
         encoded(output).parent.mkdir(parents=True, exist_ok=True)
         encoded(output).write_text("{}")
     run("dvc", "commit", "-f", "-q")
-    prune.remove(prune.unneeded())
+    prune.remove_files(prune.find_unneeded_files())
     assert not encoded(name).exists()
     assert not encoded(long).exists()
     assert encoded("results/tables/results.md").exists()

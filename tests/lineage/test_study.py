@@ -54,11 +54,11 @@ def retyped(path: Path) -> None:
 
 
 def test_a_sound_study_holds(study: Path) -> None:
-    verdict = lineage.verify(plan())
+    verdict = lineage.verify_study(plan())
     assert verdict[:2] == (f"results: {len(FILES) + 1} files are what the runs of params.yaml give", True)
     done = CliRunner().invoke(cli.app, ["verify", "--rerun", "0"])
     assert done.exit_code == 0
-    assert done.stdout.splitlines()[0] == verdict.said
+    assert done.stdout.splitlines()[0] == verdict.message
     runs, partitions = (
         f"{len(found)} {name}s" for name, found in (("run", plan().runs), ("partition", {*plan().partitions}))
     )
@@ -72,7 +72,7 @@ def test_verify_names_every_file_that_the_runs_do_not_give(study: Path, harm: Ca
         whole = Path(name).read_bytes()
         harm(Path(name))
         told = f"results: not what the runs of params.yaml give: {name}; delete what is there of them and type `fedpipe"
-        assert lineage.verify(made).said.startswith(told)
+        assert lineage.verify_study(made).message.startswith(told)
         if name != FILES[-1]:
             Path(name).write_bytes(whole)
     done = CliRunner().invoke(cli.app, ["verify", "--rerun", "0"])
@@ -130,25 +130,27 @@ def test_a_plan_that_its_settings_do_not_give_is_told(study: Path) -> None:
     swapped = tuple(dataclasses.replace(cell, seed=1 - cell.seed) for cell in sound.cells)
     made = dataclasses.replace(sound, cells=swapped)
     made.write()
-    assert lineage.verify(made)[:2] == (
+    assert lineage.verify_study(made)[:2] == (
         "results/plan.json: not what params.yaml gives; delete it and type `fedpipe run`",
         False,
     )
     params = Path("params.yaml")
     params.write_text(params.read_text().replace("learning_rate: 0.1", "learning_rate: 0.2"))
-    assert lineage.verify(sound).said.endswith("; params.yaml changed since they were made")
+    assert lineage.verify_study(sound).message.endswith("; params.yaml changed since they were made")
 
 
 def test_a_file_that_gives_the_same_plan_has_not_changed(study: Path) -> None:
     """As after `dvc exp run` and `git checkout`: the marks of what the plan was made of are the experiment's."""
-    sources = plan().study.sources
+    sources = plan().study_files.sources
     artifacts.write_json(sources, artifacts.read_json(sources) | {"params.yaml": "0" * 64})
-    assert lineage.verify(plan())[:2] == (
+    assert lineage.verify_study(plan())[:2] == (
         f"results: {len(FILES) + 1} files are what the runs of params.yaml give",
         True,
     )
     Path("params.yaml").write_text("study: {seeds: []}\n")
-    assert lineage.verify(plan()).said.endswith("; params.yaml changed since they were made"), "and can't be planned"
+    assert lineage.verify_study(plan()).message.endswith("; params.yaml changed since they were made"), (
+        "and can't be planned"
+    )
 
 
 def test_other_rounds_than_the_plans_are_refused_wherever_they_lie(
@@ -159,14 +161,15 @@ def test_other_rounds_than_the_plans_are_refused_wherever_they_lie(
     runs, cells = (tuple(dataclasses.replace(part, rounds=2) for part in parts) for parts in (made.runs, made.cells))
     dataclasses.replace(made, runs=runs, cells=cells).write()
     run, files = runs[0], runs[0].files
-    missing = f"fedpipe: {files.joined(2).marker} is missing; type `fedpipe run` to make it again.\n"
+    missing = f"fedpipe: {files.merged_files(2).marker} is missing; type `fedpipe run` to make it again.\n"
     assert said(monkeypatch, capsys, "record", run.algorithm)[1] == missing
     for other in runs:
-        other.files.joined(3).path.rename(other.joined.path)
+        other.files.merged_files(3).path.rename(other.merged_files.path)
     wrong = (
-        f"{files.joined(2).marker} is of 3 rounds and should be of 2; delete {files.joined(2).path} and run again.\n"
+        f"{files.merged_files(2).marker} is of 3 rounds and should be of 2; delete {files.merged_files(2).path} and "
+        "run again.\n"
     )
-    since = f"fedpipe: {report.overtaken(plan())}\n"
+    since = f"fedpipe: {report.get_staleness_warning(plan())}\n"
     assert "has changed since this was made" in since
     for command in (["record", run.algorithm], ["table"], ["figure", "curves"], ["show"]):
         before = since if command == ["show"] else ""
@@ -178,7 +181,7 @@ def test_a_snakemake_makes_no_table_of_a_plan_that_was_made_meanwhile(
     study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It would be recorded as one of the plan that it began with, and stay where that plan comes back."""
-    began, before = report.said(plan()), {name: Path(name).read_bytes() for name in FILES}
+    began, before = report.compute_report_fingerprint(plan()), {name: Path(name).read_bytes() for name in FILES}
     params = yaml.safe_load(Path("params.yaml").read_text()) | {"report": {"average": "client"}}
     Path("params.yaml").write_text(yaml.safe_dump(params))
     assert CliRunner().invoke(cli.app, ["plan"]).exit_code == 0
@@ -186,7 +189,7 @@ def test_a_snakemake_makes_no_table_of_a_plan_that_was_made_meanwhile(
         _, sentence = said(monkeypatch, capsys, *what, "--said", began)
         assert "results/plan.json is another plan than this snakemake began with, since params.yaml was" in sentence
     assert {name: Path(name).read_bytes() for name in FILES} == before
-    assert CliRunner().invoke(cli.app, ["table", "--said", report.said(plan())]).exit_code == 0
+    assert CliRunner().invoke(cli.app, ["table", "--said", report.compute_report_fingerprint(plan())]).exit_code == 0
     assert Path(SHOWN).read_bytes() != before[SHOWN]
 
 
@@ -196,7 +199,7 @@ def test_a_study_is_itself_through_a_link(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "link").symlink_to(tmp_path / "real")
     monkeypatch.chdir(tmp_path / "link")
     monkeypatch.setenv("PWD", str(tmp_path / "link"))
-    assert artifacts.study(tmp_path / "link/params.yaml") == Path("params.yaml")
-    assert artifacts.study(tmp_path / "real/studies/a.yaml") == Path("studies/a.yaml")
+    assert artifacts.normalize_study_path(tmp_path / "link/params.yaml") == Path("params.yaml")
+    assert artifacts.normalize_study_path(tmp_path / "real/studies/a.yaml") == Path("studies/a.yaml")
     monkeypatch.setenv("PWD", str(tmp_path))
-    assert artifacts.study(tmp_path / "params.yaml") == tmp_path / "params.yaml"
+    assert artifacts.normalize_study_path(tmp_path / "params.yaml") == tmp_path / "params.yaml"

@@ -12,7 +12,7 @@ import yaml
 
 from fedpipe import artifacts, code, plan
 from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.lineage.trace import trace
+from fedpipe.lineage.trace import trace_cell
 from fedpipe.planned import Plan
 from fedpipe.stages import report
 from tests import studies
@@ -23,7 +23,7 @@ TABLE = Path("results/tables/results.md")
 
 
 def test_every_artifact_on_the_way_with_its_hash(study: Path) -> None:
-    found = trace(TABLE, "scaffold.global-on-global")
+    found = trace_cell(TABLE, "scaffold.global-on-global")
     metrics = artifacts.read_json(Path("results/metrics.json"))
     assert found["accuracy (%)"] == pytest.approx(metrics["scaffold"], abs=0.005)
     assert found["reported"] == "in the last round measured, over all test samples, mean over 2 seeds"
@@ -31,7 +31,7 @@ def test_every_artifact_on_the_way_with_its_hash(study: Path) -> None:
     assert [run["seed"] for run in found["runs"]] == [0, 1]
     assert sum(run["accuracy (%)"] for run in found["runs"]) / 2 == pytest.approx(found["accuracy (%)"], abs=1e-4)
     for run in found["runs"]:
-        settings = plan.Settings.read(Path(run["run"]) / "run.yaml")
+        settings = plan.RunSettings.read(Path(run["run"]) / "run.yaml")
         assert run["settings"] == {name: getattr(settings, name) for name in settings.__dataclass_fields__}
         names = {Path(path).relative_to(run["run"]).as_posix() for path in run["artifacts"]}
         assert {"run.yaml", "joined/0003/metrics.parquet", "rounds/0003/server.pt", "rounds/0003/clients.pt"} < names
@@ -43,7 +43,7 @@ def test_every_artifact_on_the_way_with_its_hash(study: Path) -> None:
         assert run["data"]["samples"] == settings.dataset["sha256"]
         (made_by,) = run["made by"]
         assert {"executor", "device", "shared", "fedpipe", "torch", "numpy", "python"} == set(made_by)
-        assert made_by["shared"] == code.shared()
+        assert made_by["shared"] == code.compute_shared_digest()
         assert run["first recorded in"].startswith("unknown: fatal: not a git repository")
     assert yaml.safe_load(yaml.safe_dump(found)) == found
 
@@ -53,7 +53,7 @@ def test_the_first_commit_where_git_knows_it(study: Path, tmp_path: Path, monkey
         return subprocess.run(("git", *words), check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout
 
     def first() -> str:
-        return str(trace(TABLE, "scaffold.global-on-global")["runs"][0]["first recorded in"])
+        return str(trace_cell(TABLE, "scaffold.global-on-global")["runs"][0]["first recorded in"])
 
     git("init", "-q")
     assert first() == "no commit's results/keys"
@@ -77,8 +77,8 @@ def test_the_best_round_is_the_one_traced(study: Path) -> None:
     made = Plan.read(Path("results/plan.json"))
     made = dataclasses.replace(made, report=dataclasses.replace(made.report, round="best"))
     made.write()
-    report.write(report.tables(made))
-    found = trace(TABLE, "fedavg.global-on-global")
+    report.write_files(report.build_tables(made))
+    found = trace_cell(TABLE, "fedavg.global-on-global")
     assert found["reported"].startswith("in each run's best round")
     for run in found["runs"]:
         table = artifacts.read_parquet(Path(run["run"]) / "joined/0003/metrics.parquet").to_pandas()
@@ -93,35 +93,35 @@ def test_a_grid_names_its_points_and_a_dash_has_no_number(tmp_path: Path, monkey
     finish(studies.settings(("fedavg", "local"), 1, study=grid))
     metrics = artifacts.read_json(Path("results/metrics.json"))["fedavg"]
     for point in ("alpha=0.1", "alpha=1.0"):
-        found = trace(TABLE, f"fedavg.{point}.global-on-global")
+        found = trace_cell(TABLE, f"fedavg.{point}.global-on-global")
         assert found["accuracy (%)"] == pytest.approx(metrics[point], abs=0.005)
         (run,) = found["runs"]
         assert f"alpha={run['settings']['partition']['alpha']}" == point
     with pytest.raises(
         SettingsError, match=r"'local\.alpha=0\.1\.global-on-global' is a dash in results/tables/results\.md"
     ):
-        trace(TABLE, "local.alpha=0.1.global-on-global")
+        trace_cell(TABLE, "local.alpha=0.1.global-on-global")
 
 
 def test_mistakes_are_one_sentence(study: Path) -> None:
     with pytest.raises(SettingsError, match=r"'results/metrics.json' is not a study's table"):
-        trace(Path("results/metrics.json"), "fedavg.global-on-global")
+        trace_cell(Path("results/metrics.json"), "fedavg.global-on-global")
     with pytest.raises(SettingsError, match=r"'fedavg\.global' is not a cell of .*fedavg\.global-on-global"):
-        trace(TABLE, "fedavg.global")
+        trace_cell(TABLE, "fedavg.global")
     csv = TABLE.with_suffix(".csv")
     text = csv.read_text()
     line = next(row for row in text.splitlines() if row.startswith("fedavg,global-on-global,sample,last"))
     number = line.split(",")[4]
     csv.write_text(text.replace(line, line.replace(number, str(float(number) + 1), 1)))
     with pytest.raises(ArtifactError, match=r"^results/tables/results\.csv is not what the runs of params\.yaml give;"):
-        trace(TABLE, "fedavg.global-on-global")
+        trace_cell(TABLE, "fedavg.global-on-global")
 
 
 def test_a_damaged_file_on_the_way_is_told(study: Path) -> None:
     (run,) = {path.parent for path in Path("results/runs/fedavg").glob("*/run.yaml")} - {
-        Path(run["run"]) for run in trace(TABLE, "fedavg.global-on-global")["runs"][1:]
+        Path(run["run"]) for run in trace_cell(TABLE, "fedavg.global-on-global")["runs"][1:]
     }
     server = run / "rounds/0003/server.pt"
     server.write_bytes(server.read_bytes()[:-1] + b"x")
     with pytest.raises(ArtifactError, match=r"rounds/0003/server\.pt is damaged"):
-        trace(TABLE, "fedavg.global-on-global")
+        trace_cell(TABLE, "fedavg.global-on-global")

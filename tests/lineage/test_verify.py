@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from fedpipe import artifacts
 from fedpipe.artifacts import RunFiles
 from fedpipe.cli import app
-from fedpipe.engine.checkpoint import prune
+from fedpipe.engine.checkpoint import prune_states
 from fedpipe.errors import ArtifactError
 from fedpipe.lineage import verify
-from fedpipe.plan import Settings, digest
+from fedpipe.plan import RunSettings, digest_json
 from fedpipe.stages import collect, partition
 from tests import studies
 
@@ -27,12 +27,12 @@ def runs(label: str) -> list[Path]:
 
 
 def test_a_sound_study_holds(study: Path) -> None:
-    verdicts = list(verify.verify([*runs("fedavg"), *runs("scaffold")], 2, random.Random(0)))
+    verdicts = list(verify.verify_runs([*runs("fedavg"), *runs("scaffold")], 2, random.Random(0)))
     assert len(verdicts) == 4 + 2 + 2
-    assert all(verdict.holds for verdict in verdicts)
-    assert all("of 4 rounds are as recorded" in verdict.said for verdict in verdicts[:4])
-    assert all("dealt again: the same samples" in verdict.said for verdict in verdicts[4:6]), "of two seeds"
-    assert all("run again: all bits agree" in verdict.said for verdict in verdicts[6:])
+    assert all(verdict.is_ok for verdict in verdicts)
+    assert all("of 4 rounds are as recorded" in verdict.message for verdict in verdicts[:4])
+    assert all("dealt again: the same samples" in verdict.message for verdict in verdicts[4:6]), "of two seeds"
+    assert all("run again: all bits agree" in verdict.message for verdict in verdicts[6:])
 
 
 def test_a_finished_run_is_a_dozen_files_and_its_tensors(study: Path) -> None:
@@ -48,31 +48,31 @@ def test_a_finished_run_is_a_dozen_files_and_its_tensors(study: Path) -> None:
 )
 def test_a_damaged_file_is_named(study: Path, name: str) -> None:
     path = runs("fedavg")[0] / name
-    artifacts.unpack(runs("fedavg")[0] / "rounds")
+    artifacts.unpack_folder(runs("fedavg")[0] / "rounds")
     path.write_bytes(path.read_bytes() + b"\0")
-    verdict = verify.rehash(RunFiles(path.relative_to(".").parents[len(Path(name).parts) - 1]))
-    assert not verdict.holds
-    assert str(path) in verdict.said
+    verdict = verify.verify_hashes(RunFiles(path.relative_to(".").parents[len(Path(name).parts) - 1]))
+    assert not verdict.is_ok
+    assert str(path) in verdict.message
 
 
 def test_the_partitions_heterogeneity_is_hashed_too(study: Path) -> None:
     files = RunFiles(runs("fedavg")[0])
-    key = digest(Settings.read(files.settings).partition_settings)
+    key = digest_json(RunSettings.read(files.settings).partition_settings)
     dealt, path = artifacts.assignment_file(key), artifacts.heterogeneity_file(key)
     path.write_bytes(path.read_bytes() + b"\0")
-    verdict = verify.rehash(files)
-    assert f"not as recorded: {path}; delete {dealt}, then `dvc checkout`" in verdict.said
+    verdict = verify.verify_hashes(files)
+    assert f"not as recorded: {path}; delete {dealt}, then `dvc checkout`" in verdict.message
 
 
 def test_absent_states_are_counted(study: Path) -> None:
     files = RunFiles(runs("fedavg")[0])
-    files.round(1).server.unlink()
-    assert verify.rehash(files).said.endswith("are as recorded; states absent: 1 (artifacts.keep_models)")
+    files.round(1).server_state.unlink()
+    assert verify.verify_hashes(files).message.endswith("are as recorded; states absent: 1 (artifacts.keep_models)")
 
 
 def test_joined_tables_are_those_of_the_rounds(study: Path) -> None:
     files = RunFiles(runs("fedavg")[0])
-    joined = files.joined(3)
+    joined = files.merged_files(3)
     table, times = artifacts.read_parquet(joined.metrics), artifacts.read_json(joined.times)
     changed = table.set_column(3, "correct", [np.asarray(table["correct"]) + 1])
     times["rounds"][0]["train"] += 1
@@ -81,21 +81,21 @@ def test_joined_tables_are_those_of_the_rounds(study: Path) -> None:
         joined.times.name: artifacts.write_json(joined.times, times),
     }
     told = f"not as recorded: {joined.metrics}, {joined.times}; delete {joined.path}, then"
-    assert told in verify.rehash(files).said
+    assert told in verify.verify_hashes(files).message
     artifacts.write_json(joined.marker, artifacts.read_json(joined.marker) | hashes)
-    verdict = verify.rehash(files)
-    assert not verdict.holds
-    assert told in verdict.said, "with a record that agrees, too"
+    verdict = verify.verify_hashes(files)
+    assert not verdict.is_ok
+    assert told in verdict.message, "with a record that agrees, too"
 
 
 def test_a_segment_names_the_rounds_that_are_there(study: Path) -> None:
     files = RunFiles(runs("fedavg")[0])
-    recorded = artifacts.read_json(files.segment(3))
-    artifacts.write_json(files.segment(3), {"rounds": recorded["rounds"] | {"2": "0" * 64}})
-    told = f"not as recorded: {files.segment(3)}; delete {files.segment(3)}, then"
-    assert told in verify.rehash(files).said
-    artifacts.write_json(files.segment(3), {"rounds": {"0": recorded["rounds"]["0"]}})
-    assert told in verify.rehash(files).said
+    recorded = artifacts.read_json(files.segment_manifest(3))
+    artifacts.write_json(files.segment_manifest(3), {"rounds": recorded["rounds"] | {"2": "0" * 64}})
+    told = f"not as recorded: {files.segment_manifest(3)}; delete {files.segment_manifest(3)}, then"
+    assert told in verify.verify_hashes(files).message
+    artifacts.write_json(files.segment_manifest(3), {"rounds": {"0": recorded["rounds"]["0"]}})
+    assert told in verify.verify_hashes(files).message
 
 
 @pytest.mark.parametrize("harm", [lambda data: data[:200], lambda data: data[:60] + b"\1" + data[61:]])
@@ -103,9 +103,9 @@ def test_a_damaged_pack_is_named_by_its_own_path(study: Path, harm: Callable[[by
     path = runs("fedavg")[0]
     archive = path / "rounds.zip"
     archive.write_bytes(harm(archive.read_bytes()))
-    (verdict,) = verify.verify([path], 0, random.Random(0))
-    assert not verdict.holds
-    assert re.match(rf"{path}: (not as recorded: )?{archive}( is damaged \(.*\))?; delete ", verdict.said)
+    (verdict,) = verify.verify_runs([path], 0, random.Random(0))
+    assert not verdict.is_ok
+    assert re.match(rf"{path}: (not as recorded: )?{archive}( is damaged \(.*\))?; delete ", verdict.message)
 
 
 def test_a_round_of_other_bits_is_told_apart(study: Path) -> None:
@@ -113,45 +113,47 @@ def test_a_round_of_other_bits_is_told_apart(study: Path) -> None:
     files = RunFiles(runs("scaffold")[0])
     for number in range(1, 4):
         folder = files.round(number)
-        tree = artifacts.read_pt(folder.server)
+        tree = artifacts.read_pt(folder.server_state)
         tree["model"] = {name: value + 1e-3 for name, value in tree["model"].items()}
-        sha256 = artifacts.write_pt(folder.server, tree)
-        for path in (folder.state, folder.marker):
+        sha256 = artifacts.write_pt(folder.server_state, tree)
+        for path in (folder.state_marker, folder.marker):
             manifest = artifacts.read_json(path)
             manifest["sha256"]["server.pt"] = sha256
-            if path == folder.state:
+            if path == folder.state_marker:
                 manifest["made_by"][0]["torch"] = "1.0"
             else:
-                manifest["sha256"]["state.json"] = artifacts.sha256_of(folder.state)
+                manifest["sha256"]["state.json"] = artifacts.sha256_of(folder.state_marker)
             artifacts.write_json(path, manifest)
     markers = {str(number): artifacts.sha256_of(files.round(number).marker) for number in range(4)}
-    artifacts.write_json(files.segment(3), {"rounds": markers})
-    collect.collect(files, 3, "all")
-    assert verify.rehash(files).holds
-    verdict = verify.rerun(files, random.Random(1))
-    assert not verdict.holds
-    assert "bits differ in " in verdict.said
-    assert "server.pt" in verdict.said
-    assert "made with torch 1.0, now " in verdict.said
+    artifacts.write_json(files.segment_manifest(3), {"rounds": markers})
+    collect.collect_rounds(files, 3, "all")
+    assert verify.verify_hashes(files).is_ok
+    verdict = verify.verify_round(files, random.Random(1))
+    assert not verdict.is_ok
+    assert "bits differ in " in verdict.message
+    assert "server.pt" in verdict.message
+    assert "made with torch 1.0, now " in verdict.message
 
 
 def test_states_that_were_pruned_may_be_absent(study: Path) -> None:
     files = RunFiles(runs("scaffold")[0])
     Path("results/plan.json").unlink()  # it says that all are kept
-    prune(files, 3, "last")
-    assert not files.round(1).server.exists()
-    assert verify.rehash(files).holds
-    verdict = verify.rerun(files, random.Random(0))
-    assert "round 1, run again: all bits agree" in verdict.said, "round 0 is the only state left before another round"
+    prune_states(files, 3, "last")
+    assert not files.round(1).server_state.exists()
+    assert verify.verify_hashes(files).is_ok
+    verdict = verify.verify_round(files, random.Random(0))
+    assert "round 1, run again: all bits agree" in verdict.message, (
+        "round 0 is the only state left before another round"
+    )
 
 
 def test_a_stack_is_run_again_as_a_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = studies.prepare(studies.settings(("scaffold",), 2))
     (run,) = studies.open_runs(made, stack=4)
-    list(run.segment(2))
-    verdict = verify.rerun(run.files, random.Random(0))
-    assert "all bits agree" in verdict.said, "the loop's bits would differ"
+    list(run.run_segment(2))
+    verdict = verify.verify_round(run.files, random.Random(0))
+    assert "all bits agree" in verdict.message, "the loop's bits would differ"
 
 
 def test_the_command_ends_with_1_where_something_is_wrong(study: Path) -> None:
@@ -160,7 +162,7 @@ def test_the_command_ends_with_1_where_something_is_wrong(study: Path) -> None:
     assert (done.exit_code, len(done.stdout.splitlines())) == (0, 4)
     assert done.stdout.splitlines()[-1] == "all agrees: 1 run, 1 partition, 1 round run again"
     (runs("fedavg")[0] / "rounds/0001/server.pt").unlink()
-    artifacts.unpack(runs("fedavg")[0] / "rounds")
+    artifacts.unpack_folder(runs("fedavg")[0] / "rounds")
     (runs("fedavg")[0] / "rounds/0002/participants.parquet").unlink()
     done = runner.invoke(app, ["verify", "--rerun", "0"])
     assert done.exit_code == 1
@@ -175,10 +177,10 @@ def test_a_partition_that_can_not_be_dealt_again_is_told_and_the_rest_is_verifie
     def gone(key: str) -> bool:
         raise ArtifactError("own.csv can't be read.")
 
-    monkeypatch.setattr(partition, "holds", gone)
-    verdicts = list(verify.verify(runs("fedavg"), 1, random.Random(0)))
-    assert [verdict.said.partition(": ")[2] for verdict in verdicts[2:4]] == [
+    monkeypatch.setattr(partition, "is_reproducible", gone)
+    verdicts = list(verify.verify_runs(runs("fedavg"), 1, random.Random(0)))
+    assert [verdict.message.partition(": ")[2] for verdict in verdicts[2:4]] == [
         "can't be dealt again: own.csv can't be read."
     ] * 2
-    assert "run again: all bits agree" in verdicts[4].said
-    assert all(verdict.holds for verdict in verdicts)
+    assert "run again: all bits agree" in verdicts[4].message
+    assert all(verdict.is_ok for verdict in verdicts)

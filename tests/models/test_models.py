@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fedpipe import registry
 from fedpipe.errors import SettingsError
-from fedpipe.models._steady import refuse_unsteady
-from fedpipe.models.base import Model, Net, class_relations
+from fedpipe.models._steady import require_pure_network
+from fedpipe.models.base import FunctionalNetwork, Model, compute_class_relations
 from fedpipe.tensors import Tensors
 
 CLASSES = 7
@@ -27,7 +27,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "fasttext": {"vocabulary": 30},
     "vgg16": {"weights": None},  # so frozen, which is quick; test_vgg16.py trains it
 }
-NAMES = registry.names(registry.MODEL)
+NAMES = registry.list_components(registry.MODEL)
 NORMALISED = ("feddw_resnet18", "mobilenet", "resnet18", "shufflenet")
 CHAINS = ("cnn", "cnn4", "cnn5", "feddw_cnn", "lenet", "mlp")  #: each layer takes what the one before made
 COPIES = 2
@@ -35,7 +35,7 @@ MNIST, CIFAR, TINY, IMDB, NEWS = (1, 28, 28), (3, 32, 32), (3, 64, 64), (200,), 
 
 
 def family(name: str, **parameters: Any) -> Model:
-    found = registry.build(registry.MODEL, name, PARAMETERS.get(name, {}) | parameters)
+    found = registry.build_component(registry.MODEL, name, PARAMETERS.get(name, {}) | parameters)
     assert isinstance(found, Model)
     return found
 
@@ -45,13 +45,13 @@ def shape_for(name: str) -> tuple[int, ...]:
 
 
 @functools.cache
-def net(name: str, dtype: torch.dtype = torch.float32) -> Net:
-    return Net(lambda: family(name).build(shape_for(name), CLASSES), dtype)
+def net(name: str, dtype: torch.dtype = torch.float32) -> FunctionalNetwork:
+    return FunctionalNetwork(lambda: family(name).build(shape_for(name), CLASSES), dtype)
 
 
 @functools.cache
 def fresh(name: str, entropy: int, dtype: torch.dtype = torch.float32) -> Tensors:
-    return net(name, dtype).fresh(entropy)
+    return net(name, dtype).make_initial_model(entropy)
 
 
 def inputs(name: str, count: int = 3, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -62,7 +62,7 @@ def inputs(name: str, count: int = 3, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def size(name: str, shape: tuple[int, ...], classes: int, **parameters: Any) -> int:
-    made = registry.build(registry.MODEL, name, parameters)
+    made = registry.build_component(registry.MODEL, name, parameters)
     assert isinstance(made, Model)
     made.check(shape, classes)
     with torch.device("meta"):
@@ -216,15 +216,15 @@ def test_layers_go_from_the_input_to_the_output(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fresh_model_is_a_function_of_the_entropy_alone(name: str) -> None:
     made, large = net(name), 2**127 + 12345
-    one = made.fresh(large)
+    one = made.make_initial_model(large)
     torch.manual_seed(99)
     torch.randn(10)
-    again, other = made.fresh(large), made.fresh(large + 1)
+    again, other = made.make_initial_model(large), made.make_initial_model(large + 1)
     assert all(torch.equal(one[name], again[name]) for name in one)
     drawn = [name for name in one if one[name].dim() > 1]  # vectors may be constants, as those of BatchNorm
     assert len(drawn) > 1
     assert all(not torch.equal(one[name], other[name]) for name in drawn)
-    double = net(name, torch.float64).fresh(large)
+    double = net(name, torch.float64).make_initial_model(large)
     assert all(torch.equal(one[name].double(), double[name]) for name in one)
     assert all(value.dtype == torch.float64 for value in double.values())
     assert not any(value.requires_grad for value in one.values())
@@ -236,8 +236,8 @@ def test_global_generators_are_left_alone(name: str) -> None:
     np.random.seed(5)  # noqa: NPY002
     random.seed(5)
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index, union-attr]  # noqa: NPY002
-    made = Net(lambda: family(name).build(shape_for(name), CLASSES))
-    made(made.fresh(8), inputs(name))
+    made = FunctionalNetwork(lambda: family(name).build(shape_for(name), CLASSES))
+    made(made.make_initial_model(8), inputs(name))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1] == before[1]).all()  # type: ignore[index]  # noqa: NPY002
     assert random.getstate() == before[2]
@@ -273,17 +273,17 @@ def test_samples_do_not_meet_in_evaluation(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_replica_is_the_same_function_with_a_module_of_its_own(name: str) -> None:
     made, model, x = net(name), fresh(name, 1), inputs(name)
-    twin = made.replica()
+    twin = made.copy_for_thread()
     assert torch.equal(twin(model, x), made(model, x))
     assert torch.equal(twin.features(model, x), made.features(model, x))
     assert twin._module is not made._module
     ours = {parameter.data_ptr() for parameter in made._module.parameters()}
     assert not ours & {parameter.data_ptr() for parameter in twin._module.parameters()}
-    again = twin.fresh(1)
+    again = twin.make_initial_model(1)
     assert all(torch.equal(model[name], again[name]) for name in model)
 
 
-def loss(made: Net, x: Tensor) -> Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]:
+def loss(made: FunctionalNetwork, x: Tensor) -> Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]:
     def of(trained: dict[str, Tensor], held: dict[str, Tensor]) -> Tensor:
         return made(Tensors({**trained, **held}), x).square().mean()
 
@@ -304,7 +304,7 @@ def test_gradients_reach_every_tensor_and_are_those_of_autograd(name: str) -> No
         assert torch.allclose(found[name], gradient, rtol=1e-9, atol=1e-15), name
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if family(name).stackable])
+@pytest.mark.parametrize("name", [name for name in NAMES if family(name).is_stackable])
 def test_stacked_gradients_are_those_of_each_model(name: str) -> None:
     made, x = net(name, torch.float64), inputs(name, dtype=torch.float64)
     models = [fresh(name, entropy, torch.float64) for entropy in range(COPIES)]
@@ -320,7 +320,7 @@ def test_stacked_gradients_are_those_of_each_model(name: str) -> None:
 
 
 def test_only_the_lstm_can_not_be_stacked() -> None:
-    assert [name for name in NAMES if not family(name).stackable] == ["bilstm"]
+    assert [name for name in NAMES if not family(name).is_stackable] == ["bilstm"]
 
 
 @pytest.mark.parametrize(
@@ -393,10 +393,10 @@ def test_class_relations_are_the_softmax_of_the_gram_matrix() -> None:
     omega = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     e = torch.e
     wanted = torch.tensor([[e / (e + 1), 1 / (e + 1)], [1 / (1 + e**4), e**4 / (1 + e**4)]], dtype=torch.float64)
-    assert torch.allclose(class_relations(omega), wanted, rtol=1e-14)
+    assert torch.allclose(compute_class_relations(omega), wanted, rtol=1e-14)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_packaged_networks_are_held_to_what_ones_own_are(name: str) -> None:
     """No layer draws numbers that no seed gives, writes into its buffers, or heeds `.train()` by itself."""
-    refuse_unsteady(family(name), shape_for(name), CLASSES)
+    require_pure_network(family(name), shape_for(name), CLASSES)

@@ -13,7 +13,7 @@ import torch
 
 from fedpipe import code, config, plan, registry
 from fedpipe.errors import SettingsError
-from fedpipe.models.base import Model, Net, Network
+from fedpipe.models.base import FunctionalNetwork, Model, Network
 
 OWN = '''
 from dataclasses import dataclass
@@ -189,7 +189,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def found(name: str, **parameters: Any) -> Model:
-    made = registry.build(registry.MODEL, f"own_models.{name}", parameters)
+    made = registry.build_component(registry.MODEL, f"own_models.{name}", parameters)
     assert isinstance(made, Model)
     return made
 
@@ -198,10 +198,10 @@ def found(name: str, **parameters: Any) -> Model:
 def test_its_networks_are_those_of_its_code(name: str) -> None:
     family = found(name)
     family.check((1, 2, 3), 4)
-    net = Net(lambda: family.build((1, 2, 3), 4))
+    net = FunctionalNetwork(lambda: family.build((1, 2, 3), 4))
     assert isinstance(family.build((1, 2, 3), 4), Network)
     assert net.names == ("body.1.weight", "body.1.bias", "head.weight", "head.bias")
-    model, x = net.fresh(1), torch.ones(2, 1, 2, 3)
+    model, x = net.make_initial_model(1), torch.ones(2, 1, 2, 3)
     wanted = (x.flatten(1) @ model["body.1.weight"].T + model["body.1.bias"]).tanh()
     assert torch.allclose(net.features(model, x), wanted)
     assert torch.allclose(net(model, x), wanted @ model["head.weight"].T + model["head.bias"])
@@ -210,27 +210,27 @@ def test_its_networks_are_those_of_its_code(name: str) -> None:
 @pytest.mark.parametrize("name", ["make", "Family"])
 def test_it_is_named_in_the_settings_and_found_again(name: str) -> None:
     raw = {"model": {"name": f"own_models.{name}"}}
-    params = config.parse(raw)
+    params = config.parse_params(raw)
     assert params.model == found(name)
     assert params.model_dump(mode="json")["model"]["name"] == f"own_models.{name}"
-    settings = plan.Settings.of(params, params.study.algorithms[0], 0)
+    settings = plan.RunSettings.from_params(params, params.study.algorithms[0], 0)
     assert settings.build_model() == params.model
 
 
 @pytest.mark.parametrize("name", ["make", "Family"])
 def test_a_change_of_its_source_changes_its_digest(name: str, own: Path) -> None:
-    before = code.of(*found(name).made_of())
+    before = code.compute_code_digest(*found(name).code_objects())
     assert own in before.files
     own.write_text(OWN.replace("Tanh", "ReLU"))
-    code.of.cache_clear()
-    assert code.of(*found(name).made_of()).text != before.text
+    code.compute_code_digest.cache_clear()
+    assert code.compute_code_digest(*found(name).code_objects()).text != before.text
 
 
 def test_what_it_is_can_be_asked() -> None:
-    assert registry.summary(type(found("make"))) == "Two layers."
-    assert [field.name for field in registry.parameters_of(type(found("make")))] == ["weights", "sha256"]
-    assert registry.is_a(registry.MODEL, "own_models.make")
-    assert not registry.is_a(registry.ALGORITHM, "own_models.make")
+    assert registry.get_docstring_summary(type(found("make"))) == "Two layers."
+    assert [field.name for field in registry.list_parameters(type(found("make")))] == ["weights", "sha256"]
+    assert registry.is_component(registry.MODEL, "own_models.make")
+    assert not registry.is_component(registry.ALGORITHM, "own_models.make")
 
 
 @pytest.mark.parametrize("name", ["Of", "anonymous", "OWN"])
@@ -240,7 +240,7 @@ def test_what_is_no_model_is_refused(name: str, own: Path) -> None:
         rf"^model\.name: 'own_models\.{name}' is not a model; it should derive from Model, or be a function \(shape, "
     )
     with pytest.raises(SettingsError, match=wanted):
-        registry.find(registry.MODEL, f"own_models.{name}", "model.name")
+        registry.find_component(registry.MODEL, f"own_models.{name}", "model.name")
 
 
 def test_a_function_that_takes_no_shape_is_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_a_function_that_takes_no_shape_is_never_called(monkeypatch: pytest.Monk
     with pytest.raises(
         SettingsError, match=r"^model\.name: 'torchvision\.models\.resnet18' is not a model; it should derive from"
     ):
-        config.parse({"model": {"name": "torchvision.models.resnet18"}})
+        config.parse_params({"model": {"name": "torchvision.models.resnet18"}})
 
 
 def test_a_network_is_tried_on_what_the_data_set_has() -> None:
@@ -259,20 +259,20 @@ def test_a_network_is_tried_on_what_the_data_set_has() -> None:
         SettingsError,
         match=r"^model\.name: the network of 'own_models\.make' can't be trained on token ids of shape \(8,",
     ):
-        config.parse(text | {"model": {"name": "own_models.make"}})
+        config.parse_params(text | {"model": {"name": "own_models.make"}})
 
 
 def test_a_function_that_does_not_return_body_and_head_is_refused_before_any_job() -> None:
     with pytest.raises(
         SettingsError, match=r"^model\.name: 'own_models\.head_only' returns Linear; it should return a"
     ):
-        config.parse({"model": {"name": "own_models.head_only"}})
+        config.parse_params({"model": {"name": "own_models.head_only"}})
     message = (
         r"^model\.name: 'own_models\.failing' fails for inputs of shape \(1, 8, 8\) and 10 classes "
         r"\(ValueError: too few pixels\); it should return a body and a head\.$"
     )
     with pytest.raises(SettingsError, match=message):
-        config.parse({"model": {"name": "own_models.failing"}})
+        config.parse_params({"model": {"name": "own_models.failing"}})
 
 
 def test_a_network_that_does_not_fit_the_data_is_refused_before_any_job() -> None:
@@ -281,10 +281,10 @@ def test_a_network_that_does_not_fit_the_data_is_refused_before_any_job() -> Non
         r"it should be \(2, 10\), a logit a class\.$"
     )
     with pytest.raises(SettingsError, match=wanted):
-        config.parse({"model": {"name": "own_models.other_classes"}})
+        config.parse_params({"model": {"name": "own_models.other_classes"}})
     wanted = r"^model\.name: the network of 'own_models\.other_features' fails for inputs of shape \(1, 8, 8\) "
     with pytest.raises(SettingsError, match=wanted):
-        config.parse({"model": {"name": "own_models.other_features"}})
+        config.parse_params({"model": {"name": "own_models.other_features"}})
     found("of_words").check((6,), 4)
 
 
@@ -306,18 +306,18 @@ def test_a_network_that_does_not_fit_the_data_is_refused_before_any_job() -> Non
 def test_layers_that_do_what_no_seed_gives_are_refused_before_any_job(name: str, said: str) -> None:
     """They gave other numbers under the same key, and dropped values in evaluation."""
     with pytest.raises(SettingsError, match=rf"^model\.name: {said}"):
-        config.parse({"model": {"name": f"own_models.{name}"}})
+        config.parse_params({"model": {"name": f"own_models.{name}"}})
 
 
 @pytest.mark.parametrize("name", ["usual", "still_attention"])
 def test_usual_layers_are_taken(name: str) -> None:
-    config.parse({"model": {"name": f"own_models.{name}"}})
+    config.parse_params({"model": {"name": f"own_models.{name}"}})
 
 
 def test_lazy_layers_have_their_sizes_before_a_model_is_made() -> None:
-    config.parse({"model": {"name": "own_models.lazy"}})
-    net = Net(lambda: found("lazy").build((1, 8, 8), 10))
-    model = net.fresh(1)
+    config.parse_params({"model": {"name": "own_models.lazy"}})
+    net = FunctionalNetwork(lambda: found("lazy").build((1, 8, 8), 10))
+    model = net.make_initial_model(1)
     assert {name: tuple(value.shape) for name, value in model.items()} == {
         "body.1.weight": (5, 64),
         "body.1.bias": (5,),
@@ -328,19 +328,19 @@ def test_lazy_layers_have_their_sizes_before_a_model_is_made() -> None:
         "body.2.running_mean": (5,),
         "body.2.running_var": (5,),
     }
-    assert torch.equal(model["body.1.weight"], net.fresh(1)["body.1.weight"])
-    assert not torch.equal(model["body.1.weight"], net.fresh(2)["body.1.weight"])
+    assert torch.equal(model["body.1.weight"], net.make_initial_model(1)["body.1.weight"])
+    assert not torch.equal(model["body.1.weight"], net.make_initial_model(2)["body.1.weight"])
     assert torch.equal(model["body.2.running_mean"], torch.zeros(5))
 
 
 def test_a_dropout_layer_in_two_places_is_one_in_each() -> None:
-    net = Net(lambda: found("usual").build((1, 8, 8), 10))
-    assert net.random
+    net = FunctionalNetwork(lambda: found("usual").build((1, 8, 8), 10))
+    assert net.has_dropout
     assert not [layer for layer in net._module.modules() if type(layer) is torch.nn.Dropout]
-    model, x = net.fresh(1), torch.ones(50, 1, 8, 8)
+    model, x = net.make_initial_model(1), torch.ones(50, 1, 8, 8)
 
     def drawn(key: int) -> torch.Tensor:
-        with net.mode.of(True, key=torch.tensor(key)):
+        with net.mode.activate(True, noise_key=torch.tensor(key)):
             return net(model, x)
 
     assert torch.equal(drawn(1), drawn(1))
@@ -376,10 +376,10 @@ def test_what_a_function_takes_beside_shape_and_classes_are_parameters() -> None
     body = wide.build((9,), 2).body
     assert [tuple(value.shape) for value in body.state_dict().values()] == [(3, 9), (3,)]
     assert isinstance(body[2], torch.nn.Tanh)
-    one, other = (registry.described(registry.MODEL, made) for made in (wide, usual))
+    one, other = (registry.component_to_run_settings(registry.MODEL, made) for made in (wide, usual))
     assert other.items() >= {"width": 8, "act": "relu", "p": 0.0}.items()
     assert one == other | {"width": 3, "act": "tanh"}
-    assert registry.restored(registry.MODEL, one) == wide
+    assert registry.component_from_run_settings(registry.MODEL, one) == wide
 
 
 @pytest.mark.parametrize(
@@ -408,13 +408,13 @@ def test_what_a_function_takes_beside_shape_and_classes_are_parameters() -> None
 )
 def test_what_a_function_can_not_take_is_one_sentence(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError) as refused:
-        config.parse({"model": settings | {"name": f"own_models.{settings['name']}"}})
+        config.parse_params({"model": settings | {"name": f"own_models.{settings['name']}"}})
     assert str(refused.value) == said
 
 
 @pytest.mark.parametrize("name", ["listed", "Listed"])
 def test_parameters_may_be_lists(name: str) -> None:
-    params = config.parse({"model": {"name": f"own_models.{name}", "widths": [5, 6]}})
+    params = config.parse_params({"model": {"name": f"own_models.{name}", "widths": [5, 6]}})
     shapes = [tuple(value.shape) for value in params.model.build((9,), 2).state_dict().values()]
     assert shapes == [(5, 9), (5,), (6, 5), (6,), (2, 6), (2,)]
 

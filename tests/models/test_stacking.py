@@ -14,12 +14,12 @@ from fedpipe.algorithms.base import Algorithm, State
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.config import Federation
 from fedpipe.engine import loop as looping
-from fedpipe.engine.clients import Clients
+from fedpipe.engine.clients import FederatedData
 from fedpipe.engine.executor import Executor
 from fedpipe.engine.loop import Loop
 from fedpipe.engine.stack import Stack
-from fedpipe.engine.trees import move
-from fedpipe.models.base import Model, Net
+from fedpipe.engine.trees import move_state
+from fedpipe.models.base import FunctionalNetwork, Model
 from fedpipe.tensors import Tensors
 from tests import elsewhere
 
@@ -38,7 +38,11 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "vgg16": ((3, 32, 32), {"weights": None, "frozen": False}),
 }
 ALONE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {"bilstm": ((7,), {"vocabulary": 50})}  #: not stacked
-STACKABLE = [name for name in registry.names(registry.MODEL) if registry.find(registry.MODEL, name).stackable]  # type: ignore[attr-defined]
+STACKABLE = [
+    name
+    for name in registry.list_components(registry.MODEL)
+    if registry.find_component(registry.MODEL, name).is_stackable
+]  # type: ignore[attr-defined]
 
 
 def test_all_that_can_be_stacked_are_here() -> None:
@@ -58,25 +62,27 @@ def trained(
 ) -> tuple[Tensors, list[tuple[State, tuple[Any, ...]]]]:
     """The first model, and what two clients send after a round from it, with how their models do."""
     shape, parameters = (SMALL | ALONE)[name]
-    family: Model = registry.build(registry.MODEL, name, parameters)  # type: ignore[assignment]
+    family: Model = registry.build_component(registry.MODEL, name, parameters)  # type: ignore[assignment]
     family.check(shape, 3)
     random = np.random.default_rng(0)
     words = len(shape) == 1 and "vocabulary" in parameters
     x = torch.as_tensor(random.integers(0, 50, (4, *shape)) if words else random.normal(size=(4, *shape)))
     parts = [np.array([0, 1, 2]), np.array([3])]
-    clients = Clients(x, torch.tensor([0, 1, 2, 1]), parts, parts, np.arange(4), 3, 0, getattr(torch, dtype), device)
-    federation = Federation(clients=2, batch_size=2, learning_rate=0.01, dtype=dtype)
-    net = Net(lambda: family.build(shape, 3), getattr(torch, dtype), device)
-    algorithm = FedAvg().bind(net, federation)
-    server = algorithm.init(lambda _: net.fresh(1))
-    outcomes = kind(algorithm, clients).run(
-        "train", 1, [0, 1], lambda _: {}, lambda ids: algorithm.send(move(server, device), ids), ["local"]
+    clients = FederatedData(
+        x, torch.tensor([0, 1, 2, 1]), parts, parts, np.arange(4), 3, 0, getattr(torch, dtype), device
     )
-    found = [(move(outcome.upload, elsewhere.HOST), tuple(outcome.scores["local"])) for outcome in outcomes]
+    federation = Federation(clients=2, batch_size=2, learning_rate=0.01, dtype=dtype)
+    net = FunctionalNetwork(lambda: family.build(shape, 3), getattr(torch, dtype), device)
+    algorithm = FedAvg().bind(net, federation)
+    server = algorithm.init(lambda _: net.make_initial_model(1))
+    outcomes = kind(algorithm, clients).run(
+        "train", 1, [0, 1], lambda _: {}, lambda ids: algorithm.send(move_state(server, device), ids), ["local"]
+    )
+    found = [(move_state(outcome.upload, elsewhere.HOST), tuple(outcome.scores["local"])) for outcome in outcomes]
     return server["model"], found
 
 
-def both(algorithm: Algorithm, clients: Clients) -> Executor:
+def both(algorithm: Algorithm, clients: FederatedData) -> Executor:
     return Stack(algorithm, clients, 2)
 
 

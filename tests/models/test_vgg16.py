@@ -18,7 +18,7 @@ from torchvision.models.vgg import cfgs, make_layers
 from fedpipe import registry
 from fedpipe.errors import SettingsError
 from fedpipe.models import vgg16
-from fedpipe.models.base import Net
+from fedpipe.models.base import FunctionalNetwork
 from fedpipe.models.vgg16 import IMAGENET_SHA256, VGG16
 
 SHAPE = (3, 32, 32)
@@ -48,7 +48,7 @@ def file(weights: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory) -
 
 def family(file: Path, **parameters: Any) -> VGG16:
     given = {"weights": str(file), "sha256": sha256(file) if file.is_file() else OTHER} | parameters
-    found = registry.build(registry.MODEL, "vgg16", given)
+    found = registry.build_component(registry.MODEL, "vgg16", given)
     assert isinstance(found, VGG16)
     found.check(SHAPE, 10)
     found.check_weights(SHAPE, 10)
@@ -57,7 +57,7 @@ def family(file: Path, **parameters: Any) -> VGG16:
 
 @pytest.mark.parametrize(("classes", "count"), [(10, 33_482), (100, 39_332)])
 def test_a_frozen_base_leaves_as_many_trained_parameters_as_in_feddual(file: Path, classes: int, count: int) -> None:
-    network = family(file).network(SHAPE, classes)
+    network = family(file).build_initial_network(SHAPE, classes)
     assert sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad) == count
     assert (
         sum(parameter.numel() for parameter in network.body[0].parameters() if not parameter.requires_grad)
@@ -68,9 +68,9 @@ def test_a_frozen_base_leaves_as_many_trained_parameters_as_in_feddual(file: Pat
 def test_frozen_weights_are_those_of_the_file_and_not_part_of_a_fresh_model(
     file: Path, weights: dict[str, Tensor]
 ) -> None:
-    net = Net(lambda: family(file).network(SHAPE, 10))
+    net = FunctionalNetwork(lambda: family(file).build_initial_network(SHAPE, 10))
     assert net.names == ("body.3.weight", "body.3.bias", "head.weight", "head.bias")
-    one, other = net.fresh(1), net.fresh(2)
+    one, other = net.make_initial_model(1), net.make_initial_model(2)
     assert tuple(one) == net.names
     assert not any(torch.equal(one[name], other[name]) for name in one)
     x = torch.rand(1, *SHAPE, generator=torch.Generator().manual_seed(1))
@@ -80,8 +80,8 @@ def test_frozen_weights_are_those_of_the_file_and_not_part_of_a_fresh_model(
 
 
 def test_the_features_are_those_of_the_files_base(file: Path, weights: dict[str, Tensor]) -> None:
-    net = Net(lambda: family(file).network(SHAPE, 10))
-    model, x = net.fresh(1), torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(1))
+    net = FunctionalNetwork(lambda: family(file).build_initial_network(SHAPE, 10))
+    model, x = net.make_initial_model(1), torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(1))
     base = make_layers(cfgs["D"])
     base.load_state_dict({name[9:]: value for name, value in weights.items() if name.startswith("features.")})
     pooled = base(x).mean((2, 3))
@@ -92,12 +92,12 @@ def test_the_features_are_those_of_the_files_base(file: Path, weights: dict[str,
 
 
 def test_all_layers_train_from_the_files_weights(file: Path, weights: dict[str, Tensor]) -> None:
-    net = Net(lambda: family(file, frozen=False).network(SHAPE, 10))
-    model = net.fresh(1)
+    net = FunctionalNetwork(lambda: family(file, frozen=False).build_initial_network(SHAPE, 10))
+    model = net.make_initial_model(1)
     base = {name: value for name, value in weights.items() if name.startswith("features.")}
     assert len(model) == len(base) + 4
     assert all(torch.equal(model[f"body.0.{name[9:]}"], value) for name, value in base.items())
-    again = net.fresh(1)
+    again = net.make_initial_model(1)
     model["body.0.0.weight"].zero_()
     assert again["body.0.0.weight"].any()  # a fresh model is a copy
     x = torch.rand(1, *SHAPE, generator=torch.Generator().manual_seed(1))
@@ -107,7 +107,7 @@ def test_all_layers_train_from_the_files_weights(file: Path, weights: dict[str, 
 
 def test_a_file_in_the_format_of_old_releases_is_read(weights: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save(weights, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
-    base = family(tmp_path / "old.pth").network(SHAPE, 10).body[0]
+    base = family(tmp_path / "old.pth").build_initial_network(SHAPE, 10).body[0]
     assert torch.equal(base[0].weight, weights["features.0.weight"])
 
 
@@ -118,19 +118,19 @@ def test_weights_that_are_not_those_of_the_settings_are_refused(file: Path) -> N
     ):
         family(file, sha256=OTHER)
     with pytest.raises(SettingsError, match=rf"^model\.sha256: missing for {file}; it should be {found}\."):
-        VGG16(weights=str(file)).network(SHAPE, 10)
+        VGG16(weights=str(file)).build_initial_network(SHAPE, 10)
 
 
 def test_a_file_that_changed_is_checked_again(weights: dict[str, Tensor], tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     torch.save(weights, path)
     made = family(path)
-    made.network(SHAPE, 10)
+    made.build_initial_network(SHAPE, 10)
     with path.open("r+b") as stream:
         stream.seek(-1000, 2)
         stream.write(b"tampered")
     with pytest.raises(SettingsError, match=r"^model\.sha256: "):
-        made.network(SHAPE, 10)
+        made.build_initial_network(SHAPE, 10)
 
 
 def test_a_study_is_read_where_its_weights_are_not_but_trains_only_with_them(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_study_is_read_where_its_weights_are_not_but_trains_only_with_them(tmp
     with pytest.raises(
         SettingsError, match=r"^model\.weights: .*absent\.pth is missing; it should be the file with SHA"
     ):
-        made.network(SHAPE, 10)
+        made.build_initial_network(SHAPE, 10)
 
 
 class Mischief:
@@ -150,7 +150,7 @@ def test_code_in_a_file_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     torch.save({"features.0.weight": Mischief()}, "weights.pth")
     with pytest.raises(SettingsError, match=r"^model\.weights: weights\.pth can't be read \(.*; it should be a state"):
-        family(Path("weights.pth")).network(SHAPE, 10)
+        family(Path("weights.pth")).build_initial_network(SHAPE, 10)
     assert not Path("mischief").exists()
 
 
@@ -173,22 +173,31 @@ def test_a_file_of_another_network_is_refused(holds: dict[str, Tensor], sentence
 
 def test_a_file_of_all_tensors_is_taken_for_all_and_can_be_frozen(file: Path, tmp_path: Path) -> None:
     made = family(file)
-    assert not made.whole
-    network = made.network(SHAPE, 10)
+    assert not made.has_full_weights
+    network = made.build_initial_network(SHAPE, 10)
     torch.save(network.state_dict(), tmp_path / "all.pth")
     again = family(tmp_path / "all.pth")
-    assert again.whole
+    assert again.has_full_weights
     assert all(
-        torch.equal(value, network.state_dict()[name]) for name, value in again.network(SHAPE, 10).state_dict().items()
+        torch.equal(value, network.state_dict()[name])
+        for name, value in again.build_initial_network(SHAPE, 10).state_dict().items()
     )
     assert (
-        sum(parameter.numel() for parameter in again.network(SHAPE, 10).parameters() if parameter.requires_grad)
+        sum(
+            parameter.numel()
+            for parameter in again.build_initial_network(SHAPE, 10).parameters()
+            if parameter.requires_grad
+        )
         == 33_482
     )
 
 
 def test_the_key_tells_imagenet_no_weights_and_files_apart(file: Path) -> None:
-    keyed = [VGG16().keyed(), VGG16(weights=None, frozen=False).keyed(), family(file).keyed()]
+    keyed = [
+        VGG16().key_parameters(),
+        VGG16(weights=None, frozen=False).key_parameters(),
+        family(file).key_parameters(),
+    ]
     assert keyed == [
         {"weights": "imagenet", "sha256": IMAGENET_SHA256, "frozen": True},
         {"weights": None, "sha256": None, "frozen": False},
@@ -201,7 +210,7 @@ def test_the_key_tells_imagenet_no_weights_and_files_apart(file: Path) -> None:
 def test_a_file_that_holds_no_tensors_by_name_is_refused(tmp_path: Path) -> None:
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
     with pytest.raises(SettingsError, match=r"^model\.weights: .*list\.pth can't be read"):
-        family(tmp_path / "list.pth").network(SHAPE, 10)
+        family(tmp_path / "list.pth").build_initial_network(SHAPE, 10)
 
 
 def test_random_weights_can_not_be_frozen() -> None:
@@ -221,7 +230,7 @@ def server(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
         thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
         thread.start()
-        monkeypatch.setattr(vgg16, "ADDRESS", f"http://127.0.0.1:{serving.server_port}/{file.name}")
+        monkeypatch.setattr(vgg16, "WEIGHTS_URL", f"http://127.0.0.1:{serving.server_port}/{file.name}")
         monkeypatch.setenv("TORCH_HOME", str(tmp_path))
         monkeypatch.setattr(torch.hub, "_hub_dir", None)
         yield VGG16(sha256=sha256(file))
@@ -230,28 +239,30 @@ def server(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def test_the_address_of_torchvisions_weights_holds_the_first_digits_of_their_hash() -> None:
-    assert vgg16.ADDRESS.endswith(f"/vgg16-{IMAGENET_SHA256[:8]}.pth")
+    assert vgg16.WEIGHTS_URL.endswith(f"/vgg16-{IMAGENET_SHA256[:8]}.pth")
 
 
 def test_torchvisions_weights_are_downloaded_once(server: VGG16, tmp_path: Path, weights: dict[str, Tensor]) -> None:
-    assert server.imagenet == tmp_path / "hub" / "checkpoints" / "vgg16-own.pth"
+    assert server.imagenet_file == tmp_path / "hub" / "checkpoints" / "vgg16-own.pth"
     server.check(SHAPE, 10)
-    assert not server.imagenet.exists()
-    base = server.network(SHAPE, 10).body[0]
+    assert not server.imagenet_file.exists()
+    base = server.build_initial_network(SHAPE, 10).body[0]
     assert torch.equal(base[0].weight, weights["features.0.weight"])
-    before = server.imagenet.stat().st_mtime_ns
+    before = server.imagenet_file.stat().st_mtime_ns
     server.weights_file()
-    assert server.imagenet.stat().st_mtime_ns == before
+    assert server.imagenet_file.stat().st_mtime_ns == before
 
 
 def test_a_download_of_another_file_is_refused_and_not_kept(server: VGG16) -> None:
     wrong = VGG16()
     with pytest.raises(SettingsError, match=r"^model\.weights: imagenet can't be downloaded from http.*; put "):
         wrong.weights_file()
-    assert not list(server.imagenet.parent.iterdir())
+    assert not list(server.imagenet_file.parent.iterdir())
 
 
 def test_without_a_network_the_file_to_bring_is_named(server: VGG16, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vgg16, "ADDRESS", vgg16.ADDRESS.replace("own", "absent"))
-    with pytest.raises(SettingsError, match=rf"404.*; put that file at {server.imagenet.parent}/vgg16-absent\.pth, "):
+    monkeypatch.setattr(vgg16, "WEIGHTS_URL", vgg16.WEIGHTS_URL.replace("own", "absent"))
+    with pytest.raises(
+        SettingsError, match=rf"404.*; put that file at {server.imagenet_file.parent}/vgg16-absent\.pth, "
+    ):
         server.weights_file()

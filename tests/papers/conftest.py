@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedpipe.papers import cells, layouts, published
-from fedpipe.papers.cells import Measured
-from fedpipe.papers.published import Place
+from fedpipe.papers.cells import MeasuredCell
+from fedpipe.papers.published import CellId
 from fedpipe.papers.verdicts import Number
 
 CLASSES = {"MNIST": 10, "FMNIST": 10, "CIFAR-100": 100, "IMDB": 2, "Tiny": 200, "AG News": 4}
@@ -14,7 +14,7 @@ OTHERS = {"time": 2.5, "communication_cost": 2.0, "best_epsilon": 1e-5, "best_wb
 
 def made_of_others(place):
     """Whether a cell is made of other cells, so that nobody measures it."""
-    paper = layouts.papers()[place.paper]
+    paper = layouts.load_papers()[place.paper]
     if place.table == "text":
         text = next(text for text in paper.text if (text.row, text.column, text.metric) == place[2:])
         return bool(text.minus or text.largest)
@@ -23,8 +23,8 @@ def made_of_others(place):
 
 def measured_cells(seeds=(0, 1, 2), shift=0.0, keep=lambda place: True):
     """All cells that can be measured and that ``keep`` keeps, around the printed values, by their places."""
-    chance, numbers, found = np.random.default_rng(5), published.load(), {}
-    for place in cells.places():
+    chance, numbers, found = np.random.default_rng(5), published.load_published(), {}
+    for place in cells.iter_cell_ids():
         if made_of_others(place) or place.row == "(unnamed)" or not keep(place):
             continue
         number = numbers.get(place)
@@ -35,15 +35,15 @@ def measured_cells(seeds=(0, 1, 2), shift=0.0, keep=lambda place: True):
             seed: float(np.clip(center + off, 0, 100 if accuracy else None))
             for seed, off in zip(seeds, noise, strict=True)
         }
-        found[place] = Measured(
-            Number.of(values),
+        found[place] = MeasuredCell(
+            Number.from_values(values),
             keys=tuple(f"{chance.integers(16**12):012x}" for _ in seeds),
             settings={"federation.learning_rate": 0.05} if place.row == "FedProx" else {},
             hours=0.4,
-            tests=10_000 if accuracy else None,
+            test_samples=10_000 if accuracy else None,
             classes=next((n for name, n in CLASSES.items() if name in place.column), 10) if accuracy else None,
             expected=2.0 if place.metric == "communication_cost" else None,
-            trace=f"fedpipe trace results/studies/papers/{place.table}/tables/results.md {place.row}",
+            trace_command=f"fedpipe trace results/studies/papers/{place.table}/tables/results.md {place.row}",
         )
     return found
 
@@ -63,7 +63,7 @@ def make():
 @pytest.fixture(scope="session")
 def judged(whole):
     """All cells compared, by scale."""
-    return {scale: cells.compare(whole, scale) for scale in ("paper", "reduced", "smoke")}
+    return {scale: cells.compare_cells(whole, scale) for scale in ("paper", "reduced", "smoke")}
 
 
 @pytest.fixture
@@ -71,6 +71,6 @@ def at():
     """A cell's place by its paper, table, row and column."""
 
     def find(paper, table, row, column):
-        return Place(paper, table, row, column, layouts.papers()[paper].tables[table].metric_of(row, column))
+        return CellId(paper, table, row, column, layouts.load_papers()[paper].tables[table].get_metric(row, column))
 
     return find

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from fedpipe.papers import cells, layouts, published
-from fedpipe.papers.cells import Measured
+from fedpipe.papers.cells import MeasuredCell
 from fedpipe.papers.verdicts import Number
 from tests.studies import ROOT
 
@@ -24,8 +24,8 @@ HEAD = [
 
 def one(at, *place, values, **others):
     """One measured cell, by its place."""
-    told = {"keys": ("abc",), "hours": 1.0, "tests": 10_000, "classes": 10} | others
-    return {at(*place): Measured(Number.of(values), **told)}
+    told = {"keys": ("abc",), "hours": 1.0, "test_samples": 10_000, "classes": 10} | others
+    return {at(*place): MeasuredCell(Number.from_values(values), **told)}
 
 
 def each(measured, **others):
@@ -34,18 +34,18 @@ def each(measured, **others):
 
 
 def compared(measured, scale="paper"):
-    return cells.compare(measured, scale)
+    return cells.compare_cells(measured, scale)
 
 
 @pytest.mark.parametrize("scale", ["paper", "reduced", "smoke"])
 def test_a_row_for_every_printed_number_at_every_scale(judged, scale):
-    for comparison in (judged[scale], cells.compare({}, scale)):
-        table = pd.read_csv(io.BytesIO(cells.csv(comparison)), keep_default_na=False)
+    for comparison in (judged[scale], cells.compare_cells({}, scale)):
+        table = pd.read_csv(io.BytesIO(cells.encode_comparison_csv(comparison)), keep_default_na=False)
         assert list(table.columns) == HEAD
         assert len(table) == 641
         assert set(table["scale"]) == {scale}
         assert (table["verdict"] != "").all()
-        assert list(table["status"]) == [number.status for number in published.load().values()]
+        assert list(table["status"]) == [number.status for number in published.load_published().values()]
 
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "docs/papers").glob("*/")), ids=lambda folder: folder.name)
@@ -54,11 +54,11 @@ def test_what_was_published_of_runs_here_stands_beside_what_is_printed_now(folde
     table = pd.read_csv(folder / "cells.csv", keep_default_na=False)
     assert list(table.columns) == HEAD
     assert set(table["scale"]) == {folder.name}
-    places = [tuple(row) for row in table[list(published.Place._fields)].itertuples(index=False)]
-    assert places == [tuple(number.place) for number in published.load().values()]
+    places = [tuple(row) for row in table[list(published.CellId._fields)].itertuples(index=False)]
+    assert places == [tuple(number.cell_id) for number in published.load_published().values()]
     assert (table["measured_mean"] != "").any()
     pages = {path.name: path.read_text() for path in folder.glob("*.html")}
-    assert set(pages) == {"index.html", *(f"{paper.stem}.html" for paper in layouts.papers().values())}
+    assert set(pages) == {"index.html", *(f"{paper.stem}.html" for paper in layouts.load_papers().values())}
     for text in pages.values():
         assert set(re.findall(r'href="#([^"]+)"', text)) <= set(re.findall(r' id="([^"]+)"', text))
         for target in re.findall(r'href="(?!data:)([^"#]+)', text):
@@ -102,7 +102,7 @@ def test_failed_in_print_is_met_by_failing(at):
     place = ("FedDW", "Table I", "Per-FedAvg", "pathological/CIFAR-10")
     values = {0: 40.0, 1: 41.0, 2: 42.0}
     assert compared(one(at, *place, values=values)).cells[at(*place)].word == "differs"
-    assert compared(one(at, *place, values=values, diverged=1)).cells[at(*place)].word == "agrees"
+    assert compared(one(at, *place, values=values, diverged_runs=1)).cells[at(*place)].word == "agrees"
 
 
 def test_formulas_are_compared_exactly_with_the_studys_parameters(at):
@@ -115,7 +115,7 @@ def test_formulas_are_compared_exactly_with_the_studys_parameters(at):
 
 
 def test_generated_data_are_never_judged(whole):
-    found = compared(each(whole, generated=True))
+    found = compared(each(whole, is_generated=True))
     assert not any(cell.verdict for cell in found.cells.values())
     assert found.orders == {}
 
@@ -132,9 +132,9 @@ def test_differences_are_made_of_cells_by_seed(at):
 
 
 def test_a_difference_of_what_diverged_is_marked_as_such(at):
-    both = one(at, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 10.0}, diverged=1)
+    both = one(at, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 10.0}, diverged_runs=1)
     both |= one(at, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 10.0})
-    assert compared(both).cells[at("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")].measured.diverged == 1
+    assert compared(both).cells[at("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")].measurement.diverged_runs == 1
 
 
 def test_numbers_in_running_text_are_made_of_cells(judged):
@@ -155,31 +155,31 @@ def test_numbers_in_running_text_are_made_of_cells(judged):
 
 
 def test_claims_are_contrasts_with_the_best_of_the_others(at):
-    paper = layouts.papers()["cwFedAvg"]
+    paper = layouts.load_papers()["cwFedAvg"]
     rows = {"FedAvg": 79.0, "FedAMP": 98.4, "FedFomo": 98.0, "cwFedAvg": 98.9}
     shifts = {0: 0.0, 1: 0.3, 2: 0.6}
     measured = {}
     for row, mean in rows.items():
         values = {seed: mean + by for seed, by in shifts.items()}
         measured |= one(at, "cwFedAvg", "Table 6", row, "AG News", values=values)
-    (found,) = cells.checked(paper, "Table 6", paper.tables["Table 6"].claims[0], compared(measured))
-    assert (found.printed_over, found.measured_over) == ("FedAMP", "FedAMP")
-    assert found.printed.difference == pytest.approx(0.24)
-    assert found.measured.paired
-    assert found.measured.sign == "+"
+    (found,) = cells.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], compared(measured))
+    assert (found.published_rival, found.measured_rival) == ("FedAMP", "FedAMP")
+    assert found.published_contrast.difference == pytest.approx(0.24)
+    assert found.measured_contrast.is_paired
+    assert found.measured_contrast.sign == "+"
     shares = [98.9 + 0.3, 98.4 + 0.3]
-    assert 0.5 - found.measured.low == pytest.approx(
+    assert 0.5 - found.measured_contrast.low == pytest.approx(
         stats.norm.ppf(0.975) * math.sqrt(sum(mean * (100 - mean) / 10_000 / 3 for mean in shares))
     ), "its seeds agree to the digit: what is left is the sampling error of 10,000 tests"
-    for unjudged in (compared(measured, "smoke"), compared(each(measured, generated=True))):
-        (found,) = cells.checked(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
-        assert found.measured is None
+    for unjudged in (compared(measured, "smoke"), compared(each(measured, is_generated=True))):
+        (found,) = cells.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
+        assert found.measured_contrast is None
 
 
 def test_counts_leave_out_what_another_table_has(judged):
-    paper, found = layouts.papers()["FedDW"], judged["paper"]
+    paper, found = layouts.load_papers()["FedDW"], judged["paper"]
     tables = ["Table I", "Table II"]
-    twice, once = (cells.counts(paper, tables, found, once) for once in (False, True))
+    twice, once = (cells.count_verdicts(paper, tables, found, once) for once in (False, True))
     assert [(counts["all"], counts["measured"]) for counts in (twice, once)] == [(192, 192), (168, 168)]
     assert sum(count for word, count in once.items() if word not in {"all", "measured"}) == 168
 
@@ -187,9 +187,9 @@ def test_counts_leave_out_what_another_table_has(judged):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"number": Number.of({0: 166.0})}, "166.0 is no accuracy in percent"),
-        ({"number": Number.of({0: -1.0})}, "-1.0 is no accuracy in percent"),
-        ({"tests": None}, "needs its tests and classes"),
+        ({"number": Number.from_values({0: 166.0})}, "166.0 is no accuracy in percent"),
+        ({"number": Number.from_values({0: -1.0})}, "-1.0 is no accuracy in percent"),
+        ({"test_samples": None}, "needs its tests and classes"),
         ({"classes": None}, "needs its tests and classes"),
     ],
 )
@@ -214,4 +214,4 @@ def test_a_cell_of_no_paper_or_measured_beside_its_parts_is_refused(at):
 
 
 def test_the_same_bytes_each_time(judged, whole):
-    assert cells.csv(judged["paper"]) == cells.csv(compared(whole))
+    assert cells.encode_comparison_csv(judged["paper"]) == cells.encode_comparison_csv(compared(whole))

@@ -9,9 +9,9 @@ import pytest
 from fedpipe.config import Protocol
 from fedpipe.papers import layouts, published
 from fedpipe.papers.layouts import Head
-from fedpipe.papers.published import Place
+from fedpipe.papers.published import CellId
 
-PAPERS = layouts.papers()
+PAPERS = layouts.load_papers()
 TABLES = [(paper, name) for paper in PAPERS.values() for name in paper.tables]
 
 
@@ -30,10 +30,12 @@ def test_twenty_tables_and_45_figures_under_their_headings_in_print():
 @pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
 def test_a_tables_places_are_those_of_print(paper, name):
     table = paper.tables[name]
-    laid_out = list(paper.places(name))
+    laid_out = list(paper.iter_cell_ids(name))
     assert len(set(laid_out)) == len(laid_out)
     in_print = {
-        place for place, number in published.load().items() if (place.paper, place.table) == (paper.paper, name)
+        place
+        for place, number in published.load_published().items()
+        if (place.paper, place.table) == (paper.paper, name)
     }
     if not table.columns:
         assert table.reason
@@ -48,8 +50,8 @@ def test_a_tables_places_are_those_of_print(paper, name):
 
 def test_numbers_in_running_text_are_those_of_print():
     for paper in PAPERS.values():
-        texts = [Place(paper.paper, "text", text.row, text.column, text.metric) for text in paper.text]
-        assert texts == [place for place in published.load() if place[:2] == (paper.paper, "text")]
+        texts = [CellId(paper.paper, "text", text.row, text.column, text.metric) for text in paper.text]
+        assert texts == [place for place in published.load_published() if place[:2] == (paper.paper, "text")]
 
 
 @pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
@@ -62,26 +64,26 @@ def test_a_tables_parts_fit(paper, name):
         assert (row.method is None) == (row.minus is not None)
         assert set(row.minus or ()) <= set(table.rows)
     assert set(table.shown) <= methods | {"feduv"}  # Table 6 of cwFedAvg shares a list with larger tables
-    assert set(table.metrics) <= {*table.rows, *table.leaves}
+    assert set(table.metrics) <= {*table.rows, *table.column_labels}
     for claim in table.claims:
         assert {claim.own, claim.over or claim.own} <= set(table.rows)
-        assert set(claim.columns) <= set(table.leaves)
+        assert set(claim.columns) <= set(table.column_labels)
     if table.metric == "accuracy_pct":
-        assert {table.protocol_of(row) for row in table.rows} <= set(get_args(Protocol))
+        assert {table.get_protocol(row) for row in table.rows} <= set(get_args(Protocol))
         assert table.study
 
 
 @pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
 def test_what_stands_in_two_tables_is_the_same_in_both(paper, name):
-    numbers, table = published.load(), paper.tables[name]
-    repeated = {place: paper.original(place) for place in paper.places(name) if paper.original(place)}
+    numbers, table = published.load_published(), paper.tables[name]
+    repeated = {place: paper.find_original(place) for place in paper.iter_cell_ids(name) if paper.find_original(place)}
     assert bool(repeated) == bool(table.repeats)
     for place, original in repeated.items():
         assert numbers[place].mean == pytest.approx(numbers[original].mean, abs=0.05), place
 
 
 def test_how_many_stand_in_two_tables():
-    repeated = [place for paper, name in TABLES for place in paper.places(name) if paper.original(place)]
+    repeated = [place for paper, name in TABLES for place in paper.iter_cell_ids(name) if paper.find_original(place)]
     assert Counter(place.paper for place in repeated) == {"FedDW": 24, "FedDUAL": 3, "PFPS-LWC": 12, "cwFedAvg": 12}
 
 
@@ -93,7 +95,7 @@ def test_the_head_of_a_table_with_three_levels():
         [Head("CV", 3, 1), Head("NLP", 1, 1)] * 2,
         [Head(name, 1, 1) for name in names] * 2,
     ]
-    assert list(table.leaves)[4:6] == ["pathological/MNIST", "pathological/CIFAR-10"]
+    assert list(table.column_labels)[4:6] == ["pathological/MNIST", "pathological/CIFAR-10"]
 
 
 def test_a_head_of_one_level_beside_others_of_two():
@@ -107,7 +109,7 @@ def test_numbers_in_text_are_made_of_cells_that_are_there():
         for text in paper.text:
             for table, row, column in text.minus or ():
                 assert row in paper.tables[table].rows
-                assert column in paper.tables[table].leaves
+                assert column in paper.tables[table].column_labels
             if text.largest:
                 assert text.largest[1] in paper.tables[text.largest[0]].rows
 
@@ -121,7 +123,7 @@ def test_studies_are_files_of_one_table_or_figure():
 
 def test_protocols_by_method():
     table = PAPERS["cwFedAvg"].tables["Table 1"]
-    assert table.protocol_of("FedUV") == "trained-on-local"
-    assert table.protocol_of("cwFedAvg") == "personal-on-local"
-    assert PAPERS["FedDW"].tables["Table I"].protocol_of("FedPer") == "personal-on-global"
-    assert PAPERS["PFPS-LWC"].tables["Table 4"].protocol_of("FedProto") == "prototype-on-local"
+    assert table.get_protocol("FedUV") == "trained-on-local"
+    assert table.get_protocol("cwFedAvg") == "personal-on-local"
+    assert PAPERS["FedDW"].tables["Table I"].get_protocol("FedPer") == "personal-on-global"
+    assert PAPERS["PFPS-LWC"].tables["Table 4"].get_protocol("FedProto") == "prototype-on-local"

@@ -23,10 +23,10 @@ from fedpipe.config import Execution
 from fedpipe.engine.run import Run
 from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.papers import cells, drawing, layouts, make, measured, published, views
-from fedpipe.papers.cells import Measured
-from fedpipe.papers.published import Place
-from fedpipe.papers.ran import Study
-from fedpipe.papers.svg import Drawn
+from fedpipe.papers.cells import MeasuredCell
+from fedpipe.papers.published import CellId
+from fedpipe.papers.ran import PaperStudy
+from fedpipe.papers.svg import SvgFigure
 from fedpipe.papers.verdicts import Number
 from fedpipe.plan import NewPlan
 from fedpipe.planned import Plan
@@ -34,7 +34,7 @@ from fedpipe.report import tables
 from fedpipe.stages import collect, download, partition, probe, report
 from tests import studies
 
-PFPS, CW = layouts.papers()["PFPS-LWC"], layouts.papers()["cwFedAvg"]
+PFPS, CW = layouts.load_papers()["PFPS-LWC"], layouts.load_papers()["cwFedAvg"]
 SMOKE = {"smoke": {"federation.rounds": 2, "dataset.subset": 200}}
 GRID = {
     "evaluation": {"protocols": ["personal-on-local", "prototype-on-local"]},
@@ -89,7 +89,7 @@ def declared(place: str, **sections: Any) -> NewPlan:
     for name, section in sections.items():
         base[name] = base.get(name, {}) | section
     path.write_text(yaml.safe_dump(base | {"scales": SMOKE}, sort_keys=False))
-    planning.write(made := planning.make(path, "smoke"))
+    planning.write_plan(made := planning.make_plan(path, "smoke"))
     return made
 
 
@@ -97,16 +97,16 @@ def run(made: NewPlan) -> None:
     """All of a study that is not there yet."""
     for name in {run.dataset for run in made.runs}:
         if not artifacts.dataset_file(name).exists():
-            download.download(name)
+            download.download_dataset(name)
     for key in made.partitions:
-        partition.partition(key)
+        partition.partition_dataset(key)
     for planned in made.runs:
         here = Run(planned.files, Execution(), 1, made.keep_models)
-        for _ in here.segment(planned.rounds):
+        for _ in here.run_segment(planned.rounds):
             pass
-        collect.collect(planned.files, planned.rounds, made.keep_models)
+        collect.collect_rounds(planned.files, planned.rounds, made.keep_models)
     for planned in made.probes:
-        probe.probe(planned.files.settings, Execution())
+        probe.run_probe(planned.files.settings, Execution())
 
 
 @pytest.fixture(scope="module")
@@ -125,17 +125,17 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NewPlan]
         yield made
 
 
-def there(paper: layouts.Paper, scale: str = "smoke") -> measured.Studies:
+def there(paper: layouts.Paper, scale: str = "smoke") -> measured.StudyFinder:
     """A paper's studies by their names."""
-    return functools.cache(lambda name: Study.find(paper.stem, name, scale))
+    return functools.cache(lambda name: PaperStudy.find(paper.stem, name, scale))
 
 
-def found(paper: layouts.Paper, scale: str = "smoke") -> dict[Place, Measured]:
+def found(paper: layouts.Paper, scale: str = "smoke") -> dict[CellId, MeasuredCell]:
     """A paper's cells by their places."""
-    return measured.of(paper, there(paper, scale))
+    return measured.measure_cells(paper, there(paper, scale))
 
 
-def number(cell: Measured) -> Number:
+def number(cell: MeasuredCell) -> Number:
     """A cell's number, which has to be there."""
     assert cell.number, cell.reason
     return cell.number
@@ -143,7 +143,7 @@ def number(cell: Measured) -> Number:
 
 def shown(plan: NewPlan, method: str, protocol: str, **point: str) -> pd.Series[Any]:
     """The row of a study's own table that stands for a cell."""
-    table = tables.table(plan)
+    table = tables.build_result_table(plan)
     here = (table["algorithm"] == method) & (table["protocol"] == protocol)
     here &= (table["round"] == plan.report.round) & (table["average"] == plan.report.average)
     for name, value in point.items():
@@ -157,15 +157,15 @@ def test_an_accuracy_is_that_of_the_studys_own_table(ran: dict[str, NewPlan]) ->
     told, plan = found(PFPS), ran["pfps_lwc/table2"]
     rows_ = {"FedPer": ("fedper", "personal-on-local"), "FedProto": ("fedproto", "prototype-on-local")}
     for (row, (method, protocol)), alpha, share in itertools.product(rows_.items(), ("0.3", "0.5"), ("0.3", "0.5")):
-        cell = told[Place("PFPS-LWC", "Table 2", row, f"{alpha}/{share}", "accuracy_pct")]
+        cell = told[CellId("PFPS-LWC", "Table 2", row, f"{alpha}/{share}", "accuracy_pct")]
         own = shown(plan, method, protocol, **{"partition.alpha": alpha, "federation.participation": share})
         assert (number(cell).mean, number(cell).std) == pytest.approx((own["mean"], own["std"]))
         assert number(cell).runs == len(cell.keys) == len(number(cell).values) == 2
-        assert cell.tests
-        assert (cell.classes, cell.generated, cell.diverged) == (10, False, 0)
+        assert cell.test_samples
+        assert (cell.classes, cell.is_generated, cell.diverged_runs) == (10, False, 0)
         assert cell.settings["dataset.name"] == "digits"
         assert math.isfinite(cell.hours)
-    absent = told[Place("PFPS-LWC", "Table 2", "FedPer", "0.1/0.3", "accuracy_pct")]
+    absent = told[CellId("PFPS-LWC", "Table 2", "FedPer", "0.1/0.3", "accuracy_pct")]
     assert (absent.number, absent.reason) == (None, "not part of scale smoke")
 
 
@@ -177,11 +177,11 @@ def test_test_samples_count_once(
     totals = {"personal-on-local": (10, 20), "personal-on-global": (100, 100)}
     rows_ = [(number, name, total) for number in (1, 2) for name, two in totals.items() for total in two]
     metrics = pd.DataFrame(rows_, columns=["round", "protocol", "total"])
-    monkeypatch.setattr(Study, "metrics", lambda study, cell: metrics)
-    monkeypatch.setattr(Study, "protocol", lambda study, label: protocol)
-    study = Study.find("pfps_lwc", "table2", "smoke")
+    monkeypatch.setattr(PaperStudy, "load_metrics", lambda study, cell: metrics)
+    monkeypatch.setattr(PaperStudy, "get_protocol", lambda study, label: protocol)
+    study = PaperStudy.find("pfps_lwc", "table2", "smoke")
     assert study is not None
-    assert study.tests(study.done[0]) == tests
+    assert study.count_test_samples(study.finished_cells[0]) == tests
 
 
 def test_a_method_is_shown_by_its_own_protocol_and_round(ran: dict[str, NewPlan]) -> None:
@@ -191,13 +191,13 @@ def test_a_method_is_shown_by_its_own_protocol_and_round(ran: dict[str, NewPlan]
         ("FedAMP", "fedamp", "trained-on-local"),
         ("cwFedAvg", "cwfedavg", "personal-on-local"),
     ):
-        cell = told[Place("cwFedAvg", "Table 2", row, "alpha=0.5", "accuracy_pct")]
+        cell = told[CellId("cwFedAvg", "Table 2", row, "alpha=0.5", "accuracy_pct")]
         assert number(cell).mean == pytest.approx(shown(plan, method, protocol, setting="alpha=0.5")["mean"])
 
 
 def test_what_is_sent_is_told_in_sizes_of_the_model(ran: dict[str, NewPlan]) -> None:
     told = found(CW)
-    cost = {row: told[Place("cwFedAvg", "Table 2", row, "cost", "communication_cost")] for row in ("FedAvg", "IFCA")}
+    cost = {row: told[CellId("cwFedAvg", "Table 2", row, "cost", "communication_cost")] for row in ("FedAvg", "IFCA")}
     assert {row: (number(cell).mean, cell.expected) for row, cell in cost.items()} == {
         "FedAvg": (2.0, 2.0),
         "IFCA": (pytest.approx(4.0, rel=1e-2), 4.0),
@@ -206,7 +206,7 @@ def test_what_is_sent_is_told_in_sizes_of_the_model(ran: dict[str, NewPlan]) -> 
 
 def test_a_gain_in_the_text_is_a_difference_of_cells(ran: dict[str, NewPlan]) -> None:
     told, plan = found(PFPS), ran["pfps_lwc/figure8"]
-    gain = told[Place("PFPS-LWC", "text", "PFPS-LWC - FedPer", "Figure 8b/9", "accuracy_gain_points")]
+    gain = told[CellId("PFPS-LWC", "text", "PFPS-LWC - FedPer", "Figure 8b/9", "accuracy_gain_points")]
     one, two = (
         shown(plan, method, "personal-on-local", setting="Figure 8b/9")["mean"] for method in ("pfps_lwc", "fedper")
     )
@@ -215,9 +215,9 @@ def test_a_gain_in_the_text_is_a_difference_of_cells(ran: dict[str, NewPlan]) ->
 
 
 def test_a_sweep_has_the_studys_points(ran: dict[str, NewPlan]) -> None:
-    made = drawing.drawn(PFPS, there(PFPS))
+    made = drawing.draw_figures(PFPS, there(PFPS))
     figure = made["PFPS-LWC", "Figure 8"]
-    assert isinstance(figure, Drawn)
+    assert isinstance(figure, SvgFigure)
     lines = figure.csv.splitlines()
     assert lines[0] == "panel,line,x,mean"
     assert {tuple(line.split(",")[:3]) for line in lines[1:]} == {
@@ -226,51 +226,57 @@ def test_a_sweep_has_the_studys_points(ran: dict[str, NewPlan]) -> None:
         for line in ("FedPer", "PFPS-LWC")
     }
     assert made["PFPS-LWC", "Figure 6"] == f"Not drawn: {measured.NO_STUDY}."
-    assert str(made["PFPS-LWC", "Figure 1"]) == layouts.DIAGRAM
+    assert str(made["PFPS-LWC", "Figure 1"]) == layouts.DIAGRAM_REASON
 
 
 def test_the_error_of_the_estimate_comes_of_a_probe(ran: dict[str, NewPlan]) -> None:
     from fedpipe.probes import norms
 
-    made = drawing.drawn(CW, there(CW))
+    made = drawing.draw_figures(CW, there(CW))
     figure = made["cwFedAvg", "Figure 5"]
-    assert isinstance(figure, Drawn)
+    assert isinstance(figure, SvgFigure)
     told = [line.split(",") for line in figure.csv.splitlines()]
     errors = {float(line[-2]): float(line[-1]) for line in told if line[0].startswith('"R')}
     plan = ran["cwfedavg/figure5"]
     for probed in plan.probes:
         (cell,) = [cell for cell in plan.cells if cell.key == probed.run_key]
-        table = artifacts.read_parquet(probed.files.table, artifacts.manifest(probed.files.table))
-        assert errors[cell.grid["algorithms.cwfedavg.wdr"]] == pytest.approx(norms.distance(table), rel=1e-4)
+        table = artifacts.read_parquet(probed.files.table, artifacts.read_recorded_sha256(probed.files.table))
+        assert errors[cell.grid["algorithms.cwfedavg.wdr"]] == pytest.approx(
+            norms.compute_share_distance(table), rel=1e-4
+        )
     assert len(errors) == len(plan.probes) == 2
 
 
 def test_what_contradicts_that_norms_fall_as_shares_grow() -> None:
     """FedDW's Figure 4: "higher proportions lead to smaller weight moduli"."""
     norms = pd.DataFrame({"share": [0.6, 0.3, 0.1, None], "norm": [1.0, 2.0, 3.0, 4.0]})
-    assert not measured.contrary(norms).any()
-    found = measured.contrary(norms.assign(norm=[4.0, 3.0, 2.0, 1.0]))
+    assert not measured.find_contradictions(norms).any()
+    found = measured.find_contradictions(norms.assign(norm=[4.0, 3.0, 2.0, 1.0]))
     assert list(found) == [True, True, True, False], "a class without samples has none of less"
     close = norms.assign(norm=[2.5, 2.0, 3.0, 4.0])
-    assert not measured.contrary(close).any(), "0.3 is not less than half of 0.6"
+    assert not measured.find_contradictions(close).any(), "0.3 is not less than half of 0.6"
 
 
 def test_circles_are_at_their_share_of_the_norms(ran: dict[str, NewPlan]) -> None:
     figure = layouts.Figure(
         form="circles", says="norms", study="figure5", probe="head-norms", panels=("data", "client")
     )
-    made = drawing.drawn(CW.model_copy(update={"figures": {"Figure 4": figure}}), there(CW))["cwFedAvg", "Figure 4"]
-    assert isinstance(made, Drawn)
+    made = drawing.draw_figures(CW.model_copy(update={"figures": {"Figure 4": figure}}), there(CW))[
+        "cwFedAvg", "Figure 4"
+    ]
+    assert isinstance(made, SvgFigure)
     frame = pd.read_csv(io.StringIO(made.csv))
-    assert len(frame) == 2 * drawing.EXPERIMENTS * 10
-    assert frame["norm"].sum() == pytest.approx(2 * drawing.EXPERIMENTS, abs=1e-3), "the norms of a head add up to one"
+    assert len(frame) == 2 * drawing.MAX_CIRCLE_CLIENTS * 10
+    assert frame["norm"].sum() == pytest.approx(2 * drawing.MAX_CIRCLE_CLIENTS, abs=1e-3), (
+        "the norms of a head add up to one"
+    )
 
 
 def test_pages_of_what_was_run_and_reasons_for_the_rest(ran: dict[str, NewPlan]) -> None:
-    comparison = make.write("smoke")
-    folder = make.place("smoke")
+    comparison = make.write_papers("smoke")
+    folder = make.get_pages_folder("smoke")
     frame = pd.read_csv(folder / "cells.csv")
-    assert len(frame) == len(published.load())
+    assert len(frame) == len(published.load_published())
     filled = frame[frame["measured_mean"].notna()]
     assert list(filled[filled["table"] == "Table 2"].value_counts(["paper"])) == [8, 8], "PFPS-LWC and cwFedAvg"
     assert (filled["scale"] == "smoke").all()
@@ -280,59 +286,59 @@ def test_pages_of_what_was_run_and_reasons_for_the_rest(ran: dict[str, NewPlan])
     assert measured.NO_STUDY in text
     assert not comparison.orders, "smoke judges nothing"
     with pytest.raises(SettingsError, match="'smok' is no scale of the papers; did you mean 'smoke'"):
-        make.write("smok")
+        make.write_papers("smok")
 
 
 def test_a_run_that_studies_share_in_two_lengths_counts_once(ran: dict[str, NewPlan]) -> None:
     whole = ran["pfps_lwc/figure8"]
     for planned in whole.runs:
-        collect.collect(planned.files, 1, whole.keep_models)
+        collect.collect_rounds(planned.files, 1, whole.keep_models)
     begun = dataclasses.replace(whole, cells=tuple(dataclasses.replace(cell, rounds=1) for cell in whole.cells))
-    hours = make._about([Study(whole)]).hours
-    assert hours > make._about([Study(begun)]).hours > 0
-    for studies_ in ([Study(begun), Study(whole)], [Study(whole), Study(begun)]):
-        assert make._about(studies_).hours == pytest.approx(hours)
+    hours = make._describe_build([PaperStudy(whole)]).hours
+    assert hours > make._describe_build([PaperStudy(begun)]).hours > 0
+    for studies_ in ([PaperStudy(begun), PaperStudy(whole)], [PaperStudy(whole), PaperStudy(begun)]):
+        assert make._describe_build(studies_).hours == pytest.approx(hours)
 
 
 def test_a_run_that_is_not_done_costs_its_own_cells(ran: dict[str, NewPlan], tmp_path: Path) -> None:
     plan = ran["pfps_lwc/table2"]
     gone = next(cell for cell in plan.cells if (cell.algorithm, cell.seed) == ("fedper", 0))
     column = f"{gone.grid['partition.alpha']}/{gone.grid['federation.participation']}"
-    place = Place("PFPS-LWC", "Table 2", "FedPer", column, "accuracy_pct")
+    place = CellId("PFPS-LWC", "Table 2", "FedPer", column, "accuracy_pct")
     before = found(PFPS)
-    away = gone.joined.path.rename(tmp_path / "away")
+    away = gone.merged_files.path.rename(tmp_path / "away")
     try:
         after = found(PFPS)
         assert number(after[place]).runs == 1, "the other seed is there"
-        assert before[place].lacking is None
-        assert 0 < (after[place].lacking or 0) < 0.1, "one run of two rounds is missing"
+        assert before[place].missing_hours is None
+        assert 0 < (after[place].missing_hours or 0) < 0.1, "one run of two rounds is missing"
         other = place._replace(row="FedProto")
         assert after[other] == before[other]
-        artifacts.write_json(plan.study.absent, {str(gone.files.path): "data not here"})
-        study = Study.find("pfps_lwc", "table2", "smoke")
+        artifacts.write_json(plan.study_files.unavailable_runs, {str(gone.files.path): "data not here"})
+        study = PaperStudy.find("pfps_lwc", "table2", "smoke")
         assert study
-        assert study.missing("fedper", column) == "data not here"
-        assert study.left("fedper", column) == [gone]
-        assert 0 < study.hours_of([gone]) < 0.1, "a run of two rounds, as others of its kind took"
-        assert study.left("fedper", "no such column") == []
+        assert study.explain_missing("fedper", column) == "data not here"
+        assert study.get_missing_cells("fedper", column) == [gone]
+        assert 0 < study.estimate_hours([gone]) < 0.1, "a run of two rounds, as others of its kind took"
+        assert study.get_missing_cells("fedper", "no such column") == []
     finally:
-        artifacts.write_json(plan.study.absent, {})
-        shutil.move(away, gone.joined.path)
+        artifacts.write_json(plan.study_files.unavailable_runs, {})
+        shutil.move(away, gone.merged_files.path)
 
 
 def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """cwFedAvg's Table 5 and the coefficients in its text, from the study; and Table 7, from shapes alone."""
     (tmp_path / "studies").symlink_to(studies.ROOT / "studies")
     monkeypatch.chdir(tmp_path)
-    planning.write(planning.make(Path("studies/papers/cwfedavg/table1.yaml")))
+    planning.write_plan(planning.make_plan(Path("studies/papers/cwfedavg/table1.yaml")))
     told = found(CW, "paper")
-    numbers, checked = published.load(), 0
+    numbers, checked = published.load_published(), 0
     for place, cell in told.items():
         if place.metric in ("hyperparameter", "server_memory_million_parameters"):
             assert number(cell).mean == pytest.approx(numbers[place].mean, rel=5e-3), place
             checked += 1
     assert checked == 11 + 4 + 9
-    compared = cells.compare(told, "paper")
+    compared = cells.compare_cells(told, "paper")
     words = {place[2:4]: cell.word for place, cell in compared.cells.items() if place[:2] == ("cwFedAvg", "Table 7")}
     assert [row for row, word in words.items() if word != "agrees"] == [("cwFedAvg (Output)", "100")], (
         "print counts the averaged head as well"
@@ -341,59 +347,59 @@ def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch
 
 @pytest.mark.usefixtures("ran")
 def test_no_page_is_made_of_a_study_that_was_edited_since(ran: dict[str, NewPlan]) -> None:
-    make.write("smoke")
-    page, study = make.place("smoke") / "pfps_lwc.html", ran["pfps_lwc/figure8"].params
+    make.write_papers("smoke")
+    page, study = make.get_pages_folder("smoke") / "pfps_lwc.html", ran["pfps_lwc/figure8"].params
     written, planned = page.read_bytes(), study.read_text()
     edited = yaml.safe_load(planned)
     edited["federation"]["learning_rate"] = 0.123
     study.write_text(yaml.safe_dump(edited, sort_keys=False))
     with pytest.raises(ArtifactError, match=r"figure8.yaml has changed .* `fedpipe plan --params \S+ --scale smoke`"):
-        make.write("smoke")
+        make.write_papers("smoke")
     assert page.read_bytes() == written
     study.write_text(f"# A comment changes nothing.\n{planned}")
-    make.write("smoke")
+    make.write_papers("smoke")
     assert page.read_bytes() == written
     study.write_text(planned)
 
 
 def test_a_snakemake_makes_no_page_of_plans_that_were_made_meanwhile(ran: dict[str, NewPlan]) -> None:
-    began = report.held(Plan.read(ran[name].study.plan) for name in sorted(ran))
-    make.write("smoke", began)
+    began = report.compute_plans_fingerprint(Plan.read(ran[name].study_files.plan) for name in sorted(ran))
+    make.write_papers("smoke", began)
     study = ran["pfps_lwc/figure8"]
-    page, text = make.place("smoke") / "pfps_lwc.html", study.params.read_text()
+    page, text = make.get_pages_folder("smoke") / "pfps_lwc.html", study.params.read_text()
     written = page.read_bytes()
     edited = yaml.safe_load(text)
     edited["federation"]["learning_rate"] = 0.123
     study.params.write_text(yaml.safe_dump(edited, sort_keys=False))
-    planning.write(planning.make(study.params, "smoke"))
+    planning.write_plan(planning.make_plan(study.params, "smoke"))
     with pytest.raises(ArtifactError, match=r"others than this snakemake began with.*`make papers SCALE=smoke` again"):
-        make.write("smoke", began)
+        make.write_papers("smoke", began)
     assert page.read_bytes() == written
     study.params.write_text(text)
-    planning.write(study)
+    planning.write_plan(study)
 
 
 def played(cells_: list[types.SimpleNamespace], done: list[types.SimpleNamespace], **told: Any) -> Any:
     """A study whose runs need not be made: of what `measured` and `drawing` ask it, what a test tells."""
     plan = types.SimpleNamespace(cells=cells_, grid={"data": []}, scale="paper", report=None)
     answers = {
-        "missing": lambda method, column: "failed: boom",
-        "column": lambda cell: cell.grid["data"],
-        "protocol": lambda method: "global-on-global",
+        "explain_missing": lambda method, column: "failed: boom",
+        "get_column": lambda cell: cell.grid["data"],
+        "get_protocol": lambda method: "global-on-global",
         "is_generated": lambda cell: False,
-        "differing": lambda cell: {},
-        "hours": lambda cell: 1.0,
-        "diverged": set(),
+        "get_differing_settings": lambda cell: {},
+        "compute_hours": lambda cell: 1.0,
+        "diverged_keys": set(),
     }
-    return types.SimpleNamespace(plan=plan, done=done, **answers | told)
+    return types.SimpleNamespace(plan=plan, finished_cells=done, **answers | told)
 
 
-def drawn(name: str, heading: str, there_: dict[str, Any]) -> Drawn:
+def drawn(name: str, heading: str, there_: dict[str, Any]) -> SvgFigure:
     """One figure of a paper, which has to be drawn."""
-    paper = layouts.papers()[name]
+    paper = layouts.load_papers()[name]
     alone = paper.model_copy(update={"figures": {heading: paper.figures[heading]}})
-    figure = drawing.drawn(alone, there_.get)[name, heading]
-    assert isinstance(figure, Drawn), figure
+    figure = drawing.draw_figures(alone, there_.get)[name, heading]
+    assert isinstance(figure, SvgFigure), figure
     return figure
 
 
@@ -434,7 +440,9 @@ def test_a_figure_tells_what_is_not_in_it() -> None:
     study = played(made, made[:1], accuracies=curves({("fedavg", made[0].key): [0.5]}))
     figure = drawn("FedDUAL", "Figure 3", {"table1": study})
     assert figure.missing == "FedDUAL, FMNIST, MOON, FMNIST (failed: boom)"
-    shown_ = views.paper(layouts.papers()["FedDUAL"], cells.compare({}, "paper"), {("FedDUAL", "Figure 3"): figure}, {})
+    shown_ = views.build_paper_context(
+        layouts.load_papers()["FedDUAL"], cells.compare_cells({}, "paper"), {("FedDUAL", "Figure 3"): figure}, {}
+    )
     assert [one["missing"] for one in shown_["figures"] if one["heading"] == "Figure 3"] == [figure.missing]
 
 
@@ -445,7 +453,7 @@ def test_norms_of_the_run_beside_are_named_as_such_also_where_it_is_alone() -> N
     )
     beside = cell_of("cwfedavg", data="CIFAR-100", **{"algorithms.cwfedavg.wdr": 0})
     own = cell_of("cwfedavg", data="practical/CIFAR-100")
-    probes = {"probes": lambda kind, cell: [(None, norms)]}
+    probes = {"load_probes": lambda kind, cell: [(None, norms)]}
     figure5, table1 = played([beside], [beside], **probes), played([own], [own], **probes)
     for there_, names in (
         ({"figure5": figure5}, {"cwFedAvg, wdr = 0, trained models"}),
@@ -458,10 +466,10 @@ def test_norms_of_the_run_beside_are_named_as_such_also_where_it_is_alone() -> N
 def test_the_best_value_is_told_once_all_were_run() -> None:
     made = [cell_of("feddual", **{"algorithms.feddual.epsilon": epsilon}) for epsilon in (1e-5, 1e-3)]
     accuracy = {made[0].key: 70.0, made[1].key: 71.0}
-    (text,) = (text for text in layouts.papers()["FedDUAL"].text if text.metric == "best_epsilon")
+    (text,) = (text for text in layouts.load_papers()["FedDUAL"].text if text.metric == "best_epsilon")
     for done, expected in ((made[:1], None), (made, 1e-3)):
-        study = played(made, done, accuracy=lambda cell: accuracy[cell.key])
-        found_ = measured._of_text(text, {text.study: study}.get)
+        study = played(made, done, get_accuracy=lambda cell: accuracy[cell.key])
+        found_ = measured._measure_text_number(text, {text.study: study}.get)
         assert (found_.number.mean if found_.number else None) == expected
         assert found_.reason == ("" if expected else "failed: boom")
 
@@ -470,8 +478,8 @@ def test_counterexamples_are_told_of_a_hundred_clients() -> None:
     """Print: 3 of 100 experiments."""
     told = [(0, 0.9, 1.0), (0, 0.1, 2.0), (1, 0.9, 2.0), (1, 0.1, 1.0), (2, 0.5, 1.0), (2, 0.5, 1.0), (3, 1.0, 1.0)]
     norms = pd.DataFrame(told, columns=["owner", "share", "norm"])
-    (text,) = (text for text in layouts.papers()["FedDW"].text if text.metric == "counterexamples")
+    (text,) = (text for text in layouts.load_papers()["FedDW"].text if text.metric == "counterexamples")
     made = [cell_of("fedavg")]
-    study = played(made, made, probes=lambda kind, cell: [(None, norms)])
-    found_ = measured._of_text(text, {text.study: study}.get)
+    study = played(made, made, load_probes=lambda kind, cell: [(None, norms)])
+    found_ = measured._measure_text_number(text, {text.study: study}.get)
     assert (number(found_).mean, number(found_).runs) == (25.0, 1)

@@ -14,13 +14,13 @@ import pandas as pd
 import pytest
 
 from fedpipe.papers import cells, figures, layouts, pages, views
-from fedpipe.papers.cells import Measured
-from fedpipe.papers.pages import About
-from fedpipe.papers.svg import SVG, XLINK, Drawn, inline
+from fedpipe.papers.cells import MeasuredCell
+from fedpipe.papers.pages import BuildInfo
+from fedpipe.papers.svg import SVG_NAMESPACE, XLINK_NAMESPACE, SvgFigure, inline_svg
 from fedpipe.papers.verdicts import Number
 
 PAGES = ("index", "feddw", "feddual", "pfps_lwc", "cwfedavg")
-ABOUT = About("0123abc", 12.5, ("two cores", "torch 2.11.0"), "2026-11-22")
+ABOUT = BuildInfo("0123abc", 12.5, ("two cores", "torch 2.11.0"), "2026-11-22")
 HOSTILE = """"><script>alert(1)</script><img src=x onerror='alert(2)'>'&amp;"""
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -49,14 +49,14 @@ class Parsed(html.parser.HTMLParser):
 def drawn():
     rows = [("a panel", line, x, 10.0 * x, 1.0) for line in ("fedavg", "feddw") for x in (1, 2, 3)]
     frame = pd.DataFrame(rows, columns=["panel", "line", "x", "mean", "std"])
-    return Drawn(figures.curves(frame), frame.to_csv(index=False))
+    return SvgFigure(figures.render_curves(frame), frame.to_csv(index=False))
 
 
 @pytest.fixture(scope="session")
 def folder(whole, tmp_path_factory):
     """Pages of all cells but some, with two figures and a reason."""
     here = tmp_path_factory.mktemp("pages")
-    missing = Measured(None, reason="too costly", hours=150.0)
+    missing = MeasuredCell(None, reason="too costly", hours=150.0)
     told = {
         place: missing if (place.paper, "Tiny" in place.column) == ("cwFedAvg", True) else cell
         for place, cell in whole.items()
@@ -66,7 +66,7 @@ def folder(whole, tmp_path_factory):
         ("FedDW", "Figure 7"): drawn(),
         ("FedDUAL", "Figure 6"): "VGG16 is not here.",
     }
-    pages.write(here, "paper", told, some, ABOUT)
+    pages.write_pages(here, "paper", told, some, ABOUT)
     return here
 
 
@@ -76,15 +76,15 @@ def parsed(folder):
 
 
 def test_every_table_and_figure_has_its_heading(parsed):
-    for paper in layouts.papers().values():
+    for paper in layouts.load_papers().values():
         headings = parsed[paper.stem].headings
         wanted = [*paper.tables, *paper.figures]
         assert [heading for heading in headings if heading in wanted] == wanted
 
 
 def test_also_where_nothing_was_measured(whole, tmp_path):
-    pages.write(tmp_path, "smoke", {}, {}, ABOUT)
-    for paper in layouts.papers().values():
+    pages.write_pages(tmp_path, "smoke", {}, {}, ABOUT)
+    for paper in layouts.load_papers().values():
         text = (tmp_path / f"{paper.stem}.html").read_text()
         assert {*paper.tables, *paper.figures} <= set(Parsed(text).headings)
         assert "not run" in text
@@ -111,7 +111,7 @@ def test_self_contained_and_without_scripts(folder):
             tag for tag, attributes in page.elements if attributes.get("href") != "data:,"
         }
         assert not [attribute for _, found in page.elements for attribute in found if attribute.startswith("on")]
-        assert set(re.findall(r"https?://[^\s\"'<)]+", text)) <= {SVG, XLINK}
+        assert set(re.findall(r"https?://[^\s\"'<)]+", text)) <= {SVG_NAMESPACE, XLINK_NAMESPACE}
         assert "@import" not in text
 
 
@@ -125,7 +125,7 @@ def test_a_cell_shows_both_numbers_its_verdict_in_words_and_what_it_is_made_of(f
     sign = f'<span class="sign" aria-hidden="true">{views.SIGNS[cell.word]}</span>'
     assert f'{sign}<span class="spoken">{cell.word}: </span><a href="#{found[1]}">{shown}</a>' in text
     row = text[text.index(f'<tr id="{found[1]}">') :].partition("</tr>\n")[0]
-    for told in ("66.24 ± 0.6", cell.word, *cell.measured.keys, cell.measured.trace, "floor 1.00"):
+    for told in ("66.24 ± 0.6", cell.word, *cell.measurement.keys, cell.measurement.trace_command, "floor 1.00"):
         assert told in row, told
 
 
@@ -147,7 +147,7 @@ def test_what_was_run_stands_at_the_top(folder):
 
 
 def test_a_page_tells_what_the_paper_says_and_where_print_code_and_this_differ(folder):
-    for paper in layouts.papers().values():
+    for paper in layouts.load_papers().values():
         text = html.unescape((folder / f"{paper.stem}.html").read_text())
         for table in paper.tables.values():
             assert table.caption in text
@@ -171,16 +171,16 @@ def test_what_was_not_run_stands_below_with_its_cost(folder):
 
 def test_a_cell_with_some_of_its_runs_says_so_and_what_the_others_would_take(whole, tmp_path):
     place = next(place for place in whole if place[:4] == ("FedDW", "Table I", "FedDW", "practical/CIFAR-10"))
-    pages.write(tmp_path, "paper", whole | {place: replace(whole[place], lacking=12.0)}, {}, ABOUT)
+    pages.write_pages(tmp_path, "paper", whole | {place: replace(whole[place], missing_hours=12.0)}, {}, ABOUT)
     text = (tmp_path / "feddw.html").read_text()
-    assert f"</sup> {views.LACKING}</li>" in text.partition('id="table-i"')[2].partition("</section>")[0]
+    assert f"</sup> {views.INCOMPLETE_NOTE}</li>" in text.partition('id="table-i"')[2].partition("</section>")[0]
     below = text.partition('<section id="cost">')[2].partition("</section>")[0]
-    assert f"{views.LACKING}</td><td>1</td><td>some 12 h for 1 cell</td>" in below
+    assert f"{views.INCOMPLETE_NOTE}</td><td>1</td><td>some 12 h for 1 cell</td>" in below
 
 
 def test_no_signs_at_smaller_scales(whole, tmp_path):
     for scale in ("reduced", "smoke"):
-        pages.write(tmp_path, scale, whole, {}, ABOUT)
+        pages.write_pages(tmp_path, scale, whole, {}, ABOUT)
         text = (tmp_path / "feddw.html").read_text()
         body = text[text.index('<section class="table"') :]
         assert not re.findall(r'<td class="(?:agrees|near|differs)"', body)
@@ -189,21 +189,23 @@ def test_no_signs_at_smaller_scales(whole, tmp_path):
 
 
 def test_generated_data_are_marked(whole, tmp_path):
-    pages.write(tmp_path, "smoke", {place: replace(cell, generated=True) for place, cell in whole.items()}, {}, ABOUT)
-    assert views.GENERATED in html.unescape((tmp_path / "feddw.html").read_text())
+    pages.write_pages(
+        tmp_path, "smoke", {place: replace(cell, is_generated=True) for place, cell in whole.items()}, {}, ABOUT
+    )
+    assert views.GENERATED_NOTE in html.unescape((tmp_path / "feddw.html").read_text())
 
 
 def test_the_same_bytes_each_time(folder, whole, tmp_path):
     found = []
     for name in ("one", "two"):
-        pages.write(tmp_path / name, "paper", whole, {("FedDW", "Figure 6"): drawn()}, ABOUT)
+        pages.write_pages(tmp_path / name, "paper", whole, {("FedDW", "Figure 6"): drawn()}, ABOUT)
         files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
         found.append({str(path.relative_to(tmp_path / name)): path.read_bytes() for path in files})
     assert found[0] == found[1]
     figure = {f"figures/feddw-figure-6.{suffix}" for suffix in ("svg", "csv")}
     assert set(found[0]) == {*(f"{name}.html" for name in PAGES), "cells.csv", *figure}
     assert found[0]["figures/feddw-figure-6.csv"].decode() == drawn().csv
-    pages.write(tmp_path / "one", "paper", whole, {("FedDW", "Figure 6"): "Not run."}, ABOUT)
+    pages.write_pages(tmp_path / "one", "paper", whole, {("FedDW", "Figure 6"): "Not run."}, ABOUT)
     assert not list((tmp_path / "one/figures").iterdir()), "what is no longer drawn does not stay"
 
 
@@ -212,13 +214,13 @@ def hostile(make, tmp_path_factory):
     """Pages whose every text that comes from outside is hostile."""
     here = tmp_path_factory.mktemp("hostile")
     measured = {
-        place: replace(cell, trace=HOSTILE, keys=(HOSTILE,), settings={HOSTILE: HOSTILE})
+        place: replace(cell, trace_command=HOSTILE, keys=(HOSTILE,), settings={HOSTILE: HOSTILE})
         for place, cell in make(keep=lambda place: place.paper == "FedDW").items()
     }
     missing = make(keep=lambda place: place.paper == "FedDUAL")
-    measured |= dict.fromkeys(missing, Measured(None, reason=HOSTILE))
-    told = {("FedDW", "Figure 6"): Drawn(drawn().svg, HOSTILE), ("FedDW", "Figure 7"): HOSTILE}
-    pages.write(here, "paper", measured, told, About(HOSTILE, 1.0, (HOSTILE,), HOSTILE))
+    measured |= dict.fromkeys(missing, MeasuredCell(None, reason=HOSTILE))
+    told = {("FedDW", "Figure 6"): SvgFigure(drawn().svg, HOSTILE), ("FedDW", "Figure 7"): HOSTILE}
+    pages.write_pages(here, "paper", measured, told, BuildInfo(HOSTILE, 1.0, (HOSTILE,), HOSTILE))
     return here
 
 
@@ -242,25 +244,27 @@ def test_hostile_texts_are_text(hostile):
     ],
 )
 def test_a_figure_that_acts_or_asks_is_refused(part):
-    svg = f'<svg xmlns="{SVG}" xmlns:xlink="{XLINK}">{part}</svg>'
+    svg = f'<svg xmlns="{SVG_NAMESPACE}" xmlns:xlink="{XLINK_NAMESPACE}">{part}</svg>'
     with pytest.raises(ValueError, match="a figure can't"):
-        inline(svg, "x-", "label")
+        inline_svg(svg, "x-", "label")
 
 
 def test_a_column_that_is_another_tables_counts_once(make):
     """FedDW's Baseline1 of Table II is a column of Table I."""
     columns = {("Table I", "practical/CIFAR-10"), ("Table II", "Baseline1")}
     places = make(seeds=(0,), keep=lambda place: (place.table, place.column) in columns)
-    comparison = cells.compare(places, "reduced")
+    comparison = cells.compare_cells(places, "reduced")
     assert {name[1:] for name in comparison.orders} == columns
-    told = views.index(comparison, {})["totals"]["FedDW"]
+    told = views.build_index_context(comparison, {})["totals"]["FedDW"]
     assert told["held"].endswith("of 1")
 
 
 def test_a_cell_may_have_two_notes(at):
     place = at("FedDW", "Table I", "FedAvg", "practical/MNIST")
-    both = Measured(Number.of({0: 9.0}), tests=10, classes=10, diverged=1, generated=True)
-    (table, *_) = views.paper(layouts.papers()["FedDW"], cells.compare({place: both}, "smoke"), {}, {})["tables"]
+    both = MeasuredCell(Number.from_values({0: 9.0}), test_samples=10, classes=10, diverged_runs=1, is_generated=True)
+    (table, *_) = views.build_paper_context(
+        layouts.load_papers()["FedDW"], cells.compare_cells({place: both}, "smoke"), {}, {}
+    )["tables"]
     notes = dict(table["notes"])
     (cell,) = (cell for _, row in table["body"] for cell in row if cell.target)
     assert [notes[letter].partition(" ")[0] for letter in cell.measured_note.split(", ")] == ["diverged:", "on"]
@@ -268,7 +272,7 @@ def test_a_cell_may_have_two_notes(at):
 
 def test_figures_of_no_paper_are_refused(whole, tmp_path):
     with pytest.raises(ValueError, match="no figure of a paper"):
-        pages.write(tmp_path, "smoke", {}, {("FedDW", "Figure 9"): "?"}, ABOUT)
+        pages.write_pages(tmp_path, "smoke", {}, {("FedDW", "Figure 9"): "?"}, ABOUT)
     assert not list(tmp_path.iterdir())
 
 
@@ -367,7 +371,7 @@ def test_a_browser_shows_it_at_both_widths(browser, folder, name):
     assert wide
     if name == "index":
         return
-    paper = next(paper for paper in layouts.papers().values() if paper.stem == name)
+    paper = next(paper for paper in layouts.load_papers().values() if paper.stem == name)
     headings = browser.tell(
         "[...document.querySelectorAll('h2')].filter(one => one.offsetHeight).map(one => one.innerText)"
     )

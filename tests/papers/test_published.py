@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedpipe.papers import published
-from fedpipe.papers.published import Place
+from fedpipe.papers.published import CellId
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("FEDPIPE_SHARED", ROOT.parent / "shared"))
@@ -27,7 +27,7 @@ COUNTS = {
 
 @pytest.fixture
 def numbers():
-    return published.load()
+    return published.load_published()
 
 
 def test_641_numbers_by_status(numbers):
@@ -37,7 +37,7 @@ def test_641_numbers_by_status(numbers):
 
 def test_what_print_lacks_has_no_number(numbers):
     for number in numbers.values():
-        cost = number.place.metric == "communication_cost"  # a formula in words
+        cost = number.cell_id.metric == "communication_cost"  # a formula in words
         assert (number.mean is None) == (number.status in {"failed", "absent"} or cost), number
         assert number.mean is not None or number.std is number.runs is None
         assert number.std is None or (number.std > 0 and number.runs is not None)
@@ -45,18 +45,18 @@ def test_what_print_lacks_has_no_number(numbers):
 
 def test_targets_are_accuracies_with_as_many_runs_as_the_paper_states(numbers):
     targets = [number for number in numbers.values() if number.status == "target"]
-    assert {number.place.metric for number in targets} == {"accuracy_pct"}
+    assert {number.cell_id.metric for number in targets} == {"accuracy_pct"}
     assert all(0 < number.mean < 100 for number in targets)
-    runs = {(number.place.paper, number.runs, number.std is not None) for number in targets}
+    runs = {(number.cell_id.paper, number.runs, number.std is not None) for number in targets}
     assert runs == {("FedDW", 5, True), ("FedDUAL", 3, True), ("PFPS-LWC", None, False), ("cwFedAvg", 3, True)}
 
 
 def test_places_are_names_of_axis_values(numbers):
-    assert numbers[Place("FedDW", "Table I", "FedDW", "practical/IMDB", "accuracy_pct")].mean == 84.46
-    assert numbers[Place("FedDUAL", "Table 4", "both", "CIFAR-100", "accuracy_pct")].std == 0.24
-    assert numbers[Place("PFPS-LWC", "Table 3", "FedBN", "0.5/0.7", "accuracy_pct")].mean == 32.51
-    assert numbers[Place("PFPS-LWC", "Table 4", "Δ", "CIFAR-10/0.7", "accuracy_gain_points")].mean == 2.22
-    assert numbers[Place("cwFedAvg", "Table 1", "IFCA", "practical/Tiny ImageNet*", "accuracy_pct")].mean == 26.68
+    assert numbers[CellId("FedDW", "Table I", "FedDW", "practical/IMDB", "accuracy_pct")].mean == 84.46
+    assert numbers[CellId("FedDUAL", "Table 4", "both", "CIFAR-100", "accuracy_pct")].std == 0.24
+    assert numbers[CellId("PFPS-LWC", "Table 3", "FedBN", "0.5/0.7", "accuracy_pct")].mean == 32.51
+    assert numbers[CellId("PFPS-LWC", "Table 4", "Δ", "CIFAR-10/0.7", "accuracy_gain_points")].mean == 2.22
+    assert numbers[CellId("cwFedAvg", "Table 1", "IFCA", "practical/Tiny ImageNet*", "accuracy_pct")].mean == 26.68
 
 
 def test_suspect_are_the_three_that_print_itself_contradicts(numbers):
@@ -85,7 +85,7 @@ def test_the_same_numbers_as_in_the_transcript(numbers):
         rows = list(csv.DictReader(file))
     assert len(rows) == len(numbers)
     for row, number in zip(rows, numbers.values(), strict=True):
-        place = number.place
+        place = number.cell_id
         assert (row["paper"], row["table"], row["metric"]) == (place.paper, place.table, place.metric)
         assert [row["mean"], row["std"]] == ["", ""] or float(row["mean"]) == number.mean
         assert float(row["std"] or 0) == (number.std or 0)

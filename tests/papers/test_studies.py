@@ -14,12 +14,12 @@ import yaml
 
 from fedpipe import artifacts
 from fedpipe import plan as planning
-from fedpipe.config import read
+from fedpipe.config import read_params
 from fedpipe.papers import layouts, make, published
 from fedpipe.plan import NewPlan
 from tests.studies import ROOT
 
-FILES = sorted(path for path in (ROOT / "studies/papers").rglob("*.yaml") if path.name != artifacts.DVC)
+FILES = sorted(path for path in (ROOT / "studies/papers").rglob("*.yaml") if path.name != artifacts.DVC_YAML)
 RUNS = {
     "feddw/table1": 480,
     "feddw/table2": 360,
@@ -63,7 +63,7 @@ def name(path: Path) -> str:
 
 @functools.cache
 def planned(study: str, scale: str = "paper") -> NewPlan:
-    return planning.make(Path("studies/papers") / f"{study}.yaml", scale)
+    return planning.make_plan(Path("studies/papers") / f"{study}.yaml", scale)
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def test_a_study_plans_without_its_data(study: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("study", [name(path) for path in FILES])
 def test_a_study_has_its_smaller_scales(study: str) -> None:
-    assert set(read(Path("studies/papers") / f"{study}.yaml")["scales"]) >= {"smoke", "reduced"}
+    assert set(read_params(Path("studies/papers") / f"{study}.yaml")["scales"]) >= {"smoke", "reduced"}
     whole = planned(study)
     for scale in ("smoke", "reduced"):
         made = planned(study, scale)
@@ -110,7 +110,7 @@ def test_a_study_has_its_smaller_scales(study: str) -> None:
 
 @pytest.mark.parametrize("study", [name(path) for path in FILES])
 def test_data_are_generated_at_scale_smoke_alone(study: str) -> None:
-    held = read(Path("studies/papers") / f"{study}.yaml")
+    held = read_params(Path("studies/papers") / f"{study}.yaml")
     scales = held.pop("scales")
     assert [scale for scale, changes in scales.items() if "generate" in str(changes)] == ["smoke"]
     assert "generate" not in str(held)
@@ -118,12 +118,12 @@ def test_data_are_generated_at_scale_smoke_alone(study: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", ["smoke", "reduced"])
-@pytest.mark.parametrize("paper", layouts.papers().values(), ids=layouts.PAPERS)
+@pytest.mark.parametrize("paper", layouts.load_papers().values(), ids=layouts.PAPER_STEMS)
 def test_what_a_smaller_scale_runs_has_its_cell_in_the_table(paper: layouts.Paper, scale: str) -> None:
     for table in paper.tables.values():
         if table.study and not table.flat:
             study = f"{paper.stem}/{table.study}"
-            assert columns(study, scale) <= set(table.leaves), study
+            assert columns(study, scale) <= set(table.column_labels), study
             assert set(planned(study, scale).algorithms) <= {row.method for row in table.rows.values()}
 
 
@@ -136,7 +136,7 @@ def test_the_rates_of_feddual_are_a_scale() -> None:
 
 def test_dvc_records_tables_and_pages_where_they_lie() -> None:
     """Those of scale paper, too, whose name stands in no study's place."""
-    stages = yaml.safe_load((ROOT / "studies/papers" / artifacts.DVC).read_text())["stages"]
+    stages = yaml.safe_load((ROOT / "studies/papers" / artifacts.DVC_YAML).read_text())["stages"]
 
     def out(stage: str, **item: str) -> Path:
         (((place, _),),) = (found.items() for found in stages[stage]["outs"])
@@ -145,14 +145,16 @@ def test_dvc_records_tables_and_pages_where_they_lie() -> None:
         return Path(place)
 
     path = Path("studies/papers/feddw/table1.yaml")
-    assert out("whole", study="feddw/table1") == artifacts.StudyFiles.of(path, "paper").plan.parent
-    assert out("table", study="feddw/table1", scale="smoke") == artifacts.StudyFiles.of(path, "smoke").plan.parent
-    assert out("pages", scale="paper") == make.place("paper")
+    assert out("whole", study="feddw/table1") == artifacts.StudyFiles.from_params(path, "paper").plan.parent
+    assert (
+        out("table", study="feddw/table1", scale="smoke") == artifacts.StudyFiles.from_params(path, "smoke").plan.parent
+    )
+    assert out("pages", scale="paper") == make.get_pages_folder("paper")
 
 
 def test_every_table_that_needs_runs_is_declared() -> None:
     wanted = {
-        f"{paper.stem}/{part.study}" for paper in layouts.papers().values() for part in parts(paper) if part.study
+        f"{paper.stem}/{part.study}" for paper in layouts.load_papers().values() for part in parts(paper) if part.study
     }
     assert wanted - {"cwfedavg/figure1"} == {name(path) for path in FILES}, "the toy network's data are not published"
 
@@ -162,7 +164,7 @@ def parts(paper: layouts.Paper) -> Iterator[layouts.Table | layouts.Figure]:
     yield from paper.figures.values()
 
 
-@pytest.mark.parametrize("paper", layouts.papers().values(), ids=layouts.PAPERS)
+@pytest.mark.parametrize("paper", layouts.load_papers().values(), ids=layouts.PAPER_STEMS)
 def test_rows_and_columns_of_the_layouts_are_those_of_the_studies(paper: layouts.Paper) -> None:
     for number, table in paper.tables.items():
         if table.study is None or table.flat:
@@ -171,11 +173,11 @@ def test_rows_and_columns_of_the_layouts_are_those_of_the_studies(paper: layouts
         methods = {row.method for row in table.rows.values() if row.method}
         assert methods == set(made.algorithms), number
         elsewhere = {column for repeat in table.repeats for column in repeat.columns if not repeat.rows}
-        formulas = {column for column in table.leaves if table.metric_of("", column) != table.metric}
-        assert set(table.leaves) - elsewhere - formulas == columns(f"{paper.stem}/{table.study}"), number
+        formulas = {column for column in table.column_labels if table.get_metric("", column) != table.metric}
+        assert set(table.column_labels) - elsewhere - formulas == columns(f"{paper.stem}/{table.study}"), number
         for row, entry in table.rows.items():
             if entry.method and table.metric == "accuracy_pct":
-                assert made.shown.get(entry.method, made.protocols[0]) == table.protocol_of(row), (number, row)
+                assert made.shown.get(entry.method, made.protocols[0]) == table.get_protocol(row), (number, row)
 
 
 @pytest.mark.parametrize(("study", "other"), SHARED, ids=["-".join(pair) for pair in SHARED])
@@ -186,7 +188,7 @@ def test_runs_that_two_studies_share_exist_once(study: str, other: str) -> None:
 def settings(study: str) -> dict[tuple[str, ...], dict[str, Any]]:
     """All settings of a study's runs, each once, by method and names of its column."""
     made = planned(study)
-    texts = {str(cell.files.settings): made.texts[str(cell.files.settings)] for cell in made.cells}
+    texts = {str(cell.files.settings): made.file_texts[str(cell.files.settings)] for cell in made.cells}
     read_ = {path: yaml.load(text, yaml.CSafeLoader) for path, text in texts.items()}
     return {
         (cell.algorithm, *map(str, cell.grid.values()), str(cell.seed)): read_[str(cell.files.settings)]
@@ -275,7 +277,7 @@ def test_pfps_lwcs_baselines_have_their_own_papers_parameters() -> None:
 def test_the_curves_of_pfps_lwcs_figure_5_are_those_of_its_four_panels() -> None:
     """CIFAR-10 at beta 0.5 and P 0.3, and at 0.3 and 0.5; CIFAR-100 at 0.1 and 0.5, both at P 0.5."""
     found = set()
-    for part in layouts.papers()["PFPS-LWC"].figures["Figure 5"].parts:
+    for part in layouts.load_papers()["PFPS-LWC"].figures["Figure 5"].run_selections:
         for cell in planned(f"pfps_lwc/{part.study}").cells:
             point = cell.grid["partition.alpha"], cell.grid["federation.participation"]
             wanted = [value if isinstance(value, list) else [value] for value in part.where.values()]
@@ -300,7 +302,7 @@ def test_the_settings_in_print_are_those_of_the_studies() -> None:
     }
     made = planned("cwfedavg/table1")
     checked = 0
-    for place, number in published.load().items():
+    for place, number in published.load_published().items():
         if (place.paper, place.metric) != ("cwFedAvg", "hyperparameter"):
             continue
         for cell in made.cells:
@@ -315,7 +317,7 @@ def test_the_settings_in_print_are_those_of_the_studies() -> None:
                 parameter = "clusters"
             else:
                 parameter = own.get((place.row, place.column)) or names[place.column]
-            settings = yaml.safe_load(made.texts[str(cell.files.settings)])
+            settings = yaml.safe_load(made.file_texts[str(cell.files.settings)])
             assert settings["algorithm"][parameter] == number.mean, (place, data)
             checked += 1
     # by seed: in seven columns FedProx, FedAMP's three, CFL's two, FedNH, FedUV's two; IFCA in six; lambda in seven

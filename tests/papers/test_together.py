@@ -11,7 +11,7 @@ import pytest
 from fedpipe import artifacts
 from fedpipe import plan as planning
 from fedpipe.errors import SettingsError
-from fedpipe.planned import Plan, Work
+from fedpipe.planned import CombinedPlan, Plan
 from tests import studies
 
 
@@ -25,8 +25,8 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Plan]:
         params = studies.settings(("fedavg", "feddw"), rounds, **others)
         studies.write(params, tmp_path)
         (tmp_path / "params.yaml").rename(path := Path(f"studies/a/{name}.yaml"))
-        planning.write(planning.make(path))
-        return Plan.read(artifacts.StudyFiles.of(path).plan)
+        planning.write_plan(planning.make_plan(path))
+        return Plan.read(artifacts.StudyFiles.from_params(path).plan)
 
     return planned("long", 5), planned("short", 2, study={"algorithms": ["fedavg"]})
 
@@ -34,12 +34,12 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Plan]:
 def test_a_shared_run_is_made_once_with_the_most_rounds(plans: tuple[Plan, Plan]) -> None:
     long, short = plans
     assert {run.key for run in short.runs} < {run.key for run in long.runs}
-    for work in (Work(plans), Work((short, long))):
+    for work in (CombinedPlan(plans), CombinedPlan((short, long))):
         assert len(work.runs) == 2
         assert {run.rounds for run in work.runs.values()} == {5}
         (shared,) = short.runs
-        assert work.lengths[str(shared.path)] == (2, 5)
-        assert {(joined.path.parts[-3], joined.length) for joined in work.joined} == {
+        assert work.round_counts[str(shared.path)] == (2, 5)
+        assert {(joined.path.parts[-3], joined.round_count) for joined in work.merged_files} == {
             (shared.key, 2),
             *((run.key, 5) for run in long.runs),
         }
@@ -50,25 +50,25 @@ def test_what_is_left_out_takes_its_tables_along(plans: tuple[Plan, Plan]) -> No
     long, short = plans
     (shared,) = short.runs
     other = next(run for run in long.runs if run.key != shared.key)
-    work = Work(plans, frozenset([str(other.path)]))
+    work = CombinedPlan(plans, frozenset([str(other.path)]))
     assert [*work.runs] == [str(shared.path)]
-    assert work.whole == (short,)
-    assert {joined.length for joined in work.joined} == {2, 5}, "what is here is made for both"
-    assert Work(plans).whole == plans
+    assert work.complete_plans == (short,)
+    assert {joined.round_count for joined in work.merged_files} == {2, 5}, "what is here is made for both"
+    assert CombinedPlan(plans).complete_plans == plans
 
 
 def test_studies_that_execute_otherwise_are_refused(plans: tuple[Plan, Plan]) -> None:
     long, short = plans
-    assert Work(plans).execution == long.execution
+    assert CombinedPlan(plans).execution == long.execution
     with pytest.raises(SettingsError, match=r"studies/a/short\.yaml: artifacts\.keep_models differs from that of"):
-        assert Work((long, dataclasses.replace(short, keep_models="last"))).execution
+        assert CombinedPlan((long, dataclasses.replace(short, keep_models="last"))).execution
 
 
 def test_a_folder_names_its_studies_but_not_dvcs_file(plans: tuple[Plan, Plan]) -> None:
     Path("studies/a/dvc.yaml").write_text("stages: {}\n")
     paths = [plan.params for plan in plans]
-    assert artifacts.studies(Path("studies")) == artifacts.studies(Path("studies/a")) == sorted(paths)
-    assert artifacts.studies(paths[0]) == [paths[0]]
+    assert artifacts.list_studies(Path("studies")) == artifacts.list_studies(Path("studies/a")) == sorted(paths)
+    assert artifacts.list_studies(paths[0]) == [paths[0]]
     Path("studies/empty").mkdir()
     with pytest.raises(SettingsError, match="studies/empty: there is no study in that folder"):
-        artifacts.studies(Path("studies/empty"))
+        artifacts.list_studies(Path("studies/empty"))

@@ -33,10 +33,10 @@ def record(project: Project, metrics: dict[str, float], **changes: Any) -> None:
             place = place[section]
         place[key] = value
     studies.write(params, project.folder)
-    made = planning.make()
-    planning.write(made)
-    report.write(report.keys(made))
-    artifacts.write_json(made.study.metrics, metrics)
+    made = planning.make_plan()
+    planning.write_plan(made)
+    report.write_files(report.build_keys(made))
+    artifacts.write_json(made.study_files.metrics, metrics)
     stages = yaml.safe_load((project.folder / "dvc.yaml").read_text())["stages"]
     outs = [next(iter(out)) if isinstance(out, dict) else out for out in stages["execute"]["outs"]]
     for place in (Path(out) for out in (*outs, "results/.provenance", *(f"results/runs/{name}" for name in metrics))):

@@ -122,7 +122,7 @@ def _shown(folder: Path, profile: Path) -> None:
                 assert seen(browser, folder / f"{name}.html", width) == ([], [])
                 assert browser.tell("document.documentElement.scrollWidth") <= width
             headings = browser.tell("[...document.querySelectorAll('h2')].map(one => one.innerText)")
-            for paper in (paper for paper in layouts.papers().values() if paper.stem == name):
+            for paper in (paper for paper in layouts.load_papers().values() if paper.stem == name):
                 assert {*paper.tables, *paper.figures} <= set(headings)
             if name == "pfps_lwc":
                 texts = browser.tell("[...document.querySelectorAll('#figure-8 svg text')].map(one => one.textContent)")

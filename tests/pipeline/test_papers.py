@@ -19,8 +19,8 @@ import torch
 from torchvision.models.vgg import cfgs, make_layers
 
 from fedpipe import artifacts, config
-from fedpipe.data.datasets.base import Published, Texts
-from fedpipe.data.fetch import ENVIRONMENT
+from fedpipe.data.datasets.base import PublishedDataset, PublishedTexts
+from fedpipe.data.fetch import MIRROR_VARIABLE
 from tests import studies
 from tests.pipeline.conftest import Project
 
@@ -34,12 +34,12 @@ def pairs() -> list[Any]:
     return [pytest.param(row[0], row[2], id="-".join(row[0])) for row in rows if row[2]]
 
 
-def stand_in(source: Published, path: Path) -> None:
+def stand_in(source: PublishedDataset, path: Path) -> None:
     """A mirror's file of a few samples in each class, 600 at least."""
     random = np.random.default_rng(0)
     y = np.arange(4 * max(source.classes, 150)) % source.classes
     test = np.arange(len(y)) >= len(y) * 3 // 4
-    if isinstance(source, Texts):
+    if isinstance(source, PublishedTexts):
         words = [f"word{index}" for index in range(500)]
         texts = [" ".join(random.choice(words, 30)) for _ in y]
         pq.write_table(pa.table({"split": np.where(test, "test", "train"), "label": y, "text": texts}), path)
@@ -49,14 +49,16 @@ def stand_in(source: Published, path: Path) -> None:
 
 def dataset(name: str, folder: Path, project: Project) -> dict[str, Any]:
     """The section of params.yaml, as `fedpipe download` leaves it; a stand-in is made in the folder if it has to be."""
-    section = config.dataset({"name": name, "mirror": os.environ.get(ENVIRONMENT)})
-    source, holds = section.source, section.fetcher.holds
-    if isinstance(source, Published) and not (holds(source.stand_in) or all(holds(file.name) for file in source.files)):
-        stand_in(source, folder / source.stand_in)
-        section = config.dataset({"name": name, "mirror": str(folder)})
+    section = config.parse_dataset({"name": name, "mirror": os.environ.get(MIRROR_VARIABLE)})
+    source, holds = section.effective_dataset, section.fetcher.has_file
+    if isinstance(source, PublishedDataset) and not (
+        holds(source.substitute_name) or all(holds(file.name) for file in source.files)
+    ):
+        stand_in(source, folder / source.substitute_name)
+        section = config.parse_dataset({"name": name, "mirror": str(folder)})
     studies.write({"dataset": {"name": name, "subset": SUBSET, "mirror": section.mirror}}, project.folder)
     assert "is stored" in project.run("fedpipe", "download")
-    found: dict[str, Any] = config.read(project.folder / "params.yaml")["dataset"]
+    found: dict[str, Any] = config.read_params(project.folder / "params.yaml")["dataset"]
     return found
 
 

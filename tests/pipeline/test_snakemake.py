@@ -107,7 +107,7 @@ def test_single_rounds_find_what_segments_left(project: Project) -> None:
 
 def reach(project: Project, number: int, running: subprocess.Popen[bytes]) -> None:
     """Return when some run has completed a round, while the process still runs."""
-    while not any(number in RunFiles(run).complete() for run in project.folder.glob("results/runs/*/*")):
+    while not any(number in RunFiles(run).list_complete_rounds() for run in project.folder.glob("results/runs/*/*")):
         try:
             running.wait(timeout=0.1)
         except subprocess.TimeoutExpired:
@@ -150,7 +150,7 @@ def test_segment_killed_under_snakemake_resumes(project: Project) -> None:
         assert running.wait() != 0
     (log,) = (project.folder / "results/logs/segment").glob("*.log")
     (run,) = project.folder.glob("results/runs/*/*")
-    complete = len(RunFiles(run).complete()) - 1
+    complete = len(RunFiles(run).list_complete_rounds()) - 1
     assert complete >= 4
     project.snakemake("runs")
     assert f"{complete} of {rounds} rounds are complete" in log.read_text()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fedpipe.plan import digest
+from fedpipe.plan import digest_json
 from tests import studies
 from tests.pipeline.conftest import Project, jobs
 
@@ -35,7 +35,7 @@ def test_what_lies_under_a_run_is_not_exchanged(project: Project) -> None:
     place.write_text(edited)
     (place.parent / "assignment.parquet").unlink()
     printed = project.snakemake("all", check=False)
-    key = digest(yaml.safe_load(edited))
+    key = digest_json(yaml.safe_load(edited))
     assert f"partition.yaml was edited: its key would be {key}; `fedpipe plan` writes it again" in printed
     assert "segment" not in jobs(printed)
     assert studies.bits(run) == before

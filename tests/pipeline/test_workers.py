@@ -30,9 +30,9 @@ def test_a_study_has_the_bits_of_its_commands_typed_by_hand(project: Project) ->
     assert (ran["segment"], ran["collect"]) == (2, 0)
     told = [json.loads(path.read_text()) for path in project.folder.glob("like-*.json")]
     (job,) = (like for like in told if like["arguments"][:1] == ["segment"])
-    assert local.SERVER in job["parent"]
+    assert local.SERVER_CODE in job["parent"]
     assert job["threads"] == 1
-    wait_for_end(processes(int(job["environment"][local.SNAKEMAKE])))
+    wait_for_end(processes(int(job["environment"][local.SNAKEMAKE_PID_VARIABLE])))
     once, logs = project.bits(), {path: path.read_text() for path in project.folder.rglob("results/logs/segment/*")}
     made_by = [json.loads(path.read_text())["made_by"] for path in sorted(project.folder.rglob("joined/*/times.json"))]
     for run in project.folder.glob("results/runs/*/*"):
@@ -45,7 +45,7 @@ def test_a_study_has_the_bits_of_its_commands_typed_by_hand(project: Project) ->
     again = [json.loads(path.read_text())["made_by"] for path in sorted(project.folder.rglob("joined/*/times.json"))]
     assert again == made_by
     assert NOTHING in project.snakemake("-n", "runs")
-    assert not processes(int(job["environment"][local.SNAKEMAKE]))
+    assert not processes(int(job["environment"][local.SNAKEMAKE_PID_VARIABLE]))
 
 
 def test_what_jobs_are_forked_from_starts_before_the_plan_and_serves_them(project: Project) -> None:
@@ -102,14 +102,20 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
             os.killpg(running.pid, signal.SIGINT)  # as Ctrl+C
         wait_for_end(mine)
         assert running.wait() != 0
-    done = [RunFiles(run).complete()[-1] for run in project.folder.glob("results/runs/*/*/") if any_round(run)]
+    done = [
+        RunFiles(run).list_complete_rounds()[-1] for run in project.folder.glob("results/runs/*/*/") if any_round(run)
+    ]
     assert max(done) < 400, "jobs did not end, they were done"
     if how == "SIGINT":
         goes_on = (
             "Complete rounds are kept, and the same command goes on after them:\n    snakemake runs --profile workflow"
         )
         assert (project.folder / "said").read_text().count(goes_on) == 1
-    complete = {run: RunFiles(run).complete()[-1] for run in project.folder.glob("results/runs/*/*/") if any_round(run)}
+    complete = {
+        run: RunFiles(run).list_complete_rounds()[-1]
+        for run in project.folder.glob("results/runs/*/*/")
+        if any_round(run)
+    }
     assert complete
     project.edit(federation={"rounds": max(complete.values()) + 1})
     if how == "SIGKILL":
@@ -121,4 +127,4 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
 
 
 def any_round(run: Path) -> bool:
-    return bool(RunFiles(run).complete())
+    return bool(RunFiles(run).list_complete_rounds())

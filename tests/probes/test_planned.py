@@ -22,7 +22,7 @@ NORMS = {"kind": "head-norms", "rounds": [2]}
 def made(probes: dict[str, Any], **sections: Any) -> planning.NewPlan:
     params = studies.settings(("fedavg", "cwfedavg"), 4, probes=probes, **sections)
     studies.write(params, Path())
-    return planning.make(Path("params.yaml"))
+    return planning.make_plan(Path("params.yaml"))
 
 
 def typed(*arguments: str) -> None:
@@ -43,16 +43,16 @@ def test_a_probes_key_holds_its_run_round_settings_and_code_and_no_run_holds_it(
     assert {probe.key for probe in made({"m": NORMS}).probes} == {probe.key for probe in one.probes}, (
         "names are for people"
     )
-    monkeypatch.setattr(code, "probe", lambda kind: "another")
+    monkeypatch.setattr(code, "compute_probe_digest", lambda kind: "another")
     others.append(made({"n": NORMS}))
     keys = [probe.key for plan in (one, *others) for probe in plan.probes]
     assert len(set(keys)) == len(keys) == 12
 
 
 def test_the_digest_of_a_probe_is_of_what_probes_have_of_their_own() -> None:
-    assert len({code.probe(kind) for kind in code.PROBES}) == len(code.PROBES)
-    before = code.shared()
-    assert before not in {code.probe(kind) for kind in code.PROBES}
+    assert len({code.compute_probe_digest(kind) for kind in code.PROBE_MODULES}) == len(code.PROBE_MODULES)
+    before = code.compute_shared_digest()
+    assert before not in {code.compute_probe_digest(kind) for kind in code.PROBE_MODULES}
 
 
 def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> None:
@@ -74,7 +74,7 @@ def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> 
     found = [(cells[probe.algorithm, probe.run_key], probe.round) for probe in chosen]
     points = [(cell.seed, cell.grid["partition.alpha"], cell.grid["federation.batch_size"], n) for cell, n in found]
     assert points == [(1, 0.5, size, number) for size in (10, 20) for number in (1, 4)]
-    planning.write(plan)
+    planning.write_plan(plan)
     read = Plan.read(Path("results/plan.json"))
     assert read.probes == plan.probes
     for probe in plan.probes:
@@ -121,13 +121,13 @@ def test_the_states_that_a_probe_needs_stay(label: str) -> None:
     params["probes"] = {"n": {"kind": "head-norms", "rounds": [3]}}
     plan = studies.prepare(params)
     (run,) = studies.open_runs(plan)
-    list(run.segment(6))
-    collect.collect(run.files, 6, plan.keep_models)
-    there = [number for number in range(7) if run.files.round(number).server.exists()]
+    list(run.run_segment(6))
+    collect.collect_rounds(run.files, 6, plan.keep_models)
+    there = [number for number in range(7) if run.files.round(number).server_state.exists()]
     assert there == [0, 2, 3, 5, 6]
     (probe,) = plan.probes
     typed("probe", str(probe.files.settings))
-    table = artifacts.read_parquet(probe.files.table, artifacts.manifest(probe.files.table))
+    table = artifacts.read_parquet(probe.files.table, artifacts.read_recorded_sha256(probe.files.table))
     assert table["owner"].unique().to_pylist() == run.participants(3)
     before = studies.bits(run.files.path)
     typed("probe", str(probe.files.settings))
@@ -144,7 +144,7 @@ def test_the_states_that_a_probe_needs_stay(label: str) -> None:
 
 def test_edited_settings_of_a_probe_are_refused() -> None:
     plan = made({"n": NORMS | {"algorithms": ["fedavg"]}})
-    planning.write(plan)
+    planning.write_plan(plan)
     (probe,) = plan.probes
     place = probe.files.settings
     right = place.read_text()

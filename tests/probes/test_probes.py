@@ -36,19 +36,19 @@ def finished(label: str = "fedavg", execution: dict[str, Any] | None = None, **s
     sections["dataset"] = {"subset": 400} | sections.get("dataset", {})
     made = studies.prepare(studies.settings((label,), ROUNDS, evaluation=evaluation, **sections))
     (run,) = studies.open_runs(made, **(execution or {}))
-    list(run.segment(ROUNDS))
-    collect.collect(run.files, ROUNDS, made.keep_models)
+    list(run.run_segment(ROUNDS))
+    collect.collect_rounds(run.files, ROUNDS, made.keep_models)
     return run
 
 
-def network(run: Run, local: models.Local) -> nn.Module:
+def network(run: Run, local: models.LocalModel) -> nn.Module:
     """Plain PyTorch's, with a client's model."""
     found: nn.Module = run.algorithm.net._build().to(next(iter(local.model.values())).dtype)
     found.load_state_dict({**found.state_dict(), **local.model, **(local.buffers or {})})
     return found.eval()
 
 
-def right(run: Run, local: models.Local) -> int:
+def right(run: Run, local: models.LocalModel) -> int:
     x, y = run.clients.gather(run.clients.test[local.client])
     with torch.no_grad():
         return int((network(run, local)(x).argmax(-1) == y).sum())
@@ -75,13 +75,13 @@ def test_models_are_those_that_the_protocols_have_measured(label: str, sections:
     run = _run(label, sections, stack)
     recorded = {
         (row["protocol"], row["client"]): row["correct"]
-        for row in artifacts.read_joined(run.files.joined(ROUNDS).metrics).to_pylist()
+        for row in artifacts.read_merged_table(run.files.merged_files(ROUNDS).metrics).to_pylist()
         if row["round"] == AT
     }
     looked = {
-        "trained-on-local": models.trained(run, AT),
-        "personal-on-local": list(models.received(run, AT)),
-        "finetuned-on-local": list(models.received(run, AT, 2)),
+        "trained-on-local": models.replay_local_models(run, AT),
+        "personal-on-local": list(models.compute_personal_models(run, AT)),
+        "finetuned-on-local": list(models.compute_personal_models(run, AT, 2)),
     }
     assert [local.client for local in looked["trained-on-local"]] == run.participants(AT)
     for protocol, found in looked.items():
@@ -99,43 +99,45 @@ def _run(label: str, sections: dict[str, Any], stack: int) -> Run:
         params["model"] = {"name": sections["model"]["name"]}
     made = studies.prepare(params)
     (run,) = studies.open_runs(made, stack=stack)
-    list(run.segment(ROUNDS))
-    collect.collect(run.files, ROUNDS, made.keep_models)
+    list(run.run_segment(ROUNDS))
+    collect.collect_rounds(run.files, ROUNDS, made.keep_models)
     return run
 
 
 def test_what_travels_is_what_a_probe_finds_trained() -> None:
     run = finished()
     block = run.train(AT, run.participants(AT))
-    for local, upload in zip(models.trained(run, AT), block.uploads, strict=True):
+    for local, upload in zip(models.replay_local_models(run, AT), block.uploads, strict=True):
         assert all(torch.equal(local.model[name], value) for name, value in upload["model"].items())
 
 
 def test_a_round_that_does_not_come_out_as_recorded_is_not_looked_into() -> None:
     run = finished()
     files = run.files.round(AT)
-    artifacts.unpack(run.files.history)
-    sealed, marker = artifacts.read_json(files.state), artifacts.read_json(files.marker)
-    state = {"model": {name: 1.5 * value for name, value in artifacts.read_pt(files.server)["model"].items()}}
-    sealed["sha256"][files.server.name] = marker["sha256"][files.server.name] = artifacts.write_pt(files.server, state)
-    marker["sha256"][files.state.name] = artifacts.write_json(files.state, sealed)
+    artifacts.unpack_folder(run.files.rounds_folder)
+    sealed, marker = artifacts.read_json(files.state_marker), artifacts.read_json(files.marker)
+    state = {"model": {name: 1.5 * value for name, value in artifacts.read_pt(files.server_state)["model"].items()}}
+    sealed["sha256"][files.server_state.name] = marker["sha256"][files.server_state.name] = artifacts.write_pt(
+        files.server_state, state
+    )
+    marker["sha256"][files.state_marker.name] = artifacts.write_json(files.state_marker, sealed)
     artifacts.write_json(files.marker, marker)
     (again,) = [Run(run.files)]
     with pytest.raises(ArtifactError, match=rf"round {AT} can't be looked into, since done again now bits differ in"):
-        norms.probe(again, AT, NORMS)
+        norms.compute_table(again, AT, NORMS)
 
 
 # -- head norms --------------------------------------------------------------------------------------------------------
 
 
 def test_norms_by_hand() -> None:
-    found = list(norms.norms("trained", 7, torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]]), [6, 0, 2]))
+    found = list(norms.make_norm_rows("trained", 7, torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]]), [6, 0, 2]))
     assert found == [
         {"model": "trained", "owner": 7, "class": 0, "norm": 5, "relative": 5 / 6, "share": 0.75, "samples": 6},
         {"model": "trained", "owner": 7, "class": 1, "norm": 0, "relative": 0, "share": 0, "samples": 0},
         {"model": "trained", "owner": 7, "class": 2, "norm": 1, "relative": 1 / 6, "share": 0.25, "samples": 2},
     ]
-    (row, _) = norms.norms("class", 1, torch.zeros(2, 3), None)
+    (row, _) = norms.make_norm_rows("class", 1, torch.zeros(2, 3), None)
     assert (row["relative"], row["share"], row["samples"]) == (0, None, None)
 
 
@@ -144,38 +146,38 @@ def test_the_distance_between_shares_and_norms_by_hand() -> None:
     rows = [
         row
         for owner, (head, counts) in heads.items()
-        for row in norms.norms("trained", owner, torch.tensor(head), counts)
+        for row in norms.make_norm_rows("trained", owner, torch.tensor(head), counts)
     ]
-    rows += norms.norms("received", 0, torch.ones(2, 2), [0, 8])
+    rows += norms.make_norm_rows("received", 0, torch.ones(2, 2), [0, 8])
     table = pa.Table.from_pylist(rows, norms.SCHEMA)
-    assert norms.distance(table) == pytest.approx((math.sqrt(2 * 0.25**2) + 0) / 2)
-    assert norms.distance(table, "received") == pytest.approx(math.sqrt(0.5))
+    assert norms.compute_share_distance(table) == pytest.approx((math.sqrt(2 * 0.25**2) + 0) / 2)
+    assert norms.compute_share_distance(table, "received") == pytest.approx(math.sqrt(0.5))
 
 
 def test_norms_of_all_models_of_a_run() -> None:
     run = finished("cwfedavg")
     asked = ["received", "trained", "finetuned", "class"]
-    frame = norms.probe(run, AT, {"models": asked, "finetune_epochs": 2}).to_pandas()
+    frame = norms.compute_table(run, AT, {"models": asked, "finetune_epochs": 2}).to_pandas()
     assert list(frame["model"].unique()) == asked
     everyone, there = range(10), run.participants(AT)
     owners = {"received": everyone, "trained": there, "finetuned": everyone, "class": range(10)}
     for name, ids in owners.items():
         assert list(frame[frame["model"] == name]["owner"].unique()) == list(ids)
-    classes = run.server(AT)["classes"]["head.weight"]
+    classes = run.load_server_state(AT)["classes"]["head.weight"]
     mine = frame[(frame["model"] == "class") & (frame["owner"] == 4)]
     assert mine["norm"].to_list() == pytest.approx([float(row.norm()) for row in classes[4]], rel=1e-6)
     counts = np.bincount(run.clients.y[run.clients.train[there[0]]].numpy(), minlength=10)
     mine = frame[(frame["model"] == "trained") & (frame["owner"] == there[0])]
     assert mine["samples"].to_list() == counts.tolist()
     assert mine["share"].to_list() == pytest.approx((counts / counts.sum()).tolist())
-    server = run.server(AT)["distributions"][there[0]]  # what the server has read off the uploaded head
+    server = run.load_server_state(AT)["distributions"][there[0]]  # what the server has read off the uploaded head
     assert mine["relative"].to_list() == pytest.approx(server.tolist(), rel=1e-5)
 
 
 def test_the_global_models_norms() -> None:
     run = finished()
-    frame = norms.probe(run, AT, {"models": ["global"], "finetune_epochs": 1}).to_pandas()
-    head = run.server(AT)["model"]["head.weight"]
+    frame = norms.compute_table(run, AT, {"models": ["global"], "finetune_epochs": 1}).to_pandas()
+    head = run.load_server_state(AT)["model"]["head.weight"]
     assert frame["norm"].to_list() == pytest.approx([math.sqrt(float((row**2).sum())) for row in head], rel=1e-6)
     assert set(frame["owner"]) == {-1}
     assert int(frame["samples"].sum()) == sum(run.clients.sizes)
@@ -184,9 +186,9 @@ def test_the_global_models_norms() -> None:
 def test_who_has_no_such_model_is_told() -> None:
     run = finished("local")
     with pytest.raises(SettingsError, match="probes: local has no global model to look at"):
-        norms.probe(run, AT, {"models": ["global"], "finetune_epochs": 1})
+        norms.compute_table(run, AT, {"models": ["global"], "finetune_epochs": 1})
     with pytest.raises(SettingsError, match="probes: local has no class models"):
-        norms.probe(run, AT, {"models": ["class"], "finetune_epochs": 1})
+        norms.compute_table(run, AT, {"models": ["class"], "finetune_epochs": 1})
 
 
 # -- locals ------------------------------------------------------------------------------------------------------------
@@ -195,7 +197,7 @@ def test_who_has_no_such_model_is_told() -> None:
 @pytest.mark.parametrize("stack", [1, 3])
 def test_shares_by_step_are_those_of_training_by_hand(stack: int) -> None:
     run = finished("cwfedavg", {"stack": stack}, algorithms={"cwfedavg": {"wdr": 3.0}}, federation={"local_epochs": 2})
-    table = locals.probe(run, AT, {"clients": None})
+    table = locals.compute_table(run, AT, {"clients": None})
     for client in run.participants(AT):
         net = run.algorithm.net._build()
         net.load_state_dict(_received(run, client))
@@ -203,7 +205,7 @@ def test_shares_by_step_are_those_of_training_by_hand(stack: int) -> None:
         optimizer = torch.optim.SGD(net.parameters(), lr=run.federation.learning_rate)
         wanted = [_shares(net)]
         for epoch in range(2):
-            order = run.clients.order(client, AT, "batches", epoch)
+            order = run.clients.shuffle_indices(client, AT, "batches", epoch)
             for first in range(0, len(order), 40):
                 x, y = run.clients.gather(order[first : first + 40])
                 norm = net.head.weight.norm(dim=1)
@@ -226,15 +228,15 @@ def _shares(net: Any) -> list[float]:
 
 
 def _received(run: Run, client: int) -> Any:
-    common, own = run.algorithm.send(run.server(AT - 1), [client])
-    return run.algorithm.net.model(common["base"] | own["upper"].map(lambda value: value[0]))
+    common, own = run.algorithm.send(run.load_server_state(AT - 1), [client])
+    return run.algorithm.net.to_model(common["base"] | own["upper"].map(lambda value: value[0]))
 
 
 def test_a_client_that_does_not_train_in_the_round_is_refused() -> None:
     run = finished()
     away = next(client for client in range(10) if client not in run.participants(AT))
     with pytest.raises(SettingsError, match=rf"client {away} does not train in round {AT}, which has \["):
-        locals.probe(run, AT, {"clients": [away]})
+        locals.compute_table(run, AT, {"clients": [away]})
 
 
 # -- gradients, surface, features --------------------------------------------------------------------------------------
@@ -242,11 +244,11 @@ def test_a_client_that_does_not_train_in_the_round_is_refused() -> None:
 
 def test_gradients_are_autograds_on_all_of_a_clients_data() -> None:
     run = finished()
-    frame = gradients.probe(run, AT, {}).to_pandas()
+    frame = gradients.compute_table(run, AT, {}).to_pandas()
     whole = np.concatenate(run.clients.train)
     for client in (-1, 3):
         net = run.algorithm.net._build()
-        net.load_state_dict(run.server(AT)["model"])
+        net.load_state_dict(run.load_server_state(AT)["model"])
         x, y = run.clients.gather(whole if client < 0 else run.clients.train[client])
         F.cross_entropy(net(x), y).backward()
         wanted = [
@@ -263,10 +265,10 @@ def test_gradients_are_autograds_on_all_of_a_clients_data() -> None:
 
 def test_gradients_are_at_rest_with_the_clients_own_statistics() -> None:
     run = _run("fedper", {"model": {"name": f"{__name__}.normalized"}, "federation": {"buffers": "keep"}}, 1)
-    frame = gradients.probe(run, AT, {}).to_pandas()
-    for local in models.received(run, AT):
+    frame = gradients.compute_table(run, AT, {}).to_pandas()
+    for local in models.compute_personal_models(run, AT):
         assert local.buffers is not None
-        assert BUFFERS in run.kept(local.client, AT)
+        assert BUFFERS in run.load_kept_state(local.client, AT)
         net = network(run, local)
         x, y = run.clients.gather(run.clients.train[local.client])
         F.cross_entropy(net(x), y).backward()
@@ -280,10 +282,10 @@ def test_gradients_are_at_rest_with_the_clients_own_statistics() -> None:
 def test_the_surface_is_the_loss_of_moved_models() -> None:
     run = finished()
     settings = {"points": 3, "radius": 0.5, "samples": 100, "seed": 4}
-    frame = surface.probe(run, AT, settings).to_pandas()
+    frame = surface.compute_table(run, AT, settings).to_pandas()
     assert list(zip(frame["x"], frame["y"], strict=True)) == [(x, y) for y in (-0.5, 0, 0.5) for x in (-0.5, 0, 0.5)]
-    model = run.server(AT)["model"]
-    one, two = (surface.direction(model, 4, index) for index in range(2))
+    model = run.load_server_state(AT)["model"]
+    one, two = (surface.make_direction(model, 4, index) for index in range(2))
     for direction in (one, two):
         for name, value in model.items():
             if value.dim() < 2:
@@ -291,7 +293,7 @@ def test_the_surface_is_the_loss_of_moved_models() -> None:
             else:
                 torch.testing.assert_close(direction[name].norm(dim=1), value.norm(dim=1))
     assert abs(float(one.flat() @ two.flat())) < 0.2 * float(model.square_norm()), "two directions"
-    rows = surface.drawn(np.unique(np.concatenate(run.clients.train)), 100, 4)
+    rows = surface.sample_indices(np.unique(np.concatenate(run.clients.train)), 100, 4)
     assert len(set(rows)) == 100
     x, y = run.clients.gather(rows)
     for place in frame.to_dict("records"):
@@ -306,23 +308,23 @@ def test_a_convolutions_filters_are_scaled_one_by_one() -> None:
     from fedpipe.tensors import Tensors
 
     model = Tensors({"weight": torch.stack([torch.full((2, 3, 3), 2.0), torch.zeros(2, 3, 3)]), "bias": torch.ones(2)})
-    found = surface.direction(model, 0, 0)
+    found = surface.make_direction(model, 0, 0)
     assert float(found["weight"][0].norm()) == pytest.approx(2 * math.sqrt(18))
     assert not found["weight"][1].any()
-    again = surface.direction(3 * model, 0, 0)
+    again = surface.make_direction(3 * model, 0, 0)
     torch.testing.assert_close(again["weight"], 3 * found["weight"])
 
 
 def test_features_and_rows_have_unit_length_and_their_classes() -> None:
     run = finished()
     settings = {"samples": 40, "perplexity": 5, "seed": 0}
-    table = features.probe(run, AT, settings)
+    table = features.compute_table(run, AT, settings)
     frame = table.to_pandas()
     dots, crosses = frame[frame["kind"] == "feature"], frame[frame["kind"] == "row"]
     assert (len(dots), len(crosses)) == (40, 10)
     assert crosses["class"].to_list() == list(range(10))
     net = run.algorithm.net._build()
-    net.load_state_dict(run.server(AT)["model"])
+    net.load_state_dict(run.load_server_state(AT)["model"])
     assert set(dots["sample"]) <= set(run.clients.global_test)
     x, y = run.clients.gather(dots["sample"].to_numpy(copy=True))
     assert dots["class"].to_list() == y.tolist()
@@ -332,6 +334,6 @@ def test_features_and_rows_have_unit_length_and_their_classes() -> None:
     head = F.normalize(net.head.weight.detach(), dim=1)
     np.testing.assert_allclose(np.stack(crosses["vector"]), head.numpy(), atol=1e-5)
     assert np.isfinite(frame[["x", "y"]].to_numpy()).all()
-    assert features.probe(run, AT, settings).equals(table), "the same settings give the same picture"
+    assert features.compute_table(run, AT, settings).equals(table), "the same settings give the same picture"
     with pytest.raises(SettingsError, match="perplexity 50 can't be used with 50 vectors"):
-        features.probe(run, AT, settings | {"perplexity": 50})
+        features.compute_table(run, AT, settings | {"perplexity": 50})

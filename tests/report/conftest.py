@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from fedpipe import artifacts, code
-from fedpipe.artifacts import JoinedFiles
+from fedpipe.artifacts import MergedFiles
 from fedpipe.data import heterogeneity
-from fedpipe.planned import Cell, Jobs, Plan, PlannedRun, Reported
+from fedpipe.planned import Cell, ExecutionSettings, Plan, PlannedRun, ReportSettings
 
 Counts = Sequence[tuple[int, int]]  #: (correct, total) of each client; one alone is the server's
 
@@ -71,13 +71,15 @@ class Tree:
             cells=tuple(cells),
             warnings=(),
             files=(),
-            shared=code.shared(),
-            execution=Jobs(rounds_per_job=None, clients_per_job=None, device="auto", stack="auto", graphs=False),
+            shared=code.compute_shared_digest(),
+            execution=ExecutionSettings(
+                rounds_per_job=None, clients_per_job=None, device="auto", stack="auto", graphs=False
+            ),
             keep_models="all",
-            report=Reported(round="last", last_k=2, average="sample"),
+            report=ReportSettings(round="last", last_k=2, average="sample"),
         )
         partition = artifacts.assignment_file(PARTITION).with_name("heterogeneity.parquet")
-        self.write_table(partition, heterogeneity.summary(np.array([[4, 0], [3, 3]])), "assignment.json")
+        self.write_table(partition, heterogeneity.summarize_clients(np.array([[4, 0], [3, 3]])), "assignment.json")
 
     def change(self, **fields: Any) -> None:
         """Have another plan of the same runs."""
@@ -116,9 +118,9 @@ class Tree:
         ]
         self.write_json(files.times, {"rounds": times, "made_by": [MADE_BY | made_by]})
 
-    def joined(self, run: int) -> JoinedFiles:
+    def joined(self, run: int) -> MergedFiles:
         """Where the joined files of a run lie."""
-        return self.runs[run].joined
+        return self.runs[run].merged_files
 
     @staticmethod
     def write_json(path: Path, value: Any) -> None:

@@ -32,7 +32,7 @@ def twice(write, stem):
 
 
 def test_lines_of_many_algorithms_differ():
-    looks = [style.line(index) for index in range(40)]
+    looks = [style.get_line_style(index) for index in range(40)]
     assert len({(look["color"], str(look["linestyle"]), look["marker"]) for look in looks}) == 40
     assert len({look["color"] for look in looks[:10]}) == len({look["marker"] for look in looks[:10]}) == 10
 
@@ -60,7 +60,7 @@ def test_curves_that_coincide_are_told(make):
     tree = make(["fedavg", "feddw", "other"], [0])
     for index, (server, local) in enumerate([(3, 4), (3, 4), (5, 4)]):
         tree.write(index, [{"global-on-global": [(server, 10)], "personal-on-local": [(local, 10)] * 2}] * 3)
-    first, second = curves_figure.figure(tree.plan, curves.curves(tree.plan)).axes
+    first, second = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan)).axes
     assert [text.get_text() for text in first.texts] == ["fedavg = feddw"]
     assert [text.get_text() for text in second.texts] == ["fedavg = feddw = other"]
 
@@ -72,7 +72,9 @@ def test_a_panel_that_equals_the_reference_says_so(make):
         same, half = name in ("fedavg", "feddw", "half"), name != "half"
         found = {"global-on-global": [(1 if same else index, 20)], "personal-on-local": [(2 if half else 3, 20)] * 2}
         tree.write(index, [found] * 3)
-    panels = [ax for ax in curves_figure.figure(tree.plan, curves.curves(tree.plan)).axes if ax.axison]
+    panels = [
+        ax for ax in curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan)).axes if ax.axison
+    ]
     assert [ax.get_title("left") for ax in panels][:4] == ["fedavg", "feddw = fedavg", "half", "other00"]
 
 
@@ -92,8 +94,8 @@ def test_no_labels_lie_on_top_of_each_other_at_27_panels(make, panels):
     tree.change(protocols=protocols)
     for index in range(len(tree.runs)):
         tree.write(index, [{protocol: [(4, 10)] for protocol in protocols}] * 2)
-    frame = curves.curves(tree.plan)
-    made = curves_figure.figure(tree.plan, frame.assign(round=frame["round"].replace(2, 1000)))
+    frame = curves.load_curves(tree.plan)
+    made = curves_figure.build_curves_figure(tree.plan, frame.assign(round=frame["round"].replace(2, 1000)))
     canvas = FigureCanvasAgg(made)
     canvas.draw()
     shown = [ax for ax in made.axes if ax.axison]
@@ -149,7 +151,7 @@ def test_dvcs_plots_have_the_figures_colors():
 
 
 def test_curves_have_a_panel_a_protocol_and_a_line_an_algorithm(two):
-    made = curves_figure.figure(two.plan, curves.curves(two.plan))
+    made = curves_figure.build_curves_figure(two.plan, curves.load_curves(two.plan))
     first, second = made.axes
     assert first.get_title("left") == "global-on-global"
     assert [line.get_label() for line in first.lines] == ["fedavg"]
@@ -162,7 +164,7 @@ def test_curves_of_a_grid(make):
     tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5], "algorithms.fedprox.mu": [1, 2]})
     for index in range(len(tree.runs)):
         tree.write(index, [{"global-on-global": [(index, 10)]}] * 3)
-    made = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    made = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan))
     assert [ax.get_title("left") for ax in made.axes if ax.axison] == [
         "global-on-global\nalpha=0.1",
         "global-on-global\nalpha=0.5",
@@ -192,10 +194,10 @@ def test_settings_that_a_method_has_alone_stand_below_the_curves(make, algorithm
     tree = make(names, [0])
     for index in range(algorithms):
         tree.write(index, [{"global-on-global": [(max(1, index), 20)]}] * 3)
-    plain = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    plain = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan))
     first, second, *others = tree.plan.cells
     tree.change(cells=(first, dataclasses.replace(second, own={"federation.local_epochs": 15}), *others))
-    made = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    made = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan))
     assert plain.get_supxlabel() == ""
     assert made.get_supxlabel() == "other01 has settings of its own: federation.local_epochs=15."
     made.draw_without_rendering()
@@ -225,7 +227,7 @@ def test_lines_of_one_name_are_two(make):
     for index in range(2):
         tree.write(index, [{"global-on-global": [(index + 1, 10)]}] * 3)
     tree.change(titles={"fedavg": "FedProx (mu=1)", "fedprox": "FedProx"})
-    made = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    made = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan))
     assert [line.get_ydata()[-1] for line in made.axes[0].lines] == [10, 20]
     assert [text.get_text() for text in made.legends[0].get_texts()] == ["FedProx (mu=1)"] * 2
 
@@ -241,7 +243,7 @@ def test_curves_are_those_of_the_best_values_that_the_table_shows(make):
     tree.change(
         protocols=protocols, report=dataclasses.replace(tree.plan.report, best_over=("federation.learning_rate",))
     )
-    first, second, *_ = curves_figure.figure(tree.plan, curves.shown(tree.plan)).axes
+    first, second, *_ = curves_figure.build_curves_figure(tree.plan, curves.load_table_curves(tree.plan)).axes
     assert [first.get_title(loc="left"), second.get_title(loc="left")] == [
         "personal-on-local\nalpha=0.1",
         "personal-on-validation\nalpha=0.1",
@@ -249,11 +251,11 @@ def test_curves_are_those_of_the_best_values_that_the_table_shows(make):
     assert first.get_ylabel() == "accuracy (%)"
     ends = {line.get_label(): line.get_ydata()[-1] for line in first.get_lines()}
     assert ends == {"fedavg": 60, "fedprox": 30}
-    shown = curves.shown(tree.plan)
+    shown = curves.load_table_curves(tree.plan)
     assert len(shown) == 2 * 2 * 2 * 3
     chosen = dataclasses.replace(tree.plan.report, best_on="validation")
     tree.change(report=chosen)
-    shown = curves.shown(tree.plan)
+    shown = curves.load_table_curves(tree.plan)
     assert set(shown["protocol"]) == {"personal-on-local"}
     assert shown.groupby(["algorithm", "partition.alpha"])["mean"].first().to_dict() == {
         ("fedavg", "0.1"): 30,
@@ -261,7 +263,7 @@ def test_curves_are_those_of_the_best_values_that_the_table_shows(make):
         ("fedprox", "0.1"): 10,
         ("fedprox", "0.5"): 20,
     }
-    assert curves_figure.figure(tree.plan, shown).axes[0].get_ylabel() == "test accuracy (%)"
+    assert curves_figure.build_curves_figure(tree.plan, shown).axes[0].get_ylabel() == "test accuracy (%)"
 
 
 def test_matrices_are_of_the_best_values_that_the_table_shows(make):
@@ -269,9 +271,9 @@ def test_matrices_are_of_the_best_values_that_the_table_shows(make):
     for run, count in enumerate([3, 6]):
         tree.write(run, [{"global-on-global": [(count, 10)]}] * 3)
         tree.write_matrices(run, {"SL": count / 10, "CR": count / 10})
-    assert list(matrices.chosen(tree.plan)) == ["fedavg (learning_rate=0.01)"]
+    assert list(matrices.select_model_matrices(tree.plan)) == ["fedavg (learning_rate=0.01)"]
     tree.change(report=dataclasses.replace(tree.plan.report, best_over=("federation.learning_rate",)))
-    assert list(matrices.chosen(tree.plan)) == ["fedavg (learning_rate=0.1)"]
+    assert list(matrices.select_model_matrices(tree.plan)) == ["fedavg (learning_rate=0.1)"]
 
 
 def test_curves_of_many_algorithms_have_a_panel_each_with_fedavg_in_grey(make):
@@ -280,7 +282,7 @@ def test_curves_of_many_algorithms_have_a_panel_each_with_fedavg_in_grey(make):
     for index in range(11):
         local = {"personal-on-local": [(index, 10), (0, 10)]}
         tree.write(index, [local if index == 3 else {"global-on-global": [(index, 20)]} | local] * 3)
-    made = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    made = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan))
     panels = [ax for ax in made.axes if ax.axison]
     assert [ax.get_title("left") for ax in panels] == names
     assert len(made.axes) == 15
@@ -302,7 +304,7 @@ def test_lines_of_ten_algorithms_have_labels_at_their_ends(make, points):
         right = {"fedavg": 17, "feddw": 17}.get(run.algorithm, 19 - index // 10 if index % 3 else 2)
         local = {"personal-on-local": [(right, 20), (0, 20)]}
         tree.write(index, [local if run.algorithm == names[5] else {"global-on-global": [(right, 20)]} | local] * 3)
-    made = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    made = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan))
     canvas = FigureCanvasAgg(made)
     canvas.draw()
     renderer = canvas.get_renderer()
@@ -324,7 +326,7 @@ def test_lines_of_ten_algorithms_have_labels_at_their_ends(make, points):
         ends = sorted(told.values(), key=lambda label: label.xyann[1])
         assert [label.xy[1] for label in ends] == sorted(label.xy[1] for label in ends), "they are in the lines' order"
     assert made.legends == []
-    style.save(made, Path("curves"))
+    style.save_figure(made, Path("curves"))
     assert b">fedavg = feddw</text>" in Path("curves.svg").read_bytes()
 
 
@@ -332,12 +334,12 @@ def test_five_lines_have_a_legend(make):
     tree = make([f"other{index}" for index in range(5)], [0])
     for index in range(5):
         tree.write(index, [{"global-on-global": [(index, 20)]}] * 3)
-    made = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    made = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan))
     assert [len(made.legends[0].get_texts()), len(made.axes[0].texts)] == [5, 0]
 
 
 def test_labels_stand_as_near_to_their_lines_as_there_is_room():
-    spread = curves_figure.spread
+    spread = curves_figure.spread_heights
     assert spread([0.9, 0.1], [0.2, 0.2]) == pytest.approx([0.9, 0.1])
     assert spread([0.5, 0.5], [0.2, 0.2]) == pytest.approx([0.6, 0.4]), "the first stands on top"
     assert spread([1.0, 0.0, 0.98], [0.1] * 3) == pytest.approx([0.95, 0.05, 0.85])
@@ -350,7 +352,7 @@ def test_one_round_is_a_point_at_a_whole_number(make, algorithms):
     tree = make([f"other{index:02d}" for index in range(algorithms)], [0])
     for index in range(algorithms):
         tree.write(index, [{"global-on-global": [(index, 20)]}])
-    ax = curves_figure.figure(tree.plan, curves.curves(tree.plan)).axes[0]
+    ax = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan)).axes[0]
     assert {line.get_marker() for line in ax.lines}.isdisjoint({"", "None"})
     low, high = ax.get_xlim()
     assert [tick for tick in ax.get_xticks() if low <= tick <= high] == [1]
@@ -359,24 +361,26 @@ def test_one_round_is_a_point_at_a_whole_number(make, algorithms):
 def test_curves_of_no_algorithm_are_drawn_empty(make):
     tree = make(["local"], [0])
     tree.write(0, [{}])
-    made = curves_figure.figure(tree.plan, curves.curves(tree.plan))
+    made = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan))
     assert not [line for ax in made.axes for line in ax.lines]
 
 
 def test_partition_shows_counts_and_sizes():
-    made = partition.figure(np.array([[3, 0], [1, 4]]), SETTINGS)
+    made = partition.build_partition_figure(np.array([[3, 0], [1, 4]]), SETTINGS)
     cells, bars = made.axes
     assert sorted(text.get_text() for text in cells.texts) == ["1", "3", "4"]
     assert [bar.get_width() for bar in bars.patches] == [3, 5]
     assert made.get_suptitle() == "digits: dirichlet, alpha = 0.3, seed 4"
-    subset = partition.figure(np.array([[3]]), SETTINGS | {"dataset": SETTINGS["dataset"] | {"subset": 3}})
+    subset = partition.build_partition_figure(
+        np.array([[3]]), SETTINGS | {"dataset": SETTINGS["dataset"] | {"subset": 3}}
+    )
     assert subset.get_suptitle() == "digits (3 samples): dirichlet, alpha = 0.3, seed 4"
     assert "mean label entropy 0.36 bits" in made.get_supxlabel()  # of 0 and 0.722
     assert "Gini coefficient of sizes 0.125" in made.get_supxlabel()
 
 
 def test_partition_of_many_clients_has_a_color_bar_and_no_numbers():
-    cells, _, bar = partition.figure(np.ones((100, 10), dtype=np.int64), SETTINGS).axes
+    cells, _, bar = partition.build_partition_figure(np.ones((100, 10), dtype=np.int64), SETTINGS).axes
     assert not cells.texts
     assert bar.get_ylabel() == "training samples of a class"
 
@@ -391,7 +395,7 @@ FASHION = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 def test_partition_names_few_classes_of_published_data_sets():
     def drawn(name, classes):
         settings = SETTINGS | {"dataset": {"name": name}}
-        made = partition.figure(np.ones((3, classes), dtype=np.int64), settings)
+        made = partition.build_partition_figure(np.ones((3, classes), dtype=np.int64), settings)
         made.draw_without_rendering()
         return made.axes[0].xaxis
 
@@ -408,15 +412,15 @@ def test_matrices_name_few_classes_of_published_data_sets(make):
     tree.write_matrices(0, {"SL": 0.1, "CR": 0.2})
     told = {key: found | {"dataset": {"name": "imdb"}} for key, found in tree.plan.partitions.items()}
     tree.change(partitions=told)
-    found = matrices.chosen(tree.plan)
-    assert found["fedavg"].classes == ("negative", "positive")
-    made = matrices.figure(found, "")
+    found = matrices.select_model_matrices(tree.plan)
+    assert found["fedavg"].class_names == ("negative", "positive")
+    made = matrices.build_matrices_figure(found, "")
     for ax in made.axes[:2]:
         assert ticks(ax.xaxis) == ticks(ax.yaxis) == ["negative", "positive"]
 
 
 def test_partition_tells_no_sample_from_few_beside_many():
-    cells, *_ = partition.figure(np.array([[0, 1], [10000, 100]]), SETTINGS).axes
+    cells, *_ = partition.build_partition_figure(np.array([[0, 1], [10000, 100]]), SETTINGS).axes
     (image,) = cells.images
     assert image.get_array().mask.tolist() == [[True, False], [False, False]]
     assert image.norm([1, 100, 10000]).tolist() == pytest.approx([0.01, 0.1, 1])
@@ -444,7 +448,7 @@ def four(make):
 
 
 def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
-    found = matrices.chosen(four.plan)
+    found = matrices.select_model_matrices(four.plan)
     assert list(found) == ["fedavg", "feddw"]
     assert found["fedavg"].matrices["SL"] == pytest.approx(np.full((2, 2), 0.09))
     assert found["feddw"].matrices["CR"] == pytest.approx(np.full((2, 2), 0.03))
@@ -458,7 +462,9 @@ def test_matrices_are_called_by_titles(four):
     drawn = Path("results/figures/matrices.svg").read_text()
     assert "FedAvg (λ), SL" in drawn
     assert "feddw, SL" in drawn
-    assert set(plots.cells(four.plan)["line"]) == {"fedavg", "feddw"}, "of commits that DVC compares, lines are labels'"
+    assert set(plots.build_matrix_cells(four.plan)["line"]) == {"fedavg", "feddw"}, (
+        "of commits that DVC compares, lines are labels'"
+    )
 
 
 def test_the_title_tells_the_round_of_the_matrices_that_are_shown(make):
@@ -473,13 +479,13 @@ def test_the_title_tells_the_round_of_the_matrices_that_are_shown(make):
 
 def test_matrices_without_fedavg_are_of_the_first_global_models(four):
     four.change(algorithms=("local", "scaffold", "feddw"))
-    assert list(matrices.chosen(four.plan)) == ["feddw", "scaffold"]
+    assert list(matrices.select_model_matrices(four.plan)) == ["feddw", "scaffold"]
     four.change(algorithms=("local", "scaffold"))
-    assert list(matrices.chosen(four.plan)) == ["scaffold"]
+    assert list(matrices.select_model_matrices(four.plan)) == ["scaffold"]
 
 
 def test_no_global_model_is_said(four):
     four.change(algorithms=("local",))
     report.write_figure_matrices(four.plan)
     assert Path("results/figures/matrices.svg").is_file()
-    assert "no matrices" in matrices.figure({}, "").texts[0].get_text()
+    assert "no matrices" in matrices.build_matrices_figure({}, "").texts[0].get_text()

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from fedpipe import artifacts, cli
 from fedpipe import plan as planning
-from fedpipe.planned import AT_ONCE
+from fedpipe.planned import FORECAST_CORES
 from fedpipe.report import forecast
-from fedpipe.stages.collect import collect
+from fedpipe.stages.collect import collect_rounds
 from tests import studies
 from tests.pipeline.conftest import Project, jobs
 
@@ -24,34 +24,34 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (run,) = studies.open_runs(studies.prepare(studies.settings(rounds=2)))
-    for _ in run.segment(2):
+    for _ in run.run_segment(2):
         pass
-    collect(run.files, 2, "all")
-    joined = run.files.joined(2)
+    collect_rounds(run.files, 2, "all")
+    joined = run.files.merged_files(2)
     told = artifacts.read_json(joined.times)
     told["rounds"] = [{"round": number, "train": 3.0, "aggregate": 0.5, "evaluate": 1.5} for number in (1, 2)]
     marker = artifacts.read_json(joined.marker)
     artifacts.write_json(joined.marker, marker | {joined.times.name: artifacts.write_json(joined.times, told)})
     last = run.files.round(2)
     return {
-        "server": last.server.stat().st_size,
-        "sent": sum(artifacts.read_joined(joined.rounds).to_pylist()[0][n] for n in ("bytes_down", "bytes_up")),
+        "server": last.server_state.stat().st_size,
+        "sent": sum(artifacts.read_merged_table(joined.rounds).to_pylist()[0][n] for n in ("bytes_down", "bytes_up")),
     }
 
 
 def foreseen(cores: int = 1, **sections: object) -> forecast.Forecast:
     studies.write(studies.settings(**sections), Path())  # type: ignore[arg-type]
-    return forecast.forecast(planning.make(), cores=cores)
+    return forecast.compute_forecast(planning.make_plan(), cores=cores)
 
 
 def test_a_study_is_foreseen_by_runs_of_its_kind(measured: dict[str, float]) -> None:
     longer = foreseen(
         rounds=10, federation={"local_epochs": 4}, study={"seeds": [1, 2]}, artifacts={"keep_models": "last"}
     )
-    assert (longer.runs, longer.known) == (2, 2)
+    assert (longer.runs, longer.known_runs) == (2, 2)
     assert longer.seconds == pytest.approx(2 * 10 * (4 * 3.0 + 2.0), rel=0.02)
-    assert longer.kept == 2 * 2 * measured["server"]
-    assert longer.sent == 2 * 10 * 5 * measured["sent"]
+    assert longer.stored_bytes == 2 * 2 * measured["server"]
+    assert longer.traffic_bytes == 2 * 10 * 5 * measured["sent"]
     assert foreseen(2, rounds=10, study={"seeds": [1, 2]}).seconds == pytest.approx(10 * 5.0, rel=0.02)
     assert foreseen(rounds=4).seconds == pytest.approx(2 * 5.0, rel=0.02), "two rounds are there"
     assert foreseen(rounds=2).runs == 0
@@ -61,15 +61,15 @@ def test_nothing_is_guessed_from_a_run_that_is_damaged(measured: dict[str, float
     (marker,) = Path("results/runs/fedavg").glob("*/joined/*/joined.json")
     marker.with_name("times.json").write_text("{}")
     found = foreseen(rounds=10)
-    assert (found.runs, found.known) == (1, 0)
+    assert (found.runs, found.known_runs) == (1, 0)
 
 
 def test_nothing_is_guessed_of_what_was_not_run_here(measured: dict[str, float]) -> None:
     other = foreseen(labels=("fedavg", "fedprox"), rounds=3)
-    assert (other.runs, other.known) == (2, 1)
+    assert (other.runs, other.known_runs) == (2, 1)
     assert "1 of 2 runs that are left" in str(other)
     assert "nothing like the other 1 was run here" in str(other)
-    assert foreseen(model={"name": "cnn", "hidden": 16}).known == 0
+    assert foreseen(model={"name": "cnn", "hidden": 16}).known_runs == 0
 
 
 def test_studies_in_a_folder_are_foreseen_together(measured: dict[str, float]) -> None:
@@ -93,16 +93,18 @@ def test_studies_in_a_folder_are_foreseen_together(measured: dict[str, float]) -
 def test_hours_of_a_cell_are_those_of_the_nearest_kind(measured: dict[str, float]) -> None:
     """Of another algorithm with the same model and data, where this one never ran; of another model, nothing."""
     studies.write(studies.settings(labels=("fedprox",), federation={"local_epochs": 2}, rounds=7), Path())
-    plan = planning.make()
-    assert forecast.hours_a_round(plan) == {plan.runs[0].key: pytest.approx((2 * 3.0 + 2.0) / 3600, rel=0.02)}
+    plan = planning.make_plan()
+    assert forecast.estimate_hours_per_round(plan) == {
+        plan.runs[0].key: pytest.approx((2 * 3.0 + 2.0) / 3600, rel=0.02)
+    }
     studies.write(studies.settings(model={"name": "cnn", "hidden": 16}), Path())
-    assert not forecast.hours_a_round(planning.make())
+    assert not forecast.estimate_hours_per_round(planning.make_plan())
 
 
 def test_a_study_of_more_than_a_day_is_not_started_unasked(
     measured: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "_runs_here", lambda profile: profile != "slurm")
+    monkeypatch.setattr(cli, "_is_local_profile", lambda profile: profile != "slurm")
     studies.write(
         studies.settings(rounds=9999, study={"seeds": list(range(1, 200))})
         | {"scales": {"smoke": {"federation.rounds": 3, "study.seeds": [1]}}},
@@ -157,7 +159,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> str:
     started: list[dict[str, str]] = []
     monkeypatch.setattr("os.execvpe", lambda _, command, environment: started.append(environment))
     assert not CliRunner().invoke(cli.app, ["run", *options]).exit_code
-    told = {AT_ONCE: started[0][AT_ONCE]} if AT_ONCE in started[0] else {}
+    told = {FORECAST_CORES: started[0][FORECAST_CORES]} if FORECAST_CORES in started[0] else {}
     scale = options if "--scale" in options else ()
     refused = CliRunner(env=told).invoke(cli.app, ["plan", *(() if told else ["--dry-run"]), *scale])
     return str(refused.exception or "")

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_learning_curves_name_their_lines(two: Any) -> None:
-    frame = plots.learning(two.plan)
+    frame = plots.build_learning_curves(two.plan)
     assert list(frame.columns) == ["line", "algorithm", "protocol", "round", "mean", "std", "seeds"]
     assert list(frame["line"].unique()) == ["fedavg", "local"]
     own = frame[(frame["line"] == "fedavg") & (frame["protocol"] == "global-on-global")]
@@ -33,11 +33,11 @@ def test_lines_of_a_grid_name_their_point(make: Any) -> None:
     tree = make(["fedavg"], seeds=(0,), grid={"partition.alpha": [0.1, 1.0]})
     for run in range(2):
         tree.write(run, [{"global-on-global": [(run + 1, 10)]}] * 3)
-    assert list(plots.learning(tree.plan)["line"].unique()) == ["fedavg (alpha=0.1)", "fedavg (alpha=1.0)"]
+    assert list(plots.build_learning_curves(tree.plan)["line"].unique()) == ["fedavg (alpha=0.1)", "fedavg (alpha=1.0)"]
 
 
 def test_clients_are_those_with_test_samples_in_the_last_round(two: Any) -> None:
-    frame = plots.clients(two.plan)
+    frame = plots.build_client_accuracies(two.plan)
     first = frame[(frame["line"] == "fedavg") & (frame["seed"] == 0) & (frame["protocol"] == "personal-on-local")]
     assert first[["client", "samples", "accuracy"]].to_numpy().tolist() == [[0, 2, 50.0], [1, 8, 50.0]]
     second = frame[(frame["line"] == "fedavg") & (frame["seed"] == 1) & (frame["protocol"] == "personal-on-local")]
@@ -47,7 +47,7 @@ def test_clients_are_those_with_test_samples_in_the_last_round(two: Any) -> None
 def test_cells_of_the_matrices_are_the_last_measured_ones(two: Any) -> None:
     for run, measured in enumerate(({"SL": 0.1, "CR": 0.2}, None, None, None)):
         two.write_matrices(run, measured)
-    frame = plots.cells(two.plan)
+    frame = plots.build_matrix_cells(two.plan)
     assert list(frame.columns) == ["line", "matrix", "row", "column", "value"]
     assert len(frame) == 2 * 4
     assert set(frame["line"]) == {"fedavg"}
@@ -65,7 +65,7 @@ def deal(tree: Any) -> None:
 
 def test_partitions_tell_samples_of_clients_and_classes(two: Any) -> None:
     deal(two)
-    report.write(report.plots(two.plan))
+    report.write_files(report.build_plots(two.plan))
     assert Path("results/plots/partition.csv").read_text().splitlines() == [
         "partition,client,class,samples",
         '"digits (official split), 2 clients, partition dirichlet (alpha=0.3), seed 0",0,0,2',
@@ -78,7 +78,7 @@ def test_partitions_tell_samples_of_clients_and_classes(two: Any) -> None:
 
 def test_the_page_of_plots_is_up_to_date_with_the_licenses_of_what_it_holds() -> None:
     page = (ROOT / ".dvc/plots/page.html").read_text()
-    assert page == documentation.plots_page(), "type `make docs`"
+    assert page == documentation.render_plots_page(), "type `make docs`"
     licenses = page.partition('id="licenses">')[2].partition("</script>")[0]
     for holder in (
         "University of Washington Interactive Data Lab",
@@ -100,7 +100,7 @@ def test_no_name_ends_the_script_of_dvcs_page(make: Any, tmp_path: Path) -> None
     shutil.copytree(ROOT / ".dvc/plots", tmp_path / ".dvc/plots")
     for name in (".dvc/config", "dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
-    report.write(report.tables(tree.plan) | report.plots(tree.plan))
+    report.write_files(report.build_tables(tree.plan) | report.build_plots(tree.plan))
     subprocess.run(["git", "init", "-q"], check=True)
     command = [Path(sys.executable).parent / "dvc", "plots", "show", "-o", "elsewhere"]
     subprocess.run(command, check=True, capture_output=True)
@@ -122,14 +122,14 @@ def test_a_browser_draws_all_plots_without_a_network(two: Any, tmp_path: Path) -
     for name in (".dvc/config", "dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
     two.write_matrices(0, {"SL": 0.1, "CR": 0.2})
-    report.write(report.tables(two.plan) | report.plots(two.plan))
+    report.write_files(report.build_tables(two.plan) | report.build_plots(two.plan))
     subprocess.run(["git", "init", "-q"], check=True)
     command = [Path(sys.executable).parent / "dvc", "plots", "show", "-o", "elsewhere"]
     subprocess.run(command, check=True, capture_output=True)
     painted = drawn(tmp_path / "elsewhere/index.html", tmp_path / "profile")
     assert len(painted) == 4
     for line in range(2):
-        color = style.line(line)["color"].lower()
+        color = style.get_line_style(line)["color"].lower()
         assert painted[0].get(color, 0) > 100, f"the curve of line {line} is not in its color of the figures"
     assert all(len(colors) > 3 for colors in painted), "each plot has more than text on a ground"
 

@@ -18,7 +18,7 @@ from fedpipe import plan as planning
 from fedpipe.plan import NewPlan
 from fedpipe.planned import PlannedProbe
 from fedpipe.report import status
-from fedpipe.report.status import Progress
+from fedpipe.report.status import RunProgress
 from fedpipe.stages import collect
 from tests import studies
 
@@ -35,18 +35,18 @@ def made() -> NewPlan:
     """A study of three runs: done, begun, not begun."""
     made = studies.prepare(studies.settings(LABELS, 3))
     done, begun, _ = studies.open_runs(made)
-    list(done.segment(3))
-    collect.collect(done.files, 3, "all")
-    list(begun.segment(2))
+    list(done.run_segment(3))
+    collect.collect_rounds(done.files, 3, "all")
+    list(begun.run_segment(2))
     for run in (done, begun):
-        for number in run.files.complete():
+        for number in run.files.list_complete_rounds():
             artifacts.write_json(run.files.round(number).times, {"train": 1.0, "aggregate": 0.25, "evaluate": 0.75})
     return made
 
 
 def shown(made: NewPlan, height: int | None = None) -> str:
     screen = Console(file=io.StringIO(), width=200)
-    screen.print(status.render(*status.progress(made), made.protocols[0], height))
+    screen.print(status.render_progress(*status.load_progress(made), made.protocols[0], height))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
 
@@ -75,17 +75,17 @@ FAILED = (
 
 
 def states(made: NewPlan) -> dict[str, str]:
-    return {run.name.split()[0]: run.state for run in status.progress(made)[0]}
+    return {run.name.split()[0]: run.state for run in status.load_progress(made)[0]}
 
 
 def test_rounds_accuracy_rate_and_time_left(made: NewPlan) -> None:
-    done, begun, waiting = status.progress(made)[0]
-    table = artifacts.read_joined(made.runs[0].files.joined(3).metrics).to_pandas()
+    done, begun, waiting = status.load_progress(made)[0]
+    table = artifacts.read_merged_table(made.runs[0].files.merged_files(3).metrics).to_pandas()
     last = table[(table["round"] == 3) & (table["protocol"] == made.protocols[0])]
-    assert done == Progress("fedavg seed 0", "done", 3, 3, last["correct"].sum() / last["total"].sum(), 2.0)
-    assert (begun.state, begun.rounds, begun.seconds, begun.left) == ("stopped", 2, 2.0, 2.0)
-    assert waiting == Progress("scaffold seed 0", "waiting", 0, 3, None, None)
-    assert status.summary([done, begun, waiting]) == (
+    assert done == RunProgress("fedavg seed 0", "done", 3, 3, last["correct"].sum() / last["total"].sum(), 2.0)
+    assert (begun.state, begun.rounds, begun.seconds, begun.seconds_left) == ("stopped", 2, 2.0, 2.0)
+    assert waiting == RunProgress("scaffold seed 0", "waiting", 0, 3, None, None)
+    assert status.summarize_progress([done, begun, waiting]) == (
         "3 runs (1 done, 1 waiting, 1 stopped), 5 of 9 rounds; about 8 s left"
     )
 
@@ -95,23 +95,23 @@ def test_models_right_after_training_are_measured_in_files_of_their_own() -> Non
     protocols = {"protocols": ["trained-on-local", "global-on-global"], "every": 2}
     made = studies.prepare(studies.settings(rounds=2, evaluation=protocols))
     (run,) = studies.open_runs(made)
-    steps = run.segment(2)
+    steps = run.run_segment(2)
     assert [next(steps), next(steps)] == [0, 1]
-    assert status.progress(made)[0][0].accuracy is None, "nothing is measured yet"
+    assert status.load_progress(made)[0][0].accuracy is None, "nothing is measured yet"
     list(steps)
-    rows = artifacts.read_parquet(run.files.round(2).trained).to_pylist()
+    rows = artifacts.read_parquet(run.files.round(2).trained_accuracies).to_pylist()
     accuracy = sum(row["correct"] for row in rows) / sum(row["total"] for row in rows)
-    assert status.progress(made)[0][0].accuracy == accuracy
+    assert status.load_progress(made)[0][0].accuracy == accuracy
     assert f"{100 * accuracy:.2f} %" in shown(made)
 
 
 def test_time_left_counts_what_runs_at_once() -> None:
-    runs = [Progress(str(number), "running", 5, 10, None, 2.0) for number in range(4)]
-    assert status.time_left(runs) == 10
+    runs = [RunProgress(str(number), "running", 5, 10, None, 2.0) for number in range(4)]
+    assert status.estimate_time_left(runs) == 10
     assert (
-        status.time_left([*runs, Progress("more", "waiting", 0, 10, None, None)]) == 20
+        status.estimate_time_left([*runs, RunProgress("more", "waiting", 0, 10, None, None)]) == 20
     )  # its own rounds last longest
-    assert status.time_left([Progress("one", "waiting", 0, 10, None, None)]) is None
+    assert status.estimate_time_left([RunProgress("one", "waiting", 0, 10, None, None)]) is None
 
 
 def test_queued_running_failed_and_begun_again(made: NewPlan) -> None:
@@ -125,11 +125,11 @@ def test_queued_running_failed_and_begun_again(made: NewPlan) -> None:
 
     snakemake(made, *BEGUN, *FAILED)
     assert states(made)["fedprox"] == "failed"
-    (failure,) = status.progress(made)[1]
+    (failure,) = status.load_progress(made)[1]
     assert (failure.rule, failure.log, failure.lines) == ("segment", log, ["one", "two"])
     snakemake(made, *BEGUN, *FAILED, *BEGUN)
     assert states(made)["fedprox"] == "queued", "it was begun again"
-    assert not status.progress(made)[1]
+    assert not status.load_progress(made)[1]
     snakemake(made, *BEGUN, *FAILED, number=2)
     snakemake(made, *BEGUN, number=3)
     assert states(made)["fedprox"] == "queued", "another snakemake began it again"
@@ -159,7 +159,7 @@ def test_a_quiet_snakemake_tells_only_of_failed_commands(made: NewPlan) -> None:
     assert states(made)["fedprox"] == "failed"
     snakemake(made, *said[:-1], said[-1] + "status 2.")
     assert states(made)["fedprox"] == "failed"
-    (failure,) = status.progress(made)[1]
+    (failure,) = status.load_progress(made)[1]
     assert (failure.rule, failure.log, failure.lines) == ("segment", log, ["one"])
     os.utime(log, (2e9, 2e9))
     assert states(made)["fedprox"] == "running", "it was begun again"
@@ -183,12 +183,12 @@ def test_what_ctrl_c_ended_is_stopped(said: tuple[str, ...], made: NewPlan) -> N
     artifacts.write_bytes(log, b"one\n")
     os.utime(log, (0, 0))
     assert states(made)["fedprox"] == "stopped"
-    assert not status.progress(made)[1]
+    assert not status.load_progress(made)[1]
     snakemake(made, *BEGUN, *said, *FAILED, *BEGUN, *FAILED, CTRL_C)
     assert states(made)["fedprox"] == ("stopped" if CTRL_C in said else "failed"), "the next one failed by itself"
     snakemake(made, *BEGUN, *FAILED, number=2)
     assert states(made)["fedprox"] == "failed", "another snakemake began it again"
-    assert len(status.progress(made)[1]) == 1
+    assert len(status.load_progress(made)[1]) == 1
 
 
 @pytest.mark.parametrize("quiet", [True, False])
@@ -202,7 +202,7 @@ def test_a_segment_that_sigterm_ended_after_a_round_is_stopped(quiet: bool, made
     os.utime(log, (moment, moment))
     snakemake(made, *([command] if quiet else [*BEGUN, *FAILED]))
     assert states(made)["fedprox"] == "stopped"
-    assert not status.progress(made)[1]
+    assert not status.load_progress(made)[1]
     artifacts.write_bytes(log, f"one\n{end}\nTraceback\n".encode())
     os.utime(log, (moment, moment))
     assert states(made)["fedprox"] == "failed", "it was begun again since"
@@ -238,19 +238,19 @@ def test_failed_jobs_of_all_kinds_are_told(made: NewPlan) -> None:
         os.utime(log, (1e9, 1e9))
     said = "Command 'PATH='x':\"$PATH\"; fedpipe {} > {} 2>&1' returned non-zero exit status 2."
     snakemake(made, *(said.format(command, log) for log, command in commands.items()))
-    assert {str(failure.log): failure.lines for failure in status.progress(made)[1]} == {
+    assert {str(failure.log): failure.lines for failure in status.load_progress(made)[1]} == {
         log: [f"{command} failed"] for log, command in commands.items()
     }
     other = dataclasses.replace(made, params=Path("studies/other.yaml"), probes=())
-    assert {failure.rule for failure in status.progress(other)[1]} == {"download", "partition"}, "what both need"
+    assert {failure.rule for failure in status.load_progress(other)[1]} == {"download", "partition"}, "what both need"
 
     log = "results/logs/probe/one.log"
     snakemake(made, "Error in rule probe:", f"    output: {probe.files.table}, {probe.files.marker}", f"    log: {log}")
-    (failure,) = status.progress(made)[1]
+    (failure,) = status.load_progress(made)[1]
     assert (failure.rule, str(failure.log)) == ("probe", log)
     artifacts.write_bytes(probe.files.table, b"")
     artifacts.write_bytes(probe.files.marker, b"")
-    assert not status.progress(made)[1], "it was made since"
+    assert not status.load_progress(made)[1], "it was made since"
 
 
 def test_a_failed_job_is_shown_with_the_end_of_its_log(made: NewPlan) -> None:
@@ -268,7 +268,7 @@ def test_a_failed_job_is_shown_with_the_end_of_its_log(made: NewPlan) -> None:
 def test_a_failed_job_of_another_study_is_not_ours(made: NewPlan) -> None:
     lines = [line.replace("{output}", "results/runs/other/0123456789ab/segments/0003.json") for line in FAILED]
     snakemake(made, *lines)
-    assert not status.progress(made)[1]
+    assert not status.load_progress(made)[1]
 
 
 def test_runs_at_work_come_first_and_what_has_no_room_is_counted(made: NewPlan) -> None:
@@ -284,7 +284,7 @@ def test_runs_at_work_come_first_and_what_has_no_room_is_counted(made: NewPlan) 
 
 def test_it_ends_when_all_is_done_and_imports_no_torch(made: NewPlan) -> None:
     studies.write(studies.settings(LABELS[:1], 3), Path())
-    planning.write(planning.make())
+    planning.write_plan(planning.make_plan())
     program = (
         "import sys; sys.argv = ['fedpipe', 'status', '--watch']\nfrom fedpipe import cli\n"
         "try: cli.main()\nfinally: assert 'torch' not in sys.modules"
@@ -298,7 +298,7 @@ def test_one_named_protocol_for_all_runs_and_a_dash_for_methods_without_it() -> 
     """Else a personal accuracy stands beside a global one, and turns their order around."""
     made = studies.prepare(studies.settings(("fedavg", "local", "fedprox"), 1))
     for run in studies.open_runs(made)[:2]:
-        list(run.segment(1))
+        list(run.run_segment(1))
     head, *rows = [line.split() for line in shown(made).splitlines()[2:]]
     assert head == ["run", "rounds", "global-on-global", "s/round", "left", "state"]
     table = artifacts.read_parquet(made.runs[0].files.round(1).metrics).to_pandas()

@@ -14,9 +14,9 @@ import pytest
 from fedpipe import artifacts
 from fedpipe.data import heterogeneity
 from fedpipe.errors import ArtifactError
-from fedpipe.planned import Reported
+from fedpipe.planned import ReportSettings
 from fedpipe.report import curves, tables
-from fedpipe.report.words import size
+from fedpipe.report.words import format_bytes
 from fedpipe.stages import report
 
 
@@ -43,7 +43,7 @@ def grid(make):
 
 
 def test_mean_and_sample_deviation_over_seeds(two):
-    table = tables.table(two.plan)
+    table = tables.build_result_table(two.plan)
     assert len(table) == 2 * 2 * 3 * 3  # algorithms, protocols, averages, rounds
     found = cell(table, algorithm="fedavg", protocol="global-on-global", average="sample", round="last")
     assert found["mean"] == pytest.approx(70)
@@ -59,7 +59,13 @@ def test_mean_and_sample_deviation_over_seeds(two):
 
 
 def test_a_protocol_that_is_not_there_has_no_number(two):
-    found = cell(tables.table(two.plan), algorithm="local", protocol="global-on-global", average="sample", round="last")
+    found = cell(
+        tables.build_result_table(two.plan),
+        algorithm="local",
+        protocol="global-on-global",
+        average="sample",
+        round="last",
+    )
     assert math.isnan(found["mean"])
     assert found["seeds"] == 0
     assert found["bytes_up"] == 200
@@ -69,25 +75,25 @@ def test_an_algorithm_without_any_of_the_protocols_keeps_its_row(make):
     tree = make(["fedavg", "local"], [0])
     tree.write(0, one_round(5))
     tree.write(1, [{}])
-    table = tables.table(tree.plan)
-    assert "| local       |                  – |                   – |" in tables.markdown(tree.plan, table)
-    assert tables.metrics(tree.plan, table) == {"fedavg": 50.0}
+    table = tables.build_result_table(tree.plan)
+    assert "| local       |                  – |                   – |" in tables.render_markdown(tree.plan, table)
+    assert tables.build_dvc_metrics(tree.plan, table) == {"fedavg": 50.0}
 
 
 def test_what_a_method_has_measured_beside_its_protocols_is_in_the_file_alone(make):
     tree = make(["feddyn", "fedavg"], [0])
     tree.write(0, [one_round(5)[0] | {"mean-on-global": [(7, 10)]}])
     tree.write(1, one_round(4))
-    table = tables.table(tree.plan)
+    table = tables.build_result_table(tree.plan)
     assert cell(table, algorithm="feddyn", protocol="mean-on-global", average="sample", round="last")["mean"] == 70
     assert cell(table, algorithm="fedavg", protocol="mean-on-global", average="sample", round="last")["seeds"] == 0
-    assert "mean-on-global" not in tables.markdown(tree.plan, table)
-    assert tables.metrics(tree.plan, table) == {"feddyn": 50.0, "fedavg": 40.0}
-    assert set(curves.curves(tree.plan)["protocol"]) == {"global-on-global", "personal-on-local"}
+    assert "mean-on-global" not in tables.render_markdown(tree.plan, table)
+    assert tables.build_dvc_metrics(tree.plan, table) == {"feddyn": 50.0, "fedavg": 40.0}
+    assert set(curves.load_curves(tree.plan)["protocol"]) == {"global-on-global", "personal-on-local"}
 
 
 def test_markdown(two):
-    text = tables.markdown(two.plan, tables.table(two.plan))
+    text = tables.render_markdown(two.plan, tables.build_result_table(two.plan))
     assert text == (
         "Test accuracy (%) in the last round measured (3 rounds), over all test samples; mean ± standard deviation "
         "over 2 seeds. Bytes are those of one participant in one round. A dash: the method has no such model. "
@@ -109,44 +115,44 @@ def test_markdown(two):
 
 
 def test_settings_of_the_report_choose_the_number(two):
-    two.change(report=Reported(round="best", last_k=2, average="client"))
-    table = tables.table(two.plan)
-    text = tables.markdown(two.plan, table)
+    two.change(report=ReportSettings(round="best", last_k=2, average="client"))
+    table = tables.build_result_table(two.plan)
+    text = tables.render_markdown(two.plan, table)
     assert "in each run's best round" in text
     assert "mean of the clients' accuracies" in text
     assert "| 80.00 ± 0.00 |" in " ".join(text.split())
     assert "| 75.00 ± 0.00 |" in " ".join(text.split())
     two.change(protocols=("personal-on-local", "global-on-global"))
-    assert tables.metrics(two.plan, table)["fedavg"] == 75.0
+    assert tables.build_dvc_metrics(two.plan, table)["fedavg"] == 75.0
 
 
 def test_one_seed_has_no_deviation(make):
     tree = make(["fedavg"], [7])
     tree.write(0, one_round(5))
-    table = tables.table(tree.plan)
+    table = tables.build_result_table(tree.plan)
     assert table["std"].isna().all()
-    text = tables.markdown(tree.plan, table)
+    text = tables.render_markdown(tree.plan, table)
     assert "; one seed." in text
     assert "| 50.00 |" in " ".join(text.split())
     assert "±" not in text
-    assert b"fedavg,global-on-global,sample,last,50.0,,1,100.0,200.0,0,0\n" in tables.csv(table)
+    assert b"fedavg,global-on-global,sample,last,50.0,,1,100.0,200.0,0,0\n" in tables.encode_csv(table)
 
 
 def test_runs_made_in_different_places_are_all_named(two):
     two.write(0, one_round(5), device="NVIDIA H100", executor="stack of 32")
-    text = tables.markdown(two.plan, tables.table(two.plan))
+    text = tables.render_markdown(two.plan, tables.build_result_table(two.plan))
     assert "Made by the stack of 32 executor on NVIDIA H100, with" in text
     assert text.count("Made by") == 2
 
 
 def test_metrics_are_one_number_a_method_by_the_first_protocol(two):
-    assert tables.metrics(two.plan, tables.table(two.plan)) == {"fedavg": 70.0}
+    assert tables.build_dvc_metrics(two.plan, tables.build_result_table(two.plan)) == {"fedavg": 70.0}
     two.change(protocols=("personal-on-local", "global-on-global"))
-    assert tables.metrics(two.plan, tables.table(two.plan)) == {"fedavg": 55.0, "local": 50.0}
+    assert tables.build_dvc_metrics(two.plan, tables.build_result_table(two.plan)) == {"fedavg": 55.0, "local": 50.0}
 
 
 def test_a_grid_adds_columns_and_a_level(grid):
-    table = tables.table(grid.plan)
+    table = tables.build_result_table(grid.plan)
     shown = table[
         (table["protocol"] == "global-on-global") & (table["average"] == "sample") & (table["round"] == "last")
     ]
@@ -159,10 +165,10 @@ def test_a_grid_adds_columns_and_a_level(grid):
         ["fedprox", "0.5", "1", 40],
         ["fedprox", "0.5", "2", 50],
     ]
-    metrics = tables.metrics(grid.plan, table)
+    metrics = tables.build_dvc_metrics(grid.plan, table)
     assert metrics["fedavg"] == {"alpha=0.1": 0.0, "alpha=0.5": 30.0}
     assert metrics["fedprox"]["alpha=0.1, mu=2"] == 20.0
-    text = tables.markdown(grid.plan, table)
+    text = tables.render_markdown(grid.plan, table)
     assert "| algorithm   | alpha   | mu   |" in text
     assert "| fedavg      | 0.5     | –    |" in text
 
@@ -174,7 +180,7 @@ def test_the_caption_tells_data_sets_apart_in_the_order_of_the_study(make):
     large, small = (partition | {"dataset": partition["dataset"] | {"subset": subset}} for subset in (900, 300))
     runs = [dataclasses.replace(run, partition=key) for run, key in zip(tree.runs, ("0c", "0b"), strict=True)]
     tree.change(runs=tuple(runs), partitions={"0b": small, "0c": large})  # as the file has them: by key
-    assert tables.caption(tree.plan).endswith(
+    assert tables.build_caption(tree.plan).endswith(
         "Data: digits (900 samples, official split), 2 clients, partition dirichlet (alpha=0.3); "
         "digits (300 samples, official split), 2 clients, partition dirichlet (alpha=0.3)."
     )
@@ -182,14 +188,16 @@ def test_the_caption_tells_data_sets_apart_in_the_order_of_the_study(make):
 
 def test_the_caption_tells_which_columns_are_not_of_test_samples(make):
     tree = make(["fedavg"], [0])
-    assert "Columns" not in tables.caption(tree.plan)
+    assert "Columns" not in tables.build_caption(tree.plan)
     tree.change(protocols=("personal-on-local", "personal-on-train", "trained-on-train", "global-on-validation"))
-    assert "Columns on-train and on-validation are of those samples of the clients. " in tables.caption(tree.plan)
+    assert "Columns on-train and on-validation are of those samples of the clients. " in tables.build_caption(tree.plan)
 
 
 def test_of_a_data_set_all_is_told_that_is_not_by_default():
     dataset = {"name": "imdb", "sha256": "0a", "length": 100, "split": "pooled", "test_share": 0.1, "stratified": False}
-    told = tables.setup({"dataset": dataset, "partition": {"scheme": "iid", "code": "0123456789ab"}, "clients": 3})
+    told = tables.describe_partition(
+        {"dataset": dataset, "partition": {"scheme": "iid", "code": "0123456789ab"}, "clients": 3}
+    )
     assert told == "imdb (pooled split, length=100, test_share=0.1), 3 clients, partition iid"
 
 
@@ -205,10 +213,10 @@ def test_two_files_of_ones_own_are_two_data_sets(make):
     settings = {key: {**made, "clients": 2, "seed": 0} for key, made in zip((first, other), own, strict=True)}
     tree.change(partitions=settings, runs=(tree.runs[0], dataclasses.replace(tree.runs[1], partition=other)))
     path = artifacts.assignment_file(other).with_name("heterogeneity.parquet")
-    tree.write_table(path, heterogeneity.summary(np.array([[5, 0], [0, 5]])), "assignment.json")
+    tree.write_table(path, heterogeneity.summarize_clients(np.array([[5, 0], [0, 5]])), "assignment.json")
     for run in range(2):
         tree.write(run, one_round(run))
-    text = tables.markdown(tree.plan, tables.table(tree.plan))
+    text = tables.render_markdown(tree.plan, tables.build_result_table(tree.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:2] for line in text.splitlines() if line.startswith("| npz")]
     assert rows == [
         ["npz (official split), 2 clients, partition iid, data aaaaaaaaaaaa…", "0.50"],
@@ -221,7 +229,7 @@ def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
     tree.write(0, one_round(6))
     tree.write(1, [{"personal-on-local": [(7, 10), (9, 10)]}])
     tree.change(shown={"local": "personal-on-local"})
-    text = tables.markdown(tree.plan, tables.table(tree.plan))
+    text = tables.render_markdown(tree.plan, tables.build_result_table(tree.plan))
     assert "Column `shown`: by global-on-global, or by the protocol that stands there." in text
     head, _, fedavg, local = [
         re.split(r" *\| *", line.strip("| ")) for line in text.splitlines() if line.startswith("|")
@@ -236,12 +244,12 @@ def test_people_read_titles_and_programs_labels(grid):
         grid.plan.report, best_over=("algorithms.fedprox.mu",), statistics=("difference",), baseline="fedavg"
     )
     grid.change(report=searched)
-    before = report.tables(grid.plan)
+    before = report.build_tables(grid.plan)
     grid.change(titles={"fedavg": "FedAvg <b>", "fedprox": "FedProx (μ ≥ 1)"})
-    after = report.tables(grid.plan)
+    after = report.build_tables(grid.plan)
     changed = {path.name for path in after if after[path] != before[path]}
     assert changed == {"results.md", "results.html"}, "metrics.json, statistics.csv, ... have the labels"
-    text = tables.markdown(grid.plan, tables.table(grid.plan))
+    text = tables.render_markdown(grid.plan, tables.build_result_table(grid.plan))
     heads = [re.split(r" *\| *", line.strip("| "))[0] for line in text.splitlines() if line.startswith("| ")]
     assert heads[:10] == ["algorithm", *["FedAvg &lt;b&gt;"] * 2, *["FedProx (μ ≥ 1)"] * 2] * 2
     assert "mu: the best of FedProx (μ ≥ 1) lies at the edge of the grid, 2: a wider grid may be better." in text
@@ -251,7 +259,7 @@ def test_people_read_titles_and_programs_labels(grid):
     )
     assert "fedavg" not in text
     assert "fedprox (" not in text
-    assert "<td>FedAvg &lt;b&gt;" in tables.html(grid.plan, tables.table(grid.plan))
+    assert "<td>FedAvg &lt;b&gt;" in tables.render_html(grid.plan, tables.build_result_table(grid.plan))
 
 
 def give(tree, own):
@@ -261,18 +269,18 @@ def give(tree, own):
 
 def test_settings_that_a_method_has_alone_stand_below_the_table(two):
     """Else a table mixes budgets of training without a word."""
-    plain = report.tables(two.plan)
+    plain = report.build_tables(two.plan)
     alone = {"federation.local_epochs": 15, "model.hidden": [8], "federation.optimizer": "<adam>"}
     give(two, lambda cell: alone if cell.algorithm == "local" else {})
-    made = report.tables(two.plan)
+    made = report.build_tables(two.plan)
     told = "local has settings of its own: federation.local_epochs=15, model.hidden=[8], federation.optimizer="
     place = Path("results/tables/results.md")
     rows, _, rest = made[place].decode().partition(f"\n\n{told}&lt;adam&gt;.\n\n")
     assert f"{rows}\n\n{rest}".encode() == plain[place]
     assert rows.splitlines()[-1].startswith("| local ")
     assert f"<p>{told}&lt;adam&gt;.</p>" in made[place.with_suffix(".html")].decode()
-    report.write(made)
-    assert told in report.show(two.plan)
+    report.write_files(made)
+    assert told in report.render_results(two.plan)
     changed = {path for path in made if made[path] != plain[path]}
     assert changed == {place, place.with_suffix(".html")}
 
@@ -280,7 +288,7 @@ def test_settings_that_a_method_has_alone_stand_below_the_table(two):
 def test_of_settings_at_some_points_alone_the_points_are_told(grid):
     grid.change(titles={"fedprox": "FedProx"})
     give(grid, lambda cell: {"federation.rounds": 9} if cell.grid["partition.alpha"] == 0.1 else {})
-    text = tables.markdown(grid.plan, tables.table(grid.plan))
+    text = tables.render_markdown(grid.plan, tables.build_result_table(grid.plan))
     assert "\nfedavg (alpha=0.1) has settings of its own: federation.rounds=9.\n" in text
     assert "\nFedProx (alpha=0.1, mu=1; alpha=0.1, mu=2) has settings of its own: federation.rounds=9.\n" in text
 
@@ -294,7 +302,7 @@ def test_no_text_of_a_csv_file_is_a_formula(make):
     tree = make(["fedavg"], [0], {"data": values})
     for run in range(len(values)):
         tree.write(run, one_round(run))
-    made = report.tables(tree.plan)
+    made = report.build_tables(tree.plan)
     for name in ("tables/results.csv", "tables/times.csv", "plots/curves.csv"):
         rows = list(csv.DictReader(io.StringIO(made[Path("results") / name].decode())))
         found = list(dict.fromkeys(row["data"] for row in rows))
@@ -307,8 +315,8 @@ def test_nothing_that_a_user_calls_something_is_markup(make):
     for run in range(2):
         tree.write(run, one_round(run))
     tree.change(titles={"fedavg": hostile}, warnings=(hostile,), params=Path(f"studies/{hostile}.yaml"))
-    table = tables.table(tree.plan)
-    text, page = tables.markdown(tree.plan, table), tables.html(tree.plan, table)
+    table = tables.build_result_table(tree.plan)
+    text, page = tables.render_markdown(tree.plan, table), tables.render_html(tree.plan, table)
     assert "<" not in text.replace("<br>", "")
     assert text.count("&lt;img src=x onerror=") == 4  # two rows of a title, a value, a warning
     assert "&amp;lt;b&gt;" in text
@@ -321,8 +329,8 @@ def test_the_best_of_a_grid_stands_in_peoples_table_for_each_method_and_column(g
     """Runs by grid point, then algorithm: right answers of 10 are 0 to 5; the last of each column is its best."""
     grid.change(report=dataclasses.replace(grid.plan.report, best_over=("algorithms.fedprox.mu",)))
     grid.write(1, one_round(9))  # fedprox at alpha 0.1 and mu 1
-    table = tables.table(grid.plan)
-    text = tables.markdown(grid.plan, table)
+    table = tables.build_result_table(grid.plan)
+    text = tables.render_markdown(grid.plan, table)
     rows = [re.split(r" *\| *", line.strip("| "))[:4] for line in text.splitlines() if line.startswith("| fed")]
     assert rows == [
         ["fedavg", "0.1", "–", "0.00"],
@@ -338,7 +346,7 @@ def test_a_grid_of_an_entrys_algorithm_leaves_the_methods_names(make):
     tree = make(["prox", "fedavg"], [0], {"algorithms.prox.algorithm": ["fedavg", "fedprox"]})
     for run in range(len(tree.runs)):
         tree.write(run, one_round(run))
-    text = tables.markdown(tree.plan, tables.table(tree.plan))
+    text = tables.render_markdown(tree.plan, tables.build_result_table(tree.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:3] for line in text.splitlines() if line.startswith("| ")]
     assert rows[:4] == [
         ["algorithm", "algorithms.prox.algorithm", "global-on-global"],
@@ -352,12 +360,12 @@ def test_a_grid_of_lists(make):
     tree = make(["fedavg"], [0], {"model.channels": [[8, 16], [16, 32]]})
     tree.write(0, one_round(1))
     tree.write(1, one_round(2))
-    metrics = tables.metrics(tree.plan, tables.table(tree.plan))
+    metrics = tables.build_dvc_metrics(tree.plan, tables.build_result_table(tree.plan))
     assert metrics["fedavg"]["channels=[16, 32]"] == 20.0
 
 
 def test_curves(two):
-    found = curves.curves(two.plan)
+    found = curves.load_curves(two.plan)
     rows = found[(found["algorithm"] == "fedavg") & (found["protocol"] == "global-on-global")]
     assert rows["round"].tolist() == [1, 2, 3]
     assert rows["seeds"].tolist() == [2, 2, 2]
@@ -370,15 +378,15 @@ def test_curves(two):
     [(0, "0 B"), (999, "999 B"), (999.7, "1 kB"), (54824, "54.8 kB"), (3e6, "3 MB"), (2.5e12, "2.5 TB")],
 )
 def test_sizes(count, text):
-    assert size(count) == text
+    assert format_bytes(count) == text
 
 
 def test_files_are_written_with_the_same_bytes_each_time(two):
     names = [f"tables/{name}" for name in ("results.csv", "results.md", "statistics.csv", "times.csv")]
     names += ["metrics.json", "plots/curves.csv"]
-    report.write(report.tables(two.plan))
+    report.write_files(report.build_tables(two.plan))
     first = {name: (Path("results") / name).read_bytes() for name in names}
-    report.write(report.tables(two.plan))
+    report.write_files(report.build_tables(two.plan))
     assert {name: (Path("results") / name).read_bytes() for name in names} == first
     assert json.loads(first["metrics.json"])["fedavg"] == 70.0
     assert first["tables/times.csv"] == (
@@ -387,20 +395,20 @@ def test_files_are_written_with_the_same_bytes_each_time(two):
 
 
 def test_times_change_neither_results_nor_metrics(two):
-    report.write(report.tables(two.plan))
+    report.write_files(report.build_tables(two.plan))
     before = [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")]
     for run in range(len(two.runs)):
         path = two.joined(run).times
         two.write_json(path, json.loads(path.read_text().replace('"train": ', '"train": 1')))
-    report.write(report.tables(two.plan))
+    report.write_files(report.build_tables(two.plan))
     assert [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")] == before
 
 
 def test_show(two):
     with pytest.raises(ArtifactError, match=r"results/tables/results.md is missing"):
-        report.show(two.plan)
-    report.write(report.tables(two.plan))
+        report.render_results(two.plan)
+    report.write_files(report.build_tables(two.plan))
     report.write_figure_curves(two.plan)
-    text = report.show(two.plan)
+    text = report.render_results(two.plan)
     assert "70.00 ± 14.14" in text
     assert text.endswith("results/figures/curves.svg")

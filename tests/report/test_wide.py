@@ -27,7 +27,7 @@ def right(server, clients=None):
 
 
 def latex(tree, **other):
-    return wide.latex(tree.plan, tables.table(tree.plan), **other)
+    return wide.render_latex(tree.plan, tables.build_result_table(tree.plan), **other)
 
 
 def lines(text):
@@ -38,7 +38,7 @@ def lines(text):
 
 def table(tree):
     """The same of CSV: the head and the rows."""
-    head, *rows = csv.reader(io.StringIO(wide.csv(tree.plan, tables.table(tree.plan))))
+    head, *rows = csv.reader(io.StringIO(wide.render_csv(tree.plan, tables.build_result_table(tree.plan))))
     return head, rows
 
 
@@ -137,7 +137,7 @@ def test_levels_are_in_the_order_of_the_study_though_a_plan_is_read_by_the_alpha
     for index in range(4):
         tree.write(index, right(50 + index))
     tree.plan.write()
-    tree.plan = Plan.read(tree.plan.study.plan)
+    tree.plan = Plan.read(tree.plan.study_files.plan)
     assert list(tree.plan.grid) == ["data", "partition.alpha"]
     head, (row,) = table(tree)
     assert head[1:] == [f"alpha={alpha} / {name} / {LAST}" for alpha in (0.5, 0.1) for name in ("MNIST", "IMDB")]
@@ -146,7 +146,7 @@ def test_levels_are_in_the_order_of_the_study_though_a_plan_is_read_by_the_alpha
 
 
 def test_every_number_is_one_of_peoples_table(paper):
-    shown = tables.markdown(paper.plan, tables.table(paper.plan))
+    shown = tables.render_markdown(paper.plan, tables.build_result_table(paper.plan))
     for row in table(paper)[1]:
         for text in row[2:]:
             assert f" {text} |" in shown
@@ -197,7 +197,7 @@ def test_columns_of_validation_samples_and_bytes_are_left_out(make):
 
 
 def test_what_latex_would_take_for_its_own_is_escaped(make):
-    assert wide.escape(r"a_b % & # $ {x} ~ ^ \ ± –") == (
+    assert wide.escape_latex(r"a_b % & # $ {x} ~ ^ \ ± –") == (
         r"a\_b \% \& \# \$ \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{} $\pm$ --"
     )
     tree = make(["fed_avg", "fedprox"], [0], {"data": ["10% & more", "#1_$"]})
@@ -215,7 +215,7 @@ def test_a_method_has_its_title_in_the_row_and_in_comments(searched):
     assert "%   Fed_Avg & λ = 10 %: learning_rate=0.1 (alpha=0.1)" in text
     assert [row[0] for row in table(searched)[1]] == ["Fed_Avg & λ = 10 %", "FedProx"]
     assert "fedavg" not in text
-    assert wide.escape("λμωΩ ≤ ∞") == r"$\lambda$$\mu$$\omega$$\Omega$ $\le$ $\infty$"
+    assert wide.escape_latex("λμωΩ ≤ ∞") == r"$\lambda$$\mu$$\omega$$\Omega$ $\le$ $\infty$"
 
 
 def test_titles_hide_no_method_that_is_shown_by_its_own_protocol(make):
@@ -240,7 +240,7 @@ def test_a_method_shown_by_its_own_protocol_has_a_letter_and_a_note(make):
 def test_runs_that_diverged_have_a_note(one):
     for number in (0, 1):
         path = one.joined(number).rounds
-        lost = artifacts.frame(artifacts.read_joined(path)).assign(left_out=2)
+        lost = artifacts.table_to_frame(artifacts.read_merged_table(path)).assign(left_out=2)
         one.write_table(path, pa.Table.from_pandas(lost, preserve_index=False))
     text = latex(one)
     assert lines(text)[0][1] == r"\underline{70.00}\textsuperscript{a}"
@@ -284,12 +284,12 @@ def test_the_best_of_what_is_searched_stands_in_comments(searched):
 
 
 def test_a_best_value_at_the_edge_of_its_list_is_told_below_the_table(searched):
-    table = tables.table(searched.plan)
-    paragraphs = tables.markdown(searched.plan, table).split("\n\n")
+    table = tables.build_result_table(searched.plan)
+    paragraphs = tables.render_markdown(searched.plan, table).split("\n\n")
     assert paragraphs[2] == EDGE
-    report.write(report.tables(searched.plan))
-    report.check(searched.plan, "results.md", "results.html")
-    assert EDGE in report.show(searched.plan)
+    report.write_files(report.build_tables(searched.plan))
+    report.check_tables(searched.plan, "results.md", "results.html")
+    assert EDGE in report.render_results(searched.plan)
 
 
 def test_numbers_that_yaml_reads_as_text_have_edges(searched):
@@ -300,7 +300,7 @@ def test_numbers_that_yaml_reads_as_text_have_edges(searched):
         for place, cell in enumerate(searched.plan.cells)
     )
     searched.change(cells=cells, grid=searched.plan.grid | {"federation.learning_rate": rates})
-    assert tables.edges(searched.plan, tables.table(searched.plan)) == [
+    assert tables.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == [
         "learning_rate: the best of fedavg (alpha=0.1) lies at the edge of the grid, 1e-2; that of fedavg (alpha=0.5) "
         "at 0.1: a wider grid may be better."
     ]
@@ -310,9 +310,9 @@ def test_no_edge_is_told_of_what_has_none(searched):
     inside = (10, 20, 30, 40, 20, 20)
     for index, server in enumerate((*inside, *inside)):
         searched.write(index, right(server))
-    assert tables.edges(searched.plan, tables.table(searched.plan)) == []
+    assert tables.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == []
     searched.change(report=dataclasses.replace(searched.plan.report, best_over=()))
-    assert tables.edges(searched.plan, tables.table(searched.plan)) == []
+    assert tables.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == []
 
 
 def test_no_edge_is_told_of_names_nor_of_methods_without_a_number(make):
@@ -323,7 +323,7 @@ def test_no_edge_is_told_of_names_nor_of_methods_without_a_number(make):
     )
     for index, run in enumerate(tree.runs):
         tree.write(index, right(90 if index == 2 else 50) if run.algorithm == "fedavg" else [{}])
-    assert tables.edges(tree.plan, tables.table(tree.plan)) == []
+    assert tables.warn_about_grid_edges(tree.plan, tables.build_result_table(tree.plan)) == []
 
 
 @pytest.fixture
@@ -339,14 +339,14 @@ def begun(make):
 
 
 def test_what_is_complete_is_marked(begun):
-    text = report.partial(begun.plan, "latex")
+    text = report.render_partial_results(begun.plan, "latex")
     assert text.startswith("% PARTIAL, and written nowhere: 8 runs (")
     assert lines(text) == [
         ["fedavg", r"\underline{50.50 $\pm$ 0.71}", r"\textbf{54.00}\textsuperscript{a}"],
         ["fedprox", r"\textbf{52.50 $\pm$ 0.71}", r"\dots{}"],
     ]
     assert r"\textsuperscript{a} 1 of 2 seeds" in text
-    first, *rows = report.partial(begun.plan, "csv").splitlines()
+    first, *rows = report.render_partial_results(begun.plan, "csv").splitlines()
     assert first.startswith("# PARTIAL")
     assert rows == [
         f"algorithm,alpha=0.1 / {LAST},alpha=0.5 / {LAST}",
@@ -354,7 +354,7 @@ def test_what_is_complete_is_marked(begun):
         "fedprox,52.50 ± 0.71,…",
     ]
     with pytest.raises(ArtifactError, match=r"results.md is missing"):
-        report.show(begun.plan, "latex")
+        report.render_results(begun.plan, "latex")
 
 
 def test_what_is_a_methods_own_stays_so_while_others_are_missing(make):
@@ -366,27 +366,29 @@ def test_what_is_a_methods_own_stays_so_while_others_are_missing(make):
         if run.algorithm == "fedprox":
             tree.write(index, right(50 + index))
     there = dataclasses.replace(tree.plan, cells=tuple(c for c in cells if c.algorithm == "fedprox"))
-    text = wide.latex(there, tables.table(there), tree.plan)
+    text = wide.render_latex(there, tables.build_result_table(there), tree.plan)
     assert "algorithm & hidden & A & B" in text
     assert [row[:2] for row in lines(text)] == [["fedprox", "1"], ["fedprox", "2"]]
 
 
 def test_the_command_prints_it(one):
     one.plan.write()
-    report.write(report.tables(one.plan))
-    for form, made in (("latex", latex(one)), ("csv", wide.csv(one.plan, tables.table(one.plan)))):
+    report.write_files(report.build_tables(one.plan))
+    for form, made in (("latex", latex(one)), ("csv", wide.render_csv(one.plan, tables.build_result_table(one.plan)))):
         result = CliRunner().invoke(cli.app, ["show", "--format", form], catch_exceptions=False)
         assert result.exit_code == 0
         assert result.stdout == made
     assert CliRunner().invoke(cli.app, ["show", "--format", "html"]).exit_code == 2
-    (one.plan.study.tables / "results.md").write_text("edited")
+    (one.plan.study_files.tables / "results.md").write_text("edited")
     with pytest.raises(ArtifactError, match="is not what the runs"):
-        report.show(one.plan, "latex")
+        report.render_results(one.plan, "latex")
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
 def test_latex_compiles(paper):
-    paper.change(shown={"local": "personal-on-local"}, titles={"fedavg": wide.GREEK.replace(" ", "") + "≤≥∞→ % & $_x"})
+    paper.change(
+        shown={"local": "personal-on-local"}, titles={"fedavg": wide.GREEK_LETTERS.replace(" ", "") + "≤≥∞→ % & $_x"}
+    )
     page = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n" + latex(paper) + "\\end{document}\n"
     Path("page.tex").write_text(page)
     subprocess.run(["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "page.tex"], check=True)

@@ -54,7 +54,8 @@ def normalized(shape, classes):
 
 def noisy(shape, classes):
     body = nn.Sequential(
-        nn.Conv2d(shape[0], 4, 3, padding=1), nn.ReLU(), nn.Dropout2d(0.2), nn.MaxPool2d(4), nn.Flatten(), nn.Dropout(0.3)
+        nn.Conv2d(shape[0], 4, 3, padding=1), nn.ReLU(), nn.Dropout2d(0.2),
+        nn.MaxPool2d(4), nn.Flatten(), nn.Dropout(0.3),
     )
     return body, nn.Linear(16, classes)
 """
@@ -142,7 +143,8 @@ def make_studies() -> dict[str, dict[str, Any]]:
         }
     for study in studies.values():
         for section, values in BASE.items():
-            study[section] = study.get(section, {}) if "name" in study.get(section, {}) else values | study.get(section, {})
+            changes = study.get(section, {})
+            study[section] = changes if "name" in changes else values | changes
         study["study"] = {"algorithms": list(study["algorithms"]), "seeds": [0]}
     return studies
 
@@ -176,7 +178,8 @@ def read_files(run: Path) -> dict[str, bytes]:
     for archive in run.rglob("*.zip"):
         folder = archive.relative_to(run).with_suffix("")
         with zipfile.ZipFile(archive) as members:
-            files |= {str(folder / name): members.read(name) for name in members.namelist() if Path(name).suffix in FILES}
+            names = [name for name in members.namelist() if Path(name).suffix in FILES]
+            files |= {str(folder / name): members.read(name) for name in names}
     return dict(sorted(files.items()))
 
 
@@ -192,7 +195,9 @@ def iterate_leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
             yield from iterate_leaves(item, f"{name}.{index}" if name else str(index))
     elif isinstance(value, torch.Tensor):
         head = f"{value.dtype} {tuple(value.shape)}".encode()
-        yield name, hashlib.sha256(head + value.contiguous().view(torch.uint8).numpy().tobytes() if value.dim() else head + repr(value.item()).encode()).hexdigest()
+        is_scalar = not value.dim()  # which has no view as bytes
+        data = repr(value.item()).encode() if is_scalar else value.contiguous().view(torch.uint8).numpy().tobytes()
+        yield name, hashlib.sha256(head + data).hexdigest()
     else:
         yield name, hashlib.sha256(repr(value).encode()).hexdigest()
 

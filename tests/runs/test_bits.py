@@ -20,13 +20,13 @@ ROUNDS = 4
 #: Every algorithm; those of `make demo` every day.
 ALGORITHMS = [
     pytest.param(name, marks=[] if name in studies.SHIPPED else pytest.mark.slow)
-    for name in registry.names(registry.ALGORITHM)
+    for name in registry.list_components(registry.ALGORITHM)
 ]
 
 
 def finish(run: Run, rounds: int = ROUNDS) -> dict[str, str]:
     """Join the run's rounds, and the bits of all its files."""
-    collect.collect(run.files, rounds, "all")
+    collect.collect_rounds(run.files, rounds, "all")
     return studies.bits(run.files.path)
 
 
@@ -37,7 +37,7 @@ def away(run: Run) -> None:
 
 
 def one_segment(run: Run) -> None:
-    list(run.segment(ROUNDS))
+    list(run.run_segment(ROUNDS))
 
 
 def single_rounds(made: dict, index: int, size: int) -> None:
@@ -53,8 +53,8 @@ def single_rounds(made: dict, index: int, size: int) -> None:
         blocks = [ids[first : first + size] for first in range(0, len(ids), size)]
         for block, members in enumerate(blocks):
             run = fresh()
-            artifacts.write_pt(files.block(block), run.train(number, members).tree())
-        fresh().aggregate(number, [Block.read(files.block(block)) for block in range(len(blocks))])
+            artifacts.write_pt(files.block_uploads(block), run.train(number, members).to_tensors())
+        fresh().aggregate(number, [Block.read(files.block_uploads(block)) for block in range(len(blocks))])
         fresh().evaluate(number)
 
 
@@ -73,8 +73,8 @@ def test_two_runs_segments_and_single_rounds_leave_the_same_bits(label: str) -> 
     assert finish(run) == once, "two runs differ"
 
     away(run)
-    list(studies.open_runs(made)[0].segment(3))
-    list(studies.open_runs(made)[0].segment(ROUNDS))
+    list(studies.open_runs(made)[0].run_segment(3))
+    list(studies.open_runs(made)[0].run_segment(ROUNDS))
     assert finish(run) == once, "two segments differ from one"
 
     away(run)
@@ -86,9 +86,9 @@ def test_two_runs_segments_and_single_rounds_leave_the_same_bits(label: str) -> 
 def test_a_stack_leaves_the_same_bits_whatever_the_jobs(label: str) -> None:
     made = studies.prepare(studies.settings((label,), 2))
     run = studies.open_runs(made, stack=4)[0]
-    list(run.segment(2))
-    stacks = [run.checkpoint.sealed(number)["stacks"] for number in (1, 2)]
-    assert stacks == [schedule.recorded(run.clients.sizes, run.participants(number), 4, 40) for number in (1, 2)]
+    list(run.run_segment(2))
+    stacks = [run.checkpoint.read_state_json(number)["stacks"] for number in (1, 2)]
+    assert stacks == [schedule.describe_stacks(run.clients.sizes, run.participants(number), 4, 40) for number in (1, 2)]
     assert len(stacks[0]) == 2
     assert len(stacks[0][0]["widths"]) > 1, "its clients end together, which proves nothing"
     once = finish(run, 2)
@@ -99,7 +99,7 @@ def test_a_stack_leaves_the_same_bits_whatever_the_jobs(label: str) -> None:
         ids = run.participants(number)
         run.aggregate(number, [run.train(number, ids[:3]), run.train(number, ids[3:])])
         run.evaluate(number)
-    assert [run.checkpoint.sealed(number)["stacks"] for number in (1, 2)] == stacks
+    assert [run.checkpoint.read_state_json(number)["stacks"] for number in (1, 2)] == stacks
     assert finish(run, 2) == once
 
 
@@ -108,7 +108,7 @@ def test_a_client_in_a_stack_has_its_row_whoever_else_the_job_trains() -> None:
     sections = {"model": {"name": "mlp", "hidden": [10, 8]}, "federation": {"batch_size": 7, "participation": 1.0}}
     made = studies.prepare(studies.settings(rounds=2, **sections))
     run = studies.open_runs(made, stack=3)[0]
-    list(run.segment(2))
+    list(run.run_segment(2))
     once = finish(run, 2)
     away(run)
     run = studies.open_runs(made, stack=3)[0]
@@ -123,7 +123,7 @@ def test_one_participant_and_kernels_of_one_channel_leave_the_same_bytes_in_bloc
     sections = {"model": {"name": "cnn", "channels": [2, 3], "hidden": 8}, "federation": {"participation": 0.1}}
     made = studies.prepare(studies.settings(rounds=2, **sections))
     run = studies.open_runs(made)[0]
-    list(run.segment(2))
+    list(run.run_segment(2))
     once = finish(run, 2)
     away(run)
     for number in range(3):
@@ -131,8 +131,8 @@ def test_one_participant_and_kernels_of_one_channel_leave_the_same_bytes_in_bloc
         if not number:
             run.initialize()
             continue
-        path = run.files.round(number).block(0)
-        artifacts.write_pt(path, run.train(number, run.participants(number)).tree())
+        path = run.files.round(number).block_uploads(0)
+        artifacts.write_pt(path, run.train(number, run.participants(number)).to_tensors())
         run.aggregate(number, [Block.read(path)])
         run.evaluate(number)
     assert finish(run, 2) == once
@@ -149,7 +149,7 @@ def test_seeds_differ_in_partition_model_and_participants() -> None:
     one, other = studies.open_runs(made)
     assert made.runs[0].partition != made.runs[1].partition
     assert [one.participants(r) for r in range(1, 9)] != [other.participants(r) for r in range(1, 9)]
-    assert not one.fresh(0)["head.weight"].equal(other.fresh(0)["head.weight"])
+    assert not one.make_initial_model(0)["head.weight"].equal(other.make_initial_model(0)["head.weight"])
 
 
 def test_a_fixed_partition_seed_holds_for_all_seeds() -> None:
@@ -192,7 +192,7 @@ def test_bytes_of_a_tensor_file_do_not_depend_on_its_name_or_on_views() -> None:
 def test_float32_is_float32_on_a_gpu_too() -> None:
     """PyTorch's default there is TF32, for convolutions and recurrent layers."""
     kinds = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
-    with numerics.kept():
+    with numerics.preserve_torch_flags():
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
         assert [kind.fp32_precision for kind in kinds] == ["tf32"] * 3
         studies.open_runs(studies.prepare(studies.settings(rounds=1)))

@@ -43,35 +43,38 @@ def test_a_block_of_another_run_is_refused(
     blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, other = (files.round(1) for files in blocks)
-    own = one.block(0).read_bytes()
-    shutil.copy(other.block(0), one.block(0))
+    own = one.block_uploads(0).read_bytes()
+    shutil.copy(other.block_uploads(0), one.block_uploads(0))
     aggregate = ("aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1")
     status, said = typed(monkeypatch, capsys, *aggregate)
     assert status == 2
     assert said == (
-        f"fedpipe: {one.block(0)} is of round 1 of run {blocks[1].path.name}, and should be of round 1 of run "
+        f"fedpipe: {one.block_uploads(0)} is of round 1 of run {blocks[1].path.name}, and should be of round 1 of run "
         f"{blocks[0].path.name}; delete it and run again.\n"
     )
-    assert not one.server.exists()
-    assert not one.state.exists()
-    one.block(0).write_bytes(own)
+    assert not one.server_state.exists()
+    assert not one.state_marker.exists()
+    one.block_uploads(0).write_bytes(own)
     assert typed(monkeypatch, capsys, *aggregate) == (0, "")
-    assert one.state.exists()
+    assert one.state_marker.exists()
 
 
 def test_a_block_of_another_round_is_refused(
     blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files, path = blocks[0], str(blocks[0].path)
-    early = files.round(1).block(0).read_bytes()
+    early = files.round(1).block_uploads(0).read_bytes()
     assert typed(monkeypatch, capsys, "aggregate", path, "--round", "1", "--blocks", "1")[0] == 0
     assert typed(monkeypatch, capsys, "evaluate", path, "--round", "1")[0] == 0
     files.round(2).path.mkdir()
-    files.round(2).block(0).write_bytes(early)
+    files.round(2).block_uploads(0).write_bytes(early)
     status, said = typed(monkeypatch, capsys, "aggregate", path, "--round", "2", "--blocks", "1")
     assert status == 2
-    assert f"{files.round(2).block(0)} is of round 1 of run {files.path.name}, and should be of round 2 of " in said
-    assert not files.round(2).server.exists()
+    assert (
+        f"{files.round(2).block_uploads(0)} is of round 1 of run {files.path.name}, and should be of round 2 of "
+        in said
+    )
+    assert not files.round(2).server_state.exists()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ def test_a_block_of_another_round_is_refused(
 def test_what_is_no_block_is_refused(
     change, blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = blocks[0].round(1).block(0)
+    path = blocks[0].round(1).block_uploads(0)
     artifacts.write_pt(path, change(artifacts.read_pt(path)))
     said = typed(monkeypatch, capsys, "aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1")
     assert said == (2, f"fedpipe: {path} is no block of clients; delete it and run again.\n")

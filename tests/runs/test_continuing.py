@@ -30,13 +30,13 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def begun(label: str = "fedper", keep: str | int = "last", **sections: Any) -> NewPlan:
     """A plan whose runs have two rounds."""
     made = studies.prepare(studies.settings((label,), ROUNDS, artifacts={"keep_models": keep}, **sections))
-    list(studies.open_runs(made)[0].segment(ROUNDS))
+    list(studies.open_runs(made)[0].run_segment(ROUNDS))
     return made
 
 
 def edit(monkeypatch: pytest.MonkeyPatch, rate: float = 1.0) -> None:
     """Shared code of another digest, whose SGD takes steps that are so many times longer."""
-    monkeypatch.setattr(code, "shared", lambda: "f00d" * 3)
+    monkeypatch.setattr(code, "compute_shared_digest", lambda: "f00d" * 3)
     update = optimizers.SGD.update
 
     def longer(self: Any, parameters: Tensors, gradient: Tensors, slots: Any, donated: bool = False) -> Any:
@@ -55,11 +55,11 @@ def test_code_that_does_the_same_goes_on(monkeypatch: pytest.MonkeyPatch, label:
     once = studies.bits(Path())
     edit(monkeypatch)
     run = studies.open_runs(made)[0]
-    assert list(run.segment(ROUNDS + 1)) == [ROUNDS, ROUNDS + 1]
+    assert list(run.run_segment(ROUNDS + 1)) == [ROUNDS, ROUNDS + 1]
     (record,) = records(run)
     assert (record["round"], record["agrees"], record["distance"]) == (ROUNDS, "bits", 0.0)
     assert record["now"]["shared"] == "f00d" * 3 != record["made_by"][0]["shared"]
-    assert run.checkpoint.sealed(ROUNDS + 1)["made_by"][0]["shared"] == "f00d" * 3
+    assert run.checkpoint.read_state_json(ROUNDS + 1)["made_by"][0]["shared"] == "f00d" * 3
     gone = {name for name, sha256 in once.items() if studies.bits(Path()).get(name) != sha256}
     assert all("0001/" in name and name.endswith(".pt") for name in gone), "pruned, since two rounds follow"
 
@@ -78,7 +78,7 @@ def test_code_that_does_another_thing_is_refused(monkeypatch: pytest.MonkeyPatch
     if label == "fedper":
         sentence = sentence.replace("clients.pt", "server.pt")
     with pytest.raises(ArtifactError, match=sentence):
-        list(run.segment(ROUNDS + 1))
+        list(run.run_segment(ROUNDS + 1))
     assert studies.bits(Path()) == once
     assert not records(run)
 
@@ -86,7 +86,7 @@ def test_code_that_does_another_thing_is_refused(monkeypatch: pytest.MonkeyPatch
 def test_a_finished_run_is_left_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
     made = begun()
     edit(monkeypatch, rate=2.0)
-    assert list(studies.open_runs(made)[0].segment(ROUNDS)) == [ROUNDS]
+    assert list(studies.open_runs(made)[0].run_segment(ROUNDS)) == [ROUNDS]
 
 
 def test_the_initial_state_is_made_again_where_it_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_the_initial_state_is_made_again_where_it_is_the_last(monkeypatch: pytes
     run = studies.open_runs(made)[0]
     run.initialize()
     edit(monkeypatch)
-    assert list(studies.open_runs(made)[0].segment(1)) == [0, 1]
+    assert list(studies.open_runs(made)[0].run_segment(1)) == [0, 1]
     assert [record["round"] for record in records(run)] == [0]
 
 
@@ -121,7 +121,7 @@ def test_a_server_of_other_code_than_its_blocks_is_recorded(monkeypatch: pytest.
     edit(monkeypatch)
     other = studies.open_runs(made)[0]
     other.aggregate(ROUNDS + 1, [block])
-    shared = [made_by["shared"] for made_by in other.checkpoint.sealed(ROUNDS + 1)["made_by"]]
+    shared = [made_by["shared"] for made_by in other.checkpoint.read_state_json(ROUNDS + 1)["made_by"]]
     assert shared == [block.made_by["shared"], "f00d" * 3]
 
 
@@ -129,20 +129,20 @@ def test_what_was_asked_once_is_not_asked_again(monkeypatch: pytest.MonkeyPatch)
     made = begun()
     edit(monkeypatch)
     run = studies.open_runs(made)[0]
-    redo.check(run, ROUNDS)
-    monkeypatch.setattr(redo, "again", lambda *_: pytest.fail("done again"))
-    redo.check(run, ROUNDS)
+    redo.require_reproducible_round(run, ROUNDS)
+    monkeypatch.setattr(redo, "replay_round", lambda *_: pytest.fail("done again"))
+    redo.require_reproducible_round(run, ROUNDS)
 
 
 def test_where_the_state_before_is_gone_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     made = begun()
     run = studies.open_runs(made)[0]
-    run.files.round(ROUNDS - 1).server.unlink()
+    run.files.round(ROUNDS - 1).server_state.unlink()
     edit(monkeypatch)
     with pytest.raises(
         ArtifactError, match=r"that round can't be done again, since a state from before it is gone; restore"
     ):
-        redo.check(run, ROUNDS)
+        redo.require_reproducible_round(run, ROUNDS)
 
 
 @pytest.mark.parametrize(("rate", "holds"), [(1.0, True), (1 + 1e-5, True), (1.01, False)])
@@ -153,16 +153,16 @@ def test_elsewhere_it_must_be_the_same_within_rounding(
     made = begun()
     edit(monkeypatch, rate)
     run = studies.open_runs(made)[0]
-    found = redo.again(run, ROUNDS)
+    found = redo.replay_round(run, ROUNDS)
     assert found is not None
-    assert bool(found.differ) == (rate != 1.0)
-    assert not found.same_place or not found.differ or not found.agrees("float32")
-    monkeypatch.setattr(Run, "made_by", lambda self: found.now | {"device": "another CPU"})
+    assert bool(found.differing_files) == (rate != 1.0)
+    assert not found.is_same_environment or not found.differing_files or not found.is_reproduced("float32")
+    monkeypatch.setattr(Run, "get_environment", lambda self: found.replayed_by | {"device": "another CPU"})
     if not holds:
         with pytest.raises(ArtifactError, match="can't go on"):
-            redo.check(run, ROUNDS)
+            redo.require_reproducible_round(run, ROUNDS)
         return
-    redo.check(run, ROUNDS)
+    redo.require_reproducible_round(run, ROUNDS)
     (record,) = records(run)
     assert record["agrees"] == ("bits" if rate == 1.0 else "within rounding")
     assert record["distance"] == pytest.approx(rate - 1, abs=1e-5)
@@ -172,20 +172,20 @@ def test_elsewhere_it_must_be_the_same_within_rounding(
 def test_executors_agree_within_rounding() -> None:
     """A stack does a round that the loop did: other bits, the same numbers."""
     made = begun(federation={"learning_rate": 0.1})
-    found = redo.again(studies.open_runs(made, stack=3)[0], ROUNDS)
+    found = redo.replay_round(studies.open_runs(made, stack=3)[0], ROUNDS)
     assert found is not None
-    assert not found.same_place
-    assert found.agrees("float32")
+    assert not found.is_same_environment
+    assert found.is_reproduced("float32")
     assert found.distance < 1e-4
 
 
 def test_a_number_that_is_none_never_agrees() -> None:
     one, other = torch.tensor([1.0, torch.nan, torch.inf]), torch.tensor([1.0, torch.nan, torch.inf])
-    assert redo._square(one, other) == 0
-    assert redo._square(one, torch.tensor([1.0, 2.0, torch.inf])) != 0
+    assert redo._squared_distance(one, other) == 0
+    assert redo._squared_distance(one, torch.tensor([1.0, 2.0, torch.inf])) != 0
     found = redo.Comparison(1, [], {}, ["server.pt"], ["server.pt"], float("inf"))
-    assert not found.agrees("float32")
-    assert re.search("states by inf", found.told())
+    assert not found.is_reproduced("float32")
+    assert re.search("states by inf", found.describe_difference())
 
 
 READS = """
@@ -209,18 +209,18 @@ def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(monkeypatch: pyte
     Path("prior.json").write_text('{"factor": 1.0}')
     made = studies.prepare(studies.settings(("own",), 4, algorithms={"own": {"algorithm": "late_reader.Own"}}))
     (run,) = studies.open_runs(made)
-    rounds = run.segment(4)
+    rounds = run.run_segment(4)
     assert [next(rounds), next(rounds)] == [0, 1]
     Path("prior.json").touch()
     assert next(rounds) == 2, "it is the same file"
     Path("prior.json").write_text('{"factor": 0.2}')
     with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began, and its key is of the one"):
         next(rounds)
-    assert run.files.complete() == [0, 1, 2]
+    assert run.files.list_complete_rounds() == [0, 1, 2]
     with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began"):
         run.train(3, run.participants(3))  # as a job of single rounds does, whose block another one aggregates
     Path("prior.json").write_text('{"factor": 1.0}')
     (again,) = studies.open_runs(made)
-    list(again.segment(4))
-    assert again.files.complete() == [0, 1, 2, 3, 4]
+    list(again.run_segment(4))
+    assert again.files.list_complete_rounds() == [0, 1, 2, 3, 4]
     sys.modules.pop("late_reader")

@@ -47,13 +47,13 @@ def files():
 subprocess.run(mount, shell=True, check=True)
 before = files()
 try:
-    list(Run(RunFiles(Path(path))).segment(3))
+    list(Run(RunFiles(Path(path))).run_segment(3))
     said = "nothing"
 except ArtifactError as error:
     said = str(error)
 after, done = files(), studies.rounds(Path(path))
 subprocess.run(mend, shell=True, check=True)
-list(Run(RunFiles(Path(path))).segment(3))
+list(Run(RunFiles(Path(path))).run_segment(3))
 kept = done.items() <= studies.rounds(Path(path)).items()
 print(json.dumps({"said": said, "before": before, "after": after, "kept": kept, "bits": studies.bits(Path(path))}))
 """
@@ -75,7 +75,7 @@ def prepared() -> tuple[str, dict[str, str]]:
     """A run yet to begin, and the bits with which it ends."""
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = str(made.runs[0].path)
-    list(studies.open_runs(made)[0].segment(ROUNDS))
+    list(studies.open_runs(made)[0].run_segment(ROUNDS))
     once = studies.bits(Path(path))
     studies.forget(Path(path))
     return path, once
@@ -111,8 +111,10 @@ def test_no_round_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     run = studies.open_runs(studies.prepare(studies.settings(("scaffold",), ROUNDS)))[0]
     settled: list[Path] = []
     monkeypatch.setattr(os, "fsync", lambda stream: settled.append(Path(f"/proc/self/fd/{stream}").readlink()))
-    list(run.segment(ROUNDS))
-    assert settled == [archive.of(run.files.history).resolve()], "only what takes the place of deleted files"
+    list(run.run_segment(ROUNDS))
+    assert settled == [archive.pack_path(run.files.rounds_folder).resolve()], (
+        "only what takes the place of deleted files"
+    )
 
 
 def test_a_power_failure_at_any_deletion_costs_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,20 +135,20 @@ def test_a_power_failure_at_any_deletion_costs_a_round(monkeypatch: pytest.Monke
                 stat = (folder / name).stat()
                 if name.name != "run.yaml" and (stat.st_ino, stat.st_mtime_ns) not in settled:
                     (left / name).write_bytes(b"")
-            failures.append((max(run.files.complete()), left))
+            failures.append((max(run.files.list_complete_rounds()), left))
         unlink(path, missing_ok)
 
     unlink = Path.unlink
     with monkeypatch.context() as watched:
         watched.setattr(os, "fsync", settle)
         watched.setattr(Path, "unlink", fail)
-        list(run.segment(6))
+        list(run.run_segment(6))
     once = studies.bits(folder)
     assert len(failures) >= 4
     for number, left in failures:
         shutil.rmtree(folder)
         left.rename(folder)
-        found, *_ = studies.open_runs(made)[0].segment(6)
+        found, *_ = studies.open_runs(made)[0].run_segment(6)
         assert found >= number - 1
         assert studies.bits(folder) == once
 
@@ -193,16 +195,18 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
 ) -> None:
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     run = studies.open_runs(made)[0]
-    list(run.segment(ROUNDS))
-    artifacts.unpack(run.files.history)
+    list(run.run_segment(ROUNDS))
+    artifacts.unpack_folder(run.files.rounds_folder)
     last = run.files.round(ROUNDS)
     shared = {
         "data": artifacts.dataset_file(made.runs[0].dataset),
         "assignment": artifacts.assignment_file(made.runs[0].partition),
     }
-    path = shared.get(name) or {"server": last.server, "clients": last.clients, "metrics": last.metrics}[name]
+    path = (
+        shared.get(name) or {"server": last.server_state, "clients": last.client_states, "metrics": last.metrics}[name]
+    )
     once, rounds = path.read_bytes(), set(last.path.iterdir()) | set((run.files.path / "segments").iterdir())
-    packed = {member for member in run.files.history.glob("*/*") if archive.takes(member)}
+    packed = {member for member in run.files.rounds_folder.glob("*/*") if archive.is_packable(member)}
     harm(path)
     if name in shared:  # another rule made it, for other runs as well
         before = rest()
@@ -211,9 +215,9 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
         assert rest() == before
     else:  # the segment's own: only its round is done again
         before = rest(*rounds, *packed)
-        assert list(studies.open_runs(made)[0].segment(ROUNDS)) == [ROUNDS - 1, ROUNDS]
-        assert rest(*rounds, archive.of(run.files.history)) == before
-        artifacts.unpack(run.files.history)
+        assert list(studies.open_runs(made)[0].run_segment(ROUNDS)) == [ROUNDS - 1, ROUNDS]
+        assert rest(*rounds, archive.pack_path(run.files.rounds_folder)) == before
+        artifacts.unpack_folder(run.files.rounds_folder)
         assert path.read_bytes() == once
     assert not Path("harm").exists()
 
@@ -238,20 +242,25 @@ def test_what_is_no_tensor_is_refused_even_if_its_hash_is_vouched_for(
     (settings,) = vouched.glob("results/runs/*/*/run.yaml")
     files = RunFiles(settings.parent)
     last, (data,) = files.round(2), vouched.glob("results/data/*.pt")
-    path = {"data": data, "server": last.server, "clients": last.clients, "block": files.round(3).block(0)}[name]
+    path = {
+        "data": data,
+        "server": last.server_state,
+        "clients": last.client_states,
+        "block": files.round(3).block_uploads(0),
+    }[name]
     path.parent.mkdir(exist_ok=True)
     write(value, path)
     if name != "block":
-        record = data.with_suffix(".json") if name == "data" else last.state
+        record = data.with_suffix(".json") if name == "data" else last.state_marker
         held = artifacts.read_json(record)
         (held if name == "data" else held["sha256"])[path.name] = artifacts.sha256_of(path)
         artifacts.write_json(record, held)
 
     def read() -> None:
         run = open_run(files.path, Execution())
-        run.server(2)
-        run.kept(run.checkpoint.sealed(2)["participants"][0], 2)
-        Block.read(files.round(3).block(0))
+        run.load_server_state(2)
+        run.load_kept_state(run.checkpoint.read_state_json(2)["participants"][0], 2)
+        Block.read(files.round(3).block_uploads(0))
 
     with pytest.raises(ArtifactError, match=rf"^{path} can't be read \(.*\); delete it and run again\.$") as error:
         read()
@@ -264,8 +273,8 @@ def _trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     with contextlib.chdir(folder):
         (run,) = studies.open_runs(studies.prepare(studies.settings(("scaffold",), 2)))
-        list(run.segment(2))
-        artifacts.unpack(run.files.history)
+        list(run.run_segment(2))
+        artifacts.unpack_folder(run.files.rounds_folder)
     return folder
 
 

@@ -43,8 +43,8 @@ def prepared(**faults: int) -> tuple[dict, Run]:
     params["study"]["algorithms"] = ["faulty", "fedavg"]
     made = studies.prepare(params)
     for run in studies.open_runs(made):
-        list(run.segment(ROUNDS))
-        collect.collect(run.files, ROUNDS, "all")
+        list(run.run_segment(ROUNDS))
+        collect.collect_rounds(run.files, ROUNDS, "all")
     return made, studies.open_runs(made)[0]
 
 
@@ -67,30 +67,33 @@ def test_a_failed_update_is_left_out_of_its_round() -> None:
     block = run.train(2, ids)
     rest = [row for row, client in enumerate(ids) if client in whole]
     uploads = Uploads(whole, [int(sizes[client]) for client in whole], [block.uploads[row] for row in rest])
-    wanted = run.algorithm.aggregate(run.server(1), uploads)
+    wanted = run.algorithm.aggregate(run.load_server_state(1), uploads)
     for name, value in wanted["model"].items():
-        assert torch.equal(run.server(2)["model"][name], value)
+        assert torch.equal(run.load_server_state(2)["model"][name], value)
         assert value.isfinite().all()
 
-    last = artifacts.read_json(run.files.round(2).state)["last"]
+    last = artifacts.read_json(run.files.round(2).state_marker)["last"]
     assert [last[client] for client in failed] == [1 if client in before else -1 for client in failed]
     assert all(last[client] == 2 for client in whole)
-    trained, kept = (artifacts.read_parquet(path) for path in (run.files.round(2).trained, run.files.round(2).kept))
+    trained, kept = (
+        artifacts.read_parquet(path)
+        for path in (run.files.round(2).trained_accuracies, run.files.round(2).kept_accuracies)
+    )
     assert trained["client"].to_pylist() == ids, "a method is not better for what failed"
     assert kept["client"].to_pylist() == whole
 
 
 def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> None:
     made, run = prepared(size=1)
-    assert artifacts.sha256_of(run.files.round(2).server) == artifacts.sha256_of(run.files.round(1).server)
-    left_out = artifacts.read_parquet(run.files.all_joined()[-1].rounds)["left_out"].to_pylist()
+    assert artifacts.sha256_of(run.files.round(2).server_state) == artifacts.sha256_of(run.files.round(1).server_state)
+    left_out = artifacts.read_parquet(run.files.list_merged_files()[-1].rounds)["left_out"].to_pylist()
     assert left_out == [0, 5, 5]
-    found = results.left_out(made)
+    found = results.count_left_out_updates(made)
     assert found["algorithm"].tolist() == ["faulty", "fedavg"]
     assert found["left_out"].tolist() == [10, 0]
     assert found["diverged"].tolist() == [2, 0]  # the round in which nobody was left
-    table = tables.table(made)
-    text = tables.markdown(made, table)
+    table = tables.build_result_table(made)
+    text = tables.render_markdown(made, table)
     assert (
         "faulty: 10 updates were not finite and were left out; diverged (in round 2 all failed) in 1 of 1 run." in text
     )
@@ -100,11 +103,11 @@ def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> No
 
 def test_single_rounds_leave_out_the_same(tmp_path) -> None:
     made, run = prepared(size=150)
-    wanted = artifacts.sha256_of(run.files.round(2).server)
+    wanted = artifacts.sha256_of(run.files.round(2).server_state)
     again = studies.open_runs(made)[0]
     ids = again.participants(2)
     again.aggregate(2, [again.train(2, ids[:2]), again.train(2, ids[2:])])
-    assert artifacts.sha256_of(run.files.round(2).server) == wanted
+    assert artifacts.sha256_of(run.files.round(2).server_state) == wanted
 
 
 def test_of_a_training_that_diverged_all_participants_are_measured_and_it_is_not_the_best() -> None:
@@ -114,13 +117,13 @@ def test_of_a_training_that_diverged_all_participants_are_measured_and_it_is_not
     made = studies.prepare(params)
     healthy, diverged = studies.open_runs(made)
     for run in (healthy, diverged):
-        list(run.segment(4))
-        collect.collect(run.files, 4, "all")
-        trained = artifacts.read_parquet(run.files.round(4).trained).to_pandas()
+        list(run.run_segment(4))
+        collect.collect_rounds(run.files, 4, "all")
+        trained = artifacts.read_parquet(run.files.round(4).trained_accuracies).to_pandas()
         assert trained["client"].tolist() == run.participants(4)
-        again = redo.again(run, 4)
+        again = redo.replay_round(run, 4)
         assert again
-        assert not again.differ
+        assert not again.differing_files
     assert not artifacts.read_parquet(diverged.files.round(4).participants).to_pandas()["finite"].all()
     assert trained["loss"].isna().any()
-    assert tables.best(made, tables.table(made)) == [("fedavg", "0.1")]
+    assert tables.select_table_rows(made, tables.build_result_table(made)) == [("fedavg", "0.1")]

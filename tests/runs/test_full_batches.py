@@ -18,7 +18,7 @@ def states(size: Any, stack: int) -> tuple[str, dict[str, str]]:
     made = studies.prepare(studies.settings(rounds=2, federation={"batch_size": size}))
     (run,) = studies.open_runs(made, stack=stack, device="cpu")
     assert len(np.unique(run.clients.sizes)) > 1, "clients of unequal size"
-    list(run.segment(2))
+    list(run.run_segment(2))
     bits = studies.bits(run.files.path / "rounds")
     return made.runs[0].key, {name: sha256 for name, sha256 in bits.items() if name.endswith("server.pt")}
 
@@ -34,4 +34,4 @@ def test_a_full_batch_is_one_that_is_larger_than_any_client(stack: int) -> None:
 def test_no_other_word_is_a_size() -> None:
     studies.write(studies.settings(federation={"batch_size": "all"}), Path())
     with pytest.raises(SettingsError, match=r"^federation.batch_size: 'all' can't be used; it should be"):
-        planning.make()
+        planning.make_plan()

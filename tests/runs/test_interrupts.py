@@ -25,7 +25,7 @@ ROUNDS = 4
 def test_sigterm_ends_a_segment_after_its_round_and_leaves_nothing_half() -> None:
     made = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
     path = str(made.runs[0].path)
-    list(studies.open_runs(made)[0].segment(ROUNDS))
+    list(studies.open_runs(made)[0].run_segment(ROUNDS))
     once = studies.bits(Path(path))
     studies.forget(Path(path))
     command = [sys.executable, "-m", "fedpipe", *segment(path)]
@@ -81,7 +81,7 @@ def test_a_block_that_sigterm_kills_leaves_nothing() -> None:
 
 def test_sigterm_is_deferred_and_then_as_it_was() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with interrupts.deferred(lambda: "told") as asked_to_stop:
+    with interrupts.defer_sigterm(lambda: "told") as asked_to_stop:
         assert not asked_to_stop()
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked_to_stop()
@@ -93,13 +93,13 @@ def rounds() -> Iterator[int]:
 
 
 def test_a_log_has_a_line_a_round(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(progress.told(Path("run"), 4, rounds(), Console(file=io.StringIO()))) == [3, 4]
+    assert list(progress.track_rounds(Path("run"), 4, rounds(), Console(file=io.StringIO()))) == [3, 4]
     assert capsys.readouterr().out == "run: 2 of 4 rounds are complete\nrun: round 3 of 4\nrun: round 4 of 4\n"
 
 
 def test_a_terminal_has_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
     screen = io.StringIO()
-    assert list(progress.told(Path("run"), 4, rounds(), Console(file=screen, force_terminal=True))) == [3, 4]
+    assert list(progress.track_rounds(Path("run"), 4, rounds(), Console(file=screen, force_terminal=True))) == [3, 4]
     assert "4/4" in screen.getvalue()
     assert "\x1b[" in screen.getvalue()
     assert capsys.readouterr().out == ""

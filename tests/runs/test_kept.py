@@ -38,14 +38,14 @@ def prepared(label: str = "fedavg", protocols: tuple[str, ...] = KEPT, **section
 
 def finished(made: NewPlan, **execution: Any) -> Run:
     run = studies.open_runs(made, **execution)[0]
-    list(run.segment(ROUNDS))
-    collect.collect(run.files, ROUNDS, made.keep_models)
+    list(run.run_segment(ROUNDS))
+    collect.collect_rounds(run.files, ROUNDS, made.keep_models)
     return run
 
 
 def rows(run: Run, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:
     """By round and client, what the joined metrics say."""
-    found = artifacts.read_joined(run.files.all_joined()[-1].metrics).to_pylist()
+    found = artifacts.read_merged_table(run.files.list_merged_files()[-1].metrics).to_pylist()
     rows = [row for row in found if row["protocol"] == protocol]
     return {(row["round"], row["client"]): (row["correct"], row["total"], row["loss"]) for row in rows}
 
@@ -75,11 +75,13 @@ def test_it_is_the_model_that_was_uploaded_last_or_the_initial_one(buffers: str)
     params = studies.settings(("fedavg",), ROUNDS, evaluation={"protocols": list(KEPT)})
     params["federation"] |= {"participation": 0.3, "buffers": buffers}
     run = finished(studies.prepare(params | {"model": model}))
-    models: dict[int, Mapping[str, Tensor]] = dict.fromkeys(range(10), run.fresh(0) | run.algorithm.net.own)
+    models: dict[int, Mapping[str, Tensor]] = dict.fromkeys(
+        range(10), run.make_initial_model(0) | run.algorithm.net.client_buffers
+    )
     found = {protocol: rows(run, protocol) for protocol in KEPT}
     for number in range(1, ROUNDS + 1):
         block = run.train(number, run.participants(number))
-        for client, upload, keep in zip(block.ids, block.uploads, block.kept, strict=True):
+        for client, upload, keep in zip(block.ids, block.uploads, block.kept_states, strict=True):
             models[client] = upload["model"] | keep.get(BUFFERS, {})
         for client, model in models.items():
             test = run.clients.test[client]
@@ -102,8 +104,8 @@ def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -
             path.unlink()
 
     away()
-    list(studies.open_runs(made, stack=2)[0].segment(1))
-    list(studies.open_runs(made, stack=2)[0].segment(3))
+    list(studies.open_runs(made, stack=2)[0].run_segment(1))
+    list(studies.open_runs(made, stack=2)[0].run_segment(3))
     shutil.rmtree(run.files.path / "segments")
     assert studies.bits(finished(made, stack=2).files.path) == once, "three segments differ from one"
 
@@ -114,11 +116,11 @@ def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -
         files = run.files.round(number)
         for index, members in enumerate((ids[:2], ids[2:])):
             block = studies.open_runs(made, stack=2)[0].train(number, members)
-            artifacts.write_pt(files.block(index), block.tree())
-        blocks = [Block.read(files.block(index)) for index in range(2)]
+            artifacts.write_pt(files.block_uploads(index), block.to_tensors())
+        blocks = [Block.read(files.block_uploads(index)) for index in range(2)]
         studies.open_runs(made, stack=2)[0].aggregate(number, blocks)
         studies.open_runs(made, stack=2)[0].evaluate(number)
-    collect.collect(run.files, ROUNDS, "all")
+    collect.collect_rounds(run.files, ROUNDS, "all")
     assert studies.bits(run.files.path) == once, "single rounds differ from a segment"
 
     away()
@@ -135,8 +137,8 @@ def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -
     assert studies.bits(finished(made).files.path) == first
     away()
     many = studies.open_runs(made, threads=2)[0]
-    list(many.segment(ROUNDS))
-    collect.collect(many.files, ROUNDS, "all")
+    list(many.run_segment(ROUNDS))
+    collect.collect_rounds(many.files, ROUNDS, "all")
     assert studies.bits(run.files.path) == first, "threads changed bits"
 
 
@@ -182,10 +184,10 @@ def test_a_failed_update_leaves_the_client_with_what_it_had() -> None:
 def test_a_damaged_record_is_made_again() -> None:
     made = prepared()
     run = studies.open_runs(made)[0]
-    list(run.segment(2))
+    list(run.run_segment(2))
     again = finished(made)
     once = studies.bits(again.files.path)
-    artifacts.unpack(run.files.history)
-    run.files.round(1).kept.write_bytes(b"PAR1 nothing PAR1")
+    artifacts.unpack_folder(run.files.rounds_folder)
+    run.files.round(1).kept_accuracies.write_bytes(b"PAR1 nothing PAR1")
     shutil.rmtree(run.files.path / "segments")
     assert studies.bits(finished(made).files.path) == once

@@ -34,6 +34,6 @@ def test_what_comes_later_is_kept() -> None:
     entries = {"late": {"algorithm": "tests.runs.test_metrics.Late"}}
     made = studies.prepare(studies.settings(("late",), 3, algorithms=entries))
     (run,) = studies.open_runs(made)
-    list(run.segment(3))
-    collect.collect(run.files, 3, made.keep_models)
-    assert artifacts.read_joined(run.files.joined(3).rounds)["late"].to_pylist() == [None, 2.0, 3.0]
+    list(run.run_segment(3))
+    collect.collect_rounds(run.files, 3, made.keep_models)
+    assert artifacts.read_merged_table(run.files.merged_files(3).rounds)["late"].to_pylist() == [None, 2.0, 3.0]

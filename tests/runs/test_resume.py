@@ -58,7 +58,7 @@ def run_again(path: str, stop: int = ROUNDS) -> tuple[int, list[int]]:
 
 def continued(made: NewPlan, stop: int = ROUNDS) -> tuple[int, list[int]]:
     """The same within this process."""
-    found, *done = studies.open_runs(made)[0].segment(stop)
+    found, *done = studies.open_runs(made)[0].run_segment(stop)
     return found, done
 
 
@@ -72,7 +72,7 @@ def unfinished(folder: Path) -> list[Path]:
 def test_killed_in_the_middle_of_a_write(write: int) -> None:
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = str(made.runs[0].path)
-    list(studies.open_runs(made)[0].segment(ROUNDS))
+    list(studies.open_runs(made)[0].run_segment(ROUNDS))
     once = studies.bits(Path(path))
     studies.forget(Path(path))
 
@@ -93,7 +93,7 @@ def test_killed_at_any_moment(moment: int) -> None:
     """The moment is a line of output plus a fraction of a round, different in each case."""
     made = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
     path = str(made.runs[0].path)
-    list(studies.open_runs(made)[0].segment(ROUNDS))
+    list(studies.open_runs(made)[0].run_segment(ROUNDS))
     once = studies.bits(Path(path))
     studies.forget(Path(path))
     worker = subprocess.Popen(
@@ -107,7 +107,7 @@ def test_killed_at_any_moment(moment: int) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
-    complete = len(RunFiles(Path(path)).complete()) - 1
+    complete = len(RunFiles(Path(path)).list_complete_rounds()) - 1
     found, done = run_again(path)
     assert found == max(complete, 0)
     assert done == list(range(found + 1, ROUNDS + 1))
@@ -140,11 +140,11 @@ def test_more_rounds_continue_a_shorter_run() -> None:
 def test_damaged_files_are_found_and_made_again(name: str, harm: str, rounds: list[int]) -> None:
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = str(made.runs[0].path)
-    list(studies.open_runs(made)[0].segment(ROUNDS))
+    list(studies.open_runs(made)[0].run_segment(ROUNDS))
     once = studies.bits(Path(path))
     file = Path(path, name)
     if not file.exists():  # as before the segment's end
-        artifacts.unpack(Path(path, "rounds"))
+        artifacts.unpack_folder(Path(path, "rounds"))
     data = bytearray(file.read_bytes())
     match harm:
         case "truncate":
@@ -156,7 +156,7 @@ def test_damaged_files_are_found_and_made_again(name: str, harm: str, rounds: li
             file.unlink()
     if name == "rounds/0002/server.pt":  # an early state is not needed to go on, so it is not made again by itself
         with pytest.raises(ArtifactError, match=r"0002/server\.pt is damaged"):
-            studies.open_runs(made)[0].server(2)
+            studies.open_runs(made)[0].load_server_state(2)
         return
     assert continued(made)[1] == rounds
     assert studies.bits(Path(path)) == once
@@ -166,9 +166,9 @@ def test_damaged_files_are_found_and_made_again(name: str, harm: str, rounds: li
 def test_a_damaged_member_of_the_pack_costs_its_round_alone() -> None:
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = made.runs[0].path
-    list(studies.open_runs(made)[0].segment(ROUNDS))
+    list(studies.open_runs(made)[0].run_segment(ROUNDS))
     once, zipped, harmed = studies.bits(path), path / "rounds.zip", path / "rounds/0003/metrics.parquet"
-    data, member = bytearray(zipped.read_bytes()), archive.read(harmed)
+    data, member = bytearray(zipped.read_bytes()), archive.read_member(harmed)
     data[data.index(member) + len(member) // 2] ^= 1
     zipped.write_bytes(data)
     with pytest.raises(ArtifactError, match=rf"^{zipped} can't be read \(0003/metrics\.parquet: Bad CRC-32"):
@@ -181,17 +181,17 @@ def test_collect_says_what_to_delete_where_a_round_is_damaged() -> None:
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = str(made.runs[0].path)
     (run,) = studies.open_runs(made)
-    list(run.segment(ROUNDS))
-    artifacts.unpack(run.files.history)
+    list(run.run_segment(ROUNDS))
+    artifacts.unpack_folder(run.files.rounds_folder)
     harmed = run.files.round(3).participants
     harmed.unlink()
     with pytest.raises(ArtifactError) as raised:
-        collect.collect(run.files, ROUNDS, "all")
+        collect.collect_rounds(run.files, ROUNDS, "all")
     said = str(raised.value)
     assert said.startswith(f"{harmed} is missing; type `rm -r {path}/segments` and run again: ")
     subprocess.run(said.split("`")[1].split(), check=True)
     assert continued(made) == (2, [3, 4])
-    collect.collect(run.files, ROUNDS, "all")
+    collect.collect_rounds(run.files, ROUNDS, "all")
 
 
 def test_killed_while_it_packs() -> None:
@@ -199,7 +199,7 @@ def test_killed_while_it_packs() -> None:
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = made.runs[0].path
     (run,) = studies.open_runs(made)
-    list(run.segment(ROUNDS))
+    list(run.run_segment(ROUNDS))
     once = studies.bits(path)
     writes = 4 + ROUNDS * 9  # of round 0, and of the others
     studies.forget(path)
@@ -210,7 +210,7 @@ def test_killed_while_it_packs() -> None:
     assert studies.bits(path) == once
 
     packed = (path / "rounds.zip").read_bytes()
-    artifacts.unpack(path / "rounds")
+    artifacts.unpack_folder(path / "rounds")
     (path / "rounds.zip").write_bytes(packed)
     (path / "rounds/0002/state.json").unlink()
     assert continued(made) == (ROUNDS, [])
@@ -236,11 +236,11 @@ def test_a_pickled_object_is_refused() -> None:
 def test_keep_models_prunes_states_and_nothing_else(keep: str | int, states: set[int]) -> None:
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": keep}))
     run = studies.open_runs(made)[0]
-    list(run.segment(ROUNDS))
-    kept = {number for number in range(ROUNDS + 1) if run.files.round(number).server.exists()}
+    list(run.run_segment(ROUNDS))
+    kept = {number for number in range(ROUNDS + 1) if run.files.round(number).server_state.exists()}
     assert kept == states
-    assert all(artifacts.exists(run.files.round(number).metrics) for number in range(1, ROUNDS + 1))
-    assert not [file for file in run.files.history.rglob("*") if file.suffix != ".pt" and file.is_file()]
+    assert all(artifacts.is_stored(run.files.round(number).metrics) for number in range(1, ROUNDS + 1))
+    assert not [file for file in run.files.rounds_folder.rglob("*") if file.suffix != ".pt" and file.is_file()]
     longer = studies.prepare(studies.settings(("scaffold",), ROUNDS + 1, artifacts={"keep_models": keep}))
     assert continued(longer, ROUNDS + 1) == (ROUNDS, [ROUNDS + 1])
 
@@ -251,5 +251,5 @@ def test_a_study_whose_plan_can_not_be_read_may_want_all_states() -> None:
     other.parent.mkdir(parents=True)
     other.write_text("{}")
     run = studies.open_runs(made)[0]
-    list(run.segment(ROUNDS))
-    assert all(run.files.round(number).server.exists() for number in range(ROUNDS + 1))
+    list(run.run_segment(ROUNDS))
+    assert all(run.files.round(number).server_state.exists() for number in range(ROUNDS + 1))

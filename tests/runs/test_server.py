@@ -23,10 +23,10 @@ ADAM = {"optimizer": "adam", "learning_rate": 0.01}
 GRID = [{"optimizer": "sgd"}, {"optimizer": "momentum"}, ADAM]
 AVERAGING = [
     name
-    for name in registry.names(registry.ALGORITHM)
-    if registry.find(registry.ALGORITHM, name).averaged  # type: ignore[attr-defined]
+    for name in registry.list_components(registry.ALGORITHM)
+    if registry.find_component(registry.ALGORITHM, name).server_optimizer_part  # type: ignore[attr-defined]
 ]
-ALONE = sorted(set(registry.names(registry.ALGORITHM)) - set(AVERAGING))
+ALONE = sorted(set(registry.list_components(registry.ALGORITHM)) - set(AVERAGING))
 
 Command = Callable[..., tuple[str, str, Any]]
 
@@ -51,7 +51,7 @@ def study(*labels: str, server: Any = None, **sections: Any) -> dict[str, Any]:
 
 def keys(params: dict[str, Any]) -> list[str]:
     studies.write(params, Path())
-    return [run.key for run in planning.make().runs]
+    return [run.key for run in planning.make_plan().runs]
 
 
 def test_a_grid_from_params_yaml_to_the_table(fedpipe: Command) -> None:
@@ -60,8 +60,8 @@ def test_a_grid_from_params_yaml_to_the_table(fedpipe: Command) -> None:
     made = studies.prepare(params)
     assert len(made.runs) == 6
     for planned, run in zip(made.runs, studies.open_runs(made), strict=True):
-        *_, done = run.segment(planned.rounds)
-        collect.collect(run.files, done, "all")
+        *_, done = run.run_segment(planned.rounds)
+        collect.collect_rounds(run.files, done, "all")
     told, _, status = fedpipe("plan", "--dry-run")
     assert status == 0
     assert told.count("federation.server={'optimizer': 'momentum'}") == 2
@@ -73,7 +73,7 @@ def test_a_grid_from_params_yaml_to_the_table(fedpipe: Command) -> None:
     assert all(json.dumps(point, sort_keys=True) in text for point in GRID)
     assert fedpipe("figure", "curves")[2] == 0
     losses = {
-        run.files.path.name: pd.read_parquet(run.files.joined(2).metrics)["loss"].sum()
+        run.files.path.name: pd.read_parquet(run.files.merged_files(2).metrics)["loss"].sum()
         for run in studies.open_runs(made)
     }
     assert len(set(losses.values())) == 6
@@ -99,10 +99,10 @@ def test_its_state_is_saved_and_a_run_goes_on_from_it() -> None:
     made = studies.prepare(study("fedavg", "fedrep", server=ADAM))
     for planned in made.runs:
         (run,) = studies.open_runs(dataclasses.replace(made, runs=(planned,)))
-        *_, done = run.segment(4)
+        *_, done = run.run_segment(4)
         whole = studies.bits(run.files.path)
         part = {"fedavg": "model", "fedrep": "body"}[planned.algorithm]
-        saved = torch.load(run.files.round(done).server, weights_only=True)
+        saved = torch.load(run.files.round(done).server_state, weights_only=True)
         names = {name for name in saved[part] if "running" not in name}
         assert {M, V} < saved.keys()
         assert names == saved[M].keys() == saved[V].keys()
@@ -111,7 +111,7 @@ def test_its_state_is_saved_and_a_run_goes_on_from_it() -> None:
         studies.forget(run.files.path)
         for stop in (2, 4):
             (again,) = studies.open_runs(dataclasses.replace(made, runs=(planned,)))
-            list(again.segment(stop))
+            list(again.run_segment(stop))
         assert studies.bits(run.files.path) == whole
 
         studies.forget(run.files.path)
@@ -121,7 +121,7 @@ def test_its_state_is_saved_and_a_run_goes_on_from_it() -> None:
             ids = again.participants(number)
             again.aggregate(number, [again.train(number, ids[:2]), again.train(number, ids[2:])])
             again.evaluate(number)
-        server = torch.load(again.files.round(4).server, weights_only=True)
+        server = torch.load(again.files.round(4).server_state, weights_only=True)
         assert all(torch.equal(server[V][name], saved[V][name]) for name in names)
 
 

@@ -25,8 +25,8 @@ def finished(**execution: Any) -> Run:
     params = studies.settings(("fedavg",), ROUNDS, evaluation={"protocols": protocols}, transforms=NOISY)
     made = studies.prepare(params)
     found = studies.open_runs(made, **execution)[0]
-    list(found.segment(ROUNDS))
-    collect.collect(found.files, ROUNDS, "all")
+    list(found.run_segment(ROUNDS))
+    collect.collect_rounds(found.files, ROUNDS, "all")
     return found
 
 
@@ -53,7 +53,7 @@ def test_models_are_measured_on_what_their_clients_train_on(stack: int) -> None:
     takes_part = {(number, client) for number in range(1, ROUNDS + 1) for client in found.participants(number)}
     assert trained.keys() == takes_part
     for (number, client), score in personal.items():
-        wanted = by_hand(found, found.server(number)["model"], client)
+        wanted = by_hand(found, found.load_server_state(number)["model"], client)
         assert score[:2] == wanted[:2]
         assert score[2] == pytest.approx(wanted[2], rel=1e-4)
     for number in range(1, ROUNDS + 1):
@@ -69,7 +69,7 @@ def test_models_are_measured_on_what_their_clients_train_on(stack: int) -> None:
 def test_an_epochs_seconds_are_those_of_passes_alone(stack: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that a pass moves by six seconds and nothing else does."""
     clock = [0.0]
-    passes = executor.passes
+    passes = executor.get_passes
 
     def slow(*args: Any) -> Any:
         clock[0] += 6.0
@@ -81,7 +81,7 @@ def test_an_epochs_seconds_are_those_of_passes_alone(stack: int, monkeypatch: py
             return clock[0]
 
     for module in ("loop", "stack"):
-        monkeypatch.setattr(f"fedpipe.engine.{module}.passes", slow)
+        monkeypatch.setattr(f"fedpipe.engine.{module}.get_passes", slow)
     for place in (executor, run):
         monkeypatch.setattr(place, "time", Clock)
     for module in ("loop", "stack"):
@@ -89,10 +89,10 @@ def test_an_epochs_seconds_are_those_of_passes_alone(stack: int, monkeypatch: py
     params = studies.settings(("fedavg",), 1, federation={"local_epochs": 3})
     made = studies.prepare(params)
     (found,) = studies.open_runs(made, stack=stack)
-    list(found.segment(1))
-    collect.collect(found.files, 1, "all")
-    (times,) = artifacts.read_json(found.files.joined(1).times)["rounds"]
+    list(found.run_segment(1))
+    collect.collect_rounds(found.files, 1, "all")
+    (times,) = artifacts.read_json(found.files.merged_files(1).times)["rounds"]
     assert found.federation.participants == 5
     assert times["epoch"] == pytest.approx(6.0 / 3 / (1 if stack == 1 else 5))
     assert times["train"] == pytest.approx(30.0 if stack == 1 else 6.0)
-    assert tables.times(made)["epoch"].to_list() == [pytest.approx(times["epoch"])]
+    assert tables.average_times(made)["epoch"].to_list() == [pytest.approx(times["epoch"])]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedpipe import artifacts, cli
 from fedpipe.data import store
-from fedpipe.data.assignment import checksum
+from fedpipe.data.assignment import compute_assignment_sha256
 from fedpipe.errors import ArtifactError
 from fedpipe.plan import NewPlan
 from fedpipe.stages import download, partition
@@ -60,9 +60,12 @@ def store_otherwise(plan: NewPlan) -> Path:
 def test_every_round_records_the_contents(made: NewPlan) -> None:
     (run,) = made.runs
     data, dealt = artifacts.dataset_file(run.dataset), artifacts.assignment_file(run.partition)
-    recorded = {"data set": store.checksum(store.load(data)), "partition": checksum(artifacts.read_parquet(dealt))}
+    recorded = {
+        "data set": store.compute_samples_sha256(store.load_samples(data)),
+        "partition": compute_assignment_sha256(artifacts.read_parquet(dealt)),
+    }
     for number in range(4):
-        assert artifacts.read_json(run.files.round(number).state)["trained_on"] == recorded
+        assert artifacts.read_json(run.files.round(number).state_marker)["trained_on"] == recorded
     assert recorded["data set"] == yaml.safe_load((run.path / "run.yaml").read_text())["dataset"]["sha256"]
 
 
@@ -106,10 +109,10 @@ def test_rounds_of_other_data_are_found_where_round_0_is_of_this_one(made: NewPl
     deal_otherwise(made)
     studies.forget(files.path)
     typed("segment", str(run.path), "--stop", "1")
-    artifacts.unpack(files.history)
-    artifacts.unpack(old / "rounds")
+    artifacts.unpack_folder(files.rounds_folder)
+    artifacts.unpack_folder(old / "rounds")
     for number in ("0002", "0003"):
-        shutil.copytree(old / "rounds" / number, files.history / number)
+        shutil.copytree(old / "rounds" / number, files.rounds_folder / number)
     with pytest.raises(ArtifactError, match="round 3 was made with another partition"):
         typed("segment", str(run.path), "--stop", "4")
 
@@ -120,8 +123,8 @@ def test_the_same_data_made_again_is_the_same(made: NewPlan) -> None:
     for path in (data, dealt):
         path.unlink()
         path.with_suffix(".json").unlink()
-    download.download(run.dataset)
-    partition.partition(run.partition)
+    download.download_dataset(run.dataset)
+    partition.partition_dataset(run.partition)
     table, held = pq.read_table(dealt), artifacts.read_json(dealt.with_suffix(".json"))
     pq.write_table(table, dealt, compression="gzip")  # as another version of the format's library might
     artifacts.write_json(dealt.with_suffix(".json"), held | {dealt.name: artifacts.sha256_of(dealt)})
@@ -131,7 +134,7 @@ def test_the_same_data_made_again_is_the_same(made: NewPlan) -> None:
     assert artifacts.sha256_of(data) != before
     artifacts.write_json(data.with_suffix(".json"), held | {data.name: artifacts.sha256_of(data)})
     typed("segment", str(run.path), "--stop", "4")
-    assert run.files.complete() == [0, 1, 2, 3, 4]
+    assert run.files.list_complete_rounds() == [0, 1, 2, 3, 4]
 
 
 # -- what the plan wrote for the stages --------------------------------------------------------------------------------

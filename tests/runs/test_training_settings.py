@@ -23,7 +23,7 @@ ASKED: dict[str, Any] = {"schedule": FALLING, "local_steps": 7, "clip_norm": 0.5
 def key(**federation: Any) -> str:
     """The key of the tests' run with these settings of the federation."""
     studies.write(studies.settings(federation=federation), Path())
-    (run,) = planning.make().runs
+    (run,) = planning.make_plan().runs
     return run.key
 
 
@@ -71,13 +71,13 @@ def test_rounds_have_the_same_bits_in_any_cut(tmp_path: Path, monkeypatch: pytes
             for number in range(1, 5):
                 files, blocks = fresh().files.round(number), []
                 for index, client in enumerate(fresh().participants(number)):
-                    artifacts.write_pt(files.block(index), fresh().train(number, [client]).tree())
-                    blocks.append(Block.read(files.block(index)))
+                    artifacts.write_pt(files.block_uploads(index), fresh().train(number, [client]).to_tensors())
+                    blocks.append(Block.read(files.block_uploads(index)))
                 fresh().aggregate(number, blocks)
                 fresh().evaluate(number)
         else:
             for stop in (4,) if cut == "whole" else (2, 4):
-                list(fresh().segment(stop))
+                list(fresh().run_segment(stop))
         found.append(states(fresh()))
     assert found[0] == found[1] == found[2]
     assert "rounds/0004/server.pt" in found[0]
@@ -92,11 +92,11 @@ def test_a_local_epoch_takes_its_share_of_a_round_by_steps(tmp_path: Path, monke
         (run,) = studies.open_runs(made, device="cpu")
         run.initialize()
         block = run.train(1, run.participants(1))
-        block.spent = [3.0] * len(block.ids)
+        block.client_seconds = [3.0] * len(block.ids)
         run.aggregate(1, [block])
         spent.append(artifacts.read_json(run.files.round(1).times)["epoch"])
         sizes = run.clients.sizes[block.ids]
-        sent.append((block.down, block.up))
+        sent.append((block.bytes_down, block.bytes_up))
     passes = [7 / math.ceil(size / 40) for size in sizes]
     assert len(set(passes)) > 1
     assert spent[0] == pytest.approx(sum(3 / count for count in passes) / len(passes))
@@ -107,7 +107,7 @@ def test_a_local_epoch_takes_its_share_of_a_round_by_steps(tmp_path: Path, monke
 def refused(settings: dict[str, Any]) -> str:
     studies.write(settings, Path())
     with pytest.raises(SettingsError) as refusal:
-        planning.make()
+        planning.make_plan()
     return str(refusal.value)
 
 
@@ -175,7 +175,7 @@ def test_methods_that_contradict_refuse(tmp_path: Path, monkeypatch: pytest.Monk
     alone = studies.settings(("fedavg", "fedrep"), federation={"local_steps": 5})
     alone["algorithms"]["fedrep"] = {"with": {"federation.local_steps": None, "federation.local_epochs": 1}}
     studies.write(alone, Path())
-    assert len(planning.make().runs) == 2, "a method may have epochs of its own"
+    assert len(planning.make_plan().runs) == 2, "a method may have epochs of its own"
 
 
 def test_a_rate_of_zero_fine_tunes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,13 +189,13 @@ def test_a_rate_of_zero_fine_tunes_nobody(tmp_path: Path, monkeypatch: pytest.Mo
     )
     settings["federation"]["schedule"]["minimum"] = 0.01
     studies.write(settings, Path())
-    assert planning.make().warnings == ()
+    assert planning.make_plan().warnings == ()
 
 
 def test_a_rate_that_rises_again_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     studies.write(studies.settings(federation={"schedule": {"name": "cosine", "period": 2, "warmup": 1}}), Path())
-    assert planning.make().warnings == (
+    assert planning.make_plan().warnings == (
         "federation.schedule.period: 2 ends after round 3 of 4, from where the learning rate rises again, as with "
         "CosineAnnealingLR.",
     )
@@ -209,4 +209,4 @@ def test_a_grid_varies_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "training": {"epochs": {}, "steps": {"federation.local_epochs": None, "federation.local_steps": 3}},
     }
     studies.write(settings, Path())
-    assert len({run.key for run in planning.make().runs}) == 4
+    assert len({run.key for run in planning.make_plan().runs}) == 4

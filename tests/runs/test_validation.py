@@ -36,8 +36,8 @@ def settings(labels: tuple[str, ...] = ("fedavg",), **sections: Any) -> dict[str
 @pytest.mark.parametrize("stack", [1, 3])
 def test_models_are_measured_on_what_their_clients_keep_from_training(stack: int) -> None:
     (found,) = studies.open_runs(studies.prepare(settings(("fedproto",))), stack=stack)
-    list(found.segment(ROUNDS))
-    collect.collect(found.files, ROUNDS, "all")
+    list(found.run_segment(ROUNDS))
+    collect.collect_rounds(found.files, ROUNDS, "all")
     clients, everyone = found.clients, range(found.federation.clients)
     assert sum(map(len, clients.held_out)) > 0
     for client in everyone:
@@ -51,13 +51,13 @@ def test_models_are_measured_on_what_their_clients_keep_from_training(stack: int
 @pytest.mark.parametrize("stack", [1, 3])
 def test_the_numbers_are_those_of_plain_pytorch(stack: int) -> None:
     (found,) = studies.open_runs(studies.prepare(settings()), stack=stack)
-    list(found.segment(ROUNDS))
-    collect.collect(found.files, ROUNDS, "all")
+    list(found.run_segment(ROUNDS))
+    collect.collect_rounds(found.files, ROUNDS, "all")
     personal, deployed = (studies.measured(found, ROUNDS, f"{model}-on-validation") for model in ("personal", "global"))
     assert personal.keys() == deployed.keys()
     for (number, client), score in personal.items():
         network = found.algorithm.net._build()
-        network.load_state_dict(found.server(number)["model"])
+        network.load_state_dict(found.load_server_state(number)["model"])
         x, y = found.clients.gather(found.clients.held_out[client])
         with torch.no_grad():
             logits = network.eval()(x)
@@ -90,22 +90,22 @@ def test_the_best_is_chosen_by_validation_and_the_caption_says_so() -> None:
     plan = studies.prepare(settings(study=grid, report=report))
     rights = {"local": 1, "validation": 0}, {"local": 0, "validation": 1}
     for found, right in zip(studies.open_runs(plan), rights, strict=True):
-        list(found.segment(ROUNDS))
-        collect.collect(found.files, ROUNDS, "all")
-        joined = found.files.joined(ROUNDS)
-        table = artifacts.read_joined(joined.metrics)
+        list(found.run_segment(ROUNDS))
+        collect.collect_rounds(found.files, ROUNDS, "all")
+        joined = found.files.merged_files(ROUNDS)
+        table = artifacts.read_merged_table(joined.metrics)
         told = [row["total"] * right[row["protocol"].rpartition("-")[2]] for row in table.to_pylist()]
         index = table.column_names.index("correct")
         changed = table.set_column(index, table.schema.field(index), [told])
         marker = artifacts.read_json(joined.marker)
         sha256 = artifacts.write_parquet(joined.metrics, changed)
         artifacts.write_json(joined.marker, marker | {joined.metrics.name: sha256})
-    table = tables.table(plan)
-    assert [row[1] for row in tables.best(plan, table)] == ["0.1"]
-    assert "which was chosen on the clients' validation samples." in tables.caption(plan)
+    table = tables.build_result_table(plan)
+    assert [row[1] for row in tables.select_table_rows(plan, table)] == ["0.1"]
+    assert "which was chosen on the clients' validation samples." in tables.build_caption(plan)
     by_test = dataclasses.replace(plan, report=dataclasses.replace(plan.report, best_on="test"))
-    assert [row[1] for row in tables.best(by_test, table)] == ["0.01"]
-    assert "which was chosen on the test samples themselves." in tables.caption(by_test)
+    assert [row[1] for row in tables.select_table_rows(by_test, table)] == ["0.01"]
+    assert "which was chosen on the test samples themselves." in tables.build_caption(by_test)
 
 
 def test_a_plan_keeps_by_what_the_best_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +113,6 @@ def test_a_plan_keeps_by_what_the_best_is_chosen(tmp_path: Path, monkeypatch: py
     grid = {"grid": {"federation.learning_rate": [0.01, 0.1]}}
     report = {"best_over": ["federation.learning_rate"], "best_on": "validation"}
     studies.write(settings(study=grid, report=report), Path())
-    made = planning.make()
-    planning.write(made)
-    assert planning.Plan.read(made.study.plan).report.best_on == "validation"
+    made = planning.make_plan()
+    planning.write_plan(made)
+    assert planning.Plan.read(made.study_files.plan).report.best_on == "validation"

@@ -11,11 +11,22 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedpipe import planned, records
-from fedpipe.artifacts import PAPER, PAPERS, PARAMS, StudyFiles, showing, studies, study
+from fedpipe.artifacts import (
+    FULL_SCALE,
+    PAPERS,
+    PARAMS,
+    StudyFiles,
+    format_show_command,
+    list_studies,
+    normalize_study_path,
+)
 from fedpipe.errors import UserError
-from fedpipe.local import SNAKEMAKE
-from fedpipe.planned import Plan, Work
-from fedpipe.stages.report import held, said
+from fedpipe.local import SNAKEMAKE_PID_VARIABLE
+from fedpipe.planned import CombinedPlan, Plan
+from fedpipe.stages.report import (
+    compute_plans_fingerprint,
+    compute_report_fingerprint,
+)
 
 # A literal DAG of single rounds is deep.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
@@ -43,10 +54,10 @@ DRY = any(
 if workflow.is_main_process:
     from fedpipe import locks, scheduling, slurm
 
-    scheduling.mend()
-    slurm.mend()
+    scheduling.patch_scheduler()
+    slurm.register_executor()
     if not UNLOCKS:
-        locks.mend()
+        locks.patch_locks()
 
 
 # What jobs import is found by PYTHONPATH, whose entries a colon parts: they would run other code than lies here.
@@ -84,10 +95,10 @@ if "papers" in sys.argv[1:] and "params" not in config:
 # results/studies/NAME; runs, partitions and data lie under their keys, so that studies share them. So do the scales of
 # a study, as --config params=studies/NAME.yaml scale=smoke, whose tables lie in results/studies/NAME@smoke; and all
 # studies in a folder, as --config params=studies/papers, whose runs are made in one go.
-STUDY = study(Path(str(config.get("params", PARAMS))))
-SCALE = str(config.get("scale", PAPER))
+STUDY = normalize_study_path(Path(str(config.get("params", PARAMS))))
+SCALE = str(config.get("scale", FULL_SCALE))
 try:
-    FILES = {path: StudyFiles.of(path, SCALE) for path in studies(STUDY)}
+    FILES = {path: StudyFiles.from_params(path, SCALE) for path in list_studies(STUDY)}
 except UserError as error:
     sys.stderr.write(f"fedpipe: {error}\n")
     sys.exit(2)
@@ -99,14 +110,14 @@ def stale(path):
 
     So is one with generated samples: the real ones may have come meanwhile.
     """
-    from fedpipe.pins import changed
+    from fedpipe.pins import has_changed
 
     try:
         plan = Plan.read(FILES[path].plan)
         sources = json.loads(FILES[path].sources.read_text())
         return (
             (plan.params, plan.scale) != (path, SCALE)
-            or any(changed(Path(name), mark) for name, mark in sources.items())
+            or any(has_changed(Path(name), mark) for name, mark in sources.items())
             or not all(Path(name).is_file() for name in plan.files)
             or any(run.dataset.startswith("generated-") for run in plan.runs)
         )
@@ -116,8 +127,8 @@ def stale(path):
 
 def unforeseen():
     """Whether the study may start only if it takes no more than a day, and runs of it are missing."""
-    return planned.AT_ONCE in os.environ and not all(
-        joined.marker.is_file() for joined in Plan.read(FILES[STUDY].plan).joined
+    return planned.FORECAST_CORES in os.environ and not all(
+        joined.marker.is_file() for joined in Plan.read(FILES[STUDY].plan).merged_files
     )
 
 
@@ -135,7 +146,7 @@ if (
     and workflow.resource_settings.nodes is None
     and hasattr(os, "pidfd_open")
 ):
-    ENVIRONMENT[SNAKEMAKE] = os.getpid()
+    ENVIRONMENT[SNAKEMAKE_PID_VARIABLE] = os.getpid()
 
 
 def prefix():
@@ -161,7 +172,7 @@ def preload():
     It is started by any command that runs as jobs do, for which nobody waits here; in bash's background it would ignore
     Ctrl+C, and so would all jobs.
     """
-    if SNAKEMAKE in ENVIRONMENT and not (DRY or UNLOCKS):
+    if SNAKEMAKE_PID_VARIABLE in ENVIRONMENT and not (DRY or UNLOCKS):
         resources = {"tmpdir": tempfile.gettempdir()}
         shell("fedpipe --version 2> /dev/null", iterable=True, resources=resources)
 
@@ -183,8 +194,12 @@ def load_plans():
             sys.exit(2)
     absent = {}
     for files in FILES.values() if TOGETHER else ():
-        absent |= json.loads(files.absent.read_text()) if files.absent.is_file() else {}
-    return Work(
+        absent |= (
+            json.loads(files.unavailable_runs.read_text())
+            if files.unavailable_runs.is_file()
+            else {}
+        )
+    return CombinedPlan(
         tuple(Plan.read(files.plan) for files in FILES.values()), frozenset(absent)
     )
 
@@ -194,7 +209,7 @@ WORK = load_plans()
 
 def shown(plan):
     """A hash of what the tables and figures of a study say: they are made again at another grid point of the same runs."""
-    return said(plan)
+    return compute_report_fingerprint(plan)
 
 
 try:
@@ -210,12 +225,14 @@ WHOLE = LENGTH is None  # a run is one job
 def stops(run):
     """The last rounds of a run's segments, ascending."""
     length = LENGTH or run.rounds
-    return sorted({*range(length, run.rounds, length), *WORK.lengths[str(run.path)]})
+    return sorted(
+        {*range(length, run.rounds, length), *WORK.round_counts[str(run.path)]}
+    )
 
 
 def collected(made, *names):
     """What tables are made of: files that join the rounds of all runs of a study, or of all studies."""
-    return [f"{joined.path}/{name}" for name in names for joined in made.joined]
+    return [f"{joined.path}/{name}" for name in names for joined in made.merged_files]
 
 
 # The number of rounds is part of the place, so that studies of other lengths share a run's rounds, never its results.
@@ -282,7 +299,7 @@ onerror:
             subprocess.run(
                 [
                     *(sys.executable, "-m", "fedpipe", "papers", "--scale", SCALE),
-                    *("--said", held(WORK.plans)),
+                    *("--said", compute_plans_fingerprint(WORK.plans)),
                 ]
             )
 
@@ -292,7 +309,7 @@ onsuccess:
     if workflow.is_main_process and "all" in (
         workflow.dag_settings.targets or ["all"]
     ):
-        command = showing(Path("FILE") if TOGETHER else STUDY, SCALE)
+        command = format_show_command(Path("FILE") if TOGETHER else STUDY, SCALE)
         table = (
             "each study's table"
             if TOGETHER
@@ -389,7 +406,7 @@ def rounds_done(wildcards):
     Of a run that is collected after several numbers of rounds, one job at a time, and none beside a segment.
     """
     run, rounds = run_of(wildcards), int(wildcards.stop)
-    shorter = [length for length in WORK.lengths[str(run.path)] if length < rounds]
+    shorter = [length for length in WORK.round_counts[str(run.path)] if length < rounds]
     earlier = [f"{run.path}/joined/{max(shorter):04d}/joined.json"] if shorter else []
     if BLOCK:
         numbers = range(1, run.rounds + 1)
@@ -409,7 +426,7 @@ def probe_inputs(wildcards):
     probe = probe_of(wildcards)
     return run_inputs(wildcards) | {
         "settings": ancient(str(probe.files.settings)),
-        "joined": ancient(str(probe.run.joined(probe.rounds).marker)),
+        "joined": ancient(str(probe.run.merged_files(probe.rounds).marker)),
     }
 
 
@@ -427,7 +444,7 @@ def of_partition(plan, told):
 
 def summaries(plan):
     """Tables, numbers and keys that are made of all runs of a study."""
-    files = plan.study
+    files = plan.study_files
     return [
         *(
             f"{files.tables}/{name}"
@@ -444,7 +461,7 @@ def summaries(plan):
             f"{files.plots}/{name}.csv"
             for name in ("curves", "clients", "matrices", "partition")
         ),
-        *(f"{files.keys(algorithm)}" for algorithm in plan.algorithms),
+        *(f"{files.run_keys(algorithm)}" for algorithm in plan.algorithms),
     ]
 
 
@@ -456,7 +473,7 @@ def figures(plan):
         *(f"partition-{name}" for name in plan.partition_names.values()),
     ]
     return [
-        f"{plan.study.figures}/{name}.{kind}"
+        f"{plan.study_files.figures}/{name}.{kind}"
         for name in names
         for kind in ("svg", "pdf", "png")
     ]
@@ -470,5 +487,9 @@ def all_results():
         *collected(WORK, "joined.json"),
         *ended(),
         *WORK.probes,
-        *(name for plan in WORK.whole for name in (*summaries(plan), *figures(plan))),
+        *(
+            name
+            for plan in WORK.complete_plans
+            for name in (*summaries(plan), *figures(plan))
+        ),
     ]

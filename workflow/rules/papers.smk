@@ -2,7 +2,7 @@
 # after a failure, too (`onerror`): what did not come is a dash with its reason.
 PAGES = f"results/papers/{SCALE}"
 MADE_OF = [
-    *(name for plan in WORK.whole for name in summaries(plan)),
+    *(name for plan in WORK.complete_plans for name in summaries(plan)),
     *collected(WORK, "joined.json"),
     *WORK.probes,
 ]
@@ -43,6 +43,6 @@ rule pages:
     params:
         scale=SCALE,
         printed=printed(),
-        shown=held(WORK.plans),
+        shown=compute_plans_fingerprint(WORK.plans),
     shell:
         "fedpipe papers --scale {params.scale} --said {params.shown} > {log:q} 2>&1"

@@ -1,6 +1,6 @@
 # The tables and figures of a study; of several that are made together, rules of the same make for each.
 for STUDY_PLAN in WORK.plans:
-    STUDY_FILES = STUDY_PLAN.study
+    STUDY_FILES = STUDY_PLAN.study_files
     STUDY_RULE = "_" + re.sub(r"\W", "_", str(STUDY_FILES.path)) if TOGETHER else ""
 
     rule:
@@ -38,7 +38,8 @@ for STUDY_PLAN in WORK.plans:
                 for name in ("clients", "matrices", "partition")
             ],
             recorded=[
-                str(STUDY_FILES.keys(algorithm)) for algorithm in STUDY_PLAN.algorithms
+                str(STUDY_FILES.run_keys(algorithm))
+                for algorithm in STUDY_PLAN.algorithms
             ],
         log:
             f"{STUDY_FILES.path}/logs/table.log",
@@ -115,7 +116,7 @@ for STUDY_PLAN in WORK.plans:
                 f"{STUDY_FILES.figures}/partition-{{partition}}.svg",
                 caption="../report/partition.rst",
                 category="Partitions",
-                labels=of_partition(STUDY_PLAN, STUDY_PLAN.partition_told),
+                labels=of_partition(STUDY_PLAN, STUDY_PLAN.describe_partition),
             ),
             f"{STUDY_FILES.figures}/partition-{{partition}}.pdf",
             f"{STUDY_FILES.figures}/partition-{{partition}}.png",

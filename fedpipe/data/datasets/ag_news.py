@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedpipe.data import text
-from fedpipe.data.datasets.base import Length, Samples, Texts, Vocabulary
-from fedpipe.data.fetch import File
+from fedpipe.data.datasets.base import Length, PublishedTexts, Samples, Vocabulary
+from fedpipe.data.fetch import PublishedFile
 
-HOST = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
+BASE_URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 MD5 = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a2d943681189a97654912d"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AGNews(Texts):
+class AGNews(PublishedTexts):
     """127,600 news of the world, sports, business and science, 7,600 of them for testing; token ids.
 
     Title and description are one text, taken apart as by torchtext's "basic_english"; ids are those of PFLlib's
@@ -45,17 +45,23 @@ class AGNews(Texts):
     tests: ClassVar[int] = 7_600
     vocabulary: Vocabulary = 98_635
     length: Length = 200
-    files: ClassVar[tuple[File, ...]] = tuple(
-        File(f"ag-news/{name}", f"md5:{md5}", (HOST + name,)) for name, md5 in MD5.items()
+    files: ClassVar[tuple[PublishedFile, ...]] = tuple(
+        PublishedFile(f"ag-news/{name}", f"md5:{md5}", (BASE_URL + name,)) for name, md5 in MD5.items()
     )
 
     def _read(self, files: Sequence[Path]) -> Samples:
         import pandas as pd
 
-        parts = [pd.read_csv(file, header=None, keep_default_na=False) for file in files]
-        rows = pd.concat(parts, ignore_index=True)
+        frames = [pd.read_csv(file, header=None, keep_default_na=False) for file in files]
+        rows = pd.concat(frames, ignore_index=True)
         labels = rows[0].to_numpy(np.int64) - 1  # classes 1 to 4
-        return self._encoded((rows[1] + " " + rows[2]).tolist(), labels, np.arange(len(rows)) >= len(parts[0]))
+        return self._encode_texts((rows[1] + " " + rows[2]).tolist(), labels, np.arange(len(rows)) >= len(frames[0]))
 
-    def _encoded(self, texts: Sequence[str], labels: npt.NDArray[np.int64], test: npt.NDArray[np.bool_]) -> Samples:
-        return Samples(text.encode(texts, test, text.basic_english(), self.vocabulary, self.length), labels, test)
+    def _encode_texts(
+        self, texts: Sequence[str], labels: npt.NDArray[np.int64], test: npt.NDArray[np.bool_]
+    ) -> Samples:
+        return Samples(
+            text.encode_texts(texts, test, text.make_basic_english_analyzer(), self.vocabulary, self.length),
+            labels,
+            test,
+        )

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedpipe.data.datasets.base import Images, Samples
-from fedpipe.data.fetch import File
+from fedpipe.data.datasets.base import PublishedImages, Samples
+from fedpipe.data.fetch import PublishedFile
 
 
 @dataclass(frozen=True, kw_only=True)
-class CIFAR10(Images):
+class CIFAR10(PublishedImages):
     """60,000 color 32x32 photographs in ten classes, 10,000 of them for testing.
 
     Source: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; read by
@@ -31,8 +31,8 @@ class CIFAR10(Images):
     classes: ClassVar[int] = 10
     size: ClassVar[int] = 60_000
     tests: ClassVar[int] = 10_000
-    files: ClassVar[tuple[File, ...]] = (
-        File(
+    files: ClassVar[tuple[PublishedFile, ...]] = (
+        PublishedFile(
             "cifar10/cifar-10-python.tar.gz",
             "md5:c58f30108f718f92721af3b95e74349a",
             ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
@@ -42,14 +42,14 @@ class CIFAR10(Images):
     def _read(self, files: Sequence[Path]) -> Samples:
         from torchvision.datasets import CIFAR10 as Reader  # noqa: N811
 
-        return read(Reader, *files)
+        return read_archive(Reader, *files)
 
 
-def read(reader: Any, archive: Path) -> Samples:
+def read_archive(reader: Any, archive: Path) -> Samples:
     """What torchvision's reader, which checks once more, makes of the archive."""
     with tempfile.TemporaryDirectory() as root:
         (Path(root) / archive.name).symlink_to(archive.resolve())
-        parts = [reader(root, train=train, download=True) for train in (True, False)]
-    x = np.concatenate([part.data for part in parts]).transpose(0, 3, 1, 2)
-    y = np.concatenate([np.asarray(part.targets) for part in parts])
-    return Samples(x, y, np.arange(len(y)) >= len(parts[0]))
+        splits = [reader(root, train=train, download=True) for train in (True, False)]
+    x = np.concatenate([split.data for split in splits]).transpose(0, 3, 1, 2)
+    y = np.concatenate([np.asarray(split.targets) for split in splits])
+    return Samples(x, y, np.arange(len(y)) >= len(splits[0]))

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedpipe.data.datasets import cifar10
-from fedpipe.data.datasets.base import Images, Samples
-from fedpipe.data.fetch import File
+from fedpipe.data.datasets.base import PublishedImages, Samples
+from fedpipe.data.fetch import PublishedFile
 
 
 @dataclass(frozen=True, kw_only=True)
-class CIFAR100(Images):
+class CIFAR100(PublishedImages):
     """60,000 color 32x32 photographs in 100 (fine) classes, 10,000 of them for testing.
 
     Source: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; read by
@@ -29,8 +29,8 @@ class CIFAR100(Images):
     classes: ClassVar[int] = 100
     size: ClassVar[int] = 60_000
     tests: ClassVar[int] = 10_000
-    files: ClassVar[tuple[File, ...]] = (
-        File(
+    files: ClassVar[tuple[PublishedFile, ...]] = (
+        PublishedFile(
             "cifar100/cifar-100-python.tar.gz",
             "md5:eb9058c3a382ffc7106e4002c42a8d85",
             ("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",),
@@ -40,4 +40,4 @@ class CIFAR100(Images):
     def _read(self, files: Sequence[Path]) -> Samples:
         from torchvision.datasets import CIFAR100 as Reader  # noqa: N811
 
-        return cifar10.read(Reader, *files)
+        return cifar10.read_archive(Reader, *files)

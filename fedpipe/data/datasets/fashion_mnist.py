@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedpipe.data.datasets import mnist
-from fedpipe.data.datasets.base import Images, Samples
-from fedpipe.data.fetch import File
+from fedpipe.data.datasets.base import PublishedImages, Samples
+from fedpipe.data.fetch import PublishedFile
 
-HOST = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+BASE_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 MD5 = {
     "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
     "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
@@ -21,7 +21,7 @@ MD5 = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class FashionMNIST(Images):
+class FashionMNIST(PublishedImages):
     """70,000 gray 28x28 images of clothes in ten classes, 10,000 of them for testing.
 
     Source: H. Xiao, K. Rasul and R. Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
@@ -38,11 +38,11 @@ class FashionMNIST(Images):
     size: ClassVar[int] = 70_000
     tests: ClassVar[int] = 10_000
     checksum: ClassVar[str] = "73b215efdd7b5223b57089e53726ff2f9864a605739c15e306cb38bdf0b4153f"
-    files: ClassVar[tuple[File, ...]] = tuple(
-        File(f"fashion-mnist/{name}", f"md5:{md5}", (HOST + name,)) for name, md5 in MD5.items()
+    files: ClassVar[tuple[PublishedFile, ...]] = tuple(
+        PublishedFile(f"fashion-mnist/{name}", f"md5:{md5}", (BASE_URL + name,)) for name, md5 in MD5.items()
     )
 
     def _read(self, files: Sequence[Path]) -> Samples:
         from torchvision.datasets import FashionMNIST as Reader
 
-        return mnist.read(Reader, files)
+        return mnist.read_idx_files(Reader, files)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpipe import pins
-from fedpipe.data.datasets.base import Own, Samples
+from fedpipe.data.datasets.base import Samples, UserDataset
 from fedpipe.errors import ArtifactError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Folder(Own):
+class Folder(UserDataset):
     """Your own images, all of one size, in one folder per class, below train and test or directly.
 
     Images are grey if all of them are. Without the folders train and test there is no test set.
@@ -24,11 +24,11 @@ class Folder(Own):
         SHA-256 of the list of its files, each with its own; `fedpipe download` fills it in.
     """
 
-    def _hash(self) -> str:
+    def _compute_sha256(self) -> str:
         root = Path(self.path)
         if not root.is_dir():
             raise ArtifactError(f"dataset.path: {self.path} is missing; it should be a folder.")
-        return pins.content(root)
+        return pins.compute_content_sha256(root)
 
     def _read(self, path: Path) -> Samples:
         from fedpipe.data.formats import read_folder

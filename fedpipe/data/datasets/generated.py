@@ -11,14 +11,14 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fedpipe import registry
-from fedpipe.data.datasets.base import Dataset, Facts, Published, Samples
+from fedpipe.data.datasets.base import Dataset, DatasetInfo, PublishedDataset, Samples
 from fedpipe.data.fetch import Fetcher
 from fedpipe.errors import SettingsError
 
-SIDE = 4  #: of a class's pattern, which is drawn as large as the images
+PATTERN_SIDE = 4  #: of a class's pattern, which is drawn as large as the images
 CONTRAST, NOISE = 40, 50  #: of patterns and of each pixel, in steps of 255
-WORDS = 50  #: of a class's own among the token ids
-OWN = 0.3  #: share of a text's words that are its class's own
+WORDS_PER_CLASS = 50  #: of a class's own among the token ids
+CLASS_WORD_FRACTION = 0.3  #: share of a text's words that are its class's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,48 +41,58 @@ class Generated(Dataset):
     samples: Annotated[int, Field(ge=1)] = 2400
 
     @property
-    def facts(self) -> Facts:
+    def info(self) -> DatasetInfo:
         """See :class:`~fedpipe.data.datasets.base.Dataset`."""
-        published = self._published()
-        shown = cast(Facts, published.facts)
-        return shown._replace(size=self.samples, tests=self.samples * published.tests // published.size)
+        published_dataset = self._build_published_dataset()
+        published_info = cast(DatasetInfo, published_dataset.info)
+        return published_info._replace(
+            size=self.samples, tests=self.samples * published_dataset.tests // published_dataset.size
+        )
 
     @property
-    def identity(self) -> str:
+    def content_digest(self) -> str:
         """See :class:`~fedpipe.data.datasets.base.Dataset`: of no other data set's samples."""
-        return hashlib.sha256(f"generated like {self.like}: {self.samples} of {self.facts}".encode()).hexdigest()
+        return hashlib.sha256(f"generated like {self.like}: {self.samples} of {self.info}".encode()).hexdigest()
 
-    def measure(self, samples: Samples) -> Facts:
+    def infer_info(self, samples: Samples) -> DatasetInfo:
         """See :class:`~fedpipe.data.datasets.base.Dataset`."""
-        return self.facts._replace(size=len(samples.y), tests=int(samples.test.sum()))
+        return self.info._replace(size=len(samples.y), tests=int(samples.test.sum()))
 
     def load(self, fetch: Fetcher) -> Samples:
         """See :class:`~fedpipe.data.datasets.base.Dataset`: the same samples each time."""
-        facts = self.facts
-        random = np.random.default_rng(int(self.identity[:16], 16))
-        y = random.permutation(np.arange(facts.size) % facts.classes)
-        test = np.arange(facts.size) >= facts.size - facts.tests
-        x = _texts(random, y, facts) if facts.vocabulary else _images(random, y, facts)
+        info = self.info
+        random = np.random.default_rng(int(self.content_digest[:16], 16))
+        y = random.permutation(np.arange(info.size) % info.classes)
+        test = np.arange(info.size) >= info.size - info.tests
+        x = _generate_texts(random, y, info) if info.vocabulary else _generate_images(random, y, info)
         return Samples(x, y, test)
 
-    def _published(self) -> Published:
-        found = registry.build(registry.DATASET, self.like, {}, "dataset.like") if self.like != "generated" else None
-        if not isinstance(found, Published):
+    def _build_published_dataset(self) -> PublishedDataset:
+        dataset = (
+            registry.build_component(registry.DATASET, self.like, {}, "dataset.like")
+            if self.like != "generated"
+            else None
+        )
+        if not isinstance(dataset, PublishedDataset):
             raise SettingsError(f"dataset.like: '{self.like}' is no published data set; it should be one, as cifar10.")
-        return found
+        return dataset
 
 
-def _images(random: np.random.Generator, y: npt.NDArray[np.int64], facts: Facts) -> npt.NDArray[np.uint8]:
-    channels, height, width = facts.shape
-    patterns = random.choice([-CONTRAST, CONTRAST], (facts.classes, channels, SIDE, SIDE))
-    rows, columns = (np.arange(length) * SIDE // length for length in (height, width))
-    noise = NOISE * random.standard_normal((len(y), *facts.shape), dtype=np.float32)
+def _generate_images(random: np.random.Generator, y: npt.NDArray[np.int64], info: DatasetInfo) -> npt.NDArray[np.uint8]:
+    channels, height, width = info.shape
+    patterns = random.choice([-CONTRAST, CONTRAST], (info.classes, channels, PATTERN_SIDE, PATTERN_SIDE))
+    rows, columns = (np.arange(length) * PATTERN_SIDE // length for length in (height, width))
+    noise = NOISE * random.standard_normal((len(y), *info.shape), dtype=np.float32)
     return np.clip(127.5 + patterns[y][:, :, rows][:, :, :, columns] + noise, 0, 255).astype(np.uint8)
 
 
-def _texts(random: np.random.Generator, y: npt.NDArray[np.int64], facts: Facts) -> npt.NDArray[np.signedinteger]:
-    words = facts.vocabulary or 0
-    ids = random.integers(1, words, (len(y), *facts.shape))
-    own = random.integers(1, words, (facts.classes, WORDS))
-    chosen = np.take_along_axis(own[y], random.integers(0, WORDS, ids.shape), axis=1)
-    return np.where(random.random(ids.shape) < OWN, chosen, ids).astype(np.min_scalar_type(-words))
+def _generate_texts(
+    random: np.random.Generator, y: npt.NDArray[np.int64], info: DatasetInfo
+) -> npt.NDArray[np.signedinteger]:
+    vocabulary_size = info.vocabulary or 0
+    ids = random.integers(1, vocabulary_size, (len(y), *info.shape))
+    class_words = random.integers(1, vocabulary_size, (info.classes, WORDS_PER_CLASS))
+    sampled_words = np.take_along_axis(class_words[y], random.integers(0, WORDS_PER_CLASS, ids.shape), axis=1)
+    return np.where(random.random(ids.shape) < CLASS_WORD_FRACTION, sampled_words, ids).astype(
+        np.min_scalar_type(-vocabulary_size)
+    )

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedpipe.data import text
-from fedpipe.data.datasets.base import Length, Samples, Texts, Vocabulary
-from fedpipe.data.fetch import File
+from fedpipe.data.datasets.base import Length, PublishedTexts, Samples, Vocabulary
+from fedpipe.data.fetch import PublishedFile
 
 LABELS = {"neg": 0, "pos": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class IMDB(Texts):
+class IMDB(PublishedTexts):
     """50,000 film reviews, for or against, half of them for testing; token ids.
 
     Ids and defaults are those of Keras's reader, which FedDW's code uses: 0 pads, 1 starts a review, 2 is an unknown
@@ -44,8 +44,8 @@ class IMDB(Texts):
     tests: ClassVar[int] = 25_000
     vocabulary: Vocabulary = 10_000
     length: Length = 200
-    files: ClassVar[tuple[File, ...]] = (
-        File(
+    files: ClassVar[tuple[PublishedFile, ...]] = (
+        PublishedFile(
             "imdb/aclImdb_v1.tar.gz",
             "md5:7c2ac02c03563afcf9b574c7e56c153a",
             ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
@@ -65,7 +65,11 @@ class IMDB(Texts):
                         reviews[part == "test", LABELS[label], number] = stream.read().decode()
         order = sorted(reviews)
         labels = np.array([label for _, label, _ in order])
-        return self._encoded([reviews[index] for index in order], labels, np.array([test for test, _, _ in order]))
+        return self._encode_texts([reviews[index] for index in order], labels, np.array([test for test, _, _ in order]))
 
-    def _encoded(self, texts: Sequence[str], labels: npt.NDArray[np.int64], test: npt.NDArray[np.bool_]) -> Samples:
-        return Samples(text.encode(texts, test, text.words(), self.vocabulary, self.length), labels, test)
+    def _encode_texts(
+        self, texts: Sequence[str], labels: npt.NDArray[np.int64], test: npt.NDArray[np.bool_]
+    ) -> Samples:
+        return Samples(
+            text.encode_texts(texts, test, text.make_word_analyzer(), self.vocabulary, self.length), labels, test
+        )

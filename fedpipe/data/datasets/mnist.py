@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedpipe.data.datasets.base import Images, Samples
-from fedpipe.data.fetch import File
+from fedpipe.data.datasets.base import PublishedImages, Samples
+from fedpipe.data.fetch import PublishedFile
 
-HOSTS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
+BASE_URLS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
 MD5 = {
     "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
     "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
@@ -23,7 +23,7 @@ MD5 = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class MNIST(Images):
+class MNIST(PublishedImages):
     """70,000 gray 28x28 images of handwritten digits, 10,000 of them for testing.
 
     Source: Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, Gradient-Based Learning Applied to Document Recognition,
@@ -40,24 +40,25 @@ class MNIST(Images):
     size: ClassVar[int] = 70_000
     tests: ClassVar[int] = 10_000
     checksum: ClassVar[str] = "7475069f404ed055de9d842778fbd08416de10463e5cd973927382ee08daa136"
-    files: ClassVar[tuple[File, ...]] = tuple(
-        File(f"mnist/{name}", f"md5:{md5}", tuple(host + name for host in HOSTS)) for name, md5 in MD5.items()
+    files: ClassVar[tuple[PublishedFile, ...]] = tuple(
+        PublishedFile(f"mnist/{name}", f"md5:{md5}", tuple(host + name for host in BASE_URLS))
+        for name, md5 in MD5.items()
     )
 
     def _read(self, files: Sequence[Path]) -> Samples:
         from torchvision.datasets import MNIST as Reader  # noqa: N811
 
-        return read(Reader, files)
+        return read_idx_files(Reader, files)
 
 
-def read(reader: Any, files: Sequence[Path]) -> Samples:
+def read_idx_files(reader: Any, files: Sequence[Path]) -> Samples:
     """What torchvision's reader, which checks once more, makes of the four compressed files."""
     with tempfile.TemporaryDirectory() as root:
         raw = Path(root) / reader.__name__ / "raw"
         raw.mkdir(parents=True)
         for file in files:
             (raw / file.name).symlink_to(file.resolve())
-        parts = [reader(root, train=train, download=True) for train in (True, False)]
-    x = np.concatenate([part.data.numpy() for part in parts])[:, None]
-    y = np.concatenate([part.targets.numpy() for part in parts])
-    return Samples(x, y, np.arange(len(y)) >= len(parts[0]))
+        splits = [reader(root, train=train, download=True) for train in (True, False)]
+    x = np.concatenate([split.data.numpy() for split in splits])[:, None]
+    y = np.concatenate([split.targets.numpy() for split in splits])
+    return Samples(x, y, np.arange(len(y)) >= len(splits[0]))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpipe.data.datasets.base import Own, Samples
+from fedpipe.data.datasets.base import Samples, UserDataset
 
 
 @dataclass(frozen=True, kw_only=True)
-class Npz(Own):
+class Npz(UserDataset):
     """Your own arrays: x_train and y_train (x_test and y_test), or x and y (and test, a mask), in an .npz.
 
     Inputs of uint8 are images, with or without channels, which stand first or last; of floats, anything; of other

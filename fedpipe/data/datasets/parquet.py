@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpipe.data import text
-from fedpipe.data.datasets.base import Facts, Length, Own, Samples, Vocabulary
+from fedpipe.data.datasets.base import DatasetInfo, Length, Samples, UserDataset, Vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parquet(Own):
+class Parquet(UserDataset):
     """Your own table with the columns label, text or image (encoded, all of one size), and split ("train", "test").
 
     Without a column split there is no test set. Labels are integers from 0, or anything that can be sorted. Texts are
@@ -31,10 +31,10 @@ class Parquet(Own):
     vocabulary: Vocabulary = 10_000
     length: Length = 200
 
-    def measure(self, samples: Samples) -> Facts:
+    def infer_info(self, samples: Samples) -> DatasetInfo:
         """See :class:`~fedpipe.data.datasets.base.Dataset`."""
-        facts = super().measure(samples)
-        return facts if facts.vocabulary is None else facts._replace(vocabulary=self.vocabulary)
+        info = super().infer_info(samples)
+        return info if info.vocabulary is None else info._replace(vocabulary=self.vocabulary)
 
     def _read(self, path: Path) -> Samples:
         from fedpipe.data.formats import read_parquet
@@ -43,5 +43,5 @@ class Parquet(Own):
         if table.texts is None:
             assert table.images is not None
             return Samples(table.images, table.labels, table.test)
-        x = text.encode(table.texts, table.test, text.words(), self.vocabulary, self.length)
+        x = text.encode_texts(table.texts, table.test, text.make_word_analyzer(), self.vocabulary, self.length)
         return Samples(x, table.labels, table.test)

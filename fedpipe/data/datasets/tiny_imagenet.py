@@ -10,13 +10,13 @@ from typing import IO, ClassVar
 
 import numpy as np
 
-from fedpipe.data.datasets.base import Images, Samples
-from fedpipe.data.fetch import File
+from fedpipe.data.datasets.base import PublishedImages, Samples
+from fedpipe.data.fetch import PublishedFile
 from fedpipe.errors import ArtifactError
 
 
 @dataclass(frozen=True, kw_only=True)
-class TinyImageNet(Images):
+class TinyImageNet(PublishedImages):
     """110,000 color 64x64 photographs in 200 classes; the 10,000 for validation serve as test set.
 
     The labels of the published test part are secret. Classes are in the order of their WordNet ids, training images
@@ -34,8 +34,8 @@ class TinyImageNet(Images):
     classes: ClassVar[int] = 200
     size: ClassVar[int] = 110_000
     tests: ClassVar[int] = 10_000
-    files: ClassVar[tuple[File, ...]] = (
-        File(
+    files: ClassVar[tuple[PublishedFile, ...]] = (
+        PublishedFile(
             "tiny-imagenet/tiny-imagenet-200.zip",
             "md5:90528d7ca1a48142e341f4ef8d21d0de",
             ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
@@ -48,24 +48,24 @@ class TinyImageNet(Images):
         (path,) = files
         with zipfile.ZipFile(path) as archive:
             members = {name for name in archive.namelist() if name.endswith(".JPEG")}
-            train = sorted((name for name in members if "/train/" in name), key=_number)
+            train = sorted((name for name in members if "/train/" in name), key=_parse_class_and_number)
             ids = sorted({PurePosixPath(name).parts[2] for name in train})
             validation = archive.read("tiny-imagenet-200/val/val_annotations.txt").decode().splitlines()
             held_out = [line.split("\t")[:2] for line in validation]
             names = [*train, *(f"tiny-imagenet-200/val/images/{name}" for name, _ in held_out)]
             labels = [PurePosixPath(name).parts[2] for name in train] + [label for _, label in held_out]
-            if missing := sorted(set(names) - members):
-                raise ArtifactError(f"{path} lacks {missing[0]}.")
+            if missing_names := sorted(set(names) - members):
+                raise ArtifactError(f"{path} lacks {missing_names[0]}.")
 
-            def opener(name: str) -> Callable[[], IO[bytes]]:
+            def make_opener(name: str) -> Callable[[], IO[bytes]]:
                 return lambda: archive.open(name)
 
-            x = read_images([(f"{path}, {name}", opener(name)) for name in names], color=True)
+            x = read_images([(f"{path}, {name}", make_opener(name)) for name in names], color=True)
         y = np.searchsorted(ids, labels)
         return Samples(x, y, np.arange(len(y)) >= len(train))
 
 
-def _number(name: str) -> tuple[str, int]:
+def _parse_class_and_number(name: str) -> tuple[str, int]:
     """Class and number of ``.../train/n01443537/images/n01443537_17.JPEG``."""
     wordnet, _, number = PurePosixPath(name).stem.partition("_")
     return wordnet, int(number)

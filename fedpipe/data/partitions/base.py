@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 REDRAWS = 20  # with a small alpha and many clients no number of redraws would do
 
 
-class Pairs(NamedTuple):
+class SampleClientPairs(NamedTuple):
     """Who owns what: a row for each pair of a sample and a client that owns it, in any order."""
 
     sample: Integers  #: index into the data set, shape (m,)
@@ -39,18 +39,18 @@ class Scheme(Component):
         Fixes the partition for all seeds of a study; without it each seed deals anew.
     """
 
-    overlaps: ClassVar[bool] = False  #: whether samples have several clients, which the pooled split can't do with
-    by_index: ClassVar[bool] = False  #: whether it names samples of the data set as it is stored, whole
+    has_overlap: ClassVar[bool] = False  #: whether samples have several clients, which the pooled split can't do with
+    is_index_based: ClassVar[bool] = False  #: whether it names samples of the data set as it is stored, whole
 
     seed: int | None = None
 
     @property
-    def validates(self) -> bool:
+    def has_validation(self) -> bool:
         """Whether it says by itself which samples are for validation."""
         return False
 
     @property
-    def splits(self) -> bool:
+    def has_fixed_splits(self) -> bool:
         """Whether it says itself what each sample is for, so that nothing is split, and nothing is drawn."""
         return False
 
@@ -68,7 +68,9 @@ class Scheme(Component):
                 f"it should be at most {samples}."
             )
 
-    def deal(self, labels: Integers, samples: Integers, clients: int, rng: np.random.Generator) -> Pairs:
+    def partition_samples(
+        self, labels: Integers, samples: Integers, clients: int, rng: np.random.Generator
+    ) -> SampleClientPairs:
         """Who owns which of the samples.
 
         Parameters
@@ -87,7 +89,7 @@ class Scheme(Component):
         Pairs
             Every client owns at least one sample.
         """
-        return Pairs(samples, self.assign(labels[samples], clients, rng))
+        return SampleClientPairs(samples, self.assign(labels[samples], clients, rng))
 
     def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
         """The client of each sample.
@@ -110,7 +112,7 @@ class Scheme(Component):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn(Scheme):
+class DirichletBase(Scheme):
     """A rule that draws shares from a symmetric Dirichlet distribution, which may leave a client with too few samples.
 
     If a client has fewer than ``minimum`` samples, everything is drawn again, at most 20 times; then random samples
@@ -125,27 +127,27 @@ class Drawn(Scheme):
         """There have to be enough samples for everybody's minimum."""
         super().check(clients, classes, samples)
         if clients * self.minimum > samples:
-            fewer = samples // self.minimum
-            others = f", or federation.clients at most {fewer}" if fewer else ""
+            max_clients = samples // self.minimum
+            alternative = f", or federation.clients at most {max_clients}" if max_clients else ""
             raise SettingsError(
                 f"partition.minimum: {self.minimum} for each of {clients} clients is more than the {samples} samples; "
-                f"it should be at most {samples // clients}{others}."
+                f"it should be at most {samples // clients}{alternative}."
             )
 
     def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
         """See :class:`Scheme`."""
         for _ in range(1 + REDRAWS):
-            owner = self.draw(labels, clients, rng)
+            owner = self.draw_owners(labels, clients, rng)
             if np.bincount(owner, minlength=clients).min() >= self.minimum:
                 return owner
-        return top_up(owner, clients, self.minimum, rng)
+        return top_up_clients(owner, clients, self.minimum, rng)
 
-    def draw(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+    def draw_owners(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
         """The client of each sample by one draw, shape (m,); a client may own less than the minimum, or nothing."""
         raise NotImplementedError
 
 
-def top_up(owner: Integers, clients: int, minimum: int, rng: np.random.Generator) -> Integers:
+def top_up_clients(owner: Integers, clients: int, minimum: int, rng: np.random.Generator) -> Integers:
     """Move random samples of whoever is largest, one by one, to clients that have fewer than ``minimum``."""
     owner, sizes = owner.copy(), np.bincount(owner, minlength=clients)
     shuffled = rng.permutation(len(owner))
@@ -160,7 +162,7 @@ def top_up(owner: Integers, clients: int, minimum: int, rng: np.random.Generator
     return owner
 
 
-def cut(count: int, shares: Floats) -> Integers:
+def assign_by_fractions(count: int, fractions: Floats) -> Integers:
     r"""The client of each of ``count`` samples in a row, cut at :math:`\lfloor n \sum_{j \le k} p_j \rfloor`."""
-    cuts = (np.cumsum(shares)[:-1] * count).astype(np.int64)
-    return np.searchsorted(cuts, np.arange(count), side="right")
+    boundaries = (np.cumsum(fractions)[:-1] * count).astype(np.int64)
+    return np.searchsorted(boundaries, np.arange(count), side="right")

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpipe.data.partitions.base import Drawn, Floats, Integers, cut
+from fedpipe.data.partitions.base import DirichletBase, Floats, Integers, assign_by_fractions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dirichlet(Drawn):
+class Dirichlet(DirichletBase):
     r"""Each class is dealt to the clients in proportions drawn from a symmetric Dirichlet distribution.
 
     For each class c, :math:`p_c \sim \mathrm{Dir}_N(\alpha)`, and the shuffled samples of c are cut at
@@ -34,16 +34,16 @@ class Dirichlet(Drawn):
         Samples that every client has at least.
     """
 
-    def draw(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
-        """See :class:`~fedpipe.data.partitions.base.Drawn`."""
+    def draw_owners(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+        """See :class:`~fedpipe.data.partitions.base.DirichletBase`."""
         owner, sizes = np.empty(len(labels), dtype=np.int64), np.zeros(clients, dtype=np.int64)
         for label in np.unique(labels):
             members = rng.permutation(np.flatnonzero(labels == label))
-            owner[members] = cut(len(members), self.shares(sizes, len(labels), rng))
+            owner[members] = assign_by_fractions(len(members), self.draw_fractions(sizes, len(labels), rng))
             sizes += np.bincount(owner[members], minlength=clients)
         return owner
 
-    def shares(self, sizes: Integers, samples: int, rng: np.random.Generator) -> Floats:
+    def draw_fractions(self, sizes: Integers, samples: int, rng: np.random.Generator) -> Floats:
         """Each client's share of the next class, shape (N,).
 
         Parameters

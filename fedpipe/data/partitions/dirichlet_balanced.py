@@ -41,10 +41,10 @@ class DirichletBalanced(Dirichlet):
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
     minimum: Annotated[int, Field(ge=1)] = 40
 
-    def shares(self, sizes: Integers, samples: int, rng: np.random.Generator) -> Floats:
+    def draw_fractions(self, sizes: Integers, samples: int, rng: np.random.Generator) -> Floats:
         """See :class:`~fedpipe.data.partitions.dirichlet.Dirichlet`."""
-        lacking = sizes < samples / len(sizes)
-        shares = super().shares(sizes, samples, rng) * lacking
-        if not shares.any():
-            shares[lacking] = rng.dirichlet(np.full(lacking.sum(), self.alpha))
-        return np.asarray(shares / shares.sum(), dtype=np.float64)
+        is_below_average = sizes < samples / len(sizes)
+        fractions = super().draw_fractions(sizes, samples, rng) * is_below_average
+        if not fractions.any():
+            fractions[is_below_average] = rng.dirichlet(np.full(is_below_average.sum(), self.alpha))
+        return np.asarray(fractions / fractions.sum(), dtype=np.float64)

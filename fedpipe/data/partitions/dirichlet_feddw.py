@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedpipe.data.partitions.base import Integers, Scheme, cut
+from fedpipe.data.partitions.base import Integers, Scheme, assign_by_fractions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class DirichletFedDW(Scheme):
         owner = np.empty(len(labels), dtype=np.int64)
         for label in np.unique(labels):
             members = np.flatnonzero(labels == label)
-            owner[members] = cut(len(members), rng.dirichlet(np.full(clients, self.alpha)))
+            owner[members] = assign_by_fractions(len(members), rng.dirichlet(np.full(clients, self.alpha)))
         sizes = np.bincount(owner, minlength=clients)
         for empty in np.flatnonzero(sizes == 0):
             sample = (sizes[owner] > 1).argmax()

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedpipe.data.partitions.base import Integers, Pairs, Scheme
+from fedpipe.data.partitions.base import Integers, SampleClientPairs, Scheme
 from fedpipe.errors import SettingsError
 
 
@@ -30,7 +30,7 @@ class DirichletOverlap(Scheme):
         Concentration of the proportions.
     """
 
-    overlaps: ClassVar[bool] = True
+    has_overlap: ClassVar[bool] = True
 
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
 
@@ -39,16 +39,18 @@ class DirichletOverlap(Scheme):
         if not samples:
             raise SettingsError("dataset.name: there are no samples to deal; the data set should have some.")
 
-    def deal(self, labels: Integers, samples: Integers, clients: int, rng: np.random.Generator) -> Pairs:
+    def partition_samples(
+        self, labels: Integers, samples: Integers, clients: int, rng: np.random.Generator
+    ) -> SampleClientPairs:
         """See :class:`~fedpipe.data.partitions.base.Scheme`."""
         members = [samples[labels[samples] == label] for label in np.unique(labels[samples])]
-        shares = rng.dirichlet(np.full(clients, self.alpha), len(members))
-        drawn = [
-            (rng.choice(of_class, count, replace=False), client)
-            for of_class, share in zip(members, shares, strict=True)
-            for client, count in enumerate(np.maximum(1, (share * len(of_class)).astype(np.int64)))
+        fractions = rng.dirichlet(np.full(clients, self.alpha), len(members))
+        draws = [
+            (rng.choice(class_samples, count, replace=False), client)
+            for class_samples, class_fractions in zip(members, fractions, strict=True)
+            for client, count in enumerate(np.maximum(1, (class_fractions * len(class_samples)).astype(np.int64)))
         ]
-        return Pairs(
-            np.concatenate([sample for sample, _ in drawn]),
-            np.repeat([client for _, client in drawn], [len(sample) for sample, _ in drawn]),
+        return SampleClientPairs(
+            np.concatenate([sample for sample, _ in draws]),
+            np.repeat([client for _, client in draws], [len(sample) for sample, _ in draws]),
         )

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedpipe import artifacts, pins
-from fedpipe.data.partitions.base import Integers, Pairs, Scheme
+from fedpipe.data.partitions.base import Integers, SampleClientPairs, Scheme
 from fedpipe.errors import SettingsError
-from fedpipe.pins import Pin, Sha256
+from fedpipe.pins import PinnedFile, Sha256
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,55 +48,62 @@ class File(Scheme):
         SHA-256 of the file's bytes; `fedpipe download` fills it in.
     """
 
-    by_index: ClassVar[bool] = True
+    is_index_based: ClassVar[bool] = True
 
     path: str
     sha256: Sha256 | None = None
 
     @property
-    def pin(self) -> Pin:
+    def pinned_file(self) -> PinnedFile:
         """See :class:`~fedpipe.registry.Component`."""
-        return Pin("path", Path(self.path), self.sha256)
+        return PinnedFile("path", Path(self.path), self.sha256)
 
     @property
-    def splits(self) -> bool:
+    def has_fixed_splits(self) -> bool:
         """See :class:`~fedpipe.data.partitions.base.Scheme`."""
-        return self._read().split is not None
+        return self._load_pairs().split is not None
 
-    def keyed(self) -> dict[str, Any]:
+    def key_parameters(self) -> dict[str, Any]:
         """See :class:`~fedpipe.registry.Component`: no seed, where nothing is drawn."""
-        return {name: value for name, value in super().keyed().items() if name != "seed" or not self.splits}
+        return {
+            name: value
+            for name, value in super().key_parameters().items()
+            if name != "seed" or not self.has_fixed_splits
+        }
 
     @property
-    def validates(self) -> bool:
+    def has_validation(self) -> bool:
         """Whether some samples of the table are for validation."""
-        split = self._read().split
+        split = self._load_pairs().split
         return split is not None and bool((split == "validation").any())
 
     def check(self, clients: int, classes: int, samples: int) -> None:
         """The file has to be the one that is meant, and give every client a training sample."""
-        dealt = self._read()
-        if self.splits and dealt.sample.max(initial=0) >= samples:
+        pairs = self._load_pairs()
+        if self.has_fixed_splits and pairs.sample.max(initial=0) >= samples:
             raise SettingsError(
-                f"partition.path: sample {dealt.sample.max()} of {self.path} can't be dealt; it should be one of the "
+                f"partition.path: sample {pairs.sample.max()} of {self.path} can't be dealt; it should be one of the "
                 f"data set's {samples} samples."
             )
-        train = np.ones(len(dealt.client), dtype=np.bool_) if dealt.split is None else dealt.split == "train"
-        if len(dealt.client) and dealt.client.max() >= clients:
+        train = np.ones(len(pairs.client), dtype=np.bool_) if pairs.split is None else pairs.split == "train"
+        if len(pairs.client) and pairs.client.max() >= clients:
             raise SettingsError(
                 f"federation.clients: {clients} can't be used with {self.path}, which gives samples to client "
-                f"{dealt.client.max()}; it should be {dealt.client.max() + 1}."
+                f"{pairs.client.max()}; it should be {pairs.client.max() + 1}."
             )
-        lacking = np.setdiff1d(np.arange(clients), dealt.client[train])
-        if len(lacking):
+        missing_clients = np.setdiff1d(np.arange(clients), pairs.client[train])
+        if len(missing_clients):
             raise SettingsError(
-                f"partition.path: {self.path} gives client {lacking[0]} no training sample; it should give each of "
+                f"partition.path: {self.path} gives client {missing_clients[0]} no training sample; it should give "
+                "each of "
                 f"federation.clients ({clients}) at least one."
             )
-        if dealt.split is not None and not (dealt.split == "test").any():
+        if pairs.split is not None and not (pairs.split == "test").any():
             raise SettingsError(f"partition.path: {self.path} has no test sample; it should have at least one.")
 
-    def deal(self, labels: Integers, samples: Integers, clients: int, rng: np.random.Generator) -> Pairs:
+    def partition_samples(
+        self, labels: Integers, samples: Integers, clients: int, rng: np.random.Generator
+    ) -> SampleClientPairs:
         """See :class:`~fedpipe.data.partitions.base.Scheme`.
 
         Raises
@@ -104,20 +111,21 @@ class File(Scheme):
         SettingsError
             The file is not the one that is meant, or names samples that are not to be dealt.
         """
-        dealt = self._read()
-        wrong = np.setdiff1d(dealt.sample, samples if dealt.split is None else np.arange(len(labels)))
-        if len(wrong):
+        pairs = self._load_pairs()
+        invalid_samples = np.setdiff1d(pairs.sample, samples if pairs.split is None else np.arange(len(labels)))
+        if len(invalid_samples):
             raise SettingsError(
-                f"partition.path: sample {wrong[0]} of {self.path} can't be dealt; it should be one of the data set's "
+                f"partition.path: sample {invalid_samples[0]} of {self.path} can't be dealt; it should be one of the "
+                "data set's "
                 f"{len(labels)} samples, and a training sample if dataset.split is official and there is no column "
                 f"split."
             )
-        return dealt
+        return pairs
 
-    def _read(self) -> Pairs:
-        return _pairs(self, pins.stamp(Path(self.path)))
+    def _load_pairs(self) -> SampleClientPairs:
+        return _read_pairs_cached(self, pins.compute_stat_fingerprint(Path(self.path)))
 
-    def read(self) -> Pairs:
+    def read_pairs(self) -> SampleClientPairs:
         """The table's columns, each row a pair that can be.
 
         Raises
@@ -129,25 +137,31 @@ class File(Scheme):
             content = Path(self.path).read_bytes()
         except OSError as error:
             raise SettingsError(f"partition.path: {self.path} can't be read ({error.strerror}).") from None
-        found = hashlib.sha256(content).hexdigest()
-        if found != self.sha256:
-            told = f"'{self.sha256}' is not that of {self.path}" if self.sha256 else f"missing for {self.path}"
-            raise SettingsError(f"partition.sha256: {told}; if this is the file that you mean, write {found}.")
-        return self._checked(_parsed(content, self.path))
-
-    def _checked(self, table: pa.Table) -> Pairs:
-        if twice := [name for name in ("sample", "client", "split") if table.column_names.count(name) > 1]:
+        actual_sha256 = hashlib.sha256(content).hexdigest()
+        if actual_sha256 != self.sha256:
+            problem = f"'{self.sha256}' is not that of {self.path}" if self.sha256 else f"missing for {self.path}"
             raise SettingsError(
-                f"partition.path: {self.path} has the column '{twice[0]}' more than once; it should have it once."
+                f"partition.sha256: {problem}; if this is the file that you mean, write {actual_sha256}."
             )
-        sample, client = (self._integers(table, name) for name in ("sample", "client"))
+        return self._validate_table(_parse_table(content, self.path))
+
+    def _validate_table(self, table: pa.Table) -> SampleClientPairs:
+        if duplicates := [name for name in ("sample", "client", "split") if table.column_names.count(name) > 1]:
+            raise SettingsError(
+                f"partition.path: {self.path} has the column '{duplicates[0]}' more than once; it should have it once."
+            )
+        sample, client = (self._read_integers(table, name) for name in ("sample", "client"))
         split = table["split"].to_numpy(zero_copy_only=False).astype(str) if "split" in table.column_names else None
         if split is not None and not np.isin(split, SPLITS).all():
-            odd = split[~np.isin(split, SPLITS)][0]
-            raise SettingsError(f"partition.path: split '{odd}' of {self.path} should be one of {', '.join(SPLITS)}.")
-        nobody = client < 0 if split is None else (client < 0) & ((client < -1) | (split != "test"))
-        if nobody.any():
-            raise SettingsError(f"partition.path: client {client[nobody][0]} of {self.path} should be at least 0.")
+            invalid_split = split[~np.isin(split, SPLITS)][0]
+            raise SettingsError(
+                f"partition.path: split '{invalid_split}' of {self.path} should be one of {', '.join(SPLITS)}."
+            )
+        is_invalid_client = client < 0 if split is None else (client < 0) & ((client < -1) | (split != "test"))
+        if is_invalid_client.any():
+            raise SettingsError(
+                f"partition.path: client {client[is_invalid_client][0]} of {self.path} should be at least 0."
+            )
         pairs = np.stack([sample, client])
         if len(np.unique(pairs, axis=1).T) < len(sample):
             raise SettingsError(
@@ -155,14 +169,17 @@ class File(Scheme):
             )
         if len(sample) and sample.min() < 0:
             raise SettingsError(f"partition.path: sample {sample.min()} of {self.path} should be at least 0.")
-        if split is not None and len(both := np.intersect1d(sample[split == "test"], sample[split != "test"])):
+        if split is not None and len(
+            ambiguous_samples := np.intersect1d(sample[split == "test"], sample[split != "test"])
+        ):
             raise SettingsError(
-                f"partition.path: {self.path} gives sample {both[0]} to be tested on and to be trained on or validated "
+                f"partition.path: {self.path} gives sample {ambiguous_samples[0]} to be tested on and to be trained "
+                "on or validated "
                 f"on; it should be one of them."
             )
-        return Pairs(sample, client, split)
+        return SampleClientPairs(sample, client, split)
 
-    def _integers(self, table: pa.Table, name: str) -> npt.NDArray[np.int64]:
+    def _read_integers(self, table: pa.Table, name: str) -> npt.NDArray[np.int64]:
         import pyarrow as pa
 
         if name not in table.column_names:
@@ -176,18 +193,18 @@ class File(Scheme):
 
 
 @functools.lru_cache(maxsize=8)
-def _pairs(scheme: File, stamp: str) -> Pairs:
+def _read_pairs_cached(scheme: File, fingerprint: str) -> SampleClientPairs:
     """What a scheme's file holds, read once as long as it does not change."""
-    return scheme.read()
+    return scheme.read_pairs()
 
 
-def _parsed(content: bytes, path: str) -> pa.Table:
+def _parse_table(content: bytes, path: str) -> pa.Table:
     import pandas as pd
     import pyarrow as pa
 
     try:
         if path.endswith(".parquet"):
-            return artifacts.parquet(io.BytesIO(content))
+            return artifacts.decode_parquet(io.BytesIO(content))
         frame = pd.read_csv(io.BytesIO(content), dtype_backend="pyarrow")
         if not isinstance(frame.index, pd.RangeIndex):  # the first fields of longer rows became the rows' names
             raise ValueError("its rows have more fields than its header has names")

@@ -58,16 +58,16 @@ class Pathological(Scheme):
         SettingsError
             A class has fewer samples than owners.
         """
-        present = np.unique(labels)
-        owns = self._choose(clients, len(present), rng)
+        class_labels = np.unique(labels)
+        is_owner = self._choose_owners(clients, len(class_labels), rng)
         result = np.empty(len(labels), dtype=np.int64)
-        for column, label in enumerate(present):
+        for column, label in enumerate(class_labels):
             members = rng.permutation(np.flatnonzero(labels == label))
-            owners = rng.permutation(np.flatnonzero(owns[:, column]))
+            owners = rng.permutation(np.flatnonzero(is_owner[:, column]))
             self.check_class(label, clients, len(owners), len(members))
             cuts = 1 + np.sort(rng.choice(len(members) - 1, len(owners) - 1, replace=False))
-            for owner, part in zip(owners, np.split(members, cuts), strict=True):
-                result[part] = owner
+            for owner, owner_samples in zip(owners, np.split(members, cuts), strict=True):
+                result[owner_samples] = owner
         return result
 
     def check_class(self, label: int, clients: int, owners: int, samples: int) -> None:
@@ -79,7 +79,7 @@ class Pathological(Scheme):
                 f"smaller."
             )
 
-    def _choose(self, clients: int, classes: int, rng: np.random.Generator) -> np.ndarray:
+    def _choose_owners(self, clients: int, classes: int, rng: np.random.Generator) -> np.ndarray:
         """Which client owns which class, shape (N, C), k a row and N k / C a column, rounded down or up.
 
         Each client in turn takes the classes that all clients left must own, and fills up at random. The owners that
@@ -87,15 +87,15 @@ class Pathological(Scheme):
         left, and so there are always k to choose from.
         """
         k = self.classes_per_client
-        owners, more = divmod(clients * k, classes)
-        wanted = rng.permutation(np.arange(classes) < more) + owners
-        owns = np.zeros((clients, classes), dtype=np.bool_)
-        for left, client in zip(range(clients, 0, -1), rng.permutation(clients), strict=True):
-            needed = np.flatnonzero(wanted == left)
-            chances = np.where(wanted == left, 0, wanted)
-            if len(needed) < k:
-                chosen = rng.choice(classes, k - len(needed), replace=False, p=chances / chances.sum())
-                needed = np.concatenate([needed, chosen])
-            owns[client, needed] = True
-            wanted = wanted - owns[client]
-        return owns
+        owners, remainder = divmod(clients * k, classes)
+        remaining_owners = rng.permutation(np.arange(classes) < remainder) + owners
+        is_owner = np.zeros((clients, classes), dtype=np.bool_)
+        for remaining_clients, client in zip(range(clients, 0, -1), rng.permutation(clients), strict=True):
+            client_classes = np.flatnonzero(remaining_owners == remaining_clients)
+            weights = np.where(remaining_owners == remaining_clients, 0, remaining_owners)
+            if len(client_classes) < k:
+                extra_classes = rng.choice(classes, k - len(client_classes), replace=False, p=weights / weights.sum())
+                client_classes = np.concatenate([client_classes, extra_classes])
+            is_owner[client, client_classes] = True
+            remaining_owners = remaining_owners - is_owner[client]
+        return is_owner

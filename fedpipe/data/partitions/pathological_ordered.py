@@ -34,11 +34,14 @@ class PathologicalOrdered(Pathological):
     def check(self, clients: int, classes: int, samples: int) -> None:
         """No class may be left when all clients own k."""
         super().check(clients, classes, samples)
-        without = [label for label, owners in enumerate(self._owners(clients, classes)) if not len(owners)]
-        if without:
+        unowned_classes = [
+            label for label, owners in enumerate(self._list_class_owners(clients, classes)) if not len(owners)
+        ]
+        if unowned_classes:
             raise SettingsError(
                 f"partition.classes_per_client: {self.classes_per_client} for each of {clients} clients, dealt in "
-                f"order, leaves class {without[0]} without a client; federation.clients times it should be a multiple "
+                f"order, leaves class {unowned_classes[0]} without a client; federation.clients times it should be a "
+                "multiple "
                 f"of the {classes} classes, or the scheme 'pathological'."
             )
 
@@ -50,21 +53,21 @@ class PathologicalOrdered(Pathological):
         SettingsError
             A class has fewer samples than owners.
         """
-        present = np.unique(labels)
+        class_labels = np.unique(labels)
         result = np.empty(len(labels), dtype=np.int64)
-        for label, owners in zip(present, self._owners(clients, len(present)), strict=True):
+        for label, owners in zip(class_labels, self._list_class_owners(clients, len(class_labels)), strict=True):
             members = np.flatnonzero(labels == label)
             self.check_class(label, clients, len(owners), len(members))
-            least, fair = max(1, len(members) // (10 * len(owners))), len(members) // len(owners)
-            counts = rng.integers(least, max(fair, least + 1), len(owners) - 1)
+            min_count, equal_count = max(1, len(members) // (10 * len(owners))), len(members) // len(owners)
+            counts = rng.integers(min_count, max(equal_count, min_count + 1), len(owners) - 1)
             result[members] = np.repeat(owners, [*counts, len(members) - counts.sum()])
         return result
 
-    def _owners(self, clients: int, classes: int) -> list[Integers]:
+    def _list_class_owners(self, clients: int, classes: int) -> list[Integers]:
         """The clients of each class."""
-        owned, most = np.zeros(clients, dtype=np.int64), -(-clients * self.classes_per_client // classes)
+        class_counts, max_owners = np.zeros(clients, dtype=np.int64), -(-clients * self.classes_per_client // classes)
         owners = []
         for _ in range(classes):
-            owners.append(np.flatnonzero(owned < self.classes_per_client)[:most])
-            owned[owners[-1]] += 1
+            owners.append(np.flatnonzero(class_counts < self.classes_per_client)[:max_owners])
+            class_counts[owners[-1]] += 1
         return owners

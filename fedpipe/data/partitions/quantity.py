@@ -8,11 +8,11 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedpipe.data.partitions.base import Drawn, Integers, cut
+from fedpipe.data.partitions.base import DirichletBase, Integers, assign_by_fractions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantity(Drawn):
+class Quantity(DirichletBase):
     r"""Clients differ in size, drawn from a symmetric Dirichlet distribution, but not in their classes.
 
     With :math:`p \sim \mathrm{Dir}_N(\alpha)` the shuffled samples are cut at
@@ -31,8 +31,10 @@ class Quantity(Drawn):
 
     minimum: Annotated[int, Field(ge=1)] = 10
 
-    def draw(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
-        """See :class:`~fedpipe.data.partitions.base.Drawn`."""
+    def draw_owners(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+        """See :class:`~fedpipe.data.partitions.base.DirichletBase`."""
         owner = np.empty(len(labels), dtype=np.int64)
-        owner[rng.permutation(len(labels))] = cut(len(labels), rng.dirichlet(np.full(clients, self.alpha)))
+        owner[rng.permutation(len(labels))] = assign_by_fractions(
+            len(labels), rng.dirichlet(np.full(clients, self.alpha))
+        )
         return owner

@@ -19,84 +19,90 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpipe.planned import Plan
 from fedpipe.report import results
-from fedpipe.report.curves import shown
+from fedpipe.report.curves import load_table_curves
 from fedpipe.report.figures import style
 
-COLUMNS = {1: 1, 2: 2, 4: 2}  #: of panels, by number of protocols; 3 for all others
-LABELED = 6  #: from so many lines on they have labels at their ends: a legend's order says nothing of theirs
-CROWD = len(style.COLORS)  #: more lines than these can't be told apart in one panel
-REFERENCE = "fedavg"  #: what the panels of many algorithms compare with, in grey; where there is none, the first line
-GREY = {"color": "#A8A8A8", "linewidth": 1.0}
+PANEL_COLUMNS = {1: 1, 2: 2, 4: 2}  #: of panels, by number of protocols; 3 for all others
+MIN_LABELED_LINES = 6  #: from so many lines on they have labels at their ends: a legend's order says nothing of theirs
+MAX_LINES_PER_PANEL = len(style.COLORS)  #: more lines than these can't be told apart in one panel
+REFERENCE_ALGORITHM = (
+    "fedavg"  #: what the panels of many algorithms compare with, in grey; where there is none, the first line
+)
+REFERENCE_STYLE = {"color": "#A8A8A8", "linewidth": 1.0}
 
 
-def draw(plan: Plan, stem: Path) -> None:
+def draw_curves(plan: Plan, stem: Path) -> None:
     """Draw mean curves, with a band of one standard deviation over seeds to each side."""
-    style.save(figure(plan, shown(plan)), stem)
+    style.save_figure(build_curves_figure(plan, load_table_curves(plan)), stem)
 
 
-@style.figure
-def figure(plan: Plan, frame: pd.DataFrame) -> Figure:
-    """The figure of what `fedpipe.report.curves.shown` returned.
+@style.apply_style
+def build_curves_figure(plan: Plan, frame: pd.DataFrame) -> Figure:
+    """The figure of what `fedpipe.report.curves.load_table_curves` returned.
 
     What the grid varies for all algorithms makes panels; what it varies for one algorithm makes lines; what is searched
     for the best makes neither. Lines are told apart by their methods' labels, and are called by the titles. Few lines
     have a legend, more of them labels at their ends. Where they are too many for one panel, each has its own, whose
     lines are the protocols.
     """
-    varied = [name for name in plan.grid if name not in plan.report.best_over]
-    own = [
-        name for name in varied if name.startswith("algorithms.") or not all(name in cell.grid for cell in plan.cells)
+    varied_names = [name for name in plan.grid if name not in plan.report.best_over]
+    line_names = [
+        name
+        for name in varied_names
+        if name.startswith("algorithms.") or not all(name in cell.grid for cell in plan.cells)
     ]
-    shared = [name for name in varied if name not in own]
-    pairs = list(zip(frame["algorithm"], _points(frame, own), strict=True))
-    names = [results.line(label, point) for label, point in pairs]
-    lines = dict(zip(names, (results.line(plan.title(label), point) for label, point in pairs), strict=True))
+    panel_names = [name for name in varied_names if name not in line_names]
+    pairs = list(zip(frame["algorithm"], _get_points(frame, line_names), strict=True))
+    names = [results.describe_configuration(label, point) for label, point in pairs]
+    lines = dict(
+        zip(names, (results.describe_configuration(plan.title(label), point) for label, point in pairs), strict=True)
+    )
     sentences = results.own_settings(plan)
-    frame = frame.assign(point=[results.label(point) for point in _points(frame, shared)], line=names)
-    protocols = [name for name in results.protocols(plan, frame) if name in set(frame["protocol"])]
-    if len(lines) > CROWD:
-        return style.note(_apart(plan, frame, lines, protocols), sentences)
+    frame = frame.assign(point=[results.describe_point(point) for point in _get_points(frame, panel_names)], line=names)
+    protocols = [name for name in results.list_protocols(plan, frame) if name in set(frame["protocol"])]
+    if len(lines) > MAX_LINES_PER_PANEL:
+        return style.note(_build_small_multiples(plan, frame, lines, protocols), sentences)
     panels = list(itertools.product(frame["point"].unique(), protocols))
-    labeled = len(lines) >= LABELED
-    columns = COLUMNS.get(len(protocols), 2 if labeled else 3)
+    has_end_labels = len(lines) >= MIN_LABELED_LINES
+    columns = PANEL_COLUMNS.get(len(protocols), 2 if has_end_labels else 3)
     rows = max(1, -(-len(panels) // columns))
-    told = [textwrap.fill(title, 40 // columns, break_long_words=False) for title in lines.values()]
-    height = 0.14 * sum(text.count("\n") + 1 for text in told) + 0.8 if labeled else 0.0
-    made = Figure(figsize=(style.WIDTH + 0.4, rows * max(3.3, height) + 0.4))
-    axes = made.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    wrapped_titles = [textwrap.fill(title, 40 // columns, break_long_words=False) for title in lines.values()]
+    height = 0.14 * sum(text.count("\n") + 1 for text in wrapped_titles) + 0.8 if has_end_labels else 0.0
+    curves_figure = Figure(figsize=(style.PAGE_WIDTH + 0.4, rows * max(3.3, height) + 0.4))
+    axes = curves_figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for ax, (point, protocol) in zip(axes.flat, panels, strict=False):
         panel = frame[(frame["point"] == point) & (frame["protocol"] == protocol)]
         for index, name in enumerate(lines):
-            part = panel[panel["line"] == name]
-            every = max(1, len(part) // 6)
-            _curve(ax, part, name, markevery=(index % every, every), **style.line(index))
-        ax.set_title(_title(protocol, point, 66 // columns))
-        coinciding = _coinciding(panel)
-        if labeled:
-            _label_ends(ax, coinciding, lines, 40 // columns)
+            line_rows = panel[panel["line"] == name]
+            marker_gap = max(1, len(line_rows) // 6)
+            _draw_curve(ax, line_rows, name, markevery=(index % marker_gap, marker_gap), **style.get_line_style(index))
+        ax.set_title(_wrap_title(protocol, point, 66 // columns))
+        coinciding_groups = _find_coinciding_lines(panel)
+        if has_end_labels:
+            _label_ends(ax, coinciding_groups, lines, 40 // columns)
             continue
-        for place, same in enumerate(coinciding):
-            text = textwrap.fill(" = ".join(lines[name] for name in same), 34)
-            ax.text(0.99, 0.02 + 0.09 * place, text, transform=ax.transAxes, ha="right", va="bottom", fontsize=7)
-    _label(axes, len(panels), protocols)
-    if labeled:
-        made.suptitle(_seeds(plan), x=0.01, ha="left", fontsize=8)
-        style.note(made, sentences)
-        _spread_labels(made)
-        return made
+        for group_index, group in enumerate(coinciding_groups):
+            text = textwrap.fill(" = ".join(lines[name] for name in group), 34)
+            ax.text(0.99, 0.02 + 0.09 * group_index, text, transform=ax.transAxes, ha="right", va="bottom", fontsize=7)
+    _label_axes(axes, len(panels), protocols)
+    if has_end_labels:
+        curves_figure.suptitle(_describe_seeds(plan), x=0.01, ha="left", fontsize=8)
+        style.note(curves_figure, sentences)
+        _spread_labels(curves_figure)
+        return curves_figure
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-    shown = [handles[name] for name in lines]
-    legend = made.legend(shown, [*lines.values()], loc="outside right upper", handlelength=3.4)
-    legend.set_title(_seeds(plan))
-    return style.note(made, sentences)
+    shown_handles = [handles[name] for name in lines]
+    legend = curves_figure.legend(shown_handles, [*lines.values()], loc="outside right upper", handlelength=3.4)
+    legend.set_title(_describe_seeds(plan))
+    return style.note(curves_figure, sentences)
 
 
-def _label_ends(ax: Axes, coinciding: list[list[str]], lines: dict[str, str], width: int) -> None:
+def _label_ends(ax: Axes, coinciding_groups: list[list[str]], lines: dict[str, str], width: int) -> None:
     """A label to the right of each line that can be seen, and a thin line to it; those beneath are named, too."""
-    beneath = {name for same in coinciding for name in same[:-1]}
-    titles = lines | {same[-1]: " = ".join(lines[name] for name in same) for same in coinciding}
+    hidden_lines = {name for group in coinciding_groups for name in group[:-1]}
+    titles = lines | {group[-1]: " = ".join(lines[name] for name in group) for group in coinciding_groups}
     for line in ax.get_lines():
-        if (name := str(line.get_label())) not in beneath:
+        if (name := str(line.get_label())) not in hidden_lines:
             ax.annotate(
                 textwrap.fill(titles[name], width, break_long_words=False),
                 xy=np.column_stack(line.get_data())[-1],
@@ -116,118 +122,133 @@ def _label_ends(ax: Axes, coinciding: list[list[str]], lines: dict[str, str], wi
             )
 
 
-def _spread_labels(made: Figure) -> None:
+def _spread_labels(curves_figure: Figure) -> None:
     """Move the labels of lines to the heights of their lines' ends, or as near as there is room in their order."""
-    made.draw_without_rendering()  # lays all out, so that it is known how high axes and labels are
-    for ax in made.axes:
+    curves_figure.draw_without_rendering()  # lays all out, so that it is known how high axes and labels are
+    for ax in curves_figure.axes:
         labels = [text for text in ax.texts if isinstance(text, Annotation)]
         ends = [ax.transAxes.inverted().transform(ax.transData.transform(label.xy))[1] for label in labels]
         heights = [1.1 * Text.get_window_extent(label).height / ax.bbox.height for label in labels]
-        for label, height in zip(labels, spread(ends, heights), strict=True):
+        for label, height in zip(labels, spread_heights(ends, heights), strict=True):
             label.xyann = (label.xyann[0], height)
 
 
-def spread(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
+def spread_heights(desired_heights: Sequence[float], heights: Sequence[float]) -> list[float]:
     """Where labels of these heights stand in [0, 1] without touching each other, in the order of where they want to be.
 
     The sum of their squared distances from there is least: labels that would overlap move by their mean.
     """
-    order = sorted(range(len(wanted)), key=lambda index: (wanted[index], -index))  # at one height, the first is on top
+    order = sorted(
+        range(len(desired_heights)), key=lambda index: (desired_heights[index], -index)
+    )  # at one height, the first is on top
     tops = list(itertools.accumulate(heights[index] for index in order))
-    above = {index: top - heights[index] / 2 for index, top in zip(order, tops, strict=True)}  # where all stand close
-    together: list[list[float]] = []  # by how much labels want to be above there; those in a list move as one
+    stacked_heights = {
+        index: top - heights[index] / 2 for index, top in zip(order, tops, strict=True)
+    }  # where all stand close
+    groups: list[list[float]] = []  # by how much labels want to be above there; those in a list move as one
     for index in order:
-        moved = [wanted[index] - above[index]]
-        while together and fmean(together[-1]) > fmean(moved):
-            moved = together.pop() + moved
-        together.append(moved)
-    moves = [fmean(moved) for moved in together for _ in moved]
-    room = 1 - sum(heights)
-    placed = {index: above[index] + min(max(move, 0), room) for index, move in zip(order, moves, strict=True)}
-    return [placed[index] for index in range(len(wanted))]
+        offsets = [desired_heights[index] - stacked_heights[index]]
+        while groups and fmean(groups[-1]) > fmean(offsets):
+            offsets = groups.pop() + offsets
+        groups.append(offsets)
+    group_offsets = [fmean(offsets) for offsets in groups for _ in offsets]
+    free_height = 1 - sum(heights)
+    final_heights = {
+        index: stacked_heights[index] + min(max(offset, 0), free_height)
+        for index, offset in zip(order, group_offsets, strict=True)
+    }
+    return [final_heights[index] for index in range(len(desired_heights))]
 
 
-def _apart(plan: Plan, frame: pd.DataFrame, lines: dict[str, str], protocols: list[str]) -> Figure:
+def _build_small_multiples(plan: Plan, frame: pd.DataFrame, lines: dict[str, str], protocols: list[str]) -> Figure:
     """A small panel for each line and grid point, with the reference's curves of the same protocols in grey."""
     panels = list(itertools.product(frame["point"].unique(), lines))
-    reference = REFERENCE if REFERENCE in lines else next(iter(lines))
-    in_grey = f"{lines[reference]}: the same in grey"
+    reference = REFERENCE_ALGORITHM if REFERENCE_ALGORITHM in lines else next(iter(lines))
+    reference_label = f"{lines[reference]}: the same in grey"
     rows = -(-len(panels) // (columns := 5))
-    made = Figure(figsize=(style.WIDTH + 0.8, 1.35 * rows + 0.8))
-    axes = made.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    multiples_figure = Figure(figsize=(style.PAGE_WIDTH + 0.8, 1.35 * rows + 0.8))
+    axes = multiples_figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     marker = "" if frame["round"].nunique() > 1 else "o"  # one round makes no line
     for ax, (point, name) in zip(axes.flat, panels, strict=False):
-        there = frame[frame["point"] == point]
-        panel, other = (there[there["line"] == line] for line in (name, reference))
+        point_rows = frame[frame["point"] == point]
+        panel, reference_rows = (point_rows[point_rows["line"] == line] for line in (name, reference))
         for index, protocol in enumerate(protocols):
-            own, grey = (rows[rows["protocol"] == protocol] for rows in (panel, other))
-            look = style.line(index) | {"marker": marker}
-            if name != reference and len(own):
-                ax.plot(grey["round"], grey["mean"], **look | GREY | {"label": in_grey})
-            _curve(ax, own, protocol, **look)
-        alike = name != reference and any({name, reference} <= {*same} for same in _coinciding(_whole(there)))
-        title = f"{lines[name]} = {lines[reference]}" if alike else lines[name]
-        ax.set_title(_title(title, point, 20), fontsize=8.5, pad=3)
+            protocol_rows, reference_curve = (rows[rows["protocol"] == protocol] for rows in (panel, reference_rows))
+            line_style = style.get_line_style(index) | {"marker": marker}
+            if name != reference and len(protocol_rows):
+                ax.plot(
+                    reference_curve["round"],
+                    reference_curve["mean"],
+                    **line_style | REFERENCE_STYLE | {"label": reference_label},
+                )
+            _draw_curve(ax, protocol_rows, protocol, **line_style)
+        is_same_as_reference = name != reference and any(
+            {name, reference} <= {*group} for group in _find_coinciding_lines(_concatenate_protocols(point_rows))
+        )
+        title = f"{lines[name]} = {lines[reference]}" if is_same_as_reference else lines[name]
+        ax.set_title(_wrap_title(title, point, 20), fontsize=8.5, pad=3)
         ax.tick_params(labelsize=7)
-    _label(axes, len(panels), protocols, fontsize=7.5)
+    _label_axes(axes, len(panels), protocols, fontsize=7.5)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-    order = sorted(handles, key=[*protocols, in_grey].index)
-    legend = made.legend([handles[name] for name in order], order, loc="outside upper left", ncols=3, handlelength=2.6)
-    legend.set_title(_seeds(plan))
-    return made
+    order = sorted(handles, key=[*protocols, reference_label].index)
+    legend = multiples_figure.legend(
+        [handles[name] for name in order], order, loc="outside upper left", ncols=3, handlelength=2.6
+    )
+    legend.set_title(_describe_seeds(plan))
+    return multiples_figure
 
 
-def _whole(frame: pd.DataFrame) -> pd.DataFrame:
+def _concatenate_protocols(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with each protocol's values among the rounds of a line, which are compared as one."""
     return frame.sort_values(["protocol", "round"]).assign(
         round=lambda rows: rows.groupby("protocol").ngroup() * 10**5 + rows["round"]
     )
 
 
-def _title(name: str, point: str, width: int) -> str:
+def _wrap_title(name: str, point: str, width: int) -> str:
     """A panel's title in lines that fit above it."""
-    return "\n".join(textwrap.fill(part, width) for part in (name, point) if part)
+    return "\n".join(textwrap.fill(line, width) for line in (name, point) if line)
 
 
-def _coinciding(panel: pd.DataFrame) -> list[list[str]]:
+def _find_coinciding_lines(panel: pd.DataFrame) -> list[list[str]]:
     """The lines of a panel of which only the last can be seen, since they are equal in every round."""
     groups: dict[tuple[float, ...], list[str]] = {}
-    for name, part in panel.groupby("line", sort=False):
-        values = part[["round", "mean", "std"]].fillna(0).to_numpy().round(9)
+    for name, line_rows in panel.groupby("line", sort=False):
+        values = line_rows[["round", "mean", "std"]].fillna(0).to_numpy().round(9)
         groups.setdefault(tuple(values.ravel()), []).append(str(name))
     return [names for names in groups.values() if len(names) > 1]
 
 
-def _label(axes: npt.NDArray[Any], panels: int, protocols: list[str], **font: float) -> None:
+def _label_axes(axes: npt.NDArray[Any], panels: int, protocols: list[str], **font: float) -> None:
     """Label the outer axes of so many panels and hide the places that are left over."""
-    tested = all(name.endswith(("-on-global", "-on-local")) for name in protocols)
+    is_test_accuracy = all(name.endswith(("-on-global", "-on-local")) for name in protocols)
     columns = axes.shape[1]
-    for place, ax in enumerate(axes.flat):
+    for panel_index, ax in enumerate(axes.flat):
         bins = 7 if columns < 5 else 3  # labels of 4 digits have room
         ax.xaxis.set_major_locator(MaxNLocator(bins, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
-        if place >= panels:
+        if panel_index >= panels:
             ax.set_axis_off()
-        elif place + columns >= panels:
+        elif panel_index + columns >= panels:
             ax.set_xlabel("round", **font)
             ax.tick_params(labelbottom=True)
-        if place < panels and place % columns == 0:
-            ax.set_ylabel("test accuracy (%)" if tested else "accuracy (%)", **font)
+        if panel_index < panels and panel_index % columns == 0:
+            ax.set_ylabel("test accuracy (%)" if is_test_accuracy else "accuracy (%)", **font)
 
 
-def _curve(ax: Axes, part: pd.DataFrame, name: str, **look: Any) -> None:
-    if part.empty:
+def _draw_curve(ax: Axes, line_rows: pd.DataFrame, name: str, **line_style: Any) -> None:
+    if line_rows.empty:
         return
-    rounds, mean, std = (part[column].to_numpy() for column in ("round", "mean", "std"))
+    rounds, mean, std = (line_rows[column].to_numpy() for column in ("round", "mean", "std"))
     low, high = np.clip(mean - std, 0, 100), np.clip(mean + std, 0, 100)
-    ax.fill_between(rounds, low, high, color=look["color"], alpha=0.1, linewidth=0)
-    ax.plot(rounds, mean, label=name, **look)
+    ax.fill_between(rounds, low, high, color=line_style["color"], alpha=0.1, linewidth=0)
+    ax.plot(rounds, mean, label=name, **line_style)
 
 
-def _seeds(plan: Plan) -> str:
+def _describe_seeds(plan: Plan) -> str:
     """What a curve and its band are, where there are several seeds."""
     seeds = len(plan.seeds)
     return f"mean ± std, {seeds} seeds" if seeds > 1 else ""
 
 
-def _points(frame: pd.DataFrame, names: list[str]) -> list[dict[str, str]]:
+def _get_points(frame: pd.DataFrame, names: list[str]) -> list[dict[str, str]]:
     return [dict(zip(names, point, strict=True)) for point in frame[names].to_numpy()]

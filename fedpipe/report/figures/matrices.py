@@ -16,58 +16,88 @@ from matplotlib.ticker import MaxNLocator
 from fedpipe.planned import Plan
 from fedpipe.report import results
 from fedpipe.report.figures import style
-from fedpipe.report.matrices import Chosen, Floats, chosen
+from fedpipe.report.matrices import Floats, ModelMatrices, select_model_matrices
 
-LABELS = {  #: what a matrix holds, its rows and its columns
+MATRIX_LABELS = {  #: what a matrix holds, its rows and its columns
     "SL": ("mean soft label of each class", "true class", "predicted class"),
     "CR": ("relations of the classes in the head", "class", "class"),
 }
-TITLE = 36  #: letters in a line of a panel's title
-NUMBERS = 10  #: classes up to which each cell shows its number
+TITLE_WIDTH = 36  #: letters in a line of a panel's title
+MAX_NUMBERED_CLASSES = 10  #: classes up to which each cell shows its number
 
 
-def draw(plan: Plan, stem: Path) -> None:
+def draw_matrices(plan: Plan, stem: Path) -> None:
     """Draw the matrices of FedAvg and FedDW, or of the first algorithms that have a global model.
 
     Those of the first seed and grid point, in the last round, measured on the global test set for both.
     """
-    found = chosen(plan)
-    rounds = " and ".join(dict.fromkeys(str(one.cell.rounds) for one in found.values()))
+    selected_matrices = select_model_matrices(plan)
+    rounds = " and ".join(
+        dict.fromkeys(str(model_matrices.cell.rounds) for model_matrices in selected_matrices.values())
+    )
     title = f"Global models after round {rounds}, seed {plan.seeds[0]}"
-    lines = [results.line(plan.title(one.cell.algorithm), results.point(plan, one.cell)) for one in found.values()]
-    shown = dataclasses.replace(plan, cells=tuple(one.cell for one in found.values()))
-    style.save(figure(dict(zip(lines, found.values(), strict=True)), title, results.own_settings(shown)), stem)
+    lines = [
+        results.describe_configuration(
+            plan.title(model_matrices.cell.algorithm), results.format_point(plan, model_matrices.cell)
+        )
+        for model_matrices in selected_matrices.values()
+    ]
+    shown = dataclasses.replace(plan, cells=tuple(model_matrices.cell for model_matrices in selected_matrices.values()))
+    style.save_figure(
+        build_matrices_figure(
+            dict(zip(lines, selected_matrices.values(), strict=True)), title, results.own_settings(shown)
+        ),
+        stem,
+    )
 
 
-@style.figure
-def figure(found: dict[str, Chosen], title: str, sentences: Sequence[str] = ()) -> Figure:
+@style.apply_style
+def build_matrices_figure(
+    selected_matrices: dict[str, ModelMatrices], title: str, sentences: Sequence[str] = ()
+) -> Figure:
     """The figure of SL and CR matrices by algorithm, with sentences below it; one that says so where there are none."""
-    if not found:
-        made = Figure(figsize=(style.WIDTH, 1.0))
-        made.text(0.5, 0.5, "No algorithm of this study has a global model, so there are no matrices.", ha="center")
-        return made
-    made = Figure(figsize=(style.WIDTH, 3.25 * len(found) + 0.35))
-    axes = made.subplots(len(found), len(LABELS), squeeze=False)
-    made.suptitle(title, x=0.01, ha="left")
-    for column, (name, (holds, rows, columns)) in enumerate(LABELS.items()):
-        top = max(one.matrices[name].max() for one in found.values())  # one scale, so that algorithms compare
-        for row, (algorithm, one) in enumerate(found.items()):
-            image = _cells(axes[row, column], one.matrices[name], one.classes, top)
-            axes[row, column].set(title=textwrap.fill(f"{algorithm}, {name}", TITLE), xlabel=columns, ylabel=rows)
-        bar = made.colorbar(image, ax=list(axes[:, column]), orientation="horizontal", aspect=28, shrink=0.75, pad=0.02)
-        bar.set_label(f"{name}: {holds}")
-        bar.outline.set_visible(False)
-    return style.note(made, sentences)
+    if not selected_matrices:
+        matrices_figure = Figure(figsize=(style.PAGE_WIDTH, 1.0))
+        matrices_figure.text(
+            0.5, 0.5, "No algorithm of this study has a global model, so there are no matrices.", ha="center"
+        )
+        return matrices_figure
+    matrices_figure = Figure(figsize=(style.PAGE_WIDTH, 3.25 * len(selected_matrices) + 0.35))
+    axes = matrices_figure.subplots(len(selected_matrices), len(MATRIX_LABELS), squeeze=False)
+    matrices_figure.suptitle(title, x=0.01, ha="left")
+    for column, (name, (description, rows, columns)) in enumerate(MATRIX_LABELS.items()):
+        max_value = max(
+            model_matrices.matrices[name].max() for model_matrices in selected_matrices.values()
+        )  # one scale, so that algorithms compare
+        for row, (algorithm, model_matrices) in enumerate(selected_matrices.items()):
+            image = _draw_matrix(
+                axes[row, column], model_matrices.matrices[name], model_matrices.class_names, max_value
+            )
+            axes[row, column].set(title=textwrap.fill(f"{algorithm}, {name}", TITLE_WIDTH), xlabel=columns, ylabel=rows)
+        color_bar = matrices_figure.colorbar(
+            image, ax=list(axes[:, column]), orientation="horizontal", aspect=28, shrink=0.75, pad=0.02
+        )
+        color_bar.set_label(f"{name}: {description}")
+        color_bar.outline.set_visible(False)
+    return style.note(matrices_figure, sentences)
 
 
-def _cells(ax: Axes, matrix: Floats, classes: Sequence[str], top: float) -> AxesImage:
-    image = ax.imshow(matrix, cmap=style.MAP, vmin=0, vmax=top, interpolation="nearest")
+def _draw_matrix(ax: Axes, matrix: Floats, classes: Sequence[str], max_value: float) -> AxesImage:
+    image = ax.imshow(matrix, cmap=style.COLOR_MAP, vmin=0, vmax=max_value, interpolation="nearest")
     ax.grid(visible=False)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(10, integer=True))
         style.label_classes(axis, classes, 24)
-    if len(matrix) <= NUMBERS:
+    if len(matrix) <= MAX_NUMBERED_CLASSES:
         for (row, column), value in np.ndenumerate(matrix):
-            told = f"{value:.2f}".removeprefix("0")
-            ax.text(column, row, told, ha="center", va="center", fontsize=6, color=style.ink(value / top))
+            value_text = f"{value:.2f}".removeprefix("0")
+            ax.text(
+                column,
+                row,
+                value_text,
+                ha="center",
+                va="center",
+                fontsize=6,
+                color=style.get_text_color(value / max_value),
+            )
     return image

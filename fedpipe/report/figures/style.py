@@ -27,11 +27,11 @@ from fedpipe import artifacts
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7F7F7F", "#882255", "#332288")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
-WIDTH = 7.0  #: of a page, in inches
-NAMED = 10  #: classes up to which they have names in place of numbers
-MAP = "Blues"  #: a color map of one hue, light to dark, which grey print keeps in order
+PAGE_WIDTH = 7.0  #: of a page, in inches
+MAX_NAMED_CLASSES = 10  #: classes up to which they have names in place of numbers
+COLOR_MAP = "Blues"  #: a color map of one hue, light to dark, which grey print keeps in order
 
-STYLE: dict[str, Any] = {
+RC_PARAMS: dict[str, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#444444",
     "axes.grid": True,
@@ -65,7 +65,7 @@ STYLE: dict[str, Any] = {
 }
 FONT = b"'DejaVu Sans'"  #: as it stands in an SVG
 #: What is saved: by what, and with which metadata, since its own would differ from one time to the next.
-KINDS: dict[str, tuple[type[FigureCanvasBase], dict[str, Any]]] = {
+FILE_FORMATS: dict[str, tuple[type[FigureCanvasBase], dict[str, Any]]] = {
     "svg": (FigureCanvasSVG, {"Date": None, "Creator": None}),
     "pdf": (FigureCanvasPdf, {"CreationDate": None, "Creator": None, "Producer": None}),
     "png": (FigureCanvasAgg, {"Software": None}),
@@ -73,18 +73,18 @@ KINDS: dict[str, tuple[type[FigureCanvasBase], dict[str, Any]]] = {
 _P = ParamSpec("_P")
 
 
-def figure(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
+def apply_style(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
     """Decorate a function that makes a figure: it draws in the house's style."""
 
-    def styled(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
-        with mpl.style.context(["default", STYLE]):
+    def draw_with_style(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
+        with mpl.style.context(["default", RC_PARAMS]):
             return draw(*args, **kwargs)
 
-    styled.__doc__ = draw.__doc__
-    return styled
+    draw_with_style.__doc__ = draw.__doc__
+    return draw_with_style
 
 
-def line(index: int) -> dict[str, Any]:
+def get_line_style(index: int) -> dict[str, Any]:
     """Color, dash and marker of the line with this index; those of the first 220 differ pairwise."""
     return {
         "color": COLORS[index % len(COLORS)],
@@ -104,32 +104,32 @@ def note(made: Figure, sentences: Sequence[str]) -> Figure:
     return made
 
 
-def ink(shade: float) -> str:
+def get_text_color(shade: float) -> str:
     """Color of a number on a cell of the color map with this shade in [0, 1]."""
     return "white" if shade > 0.55 else "#222222"
 
 
-def label_classes(axis: Axis, names: Sequence[str], room: int) -> None:
+def label_classes(axis: Axis, names: Sequence[str], max_letters: int) -> None:
     """Have the names of few classes at an axis, and numbers of many.
 
-    Along the horizontal axis names are turned where they are long; ``room`` is how many letters it has room for.
+    Along the horizontal axis names are turned where they are long; ``max_letters`` is how many letters it has room for.
     """
     size = len(names)
-    if size <= NAMED and [*names] != [*map(str, range(size))]:
-        turned = isinstance(axis, XAxis) and size * max(map(len, names)) > room
-        axis.set_ticks(range(size), names, fontsize=7.5, rotation=90 if turned else 0)
+    if size <= MAX_NAMED_CLASSES and [*names] != [*map(str, range(size))]:
+        is_rotated = isinstance(axis, XAxis) and size * max(map(len, names)) > max_letters
+        axis.set_ticks(range(size), names, fontsize=7.5, rotation=90 if is_rotated else 0)
 
 
-def save(figure: Figure, stem: Path) -> None:
+def save_figure(figure: Figure, stem: Path) -> None:
     """Write a figure as SVG, PDF and PNG (150 dpi); the bytes hold no date and no program's name."""
-    with mpl.style.context(["default", STYLE]):
+    with mpl.style.context(["default", RC_PARAMS]):
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # it is laid out, once for all
-        for kind, (canvas, told) in KINDS.items():
+        for file_format, (canvas, metadata) in FILE_FORMATS.items():
             buffer = io.BytesIO()
             figure.set_dpi(150)
-            getattr(canvas(figure), f"print_{kind}")(buffer, metadata=told)  # savefig would draw it twice
+            getattr(canvas(figure), f"print_{file_format}")(buffer, metadata=metadata)  # savefig would draw it twice
             data = buffer.getvalue()
-            if kind == "svg":  # whoever looks at it may lack the font that it was laid out with
+            if file_format == "svg":  # whoever looks at it may lack the font that it was laid out with
                 data = data.replace(FONT, FONT + b", Verdana, sans-serif")
-            artifacts.write_bytes(stem.with_name(f"{stem.name}.{kind}"), data)
+            artifacts.write_bytes(stem.with_name(f"{stem.name}.{file_format}"), data)
