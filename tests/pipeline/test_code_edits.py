@@ -188,7 +188,7 @@ def test_code_that_was_edited_since_the_plan_is_refused(project: Project) -> Non
         assert (project.folder / run["path"] / "rounds.zip").exists() == (run["algorithm"] == "fedavg")
 
 
-STEP = "alpha=-self.rate"  #: of SGD
+STEP = "alpha=-self.learning_rate"  #: of SGD
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project
     assert "other shared code" not in table.read_text()
 
     # a refactoring: nothing runs again but the table, which says so, and more rounds go on
-    replace(project, "fedpipe/engine/optimizers.py", STEP, "alpha=-1 * self.rate")
+    replace(project, "fedpipe/engine/optimizers.py", STEP, "alpha=-1 * self.learning_rate")
     printed = project.snakemake()
     assert jobs(printed)["segment"] == 0
     assert "2 of 2 runs come from other shared code" in printed
@@ -216,7 +216,7 @@ def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project
 
     # a change of what it does: refused, and told of what is finished
     before = project.bits()
-    replace(project, "fedpipe/engine/optimizers.py", "alpha=-1 * self.rate", "alpha=-2 * self.rate")
+    replace(project, "fedpipe/engine/optimizers.py", "alpha=-1 * self.learning_rate", "alpha=-2 * self.learning_rate")
     verified = project.run("fedpipe", "verify", check=False)
     assert verified.count("bits differ in ") == 2
     for grain in ({}, {"rounds_per_job": 1, "clients_per_job": 3}):
@@ -224,12 +224,12 @@ def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project
         printed = project.snakemake("runs", check=False)
         assert "can't go on: the code that all runs share has changed since round 3, and done again now bits" in printed
         assert {name: sha256 for name, sha256 in project.bits().items() if name in before} == before
-    replace(project, "fedpipe/engine/optimizers.py", "alpha=-2 * self.rate", STEP)
+    replace(project, "fedpipe/engine/optimizers.py", "alpha=-2 * self.learning_rate", STEP)
     project.edit(execution={"rounds_per_job": None, "clients_per_job": None})
     assert jobs(project.snakemake("runs"))["segment"] == 2
 
 
-CUTS = 'return np.searchsorted(cuts, np.arange(count), side="right")'  #: how many samples each client gets
+CUTS = 'return np.searchsorted(boundaries, np.arange(count), side="right")'  #: how many samples each client gets
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_partitions_are_dealt_again_where_their_code_may_have_changed(project: P
     begin(project, own=False)
     project.snakemake()
     assert project.run("fedpipe", "verify").count("dealt again: the same samples") == 1
-    replace(project, "fedpipe/data/partitions/base.py", CUTS, "return np.arange(count) % len(shares)")
+    replace(project, "fedpipe/data/partitions/base.py", CUTS, "return np.arange(count) % len(fractions)")
     printed = project.snakemake()
     assert jobs(printed)["segment"] == 0
     assert "2 of 2 runs come from other shared code" in printed
