@@ -47,6 +47,7 @@ lint: setup
 	ruff check
 	ruff format --check
 	mypy --strict fedpipe
+	lint-imports
 	snakefmt --check Snakefile workflow
 	snakemake --lint
 

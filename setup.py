@@ -8,7 +8,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
-PROJECT = runpy.run_path(str(ROOT / "fedpipe/project.py"))
+PROJECT = runpy.run_path(str(ROOT / "fedpipe/cli/scaffold/project.py"))
 
 
 class WithProject(build_py):

@@ -27,13 +27,15 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedpipe import artifacts, config
-from fedpipe.artifacts import RunFiles
-from fedpipe.config import Execution
-from fedpipe.engine.clients import FederatedData
-from fedpipe.engine.loop import Loop
+from fedpipe.core.storage.files import write_bytes
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.engine.clients.federated_data import FederatedData
+from fedpipe.engine.clients.loop import Loop
 from fedpipe.engine.run import Run
-from fedpipe.plan import RunSettings
+from fedpipe.planning.run_settings import RunSettings
+from fedpipe.settings import loader
+from fedpipe.settings.execution import Execution
+from fedpipe.settings.parser import parse_params
 
 GALLERY = Path(__file__).parent.parent / "studies/gallery.yaml"
 CLASSES, CLIENTS, BATCH = 10, 10, 10
@@ -49,8 +51,8 @@ def dealt(samples: int) -> FederatedData:
 
 def open_run(folder: Path, name: str, clients: FederatedData) -> Run:
     """A run of an algorithm in an empty folder."""
-    gallery = config.read_params(GALLERY)
-    params = config.parse_params(
+    gallery = loader.read_params(GALLERY)
+    params = parse_params(
         {
             "dataset": {"name": "mnist"},
             "model": {"name": "cnn4"},
@@ -61,7 +63,7 @@ def open_run(folder: Path, name: str, clients: FederatedData) -> Run:
     )
     settings = RunSettings.from_params(params, name, seed=0)
     files = RunFiles(folder / name / settings.key)
-    artifacts.write_bytes(files.settings, settings.to_yaml().encode())
+    write_bytes(files.settings, settings.to_yaml().encode())
     run = Run(files, Execution(device="cpu", stack=1), clients=clients)
     run.initialize()
     return run
@@ -114,7 +116,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=300, help="of each client (default 300)")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
-    names = list(dict.fromkeys(["fedavg", *(options.algorithms or config.read_params(GALLERY)["study"]["algorithms"])]))
+    names = list(dict.fromkeys(["fedavg", *(options.algorithms or loader.read_params(GALLERY)["study"]["algorithms"])]))
     clients = dealt(options.samples)
     found: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:

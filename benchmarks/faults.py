@@ -29,11 +29,11 @@ from typing import IO, Any
 import pyarrow.dataset  # noqa: F401  # what a run imports late, so that not every child does
 import yaml
 
-from fedpipe import archive, artifacts
-from fedpipe import plan as planning
-from fedpipe.artifacts import PARAMS, RunFiles
+from fedpipe.core.storage import archive
+from fedpipe.core.storage import files as storage_files
+from fedpipe.core.storage.layout import PARAMS, RunFiles
 from fedpipe.engine.run import Run
-from fedpipe.stages import download, partition
+from fedpipe.planning import download, partition, planner
 
 ROUNDS = 3
 STUDY = {
@@ -74,7 +74,7 @@ class Writes:
 
     def __init__(self, fatal: int = 0, share: float = 0) -> None:
         self.count, self._fatal, self._share, self._fdopen = 0, fatal, share, os.fdopen
-        artifacts.os.fdopen = self._open  # type: ignore[assignment]
+        storage_files.os.fdopen = self._open  # type: ignore[assignment]
 
     def _open(self, *arguments: Any) -> Any:
         self.count += 1
@@ -103,15 +103,17 @@ def bits(folder: Path) -> dict[str, str]:
 def done(files: RunFiles) -> dict[int, str]:
     """The complete rounds, each with its times, which differ when it is done again."""
     return {
-        number: str(artifacts.read_json(files.round(number).times)) for number in files.list_complete_rounds() if number
+        number: str(storage_files.read_json(files.round(number).times))
+        for number in files.list_complete_rounds()
+        if number
     }
 
 
 def campaign(kills: int, seed: int) -> bool:
     """In the current folder: so many runs, each killed once; whether all ended in the same bits."""
-    artifacts.write_bytes(PARAMS, yaml.safe_dump(STUDY).encode())
-    made = planning.make_plan(PARAMS)
-    planning.write_plan(made)
+    storage_files.write_bytes(PARAMS, yaml.safe_dump(STUDY).encode())
+    made = planner.make_plan(PARAMS)
+    planner.write_plan(made)
     (run,) = made.runs
     files, random_ = run.files, random.Random(seed)
 

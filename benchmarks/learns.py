@@ -23,15 +23,15 @@ from typing import Any
 import pandas as pd
 import torch
 
-from fedpipe import artifacts, config
-from fedpipe import plan as planning
-from fedpipe.artifacts import PARAMS, RunFiles
-from fedpipe.config import Execution
+from fedpipe.core.storage import files
+from fedpipe.core.storage.layout import PARAMS, RunFiles
+from fedpipe.engine.collect import collect_rounds
 from fedpipe.engine.run import open_run
-from fedpipe.planned import Plan
+from fedpipe.planning import download, partition, planner
+from fedpipe.planning.plan import Plan
 from fedpipe.report import results
-from fedpipe.stages import download, partition
-from fedpipe.stages.collect import collect_rounds
+from fedpipe.settings import loader
+from fedpipe.settings.execution import Execution
 
 GALLERY = Path(__file__).parent.parent / "studies/gallery.yaml"
 EASY, HARD = 0.3, 0.1  #: alpha
@@ -45,7 +45,7 @@ OWN = {"fedbabu": "finetuned-on-local", "fedproto": "prototype-on-local"} | dict
 
 def study(seeds: int, algorithms: list[str] | None, rounds: int | None) -> dict[str, Any]:
     """The gallery's settings at both partitions, with all clients in every round."""
-    settings = config.read_params(GALLERY)
+    settings = loader.read_params(GALLERY)
     names = list(dict.fromkeys(["fedavg", *(algorithms or settings["study"]["algorithms"])]))
     settings["algorithms"] = {name: settings["algorithms"][name] for name in names}
     grid = {"partition.alpha": [EASY, HARD]}
@@ -66,9 +66,9 @@ def work(path: str, rounds: int) -> None:
 
 def measure(settings: dict[str, Any], workers: int) -> Plan:
     """The plan of the study, whose runs are done in the working directory."""
-    artifacts.write_json(PARAMS, settings)  # JSON is YAML
-    made = planning.make_plan()
-    planning.write_plan(made)
+    files.write_json(PARAMS, settings)  # JSON is YAML
+    made = planner.make_plan()
+    planner.write_plan(made)
     for name in {run.dataset for run in made.runs}:
         download.download_dataset(name)
     for key in made.partitions:

@@ -7,7 +7,7 @@ cross-entropy and ``torch.optim.SGD``, its images as they come or channels-last:
 model is trained by fedpipe (float32, and `federation.precision: bfloat16`) and by the plain loops in turn, over and
 over for half a minute, and each one's best processor time counts: other work on the machine says little. What is timed
 is a client's round of about 0.3 seconds, at least two batches, with all that it costs beside its batches. Memory that
-malloc once had stays with the process for all of them alike (`fedpipe/engine/memory.py`).
+malloc once had stays with the process for all of them alike (`fedpipe/engine/torch_env/memory.py`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedpipe import registry
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.config import Federation
-from fedpipe.engine.clients import FederatedData
-from fedpipe.engine.loop import Loop
+from fedpipe.core.components import component, registry
+from fedpipe.engine.clients.federated_data import FederatedData
+from fedpipe.engine.clients.loop import Loop
 from fedpipe.models.base import FunctionalNetwork, Model, Network
+from fedpipe.settings.federation import Federation
 
 RATE = 0.005
 ROUND = 0.3  #: seconds of what is timed, about
@@ -121,7 +121,7 @@ def seconds(work: Callable[[], None]) -> float:
 def loops(case: Case, steps: int) -> dict[str, Callable[[], None]]:
     """All that train on the same batches."""
     torch.manual_seed(0)
-    family = cast(Model, registry.build_component(registry.MODEL, case.model, case.parameters))
+    family = cast(Model, registry.build_component(component.MODEL, case.model, case.parameters))
     clients = dealt(case, steps)
     found = {
         "fedpipe": fedpipes(case, family, clients),

@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from fedpipe import registry
+from fedpipe.core.components import component, registry
 from fedpipe.data.assignment import assign_samples
 from fedpipe.data.partitions.base import Scheme
 
@@ -34,13 +34,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds (default 5)")
     options = parser.parse_args()
     print("| scheme | seconds |\n|---|---|")
-    for name in registry.list_components(registry.PARTITION):
+    for name in registry.list_components(component.PARTITION):
         known = {
-            parameter.name for parameter in registry.list_parameters(registry.find_component(registry.PARTITION, name))
+            parameter.name
+            for parameter in component.list_parameters(registry.find_component(component.PARTITION, name))
         }
         if "path" in known:
             continue  # dealt by a file of one's own
-        scheme = registry.build_component(registry.PARTITION, name, {"alpha": ALPHA} if "alpha" in known else {})
+        scheme = registry.build_component(component.PARTITION, name, {"alpha": ALPHA} if "alpha" in known else {})
         assert isinstance(scheme, Scheme)
         print(f"| {name} | {max(seconds(scheme, seed) for seed in range(options.seeds)):.2f} |")
 

@@ -39,15 +39,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedpipe import artifacts, config
-from fedpipe.artifacts import RunFiles
-from fedpipe.config import Execution
+from fedpipe.core.storage import files as storage_files
+from fedpipe.core.storage.layout import RunFiles
 from fedpipe.data.assignment import Assignment, assign_samples
 from fedpipe.data.partitions.dirichlet import Dirichlet
-from fedpipe.engine.clients import FederatedData
+from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.run import Run
 from fedpipe.models.cnn4 import CNN4
-from fedpipe.plan import RunSettings
+from fedpipe.planning.run_settings import RunSettings
+from fedpipe.settings.execution import Execution
+from fedpipe.settings.parser import parse_params
 
 MFLOP_TRAINED, MFLOP_EVALUATED = 25.5, 8.5
 CLASSES, CLIENTS, BATCH, RATE = 10, 20, 10, 0.005
@@ -85,7 +86,7 @@ def open_run(
 ) -> Run:
     """A run in an empty folder."""
     federation = {"clients": CLIENTS, "batch_size": BATCH, "learning_rate": RATE, "precision": precision}
-    params = config.parse_params(
+    params = parse_params(
         {
             "dataset": {"name": "mnist"},
             "model": {"name": "cnn4"},
@@ -97,7 +98,7 @@ def open_run(
     )
     settings = RunSettings.from_params(params, algorithm, seed=0)
     files = RunFiles(folder / settings.key)
-    artifacts.write_bytes(files.settings, settings.to_yaml().encode())
+    storage_files.write_bytes(files.settings, settings.to_yaml().encode())
     return Run(files, execution, threads, clients=clients)
 
 
@@ -241,7 +242,9 @@ def main() -> None:
         if asked.returncode:
             parser.error(f"--pfllib-python: PFLlib does not start with {python}\n{asked.stderr[-1000:]}")
 
-    files = Stopwatch(artifacts, tuple(name for name in vars(artifacts) if name.startswith(("write_", "read_"))))
+    files = Stopwatch(
+        storage_files, tuple(name for name in vars(storage_files) if name.startswith(("write_", "read_")))
+    )
     clients = deal(*(mnist(options.mirror) if options.mirror else synthetic(options.samples)), options.device)
     execution = Execution(device=options.device, stack=options.stack)
     with tempfile.TemporaryDirectory() as folder:
@@ -250,7 +253,7 @@ def main() -> None:
         for number in run.run_segment(options.rounds + 1):
             begin[number] = (time.perf_counter(), files.seconds)
         (first, files_before), (last, files_after) = begin[1], begin[options.rounds + 1]
-        times = [artifacts.read_json(run.files.round(n).times) for n in range(2, options.rounds + 2)]
+        times = [storage_files.read_json(run.files.round(n).times) for n in range(2, options.rounds + 2)]
         executor = run.executor.name
     seconds = (last - first) / options.rounds
     trained, evaluated = int(clients.sizes.sum()), sum(map(len, clients.test))

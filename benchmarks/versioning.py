@@ -2,7 +2,8 @@
 
     python benchmarks/versioning.py [--algorithms 27] [--rounds 50] [--megabytes 2] [--json FILE]
 
-Files are those that a run of one seed leaves (`fedpipe/artifacts.py`), with random bytes of their sizes in the shipped
+Files are those that a run of one seed leaves (`fedpipe/core/storage/layout.py`), with random bytes of their sizes in
+the shipped
 study. All folders lie on one disk (``TMPDIR``), so that times compare with that of copying the same tree, measured in
 the same run.
 """

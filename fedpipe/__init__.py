@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedpipe.loaded import Results
+    from fedpipe.analysis.load import Results
 
 __version__ = "0.1.0"
 
@@ -23,7 +23,7 @@ def load(path: str | Path = "params.yaml") -> Results:
 
     Returns
     -------
-    fedpipe.loaded.Results
+    fedpipe.analysis.load.Results
         ``accuracies``, ``clients``, ``traffic``, ``times``, ``matrices``, ``partitions``, ``table``, ``fairness`` and
         ``provenance`` are frames, as is ``to_target(accuracy)``, the rounds and bytes that it took;
         ``model(algorithm, seed)`` is a torch module, ``state(algorithm, seed)`` the server's tensors or a client's,
@@ -41,5 +41,5 @@ def load(path: str | Path = "params.yaml") -> Results:
     >>> results = fedpipe.load("params.yaml")  # doctest: +SKIP
     >>> results.accuracies.query("round == 20").groupby(["algorithm", "protocol"])["accuracy"].mean()  # doctest: +SKIP
     """
-    results: Results = importlib.import_module("fedpipe.loaded").load(path)  # with pandas, which takes a second
+    results: Results = importlib.import_module("fedpipe.analysis.load").load(path)  # with pandas, which takes a second
     return results

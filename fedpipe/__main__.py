@@ -5,20 +5,20 @@ import io
 import os
 import sys
 
-from fedpipe import local
+from fedpipe.cli import job_server
 
 
 def main() -> None:
-    """Run the command line; a local job's in a process that has done its imports (`fedpipe.local`)."""
-    if snakemake := os.environ.get(local.SNAKEMAKE_PID_VARIABLE):
-        local.delegate_to_server(int(snakemake))
+    """Run the command line; a local job's in a process that has done its imports (`fedpipe.cli.job_server`)."""
+    if snakemake := os.environ.get(job_server.SNAKEMAKE_PID_VARIABLE):
+        job_server.delegate_to_server(int(snakemake))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # in a locale that lacks ± or µ
     if sys.argv[1:2] == ["plan"]:  # half of its time would be spent on looking for garbage and on taking modules down
         gc.disable()
-        local.run_command_line()
-    from fedpipe.cli import main as command_line
+        job_server.run_command_line()
+    from fedpipe.cli.app import main as command_line
 
     command_line()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedpipe import testing
-from fedpipe.engine.clients import FederatedData
+from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.testing import Trial
 
 #: The same examples on every machine, however slow it is.

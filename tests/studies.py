@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
-from fedpipe import archive, artifacts
-from fedpipe import plan as planning
-from fedpipe.artifacts import RunFiles
-from fedpipe.config import Execution
+from fedpipe.core.storage import archive, layout
+from fedpipe.core.storage.files import read_json
+from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine.run import Run
-from fedpipe.plan import NewPlan
-from fedpipe.stages import download, partition
+from fedpipe.planning import download, partition, planner
+from fedpipe.planning.planner import NewPlan
+from fedpipe.settings.execution import Execution
 
 ROOT = Path(__file__).parent.parent
 SHIPPED: tuple[str, ...] = tuple(yaml.safe_load((ROOT / "params.yaml").read_text())["study"]["algorithms"])
@@ -51,8 +51,8 @@ def write(params: dict[str, Any], folder: Path) -> None:
 def prepare(params: dict[str, Any]) -> NewPlan:
     """In the current folder: the plan, its data sets and partitions, ready for runs."""
     write(params, Path())
-    made = planning.make_plan(Path("params.yaml"))
-    planning.write_plan(made)
+    made = planner.make_plan(Path("params.yaml"))
+    planner.write_plan(made)
     for name in {run.dataset for run in made.runs}:
         if not Path(f"results/data/{name}.pt").exists():
             download.download_dataset(name)
@@ -70,7 +70,7 @@ def measured(found: Run, rounds: int, protocol: str) -> dict[tuple[int, int], tu
     """Right answers, number of samples and loss by round and client, of a run that is collected."""
     return {
         (row["round"], row["client"]): (row["correct"], row["total"], row["loss"])
-        for row in artifacts.read_merged_table(found.files.merged_files(rounds).metrics).to_pylist()
+        for row in layout.read_merged_table(found.files.merged_files(rounds).metrics).to_pylist()
         if row["protocol"] == protocol
     }
 
@@ -97,7 +97,7 @@ def forget(run: Path) -> None:
 def rounds(run: Path) -> dict[int, str]:
     """The complete rounds of a run but round 0, each with its times, which differ when it is done again."""
     files = RunFiles(run)
-    return {n: json.dumps(artifacts.read_json(files.round(n).times)) for n in files.list_complete_rounds() if n}
+    return {n: json.dumps(read_json(files.round(n).times)) for n in files.list_complete_rounds() if n}
 
 
 def copy_project(folder: Path) -> Path:

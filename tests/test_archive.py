@@ -17,10 +17,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from fedpipe import archive, artifacts
-from fedpipe.archive import PackError
-from fedpipe.artifacts import RoundFiles, RunFiles
-from fedpipe.errors import ArtifactError
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import archive, layout, packing
+from fedpipe.core.storage import files as storage_files
+from fedpipe.core.storage.archive import PackError
+from fedpipe.core.storage.layout import RoundFiles, RunFiles
 from tests import studies
 
 
@@ -29,10 +30,10 @@ def run(tmp_path: Path) -> RunFiles:
     """Two rounds of three files each, one of them with a tensor file."""
     files = RunFiles(tmp_path / "run")
     for number in (0, 1):
-        artifacts.write_json(files.round(number).marker, {"round": number})
-        artifacts.write_json(files.round(number).times, {"train": number})
-        artifacts.write_parquet(files.round(number).metrics, pa.table({"round": [number]}))
-    artifacts.write_bytes(files.round(1).server_state, b"tensors")
+        storage_files.write_json(files.round(number).marker, {"round": number})
+        storage_files.write_json(files.round(number).times, {"train": number})
+        storage_files.write_parquet(files.round(number).metrics, pa.table({"round": [number]}))
+    storage_files.write_bytes(files.round(1).server_state, b"tensors")
     return files
 
 
@@ -41,37 +42,37 @@ def every(run: RunFiles) -> list[Path]:
 
 
 def test_packed_files_are_read_where_they_were(run: RunFiles) -> None:
-    hashes = {path: artifacts.sha256_of(path) for path in every(run)}
-    artifacts.pack_folder(run.rounds_folder)
+    hashes = {path: storage_files.sha256_of(path) for path in every(run)}
+    packing.pack_folder(run.rounds_folder)
     assert [path for path in run.path.rglob("*") if path.is_file()] == [
         run.path / "rounds.zip",
         run.round(1).server_state,
     ]
     assert not run.round(0).path.exists(), "an empty folder is gone"
-    assert {path: artifacts.sha256_of(path) for path in every(run)} == hashes
+    assert {path: storage_files.sha256_of(path) for path in every(run)} == hashes
     for path, sha256 in hashes.items():
-        assert artifacts.is_stored(path)
-        assert artifacts.is_intact(path, sha256)
-        assert not artifacts.is_intact(path, "0")
-    assert artifacts.read_json(run.round(1).marker, hashes[run.round(1).marker]) == {"round": 1}
-    assert artifacts.read_parquet(run.round(1).metrics, hashes[run.round(1).metrics]).to_pydict() == {"round": [1]}
+        assert storage_files.is_stored(path)
+        assert storage_files.is_intact(path, sha256)
+        assert not storage_files.is_intact(path, "0")
+    assert storage_files.read_json(run.round(1).marker, hashes[run.round(1).marker]) == {"round": 1}
+    assert storage_files.read_parquet(run.round(1).metrics, hashes[run.round(1).metrics]).to_pydict() == {"round": [1]}
     assert run.list_complete_rounds() == [0, 1]
-    assert not artifacts.is_stored(run.round(0).server_state)
-    assert not artifacts.is_intact(run.round(0).server_state, "0")
-    assert artifacts.display_path(run.round(1).metrics) == f"{run.path}/rounds.zip/0001/metrics.parquet"
-    assert artifacts.display_path(run.round(0).server_state) == str(run.round(0).server_state)
+    assert not storage_files.is_stored(run.round(0).server_state)
+    assert not storage_files.is_intact(run.round(0).server_state, "0")
+    assert storage_files.display_path(run.round(1).metrics) == f"{run.path}/rounds.zip/0001/metrics.parquet"
+    assert storage_files.display_path(run.round(0).server_state) == str(run.round(0).server_state)
     with pytest.raises(ArtifactError, match=r"rounds/0002/round\.json is missing"):
-        artifacts.read_json(run.round(2).marker)
+        storage_files.read_json(run.round(2).marker)
     with pytest.raises(ArtifactError, match=r"rounds\.zip is damaged: the SHA-256 of 0001/round\.json in it "):
-        artifacts.read_json(run.round(1).marker, "0" * 64)
+        storage_files.read_json(run.round(1).marker, "0" * 64)
 
 
 def test_bytes_depend_on_names_and_contents_alone(run: RunFiles, tmp_path: Path) -> None:
-    artifacts.pack_folder(run.rounds_folder)
+    packing.pack_folder(run.rounds_folder)
     assert archive.build_pack({"b/2": b"two", "a/1": b"one"}) == archive.build_pack({"a/1": b"one", "b/2": b"two"})
     once = archive.pack_path(run.rounds_folder).read_bytes()
-    artifacts.unpack_folder(run.rounds_folder)
-    artifacts.pack_folder(run.rounds_folder)
+    packing.unpack_folder(run.rounds_folder)
+    packing.pack_folder(run.rounds_folder)
     assert archive.pack_path(run.rounds_folder).read_bytes() == once
     with zipfile.ZipFile(archive.pack_path(run.rounds_folder)) as opened:
         assert opened.testzip() is None
@@ -80,24 +81,24 @@ def test_bytes_depend_on_names_and_contents_alone(run: RunFiles, tmp_path: Path)
 def test_unpacked_files_are_as_old_as_the_pack(run: RunFiles) -> None:
     """So that Snakemake finds none newer than another."""
     before = {path: path.read_bytes() for path in every(run)}
-    artifacts.pack_folder(run.rounds_folder)
+    packing.pack_folder(run.rounds_folder)
     made = archive.pack_path(run.rounds_folder).stat().st_mtime_ns
-    artifacts.unpack_folder(run.rounds_folder)
-    artifacts.unpack_folder(run.rounds_folder)
+    packing.unpack_folder(run.rounds_folder)
+    packing.unpack_folder(run.rounds_folder)
     assert {path: path.read_bytes() for path in every(run)} == before
     assert {path.stat().st_mtime_ns for path in every(run)} == {made}
     assert not archive.pack_path(run.rounds_folder).exists()
 
 
 def test_files_that_lie_there_are_newer_than_the_pack(run: RunFiles) -> None:
-    artifacts.pack_folder(run.rounds_folder)
-    artifacts.write_json(run.round(1).times, {"train": 7})
-    artifacts.write_json(run.round(2).marker, {"round": 2})
-    assert artifacts.read_json(run.round(1).times) == {"train": 7}
+    packing.pack_folder(run.rounds_folder)
+    storage_files.write_json(run.round(1).times, {"train": 7})
+    storage_files.write_json(run.round(2).marker, {"round": 2})
+    assert storage_files.read_json(run.round(1).times) == {"train": 7}
     assert run.list_complete_rounds() == [0, 1, 2]
-    artifacts.pack_folder(run.rounds_folder)
-    assert artifacts.read_json(run.round(1).times) == {"train": 7}
-    assert artifacts.read_json(run.round(0).times) == {"train": 0}
+    packing.pack_folder(run.rounds_folder)
+    assert storage_files.read_json(run.round(1).times) == {"train": 7}
+    assert storage_files.read_json(run.round(0).times) == {"train": 0}
     assert run.list_complete_rounds() == [0, 1, 2]
 
 
@@ -106,45 +107,45 @@ def test_a_write_survives_another_process_that_begins_with_the_run(
     run: RunFiles, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of the write, or just before it, when the folder is there but empty."""
-    module, step = (artifacts, "_umask") if name == "sweep" else (tempfile, "mkstemp")
+    module, step = (storage_files, "_umask") if name == "sweep" else (tempfile, "mkstemp")
     real = getattr(module, step)
     run.round(2).path.mkdir()
 
     def disturbed(*args: Any, **more: Any) -> Any:
         monkeypatch.setattr(module, step, real)
         if name == "sweep":
-            artifacts.delete_temporary_files(run.path)
+            packing.delete_temporary_files(run.path)
         else:
             run.round(2).path.rmdir()
         return real(*args, **more)
 
     monkeypatch.setattr(module, step, disturbed)
-    artifacts.write_json(run.round(2).marker, {"round": 2})
-    assert artifacts.read_json(run.round(2).marker) == {"round": 2}
+    storage_files.write_json(run.round(2).marker, {"round": 2})
+    assert storage_files.read_json(run.round(2).marker) == {"round": 2}
     assert not list(run.path.rglob("*.tmp"))
 
 
 def test_a_damaged_member_is_named_and_made_again(run: RunFiles) -> None:
-    artifacts.pack_folder(run.rounds_folder)
+    packing.pack_folder(run.rounds_folder)
     damaged, member = archive.pack_path(run.rounds_folder), archive.read_member(run.round(1).metrics)
     data = bytearray(damaged.read_bytes())
     data[data.index(member) + 10] ^= 1
     damaged.write_bytes(data)
     with pytest.raises(ArtifactError, match=r"rounds\.zip can't be read \(0001/metrics\.parquet: Bad CRC-32"):
-        artifacts.read_parquet(run.round(1).metrics)
-    assert not artifacts.is_intact(run.round(1).metrics, "0")
-    assert artifacts.read_parquet(run.round(0).metrics).to_pydict() == {"round": [0]}
-    artifacts.write_json(run.round(2).marker, {"round": 2})
-    for step in (artifacts.pack_folder, artifacts.unpack_folder):
+        storage_files.read_parquet(run.round(1).metrics)
+    assert not storage_files.is_intact(run.round(1).metrics, "0")
+    assert storage_files.read_parquet(run.round(0).metrics).to_pydict() == {"round": [0]}
+    storage_files.write_json(run.round(2).marker, {"round": 2})
+    for step in (packing.pack_folder, packing.unpack_folder):
         with pytest.raises(
             PackError, match=r"rounds\.zip is damaged \(Bad CRC-32 for file '0001/metrics\.parquet'\); "
         ):
             step(run.rounds_folder)
         assert damaged.read_bytes() == data
         assert run.round(2).marker.exists(), "what would have been packed is there still"
-    artifacts.write_parquet(run.round(1).metrics, pa.table({"round": [1]}))
-    artifacts.pack_folder(run.rounds_folder)
-    assert artifacts.read_parquet(run.round(1).metrics).to_pydict() == {"round": [1]}
+    storage_files.write_parquet(run.round(1).metrics, pa.table({"round": [1]}))
+    packing.pack_folder(run.rounds_folder)
+    assert storage_files.read_parquet(run.round(1).metrics).to_pydict() == {"round": [1]}
     assert run.list_complete_rounds() == [0, 1, 2]
 
 
@@ -206,11 +207,11 @@ def test_a_pack_that_is_not_what_we_write_is_refused(run: RunFiles, kind: str, t
     archive.pack_path(run.rounds_folder).write_bytes(HOSTILE[kind]())
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for step in (
-        lambda: artifacts.unpack_folder(run.rounds_folder),
-        lambda: artifacts.pack_folder(run.rounds_folder),
-        lambda: artifacts.read_json(run.round(5).marker),
-        lambda: artifacts.is_stored(run.round(5).marker),
-        lambda: artifacts.is_intact(run.round(5).marker, "0"),
+        lambda: packing.unpack_folder(run.rounds_folder),
+        lambda: packing.pack_folder(run.rounds_folder),
+        lambda: storage_files.read_json(run.round(5).marker),
+        lambda: storage_files.is_stored(run.round(5).marker),
+        lambda: storage_files.is_intact(run.round(5).marker, "0"),
         run.list_complete_rounds,
     ):
         with pytest.raises(PackError, match=r"run/rounds\.zip is damaged .+; delete it and .*run/segments, then "):
@@ -223,7 +224,7 @@ def test_a_link_in_a_pack_becomes_a_file(run: RunFiles) -> None:
     archive.pack_path(run.rounds_folder).write_bytes(
         zipped(("0005/round.json", b"/etc/passwd"), attributes=0o120777 << 16)
     )
-    artifacts.unpack_folder(run.rounds_folder)
+    packing.unpack_folder(run.rounds_folder)
     assert not run.round(5).marker.is_symlink()
     assert run.round(5).marker.read_bytes() == b"/etc/passwd"
 
@@ -237,10 +238,10 @@ def test_a_pack_that_is_a_folder_is_named(run: RunFiles) -> None:
 def test_a_pack_takes_every_file_of_a_round_but_tensors(run: RunFiles) -> None:
     files = {name for name in vars(RoundFiles) if isinstance(getattr(RoundFiles, name), property)}
     places = [getattr(run.round(3), name) for name in files]
-    assert {path.name for path in places if not archive.is_packable(path)} == set(artifacts.TENSOR_FILES)
+    assert {path.name for path in places if not archive.is_packable(path)} == set(storage_files.TENSOR_FILES)
     note = run.round(1).path / "note.json"
     note.write_text("{}")
-    artifacts.pack_folder(run.rounds_folder)
+    packing.pack_folder(run.rounds_folder)
     assert note.read_text() == "{}", "what one put there oneself stays"
     assert run.list_complete_rounds() == [0, 1]
 
@@ -250,36 +251,36 @@ def test_a_pack_takes_every_file_of_a_round_but_tensors(run: RunFiles) -> None:
 )
 def test_a_record_speaks_of_files_of_its_round_alone(run: RunFiles, name: str) -> None:
     files = run.round(1)
-    artifacts.write_json(files.marker, {"sha256": {"server.pt": "0", name: "0"}})
+    storage_files.write_json(files.marker, {"sha256": {"server.pt": "0", name: "0"}})
     said = rf"0001/round\.json can't be read \(it names '{re.escape(name)}', which is no file of its round\); "
     with pytest.raises(ArtifactError, match=said):
-        artifacts.read_round_digests(files, files.marker)
+        layout.read_round_digests(files, files.marker)
     for wrong in ([], {}, {"sha256": []}, {"sha256": {"server.pt": 1}}):
-        artifacts.write_json(files.marker, wrong)
+        storage_files.write_json(files.marker, wrong)
         with pytest.raises(ArtifactError, match=r"0001/round\.json can't be read \(it "):
-            artifacts.read_round_digests(files, files.marker)
+            layout.read_round_digests(files, files.marker)
 
 
 def test_a_record_that_does_not_name_the_file_is_named(tmp_path: Path) -> None:
     for record in ({}, [], {"other.parquet": "0"}):
-        artifacts.write_json(tmp_path / "joined.json", record)
+        storage_files.write_json(tmp_path / "joined.json", record)
         with pytest.raises(ArtifactError, match=r"joined\.json does not record the SHA-256 of metrics\.parquet"):
-            artifacts.read_recorded_sha256(tmp_path / "metrics.parquet", "joined.json")
+            storage_files.read_recorded_sha256(tmp_path / "metrics.parquet", "joined.json")
 
 
 WRITER = """
 import sys
 from pathlib import Path
-from fedpipe import artifacts
-from fedpipe.artifacts import RunFiles
+from fedpipe.core.storage import files, packing
+from fedpipe.core.storage.layout import RunFiles
 
 run, first = RunFiles(Path("run")), int(sys.argv[1])
 for number in range(first, 60, 2):
-    artifacts.write_json(run.round(number).times, {"train": 0})
-    artifacts.write_json(run.round(number).marker, {"round": number})
-    artifacts.write_json(run.round(number).times, {"train": number})
-    artifacts.pack_folder(run.rounds_folder)
-    assert artifacts.read_json(run.round(number).times) == {"train": number}
+    files.write_json(run.round(number).times, {"train": 0})
+    files.write_json(run.round(number).marker, {"round": number})
+    files.write_json(run.round(number).times, {"train": number})
+    packing.pack_folder(run.rounds_folder)
+    assert files.read_json(run.round(number).times) == {"train": number}
 """
 
 
@@ -291,8 +292,10 @@ def test_segments_of_two_studies_pack_one_run_at_once(tmp_path: Path, monkeypatc
     assert [process.wait() for process in working] == [0, 0]
     run = RunFiles(Path("run"))
     assert run.list_complete_rounds() == list(range(60))
-    assert [artifacts.read_json(run.round(number).times) for number in range(60)] == [{"train": n} for n in range(60)]
-    artifacts.pack_folder(run.rounds_folder)
+    assert [storage_files.read_json(run.round(number).times) for number in range(60)] == [
+        {"train": n} for n in range(60)
+    ]
+    packing.pack_folder(run.rounds_folder)
     assert not list(run.rounds_folder.glob("*/*.json"))
     assert len(archive.list_members(archive.pack_path(run.rounds_folder))) == 120
 
@@ -302,14 +305,14 @@ def test_a_file_written_anew_while_it_is_packed_stays(run: RunFiles, monkeypatch
 
     def join(files: Any) -> bytes:
         if path.exists():
-            path.write_bytes(artifacts.json_bytes({"train": 7}))
+            path.write_bytes(storage_files.json_bytes({"train": 7}))
         return real(files)
 
     monkeypatch.setattr(archive, "build_pack", join)
-    artifacts.pack_folder(run.rounds_folder)
+    packing.pack_folder(run.rounds_folder)
     assert path.exists()
-    assert artifacts.read_json(path) == {"train": 7}
+    assert storage_files.read_json(path) == {"train": 7}
     monkeypatch.undo()
-    artifacts.pack_folder(run.rounds_folder)
-    assert artifacts.read_json(path) == {"train": 7}
+    packing.pack_folder(run.rounds_folder)
+    assert storage_files.read_json(path) == {"train": 7}
     assert not path.exists()

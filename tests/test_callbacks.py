@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from fedpipe import artifacts, callbacks
-from fedpipe import plan as planning
-from fedpipe.errors import SettingsError
-from fedpipe.planned import Plan
+from fedpipe.core import callbacks
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import files
+from fedpipe.planning import planner
+from fedpipe.planning.plan import Plan
 from tests import studies
 from tests.pages import blocks
 from tests.test_cli import printed
@@ -25,7 +26,7 @@ ROUNDS = 3
 #: One's own; the diary is a file, since a callback lives in the job's process.
 OWN = """
 import json
-from fedpipe.callbacks import Callback
+from fedpipe.core.callbacks import Callback
 
 class Diary(Callback):
     def _write(self, *entry):
@@ -65,19 +66,19 @@ def diary() -> list[Any]:
     return [json.loads(line) for line in Path("diary.jsonl").read_text().splitlines()]
 
 
-def segment(made: planning.NewPlan, stop: int) -> str:
+def segment(made: planner.NewPlan, stop: int) -> str:
     """A job as the Snakefile's rule begins it; what it says."""
     (run,) = made.runs
     names = " ".join(made.execution.callbacks)
     return printed("segment", str(run.path), "--stop", str(stop), "--callbacks", names)
 
 
-def counted(made: planning.NewPlan) -> dict[int, dict[str, float]]:
+def counted(made: planner.NewPlan) -> dict[int, dict[str, float]]:
     """Accuracies by round and protocol, of the run's own files."""
     found: dict[int, dict[str, float]] = {}
     (run,) = made.runs
     for number in range(1, ROUNDS + 1):
-        table = artifacts.read_parquet(run.files.round(number).metrics).to_pandas()
+        table = files.read_parquet(run.files.round(number).metrics).to_pandas()
         sums = table.groupby("protocol")[["correct", "total"]].sum()
         found[number] = dict(sums["correct"] / sums["total"])
     return found
@@ -161,7 +162,10 @@ def test_single_rounds_are_watched_where_they_are_measured(folder: Path) -> None
     [
         (["own.Nothing"], r"execution.callbacks: 'own.Nothing' can't be imported \(module 'own' has no attribute"),
         (["other.Board"], r"execution.callbacks: 'other.Board' can't be imported \(No module named 'other'\)"),
-        (["own.json"], r"execution.callbacks: 'own.json' is not a callback; it should derive from fedpipe.callbacks"),
+        (
+            ["own.json"],
+            r"execution.callbacks: 'own.json' is not a callback; it should derive from fedpipe.core.callbacks",
+        ),
         (["tensorboard"], r"execution.callbacks: unknown callback 'tensorboard'; it should be dvclive, or"),
         (["own.Diary", "own.Diary"], r"execution.callbacks: 'own.Diary' is listed twice"),
     ],
@@ -169,14 +173,14 @@ def test_single_rounds_are_watched_where_they_are_measured(folder: Path) -> None
 def test_what_is_no_callback_is_refused_before_any_job(folder: Path, names: list[str], told: str) -> None:
     studies.write(study(*names), folder)
     with pytest.raises(SettingsError, match=told):
-        planning.make_plan()
+        planner.make_plan()
 
 
 def test_dvclive_is_refused_where_it_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     studies.write(study("dvclive"), folder)
     with pytest.raises(SettingsError, match=r"execution.callbacks: dvclive is not installed; `pip install dvclive`"):
-        planning.make_plan()
+        planner.make_plan()
 
 
 class Live:

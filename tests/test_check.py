@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 import yaml
 
-from fedpipe import cli, testing
+from fedpipe import testing
+from fedpipe.cli import app
 from fedpipe.testing import checks
 from fedpipe.testing.names import compute_edit_distance
 
@@ -24,7 +25,7 @@ import torch.nn.functional as F
 from fedpipe.algorithms.base import Measure, Pull, Train, Update
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedprox import FedProx
-from fedpipe.tensors import Tensors
+from fedpipe.core.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +236,7 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *a
     """Status, output and errors of `fedpipe check` in this process."""
     monkeypatch.setattr(sys, "argv", ["fedpipe", "check", *args])
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        app.main()
     return int(end.value.code or 0), *capsys.readouterr()
 
 

@@ -20,21 +20,23 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import fedpipe
-from fedpipe import cli, code, documentation, equations, registry
-from fedpipe.plan import NewPlan
+from fedpipe.cli import app, group
+from fedpipe.cli.docs import equations, pages
+from fedpipe.core.components import code_digest, component, registry
+from fedpipe.planning.planner import NewPlan
 from tests import studies
 
 KINDS = {
-    "algorithms": registry.ALGORITHM,
-    "datasets": registry.DATASET,
-    "models": registry.MODEL,
-    "partitions": registry.PARTITION,
+    "algorithms": component.ALGORITHM,
+    "datasets": component.DATASET,
+    "models": component.MODEL,
+    "partitions": component.PARTITION,
 }
 PHASES = {"plan", "download", "partition", "segment", "train", "aggregate", "evaluate", "collect", "table", "figure"}
 COMMANDS = sorted(
-    command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback
+    command.name or command.callback.__name__ for command in app.app.registered_commands if command.callback
 )
-GROUP: Any = get_command(cli.app)
+GROUP: Any = get_command(app.app)
 EVERYTHING = [(kind, name) for kind in KINDS.values() for name in registry.list_components(kind)]
 
 
@@ -46,7 +48,7 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def printed(*arguments: str) -> str:
-    result = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
+    result = CliRunner().invoke(app.app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -55,7 +57,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     """The one sentence on standard error with which `fedpipe` ends, and status 2."""
     monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        app.main()
     assert end.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -92,11 +94,11 @@ def test_a_mistyped_command_never_suggests_one_that_deletes(
 
 
 def test_a_mistyped_option_of_prune_never_suggests_not_to_ask() -> None:
-    result = CliRunner().invoke(cli.app, ["prune", "--ye"])
+    result = CliRunner().invoke(app.app, ["prune", "--ye"])
     assert result.exit_code == 2
     assert "No such option" in result.output
     assert "--yes" not in result.output
-    assert "--dry-run" in CliRunner().invoke(cli.app, ["plan", "--dry"]).output
+    assert "--dry-run" in CliRunner().invoke(app.app, ["plan", "--dry"]).output
 
 
 def planned() -> NewPlan:
@@ -113,19 +115,19 @@ def test_list_prints_a_name_a_line_with_its_summary(kind: str) -> None:
     assert [line.split()[0] for line in lines] == list(names) == sorted(names)
     for line, name in zip(lines, names, strict=True):
         summary = line.removeprefix(name).strip()
-        assert summary == registry.get_docstring_summary(registry.find_component(KINDS[kind], name))
+        assert summary == component.get_docstring_summary(registry.find_component(KINDS[kind], name))
         assert len(summary) > 10
     assert len({len(line) - len(line[len(line.split()[0]) :].lstrip()) for line in lines}) == 1, "columns are aligned"
 
 
 def test_shipped_algorithms_and_four_schemes_are_listed() -> None:
-    assert set(studies.SHIPPED) <= set(registry.list_components(registry.ALGORITHM))
-    assert {"dirichlet", "iid", "pathological", "shards"} <= set(registry.list_components(registry.PARTITION))
-    assert "digits" in registry.list_components(registry.DATASET)
+    assert set(studies.SHIPPED) <= set(registry.list_components(component.ALGORITHM))
+    assert {"dirichlet", "iid", "pathological", "shards"} <= set(registry.list_components(component.PARTITION))
+    assert "digits" in registry.list_components(component.DATASET)
 
 
 @pytest.mark.parametrize(("kind", "name"), EVERYTHING, ids=[name for _, name in EVERYTHING])
-def test_describe_prints_docstring_parameters_and_defaults(kind: registry.ComponentKind, name: str) -> None:
+def test_describe_prints_docstring_parameters_and_defaults(kind: component.ComponentKind, name: str) -> None:
     text = printed("describe", name)
     found = registry.find_component(kind, name)
     doc = inspect.getdoc(found)
@@ -133,31 +135,31 @@ def test_describe_prints_docstring_parameters_and_defaults(kind: registry.Compon
     assert equations.render_docstring(doc) in text
     assert not re.search(r"\\[a-zA-Z]|:math:|\.\. math::", text), "equations are for people"
     assert text.startswith(f"{name} ({kind.name})\n")
-    if kind is registry.ALGORITHM:
+    if kind is component.ALGORITHM:
         assert all(re.search(rf"\b{part}: ", doc) for part in ("Source", "State", "Traffic")), name
-    for field in registry.list_parameters(found):
+    for field in component.list_parameters(found):
         default = "(required)" if field.default is dataclasses.MISSING else json.dumps(field.default)
-        inherited = documentation.get_inherited_docs(found).get(field.name)
+        inherited = pages.get_inherited_docs(found).get(field.name)
         meaning = f"    # {equations.render_docstring(inherited)}" if inherited else ""
         assert f"  {field.name}: {default}{meaning}\n" in text
 
 
 @pytest.mark.parametrize(("kind", "name"), EVERYTHING, ids=[name for _, name in EVERYTHING])
-def test_every_parameter_is_documented(kind: registry.ComponentKind, name: str) -> None:
+def test_every_parameter_is_documented(kind: component.ComponentKind, name: str) -> None:
     found = registry.find_component(kind, name)
     documented = inspect.getdoc(found) or ""
     parameters = documented.partition("Parameters\n----------\n")[2]
     told = {name.strip() for line in parameters.splitlines() if line[:1].strip() for name in line.split(",")}
-    told |= set(documentation.get_inherited_docs(found))
-    assert told.issuperset(field.name for field in registry.list_parameters(found))
+    told |= set(pages.get_inherited_docs(found))
+    assert told.issuperset(field.name for field in component.list_parameters(found))
 
 
 def test_list_and_describe_know_probes() -> None:
     lines = printed("list", "probes").splitlines()
     assert [line.split()[0] for line in lines] == ["head-norms", "features", "surface", "gradients", "locals"]
     assert lines[0] == "head-norms  Norms of the rows of heads beside the class shares of who owns them."
-    for kind in code.PROBE_MODULES:
-        text, module = printed("describe", kind), importlib.import_module(code.PROBE_MODULES[kind])
+    for kind in code_digest.PROBE_MODULES:
+        text, module = printed("describe", kind), importlib.import_module(code_digest.PROBE_MODULES[kind])
         columns = text.partition("Columns of its table")[2].splitlines()[1:]
         assert [line.split()[0] for line in columns] == module.SCHEMA.names, kind
         assert f"\n  kind: {kind}\n" in text
@@ -275,7 +277,7 @@ def test_every_command_has_help(command: str) -> None:
 def test_every_command_says_what_it_does() -> None:
     assert set(COMMANDS) >= PHASES
     text = printed("--help")
-    for command in cli.app.registered_commands:
+    for command in app.app.registered_commands:
         assert command.callback
         summary = (inspect.getdoc(command.callback) or "").split("\n")[0]
         assert summary.endswith(".")
@@ -363,13 +365,13 @@ def test_a_plan_that_can_not_be_read_is_told_since_it_costs_disk() -> None:
 
 def test_help_tells_commands_for_people_from_stages() -> None:
     panels = {name: command.rich_help_panel for name, command in GROUP.commands.items()}
-    assert set(panels.values()) == {cli.PEOPLE_PANEL, cli.STAGES_PANEL, cli.GENERATED_PANEL}, (
+    assert set(panels.values()) == {group.PEOPLE_PANEL, group.STAGES_PANEL, group.GENERATED_PANEL}, (
         "each command is in a group"
     )
-    people = {name for name, panel in panels.items() if panel == cli.PEOPLE_PANEL}
+    people = {name for name, panel in panels.items() if panel == group.PEOPLE_PANEL}
     assert people >= {"plan", "run", "show", "status", "trace", "verify", "diff", "prune", "list", "describe"}
     text = printed("--help")
-    places = [text.index(panel) for panel in (cli.PEOPLE_PANEL, cli.STAGES_PANEL, cli.GENERATED_PANEL)]
+    places = [text.index(panel) for panel in (group.PEOPLE_PANEL, group.STAGES_PANEL, group.GENERATED_PANEL)]
     assert places == sorted(places)
     for name, panel in panels.items():
         (line,) = re.findall(rf"^\W*{name} {{2,}}\w", text, flags=re.M)
@@ -380,7 +382,7 @@ def test_help_tells_commands_for_people_from_stages() -> None:
 def test_stages_are_what_rules_and_dvc_call() -> None:
     files = [*(studies.ROOT / "workflow/rules").glob("*.smk"), studies.ROOT / "dvc.yaml"]
     called = {name for file in files for name in re.findall(r"fedpipe (\w+)", file.read_text())}
-    stages = {name for name, command in GROUP.commands.items() if command.rich_help_panel == cli.STAGES_PANEL}
+    stages = {name for name, command in GROUP.commands.items() if command.rich_help_panel == group.STAGES_PANEL}
     both = {"plan", "download", "partition", "papers"}  # people call these, too
     assert stages == (called & set(GROUP.commands)) - both
 
@@ -421,7 +423,8 @@ def test_a_locale_without_greek_letters_has_their_numbers() -> None:
 
 def test_version_and_help_import_nothing_heavy() -> None:
     code = (
-        "import sys, fedpipe.cli; print(sorted({'torch', 'pandas', 'snakemake', 'matplotlib', 'dvc'} & {*sys.modules}))"
+        "import sys, fedpipe.cli.app;"
+        "print(sorted({'torch', 'pandas', 'snakemake', 'matplotlib', 'dvc'} & {*sys.modules}))"
     )
     for command in (["-c", code], ["-m", "fedpipe", "--version"]):
         done = subprocess.run([sys.executable, *command], cwd=studies.ROOT, capture_output=True, text=True, check=True)

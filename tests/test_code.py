@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe import code, registry, syntax
-from fedpipe.errors import SettingsError
+from fedpipe.core.components import code_digest, component, registry, syntax
+from fedpipe.core.errors import SettingsError
 
 ROOT = Path(__file__).parent.parent
 
@@ -95,8 +95,8 @@ def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
             del sys.modules[module]
         shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
         importlib.invalidate_caches()
-        code.compute_code_digest.cache_clear()
-        return code.compute_code_digest(getattr(importlib.import_module("own"), name)).text
+        code_digest.compute_code_digest.cache_clear()
+        return code_digest.compute_code_digest(getattr(importlib.import_module("own"), name)).text
 
     yield found
     for module in [name for name in sys.modules if name.partition(".")[0] in mine]:
@@ -196,7 +196,7 @@ def test_data_files_that_a_module_declares_are_part_of_what_uses_it(digest: Call
     assert before != digest()
     (tmp_path / "prior.bin").write_bytes(b"2")
     assert digest(declares) != before
-    assert code.compute_code_digest(importlib.import_module("own").Method).files >= {
+    assert code_digest.compute_code_digest(importlib.import_module("own").Method).files >= {
         Path("prior.bin"),
         tmp_path / "helper.py",
     }
@@ -214,7 +214,7 @@ def test_what_has_no_source_is_refused() -> None:
     scope: dict[str, type] = {}
     exec("class Made: pass", {"__name__": "nowhere"}, scope)
     with pytest.raises(SettingsError, match=r"'nowhere.Made' has no source that can be read; it should lie in a file"):
-        code.compute_code_digest(scope["Made"])
+        code_digest.compute_code_digest(scope["Made"])
 
 
 def test_components_are_followed_and_shared_code_is_not() -> None:
@@ -222,15 +222,18 @@ def test_components_are_followed_and_shared_code_is_not() -> None:
     from fedpipe.algorithms.feddw import FedDW
     from fedpipe.models.cnn4 import CNN4
 
-    assert {path.name for path in code.compute_code_digest(FedBABU).files} == {"fedbabu.py", "_shared_body.py"}
-    assert {path.name for path in code.compute_code_digest(FedDW).files} == {"feddw.py"}
-    assert {path.name for path in code.compute_code_digest(CNN4).files} == {"cnn4.py", "_parts.py"}
+    assert {path.name for path in code_digest.compute_code_digest(FedBABU).files} == {
+        "fedbabu.py",
+        "partial_sharing.py",
+    }
+    assert {path.name for path in code_digest.compute_code_digest(FedDW).files} == {"feddw.py"}
+    assert {path.name for path in code_digest.compute_code_digest(CNN4).files} == {"cnn4.py", "blocks.py"}
 
 
 def test_a_module_on_top_of_a_method_is_part_of_it() -> None:
-    made = (registry.build_component(registry.ALGORITHM, "fedavg", dw) for dw in ({}, {"dw": {}}))
-    plain, regularized = (code.compute_code_digest(*algorithm.code_objects()).files for algorithm in made)
-    assert {path.name for path in regularized} - {path.name for path in plain} == {"_dw.py", "feddw.py"}
+    made = (registry.build_component(component.ALGORITHM, "fedavg", dw) for dw in ({}, {"dw": {}}))
+    plain, regularized = (code_digest.compute_code_digest(*algorithm.code_objects()).files for algorithm in made)
+    assert {path.name for path in regularized} - {path.name for path in plain} == {"__init__.py", "dw.py", "feddw.py"}
 
 
 # -- Pythons -----------------------------------------------------------------------------------------------------------
@@ -289,13 +292,13 @@ def test_all_pythons_agree(tmp_path: Path, version: str) -> None:
     (tmp_path / "sample.py").write_text(SAMPLE, encoding="utf-8")
     script = (
         "import sys; sys.path[:0] = sys.argv[1:3]\n"
-        "from fedpipe import code\n"
+        "from fedpipe.core.components import code_digest as code\n"
         "parts = [type(name, (), {'__module__': 'sample'}) for name in ('C', 'f')]\n"
         "print(code.compute_code_digest(*parts).text, code.compute_shared_digest())"
     )
     tell = [pythons()[version], "-c", script, str(ROOT), str(tmp_path)]
     done = subprocess.run(tell, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [GOLDEN, code.compute_shared_digest()]
+    assert done.stdout.split() == [GOLDEN, code_digest.compute_shared_digest()]
 
 
 def test_every_part_of_a_tree_counts() -> None:
@@ -329,10 +332,10 @@ def test_a_class_is_named_by_where_it_is_defined(tmp_path: Path, monkeypatch: py
     with pytest.raises(
         SettingsError, match=r"'patched\.Mine' is defined in elsewhere, .*should be 'elsewhere\.Mine'\.$"
     ):
-        registry.find_component(registry.ALGORITHM, "patched.Mine")
+        registry.find_component(component.ALGORITHM, "patched.Mine")
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab/__init__.py").write_text("from lab.inner import Mine\n")
     (tmp_path / "lab/inner.py").write_text((tmp_path / "elsewhere.py").read_text())
-    assert registry.find_component(registry.ALGORITHM, "lab.Mine").__module__ == "lab.inner", (
+    assert registry.find_component(component.ALGORITHM, "lab.Mine").__module__ == "lab.inner", (
         "a package that is imported with it"
     )

@@ -18,7 +18,7 @@ ASKED = """
 import json, sys
 sys.path[:0] = [".", sys.argv[1]]
 import own
-from fedpipe import code
+from fedpipe.core.components import code_digest as code
 print(json.dumps([repr(own.M().f()), code.compute_code_digest(own.M).text]))
 """
 
@@ -27,7 +27,7 @@ TWICE = """
 import sys
 sys.path[:0] = [".", sys.argv[1], sys.argv[2]]
 import mylab, own
-from fedpipe import code
+from fedpipe.core.components import code_digest as code
 before = code.compute_code_digest(own.M).text
 code.compute_code_digest(mylab.Algo)
 code.compute_code_digest.cache_clear()

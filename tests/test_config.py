@@ -13,18 +13,21 @@ import numpy as np
 import pytest
 import yaml
 
-from fedpipe import artifacts, config, registry
-from fedpipe import plan as planning
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.errors import SettingsError
-from fedpipe.stages import download
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import files, layout
+from fedpipe.planning import download, planner
+from fedpipe.settings import base, federation, loader, parser
+from fedpipe.settings.params import Params
+from fedpipe.settings.schema import build_json_schema
 from tests import studies
 from tests.pages import PAGES, blocks
 
 ROOT = Path(__file__).parent.parent
-SECTIONS = ", ".join(config.Params.model_fields)
-ALGORITHMS = ", ".join(registry.list_components(registry.ALGORITHM))
-*FIRST, LAST = (f"'{name}'" for name in get_args(config.Protocol))
+SECTIONS = ", ".join(Params.model_fields)
+ALGORITHMS = ", ".join(registry.list_components(component.ALGORITHM))
+*FIRST, LAST = (f"'{name}'" for name in get_args(base.Protocol))
 PROTOCOLS = f"{', '.join(FIRST)} or {LAST}"
 JARGON = re.compile(r"Tuple|String|Keys|literal\[|constrained|\[key\]|\binstance\b|after validation|pydantic")
 
@@ -44,7 +47,7 @@ class Titled(FedAvg):
 
 def study(**values: Any) -> dict[str, Any]:
     """The tests' study with the values at dotted keys replaced; two underscores stand for a dot."""
-    return config.override_settings(
+    return loader.override_settings(
         studies.settings(), {key.replace("__", "."): value for key, value in values.items()}
     )
 
@@ -53,7 +56,7 @@ def said(settings: dict[str, Any]) -> list[str]:
     """The sentences with which `fedpipe plan` refuses these settings."""
     studies.write(settings, Path())
     with pytest.raises(SettingsError) as refusal:
-        planning.make_plan(Path("params.yaml"))
+        planner.make_plan(Path("params.yaml"))
     return str(refusal.value).split("\n")
 
 
@@ -663,7 +666,7 @@ def refusal(text: str | None) -> str:
     if text is not None:
         Path("params.yaml").write_text(text)
     with pytest.raises(SettingsError) as error:
-        planning.make_plan(Path("params.yaml"))
+        planner.make_plan(Path("params.yaml"))
     return str(error.value)
 
 
@@ -707,7 +710,7 @@ def test_a_merge_key_is_no_key_of_its_own() -> None:
     """YAML's own way of saying that two entries share most of their parameters."""
     text = "algorithms:\n  feddw: &dw {mu: 1.0, mode: code}\n  other: {<<: *dw, algorithm: feddw, mu: 2.0}\n"
     Path("params.yaml").write_text(text)
-    assert config.read_params(Path("params.yaml"))["algorithms"]["other"] == {
+    assert loader.read_params(Path("params.yaml"))["algorithms"]["other"] == {
         "algorithm": "feddw",
         "mu": 2.0,
         "mode": "code",
@@ -722,8 +725,8 @@ def test_a_key_that_is_no_text() -> None:
 
 
 def test_defaults_are_filled_in() -> None:
-    params = config.parse_params({})
-    assert params.federation == config.Federation()
+    params = parser.parse_params({})
+    assert params.federation == federation.Federation()
     assert (params.federation.clients, params.federation.rounds, params.federation.optimizer) == (10, 20, "sgd")
     assert params.dataset.name == "digits"
     assert params.model_dump(mode="json")["partition"] == {
@@ -748,16 +751,16 @@ def test_defaults_are_filled_in() -> None:
 
 
 def test_what_is_given_replaces_its_default_and_no_other() -> None:
-    params = config.parse_params(
+    params = parser.parse_params(
         {"federation": {"clients": 7}, "algorithms": {"fedavg": {}, "feddw": {"mode": "code"}}}
     )
-    assert params.federation == config.Federation(clients=7)
+    assert params.federation == federation.Federation(clients=7)
     algorithm: Any = params.algorithms["feddw"]
     assert (algorithm.mu, algorithm.mode) == (0.1, "code")
 
 
 def test_an_entry_may_have_a_name_of_its_own() -> None:
-    params = config.parse_params(
+    params = parser.parse_params(
         {"algorithms": {"strong": {"algorithm": "fedprox", "mu": 5}}, "study": {"algorithms": ["strong"]}}
     )
     algorithm: Any = params.algorithms["strong"]
@@ -767,19 +770,19 @@ def test_an_entry_may_have_a_name_of_its_own() -> None:
 
 def test_exponents_without_a_dot_are_numbers() -> None:
     """YAML 1.1 reads 1e-3 as text."""
-    assert config.parse_params(yaml.safe_load("federation: {learning_rate: 1e-3}")).federation.learning_rate == 0.001
+    assert parser.parse_params(yaml.safe_load("federation: {learning_rate: 1e-3}")).federation.learning_rate == 0.001
 
 
 @pytest.mark.parametrize(("share", "clients", "count"), [(0.01, 10, 1), (0.5, 10, 5), (0.26, 10, 3), (1.0, 10, 10)])
 def test_participants(share: float, clients: int, count: int) -> None:
-    assert config.Federation(clients=clients, participation=share).participants == count
+    assert federation.Federation(clients=clients, participation=share).participants == count
 
 
 # -- JSON Schema -------------------------------------------------------------------------------------------------------
 
 
 def problems(settings: Any) -> list[Any]:
-    schema = config.build_json_schema()
+    schema = build_json_schema()
     return list(jsonschema.validators.validator_for(schema)(schema).iter_errors(settings))
 
 
@@ -789,12 +792,12 @@ def shipped() -> dict[str, Any]:
 
 
 def test_the_schema_is_one() -> None:
-    schema = config.build_json_schema()
+    schema = build_json_schema()
     jsonschema.validators.validator_for(schema).check_schema(schema)
 
 
 def test_the_shipped_study_fits_parser_and_schema() -> None:
-    params = config.parse_params(shipped())
+    params = parser.parse_params(shipped())
     assert len(params.study.algorithms) == 9
     assert params.study.seeds == (0, 1, 2)
     assert problems(shipped()) == []
@@ -803,15 +806,15 @@ def test_the_shipped_study_fits_parser_and_schema() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.name)
 def test_other_studies_fit_parser_and_schema(path: Path) -> None:
     settings = yaml.safe_load(path.read_text())
-    config.parse_params(settings)
+    parser.parse_params(settings)
     assert problems(settings) == []
 
 
 def test_an_editor_finds_no_mistake_in_the_papers_studies_and_those_of_the_pages() -> None:
     """As it checks them by the schema; other tests plan them."""
-    schema = config.build_json_schema()
+    schema = build_json_schema()
     validator = jsonschema.validators.validator_for(schema)(schema)
-    papers = [path for path in (ROOT / "studies/papers").rglob("*.yaml") if path.name != artifacts.DVC_YAML]
+    papers = [path for path in (ROOT / "studies/papers").rglob("*.yaml") if path.name != layout.DVC_YAML]
     shown = [block for page in PAGES for block in blocks(page) if block.language == "yaml"]
     assert len(papers) > 30
     assert len(shown) > 15
@@ -845,7 +848,7 @@ def test_an_editor_finds_no_mistake_in_the_papers_studies_and_those_of_the_pages
     ids=str,
 )
 def test_the_schema_finds_mistakes(changes: dict[str, Any]) -> None:
-    assert problems(config.override_settings(shipped(), changes))
+    assert problems(loader.override_settings(shipped(), changes))
 
 
 @pytest.mark.parametrize(
@@ -863,7 +866,7 @@ def test_the_schema_finds_mistakes(changes: dict[str, Any]) -> None:
     ids=str,
 )
 def test_the_schema_allows_what_the_parser_allows(changes: dict[str, Any]) -> None:
-    assert problems(config.override_settings(shipped(), changes)) == []
+    assert problems(loader.override_settings(shipped(), changes)) == []
 
 
 def test_the_schema_that_params_yaml_names_is_there_and_current() -> None:
@@ -872,14 +875,14 @@ def test_the_schema_that_params_yaml_names_is_there_and_current() -> None:
     assert named
     path = ROOT / named[1]
     assert path.is_file(), f"editors find no {named[1]}"
-    assert json.loads(path.read_text()) == config.build_json_schema(), "run `fedpipe schema > params.schema.json`"
+    assert json.loads(path.read_text()) == build_json_schema(), "run `fedpipe schema > params.schema.json`"
 
 
 def test_a_text_model_knows_all_of_its_texts_words() -> None:
     text = {"dataset": {"name": "imdb", "vocabulary": 10_000}, "study": {"algorithms": ["fedavg"]}}
-    assert config.parse_params(text | {"model": {"name": "bilstm", "vocabulary": 10_000}})
+    assert parser.parse_params(text | {"model": {"name": "bilstm", "vocabulary": 10_000}})
     with pytest.raises(SettingsError) as refused:
-        config.parse_params(text | {"model": {"name": "bilstm", "vocabulary": 9_999}})
+        parser.parse_params(text | {"model": {"name": "bilstm", "vocabulary": 9_999}})
     sentence = "model.vocabulary: 9999 is less than the 10000 token ids of the data set; it should be 10000."
     assert str(refused.value) == sentence
 
@@ -887,12 +890,12 @@ def test_a_text_model_knows_all_of_its_texts_words() -> None:
 @pytest.mark.parametrize(("name", "other"), [("mlp", "bilstm, fasttext"), ("fasttext", "cnn, cnn4")])
 def test_a_packaged_model_takes_what_the_data_set_has(name: str, other: str, in_empty_folder: Path) -> None:
     np.savez("rows.npz", x=np.random.default_rng(0).random((20, 5)), y=np.arange(20) % 2)
-    rows = {"name": "npz", "path": "rows.npz", "sha256": artifacts.sha256_of(Path("rows.npz")), "split": "pooled"}
+    rows = {"name": "npz", "path": "rows.npz", "sha256": files.sha256_of(Path("rows.npz")), "split": "pooled"}
     data = {"name": "imdb"} if name == "mlp" else rows
-    download.obtain_dataset(config.parse_dataset(rows).effective_dataset, config.parse_dataset(rows).fetcher)
+    download.obtain_dataset(parser.parse_dataset(rows).effective_dataset, parser.parse_dataset(rows).fetcher)
     kind = "token ids" if name == "mlp" else "numbers"
     with pytest.raises(SettingsError) as refused:
-        config.parse_params({"dataset": data, "model": {"name": name}, "federation": {"clients": 2}})
+        parser.parse_params({"dataset": data, "model": {"name": name}, "federation": {"clients": 2}})
     assert str(refused.value).startswith(
         f"model.name: '{name}' can't take the {kind} of the data set; it should be one of: {other}"
     )
@@ -900,40 +903,40 @@ def test_a_packaged_model_takes_what_the_data_set_has(name: str, other: str, in_
 
 def test_one_number_is_a_list_of_one() -> None:
     """So that keys are the same."""
-    one = config.parse_params({"transforms": {"mean": 0.5, "std": "2e-1"}}).transforms
+    one = parser.parse_params({"transforms": {"mean": 0.5, "std": "2e-1"}}).transforms
     assert (
         one.model_dump_json()
-        == config.parse_params({"transforms": {"mean": [0.5], "std": [0.2]}}).transforms.model_dump_json()
+        == parser.parse_params({"transforms": {"mean": [0.5], "std": [0.2]}}).transforms.model_dump_json()
     )
     for wrong in (True, "grey", {}):
         with pytest.raises(SettingsError, match=r"^transforms\.mean: .* can't be used; it should be a valid list\.$"):
-            config.parse_params({"transforms": {"mean": wrong}})
+            parser.parse_params({"transforms": {"mean": wrong}})
     with pytest.raises(SettingsError, match=r"^transforms\.std: 0 can't be used; it should be greater than 0\.$"):
-        config.parse_params({"transforms": {"std": 0}})
+        parser.parse_params({"transforms": {"std": 0}})
 
 
 def test_transforms_are_for_images() -> None:
     text = {"dataset": {"name": "imdb"}, "model": {"name": "bilstm", "vocabulary": 10_000}}
     with pytest.raises(SettingsError, match=r"^transforms\.flip: True is for images, not for inputs of shape \(200,\)"):
-        config.parse_params(text | {"transforms": {"flip": True}})
+        parser.parse_params(text | {"transforms": {"flip": True}})
     color = {"dataset": {"name": "cifar10"}, "model": {"name": "cnn4"}}
-    assert config.parse_params(color | {"transforms": {"mean": [0.5], "std": [0.2, 0.2, 0.3]}})
+    assert parser.parse_params(color | {"transforms": {"mean": [0.5], "std": [0.2, 0.2, 0.3]}})
     with pytest.raises(SettingsError, match=r"^transforms\.std: .* it should be one number or 3, one a channel\.$"):
-        config.parse_params(color | {"transforms": {"std": [0.2, 0.3]}})
+        parser.parse_params(color | {"transforms": {"std": [0.2, 0.3]}})
 
 
 def test_any_algorithm_takes_dw() -> None:
-    parsed = config.parse_params(
+    parsed = parser.parse_params(
         {"algorithms": {"scaffold": {"dw": {"mu": 2.0}}}, "study": {"algorithms": ["scaffold"]}}
     )
     assert parsed.algorithms["scaffold"].dw.mu == 2.0  # type: ignore[attr-defined]
     with pytest.raises(SettingsError) as refused:
-        config.parse_params({"algorithms": {"scaffold": {"dw": {"mu": -1}}}, "study": {"algorithms": ["scaffold"]}})
+        parser.parse_params({"algorithms": {"scaffold": {"dw": {"mu": -1}}}, "study": {"algorithms": ["scaffold"]}})
     assert str(refused.value).startswith("algorithms.scaffold.dw.mu: -1")
 
 
 def test_adam_where_sgd_is_meant_has_to_be_insisted_on() -> None:
     settings = {"federation": {"optimizer": "adam"}, "study": {"algorithms": ["fednova"]}}
     with pytest.raises(SettingsError, match=r"^federation\.optimizer: adam can't be used with fednova"):
-        config.parse_params(settings | {"algorithms": {"fednova": {}}})
-    assert config.parse_params(settings | {"algorithms": {"fednova": {"adam": True}}})
+        parser.parse_params(settings | {"algorithms": {"fednova": {}}})
+    assert parser.parse_params(settings | {"algorithms": {"fednova": {"adam": True}}})

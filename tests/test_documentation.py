@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe import config, documentation, registry
-from fedpipe.errors import SettingsError
-from fedpipe.registry import Component
+from fedpipe.cli.docs import pages
+from fedpipe.core.components import component, registry
+from fedpipe.core.components.component import Component
+from fedpipe.core.errors import SettingsError
+from fedpipe.settings import params
 
 ROOT = Path(__file__).parent.parent
 
@@ -42,17 +44,15 @@ class Child(Parent):
     second: str = "so"
 
 
-@pytest.mark.parametrize("kind", registry.COMPONENT_KINDS, ids=lambda kind: kind.plural)
-def test_the_pages_of_components_are_up_to_date(kind: registry.ComponentKind) -> None:
-    assert (ROOT / f"docs/{kind.plural}.md").read_text() == documentation.render_components_page(kind), (
-        "type `make docs`"
-    )
+@pytest.mark.parametrize("kind", component.COMPONENT_KINDS, ids=lambda kind: kind.plural)
+def test_the_pages_of_components_are_up_to_date(kind: component.ComponentKind) -> None:
+    assert (ROOT / f"docs/{kind.plural}.md").read_text() == pages.render_components_page(kind), "type `make docs`"
 
 
 def test_the_page_of_settings_is_up_to_date_and_has_every_key() -> None:
     page = (ROOT / "docs/settings.md").read_text()
-    assert page == documentation.render_settings_page(), "type `make docs`"
-    for name, field in config.Params.model_fields.items():
+    assert page == pages.render_settings_page(), "type `make docs`"
+    for name, field in params.Params.model_fields.items():
         section = page.partition(f"## {field.alias or name}\n")[2].partition("\n## ")[0]
         assert section, name
         for own, key in getattr(field.annotation, "model_fields", {}).items():
@@ -66,18 +66,18 @@ def test_generated_files_are_written_into_a_clone_and_nowhere_else(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match=r"^docs: there is no such folder here"):
-        documentation.write_docs()
+        pages.write_docs()
     (tmp_path / "docs").mkdir()
-    documentation.write_docs()
+    pages.write_docs()
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) == 7
     for path in written:
         assert path.read_bytes() == (ROOT / path.relative_to(tmp_path)).read_bytes(), "type `make docs`"
 
 
-@pytest.mark.parametrize("kind", registry.COMPONENT_KINDS, ids=lambda kind: kind.plural)
-def test_nothing_of_the_docstrings_markup_is_left(kind: registry.ComponentKind) -> None:
-    page = documentation.render_components_page(kind)
+@pytest.mark.parametrize("kind", component.COMPONENT_KINDS, ids=lambda kind: kind.plural)
+def test_nothing_of_the_docstrings_markup_is_left(kind: component.ComponentKind) -> None:
+    page = pages.render_components_page(kind)
     assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == list(registry.list_components(kind))
     for markup in ("::\n", ".. ", ":math:", "``math", "----\n", ":class:"):
         assert markup not in page.replace("```math", "")
@@ -85,26 +85,26 @@ def test_nothing_of_the_docstrings_markup_is_left(kind: registry.ComponentKind) 
 
 
 def test_parameters_have_their_own_and_their_parents_words() -> None:
-    assert documentation.render_parameter_table(Child, {"first", "second", "rate"}).splitlines() == [
+    assert pages.render_parameter_table(Child, {"first", "second", "rate"}).splitlines() == [
         "| parameter | default | |",
         "|---|---|---|",
         r"| `rate` | `0.5` | How fast, of 0 \| 1. |",
         "| `first` | `(required)` | Two that share their words. |",
         '| `second` | `"so"` | Two that share their words. |',
     ]
-    assert documentation.render_parameter_table(Child, set()) == ""
+    assert pages.render_parameter_table(Child, set()) == ""
 
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
         (r"With :math:`a_k` and :math:`b" + "\n" + r"\, c`, ``x: 1``", r"With $`a_k`$ and $`b \, c`$, `x: 1`"),
-        ("`a * b` and :class:`~fedpipe.tensors.Tensors`, :func:`find`", "`a * b` and `Tensors`, `find`"),
+        ("`a * b` and :class:`~fedpipe.core.tensors.Tensors`, :func:`find`", "`a * b` and `Tensors`, `find`"),
         ("a * b < c, ``a * b``", r"a \* b \< c, `a * b`"),
     ],
 )
 def test_running_text(text: str, wanted: str) -> None:
-    assert documentation.convert_inline(text) == wanted
+    assert pages.convert_inline(text) == wanted
 
 
 @pytest.mark.parametrize(
@@ -120,4 +120,4 @@ def test_running_text(text: str, wanted: str) -> None:
     ],
 )
 def test_blocks(text: str, wanted: str) -> None:
-    assert documentation.convert_blocks(text) == wanted
+    assert pages.convert_blocks(text) == wanted

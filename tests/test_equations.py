@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedpipe import equations
+from fedpipe.cli.docs import equations
 
 
 @pytest.mark.parametrize(

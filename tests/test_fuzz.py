@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from fedpipe import config, registry
-from fedpipe import plan as planning
-from fedpipe.errors import SettingsError
-from fedpipe.stages import collect
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.engine import collect
+from fedpipe.planning import planner
+from fedpipe.settings.schema import build_json_schema
 from tests import studies
 
 STUDIES, ROUNDS = 200, 10
@@ -76,7 +77,7 @@ class Draw:
 
     def study(self) -> dict[str, Any]:
         """A small study."""
-        schema = config.build_json_schema()
+        schema = build_json_schema()
         self.definitions = schema["$defs"]
         made: dict[str, Any] = {"dataset": dict(self.random.choice(DATA))}
         for name in SECTIONS:
@@ -88,7 +89,7 @@ class Draw:
                 made[name] = self.section(part, 0.15)
         federation = {"clients": self.random.randint(1, 5), "rounds": 1} | made.get("federation", {})
         made["federation"] = federation
-        label = self.random.choice(registry.list_components(registry.ALGORITHM))
+        label = self.random.choice(registry.list_components(component.ALGORITHM))
         entry = self.section(schema["properties"]["algorithms"]["properties"][label], 0.2)
         made["algorithms"] = {label: {key: value for key, value in entry.items() if key != "algorithm"}}
         made["study"] = {"algorithms": [label], "seeds": [self.random.randint(0, 9)]}
@@ -105,7 +106,7 @@ def test_a_study_of_the_schema_is_planned_or_refused_in_sentences_and_runs(
         monkeypatch.chdir(folder)
         studies.write(settings := Draw(seed).study(), Path())
         try:
-            made = planning.make_plan()
+            made = planner.make_plan()
         except SettingsError as error:
             for line in str(error).splitlines():
                 assert re.match(r"[a-z][\w.-]*: .", line), (seed, line)

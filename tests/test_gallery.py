@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe import config, registry
-from fedpipe import plan as planning
+from fedpipe.core.components import component, registry
+from fedpipe.planning import planner
+from fedpipe.settings import loader, parser
 from tests import studies
 
 PAPERS = [
@@ -43,12 +44,12 @@ PAPERS = [
 
 def test_the_gallery_plans_all_27_algorithms_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(studies.ROOT)
-    made = planning.make_plan(Path("studies/gallery.yaml"))
+    made = planner.make_plan(Path("studies/gallery.yaml"))
     assert sorted(made.algorithms) == sorted(PAPERS)
-    assert set(PAPERS) <= set(registry.list_components(registry.ALGORITHM))
+    assert set(PAPERS) <= set(registry.list_components(component.ALGORITHM))
     assert [run.algorithm for run in made.runs] == [*made.algorithms], "one run each"
     assert len(made.partitions) == 1
-    study = config.parse_params(config.read_params(Path("studies/gallery.yaml")))
-    assert {registry.get_component_name(registry.ALGORITHM, type(study.algorithms[name])) for name in PAPERS} == set(
+    study = parser.parse_params(loader.read_params(Path("studies/gallery.yaml")))
+    assert {registry.get_component_name(component.ALGORITHM, type(study.algorithms[name])) for name in PAPERS} == set(
         PAPERS
     )

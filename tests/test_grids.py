@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedpipe import artifacts, cli
-from fedpipe import plan as planning
-from fedpipe.errors import SettingsError
+from fedpipe.cli import app
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import files
+from fedpipe.planning import planner
 from tests import studies
 
 
@@ -20,9 +21,9 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def made(labels: tuple[str, ...] = ("fedavg",), **sections: Any) -> planning.NewPlan:
+def made(labels: tuple[str, ...] = ("fedavg",), **sections: Any) -> planner.NewPlan:
     studies.write(studies.settings(labels, **sections), Path())
-    return planning.make_plan()
+    return planner.make_plan()
 
 
 LEFT_OUT = "partition.alpha: 0.3 is left out, since the scheme iid has no such parameter."
@@ -39,7 +40,7 @@ def test_a_grid_of_schemes_leaves_out_what_only_others_have_and_says_so() -> Non
 def test_a_scheme_that_an_experiment_sets_leaves_the_former_ones_parameters_behind() -> None:
     """What ``dvc exp run -S partition.scheme=iid`` makes of the file."""
     studies.write(studies.settings() | {"partition": {"scheme": "iid"}}, Path())
-    clean = planning.make_plan()
+    clean = planner.make_plan()
     plan = made(partition={"scheme": "iid"})
     assert (Path("params.yaml").read_text()).count("alpha: 0.3") == 1
     assert plan.warnings == (LEFT_OUT,)
@@ -68,7 +69,7 @@ def test_what_a_grid_varies_is_shown_only_where_the_scheme_has_it() -> None:
 def test_what_no_scheme_has_stays_a_mistake(section: dict[str, Any], told: str) -> None:
     studies.write(studies.settings() | {"partition": section}, Path())
     with pytest.raises(SettingsError, match=told):
-        planning.make_plan()
+        planner.make_plan()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_what_a_point_of_a_grid_lacks_is_obtained_with_the_studys_own_command(tm
     studies.write(params, Path())
     Path("params.yaml").rename("studies/own.yaml")
     with pytest.raises(SettingsError, match=r"is not stored; run `fedpipe download --params studies/own.yaml`"):
-        planning.make_plan(Path("studies/own.yaml"))
+        planner.make_plan(Path("studies/own.yaml"))
 
 
 def test_the_command_that_is_told_obtains_what_grid_and_scales_declare() -> None:
@@ -105,7 +106,7 @@ def test_the_command_that_is_told_obtains_what_grid_and_scales_declare() -> None
             **{f"y_{part}": np.arange(samples) % 3 for part in ("train", "test")},
         )
     data = {
-        name: {"dataset.path": f"{name}.npz", "dataset.sha256": artifacts.sha256_of(Path(f"{name}.npz"))}
+        name: {"dataset.path": f"{name}.npz", "dataset.sha256": files.sha256_of(Path(f"{name}.npz"))}
         for name in ("one", "two", "small")
     }
     settings = studies.settings(study={"grid": {"data": {name: data[name] for name in ("one", "two")}}})
@@ -114,12 +115,12 @@ def test_the_command_that_is_told_obtains_what_grid_and_scales_declare() -> None
     studies.write(settings, Path())
     for scale in ("paper", "smoke"):
         with pytest.raises(SettingsError, match=r"is not stored; run `fedpipe download`"):
-            planning.make_plan(scale=scale)
-    printed = CliRunner().invoke(cli.app, ["download"])
+            planner.make_plan(scale=scale)
+    printed = CliRunner().invoke(app.app, ["download"])
     assert printed.stdout.count(" is stored.\n") == 3, printed
-    assert len(planning.make_plan().runs) == 2
-    assert len(planning.make_plan(scale="smoke").runs) == 1
-    assert CliRunner().invoke(cli.app, ["download"]).stdout.count(" is stored.\n") == 1, "what is there stays"
+    assert len(planner.make_plan().runs) == 2
+    assert len(planner.make_plan(scale="smoke").runs) == 1
+    assert CliRunner().invoke(app.app, ["download"]).stdout.count(" is stored.\n") == 1, "what is there stays"
 
 
 def test_what_a_scale_lacks_is_obtained_with_the_studys_own_command() -> None:
@@ -131,10 +132,10 @@ def test_what_a_scale_lacks_is_obtained_with_the_studys_own_command() -> None:
     own = {"name": "npz", "path": "own.npz", "split": "pooled"}
     for dataset, scale, told in (
         (own, {"federation.rounds": 1}, "run `fedpipe download --params studies/own.yaml`, which fills it in."),
-        ({"name": "digits"}, {"dataset": own}, f"it should be {artifacts.sha256_of(Path('own.npz'))}."),
+        ({"name": "digits"}, {"dataset": own}, f"it should be {files.sha256_of(Path('own.npz'))}."),
     ):
         studies.write(studies.settings() | {"dataset": dataset, "scales": {"smoke": scale}}, Path())
         Path("params.yaml").replace("studies/own.yaml")
         with pytest.raises(SettingsError) as error:
-            planning.make_plan(Path("studies/own.yaml"), "smoke")
+            planner.make_plan(Path("studies/own.yaml"), "smoke")
         assert str(error.value) == f"dataset.sha256: missing for own.npz; {told}"

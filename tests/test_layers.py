@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedpipe.layers import CHUNK, BatchNorm, Dropout, Mode, replace_stateful_layers, uniform, uniform_in_chunks
+from fedpipe.models.layers import CHUNK, BatchNorm, Dropout, Mode, replace_stateful_layers, uniform, uniform_in_chunks
 from tests import elsewhere
 
 

@@ -21,9 +21,9 @@ import yaml
 from sklearn.metrics import balanced_accuracy_score, f1_score
 
 import fedpipe
-from fedpipe import pins
-from fedpipe.data import classes
-from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.core.components import pinned_files
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.data import class_names
 from fedpipe.report import statistics, tables
 from tests import studies
 from tests.lineage.conftest import finish
@@ -403,18 +403,20 @@ def test_a_folder_without_a_study_is_told(tmp_path: Path) -> None:
 
 
 def test_classes_have_the_names_that_the_data_set_gives_them(tmp_path: Path) -> None:
-    assert classes.get_class_names({"name": "fashion_mnist"}, 10)[9] == "Ankle boot"
-    hundred = classes.get_class_names({"name": "cifar100"}, 100)
+    assert class_names.get_class_names({"name": "fashion_mnist"}, 10)[9] == "Ankle boot"
+    hundred = class_names.get_class_names({"name": "cifar100"}, 100)
     assert list(hundred) == sorted(hundred)
     assert len(set(hundred)) == 100
-    assert classes.get_class_names({"name": "npz", "path": "own.npz"}, 3) == ("0", "1", "2")
+    assert class_names.get_class_names({"name": "npz", "path": "own.npz"}, 3) == ("0", "1", "2")
     for name in ("cat", "ant"):
         (tmp_path / "images/train" / name).mkdir(parents=True)
         (tmp_path / "images/train" / name / "1.png").write_bytes(b"")
     origin = {
         "name": "folder",
         "path": str(tmp_path / "images"),
-        "sha256": pins.compute_content_sha256(tmp_path / "images"),
+        "sha256": pinned_files.compute_content_sha256(tmp_path / "images"),
     }
-    assert classes.get_class_names(origin, 2) == ("ant", "cat")
-    assert classes.get_class_names(origin | {"sha256": "0" * 64}, 2) == ("0", "1"), "of another folder nothing is known"
+    assert class_names.get_class_names(origin, 2) == ("ant", "cat")
+    assert class_names.get_class_names(origin | {"sha256": "0" * 64}, 2) == ("0", "1"), (
+        "of another folder nothing is known"
+    )

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from fedpipe import local
-from fedpipe.artifacts import RunFiles
+from fedpipe.cli import job_server
+from fedpipe.core.storage.layout import RunFiles
 from tests import studies
 from tests.runs.test_resume import unfinished
 
@@ -82,7 +82,7 @@ class Snakemake:
         )
 
     def environment(self, served: bool = True) -> dict[str, str]:
-        told = {local.SNAKEMAKE_PID_VARIABLE: str(self.process.pid)} if served else {}
+        told = {job_server.SNAKEMAKE_PID_VARIABLE: str(self.process.pid)} if served else {}
         return os.environ | {"PYTHONPATH": str(studies.ROOT), "OMP_NUM_THREADS": "1"} | told
 
     def run(self, *command: str, served: bool = True, **environment: str) -> tuple[int, str, str]:
@@ -104,7 +104,7 @@ def processes(snakemake: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if f"{local.SERVER_CODE}\0{snakemake}\0" in path.read_text(errors="replace"):
+            if f"{job_server.SERVER_CODE}\0{snakemake}\0" in path.read_text(errors="replace"):
                 found.append(int(path.parent.name))
         except OSError:  # it has just ended
             continue
@@ -163,8 +163,8 @@ def test_a_served_command_is_what_it_would_be_by_itself(snakemake: Snakemake) ->
             (like,) = Path().glob("like-*.json")
             facts = json.loads(like.read_text())
             made_by = json.loads(Path(path, "joined/0002/times.json").read_text())["made_by"]
-            assert (local.SERVER_CODE in facts.pop("parent")) == served
-            facts["environment"].pop(local.SNAKEMAKE_PID_VARIABLE, None)
+            assert (job_server.SERVER_CODE in facts.pop("parent")) == served
+            facts["environment"].pop(job_server.SNAKEMAKE_PID_VARIABLE, None)
             found[threads, served] = (facts, said, made_by, studies.bits(Path(path)))
             like.unlink()
             studies.forget(Path(path))
@@ -187,7 +187,7 @@ def test_fedpipes_own_variables_come_with_the_command(snakemake: Snakemake) -> N
         assert served == alone
         assert served[0] == 2, "it was not heard"
         assert served[2].startswith("fedpipe: execution.")
-    assert snakemake.run(*command, FEDPIPE_LONG="x" * local.MAX_MESSAGE_BYTES)[0] == 0, "it has to run by itself"
+    assert snakemake.run(*command, FEDPIPE_LONG="x" * job_server.MAX_MESSAGE_BYTES)[0] == 0, "it has to run by itself"
     studies.forget(Path(path))
     assert snakemake.run(*command)[0] == 0, "nothing is left of other commands' variables"
     assert len(snakemake.processes()) == 1
@@ -249,7 +249,7 @@ print("no end of line", end="")
 def test_a_command_without_streams_does_its_work(snakemake: Snakemake, served: bool) -> None:
     prepared(1)
     Path("results/plan.json").unlink()
-    told = {local.SNAKEMAKE_PID_VARIABLE: str(snakemake.process.pid)} if served else {}
+    told = {job_server.SNAKEMAKE_PID_VARIABLE: str(snakemake.process.pid)} if served else {}
     command = f"exec {sys.executable} -m fedpipe plan <&- >&- 2>&-"
     environment = os.environ | {"PYTHONPATH": str(studies.ROOT)} | told
     assert subprocess.run(["bash", "-c", command], env=environment).returncode == 0
@@ -349,8 +349,8 @@ def test_all_ends_with_snakemake_however_that_ends(snakemake: Snakemake) -> None
         wait_for_end([*before, running.pid])
         assert running.returncode is None or running.wait() == 1
         assert running.stderr
-        assert running.stderr.read() == local.SERVER_LOST_MESSAGE
-    assert not [place for place in Path(local.SOCKET_FOLDER).iterdir() if place.name != "lock"], (
+        assert running.stderr.read() == job_server.SERVER_LOST_MESSAGE
+    assert not [place for place in Path(job_server.SOCKET_FOLDER).iterdir() if place.name != "lock"], (
         "sockets are left behind"
     )
     complete = RunFiles(Path(path)).list_complete_rounds()
@@ -369,7 +369,7 @@ def test_a_server_that_is_killed_costs_its_jobs_and_the_next_command_starts_anot
         (server, job) = snakemake.processes()
         os.kill(server, signal.SIGKILL)
         wait_for_end([server, job])
-        assert running.communicate()[1] == local.SERVER_LOST_MESSAGE
+        assert running.communicate()[1] == job_server.SERVER_LOST_MESSAGE
     assert running.returncode == 1
     assert snakemake.run("describe", "fedavg")[0] == 0
     (new,) = snakemake.processes()
@@ -404,7 +404,7 @@ def test_where_imports_fail_the_command_says_what_it_always_said(snakemake: Snak
 
 
 def test_whoever_waits_imports_next_to_nothing() -> None:
-    told = "import sys, fedpipe.__main__, fedpipe.local; print(*sorted(sys.modules))"
+    told = "import sys, fedpipe.__main__, fedpipe.cli.job_server; print(*sorted(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(studies.ROOT)!r}); {told}"],
         capture_output=True,
@@ -412,8 +412,8 @@ def test_whoever_waits_imports_next_to_nothing() -> None:
         check=True,
     )
     modules = done.stdout.split()
-    assert "fedpipe.local" in modules
-    assert not {"torch", "numpy", "typer", "pydantic", "pathlib", "subprocess", "fedpipe.cli"} & set(modules)
+    assert "fedpipe.cli.job_server" in modules
+    assert not {"torch", "numpy", "typer", "pydantic", "pathlib", "subprocess", "fedpipe.cli.app"} & set(modules)
     assert len(modules) < 90
 
 
@@ -423,7 +423,7 @@ def test_nobody_else_may_ask(snakemake: Snakemake) -> None:
         assert snakemake.run("describe", "fedavg")[0] == 0
     finally:
         os.umask(before)
-    (place,) = (place for place in Path(local.SOCKET_FOLDER).iterdir() if place.name != "lock")
+    (place,) = (place for place in Path(job_server.SOCKET_FOLDER).iterdir() if place.name != "lock")
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
 
 
@@ -431,7 +431,7 @@ def test_ctrl_c_before_a_job_has_begun_ends_without_a_traceback(monkeypatch: pyt
     def interrupted(snakemake: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(local, "_connect_to_server", interrupted)
+    monkeypatch.setattr(job_server, "_connect_to_server", interrupted)
     with pytest.raises(SystemExit) as end:
-        local.delegate_to_server(1)
+        job_server.delegate_to_server(1)
     assert end.value.code == 130

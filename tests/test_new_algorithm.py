@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe import new_algorithm
-from fedpipe.errors import SettingsError
+from fedpipe.cli.scaffold import new_algorithm
+from fedpipe.core.errors import SettingsError
 from tests import studies
 
 

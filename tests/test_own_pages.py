@@ -14,10 +14,11 @@ import pytest
 import torch
 import yaml
 
-from fedpipe import plan as planning
-from fedpipe import registry, testing
+from fedpipe import testing
 from fedpipe.algorithms.base import Algorithm
+from fedpipe.core.components import component, registry
 from fedpipe.models.base import FunctionalNetwork
+from fedpipe.planning import planner
 from tests.pages import blocks, read
 
 MODELS, ALGORITHMS = "docs/own-model.md", "docs/own-algorithm.md"
@@ -69,7 +70,7 @@ def algorithms(folder: Path) -> ModuleType:
 @pytest.mark.parametrize("study", studies(MODELS))
 def test_a_study_with_an_own_model_is_planned(models: ModuleType, study: str) -> None:
     Path("params.yaml").write_text(study)
-    runs = planning.make_plan(Path("params.yaml")).runs
+    runs = planner.make_plan(Path("params.yaml")).runs
     settings = yaml.safe_load(study)
     widths = settings["study"].get("grid", {}).get("model.width", [None])
     assert len(runs) == len(settings["study"]["algorithms"]) * len(widths)
@@ -77,7 +78,7 @@ def test_a_study_with_an_own_model_is_planned(models: ModuleType, study: str) ->
 
 @pytest.mark.parametrize("name", ["own.network", "own.Wide", "own.pretrained"])
 def test_own_models_have_a_body_and_a_head(models: ModuleType, name: str) -> None:
-    family: Any = registry.parse_component(registry.MODEL, {"name": name})
+    family: Any = registry.parse_component(component.MODEL, {"name": name})
     net = FunctionalNetwork(lambda: family.build_initial_network((1, 8, 8), 10))
     model = net.make_initial_model(0)
     assert net(model, torch.zeros(3, 1, 8, 8)).shape == (3, 10)
@@ -109,4 +110,4 @@ def test_an_algorithm_of_the_page_keeps_all_of_the_contract(algorithms: ModuleTy
 @pytest.mark.parametrize("study", studies(ALGORITHMS))
 def test_a_study_with_an_own_algorithm_is_planned(algorithms: ModuleType, study: str) -> None:
     Path("params.yaml").write_text(study)
-    assert len(planning.make_plan(Path("params.yaml")).runs) == 1 + 2
+    assert len(planner.make_plan(Path("params.yaml")).runs) == 1 + 2

@@ -16,12 +16,16 @@ from typing import Any
 import pytest
 import yaml
 
-from fedpipe import artifacts, config, registry
-from fedpipe import plan as planning
-from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.plan import NewPlan, RunSettings
-from fedpipe.planned import ExecutionSettings, Plan, ReportSettings
-from fedpipe.stages import report
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import sha256_of
+from fedpipe.planning import planner
+from fedpipe.planning.plan import ExecutionSettings, Plan, ReportSettings
+from fedpipe.planning.planner import NewPlan
+from fedpipe.planning.run_settings import RunSettings
+from fedpipe.report import contents
+from fedpipe.settings import federation, loader, parser
 from tests import studies
 
 OWN = '''
@@ -57,18 +61,18 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make(settings: dict[str, Any]) -> NewPlan:
     studies.write(settings, Path())
-    return planning.make_plan(Path("params.yaml"))
+    return planner.make_plan(Path("params.yaml"))
 
 
 def study(labels: tuple[str, ...] = ("fedavg",), **values: Any) -> dict[str, Any]:
     """The tests' study with the values at dotted keys replaced; two underscores stand for a dot."""
-    return config.override_settings(
+    return loader.override_settings(
         studies.settings(labels), {key.replace("__", "."): value for key, value in values.items()}
     )
 
 
 def key(settings: dict[str, Any], label: str = "fedavg", seed: int = 0) -> str:
-    return RunSettings.from_params(config.parse_params(settings), label, seed).key
+    return RunSettings.from_params(parser.parse_params(settings), label, seed).key
 
 
 def refused(settings: dict[str, Any]) -> list[str]:
@@ -117,8 +121,8 @@ def test_the_order_of_yaml_keys_is_not_in_the_key() -> None:
 )
 def test_equal_settings_have_equal_keys(one: dict[str, Any], other: dict[str, Any]) -> None:
     settings = study(("fedprox",))
-    assert key(config.override_settings(settings, one), "fedprox") == key(
-        config.override_settings(settings, other), "fedprox"
+    assert key(loader.override_settings(settings, one), "fedprox") == key(
+        loader.override_settings(settings, other), "fedprox"
     )
 
 
@@ -158,7 +162,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
 )
 def test_everything_that_changes_bits_changes_the_key(label: str, change: dict[str, Any]) -> None:
     settings = study((label,))
-    changed = config.override_settings(settings, change)
+    changed = loader.override_settings(settings, change)
     if "partition.scheme" in change:
         changed["partition"] = {"scheme": "iid"}
     if "model.name" in change:
@@ -180,11 +184,11 @@ OPTIONAL = {
 
 
 def test_every_field_of_the_federation_is_in_the_key_but_rounds() -> None:
-    held = RunSettings.from_params(config.parse_params(study()), "fedavg", 0).federation
-    assert set(held) == set(config.Federation.model_fields) - {"rounds", *OPTIONAL}
+    held = RunSettings.from_params(parser.parse_params(study()), "fedavg", 0).federation
+    assert set(held) == set(federation.Federation.model_fields) - {"rounds", *OPTIONAL}
     for name, value in OPTIONAL.items():
         found = RunSettings.from_params(
-            config.parse_params(study(**{f"federation__{name}": value})), "fedavg", 0
+            parser.parse_params(study(**{f"federation__{name}": value})), "fedavg", 0
         ).federation
         assert name in found
         assert {other: value for other, value in found.items() if other != name}.items() <= held.items()
@@ -204,19 +208,19 @@ def test_every_field_of_the_federation_is_in_the_key_but_rounds() -> None:
     ids=str,
 )
 def test_what_changes_no_bits_is_not_in_the_key(change: dict[str, Any]) -> None:
-    assert key(config.override_settings(study(), change)) == key(study())
+    assert key(loader.override_settings(study(), change)) == key(study())
 
 
 def test_another_algorithms_hyper_parameters_are_not_in_the_key() -> None:
     settings = study(("fedavg", "fedprox"))
-    assert key(config.override_settings(settings, {"algorithms.fedprox.mu": 9})) == key(settings)
+    assert key(loader.override_settings(settings, {"algorithms.fedprox.mu": 9})) == key(settings)
 
 
 def test_the_finetuned_protocols_epochs_count_only_where_they_are_measured() -> None:
     """Otherwise an edit without any effect trains everything again, as `dataset.test_share` would."""
     assert key(study(evaluation__finetune_epochs=5)) == key(study())
     finetuned = study(evaluation__protocols=["finetuned-on-local"])
-    assert key(config.override_settings(finetuned, {"evaluation.finetune_epochs": 5})) != key(finetuned)
+    assert key(loader.override_settings(finetuned, {"evaluation.finetune_epochs": 5})) != key(finetuned)
 
 
 def test_the_order_of_protocols_is_not_in_the_key() -> None:
@@ -229,7 +233,7 @@ PROTOCOLS = ["global-on-global", "personal-on-local"]
 
 @pytest.mark.parametrize("section", ["algorithm", "model", "partition", "dataset"])
 def test_the_code_of_every_component_is_in_the_key(section: str) -> None:
-    settings = RunSettings.from_params(config.parse_params(study()), "fedavg", 0)
+    settings = RunSettings.from_params(parser.parse_params(study()), "fedavg", 0)
     described = getattr(settings, section)
     assert re.fullmatch("[0-9a-f]{12}", described["code"])
     assert dataclasses.replace(settings, **{section: described | {"code": "0" * 12}}).key != settings.key
@@ -319,7 +323,7 @@ def test_an_axis_changes_its_keys_together() -> None:
         point = cell.grid
         changes = ENVIRONMENT[point["environment"]] | DATA[point["data"]]
         alone = study(("fedavg", "fedprox"), federation__learning_rate=point["federation.learning_rate"])
-        assert cell.key == key(config.override_settings(alone, changes), cell.algorithm, cell.seed)
+        assert cell.key == key(loader.override_settings(alone, changes), cell.algorithm, cell.seed)
         assert (cell.rounds, runs[cell.key].dataset.split("-")[0]) == ((4, "digits"), (6, "mnist"))[
             point["data"] != "digits"
         ]
@@ -390,8 +394,8 @@ def test_what_a_method_is_called_is_in_no_key_and_makes_tables_anew() -> None:
     made = make(settings)
     assert [made.title(label) for label in made.algorithms] == ["fedavg", "FedProx (μ = 0.01)"]
     assert (made.runs, made.cells, made.file_texts) == (plain.runs, plain.cells, plain.file_texts)
-    assert report.compute_report_fingerprint(made) != report.compute_report_fingerprint(plain)
-    planning.write_plan(made)
+    assert contents.compute_report_fingerprint(made) != contents.compute_report_fingerprint(plain)
+    planner.write_plan(made)
     assert Plan.read(made.study_files.plan).titles == made.titles
     assert "titles" not in plain.to_dict(), "the tables of studies without any stay as they are"
 
@@ -414,7 +418,7 @@ def scaled(scale: str) -> NewPlan:
     settings["algorithms"]["fedprox"] = {"with": {"federation.local_epochs": 5}}
     settings["study"]["grid"] = {"data": DATA, "partition.alpha": [0.1, 0.5]}
     studies.write(settings, Path())
-    return planning.make_plan(Path("params.yaml"), scale)
+    return planner.make_plan(Path("params.yaml"), scale)
 
 
 def test_what_a_method_sets_for_itself_alone_stands_in_its_cells() -> None:
@@ -423,7 +427,7 @@ def test_what_a_method_sets_for_itself_alone_stands_in_its_cells() -> None:
     for scale, found in (("paper", own), ("smoke", {"fedavg": {}, "fedprox": {}})):
         made = scaled(scale)
         assert all(cell.own == found[cell.algorithm] for cell in made.cells)
-        planning.write_plan(made)
+        planner.write_plan(made)
         assert Plan.read(made.study_files.plan).cells == made.cells
     assert not any("own" in cell.to_dict() for cell in scaled("smoke").cells), "a plan without any is as it was"
 
@@ -449,7 +453,7 @@ def test_a_scale_stands_above_the_grid_and_methods() -> None:
     flat = {"dataset": {"name": "mnist", "subset": 300}, "model": DATA["flat MNIST/2"]["model"]}
     for cell in made.cells:
         changes = {"dataset.subset": 300} if cell.grid["data"] == "digits" else flat | {"algorithms.fedprox.mu": 0.5}
-        alone = config.override_settings(
+        alone = loader.override_settings(
             study(("fedavg", "fedprox"), partition__alpha=cell.grid["partition.alpha"]), changes
         )
         assert cell.key == key(alone, cell.algorithm, 7)
@@ -463,12 +467,12 @@ def test_a_scale_has_a_place_of_its_own() -> None:
     for path, place in (("params.yaml", "results/studies/@smoke"), ("studies/a/t1.yaml", "results/studies/a/t1@smoke")):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(yaml.safe_dump(study() | {"scales": {"smoke": {"federation.rounds": 1}}}))
-        planning.write_plan(made := planning.make_plan(Path(path), "smoke"))
+        planner.write_plan(made := planner.make_plan(Path(path), "smoke"))
         assert str(made.study_files.plan) == f"{place}/plan.json"
         assert Plan.read(made.study_files.plan).scale == "smoke"
-        assert planning.list_scales(Path(path)) == ["paper", "smoke"]
+        assert planner.list_scales(Path(path)) == ["paper", "smoke"]
     with pytest.raises(SettingsError, match="'@' can't be part of a study's path"):
-        artifacts.StudyFiles.from_params(Path("studies/a/t1@smoke.yaml"))
+        layout.StudyFiles.from_params(Path("studies/a/t1@smoke.yaml"))
 
 
 def test_a_scale_that_is_not_there_is_a_mistake() -> None:
@@ -477,7 +481,7 @@ def test_a_scale_that_is_not_there_is_a_mistake() -> None:
     settings = study(study__grid={"partition.alpha": [0.1, 0.5]}) | {"scales": {"smoke": {"partition.alpha": 1.0}}}
     studies.write(settings, Path())
     with pytest.raises(SettingsError, match=r"^study\.grid: 'partition\.alpha' varies nothing, since the scale sets"):
-        planning.make_plan(Path("params.yaml"), "smoke")
+        planner.make_plan(Path("params.yaml"), "smoke")
 
 
 def test_numbers_of_rounds_are_cells_of_one_run() -> None:
@@ -505,13 +509,13 @@ def test_two_entries_of_one_algorithm_are_two_runs() -> None:
 
 def test_run_yaml_holds_the_settings_in_full_and_comes_back() -> None:
     made = make(study(("cwfedavg",), algorithms__cwfedavg={"wdr": 1e-5}))
-    planning.write_plan(made)
+    planner.write_plan(made)
     (run,) = made.runs
     path = run.files.settings
     settings = RunSettings.read(path)
     assert settings.key == run.key == path.parent.name
     assert settings == RunSettings.from_params(
-        config.parse_params(config.read_params(Path("params.yaml"))), "cwfedavg", 0
+        parser.parse_params(loader.read_params(Path("params.yaml"))), "cwfedavg", 0
     )
     algorithm: Any = settings.build_algorithm()
     assert algorithm.wdr == 1e-5
@@ -542,7 +546,7 @@ def test_run_yaml_holds_the_settings_in_full_and_comes_back() -> None:
 )
 def test_an_edited_run_yaml_is_refused(edit: Any, sentence: str) -> None:
     made = make(study())
-    planning.write_plan(made)
+    planner.write_plan(made)
     path = made.runs[0].files.settings
     path.write_text(edit(path.read_text()))
     with pytest.raises(ArtifactError, match=sentence):
@@ -557,14 +561,14 @@ def test_a_missing_run_yaml_says_what_to_type() -> None:
 def test_what_is_there_is_not_written_again() -> None:
     settings = study(study__seeds=[0, 1])
     made = make(settings)
-    planning.write_plan(made)
+    planner.write_plan(made)
     files = [Path(name) for name in made.files]
     assert len(files) == 5  # run.yaml and partition.yaml of two seeds, and where the data set comes from
     for file in files:
         os.utime(file, (1, 1))
-    planning.write_plan(make(settings))
+    planner.write_plan(make(settings))
     assert [file.stat().st_mtime for file in files] == [1] * 5
-    planning.write_plan(make(settings | {"federation": settings["federation"] | {"rounds": 8}}))
+    planner.write_plan(make(settings | {"federation": settings["federation"] | {"rounds": 8}}))
     assert [file.stat().st_mtime for file in files] == [1] * 5
 
 
@@ -581,11 +585,9 @@ PLACES = {
 
 
 def test_no_two_studies_have_one_place() -> None:
-    found = {params: str(artifacts.StudyFiles.from_params(Path(params)).path) for params in PLACES}
+    found = {params: str(layout.StudyFiles.from_params(Path(params)).path) for params in PLACES}
     assert found == PLACES
-    assert {str(artifacts.StudyFiles.from_params(Path.cwd() / params).path) for params in PLACES} == set(
-        PLACES.values()
-    )
+    assert {str(layout.StudyFiles.from_params(Path.cwd() / params).path) for params in PLACES} == set(PLACES.values())
 
 
 @pytest.mark.parametrize(
@@ -607,7 +609,7 @@ def test_no_two_studies_have_one_place() -> None:
 )
 def test_a_study_elsewhere_has_no_place(params: str) -> None:
     with pytest.raises(SettingsError, match=r"a study is params\.yaml, or lies below the folder studies"):
-        artifacts.StudyFiles.from_params(Path(params))
+        layout.StudyFiles.from_params(Path(params))
 
 
 @pytest.mark.parametrize("name", ["tables", "Figures", "plots", "keys", "logs", "plan.json", "metrics.json"])
@@ -615,15 +617,15 @@ def test_a_study_below_another_is_never_in_its_files(name: str) -> None:
     """studies/a.yaml has its tables in results/studies/a/tables."""
     for params in (f"studies/a/{name}.yaml", f"studies/a/{name}/x.yaml"):
         with pytest.raises(SettingsError, match=rf"'a/{name}' is for files of a study 'a'; rename '{name}'"):
-            artifacts.StudyFiles.from_params(Path(params))
+            layout.StudyFiles.from_params(Path(params))
 
 
 def test_a_study_without_a_place_writes_nothing() -> None:
     studies.write(study(), Path())
     Path("params.yaml").rename("x.yaml")
-    made = planning.make_plan(Path("x.yaml"))  # for a dry run
+    made = planner.make_plan(Path("x.yaml"))  # for a dry run
     with pytest.raises(SettingsError, match=r"^x\.yaml: a study is params\.yaml"):
-        planning.write_plan(made)
+        planner.write_plan(made)
     assert [path.name for path in Path().iterdir()] == ["x.yaml"]
 
 
@@ -633,9 +635,9 @@ def test_make_writes_nothing() -> None:
 
 
 def test_the_same_study_makes_the_same_plan() -> None:
-    planning.write_plan(make(study()))
+    planner.write_plan(make(study()))
     first = Path("results/plan.json").read_bytes()
-    planning.write_plan(make(study()))
+    planner.write_plan(make(study()))
     assert Path("results/plan.json").read_bytes() == first
 
 
@@ -643,7 +645,7 @@ def test_what_is_written_is_read_back() -> None:
     settings = study(("fedavg", "fedprox"), study__seeds=[0, 1], report__round="best")
     settings["study"]["grid"] = {"partition.alpha": [0.1, 1], "algorithms.fedprox.mu": [0.1, 1.0]}
     made = make(settings | {"execution": {"rounds_per_job": 1, "stack": 4}, "artifacts": {"keep_models": 2}})
-    planning.write_plan(made)
+    planner.write_plan(made)
     read = Plan.read(Path("results/plan.json"))
     assert type(read) is Plan
     assert all(getattr(made, field.name) == getattr(read, field.name) for field in dataclasses.fields(Plan))
@@ -653,7 +655,7 @@ def test_what_is_written_is_read_back() -> None:
 def test_a_plan_of_an_earlier_version_is_read() -> None:
     """What has been added since, with a default, is missing there."""
     made = make(study())
-    planning.write_plan(made)
+    planner.write_plan(made)
     held = json.loads(made.study_files.plan.read_text())
     for section, kind in (("execution", ExecutionSettings), ("report", ReportSettings)):
         for field in dataclasses.fields(kind):
@@ -670,9 +672,10 @@ def test_a_plan_of_an_earlier_version_is_read() -> None:
 
 def test_reading_a_plan_imports_nothing_that_takes_time() -> None:
     """Every node that parses the Snakefile does it."""
-    planning.write_plan(make(study()))
+    planner.write_plan(make(study()))
     program = (
-        "import sys; from pathlib import Path; from fedpipe.planned import Plan; Plan.read(Path('results/plan.json'))\n"
+        "import sys; from pathlib import Path\n"
+        "from fedpipe.planning.plan import Plan; Plan.read(Path('results/plan.json'))\n"
         "print(*{'torch', 'pydantic', 'numpy', 'pandas', 'yaml'} & sys.modules.keys())"
     )
     environment = os.environ | {"PYTHONPATH": str(studies.ROOT)}
@@ -684,7 +687,7 @@ def test_each_component_is_built_once_on_its_way_from_params_to_a_plan(monkeypat
     built: Counter[str] = Counter()
     build = registry.build_component
 
-    def counted(kind: registry.ComponentKind, *arguments: Any) -> Any:
+    def counted(kind: component.ComponentKind, *arguments: Any) -> Any:
         built[kind.section] += 1
         return build(kind, *arguments)
 
@@ -707,7 +710,7 @@ def test_a_method_without_an_entry_has_its_defaults_and_its_key() -> None:
 
 def changed(made: NewPlan) -> set[str]:
     """The sources that are not what the plan was made of, as the Snakefile finds them."""
-    return {path for path, sha256 in made.sources.items() if artifacts.sha256_of(Path(path)) != sha256}
+    return {path for path, sha256 in made.sources.items() if sha256_of(Path(path)) != sha256}
 
 
 @pytest.mark.parametrize(

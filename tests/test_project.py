@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedpipe import config, project
-from fedpipe.errors import SettingsError
+import fedpipe
+from fedpipe.cli.scaffold import project
+from fedpipe.core.errors import SettingsError
+from fedpipe.settings import loader, parser
 from tests import studies
 from tests.pages import ROOT
 
@@ -46,7 +48,7 @@ def test_it_has_the_files_of_the_clone(laid_out: Path) -> None:
     environment = yaml.safe_load((laid_out / "workflow/envs/fedpipe.yaml").read_text())
     (packages,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
     assert packages == [f"fedpipe =={project_version()}"], "it installs no clone"
-    assert config.parse_params(config.read_params(laid_out / "params.yaml")).study.algorithms
+    assert parser.parse_params(loader.read_params(laid_out / "params.yaml")).study.algorithms
     assert project.get_outdated_warning(laid_out) is None
     assert project.get_outdated_warning(ROOT) is None, "a clone is none"
 
@@ -54,7 +56,7 @@ def test_it_has_the_files_of_the_clone(laid_out: Path) -> None:
 def test_an_edited_study_of_the_clone_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clone = studies.copy_project(tmp_path / "clone")
     shipped = (clone / "params.yaml").read_bytes()
-    monkeypatch.setattr(project, "__file__", str(clone / "fedpipe/project.py"))
+    monkeypatch.setattr(fedpipe, "__file__", str(clone / "fedpipe/__init__.py"))
     (clone / "params.yaml").write_text("study: {seeds: [7]}\n")
     project.create_project(tmp_path / "without_git")
     assert (tmp_path / "without_git/params.yaml").read_text() == "study: {seeds: [7]}\n", "nothing else is there"

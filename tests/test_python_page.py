@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fedpipe import callbacks
-from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pull, Train, Update, Uploads
-from fedpipe.loaded import Results
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import Batch, ClientInfo
+from fedpipe.algorithms.passes import Measure, Pull, Train, Update
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.analysis.load import Results
+from fedpipe.core import callbacks
+from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Network
-from fedpipe.tensors import Tensors
 from tests.pages import read
 
 PAGE = re.sub(r"^```.*?^```$", "", read("docs/python.md"), flags=re.M | re.S)

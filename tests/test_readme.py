@@ -17,12 +17,14 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from fedpipe import cli, config, registry
+from fedpipe.cli import app
+from fedpipe.core.components import component, registry
+from fedpipe.settings import base, dataset, diagnostics, parser
 from tests import studies
 from tests.pages import PAGES, ROOT, blocks, commands, inline, read
 
-GROUP: Any = get_command(cli.app)
-ALGORITHMS = registry.list_components(registry.ALGORITHM)
+GROUP: Any = get_command(app.app)
+ALGORITHMS = registry.list_components(component.ALGORITHM)
 MOVED = ("A server optimizer", "Learning rates by round, steps, clipping")  #: sections of docs/studies.md
 STUDIES = [
     block
@@ -58,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def fedpipe(*arguments: str) -> str:
     """What the command prints, in this process: tests/pipeline types commands."""
-    done = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
+    done = CliRunner().invoke(app.app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -103,7 +105,7 @@ def test_a_method_without_an_entry_is_the_one_with_an_empty_entry(folder: Path) 
 
 def source(algorithm: str) -> str:
     """Where an algorithm comes from, as its docstring says."""
-    documented = inspect.getdoc(registry.find_component(registry.ALGORITHM, algorithm)) or ""
+    documented = inspect.getdoc(registry.find_component(component.ALGORITHM, algorithm)) or ""
     return " ".join(documented.partition("\nSource: ")[2].split())
 
 
@@ -131,23 +133,23 @@ def test_the_table_of_data_sets_is_that_of_the_code() -> None:
     """Their sizes and shapes, and models that take them."""
     table = rows("README.md", "\n## Data sets, partitions and models")
     shown = [name for cells in table for name in names(cells[0])]
-    assert sorted([*shown, config.GENERATED_DATASET]) == list(registry.list_components(registry.DATASET))
+    assert sorted([*shown, dataset.GENERATED_DATASET]) == list(registry.list_components(component.DATASET))
     for datasets, samples, models in table[:-1]:
         size, shape = re.fullmatch(r"([\d,]+) (?:of ([\d×]+)|[a-z]+)", samples).groups()  # type: ignore[union-attr]
         for name in names(datasets):
-            facts = config.parse_dataset({"name": name}).facts
+            facts = parser.parse_dataset({"name": name}).facts
             assert facts.size == int(size.replace(",", ""))
             assert shape is None or facts.shape == tuple(map(int, shape.split("×")))
             assert names(models)
             for model in names(models):
-                registry.parse_component(registry.MODEL, {"name": model}).check(facts.shape, facts.classes)  # type: ignore[attr-defined]
+                registry.parse_component(component.MODEL, {"name": model}).check(facts.shape, facts.classes)  # type: ignore[attr-defined]
     assert table[-1][1] == "your own"
 
 
 def test_the_table_of_probes_is_that_of_the_code() -> None:
     table = dict(rows("docs/probes.md", "# Probes: looking into states"))
-    assert {kind.strip("`") for kind in table} == set(config.PROBE_KINDS)
-    models = get_args(get_args(config.HeadNorms.model_fields["models"].annotation)[0])
+    assert {kind.strip("`") for kind in table} == set(diagnostics.PROBE_KINDS)
+    models = get_args(get_args(diagnostics.HeadNorms.model_fields["models"].annotation)[0])
     assert set(models) <= set(names(table["`head-norms`"]))
 
 
@@ -155,7 +157,7 @@ def test_the_protocols_are_those_of_the_code() -> None:
     text = read("docs/protocols.md").partition("Protocols are named MODEL-on-TEST.")[2].partition("\n## ")[0]
     models = set(re.findall(r"^- `(\w+)`: ", text, flags=re.M))
     tests = text.partition("The test set is ")[2]
-    protocols = set(get_args(config.Protocol))
+    protocols = set(get_args(base.Protocol))
     assert models == {protocol.partition("-on-")[0] for protocol in protocols}
     assert {f"{model}-on-{test}" for model in models for test in ("global", "local", "validation")} <= protocols
     assert {protocol for protocol in protocols if protocol.endswith("-on-train")} == set(

@@ -32,7 +32,11 @@ def test_the_site_has_all_pages_and_a_link_that_leads_nowhere_fails(tmp_path: Pa
         assert (tmp_path / f"site/docs/{page.stem}.html").is_file()
         assert f'href="docs/{page.stem}.html"' in first, f"{page.name} is not in the table of contents"
     python = (tmp_path / "site/docs/python.html").read_text()
-    for name in ("fedpipe.load", "fedpipe.loaded.Results.to_target", "fedpipe.algorithms.base.Algorithm.local_passes"):
+    for name in (
+        "fedpipe.load",
+        "fedpipe.analysis.load.Results.to_target",
+        "fedpipe.algorithms.base.Algorithm.local_passes",
+    ):
         assert f'id="{name}"' in python
     papers = (tmp_path / "site/docs/papers.html").read_text()
     pages = re.findall(r'href="(papers/[^"]+\.html)"', papers)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe import plan as planning
+from fedpipe.planning import planner
 from tests.pages import Block, blocks
 
 SHOWN = [block for block in blocks("docs/studies.md") if block.language == "yaml"]
@@ -18,4 +18,4 @@ def test_a_study_of_the_page_is_planned(block: Block, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("params.yaml").write_text(block.text)
-    assert planning.make_plan(Path("params.yaml")).runs
+    assert planner.make_plan(Path("params.yaml")).runs

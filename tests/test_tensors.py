@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from fedpipe.tensors import NamesDifferError, Tensors
+from fedpipe.core.tensors import NamesDifferError, Tensors
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ READS = """
 import os
 from pathlib import Path
 import pandas, pyarrow, pyarrow.parquet
-from fedpipe import artifacts
-from fedpipe.data.formats import read_parquet
+from fedpipe.core.storage import files
+from fedpipe.data.sources.formats import read_parquet
 from fedpipe.data.partitions import file
 
 def threads():
@@ -22,9 +22,9 @@ def threads():
 
 table = pyarrow.table({name: list(range(50)) for name in "abcd"})
 path = Path("table.parquet")
-sha256 = artifacts.write_parquet(path, table)
+sha256 = files.write_parquet(path, table)
 before = threads()
-assert artifacts.table_to_frame(artifacts.read_parquet(path, sha256)).shape == (50, 4)
+assert files.table_to_frame(files.read_parquet(path, sha256)).shape == (50, 4)
 file._parse_table(path.read_bytes(), "table.parquet")
 file._parse_table(b"sample,client\\n0,1\\n", "table.csv")
 assert threads() == before, (before, threads())
@@ -42,4 +42,4 @@ def test_nothing_reads_tables_in_another_way() -> None:
         r"read_table\(|pds?\.dataset\(|\.to_pandas\(\)|pd\.read_parquet|pq\.ParquetFile|csv\.read_csv|pq\.read"
     )
     found = [path for path in (ROOT / "fedpipe").rglob("*.py") if other.search(path.read_text())]
-    assert [str(path.relative_to(ROOT)) for path in found] == ["fedpipe/artifacts.py"]
+    assert [str(path.relative_to(ROOT)) for path in found] == ["fedpipe/core/storage/files.py"]

@@ -15,9 +15,9 @@ import yaml
 from torch import nn
 from typer.testing import CliRunner
 
-from fedpipe import cli
-from fedpipe import plan as planning
+from fedpipe.cli import app
 from fedpipe.models.base import Model, Network
+from fedpipe.planning import planner
 from fedpipe.report import tables
 from tests import studies
 from tests.report.conftest import Tree
@@ -55,7 +55,7 @@ def study(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def warned(settings: dict[str, Any]) -> list[str]:
     studies.write(settings, Path())
-    found = list(planning.make_plan().warnings)
+    found = list(planner.make_plan().warnings)
     return found
 
 
@@ -172,7 +172,7 @@ def test_the_command_prints_them_beside_its_output_and_records_them() -> None:
     (line,) = dry.stderr.splitlines()
     assert line.startswith("fedpipe: warning: algorithms.x.after: 20 is no less than federation.rounds (4)")
     assert not Path("results").exists()
-    done = CliRunner().invoke(cli.app, ["plan"], catch_exceptions=False)
+    done = CliRunner().invoke(app.app, ["plan"], catch_exceptions=False)
     assert done.stderr == dry.stderr
     recorded = json.loads(Path("results/plan.json").read_text())["warnings"]
     assert [f"fedpipe: warning: {sentence}" for sentence in recorded] == [line]
@@ -218,10 +218,10 @@ def test_clients_without_test_samples_are_listed(
     monkeypatch.chdir(tmp_path)
     settings = studies.settings(dataset={"name": "digits"} | dataset, study={"seeds": [0, 1]})
     studies.prepare(settings | {"partition": {"scheme": "iid"}})
-    made = planning.make_plan()
+    made = planner.make_plan()
     (first, second) = made.partitions
     sentence = f"{told} in partition {first} (scheme iid, seed 0): 0, 1, 2, 3, 4, 5, 6, 7, 8, 9."
     assert made.warnings == ((sentence,) if told else ())
-    printed = CliRunner().invoke(cli.app, ["partition", "--preview"])
+    printed = CliRunner().invoke(app.app, ["partition", "--preview"])
     assert (f"fedpipe: warning: {sentence}\n" in printed.output) == bool(told)
     assert (f"in partition {second} (scheme iid, seed 1)" in printed.output) == bool(told)

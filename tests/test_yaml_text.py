@@ -8,12 +8,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from fedpipe import artifacts, cli, config
-from fedpipe import plan as planning
-from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.plan import RunSettings
-from fedpipe.stages import download, partition
-from fedpipe.yaml_text import ALIASED, read_yaml
+from fedpipe.cli import app, study
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import layout
+from fedpipe.core.yaml_text import ALIASED, read_yaml
+from fedpipe.planning import download, partition, planner
+from fedpipe.planning.run_settings import RunSettings
+from fedpipe.settings import parser
 from tests import studies
 
 
@@ -56,7 +57,7 @@ HOSTILE = {
 def test_a_hostile_study_is_one_sentence(text: str, told: str) -> None:
     Path("params.yaml").write_text(text)
     with pytest.raises(SettingsError) as error:
-        planning.make_plan()
+        planner.make_plan()
     assert str(error.value).startswith("params.yaml: it is not valid YAML (")
     assert told in str(error.value)
     assert "\n" not in str(error.value)
@@ -74,7 +75,7 @@ def test_a_hostile_study_is_one_sentence(text: str, told: str) -> None:
 def test_what_lies_too_deep_is_one_sentence(text: str) -> None:
     Path("params.yaml").write_text(text)
     with pytest.raises(SettingsError) as error:
-        planning.make_plan()
+        planner.make_plan()
     assert str(error.value) == DEEP
 
 
@@ -85,7 +86,7 @@ def test_all_of_a_users_yaml_is_read_so(tmp_path: Path) -> None:
     hostile = "dataset: &d {name: *d}\n"
     for place, read in (
         (run.files.settings, lambda: RunSettings.read(run.files.settings)),
-        (artifacts.assignment_file(key).with_name("partition.yaml"), lambda: partition.read_partition_settings(key)),
+        (layout.assignment_file(key).with_name("partition.yaml"), lambda: partition.read_partition_settings(key)),
         (Path(f"results/data/{run.dataset}.yaml"), lambda: download.download_dataset(run.dataset)),
     ):
         place.write_text(hostile)
@@ -93,8 +94,8 @@ def test_all_of_a_users_yaml_is_read_so(tmp_path: Path) -> None:
             read()
     Path("profile").mkdir()
     Path("profile/config.yaml").write_text(hostile)
-    assert cli._read_profile("profile") == {}
-    printed = CliRunner().invoke(cli.app, ["check", "fedprox", "--set", "mu=&m [*m]"])
+    assert study._read_profile("profile") == {}
+    printed = CliRunner().invoke(app.app, ["check", "fedprox", "--set", "mu=&m [*m]"])
     assert printed.output == "--set: 'mu=&m [*m]' can't be read; its value should be as in params.yaml.\n"
 
 
@@ -105,7 +106,7 @@ def test_a_change_at_one_place_is_none_at_an_alias_of_it() -> None:
         "algorithms:\n  fedprox: &p {algorithm: fedprox, mu: 0.5}\n  twin: *p\n"
         "study: {algorithms: [fedprox, twin], grid: {algorithms.fedprox.mu: [0.1, 1.0]}}\n"
     )
-    made = planning.make_plan()
+    made = planner.make_plan()
     found = {(run.algorithm, made.run_settings[run.key].algorithm["mu"]) for run in made.runs}
     assert found == {("fedprox", 0.1), ("fedprox", 1.0), ("twin", 0.5)}
 
@@ -123,10 +124,10 @@ def test_a_wrong_value_of_any_size_is_one_short_sentence() -> None:
         ({"federation": {"clients": [[1] * 1000] * 50}}, "federation.clients: [[1, 1"),
     ):
         with pytest.raises(SettingsError) as error:
-            config.parse_params(settings)
+            parser.parse_params(settings)
         assert str(error.value).startswith(told)
         assert len(str(error.value)) < 250
     with pytest.raises(SettingsError) as error:
-        config.parse_params({"study": {"algorithms": [{}] * 1000}})
+        parser.parse_params({"study": {"algorithms": [{}] * 1000}})
     assert str(error.value).count("\n") == 20
     assert str(error.value).endswith("params.yaml: 980 more values can't be used.")

@@ -1,1 +1,4 @@
-"""Federated algorithms: one a file, found by its name; `base` holds the contract."""
+"""Algorithms, one a module.
+
+``base`` has the interface. Modules that several algorithms share, such as ``passes``, are no components.
+"""

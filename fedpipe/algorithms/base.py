@@ -1,189 +1,78 @@
-"""The contract between an algorithm and the engine.
+"""The interface of an algorithm: its hooks, and when the engine calls them.
 
-An algorithm is a frozen dataclass of hyper-parameters with a client side and a server side. Its client side is
-written for ONE client, as pure functions of tensors, so that the same code trains clients one by one or stacked along
-a leading axis:
+An algorithm is a frozen dataclass of hyperparameters that derives from :class:`Algorithm`. One run of R rounds::
 
-- a client's tensors are a :data:`State`, made by ``start`` and changed only by passes;
-- ``personalize`` and ``local_passes`` list the passes over its data, in order, once for all rounds:
-  no ``if`` on values;
-- ``upload`` and ``keep`` pick what travels back and what stays.
+    server = algorithm.init(fresh)                       # fresh(i): the i-th initial model
+    kept[k] = algorithm.init_client(server, fresh)       # for each client k
+    for round in 1..R:
+        common, own = algorithm.send(server, participants)
+        for k in participants:                           # one client after the other, or many in one call
+            client = algorithm.start(kept[k], common | own[k], info[k])
+            for p in algorithm.personalize() + algorithm.local_passes():
+                client = run(p, client)                  # Train, Measure or Update, see `passes`
+            upload[k], kept[k] = algorithm.upload(client), algorithm.keep(client)
+        server = algorithm.aggregate(server, Uploads(participants, weights, upload))
 
-Its server side reads the uploads in client order, as often as it likes, and makes the next server state.
-The engine samples participants, counts bytes, moves tensors, saves and resumes; no algorithm does.
+    # evaluation after a round
+    global:    algorithm.global_model(server)
+    personal:  start and personalize as in training, then algorithm.predict(client, x)
+    finetuned: the same, then the passes of algorithm.finetune(epochs)
+
+You need ``aggregate``. Most methods also define ``loss``, ``start``, ``upload``, ``keep``, ``local_passes``,
+``personalize`` and ``send``. All other hooks are for special cases.
+
+Rules:
+
+- Write the hooks of the client for ONE client, as pure functions of tensors. The same code then trains clients one by
+  one or stacked along a leading axis, so use no ``if`` on values of tensors.
+- A client's state is a :data:`State`: named parts with the same names and shapes in every round.
+- ``personalize`` and ``local_passes`` are read once and are the same in all rounds.
+- The server reads the uploads in client order.
+- The engine samples participants, counts bytes, moves tensors, averages BatchNorm's running statistics, saves and
+  resumes. The names ``buffers``, ``optimizer/...``, ``server/...``, ``dw/...`` and ``probe/...`` are the engine's.
+- In a hook, ``self.federation.learning_rate`` is the learning rate of the round.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpipe.config import Federation, Params
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
+from fedpipe.algorithms.passes import Condition, Gradient, Loss, Measure, Pass, Pull, Step, Train, Update
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.components.component import Component
+from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Network
-from fedpipe.registry import Component
-from fedpipe.tensors import Tensors
+from fedpipe.settings.federation import Federation
+from fedpipe.settings.params import Params
 
-#: Named parts, each a tensor or :class:`~fedpipe.tensors.Tensors`, of the same shapes in every round.
-State = dict[str, Any]
-
-
-class Batch(NamedTuple):
-    """Samples of one client."""
-
-    x: Tensor  #: inputs, shape ``(B, *shape)``
-    y: Tensor  #: classes, shape (B,)
-    mask: Tensor | None = None  #: 1 for samples and 0 for padding, shape (B,); None where nothing is padded
-    key: Tensor | None = None  #: of the noise that goes with these samples, an int64 scalar
-
-    def split(self, parts: int) -> list[Batch]:
-        """Every ``parts``-th sample, from each of the first ones on; where none is left for a part, the first part."""
-        first = self._take_strided(parts, 0)
-        return [first] + [self._take_strided(parts, index)._replace_if_empty(first) for index in range(1, parts)]
-
-    def _take_strided(self, step: int, offset: int) -> Batch:
-        mask = None if self.mask is None else self.mask[offset::step]
-        return Batch(self.x[offset::step], self.y[offset::step], mask, self.key)
-
-    def _replace_if_empty(self, fallback: Batch) -> Batch:
-        if self.mask is None or fallback.mask is None:
-            return self if len(self.y) else fallback
-        is_nonempty = self.mask.sum() > 0
-        x, y = torch.where(is_nonempty, self.x, fallback.x), torch.where(is_nonempty, self.y, fallback.y)
-        return Batch(x, y, torch.where(is_nonempty, self.mask, fallback.mask), self.key)
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Sum over the samples (first axis) of ``values``, shape (B, ...)."""
-        if self.mask is None:
-            return values.sum(0)
-        return (values * self.mask.reshape(-1, *(1,) * (values.dim() - 1))).sum(0)
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Mean over the samples of ``values``, shape (B,)."""
-        return values.mean() if self.mask is None else self.sum(values) / self.mask.sum().clamp(min=1)
-
-    def variance(self, values: Tensor) -> Tensor:
-        """Unbiased variance over the samples of ``values``, shape (B, ...); of one sample 0."""
-        if self.mask is None:
-            return values.var(0, correction=min(len(values) - 1, 1))
-        n = self.size()
-        mean = self.sum(values) / n.clamp(min=1)
-        return self.sum((values - mean).square()) / (n - 1).clamp(min=1)
-
-    def size(self) -> Tensor:
-        """Number of samples, a scalar."""
-        return self.y.new_full((), len(self.y)) if self.mask is None else self.mask.sum()
-
-    def pairs(self, dtype: torch.dtype) -> Tensor:
-        """1 where i < j are samples and 0 elsewhere, shape (B, B)."""
-        is_sample = self.y.new_ones(len(self.y), dtype=dtype) if self.mask is None else self.mask.to(dtype)
-        return (is_sample.unsqueeze(1) * is_sample).triu(1)
-
-
-class ClientInfo(NamedTuple):
-    """What a client knows of itself: floating-point tensors."""
-
-    size: Tensor  #: number of samples n_k, a scalar
-    classes: Tensor  #: samples of each class n_kc, shape (C,)
-    round: Tensor  #: the round that begins, from 1, a scalar
-
-
-class Gradient(Protocol):
-    """Gradient of a pass's loss and pull in the parameters that it trains, clipped as it says, and the loss's value."""
-
-    def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
-        """At this point, on the batch at hand or on another one."""
-
-    def descend(self, client: State, gradient: Tensors) -> State:
-        """The client after a step of the federation's optimizer along this gradient."""
-
-
-Loss = Callable[[State, Batch], Tensor]
-Step = Callable[[State, Batch, Gradient], State]
-Condition = Callable[[State], Tensor]
-
-
-class Pull(NamedTuple):
-    """A proximal term: half of a strength times the squared distance from a part of the client's state."""
-
-    to: str  #: the part that is pulled to: it holds a tensor of the same shape for each one that is trained
-    strength: float
-
-
-@dataclass(frozen=True)
-class Train:
-    """Epochs of mini-batch steps over the client's training data."""
-
-    loss: Loss  #: (client, batch) -> scalar, a mean over the batch
-    group: str = "model"  #: the part of the client's state that is trained
-    pull: Pull | None = None  #: added to the loss, whose value leaves it out: cheaper than as a term of `loss`
-    clip: float | None = None  #: the gradient of both is scaled down to this norm where it is longer
-    only: tuple[str, ...] | None = None  #: the tensors of the group that are trained; all of them by default
-    epochs: int | None = None  #: at most; by default the federation's local epochs or steps
-    step: Step | None = None  #: (client, batch, gradient) -> client; by default the federation's optimizer
-    steps: int | None = None  #: at most, in each epoch; by default as many as the data give
-    batches: int = 1  #: batches that go into one step, which :meth:`Batch.split` gives apart
-    when: Condition | None = None  #: asked before each epoch; the pass ends where it is false
-    after: Callable[[State], State] | None = None  #: follows each epoch: client -> client; both need `epochs` by steps
-    share: float = 1.0  #: share of the training data that is used, chosen at random in each round
-    stream: str = "batches"  #: random stream and optimizer state; passes of one stream go on where the last one ended
-    eval_mode: bool = False  #: the network is in evaluation mode, and images are as they are
-
-
-@dataclass(frozen=True)
-class Measure:
-    """Sums over the client's data, without gradient, and what follows from them."""
-
-    sums: Callable[[State, Batch], dict[str, Tensor]]  #: (client, batch) -> sums over the batch's samples
-    then: Callable[[State, dict[str, Tensor]], State]  #: (client, sums over all data) -> client
-    on: Literal["train", "validation"] = "train"  #: validation: where a client has no such part, its training data
-    is_augmented: bool = False  #: whether images are changed at random, as those are that a Train pass sees
-
-
-@dataclass(frozen=True)
-class Update:
-    """A change of the client's tensors that needs no data."""
-
-    then: Callable[[State], State]  #: client -> client
-
-
-Pass = Train | Measure | Update
-
-
-class Uploads(Sequence[tuple[int, float, State]]):
-    """What the participants of a round sent: (client, weight, upload) in client order; the weights sum to 1."""
-
-    def __init__(self, ids: Sequence[int], weights: Sequence[float], uploads: Sequence[State]) -> None:
-        total = sum(weights)
-        self.ids, self.weights, self._uploads = tuple(ids), tuple(weight / total for weight in weights), uploads
-        self.effective_uploads = self  #: with the weights that a method took: these, or those of `uniform`
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.ids[index], self.weights[index], self._uploads[index]
-
-    def __iter__(self) -> Iterator[tuple[int, float, State]]:
-        return zip(self.ids, self.weights, self._uploads, strict=True)
-
-    def uniform(self) -> Uploads:
-        """The same uploads with equal weights, for methods that are defined so."""
-        self.effective_uploads = Uploads(self.ids, [1.0] * len(self), self._uploads)
-        return self.effective_uploads
-
-    def mean(self, part: str, names: Iterable[str] | None = None) -> Any:
-        """Weighted mean of one part of the uploads, or of these tensors of it, summed in client order."""
-        total = None
-        for _, weight, upload in self:
-            term = (upload[part] if names is None else upload[part].only(names)) * weight
-            total = term if total is None else total + term
-        return total
+#: What a custom method imports from here.
+__all__ = [
+    "Algorithm",
+    "Batch",
+    "ClientInfo",
+    "Condition",
+    "Gradient",
+    "Loss",
+    "Measure",
+    "NetworkSummary",
+    "Pass",
+    "Pull",
+    "State",
+    "Step",
+    "Train",
+    "Update",
+    "Uploads",
+    "cross_entropy",
+    "one_hot",
+]
 
 
 class NetworkSummary(NamedTuple):
@@ -204,9 +93,8 @@ class Algorithm(Component):
     """
 
     has_prototype_logits: ClassVar[bool] = False  #: whether `prototype_logits` is defined
-    unsupported_settings: ClassVar[
-        tuple[str, ...]
-    ] = ()  #: keys of the federation that its steps have no use for, hence refused
+    #: keys of the section `federation` that its steps do not use; a study that sets one is an error
+    unsupported_settings: ClassVar[tuple[str, ...]] = ()
 
     #: The part of the server's state that is the uploads' mean, or else a step along the mean of their updates, which
     #: `federation.server` may scale; None where nothing is, or where other parts count on where that step leads.

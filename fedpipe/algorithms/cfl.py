@@ -11,10 +11,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms._slots import repeat_model, replace_models, select_model
-from fedpipe.algorithms.base import Algorithm, State, Uploads
-from fedpipe.config import Params
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.model_stack import repeat_model, replace_models, select_model
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
+from fedpipe.settings.params import Params
 
 
 @dataclass(frozen=True, kw_only=True)

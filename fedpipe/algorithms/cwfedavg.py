@@ -10,8 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, State, Uploads
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

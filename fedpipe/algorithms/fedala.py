@@ -10,10 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, State, Train, Update
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.config import Params
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.passes import Gradient, Pass, Train, Update
+from fedpipe.core.tensors import Tensors
+from fedpipe.settings.params import Params
 
 LOSS_WINDOW = 10  #: passes whose losses decide whether the first mixing has settled (authors' code)
 

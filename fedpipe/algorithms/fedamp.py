@@ -11,9 +11,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms._slots import flatten_models, repeat_model, replace_models
-from fedpipe.algorithms.base import Algorithm, ClientInfo, Pass, Pull, State, Train, Update, Uploads
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import ClientInfo, State
+from fedpipe.algorithms.model_stack import flatten_models, repeat_model, replace_models
+from fedpipe.algorithms.passes import Pass, Pull, Train, Update
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
 
 CHUNK_COLUMNS = 4096  #: coordinates that are compared at a time, so that those of all points stay in a core's cache
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedpipe.algorithms.base import Algorithm, State, Uploads
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.uploads import Uploads
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedpipe.algorithms._shared_body import SharedBody
-from fedpipe.algorithms.base import Pass, State, Train, Uploads
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.partial_sharing import SharedBody
+from fedpipe.algorithms.passes import Pass, Train
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

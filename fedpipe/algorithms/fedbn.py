@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedpipe.algorithms.base import ClientInfo, State, Uploads
+from fedpipe.algorithms.batch import ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.config import Params
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
+from fedpipe.settings.params import Params
 
 
 @dataclass(frozen=True, kw_only=True)

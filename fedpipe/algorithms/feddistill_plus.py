@@ -10,10 +10,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, ClientInfo, State, Uploads, cross_entropy
+from fedpipe.algorithms.base import cross_entropy
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.feddw import FedDW
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import Network
-from fedpipe.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Measure, Pass, State, Train, Uploads
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.config import Params
-from fedpipe.errors import SettingsError, suggest_name
+from fedpipe.algorithms.passes import Gradient, Measure, Pass, Train
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.errors import SettingsError, suggest_name
+from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork
-from fedpipe.tensors import Tensors
+from fedpipe.settings.params import Params
 
 CODE_SETTINGS: dict[str, Any] = {"vector": "gradient", "iterations": 1000, "layers": 1}
 MODE_SETTINGS: dict[str, dict[str, Any]] = {

@@ -10,9 +10,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pass, State, Train, Uploads, one_hot
+from fedpipe.algorithms.base import Algorithm, one_hot
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
+from fedpipe.algorithms.passes import Measure, Pass, Train
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import Network, compute_class_relations
-from fedpipe.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

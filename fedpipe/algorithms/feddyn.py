@@ -9,9 +9,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import ClientInfo, Pass, Pull, State, Train, Update, Uploads
+from fedpipe.algorithms.batch import ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.passes import Pass, Pull, Train, Update
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms._slots import flatten_models, repeat_model, replace_models, select_model
-from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pass, State, Train, Update, Uploads
-from fedpipe.config import Params
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
+from fedpipe.algorithms.model_stack import flatten_models, repeat_model, replace_models, select_model
+from fedpipe.algorithms.passes import Measure, Pass, Train, Update
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
+from fedpipe.settings.params import Params
 
 EPSILON = 1e-5  #: added to distances, one of which may be 0 (PFLlib)
 

@@ -11,9 +11,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pass, State, Train, Uploads
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.fedproto import sum_by_class
-from fedpipe.errors import SettingsError
+from fedpipe.algorithms.passes import Measure, Pass, Train
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.errors import SettingsError
 from fedpipe.models.base import Network
 
 CLIP_NORM = 10.0  #: largest norm of a gradient (authors' code)

@@ -9,8 +9,10 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, State, Train, Uploads
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.fedprox import FedProx
+from fedpipe.algorithms.passes import Gradient, Pass, Train
+from fedpipe.algorithms.uploads import Uploads
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedpipe.algorithms._shared_body import SharedBody
-from fedpipe.algorithms.base import State
-from fedpipe.config import Params
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.partial_sharing import SharedBody
+from fedpipe.core.tensors import Tensors
+from fedpipe.settings.params import Params
 
 
 @dataclass(frozen=True, kw_only=True)

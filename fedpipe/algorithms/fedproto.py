@@ -10,19 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import (
-    Algorithm,
-    Batch,
-    ClientInfo,
-    Measure,
-    Pass,
-    State,
-    Train,
-    Uploads,
-    cross_entropy,
-    one_hot,
-)
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.base import Algorithm, cross_entropy, one_hot
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
+from fedpipe.algorithms.passes import Measure, Pass, Train
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedpipe.algorithms.base import ClientInfo, Pass, Pull, State, Train
+from fedpipe.algorithms.batch import ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.passes import Pass, Pull, Train
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from fedpipe.algorithms.scaffold import Scaffold
-from fedpipe.config import Params
+from fedpipe.settings.params import Params
 
 
 @dataclass(frozen=True, kw_only=True)

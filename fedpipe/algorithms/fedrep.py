@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedpipe.algorithms._shared_body import SharedBody
-from fedpipe.algorithms.base import Pass, Train
+from fedpipe.algorithms.partial_sharing import SharedBody
+from fedpipe.algorithms.passes import Pass, Train
 
 
 @dataclass(frozen=True, kw_only=True)

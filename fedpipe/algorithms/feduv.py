@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, State, cross_entropy
+from fedpipe.algorithms.base import cross_entropy
+from fedpipe.algorithms.batch import Batch, State
 from fedpipe.algorithms.fedavg import FedAvg
 
 

@@ -11,9 +11,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms._slots import select_model
-from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Measure, Pass, State, Uploads
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
+from fedpipe.algorithms.model_stack import select_model
+from fedpipe.algorithms.passes import Measure, Pass
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

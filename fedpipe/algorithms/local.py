@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedpipe.algorithms.base import Algorithm, ClientInfo, State, Uploads
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import ClientInfo, State
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

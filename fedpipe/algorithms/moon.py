@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, ClientInfo, State, cross_entropy
+from fedpipe.algorithms.base import cross_entropy
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.tensors import Tensors
+from fedpipe.core.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

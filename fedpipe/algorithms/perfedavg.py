@@ -9,9 +9,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, State, Train, Update
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.passes import Gradient, Pass, Train, Update
+from fedpipe.core.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,11 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, Gradient, Pass, Pull, State, Train, Update, Uploads
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
+from fedpipe.algorithms.passes import Gradient, Pass, Pull, Train, Update
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

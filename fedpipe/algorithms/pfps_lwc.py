@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms._shared_body import SharedBody
-from fedpipe.algorithms.base import Batch, ClientInfo, Pass, State, Train
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
+from fedpipe.algorithms.partial_sharing import SharedBody
+from fedpipe.algorithms.passes import Pass, Train
+from fedpipe.core.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,11 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 
-from fedpipe.algorithms.base import Batch, ClientInfo, Gradient, Pass, State, Train, Update, Uploads
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.passes import Gradient, Pass, Train, Update
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""From raw files to each client's samples: data sets, partition schemes and test splits."""
+"""Samples and their owners: data sets, partition schemes, the assignment to clients, and stored tensors."""

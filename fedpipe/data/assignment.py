@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedpipe import artifacts, registry, rng
+from fedpipe.core import rng
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import files
 from fedpipe.data.partitions.base import Integers, SampleClientPairs, Scheme
-from fedpipe.errors import SettingsError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -147,8 +149,8 @@ class Assignment:
 
     @classmethod
     def read(cls, path: Path, sha256: str | None = None) -> Assignment:
-        """Read the table from its file, and check it as `fedpipe.artifacts.read_parquet` does."""
-        return cls.from_table(artifacts.read_parquet(path, sha256))
+        """Read the table from its file, and check it as `fedpipe.core.storage.files.read_parquet` does."""
+        return cls.from_table(files.read_parquet(path, sha256))
 
     @classmethod
     def from_table(cls, table: pa.Table) -> Assignment:
@@ -180,7 +182,7 @@ def _partition_samples(
     is_valid = client.shape == sample.shape and (sample_split is not None or np.isin(client, np.arange(clients)).all())
     if not is_valid or len(np.setdiff1d(np.arange(clients), client)):
         raise SettingsError(
-            f"partition.scheme: '{registry.get_component_name(registry.PARTITION, type(scheme))}' did not give every "
+            f"partition.scheme: '{registry.get_component_name(component.PARTITION, type(scheme))}' did not give every "
             "sample one "
             f"of {clients} clients and every client a sample; it should."
         )

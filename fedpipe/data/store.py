@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedpipe import artifacts, registry
+from fedpipe.core.components import registry
+from fedpipe.core.components.component import DATASET, list_parameters
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import files, layout
 from fedpipe.data.datasets.base import DatasetInfo
 from fedpipe.data.samples import Samples
-from fedpipe.errors import ArtifactError
 
 if TYPE_CHECKING:
     import torch  # imported inside functions otherwise: it takes seconds, and not every stage needs it
@@ -47,10 +49,10 @@ def locate_dataset(description: Mapping[str, Any]) -> Path:
     The file's name holds a hash of all that its tensors depend on, so that two files of one's own, or two vocabularies
     of one text, lie beside each other; how its samples are split is no part of it.
     """
-    component = registry.find_component(registry.DATASET, description["name"])
-    fields = {"name", "code", "sha256", *(field.name for field in registry.list_parameters(component))}
+    component = registry.find_component(DATASET, description["name"])
+    fields = {"name", "code", "sha256", *(field.name for field in list_parameters(component))}
     text = json.dumps({key: value for key, value in description.items() if key in fields}, sort_keys=True)
-    return artifacts.dataset_file(f"{description['name']}-{hashlib.sha256(text.encode()).hexdigest()[:12]}")
+    return layout.dataset_file(f"{description['name']}-{hashlib.sha256(text.encode()).hexdigest()[:12]}")
 
 
 def read_dataset_info(path: Path) -> DatasetInfo:
@@ -61,7 +63,7 @@ def read_dataset_info(path: Path) -> DatasetInfo:
     ArtifactError
         It is not stored, or was by a fedpipe that recorded less.
     """
-    manifest = artifacts.read_json(path.with_suffix(".json"))
+    manifest = files.read_json(path.with_suffix(".json"))
     if missing_fields := [name for name in DatasetInfo._fields if name not in manifest]:
         raise ArtifactError(
             f"{path.with_suffix('.json')} lacks {missing_fields[0]}; delete it and {path.name}, and run again."
@@ -71,16 +73,14 @@ def read_dataset_info(path: Path) -> DatasetInfo:
 
 def settings_file(name: str) -> Path:
     """What a plan says of a data set that it calls so, as ``imdb-0123456789ab``."""
-    return artifacts.dataset_file(name).with_suffix(".yaml")
+    return layout.dataset_file(name).with_suffix(".yaml")
 
 
 def save_samples(path: Path, samples: Samples) -> str:
     """Write samples as one file of tensors, atomically; returns the SHA-256 of its bytes."""
     import torch
 
-    return artifacts.write_pt(
-        path, {name: torch.from_numpy(array) for name, array in to_canonical_arrays(samples).items()}
-    )
+    return files.write_pt(path, {name: torch.from_numpy(array) for name, array in to_canonical_arrays(samples).items()})
 
 
 def load_samples(path: Path, sha256: str | None = None) -> StoredSamples:
@@ -91,7 +91,7 @@ def load_samples(path: Path, sha256: str | None = None) -> StoredSamples:
     ArtifactError
         The file is missing, damaged, or holds something else.
     """
-    tensors = artifacts.read_pt(path, sha256)
+    tensors = files.read_pt(path, sha256)
     if tensors.keys() != set(Samples._fields):
         raise ArtifactError(f"{path} holds no data set (but {', '.join(tensors)}); delete it and run again.")
     return StoredSamples(**tensors)

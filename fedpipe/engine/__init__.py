@@ -1,1 +1,4 @@
-"""What runs an algorithm: executors, rounds, evaluation, and resuming from what lies on disk."""
+"""Training: one run, its rounds and its files.
+
+The folders have the client side (clients, stack), the server side (server), and analyses of states (diagnostics).
+"""

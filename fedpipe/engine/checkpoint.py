@@ -8,16 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedpipe import artifacts
-from fedpipe.archive import PackError
-from fedpipe.artifacts import RunFiles
-from fedpipe.errors import ArtifactError
-from fedpipe.planned import read_plans
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.archive import PackError
+from fedpipe.core.storage.files import (
+    fsync_files,
+    is_intact,
+    is_stored,
+    read_json,
+    read_pt,
+    remove,
+    sha256_of,
+    write_json,
+    write_pt,
+)
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.planning.combined import read_plans
 
 if TYPE_CHECKING:
     import torch
 
-    from fedpipe.algorithms.base import State
+    from fedpipe.algorithms.batch import State
 
 
 StackedStates = tuple[dict[int, int], "State"]  #: what some clients keep: the row of each, and all of them stacked
@@ -49,26 +60,24 @@ class Checkpoint:
     def read_state_json(self, number: int) -> dict[str, Any]:
         """What ``state.json`` of a round says: participants, each client's last round, observations, hashes."""
         if number not in self._state_json_by_round:
-            self._state_json_by_round[number] = artifacts.read_json(self.files.round(number).state_marker)
+            self._state_json_by_round[number] = read_json(self.files.round(number).state_marker)
         return self._state_json_by_round[number]
 
     def load_server_state(self, number: int) -> State:
         """The server's state after a round (0: as initialized)."""
-        from fedpipe.engine.block import restore_state
-        from fedpipe.engine.trees import move_state
+        from fedpipe.engine.blocks import restore_state
+        from fedpipe.engine.torch_env.trees import move_state
 
         if number not in self._servers:
             files = self.files.round(number)
-            tree = artifacts.read_pt(
-                files.server_state, self.read_state_json(number)["sha256"][files.server_state.name]
-            )
+            tree = read_pt(files.server_state, self.read_state_json(number)["sha256"][files.server_state.name])
             self._servers = {number: move_state(restore_state(tree), self._device)}
         return self._servers[number]
 
     def load_kept_state(self, client: int, number: int) -> State:
         """What a client keeps after a round: stored in the last round that it took part in."""
-        from fedpipe.engine.block import restore_state
-        from fedpipe.engine.trees import unstack_client
+        from fedpipe.engine.blocks import restore_state
+        from fedpipe.engine.torch_env.trees import unstack_client
 
         last = self.read_state_json(number)["last"][client]
         if last < 0 or not self._initial_kept_state:
@@ -78,9 +87,7 @@ class Checkpoint:
             return unstack_client(states, rows[client])
         if last not in self._stacked_states:
             files = self.files.round(last)
-            tree = artifacts.read_pt(
-                files.client_states, self.read_state_json(last)["sha256"][files.client_states.name]
-            )
+            tree = read_pt(files.client_states, self.read_state_json(last)["sha256"][files.client_states.name])
             rows = {client: row for row, client in enumerate(tree["ids"].tolist())}
             self._stacked_states[last] = (rows, restore_state(tree["kept"]))
         rows, states = self._stacked_states[last]
@@ -89,7 +96,7 @@ class Checkpoint:
     def read_times(self, number: int) -> dict[str, float]:
         """Seconds of a round's steps; nobody vouches for them, so that they may be missing or damaged."""
         try:
-            times = artifacts.read_json(self.files.round(number).times)
+            times = read_json(self.files.round(number).times)
         except PackError:
             raise
         except ArtifactError:
@@ -124,20 +131,20 @@ class Checkpoint:
         """
         import torch
 
-        from fedpipe.engine.trees import stack_states
+        from fedpipe.engine.torch_env.trees import stack_states
 
         files = self.files.round(number)
-        hashes = hashes | {files.server_state.name: artifacts.write_pt(files.server_state, server)}
+        hashes = hashes | {files.server_state.name: write_pt(files.server_state, server)}
         stacked_states = stack_states(kept_states) if self._initial_kept_state else {}
         if stacked_states:
-            hashes[files.client_states.name] = artifacts.write_pt(
+            hashes[files.client_states.name] = write_pt(
                 files.client_states, {"ids": torch.tensor(ids), "kept": stacked_states}
             )
         previous_last = self.read_state_json(number - 1)["last"] if number else extra_entries.pop("last")
         participants = set(ids)
         last = [number if client in participants else round for client, round in enumerate(previous_last)]
         state_json = {"round": number, "participants": ids, "last": last, "sha256": hashes, **extra_entries}
-        artifacts.write_json(files.state_marker, state_json)
+        write_json(files.state_marker, state_json)
         self._state_json_by_round[number], self._servers = state_json, {number: server}
         if self._device.type != "cpu":
             self._latest = (
@@ -150,11 +157,9 @@ class Checkpoint:
         """Write the marker that a round is complete."""
         files = self.files.round(number)
         hashes = (
-            hashes
-            | self.read_state_json(number)["sha256"]
-            | {files.state_marker.name: artifacts.sha256_of(files.state_marker)}
+            hashes | self.read_state_json(number)["sha256"] | {files.state_marker.name: sha256_of(files.state_marker)}
         )
-        artifacts.write_json(files.marker, {"round": number, "sha256": hashes})
+        write_json(files.marker, {"round": number, "sha256": hashes})
 
     # -- how far it has come -----------------------------------------------------------------------------------------
 
@@ -177,7 +182,7 @@ class Checkpoint:
         """Whether a round is complete, and intact but for its states, which are checked where they are read."""
         files = self.files.round(number)
         try:
-            hashes = artifacts.read_round_digests(files, files.marker)
+            hashes = layout.read_round_digests(files, files.marker)
         except PackError:  # nobody knows which rounds there were
             raise
         except ArtifactError:
@@ -185,7 +190,7 @@ class Checkpoint:
         if number and not self.read_times(number):  # a power failure may have taken them, and collect wants them
             return False
         states = {files.server_state.name, files.client_states.name}
-        return all(name in states or artifacts.is_intact(files.path / name, hashes[name]) for name in hashes)
+        return all(name in states or is_intact(files.path / name, hashes[name]) for name in hashes)
 
     def _has_usable_states(self, number: int, can_be_absent: bool) -> bool:
         states = [(number, self.files.round(number).server_state)]
@@ -193,8 +198,7 @@ class Checkpoint:
             last = {round for round in self.read_state_json(number)["last"] if round >= 0}
             states += [(round, self.files.round(round).client_states) for round in sorted(last)]
         return all(
-            artifacts.is_intact(path, self.read_state_json(round)["sha256"][path.name])
-            or (can_be_absent and not path.exists())
+            is_intact(path, self.read_state_json(round)["sha256"][path.name]) or (can_be_absent and not path.exists())
             for round, path in states
         )
 
@@ -223,20 +227,18 @@ def prune_states(files: RunFiles, number: int, keep_models: str | int) -> None:
     if any(request.keep_models == "all" for request in requests) or not requests:
         return
     ends = {end for request in requests for end in (request.rounds, *request.probed_rounds)}
-    ends = {end for end in ends if artifacts.is_stored(files.round(end).state_marker)} | {number}
+    ends = {end for end in ends if is_stored(files.round(end).state_marker)} | {number}
     protected_rounds = ends | {end - 1 for end in ends}
     # Else a power failure could leave none to go on from: a round has several files, and all of them count.
-    artifacts.fsync_files(*files.round(number - 1).path.glob("[!.]*"))
-    needed_rounds = {
-        last for end in protected_rounds for last in artifacts.read_json(files.round(end).state_marker)["last"]
-    }
+    fsync_files(*files.round(number - 1).path.glob("[!.]*"))
+    needed_rounds = {last for end in protected_rounds for last in read_json(files.round(end).state_marker)["last"]}
     for earlier_round in range(1, number):
         if earlier_round not in protected_rounds and not any(
             is_retained(earlier_round, request.keep_models) for request in requests
         ):
-            artifacts.remove(files.round(earlier_round).server_state)
+            remove(files.round(earlier_round).server_state)
             if earlier_round not in needed_rounds:
-                artifacts.remove(files.round(earlier_round).client_states)
+                remove(files.round(earlier_round).client_states)
 
 
 def _read_retention_requests(files: RunFiles) -> Iterator[RetentionRequest]:

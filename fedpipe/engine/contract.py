@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 import fedpipe
-from fedpipe import registry
-from fedpipe.algorithms.base import Algorithm, Measure, Pass, State, Train, Update
-from fedpipe.config import Protocol
-from fedpipe.errors import SettingsError, UserError
-from fedpipe.tensors import NamesDifferError, Tensors
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.passes import Measure, Pass, Train, Update
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError, UserError
+from fedpipe.core.tensors import NamesDifferError, Tensors
+from fedpipe.settings.base import Protocol
 
 #: Of what PyTorch says where clients that train in one call would have to part.
 DATA_DEPENDENT_ERRORS = ("data-dependent control flow", ".item()", "dynamic shape", "not possible to vmap over .tolist")
@@ -39,11 +41,11 @@ def get_algorithm_name(algorithm: Algorithm) -> str:
     """As params.yaml has it: a packaged algorithm's name, or a dotted path; without the modules that go on top."""
     classes = [base for base in type(algorithm).__mro__ if issubclass(base, Algorithm)]
     named_classes = [
-        base for base in classes if not base.__module__.startswith(("fedpipe.algorithms._", "fedpipe.testing"))
+        base for base in classes if not base.__module__.startswith(("fedpipe.algorithms.extensions", "fedpipe.testing"))
     ]
     inner = getattr(algorithm, "inner", None)  # of DW on a method
     return registry.get_component_name(
-        registry.ALGORITHM, type(inner) if isinstance(inner, Algorithm) else named_classes[0]
+        component.ALGORITHM, type(inner) if isinstance(inner, Algorithm) else named_classes[0]
     )
 
 
@@ -270,7 +272,7 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
     user_frames = [frame for frame in frames if is_user_code(frame.filename)]
     name, message = get_algorithm_name(algorithm), str(error).strip().split("\n", 1)[0]
     if not user_frames:
-        if name in registry.list_components(registry.ALGORITHM):
+        if name in registry.list_components(component.ALGORITHM):
             return None
         if isinstance(error, NotImplementedError) and hasattr(Algorithm, frames[-1].name):
             return f"{name} has no '{frames[-1].name}'; it should define that hook, or derive from FedAvg."

@@ -16,62 +16,48 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import torch
 
 import fedpipe
-from fedpipe import artifacts, code, pins, rng
-from fedpipe.algorithms.base import Algorithm, State, Uploads
-from fedpipe.artifacts import RunFiles
-from fedpipe.config import Execution, single_initial_model_error
-from fedpipe.data import store
-from fedpipe.data.assignment import Assignment, compute_assignment_sha256
-from fedpipe.engine import contract, evaluation, frozen, gpus, numerics, redo
-from fedpipe.engine.block import Block
-from fedpipe.engine.capture import make_cuda_graph_backend
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core import rng
+from fedpipe.core.components import code_digest, pinned_files
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import packing
+from fedpipe.core.storage.files import is_stored, read_parquet, sha256_of, write_json, write_parquet
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine import contract, replay
+from fedpipe.engine.blocks import Block
 from fedpipe.engine.checkpoint import Checkpoint, prune_states
-from fedpipe.engine.clients import FederatedData
-from fedpipe.engine.device import use_device_of
-from fedpipe.engine.executor import Executor, Score, Test, init_client
-from fedpipe.engine.loop import Loop
-from fedpipe.engine.server import aggregate_uploads, init_server, make_download
-from fedpipe.engine.stack import Stack
-from fedpipe.engine.trees import is_finite, make_contiguous, move_state, size_in_bytes
-from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.engine.clients import evaluation, frozen
+from fedpipe.engine.clients.executor import Executor, Score, Test, init_client
+from fedpipe.engine.clients.federated_data import FederatedData
+from fedpipe.engine.clients.load import get_input_paths, load_federated_data
+from fedpipe.engine.clients.loop import Loop
+from fedpipe.engine.environment import _find_unread_files, _remove_duplicates, get_cpu_name, select_device
+from fedpipe.engine.server.device import use_device_of
+from fedpipe.engine.server.server import aggregate_uploads, init_server, make_download
+from fedpipe.engine.stack.graphs import make_cuda_graph_backend
+from fedpipe.engine.stack.stack import Stack
+from fedpipe.engine.torch_env.trees import is_finite, make_contiguous, move_state, size_in_bytes
+from fedpipe.engine.weights import WeightedUploads
 from fedpipe.models.base import FunctionalNetwork, Model, Network
-from fedpipe.plan import RunSettings, digest_json
-from fedpipe.tensors import Tensors
+from fedpipe.planning.run_settings import RunSettings
+from fedpipe.settings.execution import Execution
+from fedpipe.settings.params import single_initial_model_error
 
 WIDTH_ON_GPU = 32  #: clients of a stack where `execution.stack` is auto
 #: Of the server's states before and after a round, and of what its participants send and keep, that lie on a GPU; where
 #: there is more, all of it rests on the host. A fixed number, since bits depend on where the server computes.
 MAX_DEVICE_BYTES = 2**32
-
-
-class WeightedUploads(NamedTuple):
-    """The participants of a round and what each counts for; an update that is not finite counts for nothing."""
-
-    block: Block
-    finite_mask: npt.NDArray[np.bool_]
-    weights: npt.NDArray[np.int64]
-
-    @property
-    def uploads(self) -> Uploads:
-        """Those that count, as the server reads them."""
-        rows = np.flatnonzero(self.finite_mask).tolist()
-        ids, weights, states = self.block.ids, self.weights.tolist(), self.block.uploads
-        return Uploads([ids[row] for row in rows], [weights[row] for row in rows], [states[row] for row in rows])
-
-    @property
-    def kept_states(self) -> list[State]:
-        """What they keep."""
-        return list(itertools.compress(self.block.kept_states, self.finite_mask))
 
 
 class Run:
@@ -104,7 +90,7 @@ class Run:
         self.files, self._keep_models = files, keep_models
         self.settings = settings = RunSettings.read(files.settings)
         self.federation, self.evaluation = settings.build_federation(), settings.build_evaluation()
-        self._device, self._threads = _select_device(execution), threads
+        self._device, self._threads = select_device(execution), threads
         dtype = getattr(torch, self.federation.dtype)
         self.clients = clients or load_federated_data(settings, dtype, self._device)
         family = cast(Model, settings.build_model())
@@ -132,9 +118,9 @@ class Run:
         self.checkpoint = Checkpoint(files, self._initial_kept_state, self._storage_device)
         self.executor = self.make_executor(self.algorithm)
         self._code_objects = family.code_objects(), unbound_algorithm.code_objects()
-        self._digests = [code.compute_code_digest(*objects).text for objects in self._code_objects]
+        self._digests = [code_digest.compute_code_digest(*objects).text for objects in self._code_objects]
         self._file_stamps = {
-            path: pins.compute_stat_fingerprint(path) for path in _find_unread_files(family, unbound_algorithm)
+            path: pinned_files.compute_stat_fingerprint(path) for path in _find_unread_files(family, unbound_algorithm)
         }
         self._initial_score_cache: dict[int, Mapping[Test, Score]] = {}
         self._was_complete: dict[int, bool] = {}  #: by round, whether there was a marker when it was begun here
@@ -326,7 +312,7 @@ class Run:
             "bytes_down": pa.array(block.bytes_down, pa.int64()),
             "bytes_up": pa.array(block.bytes_up, pa.int64()),
         }
-        hashes = {files.participants.name: artifacts.write_parquet(files.participants, pa.table(participants))}
+        hashes = {files.participants.name: write_parquet(files.participants, pa.table(participants))}
         scores_by_client = dict(
             zip(block.ids, block.scores, strict=True)
         )  # also what failed: to leave it out would flatter
@@ -339,9 +325,7 @@ class Run:
                 client: {test: client_scores[test] for test in tests} for client, client_scores in scores[model].items()
             }
             path = {"trained": files.trained_accuracies, "kept": files.kept_accuracies}[model]
-            hashes[path.name] = artifacts.write_parquet(
-                path, evaluation.make_metrics_table(number, model, model_scores)
-            )
+            hashes[path.name] = write_parquet(path, evaluation.make_metrics_table(number, model, model_scores))
         return hashes
 
     def _record_matrices(self, number: int, server: State, uploads: Uploads) -> dict[str, str]:
@@ -352,7 +336,7 @@ class Run:
         if not matrices[-1]:
             return {}
         path = self.files.round(number).exchanged_matrices
-        return {path.name: artifacts.write_parquet(path, evaluation.make_matrices_table(number, "exchanged", matrices))}
+        return {path.name: write_parquet(path, evaluation.make_matrices_table(number, "exchanged", matrices))}
 
     def evaluate(self, number: int) -> None:
         """Accuracies and matrices of a round; then the round is complete."""
@@ -378,9 +362,9 @@ class Run:
                     self.evaluation, number, last_rounds, self._read_kept_table, self._score_initial_models
                 )
                 metrics = pa.concat_tables([metrics, kept_table])
-            hashes[files.metrics.name] = artifacts.write_parquet(files.metrics, metrics)
+            hashes[files.metrics.name] = write_parquet(files.metrics, metrics)
             if result.matrices is not None:
-                hashes[files.matrices.name] = artifacts.write_parquet(files.matrices, result.matrices)
+                hashes[files.matrices.name] = write_parquet(files.matrices, result.matrices)
         self._require_same_code()
         self._record_times(number, evaluate=time.perf_counter() - start_time)
         self.checkpoint.finish_round(number, hashes)
@@ -388,13 +372,13 @@ class Run:
     def _record_times(self, number: int, **seconds: float) -> None:
         """Write what steps of a round took, unless another process has completed it since it was begun here."""
         files = self.files.round(number)
-        if self._was_complete.get(number) or not artifacts.is_stored(files.marker):
-            artifacts.write_json(files.times, self.checkpoint.read_times(number) | seconds)
+        if self._was_complete.get(number) or not is_stored(files.marker):
+            write_json(files.times, self.checkpoint.read_times(number) | seconds)
 
     def _read_kept_table(self, number: int) -> pa.Table:
         """What a round recorded of its participants for the kept protocols."""
         path = self.files.round(number).kept_accuracies
-        return artifacts.read_parquet(path, self.checkpoint.read_state_json(number)["sha256"][path.name])
+        return read_parquet(path, self.checkpoint.read_state_json(number)["sha256"][path.name])
 
     def _score_initial_models(self, ids: Sequence[int], tests: Sequence[Test]) -> dict[int, Mapping[Test, Score]]:
         """Scores of the models with which clients begin round 1, each measured once in this process."""
@@ -414,7 +398,7 @@ class Run:
 
     def run_segment(self, stop: int) -> Iterator[int]:
         """The rounds up to ``stop`` that are not complete; yields how many were, then each number as it is done."""
-        artifacts.delete_temporary_files(self.files.path)
+        packing.delete_temporary_files(self.files.path)
         last_complete = self.checkpoint.find_last_complete_round(stop, self._keep_models)
         if last_complete < 0:
             self.initialize()
@@ -422,18 +406,16 @@ class Run:
         self._require_same_data(last_complete)
         yield last_complete
         numbers = range(last_complete + 1, stop + 1)
-        damaged_rounds = [
-            number for number in numbers if artifacts.is_stored(self.files.round(number).marker)
-        ]  # and not whole
+        damaged_rounds = [number for number in numbers if is_stored(self.files.round(number).marker)]  # and not whole
         for number in numbers:
-            if number in damaged_rounds or not artifacts.is_stored(self.files.round(number).marker):
+            if number in damaged_rounds or not is_stored(self.files.round(number).marker):
                 self.run_round(number)  # else another study has done it meanwhile
             prune_states(self.files, number, self._keep_models)
             yield number
-        artifacts.pack_folder(self.files.rounds_folder)
+        packing.pack_folder(self.files.rounds_folder)
         markers = {number: self.files.round(number).marker for number in range(stop + 1)}
-        hashes = {str(number): artifacts.sha256_of(marker) for number, marker in markers.items()}
-        artifacts.write_json(self.files.segment_manifest(stop), {"rounds": hashes})
+        hashes = {str(number): sha256_of(marker) for number, marker in markers.items()}
+        write_json(self.files.segment_manifest(stop), {"rounds": hashes})
 
     def describe_environment(self) -> str:
         """Where and how this process works, in words."""
@@ -449,16 +431,18 @@ class Run:
 
     def _require_resumable(self, number: int) -> None:
         """Before a round: the data are those of the round before it, and the shared code does that round the same."""
-        self._was_complete.setdefault(number, artifacts.is_stored(self.files.round(number).marker))
+        self._was_complete.setdefault(number, is_stored(self.files.round(number).marker))
         if not self._is_copy:
             self._require_same_data(number - 1)
-            redo.require_reproducible_round(self, number - 1)
+            replay.require_reproducible_round(self, number - 1)
 
     def _require_same_code(self) -> None:
         """Refuse what was computed while files changed that own code may read at any time, and that its key is of."""
-        current_stamps = {path: pins.compute_stat_fingerprint(path) for path in self._file_stamps}
+        current_stamps = {path: pinned_files.compute_stat_fingerprint(path) for path in self._file_stamps}
         changed_files = [path for path, stamp in self._file_stamps.items() if current_stamps[path] != stamp]
-        if changed_files and code.recompute_code_digests(*self._code_objects) == self._digests:  # touched, or a comment
+        if (
+            changed_files and code_digest.recompute_code_digests(*self._code_objects) == self._digests
+        ):  # touched, or a comment
             self._file_stamps = current_stamps
         elif changed_files:
             raise ArtifactError(
@@ -471,7 +455,7 @@ class Run:
         """Refuse to go on after a round where it, or round 0, was made with other data than lies here."""
         checksums = self.clients.data_checksums
         for earlier_round in (0, number):
-            if not artifacts.is_stored(self.files.round(earlier_round).state_marker):
+            if not is_stored(self.files.round(earlier_round).state_marker):
                 continue
             recorded_checksums = self.checkpoint.read_state_json(earlier_round).get("trained_on", {})
             for name in checksums:
@@ -496,91 +480,19 @@ class Run:
     def _versions(self) -> dict[str, Any]:
         device = self._device
         return {
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _get_cpu_name(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else get_cpu_name(),
             "fedpipe": fedpipe.__version__,
-            "shared": code.compute_shared_digest(),
+            "shared": code_digest.compute_shared_digest(),
             "torch": torch.__version__,
             "numpy": np.__version__,
             "python": platform.python_version(),
         }
 
 
-def get_input_paths(settings: RunSettings) -> dict[str, Path]:
-    """Where a run's data set and its partition lie."""
-    partition_path = artifacts.assignment_file(digest_json(settings.partition_settings))
-    return {"data set": store.locate_dataset(settings.dataset), "partition": partition_path}
-
-
 def _build_above_base(family: Model, build_network: Callable[[], Network]) -> Network:
     return family.split_frozen_base(build_network())[1]
-
-
-def load_federated_data(settings: RunSettings, dtype: torch.dtype, device: torch.device) -> FederatedData:
-    """A run's data set and partition, on the device."""
-    dataset_path, partition_path = get_input_paths(settings).values()
-    samples = store.load_samples(dataset_path, artifacts.read_recorded_sha256(dataset_path))
-    table = artifacts.read_parquet(partition_path, artifacts.read_recorded_sha256(partition_path))
-    assignment = Assignment.from_table(table)
-    indices = assignment.train, assignment.test, assignment.global_test
-    return FederatedData(
-        samples.x,
-        samples.y,
-        *indices,
-        store.read_dataset_info(dataset_path).classes,
-        settings.seed,
-        dtype,
-        device,
-        validation=assignment.validation,
-        transforms=settings.build_transforms(),
-        data_checksums={
-            "data set": store.compute_samples_sha256(samples),
-            "partition": compute_assignment_sha256(table),
-        },
-    )
 
 
 def open_run(path: Path, execution: Execution, threads: int = 1, keep_models: str | int = "all") -> Run:
     """The run that lies at ``path``."""
     return Run(RunFiles(path), execution, threads, keep_models)
-
-
-def _find_unread_files(*components: Model | Algorithm) -> Iterator[Path]:
-    """Files that the digests of components are of, and that this process has yet to read: data, and later imports."""
-    paths = {path for component in components for path in code.compute_code_digest(*component.code_objects()).files}
-    names = {path.name for path in paths}
-    loaded_names = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    loaded_files = {Path(name).resolve() for name in loaded_names if name and Path(name).name in names}
-    yield from (path for path in paths if path.suffix != ".py" or path not in loaded_files)
-
-
-def _remove_duplicates(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [value for index, value in enumerate(values) if value not in values[:index]]
-
-
-@functools.cache
-def _get_cpu_name() -> str:
-    """The kind of CPU, which decides how kernels round."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return f"{platform.machine()}, {line.partition(':')[2].strip()}"
-    return platform.machine()
-
-
-def _select_device(execution: Execution) -> torch.device:
-    """The device to use."""
-    numerics.configure_torch()
-    if execution.device == "cuda" and not torch.cuda.is_available():
-        raise SettingsError("execution.device: cuda can't be used; PyTorch sees no GPU here. It should be auto or cpu.")
-    if execution.device == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    device = torch.device("cuda", _select_gpu(count) if count > 1 else 0)
-    torch.cuda.set_device(device)
-    return device
-
-
-@functools.cache
-def _select_gpu(count: int) -> int:
-    """The index of this process's own of so many GPUs."""
-    return gpus.acquire_gpu(gpus.get_gpu_names(count))

@@ -1,1 +1,4 @@
-"""Models: one family a file; every model is a body (the extractor) and a head (the classification layer)."""
+"""Networks, one family a module.
+
+``base`` has the interface. Modules that several families share, such as ``blocks``, are no components.
+"""

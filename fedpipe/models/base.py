@@ -15,12 +15,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedpipe import pins
-from fedpipe.errors import SettingsError
-from fedpipe.layers import NORMALISATIONS, BatchNorm, Dropout, Mode, replace_stateful_layers
-from fedpipe.pins import PinnedFile, Sha256
-from fedpipe.registry import Component
-from fedpipe.tensors import Tensors
+from fedpipe.core.components import pinned_files
+from fedpipe.core.components.component import Component
+from fedpipe.core.components.pinned_files import PinnedFile, Sha256
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.tensors import Tensors
+from fedpipe.models.layers import NORMALISATIONS, BatchNorm, Dropout, Mode, replace_stateful_layers
 
 BATCH_COUNTER = "num_batches_tracked"  #: of BatchNorm, which nothing reads
 
@@ -88,7 +88,7 @@ class Model(Component):
 
     @property
     def pinned_file(self) -> PinnedFile | None:
-        """See :class:`~fedpipe.registry.Component`."""
+        """See :class:`~fedpipe.core.components.component.Component`."""
         return None if self.weights is None else PinnedFile("weights", Path(self.weights), self.sha256)
 
     @property
@@ -181,7 +181,7 @@ class Model(Component):
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors in a file, by name, read once as long as it does not change; nothing else is ever unpickled."""
-    return _read_tensors_cached(path, pins.compute_stat_fingerprint(path))
+    return _read_tensors_cached(path, pinned_files.compute_stat_fingerprint(path))
 
 
 @functools.lru_cache(maxsize=1)

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedpipe.models._parts import require_tokens
 from fedpipe.models.base import Model, Network
+from fedpipe.models.blocks import require_tokens
 
 WIDTH = 128  #: of the embedding, of each direction and of the layers behind
 

@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from fedpipe.models._parts import require_images
 from fedpipe.models.base import Model, Network
+from fedpipe.models.blocks import require_images
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from fedpipe.models._parts import make_mapped_network, require_images
 from fedpipe.models.base import Model, Network
+from fedpipe.models.blocks import make_mapped_network, require_images
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fedpipe.models._parts import make_mapped_network, require_images
 from fedpipe.models.base import Model, Network
+from fedpipe.models.blocks import make_mapped_network, require_images
 
 
 class Block(nn.Module):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fedpipe.models._parts import make_mapped_network, require_images
 from fedpipe.models.base import Model, Network
+from fedpipe.models.blocks import make_mapped_network, require_images
 
 STAGES = ((1, 8, 1, 1), (6, 12, 2, 1), (6, 16, 3, 2), (6, 32, 4, 2), (6, 48, 3, 1), (6, 80, 3, 2), (6, 160, 1, 1))
 """Expansion, output channels, number of blocks and stride of the first one."""

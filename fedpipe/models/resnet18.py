@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torchvision
 from torch import nn
 
-from fedpipe.models._parts import disable_inplace_relu, require_images
 from fedpipe.models.base import Model, Network
+from fedpipe.models.blocks import disable_inplace_relu, require_images
 
 
 @dataclass(frozen=True, kw_only=True)

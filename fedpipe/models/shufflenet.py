@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedpipe.models._parts import make_mapped_network, require_images
 from fedpipe.models.base import Model, Network
+from fedpipe.models.blocks import make_mapped_network, require_images
 
 GROUPS = 2
 FIRST_CHANNELS = 24  #: channels of the first convolution

@@ -13,11 +13,11 @@ from torch import nn
 from torchvision.models import VGG16_Weights
 from torchvision.models.vgg import cfgs, make_layers
 
-from fedpipe import pins
-from fedpipe.errors import SettingsError
-from fedpipe.models._parts import disable_inplace_relu, require_images
+from fedpipe.core.components import pinned_files
+from fedpipe.core.components.pinned_files import PinnedFile
+from fedpipe.core.errors import SettingsError
 from fedpipe.models.base import Model, Network, read_tensors
-from fedpipe.pins import PinnedFile
+from fedpipe.models.blocks import disable_inplace_relu, require_images
 
 IMAGENET = "imagenet"  #: what stands for torchvision's weights
 WEIGHTS_URL = VGG16_Weights.IMAGENET1K_V1.url
@@ -54,11 +54,11 @@ class VGG16(Model):
 
     @property
     def pinned_file(self) -> PinnedFile | None:
-        """See :class:`~fedpipe.registry.Component`: torchvision's weights are nobody's own."""
+        """See :class:`~fedpipe.core.components.component.Component`: torchvision's weights are nobody's own."""
         return None if self.weights == IMAGENET else super().pinned_file
 
     def key_parameters(self) -> dict[str, Any]:
-        """See :class:`~fedpipe.registry.Component`."""
+        """See :class:`~fedpipe.core.components.component.Component`."""
         return super().key_parameters() | ({"sha256": self._sha256} if self.weights == IMAGENET else {})
 
     @property
@@ -123,7 +123,7 @@ class VGG16(Model):
         return self.sha256 or (IMAGENET_SHA256 if self.weights == IMAGENET else "")
 
     def _verify_imagenet_file(self) -> None:
-        if (actual_sha256 := pins.compute_content_sha256(self.imagenet_file)) != self._sha256:
+        if (actual_sha256 := pinned_files.compute_content_sha256(self.imagenet_file)) != self._sha256:
             raise SettingsError(
                 f"model.sha256: {self._sha256} is not that of {self.imagenet_file}, which is {actual_sha256}; it "
                 "should be, unless "

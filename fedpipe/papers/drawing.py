@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedpipe import artifacts
+from fedpipe.core.storage import files, layout
 from fedpipe.data.assignment import Assignment
 from fedpipe.papers import cells, figures
 from fedpipe.papers.layouts import DIAGRAM_REASON, Figure, Paper, RunSelection
 from fedpipe.papers.measured import NO_STUDY, StudyFinder, find_contradictions
 from fedpipe.papers.ran import PaperStudy
 from fedpipe.papers.svg import SvgFigure
-from fedpipe.planned import Cell
+from fedpipe.planning.plan import Cell
 
 FigureRuns = list[tuple[PaperStudy, RunSelection, Cell]]  #: the runs of a figure that are done
 TRAIN_PROTOCOL = "personal-on-train"
@@ -272,8 +272,8 @@ def _describe_scheme(study: PaperStudy, cell: Cell) -> str:
 
 
 def _load_class_counts(key: str, panel: str) -> list[dict[str, Any]]:
-    path = artifacts.assignment_file(key)
-    counts = Assignment.read(path, artifacts.read_recorded_sha256(path)).class_counts
+    path = layout.assignment_file(key)
+    counts = Assignment.read(path, files.read_recorded_sha256(path)).class_counts
     return [
         {"panel": panel, "row": client, "column": label, "value": float(value)}
         for (client, label), value in np.ndenumerate(counts)
@@ -315,7 +315,7 @@ def _draw_matrices(names: _DisplayNames, figure_runs: FigureRuns) -> SvgFigure |
     """SL and CR of global models, as measured on the global test set in the last round."""
     rows: list[dict[str, Any]] = []
     for study, _, cell in figure_runs:
-        frame = artifacts.table_to_frame(artifacts.read_merged_table(cell.merged_files.matrices))
+        frame = files.table_to_frame(layout.read_merged_table(cell.merged_files.matrices))
         frame = frame[(frame["source"] == "measured") & (frame["client"] == -1)]
         frame = frame[frame["round"] == frame["round"].max()]
         for kind in ("SL", "CR"):

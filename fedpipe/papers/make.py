@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast, get_args
 
-from fedpipe import artifacts
-from fedpipe.artifacts import PAPERS, RESULTS, StudyFiles
-from fedpipe.errors import ArtifactError, SettingsError, suggest_name
+from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import RESULTS
+from fedpipe.core.storage.layout import PAPERS, StudyFiles
 from fedpipe.papers import drawing, layouts, measured, pages
 from fedpipe.papers.cells import MeasuredCell, PaperComparison
 from fedpipe.papers.pages import BuildInfo
@@ -18,9 +19,9 @@ from fedpipe.papers.published import CellId
 from fedpipe.papers.ran import PaperStudy
 from fedpipe.papers.svg import SvgFigure
 from fedpipe.papers.verdicts import Scale
-from fedpipe.planned import Plan
+from fedpipe.planning.plan import Plan
 from fedpipe.report import results
-from fedpipe.stages.report import compute_plans_fingerprint, get_staleness_warning
+from fedpipe.report.contents import compute_plans_fingerprint, get_staleness_warning
 
 
 def get_pages_folder(scale: str) -> Path:
@@ -71,7 +72,7 @@ def write_papers(scale: str, plans_fingerprint: str | None = None) -> PaperCompa
         for (paper, name), study in planned_studies.items()
         if (changes_text := study.scale_changes)
     }
-    plans = (Plan.read(StudyFiles.from_params(path, scale).plan) for path in artifacts.list_studies(PAPERS))
+    plans = (Plan.read(StudyFiles.from_params(path, scale).plan) for path in layout.list_studies(PAPERS))
     if plans_fingerprint is not None and compute_plans_fingerprint(plans) != plans_fingerprint:
         raise ArtifactError(
             f"The plans of {PAPERS} are others than this snakemake began with, since a study was edited meanwhile; "

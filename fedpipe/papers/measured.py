@@ -20,7 +20,7 @@ from fedpipe.papers.layouts import Paper, Table, Text
 from fedpipe.papers.published import CellId
 from fedpipe.papers.ran import PaperStudy
 from fedpipe.papers.verdicts import Number
-from fedpipe.planned import Cell
+from fedpipe.planning.plan import Cell
 from fedpipe.report import results
 
 StudyFinder = Callable[[str], PaperStudy | None]  #: a paper's study by its name
@@ -170,13 +170,13 @@ def _count_server_elements(label: str, classes: int) -> float:
     """Millions of elements that the server holds for ResNet-18, without what tells how its models are mixed."""
     from fedpipe.algorithms.cwfedavg import CwFedAvg
     from fedpipe.algorithms.fedavg import FedAvg
-    from fedpipe.config import Federation
-    from fedpipe.engine import server_memory
+    from fedpipe.engine.server import memory
     from fedpipe.models.resnet18 import ResNet18
+    from fedpipe.settings.federation import Federation
 
     method = {"fedavg": FedAvg(), "all": CwFedAvg(class_wise="all"), "output": CwFedAvg()}[label]
     federation = Federation(clients=20, buffers="keep")
-    elements_by_part = server_memory.count_server_elements(method, ResNet18(), (3, 64, 64), classes, federation)
+    elements_by_part = memory.count_server_elements(method, ResNet18(), (3, 64, 64), classes, federation)
     return (
         sum(count for part_name, count in elements_by_part.items() if part_name not in {"owned", "distributions"}) / 1e6
     )

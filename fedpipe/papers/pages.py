@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 
-from fedpipe import artifacts
+from fedpipe.core.storage import files
 from fedpipe.papers import cells, layouts, views
 from fedpipe.papers.cells import MeasuredCell, PaperComparison
 from fedpipe.papers.published import CellId
@@ -75,8 +75,8 @@ def write_pages(
     }
     pages["index.html"] = _render_page("index.html", views.build_index_context(comparison, figures), scale, about)
     for name, text in pages.items():
-        artifacts.write_bytes(folder / name, text.encode())
-    artifacts.write_bytes(folder / "cells.csv", cells.encode_comparison_csv(comparison))
+        files.write_bytes(folder / name, text.encode())
+    files.write_bytes(folder / "cells.csv", cells.encode_comparison_csv(comparison))
     (folder / "figures").mkdir(exist_ok=True)  # also where none is drawn
     for paper in layouts.load_papers().values():
         for heading in paper.figures:
@@ -87,7 +87,7 @@ def write_pages(
             svg, csv = (drawn_figure.svg, drawn_figure.csv) if isinstance(drawn_figure, SvgFigure) else ("", "")
             for path, text in ((stem.with_suffix(".svg"), svg), (stem.with_suffix(".csv"), csv)):
                 if text:
-                    artifacts.write_bytes(path, text.encode())
+                    files.write_bytes(path, text.encode())
                 else:
                     path.unlink(missing_ok=True)
     return comparison

@@ -13,13 +13,14 @@ from typing import Any, cast
 import pandas as pd
 import yaml
 
-from fedpipe import artifacts, config
-from fedpipe import plan as planning
-from fedpipe.artifacts import PAPERS, StudyFiles
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import files, layout
+from fedpipe.core.storage.layout import PAPERS, StudyFiles
 from fedpipe.data import store
-from fedpipe.errors import ArtifactError
-from fedpipe.planned import Cell, Plan, PlannedProbe, PlannedRun
+from fedpipe.planning import planner
+from fedpipe.planning.plan import Cell, Plan, PlannedProbe, PlannedRun
 from fedpipe.report import forecast, results, status
+from fedpipe.settings import base, loader, parser
 
 _YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAX_QUOTED_LETTERS = 160  #: letters of a failed job's last line that a reason quotes
@@ -52,7 +53,7 @@ class PaperStudy:
     @cached_property
     def column_axes(self) -> list[str]:
         """The names of the grid of which a column of the paper's table has a value each, in the study's order."""
-        raw, _ = config.apply_scale(config.read_params(self.plan.params), self.plan.scale)
+        raw, _ = parser.apply_scale(loader.read_params(self.plan.params), self.plan.scale)
         names = [name for name in raw["study"].get("grid", {}) if not name.startswith("algorithms.")]
         return [name for name in names if name not in self.plan.report.best_over]
 
@@ -71,10 +72,10 @@ class PaperStudy:
     @cached_property
     def scale_changes(self) -> str:
         """What its scale sets, in words; of a mapping only the names."""
-        if self.plan.scale == artifacts.FULL_SCALE:
+        if self.plan.scale == layout.FULL_SCALE:
             return ""
         change_texts = []
-        for key, value in config.read_params(self.plan.params)["scales"][self.plan.scale].items():
+        for key, value in loader.read_params(self.plan.params)["scales"][self.plan.scale].items():
             names = value.get("name", ", ".join(value)) if isinstance(value, dict) else value
             value_text = ", ".join(map(str, names)) if isinstance(names, list) else names
             change_texts.append(f"{key} {value_text}")
@@ -117,7 +118,7 @@ class PaperStudy:
         """By what the best value of a grid is chosen: a cell's accuracy on test or validation samples."""
         protocol = self.get_protocol(cell.algorithm)
         selection_protocol = (
-            config.to_validation_protocol(protocol) if self.plan.report.best_on == "validation" else protocol
+            base.to_validation_protocol(protocol) if self.plan.report.best_on == "validation" else protocol
         )
         return self.reported_accuracies.get((cell.algorithm, _format_run_id(cell), selection_protocol), -math.inf)
 
@@ -152,7 +153,7 @@ class PaperStudy:
 
     def count_classes(self, cell: Cell) -> int:
         """Number of classes of a run's data."""
-        return store.read_dataset_info(artifacts.dataset_file(self.runs[cell.algorithm, cell.key].dataset)).classes
+        return store.read_dataset_info(layout.dataset_file(self.runs[cell.algorithm, cell.key].dataset)).classes
 
     def is_generated(self, cell: Cell) -> bool:
         """Whether a run's data are noise in the shape of those that the study names."""
@@ -186,8 +187,8 @@ class PaperStudy:
         for probe in self.plan.probes:
             is_selected = (probe.algorithm, probe.run_key, probe.rounds) == (cell.algorithm, cell.key, cell.rounds)
             if probe.kind == name and is_selected and probe.files.marker.is_file():
-                table = artifacts.read_parquet(probe.files.table, artifacts.read_recorded_sha256(probe.files.table))
-                probe_tables.append((probe, artifacts.table_to_frame(table)))
+                table = files.read_parquet(probe.files.table, files.read_recorded_sha256(probe.files.table))
+                probe_tables.append((probe, files.table_to_frame(table)))
         return probe_tables
 
     # -- what is missing ---------------------------------------------------------------------------------------------
@@ -218,13 +219,13 @@ class PaperStudy:
 
     @cached_property
     def _hours_per_round(self) -> dict[str, float]:
-        return forecast.estimate_hours_per_round(planning.make_plan(self.plan.params, self.plan.scale))
+        return forecast.estimate_hours_per_round(planner.make_plan(self.plan.params, self.plan.scale))
 
     @cached_property
     def unavailable_runs(self) -> dict[str, str]:
         """By path, runs that nothing here can make, with what is missing."""
         unavailable_path = self.plan.study_files.unavailable_runs
-        return artifacts.read_json(unavailable_path) if unavailable_path.is_file() else {}
+        return files.read_json(unavailable_path) if unavailable_path.is_file() else {}
 
     @cached_property
     def _failures(self) -> list[status.Failure]:
@@ -254,7 +255,7 @@ def _format_value(value: Any) -> str:
 
 @functools.lru_cache(maxsize=2048)
 def _read_merged_frame(path: Path) -> pd.DataFrame:
-    return artifacts.table_to_frame(artifacts.read_merged_table(path))
+    return files.table_to_frame(layout.read_merged_table(path))
 
 
 @functools.lru_cache(maxsize=2048)

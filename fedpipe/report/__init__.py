@@ -1,1 +1,1 @@
-"""From the files of all runs to tables and figures."""
+"""Tables, statistics, figures, status and forecast of a study: functions of its plan and its files."""

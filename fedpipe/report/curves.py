@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fedpipe.planned import Plan
-from fedpipe.report import results, tables
+from fedpipe.planning.plan import Plan
+from fedpipe.report import results, table_parts, tables
 
 
 def load_curves(plan: Plan) -> pd.DataFrame:
@@ -30,7 +30,7 @@ def load_table_curves(plan: Plan) -> pd.DataFrame:
     frame, report = load_curves(plan), plan.report
     if not report.best_over:
         return frame
-    table_rows = tables.select_table_rows(plan, tables.build_result_table(plan))
+    table_rows = table_parts.select_table_rows(plan, tables.build_result_table(plan))
     frame = frame[frame[["algorithm", *plan.grid]].apply(tuple, axis=1).isin(table_rows)]
     if report.best_on == "validation":
         frame = frame[~frame["protocol"].str.endswith("-on-validation")]

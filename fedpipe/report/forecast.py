@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from fedpipe import artifacts
-from fedpipe.artifacts import RESULTS, RunFiles
-from fedpipe.errors import ArtifactError
-from fedpipe.plan import NewPlan, RunSettings, digest_json
-from fedpipe.planned import PlannedRun
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import RESULTS, read_json, read_parquet, read_recorded_sha256
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.planning.plan import PlannedRun
+from fedpipe.planning.planner import NewPlan
+from fedpipe.planning.run_settings import RunSettings, digest_json
 from fedpipe.report.words import format_bytes, format_duration
 
 DAY = 86400  #: seconds: a longer study is not started unasked
@@ -194,10 +196,10 @@ def _average_rates(kind_rates: list[Rates]) -> Rates:
 
 def _compute_rates(files: RunFiles, rounds: int, settings: RunSettings) -> Rates:
     merged_files = files.merged_files(rounds)
-    times = artifacts.read_json(merged_files.times)["rounds"]
-    table = artifacts.read_merged_table(merged_files.rounds)
+    times = read_json(merged_files.times)["rounds"]
+    table = layout.read_merged_table(merged_files.rounds)
     participants = table["participants"].to_pylist()
-    train_samples, all_samples = _count_samples(artifacts.assignment_file(digest_json(settings.partition_settings)))
+    train_samples, all_samples = _count_samples(layout.assignment_file(digest_json(settings.partition_settings)))
     federation = settings.build_federation()
     participation_sum = sum(participants) / federation.clients
     trained_samples = (
@@ -217,5 +219,5 @@ def _compute_rates(files: RunFiles, rounds: int, settings: RunSettings) -> Rates
 @functools.cache
 def _count_samples(assignment: Path) -> tuple[int, int]:
     """How many samples are trained on, and how many there are."""
-    split = artifacts.read_parquet(assignment, artifacts.read_recorded_sha256(assignment))["split"].to_pylist()
+    split = read_parquet(assignment, read_recorded_sha256(assignment))["split"].to_pylist()
     return split.count("train"), len(split)

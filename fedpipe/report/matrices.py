@@ -7,11 +7,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedpipe import artifacts
-from fedpipe.artifacts import MergedFiles
-from fedpipe.data import classes
-from fedpipe.planned import Cell, Plan
-from fedpipe.report import results, tables
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import table_to_frame
+from fedpipe.core.storage.layout import MergedFiles
+from fedpipe.data.class_names import get_class_names
+from fedpipe.planning.plan import Cell, Plan
+from fedpipe.report import results, table_parts, tables
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,7 +34,7 @@ def select_model_matrices(plan: Plan) -> dict[str, ModelMatrices]:
     """
     names = [*(label for label in PREFERRED_ALGORITHMS if label in plan.algorithms), *plan.algorithms]
     selected_matrices: dict[str, ModelMatrices] = {}
-    table_rows = tables.select_table_rows(plan, tables.build_result_table(plan)) if plan.report.best_over else None
+    table_rows = table_parts.select_table_rows(plan, tables.build_result_table(plan)) if plan.report.best_over else None
     for name in dict.fromkeys(names):
         algorithm_cells = (cell for cell in plan.cells if cell.algorithm == name)
         cell = next(
@@ -44,7 +45,7 @@ def select_model_matrices(plan: Plan) -> dict[str, ModelMatrices]:
         matrices_by_name = _read_model_matrices(cell.merged_files)
         if matrices_by_name and len(selected_matrices) < 2:
             (partition,) = {run.partition for run in plan.runs if run.has_cell(cell)}
-            class_names = classes.get_class_names(plan.partitions[partition]["dataset"], len(matrices_by_name["SL"]))
+            class_names = get_class_names(plan.partitions[partition]["dataset"], len(matrices_by_name["SL"]))
             selected_matrices[results.describe_configuration(name, results.format_point(plan, cell))] = ModelMatrices(
                 cell, matrices_by_name, class_names
             )
@@ -53,10 +54,10 @@ def select_model_matrices(plan: Plan) -> dict[str, ModelMatrices]:
 
 def _read_model_matrices(files: MergedFiles) -> dict[str, Floats]:
     """SL and CR of the last round's global model; nothing for a method without one."""
-    table = artifacts.read_merged_table(files.matrices)
+    table = layout.read_merged_table(files.matrices)
     if "source" not in table.column_names:
         return {}
-    frame = artifacts.table_to_frame(table)
+    frame = table_to_frame(table)
     frame = frame[(frame["source"] == "measured") & (frame["client"] == -1)]
     frame = frame[frame["round"] == frame["round"].max()].sort_values("class")
     columns = [str(number) for number in range(frame["class"].nunique())]

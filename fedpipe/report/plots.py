@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from fedpipe import artifacts
+from fedpipe.core.storage import files, layout
 from fedpipe.data.assignment import Assignment
-from fedpipe.planned import Plan, widen_tags
-from fedpipe.report import curves, matrices, results, tables
+from fedpipe.planning.plan import Plan, widen_tags
+from fedpipe.report import curves, matrices, results, table_notes, table_parts, tables
 
 
 def csv(frame: pd.DataFrame) -> bytes:
@@ -50,7 +50,7 @@ def build_client_accuracies(plan: Plan) -> pd.DataFrame:
     """
     frames = []
     for cell in results.sort_cells(plan):
-        frame = artifacts.table_to_frame(artifacts.read_merged_table(cell.merged_files.metrics))
+        frame = files.table_to_frame(layout.read_merged_table(cell.merged_files.metrics))
         frame = frame[(frame["client"] >= 0) & (frame["total"] > 0)]
         frame = frame[frame["round"] == frame.groupby("protocol")["round"].transform("max")]
         names: dict[str, Any] = {
@@ -90,11 +90,11 @@ def build_partition_counts(plan: Plan) -> pd.DataFrame:
     pandas.DataFrame
         ``partition`` (data set, scheme and seed), ``client``, ``class``, ``samples``; without the cells that are empty.
     """
-    rows, descriptions = [], tables.describe_partitions(plan)
-    for key, settings in tables.get_partitions(plan).items():
-        name = tables.describe_partition_with_seed(settings, descriptions[key])
-        path = artifacts.assignment_file(key)
-        counts = Assignment.read(path, artifacts.read_recorded_sha256(path)).class_counts
+    rows, descriptions = [], table_notes.describe_partitions(plan)
+    for key, settings in table_parts.get_partitions(plan).items():
+        name = table_notes.describe_partition_with_seed(settings, descriptions[key])
+        path = layout.assignment_file(key)
+        counts = Assignment.read(path, files.read_recorded_sha256(path)).class_counts
         for client, classes in enumerate(counts):
             for label, samples in enumerate(classes):
                 if samples:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedpipe.data import classes
+from fedpipe.data import class_names
 from fedpipe.data.heterogeneity import HeterogeneitySummary
 from fedpipe.data.partitions.base import Integers
-from fedpipe.report import tables
+from fedpipe.report import table_notes
 
 SHADES = " .:-=+*#%@"  #: from no sample of a class to as many as any client has
 MAX_CLASS_COLUMNS = 20  #: classes, whose numbers fit into a line
@@ -32,11 +32,11 @@ def render_preview(key: str, settings: dict[str, Any], counts: Integers) -> str:
     counts
         Training samples of each client and class, shape (N, C).
     """
-    head = f"{tables.describe_partition_with_seed(settings)}: {key}"
+    head = f"{table_notes.describe_partition_with_seed(settings)}: {key}"
     if (count := counts.shape[1]) > MAX_CLASS_COLUMNS:
         lines = _render_shades(counts)
     else:
-        lines = _render_numbers(counts, classes.get_class_names(settings["dataset"], count))
+        lines = _render_numbers(counts, class_names.get_class_names(settings["dataset"], count))
         lines = lines if len(lines[0]) <= LINE_WIDTH else _render_numbers(counts, [*map(str, range(count))])
     return "\n".join([head, "", *lines, "", str(HeterogeneitySummary.from_counts(counts)), ""])
 

@@ -11,10 +11,11 @@ from typing import Any, get_args
 import numpy as np
 import pandas as pd
 
-from fedpipe import artifacts
-from fedpipe.config import Protocol, to_validation_protocol
-from fedpipe.errors import SettingsError
-from fedpipe.planned import Cell, Plan, ReportedRound
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import files, layout
+from fedpipe.planning.plan import Cell, Plan
+from fedpipe.settings.base import Protocol, to_validation_protocol
+from fedpipe.settings.choices import ReportedRound
 
 AVERAGES = ("sample", "client", "worst")  #: over test samples; over clients; over the worst tenth of the clients
 REPORTED_ROUNDS: tuple[ReportedRound, ...] = get_args(ReportedRound)
@@ -284,16 +285,14 @@ def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ..
 
 
 def _read_frame(path: Path) -> pd.DataFrame:
-    frame: pd.DataFrame = artifacts.table_to_frame(artifacts.read_merged_table(path))
+    frame: pd.DataFrame = files.table_to_frame(layout.read_merged_table(path))
     return frame
 
 
 def read_times(cell: Cell) -> dict[str, Any]:
     """Seconds of each round of a cell, as ``load_rounds``, and what made them, as ``made_by``."""
     merged_files = cell.merged_files
-    times: dict[str, Any] = artifacts.read_json(
-        merged_files.times, merged_files.read_recorded_sha256(merged_files.times)
-    )
+    times: dict[str, Any] = files.read_json(merged_files.times, merged_files.read_recorded_sha256(merged_files.times))
     return times
 
 

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import pandas as pd
 
-from fedpipe.planned import Cell, Plan, Statistic
+from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results
+from fedpipe.settings.choices import Statistic
 
 CONFIDENCE = 0.95  #: of intervals
 EQUALITY_TOLERANCE = 1e-9  #: half an interval, in points, up to which differences are equal but for rounding

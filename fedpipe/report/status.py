@@ -19,10 +19,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedpipe import artifacts, callbacks
-from fedpipe.artifacts import RunFiles
-from fedpipe.errors import ArtifactError
-from fedpipe.planned import Plan, PlannedRun
+from fedpipe.core import callbacks
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import is_stored, read_json
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.planning.plan import Plan, PlannedRun
 from fedpipe.report import results
 from fedpipe.report.tables import DASH
 from fedpipe.report.words import format_duration
@@ -152,9 +154,9 @@ def load_progress(plan: Plan) -> tuple[list[RunProgress], list[Failure]]:
     ]
     locks = _get_modification_times((SNAKEMAKE_FOLDER / "locks").glob("*"))
     runs = [_get_run_progress(plan, run, unfinished_jobs, min(locks, default=None)) for run in sorted_runs]
-    partitions = {artifacts.assignment_file(key).parent for key in plan.partitions}
+    partitions = {layout.assignment_file(key).parent for key in plan.partitions}
     study_paths = {plan.study_files.tables, plan.study_files.figures, *markers_by_run, *partitions}
-    study_paths |= {artifacts.dataset_file(run.dataset) for run in sorted_runs} | {
+    study_paths |= {layout.dataset_file(run.dataset) for run in sorted_runs} | {
         probe.files.table for probe in plan.probes
     }
     failed_jobs = [job for job in unfinished_jobs if job.has_failed and not job.is_stopped]
@@ -296,14 +298,14 @@ def _has_written_log(files: RunFiles, start_time: float) -> bool:
 
 def _count_complete_rounds(files: RunFiles, total_rounds: int) -> int:
     complete_count = 0
-    while complete_count < total_rounds and artifacts.is_stored(files.round(complete_count + 1).marker):
+    while complete_count < total_rounds and is_stored(files.round(complete_count + 1).marker):
         complete_count += 1
     return complete_count
 
 
 def _read_accuracy(protocol: str, files: RunFiles, complete_rounds: int) -> float | None:
     for number in range(complete_rounds, 0, -1):
-        if artifacts.is_stored(files.round(number).metrics):  # a round that is measured
+        if is_stored(files.round(number).metrics):  # a round that is measured
             return callbacks.read_accuracies(files, number).get(protocol, math.nan)
     return None
 
@@ -312,7 +314,7 @@ def _read_round_seconds(files: RunFiles, complete_rounds: int) -> float | None:
     round_seconds: list[float] = []
     for number in range(max(complete_rounds - RECENT_ROUNDS, 0) + 1, complete_rounds + 1):
         try:
-            times = artifacts.read_json(files.round(number).times)
+            times = read_json(files.round(number).times)
             round_seconds.append(sum(times.get(name, 0) for name in results.TIMED_PHASES))
         except ArtifactError:  # times are vouched for by nobody
             continue
@@ -345,9 +347,9 @@ def _get_command_output(command: str, argument: str, log: Path) -> Path:
     """What a stage's command works for, by its first argument and the place of its log: a run, or a file."""
     match command:
         case "download":
-            return artifacts.dataset_file(argument)
+            return layout.dataset_file(argument)
         case "partition":
-            return artifacts.assignment_file(argument)
+            return layout.assignment_file(argument)
         case "probe":
             return Path(argument).with_suffix(".parquet")
         case "table":

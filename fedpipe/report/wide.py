@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedpipe import artifacts, changes
-from fedpipe.planned import Plan
-from fedpipe.report import results, tables
+from fedpipe.core.storage import layout
+from fedpipe.planning import code_changes
+from fedpipe.planning.plan import Plan
+from fedpipe.report import results, table_notes, table_parts, tables
 
 MISSING = "…"  #: stands for a number whose runs are not complete
 GREEK_LETTERS = (  #: each letter with LaTeX's name of it; capitals that are Latin ones, too, have none
@@ -138,7 +139,7 @@ def build_wide_table(plan: Plan, table: pd.DataFrame, full_plan: Plan | None = N
     def get_column_point(key: Sequence[Hashable]) -> tuple[str, ...]:
         return tuple(str(key[key_positions[name]]) for name in column_names)
 
-    reported_rows = tables.select_reported_rows(plan, table)
+    reported_rows = table_parts.select_reported_rows(plan, table)
     test_protocols = [name for name in reported_rows["protocol"].unique() if not name.endswith("-on-validation")]
     cells = {
         (*[cell[name] for name in key_positions], cell["protocol"]): cell for cell in reported_rows.to_dict("records")
@@ -146,7 +147,7 @@ def build_wide_table(plan: Plan, table: pd.DataFrame, full_plan: Plan | None = N
     runs = Counter((cell.algorithm, *results.format_point(plan, cell).values()) for cell in plan.cells)
     shown_keys = {
         (get_row_labels(key), get_column_point(key)): tuple(map(str, key))
-        for key in tables.select_table_rows(plan, table)
+        for key in table_parts.select_table_rows(plan, table)
     }
     planned_keys = dict.fromkeys(
         (cell.algorithm, *results.format_point(full_plan, cell).values()) for cell in results.sort_cells(full_plan)
@@ -298,28 +299,28 @@ def _render_head(wide_table: WideTable) -> Iterator[str]:
 
 def _build_caption_lines(plan: Plan, table: pd.DataFrame, wide_table: WideTable) -> list[str]:
     """What the caption of a paper's table has to say."""
-    scale = [] if plan.scale == artifacts.FULL_SCALE else ["--scale", plan.scale]
+    scale = [] if plan.scale == layout.FULL_SCALE else ["--scale", plan.scale]
     command = shlex.join(["fedpipe", "show", "--params", str(plan.params), *scale, "--format", "latex"])
     protocols = list(dict.fromkeys(heads[-1] for heads in wide_table.columns))
     caption_lines = [
         f"made by fedpipe: `{command}`; needs \\usepackage{{booktabs}}.",
-        tables.describe_measurement(plan),
+        table_notes.describe_measurement(plan),
         f"Protocol{'s' if len(protocols) > 1 else ''}: {', '.join(protocols)}. A dash: the method has no such model.",
         *results.own_settings(plan),
         "Of each column the best is bold and the second best underlined.",
-        tables.describe_data(plan),
+        table_notes.describe_data(plan),
     ]
     if any(name.endswith("-on-train") for name in protocols):
         caption_lines.append("Columns on-train are of those samples of the clients.")
     if plan.report.best_over:
-        caption_lines += [*_describe_best_values(plan, table), *tables.warn_about_grid_edges(plan, table)]
+        caption_lines += [*_describe_best_values(plan, table), *table_notes.warn_about_grid_edges(plan, table)]
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
     return [
         *caption_lines,
-        *tables.describe_failures(plan),
+        *table_notes.describe_failures(plan),
         *warnings,
-        *tables.describe_environments(plan),
-        *changes.describe_runs_from_other_code(plan),
+        *table_notes.describe_environments(plan),
+        *code_changes.describe_runs_from_other_code(plan),
     ]
 
 
@@ -327,7 +328,7 @@ def _describe_best_values(plan: Plan, table: pd.DataFrame) -> list[str]:
     """Of what `report.best_over` searches, the value that each number has: a line a method."""
     searched_names = plan.report.best_over
     values: dict[str, list[tuple[str, str]]] = {}
-    for key in tables.select_table_rows(plan, table):
+    for key in table_parts.select_table_rows(plan, table):
         algorithm, *point = map(str, key)
         searched_text, rest_text = (
             results.describe_point(

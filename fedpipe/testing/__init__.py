@@ -17,7 +17,8 @@ or one test for each part of it::
 :func:`assert_same` compares the states that it leaves.
 """
 
-from fedpipe.testing.checks import CHECKS, Check, check_algorithm, title
+from fedpipe.testing.checks import CHECKS, check_algorithm, title
+from fedpipe.testing.comparisons import Check
 from fedpipe.testing.expected import Expected, Sizes, check_expected
 from fedpipe.testing.trial import CLASSES, MODELS, SIZES, Trial, assert_same, difference, make_trial, synthetic
 

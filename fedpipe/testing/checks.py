@@ -8,46 +8,50 @@ from __future__ import annotations
 
 import functools
 import math
-import random
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedpipe import artifacts
-from fedpipe.algorithms.base import Algorithm, State, Uploads
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import files
 from fedpipe.engine import contract
-from fedpipe.engine.block import Block, restore_state
-from fedpipe.engine.clients import FederatedData
-from fedpipe.engine.executor import Outcome, Phase, Test
-from fedpipe.engine.loop import Loop
-from fedpipe.engine.trees import size_in_bytes, stack_states, unstack_client
-from fedpipe.errors import SettingsError
+from fedpipe.engine.blocks import Block, restore_state
+from fedpipe.engine.clients.executor import Phase
+from fedpipe.engine.clients.loop import Loop
+from fedpipe.engine.torch_env.trees import size_in_bytes, stack_states, unstack_client
 from fedpipe.models.mlp import MLP
-from fedpipe.tensors import Tensors
 from fedpipe.testing import names
-from fedpipe.testing.passes import with_pass_validation
-from fedpipe.testing.trial import Trial, difference, make_trial, synthetic
-
-Check = Callable[[Algorithm], list[str]]
-
-TESTS: tuple[Test, ...] = ("local", "global")
-SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01}
-ADAM: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.01, "weight_decay": 0.01}
-ROUNDING = 1e-12  #: share of a tensor's largest entry by which float64 may differ where sums are in another order
-BATCH_NORM_ROUNDING = 1e-10  #: the same with batch normalization, which divides by small variances
-
-PADDING_ADVICE = (
-    "no number should depend on how many train at once: the samples that pad a batch are left out by batch.mean, "
-    "batch.sum and batch.size, and nothing may be shared between clients"
+from fedpipe.testing.comparisons import (
+    ADAM,
+    BATCH_NORM_ROUNDING,
+    PADDING_ADVICE,
+    ROUNDING,
+    SGD,
+    TESTS,
+    Check,
+    call_recording_hooks,
+    check_omitted_parts,
+    collect_all,
+    collect_results,
+    compare_loop_and_stacks,
+    describe_trial_difference,
+    explain_outlying_statistic,
+    find_invalid_tensors,
+    get_received_state,
+    list_models,
+    list_remembered_values,
+    make_digit_clients,
+    mean_loss,
+    watch_generators,
 )
+from fedpipe.testing.passes import with_pass_validation
+from fedpipe.testing.trial import difference, make_trial, synthetic
 
 
 def _make_check(body: Callable[[Algorithm], Iterator[str]]) -> Check:
@@ -117,7 +121,7 @@ def check_hooks(algorithm: Algorithm) -> Iterator[str]:
                 contract.require_same_structure(
                     algorithm, "upload", outcome.upload, trial.outcomes[0].upload, "another client"
                 )
-            yield from _find_invalid_tensors(trial)
+            yield from find_invalid_tensors(trial)
         phases: list[Phase] = ["receive", "finetune", *(["prototype"] if algorithm.has_prototype_logits else [])]  # type: ignore[list-item]
         for phase in phases:
             trial.train([0, 1, 2], TESTS, phase)
@@ -128,45 +132,19 @@ def check_hooks(algorithm: Algorithm) -> Iterator[str]:
             )
 
 
-def call_recording_hooks(trial: Trial) -> Tensors | None:
-    """The global model after the rounds so far; also asks for all else that is recorded."""
-    algorithm, server = trial.algorithm, trial.server
-    contract.validate_extra_models(algorithm, algorithm.extra_models(server))
-    algorithm.matrices(server)
-    contract.validate_metrics(algorithm, algorithm.metrics(server))
-    return algorithm.global_model(server)
-
-
-def _find_invalid_tensors(trial: Trial) -> Iterator[str]:
-    """Tensors of a round that can't be stored or counted."""
-    states = {"aggregate": [trial.server], "send": list(trial.send([0]))}
-    states |= {hook: [getattr(outcome, hook) for outcome in trial.outcomes] for hook in ("upload", "keep")}
-    for hook, hook_states in states.items():
-        for value in pytree.tree_leaves(hook_states):
-            if value.requires_grad:
-                yield f"{hook} gives a tensor with a gradient; it should be detached."
-            elif value.dtype == torch.bool or value.is_complex():
-                yield f"{hook} gives a tensor of {value.dtype}; it should be of floating point or of integers."
-            elif not value.isfinite().all():
-                yield f"{hook} gives infinity or NaN on easy data; divisions and logarithms should be kept from 0."
-            else:
-                continue
-            break
-
-
 @_make_check
 def check_memory(algorithm: Algorithm) -> Iterator[str]:
     """What is remembered lies in the states alone: nothing on the algorithm, nothing changed in place."""
     trial = make_trial(algorithm)
     workers = cast(Loop, trial.executor)._idle_workers
-    remembered_values = [_list_remembered_values(worker) for worker in (trial.algorithm, *workers)]
+    remembered_values = [list_remembered_values(worker) for worker in (trial.algorithm, *workers)]
     trial.run(1)
     previous_states = pytree.tree_map(torch.clone, (trial.server, trial.kept))
     trial.aggregate(trial.uploads(trial.train(tests=TESTS)))
     if message := difference((trial.server, trial.kept), previous_states):
         owner = "the server's state" if message.startswith("0") else "what clients keep"
         yield f"a round changes {owner} in place ({message}); hooks should make new tensors, as a = a + b."
-    for old, new in zip(remembered_values, map(_list_remembered_values, (trial.algorithm, *workers)), strict=True):
+    for old, new in zip(remembered_values, map(list_remembered_values, (trial.algorithm, *workers)), strict=True):
         for name in new:
             if new[name] != old.get(name):
                 yield (
@@ -182,7 +160,7 @@ def check_randomness(algorithm: Algorithm) -> Iterator[str]:
     for width in (None, 3):
         trials = []
         for seed in (1, 2):
-            with _watch_generators(seed) as used_generators:
+            with watch_generators(seed) as used_generators:
                 trials.append(make_trial(algorithm, width=width).run(1 if width else 2, tests=TESTS))
             if used_generators:
                 yield (
@@ -191,7 +169,7 @@ def check_randomness(algorithm: Algorithm) -> Iterator[str]:
                     "algorithm should leave what is random to batches, dropout and initial models."
                 )
                 return
-        if message := difference(_collect_all(trials[1]), _collect_all(trials[0])):
+        if message := difference(collect_all(trials[1]), collect_all(trials[0])):
             yield f"the same run twice gives other numbers ({message}); it should repeat bit by bit."
 
 
@@ -201,20 +179,20 @@ def check_randomness(algorithm: Algorithm) -> Iterator[str]:
 @_make_check
 def check_loop_and_stack(algorithm: Algorithm) -> Iterator[str]:
     """Four participants of unequal sizes: a width of 3 pads the last stack, a width of 7 the only one."""
-    yield from _compare_loop_and_stacks(algorithm, (3, 7), 3, **SGD)
+    yield from compare_loop_and_stacks(algorithm, (3, 7), 3, **SGD)
 
 
 @_make_check
 def check_loop_and_stack_with_adam(algorithm: Algorithm) -> Iterator[str]:
     """As with SGD, where the algorithm can do with Adam."""
     if not algorithm.needs_sgd:
-        yield from _compare_loop_and_stacks(algorithm, (3,), 3, **ADAM)
+        yield from compare_loop_and_stacks(algorithm, (3,), 3, **ADAM)
 
 
 @_make_check
 def check_loop_and_stack_with_convolutions(algorithm: Algorithm) -> Iterator[str]:
     """Images, and layers whose layout in memory differs between loop and stack."""
-    yield from _compare_loop_and_stacks(algorithm, (3,), 2, model="cnn", local_epochs=1)
+    yield from compare_loop_and_stacks(algorithm, (3,), 2, model="cnn", local_epochs=1)
 
 
 @_make_check
@@ -225,7 +203,7 @@ def check_evaluation(algorithm: Algorithm) -> Iterator[str]:
     phases: list[Phase] = ["receive", "finetune", *(["prototype"] if algorithm.has_prototype_logits else [])]  # type: ignore[list-item]
     for phase in phases:
         stack_outcomes, loop_outcomes = (trial.train(all_clients, TESTS, phase) for trial in (other, loop))
-        if message := difference(_collect_results(stack_outcomes), _collect_results(loop_outcomes), ROUNDING):
+        if message := difference(collect_results(stack_outcomes), collect_results(loop_outcomes), ROUNDING):
             yield (
                 f"in the phase '{phase}', clients in one call differ from clients one by one ({message}); "
                 f"{PADDING_ADVICE}."
@@ -254,7 +232,7 @@ def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
         for trial in (loop, other):
             trial.run(tests=TESTS)
         for outcome in loop.outcomes:
-            models = _list_models(outcome.upload) + _list_models(outcome.keep)
+            models = list_models(outcome.upload) + list_models(outcome.keep)
             statistics = [
                 (model[name], initial_model[name]) for model in models for name in buffer_names if name in model
             ]
@@ -267,22 +245,22 @@ def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
                     "training left it, buffers too."
                 )
                 return
-        if message := _describe_trial_difference(other, loop, BATCH_NORM_ROUNDING):
+        if message := describe_trial_difference(other, loop, BATCH_NORM_ROUNDING):
             yield (
                 f"with batch normalization, clients in one call differ from clients one by one ({message}); "
                 f"{PADDING_ADVICE}."
             )
             return
         known_models = [
-            *_list_models(previous_server),
-            *(model for client_outcome in loop.outcomes for model in _list_models(client_outcome.upload)),
+            *list_models(previous_server),
+            *(model for client_outcome in loop.outcomes for model in list_models(client_outcome.upload)),
         ]
         received_states = [
-            loop.algorithm.traffic(_get_received_state(loop, client)) for client in range(len(loop.clients))
+            loop.algorithm.traffic(get_received_state(loop, client)) for client in range(len(loop.clients))
         ]
-        for model in [model for state in received_states for model in _list_models(state)]:
+        for model in [model for state in received_states for model in list_models(state)]:
             for name in buffer_names:
-                if name in model and (message := _explain_outlying_statistic(name, model[name], known_models)):
+                if name in model and (message := explain_outlying_statistic(name, model[name], known_models)):
                     yield message
                     return
 
@@ -297,7 +275,7 @@ def check_blocks(algorithm: Algorithm) -> Iterator[str]:
         blocks = [all_clients[first : first + 3] for first in (6, 3, 0)]
         block_outcomes = [outcome for block in blocks for outcome in trial.train(block, tests=("local",))]
         if message := difference(
-            _collect_results(sorted(block_outcomes, key=lambda outcome: outcome.client)), _collect_results(outcomes)
+            collect_results(sorted(block_outcomes, key=lambda outcome: outcome.client)), collect_results(outcomes)
         ):
             yield (
                 f"clients send other bits where other clients train before or beside them ({message}); what a client "
@@ -306,7 +284,7 @@ def check_blocks(algorithm: Algorithm) -> Iterator[str]:
             )
             return
     one, two = (make_trial(algorithm, threads=threads).run(2, tests=("local",)) for threads in (1, 2))
-    if message := difference(_collect_all(two), _collect_all(one)):
+    if message := difference(collect_all(two), collect_all(one)):
         yield (
             f"two threads give other bits than one ({message}); passes should be pure functions of the client's state."
         )
@@ -336,7 +314,7 @@ def check_resuming(algorithm: Algorithm) -> Iterator[str]:
 
         def store_and_read(tree: dict[str, Any]) -> dict[str, Any]:
             path = Path(folder) / "state.pt"
-            return artifacts.read_pt(path, artifacts.write_pt(path, tree))
+            return files.read_pt(path, files.write_pt(path, tree))
 
         resumed_trial.server = restore_state(store_and_read(resumed_trial.server))
         kept_stack = restore_state(
@@ -365,7 +343,7 @@ def check_traffic(algorithm: Algorithm) -> Iterator[str]:
         trial = make_trial(algorithm, width=width).run(1)
         ids = trial.participants(2)
         outcomes = trial.train(ids)
-        received_states = [_get_received_state(trial, client) for client in ids]
+        received_states = [get_received_state(trial, client) for client in ids]
         pairs = [(outcome.bytes_down, state) for outcome, state in zip(outcomes, received_states, strict=True)]
         pairs += [(outcome.bytes_up, outcome.upload) for outcome in outcomes]
         has_traffic_hook = type(trial.algorithm).traffic is not Algorithm.traffic
@@ -377,54 +355,7 @@ def check_traffic(algorithm: Algorithm) -> Iterator[str]:
                 yield f"{byte_count} bytes are counted where {size_in_bytes(state)} travel."
                 return
         if has_traffic_hook and width is None:
-            yield from _check_omitted_parts(trial, outcomes, received_states)
-
-
-def _check_omitted_parts(trial: Trial, outcomes: Sequence[Outcome], received_states: Sequence[State]) -> Iterator[str]:
-    """Other values where `traffic` counts nothing change nothing."""
-    states = dict(zip((outcome.client for outcome in outcomes), received_states, strict=True))
-
-    def send(ids: Sequence[int]) -> tuple[State, State]:
-        return {}, stack_states([_scramble_omitted_parts(trial.algorithm, states[client]) for client in ids])
-
-    new_outcomes = list(trial.executor.run("train", trial.rounds + 1, list(states), trial.kept.__getitem__, send))
-    advice = "it should count all tensors, or leave out what nobody reads"
-    for new_outcome, old_outcome in zip(new_outcomes, outcomes, strict=True):
-        if difference((new_outcome.upload, new_outcome.keep), (old_outcome.upload, old_outcome.keep)):
-            yield f"traffic leaves out a part of the download that clients read; {advice}."
-            return
-    ids, weights = zip(*((client, weight) for client, weight, _ in trial.uploads(outcomes)), strict=True)
-    scrambled_uploads = Uploads(
-        ids, weights, [_scramble_omitted_parts(trial.algorithm, outcome.upload) for outcome in outcomes]
-    )
-    if difference(trial.aggregate(scrambled_uploads), trial.aggregate(trial.uploads(outcomes))):
-        yield f"traffic leaves out a part of the upload that the server reads; {advice}."
-
-
-def _scramble_omitted_parts(algorithm: Algorithm, state: State) -> State:
-    """The state with other values in what `traffic` leaves out; single numbers, which tell how much that is, stay."""
-    counted_state = algorithm.traffic(state)
-
-    def scramble_tensor(value: Tensor, counted_tensor: Tensor | None) -> Tensor:
-        if value.numel() < 2 or (
-            counted_tensor is not None and (counted_tensor.dim() == 0 or counted_tensor.shape[1:] != value.shape[1:])
-        ):
-            return value
-        value, first = value.clone(), 0 if counted_tensor is None else len(counted_tensor)
-        value[first:] = value[first:] * 3 + 1
-        return value
-
-    new_state: State = {}
-    for part, value in state.items():
-        counted_part = counted_state.get(part)
-        if isinstance(value, Tensors):
-            new_state[part] = Tensors(
-                (name, scramble_tensor(tensor, counted_part and counted_part.get(name)))
-                for name, tensor in value.items()
-            )
-        else:
-            new_state[part] = scramble_tensor(value, counted_part)
-    return new_state
+            yield from check_omitted_parts(trial, outcomes, received_states)
 
 
 @_make_check
@@ -449,11 +380,11 @@ def check_missing_classes(algorithm: Algorithm) -> Iterator[str]:
 @_make_check
 def check_training_on_digits(algorithm: Algorithm) -> Iterator[str]:
     """Clients that train fit their own digits better than the initial model does, and no number is NaN."""
-    clients, family = _make_digit_clients(), MLP(hidden=(16,))
+    clients, family = make_digit_clients(), MLP(hidden=(16,))
     settings: dict[str, Any] = {"participation": 1.0, "learning_rate": 0.1, "batch_size": 10, "dtype": "float32"}
     trial = make_trial(algorithm, lambda: family.build((1, 8, 8), 10), clients, **settings)
-    initial_loss = _mean_loss(trial.train(tests=("local",), phase="begin"))
-    final_loss = _mean_loss(trial.run(3, tests=("local",)).outcomes)
+    initial_loss = mean_loss(trial.train(tests=("local",), phase="begin"))
+    final_loss = mean_loss(trial.run(3, tests=("local",)).outcomes)
     if not math.isfinite(final_loss) or not all(leaf.isfinite().all() for leaf in pytree.tree_leaves(trial.server)):
         yield (
             f"three rounds on handwritten digits end at a loss of {final_loss:.3g}; no number should be infinite or "
@@ -485,147 +416,3 @@ CHECKS: tuple[Check, ...] = (
     check_missing_classes,
     check_training_on_digits,
 )
-
-
-# -- what they are made of ---------------------------------------------------------------------------------------------
-
-
-def _compare_loop_and_stacks(
-    algorithm: Algorithm, widths: Sequence[int], rounds: int, model: str = "mlp", **settings: Any
-) -> Iterator[str]:
-    """Rounds in the loop, beside the same rounds in stacks."""
-    loop = make_trial(algorithm, model, **settings)
-    stacks = [make_trial(algorithm, model, width=width, **settings) for width in widths]
-    trained_clients = set()
-    for _ in range(rounds):
-        loop.run(tests=TESTS)
-        trained_clients |= {outcome.client for outcome in loop.outcomes}
-        for trial in stacks:
-            trial.run(tests=TESTS)
-            if message := _describe_trial_difference(trial, loop, ROUNDING):
-                yield f"clients that train in one call differ from clients one by one ({message}); {PADDING_ADVICE}."
-                return
-    assert rounds < 3 or 0 in trained_clients, "the client with a single sample should be among the participants"
-
-
-def _describe_trial_difference(trial: Trial, other: Trial, within: float) -> str | None:
-    """Where two trials differ after a round."""
-    results, other_results = (_collect_results(side.outcomes) | {"server": side.server} for side in (trial, other))
-    return difference(results, other_results, within)
-
-
-def _collect_results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What clients sent, kept and scored, as one tree."""
-    return {
-        f"client {outcome.client}": {
-            "upload": outcome.upload,
-            "keep": outcome.keep,
-            "scores": {test: tuple(score) for test, score in outcome.scores.items()},
-            "bytes": (outcome.bytes_down, outcome.bytes_up),
-        }
-        for outcome in outcomes
-    }
-
-
-def _collect_all(trial: Trial) -> dict[str, Any]:
-    return _collect_results(trial.outcomes) | {"server": trial.server, "kept": trial.kept}
-
-
-def _list_models(state: State) -> list[Tensors]:
-    return [part for part in state.values() if isinstance(part, Tensors)]
-
-
-def _get_received_state(trial: Trial, client: int) -> State:
-    common, client_parts = trial.send([client])
-    return common | unstack_client(client_parts, 0)
-
-
-def _explain_outlying_statistic(name: str, value: Tensor, known_models: Sequence[Tensors]) -> str | None:
-    """A statistic that is no mean of those that were known, if a sentence can be said of it."""
-    advice = "the server should average running statistics, and move self.net.parameters alone further than that"
-    if name.endswith("running_var") and bool((value < 0).any()):
-        return f"the server's '{name}' has a variance of {value.min():.3g}; {advice}."
-    rows = torch.cat([model[name].reshape(-1, *value.shape[-1:]) for model in known_models if name in model])
-    low, high = rows.min(0).values, rows.max(0).values
-    slack = BATCH_NORM_ROUNDING * rows.abs().max()
-    if bool((value < low - slack).any()) or bool((value > high + slack).any()):
-        return f"the server's '{name}' lies outside of what clients sent; {advice}."
-    return None
-
-
-def _list_remembered_values(algorithm: Algorithm) -> dict[str, Any]:
-    """All that an algorithm could keep a number in: itself, its classes and their modules."""
-    kinds = [kind for kind in type(algorithm).__mro__ if kind not in Algorithm.__mro__]
-    values = {f"self.{name}": value for name, value in vars(algorithm).items() if name not in ("net", "federation")}
-    for kind in kinds:
-        cached_names = {name for name, value in vars(kind).items() if isinstance(value, functools.cached_property)}
-        values = {name: value for name, value in values.items() if name.removeprefix("self.") not in cached_names}
-        values |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items() if not name.startswith("__")}
-        module = sys.modules.get(kind.__module__)
-        module_values = (
-            {name: value for name, value in vars(module).items() if not name.startswith("__")} if module else {}
-        )
-        values |= {f"{kind.__module__}.{name}": value for name, value in module_values.items()}
-    return {name: _make_comparable(value) for name, value in values.items()}
-
-
-def _make_comparable(value: Any) -> Any:
-    """A value that compares by content where it is a number, a tensor or holds such ones, else by what it is."""
-    match value:
-        case Tensor():
-            return (value.shape, value.detach().cpu().contiguous().view(-1).tolist())
-        case np.ndarray():
-            return (value.shape, value.tobytes())
-        case dict():
-            return {repr(name): _make_comparable(item) for name, item in value.items()}
-        case list() | tuple() | set() | frozenset():
-            return [_make_comparable(item) for item in value]
-        case bool() | int() | float() | str() | None:
-            return value
-    return id(value)
-
-
-@contextmanager
-def _watch_generators(seed: int) -> Iterator[list[str]]:
-    """The global generators begin at a seed, and are put back; gives the names of those that were drawn from."""
-    saved_states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    used_generators: list[str] = []
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    random.seed(seed)
-    seeded_states: Any = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    try:
-        yield used_generators
-    finally:
-        if not torch.equal(torch.get_rng_state(), seeded_states[0]):
-            used_generators.append("PyTorch")
-        state: Any = np.random.get_state()  # noqa: NPY002
-        if state[2] != seeded_states[1][2] or not np.array_equal(state[1], seeded_states[1][1]):
-            used_generators.append("NumPy")
-        if random.getstate() != seeded_states[2]:
-            used_generators.append("Python")
-        torch.set_rng_state(saved_states[0])
-        np.random.set_state(saved_states[1])  # noqa: NPY002
-        random.setstate(saved_states[2])
-
-
-def _mean_loss(outcomes: Sequence[Outcome]) -> float:
-    scores = [outcome.scores["local"] for outcome in outcomes]
-    return sum(score.loss for score in scores) / sum(score.total for score in scores)
-
-
-@functools.cache
-def _make_digit_clients() -> FederatedData:
-    """Ten clients of 30 handwritten digits each, of three kinds; 6 more to test."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    train, test = [], []
-    for client in range(10):
-        class_indices = [
-            np.flatnonzero(labels == (client + step) % 10)[12 * step : 12 * step + 12] for step in range(3)
-        ]
-        train.append(np.concatenate([indices[:10] for indices in class_indices]))
-        test.append(np.concatenate([indices[10:] for indices in class_indices]))
-    x = torch.as_tensor(images.reshape(-1, 1, 8, 8) / 16, dtype=torch.float32)
-    return FederatedData(x, torch.as_tensor(labels), train, test, np.concatenate(test), 10, 0)

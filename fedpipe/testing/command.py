@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import torch
 
-from fedpipe import config, registry
 from fedpipe.algorithms.base import Algorithm
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.yaml_text import read_yaml
 from fedpipe.engine import contract
-from fedpipe.errors import SettingsError
+from fedpipe.settings import loader, methods
 from fedpipe.testing.checks import check_algorithm
-from fedpipe.yaml_text import read_yaml
 
 
 def run_check(name: str, settings: Sequence[str], params: Path | None = None) -> list[str]:
@@ -35,9 +36,9 @@ def run_check(name: str, settings: Sequence[str], params: Path | None = None) ->
     try:
         parameters = _parse_parameters(settings)
         algorithm = (
-            config.parse_algorithm(config.read_params(params), name, parameters)
+            methods.parse_algorithm(loader.read_params(params), name, parameters)
             if params
-            else registry.build_component(registry.ALGORITHM, name, parameters, name)
+            else registry.build_component(component.ALGORITHM, name, parameters, name)
         )
     except SettingsError as error:
         return str(error).splitlines()

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedpipe.algorithms.base import Algorithm, State, Uploads
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
 from fedpipe.models.mlp import MLP
-from fedpipe.tensors import Tensors
-from fedpipe.testing.checks import ADAM, SGD, TESTS
+from fedpipe.testing.comparisons import ADAM, SGD, TESTS
 from fedpipe.testing.trial import CLASSES, difference, make_trial, synthetic
 
 Build = Callable[..., Algorithm]  #: parameters to an algorithm

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpipe.algorithms.base import Algorithm, Measure, Pass, Train, Update
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.passes import Measure, Pass, Train, Update
+from fedpipe.core.errors import SettingsError
 from fedpipe.engine import contract
-from fedpipe.errors import SettingsError
 
 Function = Callable[..., Any]
 

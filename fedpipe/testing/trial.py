@@ -9,20 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedpipe import registry, rng
-from fedpipe.algorithms.base import Algorithm, State, Uploads
-from fedpipe.config import Federation
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core import rng
+from fedpipe.core.components import component, registry
+from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
-from fedpipe.engine.clients import FederatedData
-from fedpipe.engine.executor import Executor, Outcome, Phase, Test, init_client, start_client
-from fedpipe.engine.loop import Loop
-from fedpipe.engine.server import aggregate_uploads, init_server
-from fedpipe.engine.stack import Stack
-from fedpipe.engine.trees import make_contiguous, unstack_client
+from fedpipe.engine.clients.executor import Executor, Outcome, Phase, Test, init_client, start_client
+from fedpipe.engine.clients.federated_data import FederatedData
+from fedpipe.engine.clients.loop import Loop
+from fedpipe.engine.server.server import aggregate_uploads, init_server
+from fedpipe.engine.stack.stack import Stack
+from fedpipe.engine.torch_env.trees import make_contiguous, unstack_client
 from fedpipe.models.base import FunctionalNetwork, Model, Network
 from fedpipe.models.cnn import CNN
 from fedpipe.models.mlp import MLP
-from fedpipe.tensors import Tensors
+from fedpipe.settings.federation import Federation
 
 SIZES = (1, 5, 9, 12, 7, 16, 3, 20)  #: of one sample, of whole batches, of batches that end with a single sample
 CLASSES = 4
@@ -169,7 +172,7 @@ def make_trial(
         Of the federation; by default half of the clients train in a round, two epochs in batches of 4.
     """
     if isinstance(algorithm, str):
-        algorithm = cast(Algorithm, registry.build_component(registry.ALGORITHM, algorithm, {}))
+        algorithm = cast(Algorithm, registry.build_component(component.ALGORITHM, algorithm, {}))
     if isinstance(model, str):
         family, shape = MODELS[model]
         clients = clients or synthetic(shape)

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedpipe.engine.clients import FederatedData
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.models.base import Network
 from fedpipe.models.mlp import MLP
-from fedpipe.tensors import Tensors
 
 
 def scalar(value):

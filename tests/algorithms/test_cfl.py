@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedpipe.algorithms._slots import select_model
-from fedpipe.algorithms.base import Uploads
 from fedpipe.algorithms.cfl import CFL
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.engine.clients import FederatedData
+from fedpipe.algorithms.model_stack import select_model
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.models.base import Network
-from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(

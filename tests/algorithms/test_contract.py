@@ -11,15 +11,17 @@ import importlib
 
 import pytest
 
-from fedpipe import config, registry, testing
+from fedpipe import testing
+from fedpipe.core.components import component, registry
 from fedpipe.engine import contract
+from fedpipe.settings import study
 from fedpipe.testing import Expected, checks, expected
 
-ALGORITHMS = registry.list_components(registry.ALGORITHM)
+ALGORITHMS = registry.list_components(component.ALGORITHM)
 
 
 def build(name, **parameters):
-    return registry.build_component(registry.ALGORITHM, name, parameters)
+    return registry.build_component(component.ALGORITHM, name, parameters)
 
 
 def expected_of(name):
@@ -49,7 +51,7 @@ def test_no_axis_of_a_grid_can_be_called_as_what_it_records(name, monkeypatch):
     recorded = []
     monkeypatch.setattr(contract, "validate_metrics", lambda _, given: recorded.extend(given) or dict(given))
     assert checks.check_hooks(build(name, **expected_of(name).parameters)) == []
-    assert {metric for metric in recorded if "." not in metric} <= {*config.TABLE_COLUMNS}
+    assert {metric for metric in recorded if "." not in metric} <= {*study.TABLE_COLUMNS}
 
 
 @pytest.mark.parametrize("expectation", expected.EXPECTATIONS)

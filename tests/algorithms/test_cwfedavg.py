@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedpipe.algorithms.base import Batch, Uploads
+from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.cwfedavg import CwFedAvg, approximate_distribution
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.config import Federation
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Network
-from fedpipe.tensors import Tensors
+from fedpipe.settings.federation import Federation
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedpipe import registry
-from fedpipe.algorithms._dw import DW, OMEGA, WithDW
+from fedpipe.algorithms.extensions.dw import DW, OMEGA, WithDW
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feddw import FedDW
 from fedpipe.algorithms.fedprox import FedProx
-from fedpipe.engine.trees import size_in_bytes
-from fedpipe.errors import SettingsError
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.engine.torch_env.trees import size_in_bytes
 from fedpipe.models.base import Network, compute_class_relations
 
-METHODS = registry.list_components(registry.ALGORITHM)
+METHODS = registry.list_components(component.ALGORITHM)
 SETTINGS = {"feddual": {"epsilon": 0.1}}
 OWN_HEADS = {"feddw", "fednh"}  # they define the classification layer themselves, and refuse
 
@@ -31,7 +31,7 @@ def bare():
 
 def build(name, mu=None):
     dw = {} if mu is None else {"dw": {"mu": mu}}
-    return registry.build_component(registry.ALGORITHM, name, SETTINGS.get(name, {}) | dw)
+    return registry.build_component(component.ALGORITHM, name, SETTINGS.get(name, {}) | dw)
 
 
 def plain(state):
@@ -102,7 +102,7 @@ def test_personal_models_are_made_alike_in_training_and_evaluation(make_trial, w
     """Per-FedAvg's step from a model that training leaves as it is: the same on the same batch, and regularized."""
 
     def loss(stage, mu):
-        algorithm = registry.build_component(registry.ALGORITHM, "perfedavg", {"alpha": 0.5, "dw": {"mu": mu}})
+        algorithm = registry.build_component(component.ALGORITHM, "perfedavg", {"alpha": 0.5, "dw": {"mu": mu}})
         trial = make_trial(algorithm, bare, width=width, learning_rate=0.0, batch_size=12)
         return trial.train([2], ("local",), stage)[0].scores["local"].loss  # 9 samples in batches of 12: all of them
 
@@ -124,8 +124,8 @@ def test_fedalas_mixing_is_regularized(make_trial):
 )
 def test_methods_that_have_no_use_for_it_refuse(name, reason):
     with pytest.raises(SettingsError, match=rf"^algorithms.mine.dw: {{'mu': 0.5}} can't be used, since {reason}"):
-        registry.build_component(registry.ALGORITHM, name, {"dw": {"mu": 0.5}}, "algorithms.mine")
-    assert registry.build_component(registry.ALGORITHM, name, {"dw": None}) == build(name)
+        registry.build_component(component.ALGORITHM, name, {"dw": {"mu": 0.5}}, "algorithms.mine")
+    assert registry.build_component(component.ALGORITHM, name, {"dw": None}) == build(name)
     assert build("feddistill_plus", 0.5).dw == DW(mu=0.5), "which derives from FedDW"
 
 
@@ -145,7 +145,7 @@ def test_it_is_the_method_under_its_own_name_copied_and_pickled_as_it_is():
     """FedProx with it is a FedProx, one class however often it is built."""
     made = build("fedprox", 0.5)
     assert isinstance(made, FedProx)
-    assert registry.get_component_name(registry.ALGORITHM, type(made)) == "fedprox"
+    assert registry.get_component_name(component.ALGORITHM, type(made)) == "fedprox"
     assert type(made) is type(build("fedprox", 2.0)) is not FedProx
     for twin in (copy.copy(made), pickle.loads(pickle.dumps(made))):
         assert twin == made
@@ -154,7 +154,7 @@ def test_it_is_the_method_under_its_own_name_copied_and_pickled_as_it_is():
 
 def test_nothing_of_it_is_in_a_method_without_it():
     for parameters in ({}, {"dw": None}):
-        made = registry.build_component(registry.ALGORITHM, "fedprox", parameters)
+        made = registry.build_component(component.ALGORITHM, "fedprox", parameters)
         assert type(made) is FedProx
         assert not hasattr(made, "dw")
 
@@ -168,4 +168,4 @@ class Own(FedAvg):
 
 def test_a_method_with_a_parameter_of_its_name_is_refused():
     with pytest.raises(SettingsError, match=r"^algorithms\.mine: Own has a field 'dw'"):
-        registry.build_component(registry.ALGORITHM, f"{__name__}.Own", {}, "algorithms.mine")
+        registry.build_component(component.ALGORITHM, f"{__name__}.Own", {}, "algorithms.mine")

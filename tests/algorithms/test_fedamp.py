@@ -3,11 +3,11 @@ import math
 import pytest
 import torch
 
-from fedpipe.algorithms._slots import select_model
-from fedpipe.algorithms.base import Uploads
 from fedpipe.algorithms.fedamp import CHUNK_COLUMNS, FedAMP, square_distances
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.model_stack import select_model
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.fedbabu import FedBABU
-from fedpipe.engine.loop import Loop
+from fedpipe.engine.clients.loop import Loop
 from fedpipe.models.mlp import MLP
 from fedpipe.testing import Expected
 

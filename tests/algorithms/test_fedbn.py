@@ -7,7 +7,7 @@ from torch import nn
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedbn import FedBN
-from fedpipe.engine.trees import size_in_bytes
+from fedpipe.engine.torch_env.trees import size_in_bytes
 from fedpipe.models.base import Network
 from fedpipe.models.cnn5 import CNN5
 from fedpipe.testing import Expected

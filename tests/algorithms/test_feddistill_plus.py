@@ -1,10 +1,11 @@
 import pytest
 import torch
 
-from fedpipe.algorithms.base import Batch, Uploads
+from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feddistill_plus import FedDistillPlus, divergence, wrong_divergence
 from fedpipe.algorithms.feddw import FedDW
+from fedpipe.algorithms.uploads import Uploads
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(

@@ -8,13 +8,15 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedpipe.algorithms.base import Train, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feddual import FedDUAL, compute_barycenter, compute_divergence_gradient
-from fedpipe.config import Transforms, parse_params
-from fedpipe.errors import SettingsError
+from fedpipe.algorithms.passes import Train
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import Network
-from fedpipe.tensors import Tensors
+from fedpipe.settings.parser import parse_params
+from fedpipe.settings.transforms import Transforms
 from fedpipe.testing import Expected
 from tests import studies
 

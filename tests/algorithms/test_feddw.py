@@ -4,14 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedpipe.algorithms.base import Batch, Uploads
+from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feddw import FedDW, compute_regularizer
-from fedpipe.config import Transforms
-from fedpipe.engine.transforms import transform_images
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.clients.transforms import transform_images
 from fedpipe.models.base import Network, compute_class_relations
 from fedpipe.models.mlp import MLP
-from fedpipe.tensors import Tensors
+from fedpipe.settings.transforms import Transforms
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(

@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedpipe import registry
-from fedpipe.algorithms._dw import DW, add_dw_mixin
+from fedpipe.algorithms.extensions.dw import DW, add_dw_mixin
 from fedpipe.algorithms.feddyn import FedDyn
-from fedpipe.config import Evaluation
-from fedpipe.engine import evaluation
-from fedpipe.errors import SettingsError
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.engine.clients import evaluation
+from fedpipe.settings.evaluation import Evaluation
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(
@@ -98,7 +98,7 @@ def test_the_servers_memory_is_the_mean_of_all_clients(make_trial, assert_same):
 
 def test_alpha_zero_is_refused():
     with pytest.raises(SettingsError, match=r"^algorithms.alpha: 0"):
-        registry.build_component(registry.ALGORITHM, "feddyn", {"alpha": 0})
+        registry.build_component(component.ALGORITHM, "feddyn", {"alpha": 0})
 
 
 def test_gradients_are_clipped(make_toy, path):

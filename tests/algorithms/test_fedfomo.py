@@ -3,12 +3,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedpipe.algorithms._slots import select_model
-from fedpipe.algorithms.base import Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedfomo import EPSILON, FedFomo
-from fedpipe.engine.clients import FederatedData
-from fedpipe.tensors import Tensors
+from fedpipe.algorithms.model_stack import select_model
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(

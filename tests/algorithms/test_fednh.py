@@ -3,13 +3,14 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
-from fedpipe import registry
-from fedpipe.algorithms.base import Batch, Uploads
+from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.fednh import CLIP_NORM, FedNH, PrototypeHead
-from fedpipe.errors import SettingsError
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.models.mlp import MLP
-from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(
@@ -212,7 +213,7 @@ def test_a_head_that_is_no_linear_layer_is_refused():
 
 def test_it_stands_beside_a_batch(make_trial):
     """The global model's logits are those of the head as it was adapted."""
-    algorithm = registry.build_component(registry.ALGORITHM, "fednh", {"scale": 20.0})
+    algorithm = registry.build_component(component.ALGORITHM, "fednh", {"scale": 20.0})
     net = FunctionalNetwork(lambda: algorithm.adapt(Network(nn.Identity(), nn.Linear(2, 3))), f64)
     model = net.make_initial_model(0)
     assert float(model["head.scale"]) == 20

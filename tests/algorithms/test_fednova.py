@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from fedpipe.algorithms.base import Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fednova import FedNova
+from fedpipe.algorithms.uploads import Uploads
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(

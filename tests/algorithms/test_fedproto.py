@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedpipe.algorithms.base import Batch, Uploads
+from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedproto import FedProto
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Network
-from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(

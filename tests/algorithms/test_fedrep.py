@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedpipe.algorithms._dw import DW, add_dw_mixin
+from fedpipe.algorithms.extensions.dw import DW, add_dw_mixin
 from fedpipe.algorithms.fedbabu import FedBABU
 from fedpipe.algorithms.fedrep import FedRep
 from fedpipe.models.base import Network

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedpipe import registry
-from fedpipe.algorithms.base import Batch
+from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feduv import FedUV, compute_closeness, compute_variance_deficit
-from fedpipe.errors import SettingsError
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(
@@ -157,7 +157,7 @@ def test_the_loss_adds_both_terms(make_trial, variance, strength):
 
 def test_a_strength_is_a_number_or_c_over_4():
     with pytest.raises(SettingsError, match=r"algorithms.variance: 'C/5' can't be used"):
-        registry.build_component(registry.ALGORITHM, "feduv", {"variance": "C/5"})
+        registry.build_component(component.ALGORITHM, "feduv", {"variance": "C/5"})
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])

@@ -5,8 +5,8 @@ import sys
 import pandas as pd
 import pytest
 
-from fedpipe import cli
-from fedpipe.stages.collect import collect_rounds
+from fedpipe.cli import app
+from fedpipe.engine.collect import collect_rounds
 from tests import studies
 
 ALONE = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
@@ -26,7 +26,7 @@ def planned(monkeypatch, capsys, in_empty_folder):
         studies.write(settings, in_empty_folder)
         monkeypatch.setattr(sys, "argv", ["fedpipe", "plan"])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            app.main()
         return capsys.readouterr().err, end.value.code
 
     return plan

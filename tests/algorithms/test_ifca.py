@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedpipe.algorithms.base import Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.ifca import IFCA
-from fedpipe.engine.clients import FederatedData
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.models.base import Network
-from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy, logsigmoid
 
-from fedpipe.algorithms.base import Batch
+from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.moon import MOON
+from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Network
-from fedpipe.tensors import Tensors
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(

@@ -4,7 +4,7 @@ from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.perfedavg import PerFedAvg
-from fedpipe.tensors import Tensors
+from fedpipe.core.tensors import Tensors
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(

@@ -3,13 +3,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from fedpipe.algorithms.base import Batch
+from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.pfps_lwc import PFPSLWC
-from fedpipe.config import Evaluation
-from fedpipe.engine.evaluation import evaluate_round
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.clients.evaluation import evaluate_round
 from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.models.mlp import MLP
-from fedpipe.tensors import Tensors
+from fedpipe.settings.evaluation import Evaluation
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(

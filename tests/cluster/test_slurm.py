@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe.stages import collect
+from fedpipe.engine import collect
 from tests import studies
 from tests.cluster.conftest import ALL, OFTEN, Clone, own_study
 from tests.pipeline.conftest import Project, jobs

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpipe import artifacts
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import files
 from fedpipe.data.assignment import Assignment, assign_samples
 from fedpipe.data.partitions.base import Integers, Scheme
 from fedpipe.data.partitions.dirichlet import Dirichlet
@@ -21,7 +22,6 @@ from fedpipe.data.partitions.file import File
 from fedpipe.data.partitions.iid import IID
 from fedpipe.data.partitions.pathological import Pathological
 from fedpipe.data.partitions.quantity import Quantity
-from fedpipe.errors import SettingsError
 
 Split = Literal["official", "pooled"]
 SPLITS: tuple[Split, ...] = ("official", "pooled")
@@ -190,9 +190,9 @@ def test_single_sample_clients_everywhere() -> None:
 def test_a_table_is_read_back(tmp_path: Path) -> None:
     table, *_ = table_of(Dirichlet(), "official")
     path = tmp_path / "assignment.parquet"
-    sha256 = artifacts.write_parquet(path, table)
+    sha256 = files.write_parquet(path, table)
     dealt, direct = Assignment.read(path, sha256), Assignment.from_table(table)
-    assert artifacts.read_parquet(path).equals(table)
+    assert files.read_parquet(path).equals(table)
     assert np.array_equal(dealt.class_counts, direct.class_counts)
     assert all(np.array_equal(a, b) for a, b in zip(dealt.train, direct.train, strict=True))
     assert all(array.dtype == np.int64 for array in [*dealt.train, *dealt.test, dealt.global_test, dealt.sizes])
@@ -334,7 +334,7 @@ def test_overlapping_clients_can_not_share_a_pool() -> None:
 
 def own(path: Path, table: Any) -> File:
     """A scheme that reads this table."""
-    return File(path=str(path), sha256=artifacts.write_parquet(path, table))
+    return File(path=str(path), sha256=files.write_parquet(path, table))
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -21,14 +21,16 @@ import torchvision
 import yaml
 from PIL import Image
 
-from fedpipe import artifacts, config, registry
-from fedpipe import plan as planning
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import sha256_of, write_parquet
 from fedpipe.data import store
 from fedpipe.data.datasets import ag_news, cifar10, cifar100, fashion_mnist, imdb, mnist, tiny_imagenet
 from fedpipe.data.datasets.base import DatasetInfo, PublishedDataset, Samples
-from fedpipe.data.fetch import MIRROR_VARIABLE, Fetcher, PublishedFile
-from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.stages import download, partition
+from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher, PublishedFile
+from fedpipe.planning import download, partition, planner, run_settings
+from fedpipe.settings import loader, parser
 from tests import studies
 
 MIRROR = os.environ.get(MIRROR_VARIABLE)
@@ -104,7 +106,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_data_sets_are_planned_without_any_file(name: str) -> None:
-    section = config.parse_dataset({"name": name})
+    section = parser.parse_dataset({"name": name})
     assert section.facts == PUBLISHED[name]
     assert section.run_settings["sha256"] == section.effective_dataset.content_digest
     assert not Path("results").exists()
@@ -118,12 +120,12 @@ def test_no_two_data_sets_lie_in_one_place() -> None:
         {"name": "imdb", "sha256": "0" * 64},
     ]
     sections += [{"name": "npz", "path": "a.npz", "sha256": digit * 64} for digit in "01"]
-    assert len({config.parse_dataset(section).file for section in sections}) == len(sections)
+    assert len({parser.parse_dataset(section).file for section in sections}) == len(sections)
 
 
 def test_neither_the_mirror_nor_a_path_is_in_the_key() -> None:
     def place(**settings: Any) -> Path:
-        return config.parse_dataset(settings).file
+        return parser.parse_dataset(settings).file
 
     assert place(name="mnist", mirror="/somewhere") == place(name="mnist")
     assert place(name="npz", path="a.npz", sha256="0" * 64) == place(name="npz", path="b.npz", sha256="0" * 64)
@@ -256,7 +258,7 @@ def test_a_tampered_file_is_never_read(fetch: Fetcher) -> None:
 def arrays(path: str, **given: np.ndarray) -> str:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **given)
-    return artifacts.sha256_of(Path(path))
+    return sha256_of(Path(path))
 
 
 HALVES = {"x_train": PIXELS[:4].transpose(0, 2, 3, 1), "y_train": np.array([0, 1, 2, 9])}
@@ -268,18 +270,20 @@ def test_a_mirrors_npz_needs_its_checksum_and_download_fills_it_in() -> None:
     settings = studies.settings(dataset={"name": "cifar10", "mirror": "mirror"}, federation={"clients": 2})
     studies.write(settings, Path())
     with pytest.raises(SettingsError) as error:
-        planning.make_plan(Path("params.yaml"))
+        planner.make_plan(Path("params.yaml"))
     assert str(error.value) == (
         "dataset.sha256: missing; the mirror has no original of 'cifar10' but a cifar10.npz, which is taken by its "
         "SHA-256: run `fedpipe download`, which fills it in."
     )
     assert sha256 in download.declare_dataset(None, Path("params.yaml"))
     assert yaml.safe_load(Path("params.yaml").read_text())["dataset"]["sha256"] == sha256
-    made = planning.make_plan(Path("params.yaml"))
-    samples = store.load_samples(artifacts.dataset_file(made.runs[0].dataset))
+    made = planner.make_plan(Path("params.yaml"))
+    samples = store.load_samples(layout.dataset_file(made.runs[0].dataset))
     assert np.array_equal(samples.x.numpy(), PIXELS)
     assert samples.test.tolist() == [False] * 4 + [True] * 2
-    run = planning.RunSettings.from_params(config.parse_params(config.read_params(Path("params.yaml"))), "fedavg", 0)
+    run = run_settings.RunSettings.from_params(
+        parser.parse_params(loader.read_params(Path("params.yaml"))), "fedavg", 0
+    )
     assert run.dataset["sha256"] == sha256
     assert not {"mirror", "path"} & set(run.dataset)
     assert store.read_dataset_info(store.locate_dataset(run.dataset)) == DatasetInfo((3, 32, 32), 10, 6, 2)
@@ -287,7 +291,7 @@ def test_a_mirrors_npz_needs_its_checksum_and_download_fills_it_in() -> None:
 
 def test_another_file_than_declared_is_refused() -> None:
     sha256 = arrays("mirror/cifar10.npz", **HALVES)
-    section = config.parse_dataset({"name": "cifar10", "mirror": "mirror", "sha256": sha256})
+    section = parser.parse_dataset({"name": "cifar10", "mirror": "mirror", "sha256": sha256})
     arrays("mirror/cifar10.npz", **HALVES | {"y_test": np.array([5, 6])})
     with pytest.raises(ArtifactError, match=rf"cifar10\.npz is damaged or another file: .* should be {sha256}"):
         download.obtain_dataset(section.effective_dataset, section.fetcher)
@@ -296,7 +300,7 @@ def test_another_file_than_declared_is_refused() -> None:
 
 def test_a_stand_in_of_another_shape_is_refused() -> None:
     sha256 = arrays("mirror/mnist.npz", **HALVES)
-    section = config.parse_dataset({"name": "mnist", "mirror": "mirror", "sha256": sha256})
+    section = parser.parse_dataset({"name": "mnist", "mirror": "mirror", "sha256": sha256})
     with pytest.raises(ArtifactError, match=r"'mnist' hold 6 samples of shape \(3, 32, 32\) in 10 classes; it should"):
         download.obtain_dataset(section.effective_dataset, section.fetcher)
 
@@ -304,7 +308,7 @@ def test_a_stand_in_of_another_shape_is_refused() -> None:
 def test_originals_come_before_what_stands_in() -> None:
     put("imdb.parquet", b"")
     put("imdb/aclImdb_v1.tar.gz", b"")
-    section = config.parse_dataset({"name": "imdb", "mirror": "mirror"})
+    section = parser.parse_dataset({"name": "imdb", "mirror": "mirror"})
     assert section.facts == PUBLISHED["imdb"]
     assert isinstance(section.effective_dataset, PublishedDataset)
     assert section.effective_dataset.find_missing_sha256(section.fetcher) is None
@@ -312,8 +316,8 @@ def test_originals_come_before_what_stands_in() -> None:
 
 def test_the_environment_names_a_mirror_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MIRROR_VARIABLE, "elsewhere")
-    assert config.parse_dataset({"name": "mnist"}).fetcher.mirror == "elsewhere"
-    assert config.parse_dataset({"name": "mnist", "mirror": "here"}).fetcher.mirror == "here"
+    assert parser.parse_dataset({"name": "mnist"}).fetcher.mirror == "elsewhere"
+    assert parser.parse_dataset({"name": "mnist", "mirror": "here"}).fetcher.mirror == "here"
 
 
 # -- one's own ---------------------------------------------------------------------------------------------------------
@@ -321,8 +325,8 @@ def test_the_environment_names_a_mirror_too(monkeypatch: pytest.MonkeyPatch) -> 
 
 def own(**settings: Any) -> tuple[Samples, DatasetInfo]:
     """The samples of an own data set, declared and stored as `fedpipe download` does."""
-    source: Any = config.parse_dataset(settings).effective_dataset
-    source = config.parse_dataset({**settings, "sha256": source.find_missing_sha256(Fetcher())}).effective_dataset
+    source: Any = parser.parse_dataset(settings).effective_dataset
+    source = parser.parse_dataset({**settings, "sha256": source.find_missing_sha256(Fetcher())}).effective_dataset
     path = download.obtain_dataset(source, Fetcher())
     return Samples(*(tensor.numpy() for tensor in store.load_samples(path))), store.read_dataset_info(path)
 
@@ -490,7 +494,7 @@ def test_a_table_of_something_else(table: dict[str, Any], sentence: str) -> None
 
 def test_a_table_with_a_column_twice() -> None:
     table = pa.table([["a"], [0], [1]], names=["text", "label", "label"])
-    artifacts.write_parquet(Path("own.parquet"), table)
+    write_parquet(Path("own.parquet"), table)
     with pytest.raises(ArtifactError) as error:
         own(name="parquet", path="own.parquet")
     assert str(error.value) == "own.parquet has the column label more than once; it should have it once."
@@ -522,7 +526,7 @@ def test_a_folder_of_grey_images_without_test_set() -> None:
 
 def test_a_folder_is_known_by_its_files() -> None:
     write_folder("dog/1.png", "ant/1.png")
-    section: Any = config.parse_dataset({"name": "folder", "path": "pictures"})
+    section: Any = parser.parse_dataset({"name": "folder", "path": "pictures"})
     before = section.effective_dataset.find_missing_sha256(Fetcher())
     assert section.effective_dataset.find_missing_sha256(Fetcher()) == before
     Path("pictures/dog/1.png").rename("pictures/dog/2.png")
@@ -564,7 +568,7 @@ def test_two_own_files_lie_beside_each_other() -> None:
 def test_the_stored_bytes_do_not_depend_on_names() -> None:
     own = {"name": "npz", "path": "one.npz", "sha256": arrays("one.npz", x=PIXELS, y=np.arange(6))}
     stored = [
-        download.obtain_dataset(config.parse_dataset(own).effective_dataset, Fetcher(), Path(name))
+        download.obtain_dataset(parser.parse_dataset(own).effective_dataset, Fetcher(), Path(name))
         for name in ("a.pt", "other.pt")
     ]
     assert stored[0].read_bytes() == stored[1].read_bytes()
@@ -593,14 +597,14 @@ def test_the_stored_bytes_do_not_depend_on_names() -> None:
 def test_a_mistake_is_one_sentence_before_any_job(dataset: dict[str, Any], sentence: str) -> None:
     studies.write(studies.settings(dataset=dataset), Path())
     with pytest.raises(SettingsError) as error:
-        planning.make_plan(Path("params.yaml"))
+        planner.make_plan(Path("params.yaml"))
     assert str(error.value).startswith(sentence)
     assert "\n" not in str(error.value)
 
 
 def test_a_file_that_changed_after_it_was_declared_is_refused() -> None:
     sha256 = arrays("own.npz", x=PIXELS, y=np.arange(6))
-    source = config.parse_dataset({"name": "npz", "path": "own.npz", "sha256": sha256}).effective_dataset
+    source = parser.parse_dataset({"name": "npz", "path": "own.npz", "sha256": sha256}).effective_dataset
     found = arrays("own.npz", x=PIXELS[::-1], y=np.arange(6))
     with pytest.raises(ArtifactError) as error:
         source.load(Fetcher())
@@ -620,10 +624,10 @@ def test_own_data_through_the_stages() -> None:
     settings = studies.settings(dataset={"name": "npz", "path": "own.npz"}, federation={"clients": 3})
     studies.write(settings | {"partition": {"scheme": "iid"}}, Path())
     download.declare_dataset(None, Path("params.yaml"))
-    made = planning.make_plan(Path("params.yaml"))
-    planning.write_plan(made)
+    made = planner.make_plan(Path("params.yaml"))
+    planner.write_plan(made)
     (run,) = made.runs
-    stored = artifacts.dataset_file(run.dataset)
+    stored = layout.dataset_file(run.dataset)
     first = stored.read_bytes()
     stored.unlink()
     stored.with_suffix(".json").unlink()
@@ -654,7 +658,7 @@ def test_the_checksum_is_filled_in_and_all_else_is_left(before: str, after: str)
     Path("params.yaml").write_text(before)
     download.declare_dataset(None, Path("params.yaml"))
     assert Path("params.yaml").read_text() == after.replace("SUM", sha256)
-    assert config.parse_dataset(config.read_params(Path("params.yaml"))["dataset"]).facts == DatasetInfo(
+    assert parser.parse_dataset(loader.read_params(Path("params.yaml"))["dataset"]).facts == DatasetInfo(
         (3, 32, 32), 6, 6, 0
     )
 
@@ -717,13 +721,13 @@ class TestReal:
     @pytest.fixture(params=PUBLISHED)
     def samples(self, request: pytest.FixtureRequest) -> tuple[str, Samples]:
         name = request.param
-        section: Any = config.parse_dataset({"name": name, "mirror": MIRROR})
+        section: Any = parser.parse_dataset({"name": name, "mirror": MIRROR})
         if all(section.fetcher.has_file(file.name) for file in section.effective_dataset.files):
             return name, section.effective_dataset.load(section.fetcher)
         sha256 = section.effective_dataset.find_missing_sha256(section.fetcher)
         if sha256 is None:
             pytest.skip(f"the mirror has no {name}")
-        section = config.parse_dataset({"name": name, "mirror": MIRROR, "sha256": sha256})
+        section = parser.parse_dataset({"name": name, "mirror": MIRROR, "sha256": sha256})
         return name, section.effective_dataset.load(section.fetcher)
 
     def test_samples(self, samples: tuple[str, Samples]) -> None:
@@ -739,6 +743,6 @@ class TestReal:
             assert x.min() == 0
             assert (x[:, 0] == 1).all()
             assert x.max() < facts.vocabulary
-        expected: Any = registry.find_component(registry.DATASET, name)
+        expected: Any = registry.find_component(component.DATASET, name)
         if wanted := self.CHECKSUMS.get(name, expected.checksum):
             assert store.compute_samples_sha256(samples[1]) == wanted

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe.data.fetch import Fetcher, PublishedFile
-from fedpipe.errors import ArtifactError
+from fedpipe.core.errors import ArtifactError
+from fedpipe.data.sources.fetch import Fetcher, PublishedFile
 
 WHOLE = bytes(range(256)) * 1024  # 256 KiB
 MD5, SHA256 = hashlib.md5(WHOLE).hexdigest(), hashlib.sha256(WHOLE).hexdigest()

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpipe import artifacts, config
-from fedpipe import plan as planning
-from fedpipe.config import read_params
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import layout
 from fedpipe.data import store
 from fedpipe.data.datasets.generated import Generated
-from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.stages import download
+from fedpipe.planning import download, planner
+from fedpipe.settings import parser
+from fedpipe.settings.dataset import Data
+from fedpipe.settings.loader import read_params
 from tests import studies
 
 NAMES = ("mnist", "cifar100", "imdb", "ag_news")
@@ -26,16 +27,16 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder without data, and no mirror or cache beside it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDPIPE_MIRROR", raising=False)
-    monkeypatch.setattr("fedpipe.data.fetch.get_cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: tmp_path / "cache")
 
 
-def section(name: str = "mnist", **others: Any) -> config.Data:
-    return config.parse_dataset({"name": name, "absent": "generate", **others})
+def section(name: str = "mnist", **others: Any) -> Data:
+    return parser.parse_dataset({"name": name, "absent": "generate", **others})
 
 
 def images(folder: Path) -> Path:
     """A mirror in which a file of each name of MNIST lies; nobody reads them."""
-    for file in config.parse_dataset({"name": "mnist"}).named_dataset.files:
+    for file in parser.parse_dataset({"name": "mnist"}).named_dataset.files:
         (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
         (folder / file.name).write_bytes(b"")
     return folder
@@ -43,7 +44,7 @@ def images(folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_they_have_the_shape_of_what_they_stand_for(name: str) -> None:
-    found, real = section(name), config.parse_dataset({"name": name})
+    found, real = section(name), parser.parse_dataset({"name": name})
     assert found.facts == real.facts._replace(size=2400, tests=2400 * real.facts.tests // real.facts.size)
     samples = found.effective_dataset.load(found.fetcher)
     assert (samples.x.shape, int(samples.test.sum())) == ((2400, *real.facts.shape), found.facts.tests)
@@ -66,26 +67,26 @@ def test_classes_can_be_told_apart() -> None:
 
 def test_what_is_at_hand_is_taken(tmp_path: Path) -> None:
     assert section().effective_dataset == Generated(like="mnist")
-    assert section().file != config.parse_dataset({"name": "mnist"}).file
+    assert section().file != parser.parse_dataset({"name": "mnist"}).file
     there = section(mirror=str(images(tmp_path / "mirror")))
     assert there.effective_dataset is there.named_dataset
-    assert config.parse_dataset({"name": "mnist"}).effective_dataset == there.effective_dataset, (
+    assert parser.parse_dataset({"name": "mnist"}).effective_dataset == there.effective_dataset, (
         "nothing is generated that was not asked for"
     )
 
 
 def test_what_was_stored_is_at_hand() -> None:
-    real = config.parse_dataset({"name": "mnist"})
+    real = parser.parse_dataset({"name": "mnist"})
     real.file.parent.mkdir(parents=True)
     real.file.write_bytes(b"")
     assert section().effective_dataset == real.effective_dataset
 
 
 def test_no_run_of_generated_data_has_the_key_of_a_real_one(tmp_path: Path) -> None:
-    def planned(**dataset: Any) -> planning.NewPlan:
+    def planned(**dataset: Any) -> planner.NewPlan:
         params = studies.settings(dataset={"name": "mnist", "subset": 300, **dataset})
         studies.write(params, Path())
-        return planning.make_plan(Path("params.yaml"))
+        return planner.make_plan(Path("params.yaml"))
 
     real, generated = planned(), planned(absent="generate")
     there = planned(absent="generate", mirror=str(images(tmp_path / "mirror")))
@@ -104,23 +105,23 @@ def test_no_run_of_generated_data_has_the_key_of_a_real_one(tmp_path: Path) -> N
 def test_a_plan_stores_them_without_a_network() -> None:
     params = studies.settings(dataset={"name": "mnist", "subset": 300, "absent": "generate"})
     studies.write(params, Path())
-    planning.write_plan(made := planning.make_plan(Path("params.yaml")))
+    planner.write_plan(made := planner.make_plan(Path("params.yaml")))
     (run,) = made.runs
     path = download.download_dataset(run.dataset)
-    assert path == artifacts.dataset_file(run.dataset)
+    assert path == layout.dataset_file(run.dataset)
     assert store.read_dataset_info(path) == section().facts
     assert "generated" in read_params(store.settings_file(run.dataset))["name"]
 
 
 @pytest.mark.parametrize("name", [None, "mnist"])
 def test_who_asks_for_the_data_set_itself_gets_no_noise(name: str | None, tmp_path: Path) -> None:
-    first, *_ = config.parse_dataset({"name": "mnist"}).named_dataset.files
+    first, *_ = parser.parse_dataset({"name": "mnist"}).named_dataset.files
     there = tmp_path / "mirror" / first.name  # the first of several files, and damaged: no network is asked
     there.parent.mkdir(parents=True)
     there.write_bytes(b"")
     dataset = {"name": "mnist", "absent": "generate", "mirror": str(tmp_path / "mirror")}
     studies.write(studies.settings(dataset=dataset), Path())
-    assert planning.make_plan().runs[0].dataset.startswith("generated-")
+    assert planner.make_plan().runs[0].dataset.startswith("generated-")
     with pytest.raises(ArtifactError, match=re.escape(str(there))):
         download.declare_dataset(name, Path("params.yaml"))
     assert not list(Path("results").rglob("*.pt"))
@@ -129,4 +130,4 @@ def test_who_asks_for_the_data_set_itself_gets_no_noise(name: str | None, tmp_pa
 @pytest.mark.parametrize("like", ["digits", "generated", "nothing"])
 def test_only_published_data_sets_have_a_shape_to_take(like: str) -> None:
     with pytest.raises(SettingsError, match=r"dataset\.like"):
-        assert config.parse_dataset({"name": "generated", "like": like}).facts
+        assert parser.parse_dataset({"name": "generated", "like": like}).facts

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedpipe import artifacts, registry
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage.files import sha256_of, write_parquet
 from fedpipe.data.partitions.base import Integers, SampleClientPairs, Scheme, top_up_clients
 from fedpipe.data.partitions.dirichlet import Dirichlet
 from fedpipe.data.partitions.dirichlet_balanced import DirichletBalanced
@@ -20,7 +22,6 @@ from fedpipe.data.partitions.pathological import Pathological
 from fedpipe.data.partitions.pathological_ordered import PathologicalOrdered
 from fedpipe.data.partitions.quantity import Quantity
 from fedpipe.data.partitions.shards import Shards
-from fedpipe.errors import SettingsError
 
 SCHEMES = [
     IID(),
@@ -456,11 +457,11 @@ def test_quantity_has_the_moments_of_the_distribution() -> None:
 def own(path: Path, **columns: list[object]) -> File:
     """A scheme that reads these columns from a file, which is written."""
     if path.suffix == ".parquet":
-        artifacts.write_parquet(path, pa.table(columns))
+        write_parquet(path, pa.table(columns))
     else:
         rows = zip(*columns.values(), strict=True)
         path.write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n")
-    return File(path=str(path), sha256=artifacts.sha256_of(path))
+    return File(path=str(path), sha256=sha256_of(path))
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -539,7 +540,7 @@ def test_rows_that_are_longer_than_the_header_are_refused(tmp_path: Path, rows: 
     path = tmp_path / "own.csv"
     path.write_text(rows)
     with pytest.raises(SettingsError) as error:
-        File(path=str(path), sha256=artifacts.sha256_of(path)).check(2, 2, 10)
+        File(path=str(path), sha256=sha256_of(path)).check(2, 2, 10)
     assert str(error.value) == (
         f"partition.path: {path} is neither Parquet nor CSV as its name says (its rows have more fields than its "
         f"header has names)."
@@ -553,12 +554,12 @@ def test_a_column_that_stands_twice_is_refused(tmp_path: Path, kind: str, name: 
     columns = {"sample": [0, 1], "client": [0, 1], "split": ["train", "train"], "note": ["a", "b"]}
     names = [*columns, "note", name]
     if kind == "parquet":
-        artifacts.write_parquet(path, pa.table([columns[column] for column in names], names=names))
+        write_parquet(path, pa.table([columns[column] for column in names], names=names))
     else:
         rows = zip(*(columns[column] for column in names), strict=True)
         path.write_text("\n".join(",".join(map(str, row)) for row in (names, *rows)))
     with pytest.raises(SettingsError) as error:
-        File(path=str(path), sha256=artifacts.sha256_of(path)).check(2, 2, 10)
+        File(path=str(path), sha256=sha256_of(path)).check(2, 2, 10)
     assert str(error.value) == (
         f"partition.path: {path} has the column '{name}' more than once; it should have it once."
     )
@@ -577,7 +578,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         File(path=str(path)).check(1, 1, 1)
     path.write_text("sample,client\n")
     with pytest.raises(SettingsError, match=r"^partition\.path: .* is neither Parquet nor CSV as its name says"):
-        File(path=str(path), sha256=artifacts.sha256_of(path)).check(1, 1, 1)
+        File(path=str(path), sha256=sha256_of(path)).check(1, 1, 1)
 
 
 # -- always in a moment ------------------------------------------------------------------------------------------------
@@ -589,7 +590,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("classes", [10, 100])
 def test_a_hundred_clients_with_a_tiny_alpha_end(name: str, classes: int) -> None:
     labels = np.repeat(np.arange(classes), 60_000 // classes)
-    scheme: Scheme = registry.build_component(registry.PARTITION, name, {"alpha": 0.01})  # type: ignore[assignment]
+    scheme: Scheme = registry.build_component(component.PARTITION, name, {"alpha": 0.01})  # type: ignore[assignment]
     dealt = pairs(scheme, labels, 100)
     assert np.bincount(dealt.client, minlength=100).min() >= getattr(scheme, "minimum", 1)
 
@@ -700,12 +701,12 @@ def test_a_class_too_small_for_its_owners_is_refused() -> None:
 )
 def test_parameters_are_checked(name: str, parameters: dict[str, float], key: str) -> None:
     with pytest.raises(SettingsError) as error:
-        registry.build_component(registry.PARTITION, name, parameters)
+        registry.build_component(component.PARTITION, name, parameters)
     assert str(error.value).startswith(key)
 
 
 def test_schemes_are_found_by_name() -> None:
-    assert set(registry.list_components(registry.PARTITION)) == {
+    assert set(registry.list_components(component.PARTITION)) == {
         "dirichlet",
         "dirichlet-balanced",
         "dirichlet-feddw",
@@ -717,7 +718,7 @@ def test_schemes_are_found_by_name() -> None:
         "quantity",
         "shards",
     }
-    assert registry.build_component(registry.PARTITION, "dirichlet", {}) == Dirichlet(alpha=0.5, minimum=1, seed=None)
-    assert registry.build_component(registry.PARTITION, "dirichlet-balanced", {}) == DirichletBalanced(
+    assert registry.build_component(component.PARTITION, "dirichlet", {}) == Dirichlet(alpha=0.5, minimum=1, seed=None)
+    assert registry.build_component(component.PARTITION, "dirichlet-balanced", {}) == DirichletBalanced(
         alpha=0.1, minimum=40
     )

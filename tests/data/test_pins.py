@@ -16,13 +16,16 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from fedpipe import artifacts, cli, config, pins, registry
-from fedpipe import plan as planning
+from fedpipe.cli import app
+from fedpipe.core.components import component, pinned_files, registry
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import files, layout
 from fedpipe.data.assignment import Assignment
-from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.plan import RunSettings
-from fedpipe.report import tables
-from fedpipe.stages import download as stage
+from fedpipe.planning import download as stage
+from fedpipe.planning import run_settings
+from fedpipe.planning.run_settings import RunSettings
+from fedpipe.report import table_notes
+from fedpipe.settings import loader, parser
 from tests import studies
 
 RANDOM = np.random.default_rng(0)
@@ -41,7 +44,7 @@ def own_files(seed: int = 0) -> None:
     split = np.array(["train"] * 50 + ["validation"] * 10 + ["test"] * 30)
     rows = "".join(f"{sample},{row % 3},{split[row]}\n" for row, sample in enumerate(order))
     Path("own.csv").write_text(f"sample,client,split\n{rows}")
-    model: Any = registry.parse_component(registry.MODEL, {"name": "mlp", "hidden": [16]})
+    model: Any = registry.parse_component(component.MODEL, {"name": "mlp", "hidden": [16]})
     torch.manual_seed(0)
     torch.save(model.build((1, 8, 8), 3).state_dict(), "start.pt")
 
@@ -57,11 +60,11 @@ def declared(**sections: Any) -> dict[str, Any]:
     own_files()
     studies.write(study(**sections), Path())
     typed("download")
-    return config.read_params(Path("params.yaml"))
+    return loader.read_params(Path("params.yaml"))
 
 
 def typed(*arguments: str) -> str:
-    return CliRunner().invoke(cli.app, list(arguments), catch_exceptions=False).output
+    return CliRunner().invoke(app.app, list(arguments), catch_exceptions=False).output
 
 
 # -- declaring ---------------------------------------------------------------------------------------------------------
@@ -96,7 +99,7 @@ def test_all_that_is_missing_is_said_at_once_and_filled_in_at_once(place: str, c
     said = typed("download", "--params", place)
     filled = path.read_text()
     for section, name in (("dataset", "own.npz"), ("partition", "own.csv"), ("model", "start.pt")):
-        sha256 = artifacts.sha256_of(Path(name))
+        sha256 = files.sha256_of(Path(name))
         assert yaml.safe_load(filled)[section]["sha256"] == sha256
         assert f"{place} declares it now: {section}.sha256 is {sha256}." in said
         filled = filled.replace(f"  sha256: {sha256}\n", "").replace(f" sha256: {sha256},", "")
@@ -114,7 +117,7 @@ def test_all_else_stays_as_it_was_written_whatever_the_locale() -> None:
     plain = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     command = [sys.executable, "-m", "fedpipe", "download"]
     subprocess.run(command, env=os.environ | plain, capture_output=True, check=True)
-    filled = f" sha256: {artifacts.sha256_of(Path('own.npz'))},".encode()
+    filled = f" sha256: {files.sha256_of(Path('own.npz'))},".encode()
     assert Path("params.yaml").read_bytes().replace(filled, b"") == before
 
 
@@ -136,7 +139,7 @@ def test_at_a_point_of_a_grid_the_sum_itself_is_told() -> None:
     studies.write(settings | {"study": {"algorithms": ["fedavg"], "seeds": [0], "grid": grid}}, Path())
     with pytest.raises(SettingsError) as error:
         typed("plan")
-    sha256 = artifacts.sha256_of(Path("other.csv"))
+    sha256 = files.sha256_of(Path("other.csv"))
     assert f"partition.sha256: missing for other.csv; it should be {sha256}. (at the point" in str(error.value)
 
 
@@ -164,10 +167,10 @@ def test_a_file_that_the_plan_refuses_is_not_declared(section: str, name: str, c
     Path(name).write_text(content)
     with pytest.raises(SettingsError) as refused:
         typed("download")
-    assert "sha256" not in config.read_params(Path("params.yaml"))[section]
+    assert "sha256" not in loader.read_params(Path("params.yaml"))[section]
     declared = study()
     for part, file in (("dataset", "own.npz"), ("partition", "own.csv"), ("model", "start.pt")):
-        declared[part]["sha256"] = artifacts.sha256_of(Path(file))
+        declared[part]["sha256"] = files.sha256_of(Path(file))
     studies.write(declared, Path())
     with pytest.raises(SettingsError) as planned:
         typed("plan")
@@ -187,7 +190,7 @@ def stand_in(name: str, side: int, channels: int, classes: int) -> str:
     }
     labels = {"y_train": np.arange(4 * classes) % classes, "y_test": np.arange(classes)}
     np.savez(f"mirror/{name}.npz", **arrays, **labels)
-    return artifacts.sha256_of(Path(f"mirror/{name}.npz"))
+    return files.sha256_of(Path(f"mirror/{name}.npz"))
 
 
 def test_one_command_declares_what_stands_in_for_the_data_sets_of_all_studies_in_a_folder(
@@ -226,9 +229,9 @@ scales:
         typed("plan", "--params", "studies/a")
     printed = typed("download", "--params", "studies/a")
     assert len(obtained) == len({str(data) for data in obtained}) == 2, printed
-    two = config.read_params(Path("studies/a/two.yaml"))
+    two = loader.read_params(Path("studies/a/two.yaml"))
     assert (
-        config.read_params(Path("studies/a/one.yaml"))["dataset"]["sha256"]
+        loader.read_params(Path("studies/a/one.yaml"))["dataset"]["sha256"]
         == two["dataset"]["sha256"]
         == sums["cifar10"]
     )
@@ -255,7 +258,7 @@ def test_a_study_that_can_not_have_its_data_leaves_the_others_of_its_folder_thei
     Path("studies/a/good.yaml").write_text("dataset: {name: npz, path: own.npz, split: pooled}\n")
     with pytest.raises(ArtifactError, match=r"^studies/a/bad\.yaml: dataset\.path: nowhere\.npz is missing"):
         typed("download", "--params", "studies/a")
-    assert config.read_params(Path("studies/a/good.yaml"))["dataset"]["sha256"] == artifacts.sha256_of(Path("own.npz"))
+    assert loader.read_params(Path("studies/a/good.yaml"))["dataset"]["sha256"] == files.sha256_of(Path("own.npz"))
 
 
 # -- what changed after it was declared --------------------------------------------------------------------------------
@@ -279,7 +282,7 @@ def test_a_file_that_changed_is_refused_with_both_sums(section: str, name: str) 
         typed("plan")
     assert str(error.value) == (
         f"{section}.sha256: {settings[section]['sha256']} is declared, but {name} is another file, with SHA-256 "
-        f"{artifacts.sha256_of(Path(name))}; put the declared one there, or, if this one is meant, remove "
+        f"{files.sha256_of(Path(name))}; put the declared one there, or, if this one is meant, remove "
         f"{section}.sha256 and run `fedpipe download`."
     )
 
@@ -316,20 +319,22 @@ def test_a_folder_that_changed_is_refused() -> None:
 def test_a_file_is_hashed_once_as_long_as_it_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("large").write_bytes(b"1")
     hashed: list[Path] = []
-    real = artifacts.sha256_of
-    monkeypatch.setattr(artifacts, "sha256_of", lambda path: hashed.append(path) or real(path))
-    first = [pins.compute_content_sha256(Path("large")) for _ in range(3)]
+    real = files.sha256_of
+    monkeypatch.setattr(files, "sha256_of", lambda path: hashed.append(path) or real(path))
+    first = [pinned_files.compute_content_sha256(Path("large")) for _ in range(3)]
     assert len(set(first)) == len(hashed) == 1
     change("large")
-    assert pins.compute_content_sha256(Path("large")) != first[0]
-    assert pins.compute_stat_fingerprint(Path("nowhere")) == pins.compute_stat_fingerprint(Path("elsewhere"))
+    assert pinned_files.compute_content_sha256(Path("large")) != first[0]
+    assert pinned_files.compute_stat_fingerprint(Path("nowhere")) == pinned_files.compute_stat_fingerprint(
+        Path("elsewhere")
+    )
 
 
 # -- a partition that says what samples are for ------------------------------------------------------------------------
 
 
 def of(settings: dict[str, Any], seed: int = 0) -> RunSettings:
-    return RunSettings.from_params(config.parse_params(settings), "fedavg", seed)
+    return RunSettings.from_params(parser.parse_params(settings), "fedavg", seed)
 
 
 def test_how_the_data_set_would_be_split_has_no_say_where_the_file_says_it() -> None:
@@ -354,20 +359,20 @@ def test_it_is_one_partition_for_all_seeds_and_wherever_the_file_lies() -> None:
     shutil.move("own.csv", "moved/theirs.csv")
     moved = studies.prepare(settings | {"partition": settings["partition"] | {"path": "moved/theirs.csv"}})
     assert [run.key for run in moved.runs] == [run.key for run in made.runs]
-    place = artifacts.assignment_file(key).with_name("partition.yaml")
+    place = layout.assignment_file(key).with_name("partition.yaml")
     assert yaml.safe_load(place.read_text())["origin"] == {"path": "moved/theirs.csv"}
 
 
 def test_it_is_dealt_as_the_file_says_and_told_so() -> None:
     made = studies.prepare(declared())
     ((key, settings),) = made.partitions.items()
-    table = artifacts.read_parquet(artifacts.assignment_file(key))
+    table = files.read_parquet(layout.assignment_file(key))
     mine = sorted(zip(*(table[name].to_pylist() for name in ("sample", "client", "split")), strict=True))
     rows = [line.split(",") for line in Path("own.csv").read_text().splitlines()[1:]]
     assert mine == sorted((int(sample), int(client), split) for sample, client, split in rows)
-    sha256 = artifacts.sha256_of(Path("own.csv"))
+    sha256 = files.sha256_of(Path("own.csv"))
     told = f"npz (split as the file says), 3 clients, partition file (sha256={sha256[:12]}…)"
-    assert tables.describe_partition(settings) == told
+    assert table_notes.describe_partition(settings) == told
     assert typed("partition", "--preview").startswith(f"{told}, all seeds: {key}\n")
     typed("figure", "partition", key)
     (run,) = made.runs
@@ -379,12 +384,12 @@ def test_it_is_dealt_as_the_file_says_and_told_so() -> None:
 def test_without_that_column_the_split_and_the_seed_have_their_say() -> None:
     settings = declared() | {"partition": {"scheme": "file", "path": "plain.csv"}}
     Path("plain.csv").write_text("sample,client\n" + "".join(f"{row},{row % 3}\n" for row in range(90)))
-    settings["partition"]["sha256"] = artifacts.sha256_of(Path("plain.csv"))
+    settings["partition"]["sha256"] = files.sha256_of(Path("plain.csv"))
     with pytest.raises(SettingsError, match=r"^dataset\.split: 'official' needs a test set"):
-        config.parse_params(settings)
+        parser.parse_params(settings)
     settings["dataset"]["split"] = "pooled"
     runs = [of(settings, seed) for seed in (0, 1)]
-    assert len({planning.digest_json(run.partition_settings) for run in runs}) == 2
+    assert len({run_settings.digest_json(run.partition_settings) for run in runs}) == 2
     assert of(settings | {"dataset": settings["dataset"] | {"test_share": 0.4}}).key != runs[0].key
 
 
@@ -393,14 +398,12 @@ def test_a_subset_of_what_a_file_names_is_refused() -> None:
     for sections in ({}, {"partition": {"scheme": "file", "path": "plain.csv"}}):
         Path("plain.csv").write_text("sample,client\n0,0\n1,1\n2,2\n")
         changed = settings | sections
-        changed["partition"] = changed["partition"] | {
-            "sha256": artifacts.sha256_of(Path(changed["partition"]["path"]))
-        }
+        changed["partition"] = changed["partition"] | {"sha256": files.sha256_of(Path(changed["partition"]["path"]))}
         changed["dataset"] = settings["dataset"] | {"subset": 60, "split": "pooled"}
         with pytest.raises(
             SettingsError, match=r"^dataset\.subset: 60 can't be used with a partition from a file, whose"
         ):
-            config.parse_params(changed)
+            parser.parse_params(changed)
 
 
 @pytest.mark.parametrize(
@@ -422,7 +425,7 @@ def test_a_subset_of_what_a_file_names_is_refused() -> None:
 def test_a_file_that_would_make_wrong_numbers_is_refused_before_any_job(rows: str, told: str) -> None:
     settings = declared()
     Path("own.csv").write_text(f"sample,client,split\n0,0,train\n1,1,train\n2,2,train\n{rows}\n")
-    settings["partition"]["sha256"] = artifacts.sha256_of(Path("own.csv"))
+    settings["partition"]["sha256"] = files.sha256_of(Path("own.csv"))
     with pytest.raises(SettingsError) as error:
-        config.parse_params(settings)
+        parser.parse_params(settings)
     assert str(error.value).startswith(f"partition.path: {told}")

@@ -8,14 +8,16 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from fedpipe import artifacts, cli, config
+from fedpipe.cli import app
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import files, layout
 from fedpipe.data import heterogeneity
 from fedpipe.data.assignment import Assignment
 from fedpipe.data.heterogeneity import HeterogeneitySummary
-from fedpipe.errors import SettingsError
-from fedpipe.plan import RunSettings
+from fedpipe.planning.preview import preview_partitions
+from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import preview
-from fedpipe.stages import partition
+from fedpipe.settings import parser
 from tests import studies
 
 
@@ -26,14 +28,14 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settings_of(**sections: Any) -> RunSettings:
-    return RunSettings.from_params(config.parse_params(studies.settings(**sections)), "fedavg", 0)
+    return RunSettings.from_params(parser.parse_params(studies.settings(**sections)), "fedavg", 0)
 
 
 def test_the_assignment_lies_beside_what_it_tells_of_heterogeneity() -> None:
     (key,) = studies.prepare(studies.settings(dataset={"validation_share": 0.1})).partitions
-    path = artifacts.assignment_file(key)
-    dealt = Assignment.read(path, artifacts.read_recorded_sha256(path))
-    table = artifacts.read_parquet(path.with_name("heterogeneity.parquet"))
+    path = layout.assignment_file(key)
+    dealt = Assignment.read(path, files.read_recorded_sha256(path))
+    table = files.read_parquet(path.with_name("heterogeneity.parquet"))
     assert table["samples"].to_pylist() == dealt.sizes.tolist()
     assert sum(map(len, dealt.validation)) == pytest.approx(143, abs=10)
     found = HeterogeneitySummary.from_table(table)
@@ -63,9 +65,9 @@ def test_another_file_is_another_run() -> None:
     keys = set()
     for shift in (0, 1):
         Path("own.csv").write_text("sample,client\n" + "".join(f"{n},{(n + shift) % 10}\n" for n in range(20)))
-        partition = {"scheme": "file", "path": "own.csv", "sha256": artifacts.sha256_of(Path("own.csv"))}
+        partition = {"scheme": "file", "path": "own.csv", "sha256": files.sha256_of(Path("own.csv"))}
         params = studies.settings()
-        keys.add(RunSettings.from_params(config.parse_params(params | {"partition": partition}), "fedavg", 0).key)
+        keys.add(RunSettings.from_params(parser.parse_params(params | {"partition": partition}), "fedavg", 0).key)
     assert len(keys) == 2
 
 
@@ -73,20 +75,20 @@ def test_a_file_that_is_not_declared_is_an_error_before_any_job() -> None:
     Path("own.csv").write_text("sample,client\n0,0\n1,1\n")
     params = studies.settings(federation={"clients": 2}) | {"partition": {"scheme": "file", "path": "own.csv"}}
     with pytest.raises(SettingsError) as error:
-        config.parse_params(params)
+        parser.parse_params(params)
     assert str(error.value) == ("partition.sha256: missing for own.csv; run `fedpipe download`, which fills it in.")
 
 
 def test_overlapping_clients_of_a_pool_are_an_error_before_any_job() -> None:
     params = studies.settings(dataset={"split": "pooled"}) | {"partition": {"scheme": "dirichlet-overlap"}}
     with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' can't be used with a partition in which"):
-        config.parse_params(params)
+        parser.parse_params(params)
 
 
 def test_a_validation_part_of_overlapping_clients_is_an_error_before_any_job() -> None:
     params = studies.settings(dataset={"validation_share": 0.2}) | {"partition": {"scheme": "dirichlet-overlap"}}
     with pytest.raises(SettingsError, match=r"^dataset\.validation_share: 0\.2 can't be used with a partition in"):
-        config.parse_params(params)
+        parser.parse_params(params)
 
 
 # -- the preview -------------------------------------------------------------------------------------------------------
@@ -95,23 +97,23 @@ def test_a_validation_part_of_overlapping_clients_is_an_error_before_any_job() -
 def test_the_preview_is_the_partition_and_writes_nothing() -> None:
     params = studies.settings(study={"seeds": [0, 1], "grid": {"partition.alpha": [0.1, 10.0]}})
     studies.write(params, Path())
-    before = list(partition.preview_partitions(Path("params.yaml")))
+    before = list(preview_partitions(Path("params.yaml")))
     assert [path.name for path in Path().iterdir()] == ["params.yaml"]
     made = studies.prepare(params)
     assert [key for key, _, _ in before] == list(made.partitions)
-    for key, settings, dealt in [*before, *partition.preview_partitions(Path("params.yaml"))]:
-        assert settings == yaml.safe_load(artifacts.assignment_file(key).with_name("partition.yaml").read_text())
-        assert np.array_equal(dealt.class_counts, Assignment.read(artifacts.assignment_file(key)).class_counts)
+    for key, settings, dealt in [*before, *preview_partitions(Path("params.yaml"))]:
+        assert settings == yaml.safe_load(layout.assignment_file(key).with_name("partition.yaml").read_text())
+        assert np.array_equal(dealt.class_counts, Assignment.read(layout.assignment_file(key)).class_counts)
 
 
 def test_the_preview_shows_all_partitions_or_one() -> None:
     studies.write(studies.settings(study={"seeds": [0, 1]}), Path())
-    (first, *_), (second, *_) = partition.preview_partitions(Path("params.yaml"))
-    every = CliRunner().invoke(cli.app, ["partition", "--preview"])
+    (first, *_), (second, *_) = preview_partitions(Path("params.yaml"))
+    every = CliRunner().invoke(app.app, ["partition", "--preview"])
     assert every.exit_code == 0
     assert f"seed 0: {first}\n" in every.output
     assert f"seed 1: {second}\n" in every.output
-    one = CliRunner().invoke(cli.app, ["partition", second, "--preview"])
+    one = CliRunner().invoke(app.app, ["partition", second, "--preview"])
     assert first not in one.output
     assert one.output in every.output
     for arguments, sentence in (
@@ -119,7 +121,7 @@ def test_the_preview_shows_all_partitions_or_one() -> None:
         ([], "KEY: missing; it should be a partition of the plan"),
     ):
         with pytest.raises(SettingsError, match=sentence):
-            CliRunner().invoke(cli.app, ["partition", *arguments], catch_exceptions=False)
+            CliRunner().invoke(app.app, ["partition", *arguments], catch_exceptions=False)
 
 
 SETTINGS = {

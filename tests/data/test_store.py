@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedpipe import artifacts, registry
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import files
 from fedpipe.data import store
 from fedpipe.data.datasets.base import Dataset, DatasetInfo, Samples
 from fedpipe.data.datasets.digits import Digits
-from fedpipe.data.fetch import Fetcher
-from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.stages import download
+from fedpipe.data.sources.fetch import Fetcher
+from fedpipe.planning import download
 
 FEW = Samples(
     x=np.arange(12, dtype=np.float32).reshape(3, 1, 2, 2),
@@ -95,7 +96,7 @@ def test_samples_are_stored_as_tensors(tmp_path: Path) -> None:
 
 def test_something_else_is_no_data_set(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
-    artifacts.write_pt(path, {"weight": torch.zeros(2)})
+    files.write_pt(path, {"weight": torch.zeros(2)})
     with pytest.raises(ArtifactError, match=r"model\.pt holds no data set \(but weight\)"):
         store.load_samples(path)
 
@@ -127,19 +128,19 @@ def test_inputs_keep_their_kind(tmp_path: Path, given: str, stored: str) -> None
 def test_a_data_set_is_stored_with_its_facts(tmp_path: Path, digits: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = download.obtain_dataset(Digits(), Fetcher())
-    assert path == store.locate_dataset(registry.component_to_run_settings(registry.DATASET, Digits()))
+    assert path == store.locate_dataset(registry.component_to_run_settings(component.DATASET, Digits()))
     assert path.parent == Path("results/data")
     assert path.name.startswith("digits-")
-    assert np.array_equal(store.load_samples(path, artifacts.read_recorded_sha256(path)).x.numpy(), digits.x)
+    assert np.array_equal(store.load_samples(path, files.read_recorded_sha256(path)).x.numpy(), digits.x)
     assert store.read_dataset_info(path) == Digits().info == DatasetInfo((1, 8, 8), 10, 1797, 360)
     record = path.with_suffix(".json")
-    artifacts.write_json(record, {key: value for key, value in artifacts.read_json(record).items() if key != "tests"})
+    files.write_json(record, {key: value for key, value in files.read_json(record).items() if key != "tests"})
     with pytest.raises(ArtifactError, match=r"\.json lacks tests; delete it and digits-\w+\.pt, and run again\.$"):
         store.read_dataset_info(path)
 
 
 def test_the_place_does_not_depend_on_how_samples_are_split() -> None:
-    described = registry.component_to_run_settings(registry.DATASET, Digits())
+    described = registry.component_to_run_settings(component.DATASET, Digits())
     assert store.locate_dataset(described | {"split": "pooled", "test_share": 0.5}) == store.locate_dataset(described)
     assert store.locate_dataset(described | {"sha256": "1" * 64}) != store.locate_dataset(described)
 
@@ -160,7 +161,7 @@ def test_a_class_without_checksum_is_told_it(monkeypatch: pytest.MonkeyPatch) ->
     ):
         download.obtain_dataset(Changed(), Fetcher())
     with pytest.raises(SettingsError, match=r"^dataset\.name: '.*Changed' has no checksum; set Changed\.checksum"):
-        registry.component_to_run_settings(registry.DATASET, Changed())
+        registry.component_to_run_settings(component.DATASET, Changed())
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from fedpipe import artifacts
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import layout
 from fedpipe.data.assignment import Assignment
-from fedpipe.errors import SettingsError
-from fedpipe.stages.partition import select_subset
+from fedpipe.planning.partition import select_subset
 from tests import studies
 
 LABELS = np.repeat(np.arange(4), [400, 200, 100, 100])
@@ -28,7 +28,7 @@ def test_it_is_one_subset_and_no_prefix() -> None:
 def test_a_study_of_a_subset_deals_nothing_else(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = studies.prepare(studies.settings(dataset={"subset": 200}))
-    dealt = Assignment.read(artifacts.assignment_file(*made.partitions))
+    dealt = Assignment.read(layout.assignment_file(*made.partitions))
     samples = np.concatenate([*dealt.train, *dealt.test])
     assert len(samples) == len(np.unique(samples)) == 200
     assert samples.max() > 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedpipe.data import text
+from fedpipe.data.sources import text
 
 TEXTS = ["the film, the cast", "a film!", "the unknown unknown unknown"]
 TEST = np.array([False, False, True])

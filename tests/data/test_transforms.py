@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.func import vmap
 
-from fedpipe.config import Transforms
-from fedpipe.engine.transforms import Normalization, transform_images
+from fedpipe.engine.clients.transforms import Normalization, transform_images
+from fedpipe.settings.transforms import Transforms
 
 KEY = torch.tensor(7)
 

@@ -13,21 +13,24 @@ from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from fedpipe import registry
-from fedpipe.algorithms.base import Measure, Train
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.config import Server, Transforms
-from fedpipe.engine import contract, schedule
-from fedpipe.engine.capture import copy_into
-from fedpipe.engine.executor import get_passes, start_client, with_optimizer_state
-from fedpipe.engine.stack import Stack, StackRun
-from fedpipe.engine.trees import stack_states
+from fedpipe.algorithms.passes import Measure, Train
+from fedpipe.core.components import component, registry
+from fedpipe.engine import contract
+from fedpipe.engine.clients.executor import get_passes, start_client, with_optimizer_state
+from fedpipe.engine.stack import schedule
+from fedpipe.engine.stack.graphs import copy_into
+from fedpipe.engine.stack.stack import Stack
+from fedpipe.engine.stack.stack_run import StackRun
+from fedpipe.engine.torch_env.trees import stack_states
 from fedpipe.models.base import Network
+from fedpipe.settings.federation import Server
+from fedpipe.settings.transforms import Transforms
 from fedpipe.testing.trial import CLASSES
 
 LAUNCHES = Path(__file__).with_name("launches.csv")
 SIZES = (9, 5, 5)  #: in batches of 4: two steps at a width of 3, then one of a client alone
-NAMES = registry.list_components(registry.ALGORITHM)
+NAMES = registry.list_components(component.ALGORITHM)
 DW = sorted(set(NAMES) - {"feddw", "fednh"})  #: these two define the classification layer themselves
 
 #: Operations that launch nothing: they give another shape of the same memory, or pick one of several results.
@@ -39,7 +42,7 @@ VIEWS = {
 
 def build(name, **parameters):
     parameters |= {"epsilon": 0.1} if name == "feddual" else {}
-    return registry.build_component(registry.ALGORITHM, name, parameters)
+    return registry.build_component(component.ALGORITHM, name, parameters)
 
 
 def calls(graph):

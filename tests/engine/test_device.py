@@ -15,15 +15,16 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from fedpipe import artifacts, registry
-from fedpipe.engine import loop
+from fedpipe.core.components import component, registry
+from fedpipe.core.storage.files import read_pt, write_pt
 from fedpipe.engine import run as running
-from fedpipe.engine.block import Block
+from fedpipe.engine.blocks import Block
+from fedpipe.engine.clients import loop
 from fedpipe.engine.run import Run
 from tests import elsewhere, studies
 
 ROUNDS = 2
-NAMES = registry.list_components(registry.ALGORITHM)
+NAMES = registry.list_components(component.ALGORITHM)
 DW = sorted(set(NAMES) - {"feddw", "fednh"})  #: these two define the classification layer themselves
 
 #: So that something is decided in two rounds, and plans of passes are small.
@@ -100,7 +101,7 @@ def rounds(run: Run, crossed: Counter[str]) -> Iterator[Counter[str]]:
 def written(run: Run, number: int) -> int:
     """Large tensors in the files of a round's states."""
     files = run.files.round(number)
-    trees = [artifacts.read_pt(path) for path in (files.server_state, files.client_states) if path.exists()]
+    trees = [read_pt(path) for path in (files.server_state, files.client_states) if path.exists()]
     return sum(leaf.numel() >= elsewhere.LARGE for leaf in pytree.tree_leaves(trees))
 
 
@@ -118,7 +119,7 @@ def proved(
     list(run.run_segment(ROUNDS))
     wanted = studies.bits(run.files.path)
     away(run)
-    monkeypatch.setattr(running, "_select_device", lambda execution: elsewhere.DEVICE)
+    monkeypatch.setattr(running, "select_device", lambda execution: elsewhere.DEVICE)
     monkeypatch.setattr(loop, "ThreadPoolExecutor", elsewhere.OneByOne)
     with elsewhere.at_hand() as crossed:
         rules = Rules(monkeypatch, crossed)
@@ -175,14 +176,14 @@ def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeyp
     list(run.run_segment(ROUNDS))
     wanted = {name: bits for name, bits in studies.bits(run.files.path).items() if name.endswith(".pt")}
     away(run)
-    monkeypatch.setattr(running, "_select_device", lambda execution: elsewhere.DEVICE)
+    monkeypatch.setattr(running, "select_device", lambda execution: elsewhere.DEVICE)
     with elsewhere.at_hand() as crossed:
         rules = Rules(monkeypatch, crossed)
         studies.open_runs(made, stack=5)[0].initialize()
         for number in range(1, ROUNDS + 1):
             train, server, measure = (studies.open_runs(made, stack=5)[0] for _ in range(3))
             path = run.files.round(number).block_uploads(0)
-            artifacts.write_pt(path, train.train(number, train.participants(number)).to_tensors())
+            write_pt(path, train.train(number, train.participants(number)).to_tensors())
             server.aggregate(number, [Block.read(path)])
             measure.evaluate(number)
     found = {name: bits for name, bits in studies.bits(run.files.path).items() if name.endswith(".pt")}
@@ -198,7 +199,7 @@ def test_states_that_are_too_large_for_a_device_rest_on_the_host(monkeypatch: py
     list(run.run_segment(ROUNDS))
     wanted = studies.bits(run.files.path)
     away(run)
-    monkeypatch.setattr(running, "_select_device", lambda execution: elsewhere.DEVICE)
+    monkeypatch.setattr(running, "select_device", lambda execution: elsewhere.DEVICE)
     monkeypatch.setattr(running, "MAX_DEVICE_BYTES", 100_000)
     with elsewhere.at_hand() as crossed:
         rules = Rules(monkeypatch, crossed)

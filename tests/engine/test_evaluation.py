@@ -7,10 +7,10 @@ import pytest
 import torch
 from sklearn.metrics import confusion_matrix
 
-from fedpipe import registry
-from fedpipe.engine.executor import Phase
+from fedpipe.core.components import component, registry
+from fedpipe.engine.clients.executor import Phase
 
-ALGORITHMS = registry.list_components(registry.ALGORITHM)
+ALGORITHMS = registry.list_components(component.ALGORITHM)
 
 
 def correct(trial, phase: Phase, ids=None):

@@ -10,18 +10,20 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, linear
 
-from fedpipe import registry
-from fedpipe.algorithms.base import Measure, Train, Update
 from fedpipe.algorithms.fedala import FedALA
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedprox import FedProx
-from fedpipe.config import Transforms
-from fedpipe.engine import layout, stack
-from fedpipe.engine.executor import MEASURE_BATCH, get_passes
-from fedpipe.engine.trees import size_in_bytes
-from fedpipe.errors import SettingsError
+from fedpipe.algorithms.passes import Measure, Train, Update
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.clients.executor import MEASURE_BATCH, get_passes
+from fedpipe.engine.stack import stack as stack_module
+from fedpipe.engine.stack import stack_run
+from fedpipe.engine.torch_env import layout
+from fedpipe.engine.torch_env.trees import size_in_bytes
 from fedpipe.models.base import Network
-from fedpipe.tensors import Tensors
+from fedpipe.settings.transforms import Transforms
 from fedpipe.testing.trial import CLASSES
 
 WIDTHS = [None, 3]
@@ -87,7 +89,7 @@ def test_scores_are_those_of_the_trained_model(make_trial, width):
 def test_on_a_gpu_the_servers_model_is_measured_in_larger_calls(make_clients, device, transforms, samples):
     clients = make_clients((1, 4, 4), transforms=transforms)
     clients.device = torch.device(device)
-    assert stack.get_logits_batch_size(clients, 32) == samples
+    assert stack_run.get_logits_batch_size(clients, 32) == samples
 
 
 def test_batches_that_are_normalized_by_themselves_are_of_one_size_on_every_device(make_trial, monkeypatch):
@@ -97,7 +99,7 @@ def test_batches_that_are_normalized_by_themselves_are_of_one_size_on_every_devi
     monkeypatch.setattr(
         trial.clients, "gather_test_batch", lambda rows, *where: calls.append(len(rows)) or tested(rows, *where)
     )
-    monkeypatch.setattr(stack, "get_logits_batch_size", lambda clients, width: MEASURE_BATCH * width)
+    monkeypatch.setattr(stack_module, "get_logits_batch_size", lambda clients, width: MEASURE_BATCH * width)
     trial.executor.logits(trial.server["model"], indices, 1)
     assert len(calls) == -(-len(indices) // MEASURE_BATCH) > 1
 
@@ -118,7 +120,7 @@ def test_larger_calls_are_fewer_and_tell_the_same(make_clients, make_trial, asse
     monkeypatch.setattr(trial.clients, "gather_test_batch", watched)
     small = trial.executor.logits(trial.server["model"], indices, 1)
     assert len(calls) == 4
-    monkeypatch.setattr(stack, "get_logits_batch_size", lambda clients, width: MEASURE_BATCH * width)
+    monkeypatch.setattr(stack_module, "get_logits_batch_size", lambda clients, width: MEASURE_BATCH * width)
     assert_same(trial.executor.logits(trial.server["model"], indices, 1), small, within=1e-12)
     assert sum(calls[4:]) == len(indices)
     assert len(calls[4:]) == 2
@@ -352,7 +354,7 @@ def test_large_kernels_are_not_channels_last_nor_is_what_they_see(make_trial, as
     wanted = sent(make_trial("fedavg", "cnn").train(tests=("local",)))
     small, large = sorted(met)
     assert met[large] == (False, False)
-    monkeypatch.setattr("fedpipe.layers.LARGE_KERNEL", small)
+    monkeypatch.setattr("fedpipe.models.layers.LARGE_KERNEL", small)
     found = sent(make_trial("fedavg", "cnn").train(tests=("local",)))
     assert met[large] == (True, True)
     assert_same(found, wanted, within=1e-12)
@@ -376,7 +378,7 @@ def test_a_layer_whose_rows_collide_in_a_cache_lies_by_columns(shape, by_columns
     assert torch.equal(laid, weight)
 
 
-@pytest.mark.parametrize("name", registry.list_components(registry.ALGORITHM))
+@pytest.mark.parametrize("name", registry.list_components(component.ALGORITHM))
 def test_which_way_a_layer_lies_is_a_matter_of_speed_alone(make_trial, assert_same, monkeypatch, name):
     met, forward = set[bool](), torch.nn.Linear.forward
 

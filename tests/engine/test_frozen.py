@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 import yaml
 
-from fedpipe import artifacts
-from fedpipe.engine import frozen
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import files
+from fedpipe.engine.clients import frozen
 from fedpipe.engine.run import Run
-from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.models.vgg16 import VGG16
-from fedpipe.plan import NewPlan
-from fedpipe.stages import download
+from fedpipe.planning import download
+from fedpipe.planning.planner import NewPlan
 from tests import studies
 
 IMAGES, CLASSES = 24, 3
@@ -103,7 +103,7 @@ def test_features_do_not_depend_on_threads() -> None:
     (run,) = studies.open_runs(prepared())
     place = frozen.get_features_path(run.settings)
     before = place.read_bytes()
-    assert artifacts.read_json(place.with_suffix(".json"))["made_by"]["torch"] == torch.__version__
+    assert files.read_json(place.with_suffix(".json"))["made_by"]["torch"] == torch.__version__
     for path in (place, place.with_suffix(".json")):
         path.unlink()
     studies.open_runs(prepared(), threads=2)
@@ -115,10 +115,10 @@ def test_a_run_goes_on_with_no_other_features() -> None:
     (run,) = studies.open_runs(made)
     list(run.run_segment(1))
     place = frozen.get_features_path(run.settings)
-    held = artifacts.read_json(place.with_suffix(".json"))
-    other = {"features": artifacts.read_pt(place)["features"] + 1}
-    held[place.name] = artifacts.write_pt(place, other)
-    artifacts.write_json(place.with_suffix(".json"), held)
+    held = files.read_json(place.with_suffix(".json"))
+    other = {"features": files.read_pt(place)["features"] + 1}
+    held[place.name] = files.write_pt(place, other)
+    files.write_json(place.with_suffix(".json"), held)
     (again,) = studies.open_runs(made)
     with pytest.raises(ArtifactError, match=rf"round 0 was made with another features .* than lies in {place}"):
         list(again.run_segment(2))

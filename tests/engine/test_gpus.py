@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe.engine import gpus
+from fedpipe.engine.torch_env import gpus
 
-JOB = "import sys; from fedpipe.engine import gpus; print(gpus.acquire_gpu(['0', '1']), flush=True); sys.stdin.read()"
+JOB = (
+    "import sys; from fedpipe.engine.torch_env import gpus;"
+    "print(gpus.acquire_gpu(['0', '1']), flush=True); sys.stdin.read()"
+)
 
 
 @contextmanager

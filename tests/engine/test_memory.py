@@ -12,7 +12,7 @@ import pytest
 #: comes to have enough: what it gave back lies in pieces, which grow together.
 TOUCH = """
 import resource, sys, threading, torch
-from fedpipe.engine.memory import keep_pages
+from fedpipe.engine.torch_env.memory import keep_pages
 
 def touch():
     torch.set_num_threads(1)

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedpipe import rng
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.config import Transforms
-from fedpipe.engine.clients import FederatedData
-from fedpipe.engine.executor import BUFFERS
-from fedpipe.engine.transforms import transform_images
-from fedpipe.engine.trees import size_in_bytes
+from fedpipe.core import rng
+from fedpipe.engine.clients.executor import BUFFERS
+from fedpipe.engine.clients.federated_data import FederatedData
+from fedpipe.engine.clients.transforms import transform_images
+from fedpipe.engine.torch_env.trees import size_in_bytes
 from fedpipe.models.base import FunctionalNetwork, Network
+from fedpipe.settings.transforms import Transforms
 
 CHANGES = Transforms(mean=(0.1,), std=(2.0,), crop=1, flip=True, rotation=40)
 

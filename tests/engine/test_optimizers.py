@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from fedpipe.config import Federation
-from fedpipe.engine.optimizers import SGD, Adam, build_optimizer
-from fedpipe.tensors import Tensors
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.clients.optimizers import SGD, Adam, build_optimizer
+from fedpipe.settings.federation import Federation
 
 STEPS = 5
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedpipe import config
-from fedpipe import plan as planning
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.engine.clients import FederatedData
-from fedpipe.engine.trees import is_finite
-from fedpipe.errors import SettingsError
+from fedpipe.core.errors import SettingsError
+from fedpipe.engine.clients.federated_data import FederatedData
+from fedpipe.engine.torch_env.trees import is_finite
 from fedpipe.models.base import Network
+from fedpipe.planning import planner
+from fedpipe.settings import parser
 from fedpipe.testing.trial import CLASSES, difference
 from tests import studies
 
@@ -128,7 +128,7 @@ def test_a_full_precision_is_in_no_key(tmp_path: Path, monkeypatch: pytest.Monke
     keys = {}
     for precision in (None, "full", "bfloat16"):
         studies.write(studies.settings(federation={"precision": precision} if precision else {}), tmp_path)
-        made = planning.make_plan(Path("params.yaml"))
+        made = planner.make_plan(Path("params.yaml"))
         keys[precision] = made.runs[0].key
         written = made.file_texts[str(made.runs[0].files.settings)]
         assert ("precision" in written) == (precision == "bfloat16")
@@ -137,4 +137,4 @@ def test_a_full_precision_is_in_no_key(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_float64_can_not_be_lowered() -> None:
     with pytest.raises(SettingsError, match=r"^federation.precision: bfloat16 is for models of float32, not of float6"):
-        config.parse_params(studies.settings(federation={"precision": "bfloat16", "dtype": "float64"}))
+        parser.parse_params(studies.settings(federation={"precision": "bfloat16", "dtype": "float64"}))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fedpipe import artifacts
-from fedpipe import plan as planning
+from fedpipe.core.storage import files
+from fedpipe.engine import collect
 from fedpipe.engine.checkpoint import prune_states
-from fedpipe.stages import collect
+from fedpipe.planning import planner
 from tests import studies
 
 ROUNDS = 6
@@ -30,7 +30,7 @@ def other(name: str, rounds: int, keep: str | int) -> None:
     Path("studies").mkdir(exist_ok=True)
     studies.write(studies.settings(("scaffold",), rounds, artifacts={"keep_models": keep}), Path("studies"))
     path = Path("studies/params.yaml").rename(f"studies/{name}.yaml")
-    planning.write_plan(planning.make_plan(path))
+    planner.write_plan(planner.make_plan(path))
 
 
 def servers(run: Any) -> list[int]:
@@ -50,13 +50,13 @@ def test_a_longer_study_leaves_what_a_shorter_one_keeps(run: Any) -> None:
     assert {2, 4, ROUNDS} <= set(servers(run))
     assert 1 not in servers(run)
     for end in (4, ROUNDS):  # each can go on from its last round, with what every client kept
-        for last in set(artifacts.read_json(run.files.round(end).state_marker)["last"]) - {-1}:
+        for last in set(files.read_json(run.files.round(end).state_marker)["last"]) - {-1}:
             assert run.files.round(last).client_states.exists()
 
 
 def test_a_plan_that_can_not_be_read_may_want_everything(run: Any) -> None:
     studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": "last"}))
-    artifacts.write_bytes(Path("results/studies/a/b/plan.json"), b"{}")
+    files.write_bytes(Path("results/studies/a/b/plan.json"), b"{}")
     prune_states(run.files, ROUNDS, "last")
     assert servers(run) == list(range(ROUNDS + 1))
     Path("results/studies/a/b/plan.json").unlink()

@@ -11,19 +11,20 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
 
-from fedpipe import registry
-from fedpipe.algorithms.base import Train
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feddual import FedDUAL
 from fedpipe.algorithms.fedpvr import FedPVR
+from fedpipe.algorithms.passes import Train
 from fedpipe.algorithms.scaffold import Scaffold
-from fedpipe.config import Federation, Schedule, Transforms
-from fedpipe.engine.stack import Stack
-from fedpipe.errors import SettingsError
-from fedpipe.testing.checks import ROUNDING
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.engine.stack.stack import Stack
+from fedpipe.settings.federation import Federation, Schedule
+from fedpipe.settings.transforms import Transforms
+from fedpipe.testing.comparisons import ROUNDING
 
 WIDTHS = [None, 3]
-NAMES = registry.list_components(registry.ALGORITHM)
+NAMES = registry.list_components(component.ALGORITHM)
 COSINE = {"name": "cosine", "period": 3, "minimum": 0.01, "warmup": 1}
 
 SCHEDULES = {
@@ -39,7 +40,7 @@ SCHEDULES = {
 
 def build(name):
     parameters = {"feddual": {"epsilon": 0.1}, "pfedme": {"attraction": 5.0}}.get(name, {})
-    return registry.build_component(registry.ALGORITHM, name, parameters)
+    return registry.build_component(component.ALGORITHM, name, parameters)
 
 
 def shared(trial):

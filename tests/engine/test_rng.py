@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from fedpipe import rng
+from fedpipe.core import rng
 
 USES = list(itertools.product((0, 1), ("batches/0", "batches/1", "participants"), (0, 1, 11), (0, 1, 11)))
 
@@ -31,7 +31,7 @@ def test_neighboring_numbers_are_not_run_together():
 
 def test_another_process_draws_the_same():
     """No salted hash is part of it."""
-    program = "from fedpipe import rng; print(rng.entropy(3, 'batches/0', 2, 5))"
+    program = "from fedpipe.core import rng; print(rng.entropy(3, 'batches/0', 2, 5))"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert int(printed) == rng.entropy(3, "batches/0", 2, 5)
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch.func import vmap
 
-from fedpipe.algorithms.base import Train
-from fedpipe.config import Transforms
+from fedpipe.algorithms.passes import Train
 from fedpipe.data.assignment import Assignment, assign_samples
 from fedpipe.data.partitions.dirichlet import Dirichlet
-from fedpipe.engine import schedule
+from fedpipe.engine.clients.transforms import transform_images
 from fedpipe.engine.run import WIDTH_ON_GPU
-from fedpipe.engine.schedule import StepRange
-from fedpipe.engine.stack import StackRun, _gather_batch
-from fedpipe.engine.transforms import transform_images
+from fedpipe.engine.stack import schedule
+from fedpipe.engine.stack.schedule import StepRange
+from fedpipe.engine.stack.stack_run import StackRun, _gather_batch
+from fedpipe.settings.transforms import Transforms
 
 
 def test_widths_grow_by_half_at_most():

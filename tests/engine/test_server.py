@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from fedpipe import registry
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.config import Server
-from fedpipe.engine.server import M, V, aggregate_uploads, apply_server_optimizer, init_moments
-from fedpipe.tensors import Tensors
+from fedpipe.core.components import component, registry
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.server.server import M, V, aggregate_uploads, apply_server_optimizer, init_moments
+from fedpipe.settings.federation import Server
 
-ALGORITHMS = registry.list_components(registry.ALGORITHM)
-AVERAGING = [name for name in ALGORITHMS if registry.find_component(registry.ALGORITHM, name).server_optimizer_part]
+ALGORITHMS = registry.list_components(component.ALGORITHM)
+AVERAGING = [name for name in ALGORITHMS if registry.find_component(component.ALGORITHM, name).server_optimizer_part]
 
 
 def build(name):
-    return registry.build_component(registry.ALGORITHM, name, {"feddual": {"epsilon": 0.1}}.get(name, {}))
+    return registry.build_component(component.ALGORITHM, name, {"feddual": {"epsilon": 0.1}}.get(name, {}))
 
 
 def mean(trial, part):

@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 from torch.utils import _pytree as pytree
 
-from fedpipe import registry
 from fedpipe.algorithms.cwfedavg import CwFedAvg
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.config import Federation
-from fedpipe.engine.server_memory import count_server_elements
+from fedpipe.core.components import component, registry
+from fedpipe.engine.server.memory import count_server_elements
 from fedpipe.models.resnet18 import ResNet18
 from fedpipe.papers import published
 from fedpipe.papers.published import CellId
+from fedpipe.settings.federation import Federation
 from fedpipe.testing import trial
 
 TABLE = {"FedAvg": FedAvg(), "cwFedAvg (All)": CwFedAvg(class_wise="all"), "cwFedAvg (Output)": CwFedAvg()}
 
 
 @pytest.mark.parametrize("buffers", ["average", "keep"])
-@pytest.mark.parametrize("label", registry.list_components(registry.ALGORITHM))
+@pytest.mark.parametrize("label", registry.list_components(component.ALGORITHM))
 def test_it_is_what_the_real_state_holds(make_trial, label, buffers):
     real = make_trial(label, "norm", buffers=buffers)
     family, shape = trial.MODELS["norm"]
-    bare = registry.build_component(registry.ALGORITHM, label, {})
+    bare = registry.build_component(component.ALGORITHM, label, {})
     found = count_server_elements(bare, family, shape, trial.CLASSES, real.algorithm.federation)
     assert found == {part: sum(x.numel() for x in pytree.tree_leaves(value)) for part, value in real.server.items()}
     real.run()

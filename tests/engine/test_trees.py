@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from fedpipe.engine.trees import is_finite
-from fedpipe.tensors import Tensors
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.torch_env.trees import is_finite
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from fedpipe.plan import NewPlan
-from fedpipe.stages import collect, report
+from fedpipe.engine import collect
+from fedpipe.planning.planner import NewPlan
+from fedpipe.report import contents
 from tests import studies
 
 ROUNDS = 3
@@ -22,7 +23,7 @@ def finish(params: dict[str, Any]) -> NewPlan:
     for planned, run in zip(made.runs, studies.open_runs(made), strict=True):
         list(run.run_segment(planned.rounds))
         collect.collect_rounds(run.files, planned.rounds, made.keep_models)
-    report.write_files(report.build_report_files(made))
+    contents.write_files(contents.build_report_files(made))
     return made
 
 

@@ -17,7 +17,7 @@ import pytest
 from scipy import stats
 
 import fedpipe
-from fedpipe.lineage import compare as lineage
+from fedpipe.analysis import compare as lineage
 from fedpipe.report.statistics import compute_paired_difference
 from tests import studies
 from tests.lineage.conftest import ROUNDS, finish

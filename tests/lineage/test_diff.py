@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe import artifacts
-from fedpipe.errors import SettingsError
-from fedpipe.lineage import diff as module
-from fedpipe.lineage.diff import diff_runs, find_run
+from fedpipe.analysis import diff as module
+from fedpipe.analysis.diff import diff_runs, find_run
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import files, layout
 from tests.lineage.conftest import ROUNDS
 
 
 def keys(label: str) -> list[str]:
     """Keys of an algorithm's runs in the order of their seeds."""
-    made = artifacts.read_json(Path("results/plan.json"))
+    made = files.read_json(Path("results/plan.json"))
     return [run["key"] for run in made["runs"] if run["algorithm"] == label]
 
 
@@ -27,7 +27,7 @@ def test_settings_that_differ_and_where_numbers_part(study: Path) -> None:
     assert told["algorithm.name"] == ["fedavg", "scaffold"]
     assert all(name.startswith("algorithm.") for name in told), "nothing else differs"
     assert "server's state: differs from round 0 on" in lines, "SCAFFOLD's server has a control variate too"
-    frames = [artifacts.read_merged_table(run.merged_files(ROUNDS).metrics).to_pandas() for run in (one, other)]
+    frames = [layout.read_merged_table(run.merged_files(ROUNDS).metrics).to_pandas() for run in (one, other)]
     shares = [
         frame[frame["protocol"] == "global-on-global"].set_index("round").eval("100 * correct / total")
         for frame in frames

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedpipe import archive, cli
-from fedpipe.artifacts import RunFiles
-from fedpipe.errors import ArtifactError
-from fedpipe.lineage import prune
+from fedpipe.analysis import prune
+from fedpipe.cli import app
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import archive
+from fedpipe.core.storage.layout import RunFiles
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -21,7 +22,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
     monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
     monkeypatch.setattr(sys, "path", [*sys.path])
     try:
-        cli.main()
+        app.main()
         status = 0
     except SystemExit as end:
         status = int(end.code or 0)

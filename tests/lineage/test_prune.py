@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedpipe.cli import app
-from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.lineage import prune
+from fedpipe.analysis import prune
+from fedpipe.cli.app import app
+from fedpipe.core.errors import ArtifactError, SettingsError
 from tests import studies
 from tests.lineage.conftest import ROUNDS, finish
 from tests.pipeline.conftest import ENVIRONMENT

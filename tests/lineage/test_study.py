@@ -11,10 +11,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from fedpipe import artifacts, cli
-from fedpipe.lineage import study as lineage
-from fedpipe.planned import Plan
-from fedpipe.stages import report
+from fedpipe.analysis import verify_study
+from fedpipe.cli import app
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import read_json, write_bytes, write_json
+from fedpipe.planning.plan import Plan
+from fedpipe.report import contents
 
 SHOWN = "results/tables/results.md"
 FILES = (
@@ -40,7 +42,7 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
     """What a command that refuses prints, and its sentence."""
     monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        app.main()
     assert end.value.code == 2
     found = capsys.readouterr()
     return found.out, found.err
@@ -54,9 +56,9 @@ def retyped(path: Path) -> None:
 
 
 def test_a_sound_study_holds(study: Path) -> None:
-    verdict = lineage.verify_study(plan())
+    verdict = verify_study.verify_study(plan())
     assert verdict[:2] == (f"results: {len(FILES) + 1} files are what the runs of params.yaml give", True)
-    done = CliRunner().invoke(cli.app, ["verify", "--rerun", "0"])
+    done = CliRunner().invoke(app.app, ["verify", "--rerun", "0"])
     assert done.exit_code == 0
     assert done.stdout.splitlines()[0] == verdict.message
     runs, partitions = (
@@ -72,10 +74,10 @@ def test_verify_names_every_file_that_the_runs_do_not_give(study: Path, harm: Ca
         whole = Path(name).read_bytes()
         harm(Path(name))
         told = f"results: not what the runs of params.yaml give: {name}; delete what is there of them and type `fedpipe"
-        assert lineage.verify_study(made).message.startswith(told)
+        assert verify_study.verify_study(made).message.startswith(told)
         if name != FILES[-1]:
             Path(name).write_bytes(whole)
-    done = CliRunner().invoke(cli.app, ["verify", "--rerun", "0"])
+    done = CliRunner().invoke(app.app, ["verify", "--rerun", "0"])
     assert done.exit_code == 1
     assert FILES[-1] in done.stdout.splitlines()[0]
     assert done.stdout.count("are as recorded") == 4
@@ -93,7 +95,7 @@ def test_a_number_typed_into_the_table_is_told(
     assert said(monkeypatch, capsys, "trace", SHOWN, "fedavg.global-on-global") == ("", sentence)
     assert said(monkeypatch, capsys, "trace", str(table.absolute()), "fedavg.global-on-global") == ("", sentence)
     table.write_text(text)
-    assert CliRunner().invoke(cli.app, ["show"]).stdout.startswith(text)
+    assert CliRunner().invoke(app.app, ["show"]).stdout.startswith(text)
 
 
 def test_a_table_of_the_study_as_it_was_is_told(study: Path) -> None:
@@ -102,14 +104,14 @@ def test_a_table_of_the_study_as_it_was_is_told(study: Path) -> None:
     whole = params.read_text()
     for edited in (f"# a comment\n{whole}", f"{whole}execution: {{rounds_per_job: 1}}\n"):
         params.write_text(edited)
-        shown = CliRunner().invoke(cli.app, ["show"])
+        shown = CliRunner().invoke(app.app, ["show"])
         assert (shown.stdout.startswith(text), shown.stderr) == (True, "")
     told = (
         "fedpipe: params.yaml or code has changed since this was made, and gives another table; `fedpipe run` makes it."
     )
     for edited in (whole.replace("learning_rate: 0.1", "learning_rate: 0.2"), "federation: {rounds: 0}\n", None):
         params.unlink() if edited is None else params.write_text(edited)
-        shown = CliRunner().invoke(cli.app, ["show"])
+        shown = CliRunner().invoke(app.app, ["show"])
         assert (shown.stdout.startswith(text), shown.stderr) == (True, f"{told}\n")
 
 
@@ -118,7 +120,7 @@ def test_a_table_of_another_folder_is_not_traced(
 ) -> None:
     Path("copy").mkdir()
     for name in (SHOWN, "results/tables/results.csv", "results/plan.json"):
-        artifacts.write_bytes(Path("copy", name), Path(name).read_bytes())
+        write_bytes(Path("copy", name), Path(name).read_bytes())
     out, sentence = said(monkeypatch, capsys, "trace", f"copy/{SHOWN}", "fedavg.global-on-global")
     assert out == ""
     assert sentence.startswith(f"fedpipe: 'copy/{SHOWN}' is not a table of this folder's studies")
@@ -130,25 +132,25 @@ def test_a_plan_that_its_settings_do_not_give_is_told(study: Path) -> None:
     swapped = tuple(dataclasses.replace(cell, seed=1 - cell.seed) for cell in sound.cells)
     made = dataclasses.replace(sound, cells=swapped)
     made.write()
-    assert lineage.verify_study(made)[:2] == (
+    assert verify_study.verify_study(made)[:2] == (
         "results/plan.json: not what params.yaml gives; delete it and type `fedpipe run`",
         False,
     )
     params = Path("params.yaml")
     params.write_text(params.read_text().replace("learning_rate: 0.1", "learning_rate: 0.2"))
-    assert lineage.verify_study(sound).message.endswith("; params.yaml changed since they were made")
+    assert verify_study.verify_study(sound).message.endswith("; params.yaml changed since they were made")
 
 
 def test_a_file_that_gives_the_same_plan_has_not_changed(study: Path) -> None:
     """As after `dvc exp run` and `git checkout`: the marks of what the plan was made of are the experiment's."""
     sources = plan().study_files.sources
-    artifacts.write_json(sources, artifacts.read_json(sources) | {"params.yaml": "0" * 64})
-    assert lineage.verify_study(plan())[:2] == (
+    write_json(sources, read_json(sources) | {"params.yaml": "0" * 64})
+    assert verify_study.verify_study(plan())[:2] == (
         f"results: {len(FILES) + 1} files are what the runs of params.yaml give",
         True,
     )
     Path("params.yaml").write_text("study: {seeds: []}\n")
-    assert lineage.verify_study(plan()).message.endswith("; params.yaml changed since they were made"), (
+    assert verify_study.verify_study(plan()).message.endswith("; params.yaml changed since they were made"), (
         "and can't be planned"
     )
 
@@ -169,27 +171,27 @@ def test_other_rounds_than_the_plans_are_refused_wherever_they_lie(
         f"{files.merged_files(2).marker} is of 3 rounds and should be of 2; delete {files.merged_files(2).path} and "
         "run again.\n"
     )
-    since = f"fedpipe: {report.get_staleness_warning(plan())}\n"
+    since = f"fedpipe: {contents.get_staleness_warning(plan())}\n"
     assert "has changed since this was made" in since
     for command in (["record", run.algorithm], ["table"], ["figure", "curves"], ["show"]):
         before = since if command == ["show"] else ""
         assert said(monkeypatch, capsys, *command)[1] == f"{before}fedpipe: {wrong}"
-    assert CliRunner().invoke(cli.app, ["verify", "--rerun", "0"]).exit_code == 1
+    assert CliRunner().invoke(app.app, ["verify", "--rerun", "0"]).exit_code == 1
 
 
 def test_a_snakemake_makes_no_table_of_a_plan_that_was_made_meanwhile(
     study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It would be recorded as one of the plan that it began with, and stay where that plan comes back."""
-    began, before = report.compute_report_fingerprint(plan()), {name: Path(name).read_bytes() for name in FILES}
+    began, before = contents.compute_report_fingerprint(plan()), {name: Path(name).read_bytes() for name in FILES}
     params = yaml.safe_load(Path("params.yaml").read_text()) | {"report": {"average": "client"}}
     Path("params.yaml").write_text(yaml.safe_dump(params))
-    assert CliRunner().invoke(cli.app, ["plan"]).exit_code == 0
+    assert CliRunner().invoke(app.app, ["plan"]).exit_code == 0
     for what in (["table"], ["figure", "curves"], ["figure", "matrices"]):
         _, sentence = said(monkeypatch, capsys, *what, "--said", began)
         assert "results/plan.json is another plan than this snakemake began with, since params.yaml was" in sentence
     assert {name: Path(name).read_bytes() for name in FILES} == before
-    assert CliRunner().invoke(cli.app, ["table", "--said", report.compute_report_fingerprint(plan())]).exit_code == 0
+    assert CliRunner().invoke(app.app, ["table", "--said", contents.compute_report_fingerprint(plan())]).exit_code == 0
     assert Path(SHOWN).read_bytes() != before[SHOWN]
 
 
@@ -199,7 +201,7 @@ def test_a_study_is_itself_through_a_link(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "link").symlink_to(tmp_path / "real")
     monkeypatch.chdir(tmp_path / "link")
     monkeypatch.setenv("PWD", str(tmp_path / "link"))
-    assert artifacts.normalize_study_path(tmp_path / "link/params.yaml") == Path("params.yaml")
-    assert artifacts.normalize_study_path(tmp_path / "real/studies/a.yaml") == Path("studies/a.yaml")
+    assert layout.normalize_study_path(tmp_path / "link/params.yaml") == Path("params.yaml")
+    assert layout.normalize_study_path(tmp_path / "real/studies/a.yaml") == Path("studies/a.yaml")
     monkeypatch.setenv("PWD", str(tmp_path))
-    assert artifacts.normalize_study_path(tmp_path / "params.yaml") == tmp_path / "params.yaml"
+    assert layout.normalize_study_path(tmp_path / "params.yaml") == tmp_path / "params.yaml"

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedpipe import artifacts, code, plan
-from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.lineage.trace import trace_cell
-from fedpipe.planned import Plan
-from fedpipe.stages import report
+from fedpipe.analysis.trace import trace_cell
+from fedpipe.core.components import code_digest
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import files
+from fedpipe.planning import run_settings
+from fedpipe.planning.plan import Plan
+from fedpipe.report import contents
 from tests import studies
 from tests.lineage.conftest import finish
 from tests.pipeline.conftest import ENVIRONMENT
@@ -24,26 +26,26 @@ TABLE = Path("results/tables/results.md")
 
 def test_every_artifact_on_the_way_with_its_hash(study: Path) -> None:
     found = trace_cell(TABLE, "scaffold.global-on-global")
-    metrics = artifacts.read_json(Path("results/metrics.json"))
+    metrics = files.read_json(Path("results/metrics.json"))
     assert found["accuracy (%)"] == pytest.approx(metrics["scaffold"], abs=0.005)
     assert found["reported"] == "in the last round measured, over all test samples, mean over 2 seeds"
-    assert found["table"] == {str(TABLE): artifacts.sha256_of(TABLE)}
+    assert found["table"] == {str(TABLE): files.sha256_of(TABLE)}
     assert [run["seed"] for run in found["runs"]] == [0, 1]
     assert sum(run["accuracy (%)"] for run in found["runs"]) / 2 == pytest.approx(found["accuracy (%)"], abs=1e-4)
     for run in found["runs"]:
-        settings = plan.RunSettings.read(Path(run["run"]) / "run.yaml")
+        settings = run_settings.RunSettings.read(Path(run["run"]) / "run.yaml")
         assert run["settings"] == {name: getattr(settings, name) for name in settings.__dataclass_fields__}
         names = {Path(path).relative_to(run["run"]).as_posix() for path in run["artifacts"]}
         assert {"run.yaml", "joined/0003/metrics.parquet", "rounds/0003/server.pt", "rounds/0003/clients.pt"} < names
         assert f"{run['run']}/rounds.zip/0003/metrics.parquet" in run["artifacts"]
         for path, sha256 in run["artifacts"].items() | (run["data"].items() - {("samples", run["data"]["samples"])}):
-            assert artifacts.sha256_of(Path(path.replace("rounds.zip", "rounds"))) == sha256
+            assert files.sha256_of(Path(path.replace("rounds.zip", "rounds"))) == sha256
         ((dealt, sha256),) = run["partition"].items()
-        assert artifacts.sha256_of(Path(dealt)) == sha256
+        assert files.sha256_of(Path(dealt)) == sha256
         assert run["data"]["samples"] == settings.dataset["sha256"]
         (made_by,) = run["made by"]
         assert {"executor", "device", "shared", "fedpipe", "torch", "numpy", "python"} == set(made_by)
-        assert made_by["shared"] == code.compute_shared_digest()
+        assert made_by["shared"] == code_digest.compute_shared_digest()
         assert run["first recorded in"].startswith("unknown: fatal: not a git repository")
     assert yaml.safe_load(yaml.safe_dump(found)) == found
 
@@ -77,11 +79,11 @@ def test_the_best_round_is_the_one_traced(study: Path) -> None:
     made = Plan.read(Path("results/plan.json"))
     made = dataclasses.replace(made, report=dataclasses.replace(made.report, round="best"))
     made.write()
-    report.write_files(report.build_tables(made))
+    contents.write_files(contents.build_tables(made))
     found = trace_cell(TABLE, "fedavg.global-on-global")
     assert found["reported"].startswith("in each run's best round")
     for run in found["runs"]:
-        table = artifacts.read_parquet(Path(run["run"]) / "joined/0003/metrics.parquet").to_pandas()
+        table = files.read_parquet(Path(run["run"]) / "joined/0003/metrics.parquet").to_pandas()
         table = table[table["protocol"] == "global-on-global"].set_index("round")["correct"]
         rounds = {Path(path).parent.name for path in run["artifacts"] if "rounds" in path}
         assert rounds == {f"{table.idxmax():04d}"}
@@ -91,7 +93,7 @@ def test_a_grid_names_its_points_and_a_dash_has_no_number(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     grid = {"seeds": [0], "grid": {"partition.alpha": [0.1, 1.0]}}
     finish(studies.settings(("fedavg", "local"), 1, study=grid))
-    metrics = artifacts.read_json(Path("results/metrics.json"))["fedavg"]
+    metrics = files.read_json(Path("results/metrics.json"))["fedavg"]
     for point in ("alpha=0.1", "alpha=1.0"):
         found = trace_cell(TABLE, f"fedavg.{point}.global-on-global")
         assert found["accuracy (%)"] == pytest.approx(metrics[point], abs=0.005)

@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedpipe import artifacts
-from fedpipe.artifacts import RunFiles
-from fedpipe.cli import app
+from fedpipe.analysis import verify
+from fedpipe.cli.app import app
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import layout, packing
+from fedpipe.core.storage.files import read_json, read_parquet, read_pt, sha256_of, write_json, write_parquet, write_pt
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.engine import collect
 from fedpipe.engine.checkpoint import prune_states
-from fedpipe.errors import ArtifactError
-from fedpipe.lineage import verify
-from fedpipe.plan import RunSettings, digest_json
-from fedpipe.stages import collect, partition
+from fedpipe.planning import partition
+from fedpipe.planning.run_settings import RunSettings, digest_json
 from tests import studies
 
 
@@ -48,7 +50,7 @@ def test_a_finished_run_is_a_dozen_files_and_its_tensors(study: Path) -> None:
 )
 def test_a_damaged_file_is_named(study: Path, name: str) -> None:
     path = runs("fedavg")[0] / name
-    artifacts.unpack_folder(runs("fedavg")[0] / "rounds")
+    packing.unpack_folder(runs("fedavg")[0] / "rounds")
     path.write_bytes(path.read_bytes() + b"\0")
     verdict = verify.verify_hashes(RunFiles(path.relative_to(".").parents[len(Path(name).parts) - 1]))
     assert not verdict.is_ok
@@ -58,7 +60,7 @@ def test_a_damaged_file_is_named(study: Path, name: str) -> None:
 def test_the_partitions_heterogeneity_is_hashed_too(study: Path) -> None:
     files = RunFiles(runs("fedavg")[0])
     key = digest_json(RunSettings.read(files.settings).partition_settings)
-    dealt, path = artifacts.assignment_file(key), artifacts.heterogeneity_file(key)
+    dealt, path = layout.assignment_file(key), layout.heterogeneity_file(key)
     path.write_bytes(path.read_bytes() + b"\0")
     verdict = verify.verify_hashes(files)
     assert f"not as recorded: {path}; delete {dealt}, then `dvc checkout`" in verdict.message
@@ -73,16 +75,16 @@ def test_absent_states_are_counted(study: Path) -> None:
 def test_joined_tables_are_those_of_the_rounds(study: Path) -> None:
     files = RunFiles(runs("fedavg")[0])
     joined = files.merged_files(3)
-    table, times = artifacts.read_parquet(joined.metrics), artifacts.read_json(joined.times)
+    table, times = read_parquet(joined.metrics), read_json(joined.times)
     changed = table.set_column(3, "correct", [np.asarray(table["correct"]) + 1])
     times["rounds"][0]["train"] += 1
     hashes = {
-        joined.metrics.name: artifacts.write_parquet(joined.metrics, changed),
-        joined.times.name: artifacts.write_json(joined.times, times),
+        joined.metrics.name: write_parquet(joined.metrics, changed),
+        joined.times.name: write_json(joined.times, times),
     }
     told = f"not as recorded: {joined.metrics}, {joined.times}; delete {joined.path}, then"
     assert told in verify.verify_hashes(files).message
-    artifacts.write_json(joined.marker, artifacts.read_json(joined.marker) | hashes)
+    write_json(joined.marker, read_json(joined.marker) | hashes)
     verdict = verify.verify_hashes(files)
     assert not verdict.is_ok
     assert told in verdict.message, "with a record that agrees, too"
@@ -90,11 +92,11 @@ def test_joined_tables_are_those_of_the_rounds(study: Path) -> None:
 
 def test_a_segment_names_the_rounds_that_are_there(study: Path) -> None:
     files = RunFiles(runs("fedavg")[0])
-    recorded = artifacts.read_json(files.segment_manifest(3))
-    artifacts.write_json(files.segment_manifest(3), {"rounds": recorded["rounds"] | {"2": "0" * 64}})
+    recorded = read_json(files.segment_manifest(3))
+    write_json(files.segment_manifest(3), {"rounds": recorded["rounds"] | {"2": "0" * 64}})
     told = f"not as recorded: {files.segment_manifest(3)}; delete {files.segment_manifest(3)}, then"
     assert told in verify.verify_hashes(files).message
-    artifacts.write_json(files.segment_manifest(3), {"rounds": {"0": recorded["rounds"]["0"]}})
+    write_json(files.segment_manifest(3), {"rounds": {"0": recorded["rounds"]["0"]}})
     assert told in verify.verify_hashes(files).message
 
 
@@ -113,19 +115,19 @@ def test_a_round_of_other_bits_is_told_apart(study: Path) -> None:
     files = RunFiles(runs("scaffold")[0])
     for number in range(1, 4):
         folder = files.round(number)
-        tree = artifacts.read_pt(folder.server_state)
+        tree = read_pt(folder.server_state)
         tree["model"] = {name: value + 1e-3 for name, value in tree["model"].items()}
-        sha256 = artifacts.write_pt(folder.server_state, tree)
+        sha256 = write_pt(folder.server_state, tree)
         for path in (folder.state_marker, folder.marker):
-            manifest = artifacts.read_json(path)
+            manifest = read_json(path)
             manifest["sha256"]["server.pt"] = sha256
             if path == folder.state_marker:
                 manifest["made_by"][0]["torch"] = "1.0"
             else:
-                manifest["sha256"]["state.json"] = artifacts.sha256_of(folder.state_marker)
-            artifacts.write_json(path, manifest)
-    markers = {str(number): artifacts.sha256_of(files.round(number).marker) for number in range(4)}
-    artifacts.write_json(files.segment_manifest(3), {"rounds": markers})
+                manifest["sha256"]["state.json"] = sha256_of(folder.state_marker)
+            write_json(path, manifest)
+    markers = {str(number): sha256_of(files.round(number).marker) for number in range(4)}
+    write_json(files.segment_manifest(3), {"rounds": markers})
     collect.collect_rounds(files, 3, "all")
     assert verify.verify_hashes(files).is_ok
     verdict = verify.verify_round(files, random.Random(1))
@@ -162,7 +164,7 @@ def test_the_command_ends_with_1_where_something_is_wrong(study: Path) -> None:
     assert (done.exit_code, len(done.stdout.splitlines())) == (0, 4)
     assert done.stdout.splitlines()[-1] == "all agrees: 1 run, 1 partition, 1 round run again"
     (runs("fedavg")[0] / "rounds/0001/server.pt").unlink()
-    artifacts.unpack_folder(runs("fedavg")[0] / "rounds")
+    packing.unpack_folder(runs("fedavg")[0] / "rounds")
     (runs("fedavg")[0] / "rounds/0002/participants.parquet").unlink()
     done = runner.invoke(app, ["verify", "--rerun", "0"])
     assert done.exit_code == 1

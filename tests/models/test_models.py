@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedpipe import registry
-from fedpipe.errors import SettingsError
-from fedpipe.models._steady import require_pure_network
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Model, compute_class_relations
-from fedpipe.tensors import Tensors
+from fedpipe.models.purity import require_pure_network
 
 CLASSES = 7
 SHAPES = {"bilstm": (6,), "fasttext": (6,), "feddw_resnet18": (3, 6, 5), "resnet18": (3, 6, 5), "vgg16": (3, 32, 33)}
@@ -27,7 +27,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "fasttext": {"vocabulary": 30},
     "vgg16": {"weights": None},  # so frozen, which is quick; test_vgg16.py trains it
 }
-NAMES = registry.list_components(registry.MODEL)
+NAMES = registry.list_components(component.MODEL)
 NORMALISED = ("feddw_resnet18", "mobilenet", "resnet18", "shufflenet")
 CHAINS = ("cnn", "cnn4", "cnn5", "feddw_cnn", "lenet", "mlp")  #: each layer takes what the one before made
 COPIES = 2
@@ -35,7 +35,7 @@ MNIST, CIFAR, TINY, IMDB, NEWS = (1, 28, 28), (3, 32, 32), (3, 64, 64), (200,), 
 
 
 def family(name: str, **parameters: Any) -> Model:
-    found = registry.build_component(registry.MODEL, name, PARAMETERS.get(name, {}) | parameters)
+    found = registry.build_component(component.MODEL, name, PARAMETERS.get(name, {}) | parameters)
     assert isinstance(found, Model)
     return found
 
@@ -62,7 +62,7 @@ def inputs(name: str, count: int = 3, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def size(name: str, shape: tuple[int, ...], classes: int, **parameters: Any) -> int:
-    made = registry.build_component(registry.MODEL, name, parameters)
+    made = registry.build_component(component.MODEL, name, parameters)
     assert isinstance(made, Model)
     made.check(shape, classes)
     with torch.device("meta"):

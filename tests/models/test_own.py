@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedpipe import code, config, plan, registry
-from fedpipe.errors import SettingsError
+from fedpipe.core.components import code_digest, component, registry
+from fedpipe.core.errors import SettingsError
 from fedpipe.models.base import FunctionalNetwork, Model, Network
+from fedpipe.planning import run_settings
+from fedpipe.settings import parser
 
 OWN = '''
 from dataclasses import dataclass
@@ -189,7 +191,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def found(name: str, **parameters: Any) -> Model:
-    made = registry.build_component(registry.MODEL, f"own_models.{name}", parameters)
+    made = registry.build_component(component.MODEL, f"own_models.{name}", parameters)
     assert isinstance(made, Model)
     return made
 
@@ -210,27 +212,27 @@ def test_its_networks_are_those_of_its_code(name: str) -> None:
 @pytest.mark.parametrize("name", ["make", "Family"])
 def test_it_is_named_in_the_settings_and_found_again(name: str) -> None:
     raw = {"model": {"name": f"own_models.{name}"}}
-    params = config.parse_params(raw)
+    params = parser.parse_params(raw)
     assert params.model == found(name)
     assert params.model_dump(mode="json")["model"]["name"] == f"own_models.{name}"
-    settings = plan.RunSettings.from_params(params, params.study.algorithms[0], 0)
+    settings = run_settings.RunSettings.from_params(params, params.study.algorithms[0], 0)
     assert settings.build_model() == params.model
 
 
 @pytest.mark.parametrize("name", ["make", "Family"])
 def test_a_change_of_its_source_changes_its_digest(name: str, own: Path) -> None:
-    before = code.compute_code_digest(*found(name).code_objects())
+    before = code_digest.compute_code_digest(*found(name).code_objects())
     assert own in before.files
     own.write_text(OWN.replace("Tanh", "ReLU"))
-    code.compute_code_digest.cache_clear()
-    assert code.compute_code_digest(*found(name).code_objects()).text != before.text
+    code_digest.compute_code_digest.cache_clear()
+    assert code_digest.compute_code_digest(*found(name).code_objects()).text != before.text
 
 
 def test_what_it_is_can_be_asked() -> None:
-    assert registry.get_docstring_summary(type(found("make"))) == "Two layers."
-    assert [field.name for field in registry.list_parameters(type(found("make")))] == ["weights", "sha256"]
-    assert registry.is_component(registry.MODEL, "own_models.make")
-    assert not registry.is_component(registry.ALGORITHM, "own_models.make")
+    assert component.get_docstring_summary(type(found("make"))) == "Two layers."
+    assert [field.name for field in component.list_parameters(type(found("make")))] == ["weights", "sha256"]
+    assert registry.is_component(component.MODEL, "own_models.make")
+    assert not registry.is_component(component.ALGORITHM, "own_models.make")
 
 
 @pytest.mark.parametrize("name", ["Of", "anonymous", "OWN"])
@@ -240,7 +242,7 @@ def test_what_is_no_model_is_refused(name: str, own: Path) -> None:
         rf"^model\.name: 'own_models\.{name}' is not a model; it should derive from Model, or be a function \(shape, "
     )
     with pytest.raises(SettingsError, match=wanted):
-        registry.find_component(registry.MODEL, f"own_models.{name}", "model.name")
+        registry.find_component(component.MODEL, f"own_models.{name}", "model.name")
 
 
 def test_a_function_that_takes_no_shape_is_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +251,7 @@ def test_a_function_that_takes_no_shape_is_never_called(monkeypatch: pytest.Monk
     with pytest.raises(
         SettingsError, match=r"^model\.name: 'torchvision\.models\.resnet18' is not a model; it should derive from"
     ):
-        config.parse_params({"model": {"name": "torchvision.models.resnet18"}})
+        parser.parse_params({"model": {"name": "torchvision.models.resnet18"}})
 
 
 def test_a_network_is_tried_on_what_the_data_set_has() -> None:
@@ -259,20 +261,20 @@ def test_a_network_is_tried_on_what_the_data_set_has() -> None:
         SettingsError,
         match=r"^model\.name: the network of 'own_models\.make' can't be trained on token ids of shape \(8,",
     ):
-        config.parse_params(text | {"model": {"name": "own_models.make"}})
+        parser.parse_params(text | {"model": {"name": "own_models.make"}})
 
 
 def test_a_function_that_does_not_return_body_and_head_is_refused_before_any_job() -> None:
     with pytest.raises(
         SettingsError, match=r"^model\.name: 'own_models\.head_only' returns Linear; it should return a"
     ):
-        config.parse_params({"model": {"name": "own_models.head_only"}})
+        parser.parse_params({"model": {"name": "own_models.head_only"}})
     message = (
         r"^model\.name: 'own_models\.failing' fails for inputs of shape \(1, 8, 8\) and 10 classes "
         r"\(ValueError: too few pixels\); it should return a body and a head\.$"
     )
     with pytest.raises(SettingsError, match=message):
-        config.parse_params({"model": {"name": "own_models.failing"}})
+        parser.parse_params({"model": {"name": "own_models.failing"}})
 
 
 def test_a_network_that_does_not_fit_the_data_is_refused_before_any_job() -> None:
@@ -281,10 +283,10 @@ def test_a_network_that_does_not_fit_the_data_is_refused_before_any_job() -> Non
         r"it should be \(2, 10\), a logit a class\.$"
     )
     with pytest.raises(SettingsError, match=wanted):
-        config.parse_params({"model": {"name": "own_models.other_classes"}})
+        parser.parse_params({"model": {"name": "own_models.other_classes"}})
     wanted = r"^model\.name: the network of 'own_models\.other_features' fails for inputs of shape \(1, 8, 8\) "
     with pytest.raises(SettingsError, match=wanted):
-        config.parse_params({"model": {"name": "own_models.other_features"}})
+        parser.parse_params({"model": {"name": "own_models.other_features"}})
     found("of_words").check((6,), 4)
 
 
@@ -306,16 +308,16 @@ def test_a_network_that_does_not_fit_the_data_is_refused_before_any_job() -> Non
 def test_layers_that_do_what_no_seed_gives_are_refused_before_any_job(name: str, said: str) -> None:
     """They gave other numbers under the same key, and dropped values in evaluation."""
     with pytest.raises(SettingsError, match=rf"^model\.name: {said}"):
-        config.parse_params({"model": {"name": f"own_models.{name}"}})
+        parser.parse_params({"model": {"name": f"own_models.{name}"}})
 
 
 @pytest.mark.parametrize("name", ["usual", "still_attention"])
 def test_usual_layers_are_taken(name: str) -> None:
-    config.parse_params({"model": {"name": f"own_models.{name}"}})
+    parser.parse_params({"model": {"name": f"own_models.{name}"}})
 
 
 def test_lazy_layers_have_their_sizes_before_a_model_is_made() -> None:
-    config.parse_params({"model": {"name": "own_models.lazy"}})
+    parser.parse_params({"model": {"name": "own_models.lazy"}})
     net = FunctionalNetwork(lambda: found("lazy").build((1, 8, 8), 10))
     model = net.make_initial_model(1)
     assert {name: tuple(value.shape) for name, value in model.items()} == {
@@ -376,10 +378,10 @@ def test_what_a_function_takes_beside_shape_and_classes_are_parameters() -> None
     body = wide.build((9,), 2).body
     assert [tuple(value.shape) for value in body.state_dict().values()] == [(3, 9), (3,)]
     assert isinstance(body[2], torch.nn.Tanh)
-    one, other = (registry.component_to_run_settings(registry.MODEL, made) for made in (wide, usual))
+    one, other = (registry.component_to_run_settings(component.MODEL, made) for made in (wide, usual))
     assert other.items() >= {"width": 8, "act": "relu", "p": 0.0}.items()
     assert one == other | {"width": 3, "act": "tanh"}
-    assert registry.component_from_run_settings(registry.MODEL, one) == wide
+    assert registry.component_from_run_settings(component.MODEL, one) == wide
 
 
 @pytest.mark.parametrize(
@@ -408,13 +410,13 @@ def test_what_a_function_takes_beside_shape_and_classes_are_parameters() -> None
 )
 def test_what_a_function_can_not_take_is_one_sentence(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError) as refused:
-        config.parse_params({"model": settings | {"name": f"own_models.{settings['name']}"}})
+        parser.parse_params({"model": settings | {"name": f"own_models.{settings['name']}"}})
     assert str(refused.value) == said
 
 
 @pytest.mark.parametrize("name", ["listed", "Listed"])
 def test_parameters_may_be_lists(name: str) -> None:
-    params = config.parse_params({"model": {"name": f"own_models.{name}", "widths": [5, 6]}})
+    params = parser.parse_params({"model": {"name": f"own_models.{name}", "widths": [5, 6]}})
     shapes = [tuple(value.shape) for value in params.model.build((9,), 2).state_dict().values()]
     assert shapes == [(5, 9), (5,), (6, 5), (6,), (2, 6), (2,)]
 

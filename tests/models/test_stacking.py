@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from fedpipe import registry
-from fedpipe.algorithms.base import Algorithm, State
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.config import Federation
-from fedpipe.engine import loop as looping
-from fedpipe.engine.clients import FederatedData
-from fedpipe.engine.executor import Executor
-from fedpipe.engine.loop import Loop
-from fedpipe.engine.stack import Stack
-from fedpipe.engine.trees import move_state
+from fedpipe.core.components import component, registry
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.clients import loop as looping
+from fedpipe.engine.clients.executor import Executor
+from fedpipe.engine.clients.federated_data import FederatedData
+from fedpipe.engine.clients.loop import Loop
+from fedpipe.engine.stack.stack import Stack
+from fedpipe.engine.torch_env.trees import move_state
 from fedpipe.models.base import FunctionalNetwork, Model
-from fedpipe.tensors import Tensors
+from fedpipe.settings.federation import Federation
 from tests import elsewhere
 
 SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -40,8 +41,8 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 ALONE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {"bilstm": ((7,), {"vocabulary": 50})}  #: not stacked
 STACKABLE = [
     name
-    for name in registry.list_components(registry.MODEL)
-    if registry.find_component(registry.MODEL, name).is_stackable
+    for name in registry.list_components(component.MODEL)
+    if registry.find_component(component.MODEL, name).is_stackable
 ]  # type: ignore[attr-defined]
 
 
@@ -62,7 +63,7 @@ def trained(
 ) -> tuple[Tensors, list[tuple[State, tuple[Any, ...]]]]:
     """The first model, and what two clients send after a round from it, with how their models do."""
     shape, parameters = (SMALL | ALONE)[name]
-    family: Model = registry.build_component(registry.MODEL, name, parameters)  # type: ignore[assignment]
+    family: Model = registry.build_component(component.MODEL, name, parameters)  # type: ignore[assignment]
     family.check(shape, 3)
     random = np.random.default_rng(0)
     words = len(shape) == 1 and "vocabulary" in parameters

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torchvision.models.vgg import cfgs, make_layers
 
-from fedpipe import registry
-from fedpipe.errors import SettingsError
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
 from fedpipe.models import vgg16
 from fedpipe.models.base import FunctionalNetwork
 from fedpipe.models.vgg16 import IMAGENET_SHA256, VGG16
@@ -48,7 +48,7 @@ def file(weights: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory) -
 
 def family(file: Path, **parameters: Any) -> VGG16:
     given = {"weights": str(file), "sha256": sha256(file) if file.is_file() else OTHER} | parameters
-    found = registry.build_component(registry.MODEL, "vgg16", given)
+    found = registry.build_component(component.MODEL, "vgg16", given)
     assert isinstance(found, VGG16)
     found.check(SHAPE, 10)
     found.check_weights(SHAPE, 10)

@@ -13,11 +13,14 @@ import yaml
 from torch import Tensor
 from typer.testing import CliRunner
 
-from fedpipe import artifacts, cli, config, registry
-from fedpipe import plan as planning
-from fedpipe.artifacts import RunFiles
-from fedpipe.errors import SettingsError, UserError
-from fedpipe.plan import RunSettings
+from fedpipe.cli import app
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError, UserError
+from fedpipe.core.storage import files
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.planning import planner
+from fedpipe.planning.run_settings import RunSettings
+from fedpipe.settings import parser
 from tests import studies
 
 SHAPE, CLASSES = (1, 8, 8), 10
@@ -60,7 +63,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def state(model: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
     """A state dict of the network of this section, with numbers of its own."""
-    family: Any = registry.parse_component(registry.MODEL, model)
+    family: Any = registry.parse_component(component.MODEL, model)
     random = torch.Generator().manual_seed(seed)
     held = family.build(SHAPE, CLASSES).state_dict()
     return {
@@ -73,12 +76,12 @@ def study(model: dict[str, Any], tensors: Any = None, path: str = "start.pt", **
     """A study whose model begins with these tensors."""
     torch.save(state(model) if tensors is None else tensors, path)
     settings = studies.settings(**sections)
-    settings["model"] = model | {"weights": path, "sha256": artifacts.sha256_of(Path(path))}
+    settings["model"] = model | {"weights": path, "sha256": files.sha256_of(Path(path))}
     return settings
 
 
 def key(settings: dict[str, Any]) -> str:
-    return RunSettings.from_params(config.parse_params(settings), settings["study"]["algorithms"][0], 0).key
+    return RunSettings.from_params(parser.parse_params(settings), settings["study"]["algorithms"][0], 0).key
 
 
 MLP = {"name": "mlp", "hidden": [16]}
@@ -100,17 +103,17 @@ def test_every_run_begins_with_the_files_tensors(model: dict[str, Any], dtype: s
     settings = study(model, tensors, rounds=1, study={"seeds": [0, 1]}, federation={"dtype": dtype})
     bits = []
     for path in [str(run.path) for run in studies.prepare(settings).runs]:
-        assert not CliRunner().invoke(cli.app, ["segment", path, "--stop", "1"], catch_exceptions=False).exit_code
-        begun = artifacts.read_pt(RunFiles(Path(path)).round(0).server_state)["model"]
+        assert not CliRunner().invoke(app.app, ["segment", path, "--stop", "1"], catch_exceptions=False).exit_code
+        begun = files.read_pt(RunFiles(Path(path)).round(0).server_state)["model"]
         wanted = {name: value for name, value in tensors.items() if not name.endswith("num_batches_tracked")}
         assert begun.keys() == wanted.keys()
         assert all(torch.equal(begun[name], wanted[name]) for name in wanted)
-        bits.append(artifacts.sha256_of(RunFiles(Path(path)).round(1).server_state))
+        bits.append(files.sha256_of(RunFiles(Path(path)).round(1).server_state))
     assert bits[0] != bits[1], "seeds still draw partition and batches"
 
 
 def test_without_a_file_weights_are_drawn() -> None:
-    plain = registry.parse_component(registry.MODEL, MLP)
+    plain = registry.parse_component(component.MODEL, MLP)
     one, other = ({**plain.build_initial_network(SHAPE, CLASSES).state_dict()} for _ in range(2))  # type: ignore[attr-defined]
     assert not torch.equal(one["head.weight"], other["head.weight"])
 
@@ -124,15 +127,15 @@ def test_the_key_holds_the_files_sum_and_not_where_it_lies() -> None:
     assert len({key(settings), key(study(MLP, state(MLP, 4), "other.pt")), key(studies.settings())}) == 3
 
     studies.write(settings, Path())
-    planning.write_plan(planning.make_plan(Path("params.yaml")))
+    planner.write_plan(planner.make_plan(Path("params.yaml")))
     studies.write(moved, Path())
-    planning.write_plan(made := planning.make_plan(Path("params.yaml")))
+    planner.write_plan(made := planner.make_plan(Path("params.yaml")))
     held = yaml.safe_load((made.runs[0].path / "run.yaml").read_text())
     assert "weights" not in held["model"]
     assert held["model"]["sha256"] == settings["model"]["sha256"]
     assert held["origin"] == {"model": {"weights": "elsewhere/first.pt"}}
     read = RunSettings.read(made.runs[0].path / "run.yaml")
-    assert read.build_model() == registry.parse_component(registry.MODEL, moved["model"])
+    assert read.build_model() == registry.parse_component(component.MODEL, moved["model"])
 
 
 def test_the_head_of_an_algorithms_own_is_drawn_as_ever() -> None:
@@ -186,10 +189,10 @@ def wrong(change: dict[str, Any]) -> dict[str, Tensor]:
 def test_another_network_is_refused_by_its_first_wrong_tensor(tensors: dict[str, Any], told: str | None) -> None:
     settings = study(MLP, wrong(tensors))
     if told is None:
-        config.parse_params(settings)
+        parser.parse_params(settings)
         return
     with pytest.raises(SettingsError) as error:
-        config.parse_params(settings)
+        parser.parse_params(settings)
     assert str(error.value).startswith(f"model.weights: {told}")
     assert "\n" not in str(error.value)
 
@@ -204,24 +207,24 @@ class Mischief:
 )
 def test_anything_else_than_tensors_is_refused_and_never_run(tensors: Any) -> None:
     with pytest.raises(SettingsError, match=r"^model\.weights: start\.pt can't be read \("):
-        config.parse_params(study(MLP, tensors))
+        parser.parse_params(study(MLP, tensors))
     assert not Path("mischief").exists()
 
 
 def test_a_file_that_is_none_is_refused() -> None:
     Path("start.pt").write_text("weights\n")
-    settings = studies.settings(model={"weights": "start.pt", "sha256": artifacts.sha256_of(Path("start.pt"))})
+    settings = studies.settings(model={"weights": "start.pt", "sha256": files.sha256_of(Path("start.pt"))})
     with pytest.raises(SettingsError, match=r"^model\.weights: start\.pt can't be read \("):
-        config.parse_params(settings)
+        parser.parse_params(settings)
 
 
 def test_a_file_that_changed_is_refused_with_both_sums() -> None:
     settings = study(MLP)
     declared = settings["model"]["sha256"]
     torch.save(state(MLP, 5), "start.pt")
-    found = artifacts.sha256_of(Path("start.pt"))
+    found = files.sha256_of(Path("start.pt"))
     with pytest.raises(SettingsError) as error:
-        config.parse_params(settings)
+        parser.parse_params(settings)
     assert str(error.value) == (
         f"model.sha256: {declared} is declared, but start.pt is another file, with SHA-256 {found}; put the declared "
         f"one there, or, if this one is meant, remove model.sha256 and run `fedpipe download`."
@@ -231,7 +234,7 @@ def test_a_file_that_changed_is_refused_with_both_sums() -> None:
 def test_a_run_whose_file_is_gone_is_read_but_does_not_begin() -> None:
     made = studies.prepare(study(MLP))
     Path("start.pt").unlink()
-    planning.make_plan(Path("params.yaml"))
+    planner.make_plan(Path("params.yaml"))
     with pytest.raises(
         SettingsError, match=r"^model\.weights: start\.pt is missing; it should be the file with SHA-256"
     ):
@@ -240,7 +243,7 @@ def test_a_run_whose_file_is_gone_is_read_but_does_not_begin() -> None:
 
 def test_a_sum_without_a_file_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"^model\.sha256: there is no model\.weights that it could belong to"):
-        config.parse_params(studies.settings(model={"sha256": "0" * 64}))
+        parser.parse_params(studies.settings(model={"sha256": "0" * 64}))
 
 
 def test_several_initial_models_are_refused() -> None:
@@ -249,8 +252,8 @@ def test_several_initial_models_are_refused() -> None:
     with pytest.raises(
         SettingsError, match=r"^model\.weights: a file holds one initial model, and ifca begins with sev"
     ):
-        config.parse_params(several)
-    config.parse_params(studies.settings(("fedavg", "ifca")))
+        parser.parse_params(several)
+    parser.parse_params(studies.settings(("fedavg", "ifca")))
     own = studies.settings() | {
         "model": settings["model"],
         "algorithms": {"second": {"algorithm": "own_weights.Second"}},

@@ -6,10 +6,10 @@ from typing import get_args
 
 import pytest
 
-from fedpipe.config import Protocol
 from fedpipe.papers import layouts, published
 from fedpipe.papers.layouts import Head
 from fedpipe.papers.published import CellId
+from fedpipe.settings.base import Protocol
 
 PAPERS = layouts.load_papers()
 TABLES = [(paper, name) for paper in PAPERS.values() for name in paper.tables]

@@ -17,21 +17,22 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedpipe import artifacts
-from fedpipe import plan as planning
-from fedpipe.config import Execution
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import files, layout
+from fedpipe.engine import collect
+from fedpipe.engine.diagnostics import stage
 from fedpipe.engine.run import Run
-from fedpipe.errors import ArtifactError, SettingsError
 from fedpipe.papers import cells, drawing, layouts, make, measured, published, views
 from fedpipe.papers.cells import MeasuredCell
 from fedpipe.papers.published import CellId
 from fedpipe.papers.ran import PaperStudy
 from fedpipe.papers.svg import SvgFigure
 from fedpipe.papers.verdicts import Number
-from fedpipe.plan import NewPlan
-from fedpipe.planned import Plan
-from fedpipe.report import tables
-from fedpipe.stages import collect, download, partition, probe, report
+from fedpipe.planning import download, partition, planner
+from fedpipe.planning.plan import Plan
+from fedpipe.planning.planner import NewPlan
+from fedpipe.report import contents, tables
+from fedpipe.settings.execution import Execution
 from tests import studies
 
 PFPS, CW = layouts.load_papers()["PFPS-LWC"], layouts.load_papers()["cwFedAvg"]
@@ -89,14 +90,14 @@ def declared(place: str, **sections: Any) -> NewPlan:
     for name, section in sections.items():
         base[name] = base.get(name, {}) | section
     path.write_text(yaml.safe_dump(base | {"scales": SMOKE}, sort_keys=False))
-    planning.write_plan(made := planning.make_plan(path, "smoke"))
+    planner.write_plan(made := planner.make_plan(path, "smoke"))
     return made
 
 
 def run(made: NewPlan) -> None:
     """All of a study that is not there yet."""
     for name in {run.dataset for run in made.runs}:
-        if not artifacts.dataset_file(name).exists():
+        if not layout.dataset_file(name).exists():
             download.download_dataset(name)
     for key in made.partitions:
         partition.partition_dataset(key)
@@ -106,7 +107,7 @@ def run(made: NewPlan) -> None:
             pass
         collect.collect_rounds(planned.files, planned.rounds, made.keep_models)
     for planned in made.probes:
-        probe.run_probe(planned.files.settings, Execution())
+        stage.run_probe(planned.files.settings, Execution())
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +231,7 @@ def test_a_sweep_has_the_studys_points(ran: dict[str, NewPlan]) -> None:
 
 
 def test_the_error_of_the_estimate_comes_of_a_probe(ran: dict[str, NewPlan]) -> None:
-    from fedpipe.probes import norms
+    from fedpipe.engine.diagnostics import head_norms
 
     made = drawing.draw_figures(CW, there(CW))
     figure = made["cwFedAvg", "Figure 5"]
@@ -240,9 +241,9 @@ def test_the_error_of_the_estimate_comes_of_a_probe(ran: dict[str, NewPlan]) -> 
     plan = ran["cwfedavg/figure5"]
     for probed in plan.probes:
         (cell,) = [cell for cell in plan.cells if cell.key == probed.run_key]
-        table = artifacts.read_parquet(probed.files.table, artifacts.read_recorded_sha256(probed.files.table))
+        table = files.read_parquet(probed.files.table, files.read_recorded_sha256(probed.files.table))
         assert errors[cell.grid["algorithms.cwfedavg.wdr"]] == pytest.approx(
-            norms.compute_share_distance(table), rel=1e-4
+            head_norms.compute_share_distance(table), rel=1e-4
         )
     assert len(errors) == len(plan.probes) == 2
 
@@ -314,7 +315,7 @@ def test_a_run_that_is_not_done_costs_its_own_cells(ran: dict[str, NewPlan], tmp
         assert 0 < (after[place].missing_hours or 0) < 0.1, "one run of two rounds is missing"
         other = place._replace(row="FedProto")
         assert after[other] == before[other]
-        artifacts.write_json(plan.study_files.unavailable_runs, {str(gone.files.path): "data not here"})
+        files.write_json(plan.study_files.unavailable_runs, {str(gone.files.path): "data not here"})
         study = PaperStudy.find("pfps_lwc", "table2", "smoke")
         assert study
         assert study.explain_missing("fedper", column) == "data not here"
@@ -322,7 +323,7 @@ def test_a_run_that_is_not_done_costs_its_own_cells(ran: dict[str, NewPlan], tmp
         assert 0 < study.estimate_hours([gone]) < 0.1, "a run of two rounds, as others of its kind took"
         assert study.get_missing_cells("fedper", "no such column") == []
     finally:
-        artifacts.write_json(plan.study_files.unavailable_runs, {})
+        files.write_json(plan.study_files.unavailable_runs, {})
         shutil.move(away, gone.merged_files.path)
 
 
@@ -330,7 +331,7 @@ def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch
     """cwFedAvg's Table 5 and the coefficients in its text, from the study; and Table 7, from shapes alone."""
     (tmp_path / "studies").symlink_to(studies.ROOT / "studies")
     monkeypatch.chdir(tmp_path)
-    planning.write_plan(planning.make_plan(Path("studies/papers/cwfedavg/table1.yaml")))
+    planner.write_plan(planner.make_plan(Path("studies/papers/cwfedavg/table1.yaml")))
     told = found(CW, "paper")
     numbers, checked = published.load_published(), 0
     for place, cell in told.items():
@@ -363,7 +364,7 @@ def test_no_page_is_made_of_a_study_that_was_edited_since(ran: dict[str, NewPlan
 
 
 def test_a_snakemake_makes_no_page_of_plans_that_were_made_meanwhile(ran: dict[str, NewPlan]) -> None:
-    began = report.compute_plans_fingerprint(Plan.read(ran[name].study_files.plan) for name in sorted(ran))
+    began = contents.compute_plans_fingerprint(Plan.read(ran[name].study_files.plan) for name in sorted(ran))
     make.write_papers("smoke", began)
     study = ran["pfps_lwc/figure8"]
     page, text = make.get_pages_folder("smoke") / "pfps_lwc.html", study.params.read_text()
@@ -371,12 +372,12 @@ def test_a_snakemake_makes_no_page_of_plans_that_were_made_meanwhile(ran: dict[s
     edited = yaml.safe_load(text)
     edited["federation"]["learning_rate"] = 0.123
     study.params.write_text(yaml.safe_dump(edited, sort_keys=False))
-    planning.write_plan(planning.make_plan(study.params, "smoke"))
+    planner.write_plan(planner.make_plan(study.params, "smoke"))
     with pytest.raises(ArtifactError, match=r"others than this snakemake began with.*`make papers SCALE=smoke` again"):
         make.write_papers("smoke", began)
     assert page.read_bytes() == written
     study.params.write_text(text)
-    planning.write_plan(study)
+    planner.write_plan(study)
 
 
 def played(cells_: list[types.SimpleNamespace], done: list[types.SimpleNamespace], **told: Any) -> Any:

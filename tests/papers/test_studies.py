@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-from fedpipe import artifacts
-from fedpipe import plan as planning
-from fedpipe.config import read_params
+from fedpipe.core.storage import layout
 from fedpipe.papers import layouts, make, published
-from fedpipe.plan import NewPlan
+from fedpipe.planning import planner
+from fedpipe.planning.planner import NewPlan
+from fedpipe.settings.loader import read_params
 from tests.studies import ROOT
 
-FILES = sorted(path for path in (ROOT / "studies/papers").rglob("*.yaml") if path.name != artifacts.DVC_YAML)
+FILES = sorted(path for path in (ROOT / "studies/papers").rglob("*.yaml") if path.name != layout.DVC_YAML)
 RUNS = {
     "feddw/table1": 480,
     "feddw/table2": 360,
@@ -63,7 +63,7 @@ def name(path: Path) -> str:
 
 @functools.cache
 def planned(study: str, scale: str = "paper") -> NewPlan:
-    return planning.make_plan(Path("studies/papers") / f"{study}.yaml", scale)
+    return planner.make_plan(Path("studies/papers") / f"{study}.yaml", scale)
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +136,7 @@ def test_the_rates_of_feddual_are_a_scale() -> None:
 
 def test_dvc_records_tables_and_pages_where_they_lie() -> None:
     """Those of scale paper, too, whose name stands in no study's place."""
-    stages = yaml.safe_load((ROOT / "studies/papers" / artifacts.DVC_YAML).read_text())["stages"]
+    stages = yaml.safe_load((ROOT / "studies/papers" / layout.DVC_YAML).read_text())["stages"]
 
     def out(stage: str, **item: str) -> Path:
         (((place, _),),) = (found.items() for found in stages[stage]["outs"])
@@ -145,10 +145,8 @@ def test_dvc_records_tables_and_pages_where_they_lie() -> None:
         return Path(place)
 
     path = Path("studies/papers/feddw/table1.yaml")
-    assert out("whole", study="feddw/table1") == artifacts.StudyFiles.from_params(path, "paper").plan.parent
-    assert (
-        out("table", study="feddw/table1", scale="smoke") == artifacts.StudyFiles.from_params(path, "smoke").plan.parent
-    )
+    assert out("whole", study="feddw/table1") == layout.StudyFiles.from_params(path, "paper").plan.parent
+    assert out("table", study="feddw/table1", scale="smoke") == layout.StudyFiles.from_params(path, "smoke").plan.parent
     assert out("pages", scale="paper") == make.get_pages_folder("paper")
 
 

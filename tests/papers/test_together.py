@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedpipe import artifacts
-from fedpipe import plan as planning
-from fedpipe.errors import SettingsError
-from fedpipe.planned import CombinedPlan, Plan
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import layout
+from fedpipe.planning import planner
+from fedpipe.planning.combined import CombinedPlan
+from fedpipe.planning.plan import Plan
 from tests import studies
 
 
@@ -25,8 +26,8 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Plan]:
         params = studies.settings(("fedavg", "feddw"), rounds, **others)
         studies.write(params, tmp_path)
         (tmp_path / "params.yaml").rename(path := Path(f"studies/a/{name}.yaml"))
-        planning.write_plan(planning.make_plan(path))
-        return Plan.read(artifacts.StudyFiles.from_params(path).plan)
+        planner.write_plan(planner.make_plan(path))
+        return Plan.read(layout.StudyFiles.from_params(path).plan)
 
     return planned("long", 5), planned("short", 2, study={"algorithms": ["fedavg"]})
 
@@ -67,8 +68,8 @@ def test_studies_that_execute_otherwise_are_refused(plans: tuple[Plan, Plan]) ->
 def test_a_folder_names_its_studies_but_not_dvcs_file(plans: tuple[Plan, Plan]) -> None:
     Path("studies/a/dvc.yaml").write_text("stages: {}\n")
     paths = [plan.params for plan in plans]
-    assert artifacts.list_studies(Path("studies")) == artifacts.list_studies(Path("studies/a")) == sorted(paths)
-    assert artifacts.list_studies(paths[0]) == [paths[0]]
+    assert layout.list_studies(Path("studies")) == layout.list_studies(Path("studies/a")) == sorted(paths)
+    assert layout.list_studies(paths[0]) == [paths[0]]
     Path("studies/empty").mkdir()
     with pytest.raises(SettingsError, match="studies/empty: there is no study in that folder"):
-        artifacts.list_studies(Path("studies/empty"))
+        layout.list_studies(Path("studies/empty"))

@@ -200,7 +200,7 @@ def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project
     assert "other shared code" not in table.read_text()
 
     # a refactoring: nothing runs again but the table, which says so, and more rounds go on
-    replace(project, "fedpipe/engine/optimizers.py", STEP, "alpha=-1 * self.learning_rate")
+    replace(project, "fedpipe/engine/clients/optimizers.py", STEP, "alpha=-1 * self.learning_rate")
     printed = project.snakemake()
     assert jobs(printed)["segment"] == 0
     assert "2 of 2 runs come from other shared code" in printed
@@ -216,7 +216,12 @@ def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project
 
     # a change of what it does: refused, and told of what is finished
     before = project.bits()
-    replace(project, "fedpipe/engine/optimizers.py", "alpha=-1 * self.learning_rate", "alpha=-2 * self.learning_rate")
+    replace(
+        project,
+        "fedpipe/engine/clients/optimizers.py",
+        "alpha=-1 * self.learning_rate",
+        "alpha=-2 * self.learning_rate",
+    )
     verified = project.run("fedpipe", "verify", check=False)
     assert verified.count("bits differ in ") == 2
     for grain in ({}, {"rounds_per_job": 1, "clients_per_job": 3}):
@@ -224,7 +229,7 @@ def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project
         printed = project.snakemake("runs", check=False)
         assert "can't go on: the code that all runs share has changed since round 3, and done again now bits" in printed
         assert {name: sha256 for name, sha256 in project.bits().items() if name in before} == before
-    replace(project, "fedpipe/engine/optimizers.py", "alpha=-2 * self.learning_rate", STEP)
+    replace(project, "fedpipe/engine/clients/optimizers.py", "alpha=-2 * self.learning_rate", STEP)
     project.edit(execution={"rounds_per_job": None, "clients_per_job": None})
     assert jobs(project.snakemake("runs"))["segment"] == 2
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from fedpipe import artifacts
-from fedpipe import plan as planning
-from fedpipe.stages import report
+from fedpipe.core.storage import files
+from fedpipe.planning import planner
+from fedpipe.report import contents
 from tests import studies
 from tests.pages import commands
 from tests.pipeline.conftest import Project
@@ -33,16 +33,16 @@ def record(project: Project, metrics: dict[str, float], **changes: Any) -> None:
             place = place[section]
         place[key] = value
     studies.write(params, project.folder)
-    made = planning.make_plan()
-    planning.write_plan(made)
-    report.write_files(report.build_keys(made))
-    artifacts.write_json(made.study_files.metrics, metrics)
+    made = planner.make_plan()
+    planner.write_plan(made)
+    contents.write_files(contents.build_keys(made))
+    files.write_json(made.study_files.metrics, metrics)
     stages = yaml.safe_load((project.folder / "dvc.yaml").read_text())["stages"]
     outs = [next(iter(out)) if isinstance(out, dict) else out for out in stages["execute"]["outs"]]
     for place in (Path(out) for out in (*outs, "results/.provenance", *(f"results/runs/{name}" for name in metrics))):
         if not place.exists():
             file = place if place.suffix == ".csv" else place / "held"
-            artifacts.write_bytes(file, b"something\n")
+            files.write_bytes(file, b"something\n")
     project.run("dvc", "commit", "-fq")
 
 

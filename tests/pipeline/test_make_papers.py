@@ -20,7 +20,7 @@ COMMAND = ("snakemake", "papers", "--config", "scale=smoke", *LOCAL)
 PLACE = "results/papers/smoke"
 BROKEN = """
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.errors import ArtifactError
+from fedpipe.core.errors import ArtifactError
 
 
 class Broken(FedAvg):

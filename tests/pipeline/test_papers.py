@@ -18,9 +18,10 @@ import pytest
 import torch
 from torchvision.models.vgg import cfgs, make_layers
 
-from fedpipe import artifacts, config
+from fedpipe.core.storage import files
 from fedpipe.data.datasets.base import PublishedDataset, PublishedTexts
-from fedpipe.data.fetch import MIRROR_VARIABLE
+from fedpipe.data.sources.fetch import MIRROR_VARIABLE
+from fedpipe.settings import loader, parser
 from tests import studies
 from tests.pipeline.conftest import Project
 
@@ -49,16 +50,16 @@ def stand_in(source: PublishedDataset, path: Path) -> None:
 
 def dataset(name: str, folder: Path, project: Project) -> dict[str, Any]:
     """The section of params.yaml, as `fedpipe download` leaves it; a stand-in is made in the folder if it has to be."""
-    section = config.parse_dataset({"name": name, "mirror": os.environ.get(MIRROR_VARIABLE)})
+    section = parser.parse_dataset({"name": name, "mirror": os.environ.get(MIRROR_VARIABLE)})
     source, holds = section.effective_dataset, section.fetcher.has_file
     if isinstance(source, PublishedDataset) and not (
         holds(source.substitute_name) or all(holds(file.name) for file in source.files)
     ):
         stand_in(source, folder / source.substitute_name)
-        section = config.parse_dataset({"name": name, "mirror": str(folder)})
+        section = parser.parse_dataset({"name": name, "mirror": str(folder)})
     studies.write({"dataset": {"name": name, "subset": SUBSET, "mirror": section.mirror}}, project.folder)
     assert "is stored" in project.run("fedpipe", "download")
-    found: dict[str, Any] = config.read_params(project.folder / "params.yaml")["dataset"]
+    found: dict[str, Any] = loader.read_params(project.folder / "params.yaml")["dataset"]
     return found
 
 
@@ -69,7 +70,7 @@ def model(name: str, names: list[str], folder: Path) -> dict[str, Any]:
     if name == "vgg16":
         path = folder / "vgg16.pth"
         torch.save({f"features.{name}": value for name, value in make_layers(cfgs["D"]).state_dict().items()}, path)
-        return {"name": name, "weights": str(path), "sha256": artifacts.sha256_of(path)}
+        return {"name": name, "weights": str(path), "sha256": files.sha256_of(path)}
     return {"name": name}
 
 

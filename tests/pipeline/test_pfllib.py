@@ -12,8 +12,8 @@ import pytest
 import torch
 import yaml
 
-from fedpipe import artifacts
-from fedpipe.artifacts import RunFiles
+from fedpipe.core.storage import files
+from fedpipe.core.storage.layout import RunFiles
 from tests.pipeline.conftest import Project
 
 CLIENTS, CLASSES = 4, 10
@@ -68,7 +68,7 @@ def test_the_page_block_by_block(project: Project) -> None:
     (dealt,) = (project.folder / "results/partitions").glob("*/assignment.parquet")
     table = pq.read_table(dealt).to_pandas()
     (data,) = (project.folder / "results/data").glob("npz-*.pt")
-    samples = artifacts.read_pt(data)
+    samples = files.read_pt(data)
     assert len(table) == len(samples["y"]) == sum(len(arrays["y"]) for arrays in theirs.values())
     for (part, client), arrays in theirs.items():
         mine = table[(table["split"] == part) & (table["client"] == client)]["sample"].to_numpy()
@@ -77,7 +77,7 @@ def test_the_page_block_by_block(project: Project) -> None:
     runs = [RunFiles(path) for path in (project.folder / "results/runs/fedavg").iterdir()]
     assert len(runs) == 2
     for run in runs:
-        begun = artifacts.read_pt(run.round(0).server_state)["model"]
+        begun = files.read_pt(run.round(0).server_state)["model"]
         assert all(torch.equal(*pair) for pair in zip(begun.values(), weights.values(), strict=True)), "of all seeds"
         held = yaml.safe_load(run.settings.read_text())
         assert not {"split", "test_share", "stratified", "validation_share"} & set(held["dataset"])

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from fedpipe import config
-from fedpipe import plan as planning
+from fedpipe.planning import planner
+from fedpipe.settings import parser
 from tests import studies
 from tests.pipeline.conftest import LOCAL, Project, jobs
 
@@ -41,11 +41,11 @@ def test_settings_on_snakemakes_command_line_are_refused_by_name(project: Projec
 def test_data_that_came_meanwhile_take_the_place_of_noise(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any edit: a plan with generated samples is made again each time."""
     monkeypatch.chdir(project.folder)
-    monkeypatch.setattr("fedpipe.data.fetch.get_cache_folder", lambda: project.folder / "cache")
+    monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: project.folder / "cache")
     studies.write(studies.settings(dataset={"name": "mnist", "subset": 300, "absent": "generate"}), project.folder)
-    planning.write_plan(made := planning.make_plan())
+    planner.write_plan(made := planner.make_plan())
     assert [run.dataset.partition("-")[0] for run in made.runs] == ["generated"]
-    for file in config.parse_dataset({"name": "mnist"}).named_dataset.files:
+    for file in parser.parse_dataset({"name": "mnist"}).named_dataset.files:
         (project.folder / "mirror" / file.name).parent.mkdir(parents=True, exist_ok=True)
         (project.folder / "mirror" / file.name).write_bytes(b"")  # nobody reads them yet
     planned = project.run("env", "FEDPIPE_MIRROR=mirror", "snakemake", "-n", "all", *LOCAL)

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedpipe.artifacts import RunFiles
+from fedpipe.core.storage.layout import RunFiles
 from tests import studies
 from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
 

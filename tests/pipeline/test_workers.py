@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe import local
-from fedpipe.artifacts import RunFiles
+from fedpipe.cli import job_server
+from fedpipe.core.storage.layout import RunFiles
 from tests import studies
 from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
 from tests.pipeline.test_snakemake import NOTHING, reach
@@ -30,9 +30,9 @@ def test_a_study_has_the_bits_of_its_commands_typed_by_hand(project: Project) ->
     assert (ran["segment"], ran["collect"]) == (2, 0)
     told = [json.loads(path.read_text()) for path in project.folder.glob("like-*.json")]
     (job,) = (like for like in told if like["arguments"][:1] == ["segment"])
-    assert local.SERVER_CODE in job["parent"]
+    assert job_server.SERVER_CODE in job["parent"]
     assert job["threads"] == 1
-    wait_for_end(processes(int(job["environment"][local.SNAKEMAKE_PID_VARIABLE])))
+    wait_for_end(processes(int(job["environment"][job_server.SNAKEMAKE_PID_VARIABLE])))
     once, logs = project.bits(), {path: path.read_text() for path in project.folder.rglob("results/logs/segment/*")}
     made_by = [json.loads(path.read_text())["made_by"] for path in sorted(project.folder.rglob("joined/*/times.json"))]
     for run in project.folder.glob("results/runs/*/*"):
@@ -45,14 +45,15 @@ def test_a_study_has_the_bits_of_its_commands_typed_by_hand(project: Project) ->
     again = [json.loads(path.read_text())["made_by"] for path in sorted(project.folder.rglob("joined/*/times.json"))]
     assert again == made_by
     assert NOTHING in project.snakemake("-n", "runs")
-    assert not processes(int(job["environment"][local.SNAKEMAKE_PID_VARIABLE]))
+    assert not processes(int(job["environment"][job_server.SNAKEMAKE_PID_VARIABLE]))
 
 
 def test_what_jobs_are_forked_from_starts_before_the_plan_and_serves_them(project: Project) -> None:
     """Else it would be started a second time: its environment has to be that of jobs."""
     (project.folder / "sitecustomize.py").write_text(
         "import sys\n"
-        "doing = 'serves' if 'local.main' in str(sys.orig_argv) else 'plans' if sys.argv[1:2] == ['plan'] else ''\n"
+        "served = 'job_server.main' in str(sys.orig_argv)\n"
+        "doing = 'serves' if served else 'plans' if sys.argv[1:2] == ['plan'] else ''\n"
         "if doing or '--version' in sys.orig_argv:\n"
         "    open('begun', 'a').write(f'{doing or sys.orig_argv[-1]}\\n')\n"
     )

@@ -9,24 +9,26 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from fedpipe import artifacts, cli, code
-from fedpipe import plan as planning
-from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.planned import Plan
-from fedpipe.stages import collect
+from fedpipe.cli import app
+from fedpipe.core.components import code_digest
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import files
+from fedpipe.engine import collect
+from fedpipe.planning import planner
+from fedpipe.planning.plan import Plan
 from tests import studies
 
 NORMS = {"kind": "head-norms", "rounds": [2]}
 
 
-def made(probes: dict[str, Any], **sections: Any) -> planning.NewPlan:
+def made(probes: dict[str, Any], **sections: Any) -> planner.NewPlan:
     params = studies.settings(("fedavg", "cwfedavg"), 4, probes=probes, **sections)
     studies.write(params, Path())
-    return planning.make_plan(Path("params.yaml"))
+    return planner.make_plan(Path("params.yaml"))
 
 
 def typed(*arguments: str) -> None:
-    CliRunner().invoke(cli.app, list(arguments), catch_exceptions=False)
+    CliRunner().invoke(app.app, list(arguments), catch_exceptions=False)
 
 
 def test_a_probes_key_holds_its_run_round_settings_and_code_and_no_run_holds_it(
@@ -43,16 +45,18 @@ def test_a_probes_key_holds_its_run_round_settings_and_code_and_no_run_holds_it(
     assert {probe.key for probe in made({"m": NORMS}).probes} == {probe.key for probe in one.probes}, (
         "names are for people"
     )
-    monkeypatch.setattr(code, "compute_probe_digest", lambda kind: "another")
+    monkeypatch.setattr(code_digest, "compute_probe_digest", lambda kind: "another")
     others.append(made({"n": NORMS}))
     keys = [probe.key for plan in (one, *others) for probe in plan.probes]
     assert len(set(keys)) == len(keys) == 12
 
 
 def test_the_digest_of_a_probe_is_of_what_probes_have_of_their_own() -> None:
-    assert len({code.compute_probe_digest(kind) for kind in code.PROBE_MODULES}) == len(code.PROBE_MODULES)
-    before = code.compute_shared_digest()
-    assert before not in {code.compute_probe_digest(kind) for kind in code.PROBE_MODULES}
+    assert len({code_digest.compute_probe_digest(kind) for kind in code_digest.PROBE_MODULES}) == len(
+        code_digest.PROBE_MODULES
+    )
+    before = code_digest.compute_shared_digest()
+    assert before not in {code_digest.compute_probe_digest(kind) for kind in code_digest.PROBE_MODULES}
 
 
 def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> None:
@@ -74,7 +78,7 @@ def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> 
     found = [(cells[probe.algorithm, probe.run_key], probe.round) for probe in chosen]
     points = [(cell.seed, cell.grid["partition.alpha"], cell.grid["federation.batch_size"], n) for cell, n in found]
     assert points == [(1, 0.5, size, number) for size in (10, 20) for number in (1, 4)]
-    planning.write_plan(plan)
+    planner.write_plan(plan)
     read = Plan.read(Path("results/plan.json"))
     assert read.probes == plan.probes
     for probe in plan.probes:
@@ -127,12 +131,12 @@ def test_the_states_that_a_probe_needs_stay(label: str) -> None:
     assert there == [0, 2, 3, 5, 6]
     (probe,) = plan.probes
     typed("probe", str(probe.files.settings))
-    table = artifacts.read_parquet(probe.files.table, artifacts.read_recorded_sha256(probe.files.table))
+    table = files.read_parquet(probe.files.table, files.read_recorded_sha256(probe.files.table))
     assert table["owner"].unique().to_pylist() == run.participants(3)
     before = studies.bits(run.files.path)
     typed("probe", str(probe.files.settings))
     assert studies.bits(run.files.path) == before, "a probe changes nothing of its run"
-    assert artifacts.read_parquet(probe.files.table).equals(table)
+    assert files.read_parquet(probe.files.table).equals(table)
 
     # declared too late: the states of round 4 are gone
     params["probes"]["n"]["rounds"] = [4]
@@ -144,7 +148,7 @@ def test_the_states_that_a_probe_needs_stay(label: str) -> None:
 
 def test_edited_settings_of_a_probe_are_refused() -> None:
     plan = made({"n": NORMS | {"algorithms": ["fedavg"]}})
-    planning.write_plan(plan)
+    planner.write_plan(plan)
     (probe,) = plan.probes
     place = probe.files.settings
     right = place.read_text()

@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedpipe import artifacts
-from fedpipe.engine.executor import BUFFERS
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import layout, packing
+from fedpipe.core.storage.files import read_json, read_pt, write_json, write_pt
+from fedpipe.engine import collect
+from fedpipe.engine.clients.executor import BUFFERS
+from fedpipe.engine.diagnostics import features, gradients, head_norms, local_models, step_traces, surface
 from fedpipe.engine.run import Run
-from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.probes import features, gradients, locals, models, norms, surface
-from fedpipe.stages import collect
 from tests import studies
 
 ROUNDS, AT = 3, 2
@@ -41,14 +42,14 @@ def finished(label: str = "fedavg", execution: dict[str, Any] | None = None, **s
     return run
 
 
-def network(run: Run, local: models.LocalModel) -> nn.Module:
+def network(run: Run, local: local_models.LocalModel) -> nn.Module:
     """Plain PyTorch's, with a client's model."""
     found: nn.Module = run.algorithm.net._build().to(next(iter(local.model.values())).dtype)
     found.load_state_dict({**found.state_dict(), **local.model, **(local.buffers or {})})
     return found.eval()
 
 
-def right(run: Run, local: models.LocalModel) -> int:
+def right(run: Run, local: local_models.LocalModel) -> int:
     x, y = run.clients.gather(run.clients.test[local.client])
     with torch.no_grad():
         return int((network(run, local)(x).argmax(-1) == y).sum())
@@ -75,13 +76,13 @@ def test_models_are_those_that_the_protocols_have_measured(label: str, sections:
     run = _run(label, sections, stack)
     recorded = {
         (row["protocol"], row["client"]): row["correct"]
-        for row in artifacts.read_merged_table(run.files.merged_files(ROUNDS).metrics).to_pylist()
+        for row in layout.read_merged_table(run.files.merged_files(ROUNDS).metrics).to_pylist()
         if row["round"] == AT
     }
     looked = {
-        "trained-on-local": models.replay_local_models(run, AT),
-        "personal-on-local": list(models.compute_personal_models(run, AT)),
-        "finetuned-on-local": list(models.compute_personal_models(run, AT, 2)),
+        "trained-on-local": local_models.replay_local_models(run, AT),
+        "personal-on-local": list(local_models.compute_personal_models(run, AT)),
+        "finetuned-on-local": list(local_models.compute_personal_models(run, AT, 2)),
     }
     assert [local.client for local in looked["trained-on-local"]] == run.participants(AT)
     for protocol, found in looked.items():
@@ -107,37 +108,37 @@ def _run(label: str, sections: dict[str, Any], stack: int) -> Run:
 def test_what_travels_is_what_a_probe_finds_trained() -> None:
     run = finished()
     block = run.train(AT, run.participants(AT))
-    for local, upload in zip(models.replay_local_models(run, AT), block.uploads, strict=True):
+    for local, upload in zip(local_models.replay_local_models(run, AT), block.uploads, strict=True):
         assert all(torch.equal(local.model[name], value) for name, value in upload["model"].items())
 
 
 def test_a_round_that_does_not_come_out_as_recorded_is_not_looked_into() -> None:
     run = finished()
     files = run.files.round(AT)
-    artifacts.unpack_folder(run.files.rounds_folder)
-    sealed, marker = artifacts.read_json(files.state_marker), artifacts.read_json(files.marker)
-    state = {"model": {name: 1.5 * value for name, value in artifacts.read_pt(files.server_state)["model"].items()}}
-    sealed["sha256"][files.server_state.name] = marker["sha256"][files.server_state.name] = artifacts.write_pt(
+    packing.unpack_folder(run.files.rounds_folder)
+    sealed, marker = read_json(files.state_marker), read_json(files.marker)
+    state = {"model": {name: 1.5 * value for name, value in read_pt(files.server_state)["model"].items()}}
+    sealed["sha256"][files.server_state.name] = marker["sha256"][files.server_state.name] = write_pt(
         files.server_state, state
     )
-    marker["sha256"][files.state_marker.name] = artifacts.write_json(files.state_marker, sealed)
-    artifacts.write_json(files.marker, marker)
+    marker["sha256"][files.state_marker.name] = write_json(files.state_marker, sealed)
+    write_json(files.marker, marker)
     (again,) = [Run(run.files)]
     with pytest.raises(ArtifactError, match=rf"round {AT} can't be looked into, since done again now bits differ in"):
-        norms.compute_table(again, AT, NORMS)
+        head_norms.compute_table(again, AT, NORMS)
 
 
 # -- head norms --------------------------------------------------------------------------------------------------------
 
 
 def test_norms_by_hand() -> None:
-    found = list(norms.make_norm_rows("trained", 7, torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]]), [6, 0, 2]))
+    found = list(head_norms.make_norm_rows("trained", 7, torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]]), [6, 0, 2]))
     assert found == [
         {"model": "trained", "owner": 7, "class": 0, "norm": 5, "relative": 5 / 6, "share": 0.75, "samples": 6},
         {"model": "trained", "owner": 7, "class": 1, "norm": 0, "relative": 0, "share": 0, "samples": 0},
         {"model": "trained", "owner": 7, "class": 2, "norm": 1, "relative": 1 / 6, "share": 0.25, "samples": 2},
     ]
-    (row, _) = norms.make_norm_rows("class", 1, torch.zeros(2, 3), None)
+    (row, _) = head_norms.make_norm_rows("class", 1, torch.zeros(2, 3), None)
     assert (row["relative"], row["share"], row["samples"]) == (0, None, None)
 
 
@@ -146,18 +147,18 @@ def test_the_distance_between_shares_and_norms_by_hand() -> None:
     rows = [
         row
         for owner, (head, counts) in heads.items()
-        for row in norms.make_norm_rows("trained", owner, torch.tensor(head), counts)
+        for row in head_norms.make_norm_rows("trained", owner, torch.tensor(head), counts)
     ]
-    rows += norms.make_norm_rows("received", 0, torch.ones(2, 2), [0, 8])
-    table = pa.Table.from_pylist(rows, norms.SCHEMA)
-    assert norms.compute_share_distance(table) == pytest.approx((math.sqrt(2 * 0.25**2) + 0) / 2)
-    assert norms.compute_share_distance(table, "received") == pytest.approx(math.sqrt(0.5))
+    rows += head_norms.make_norm_rows("received", 0, torch.ones(2, 2), [0, 8])
+    table = pa.Table.from_pylist(rows, head_norms.SCHEMA)
+    assert head_norms.compute_share_distance(table) == pytest.approx((math.sqrt(2 * 0.25**2) + 0) / 2)
+    assert head_norms.compute_share_distance(table, "received") == pytest.approx(math.sqrt(0.5))
 
 
 def test_norms_of_all_models_of_a_run() -> None:
     run = finished("cwfedavg")
     asked = ["received", "trained", "finetuned", "class"]
-    frame = norms.compute_table(run, AT, {"models": asked, "finetune_epochs": 2}).to_pandas()
+    frame = head_norms.compute_table(run, AT, {"models": asked, "finetune_epochs": 2}).to_pandas()
     assert list(frame["model"].unique()) == asked
     everyone, there = range(10), run.participants(AT)
     owners = {"received": everyone, "trained": there, "finetuned": everyone, "class": range(10)}
@@ -176,7 +177,7 @@ def test_norms_of_all_models_of_a_run() -> None:
 
 def test_the_global_models_norms() -> None:
     run = finished()
-    frame = norms.compute_table(run, AT, {"models": ["global"], "finetune_epochs": 1}).to_pandas()
+    frame = head_norms.compute_table(run, AT, {"models": ["global"], "finetune_epochs": 1}).to_pandas()
     head = run.load_server_state(AT)["model"]["head.weight"]
     assert frame["norm"].to_list() == pytest.approx([math.sqrt(float((row**2).sum())) for row in head], rel=1e-6)
     assert set(frame["owner"]) == {-1}
@@ -186,9 +187,9 @@ def test_the_global_models_norms() -> None:
 def test_who_has_no_such_model_is_told() -> None:
     run = finished("local")
     with pytest.raises(SettingsError, match="probes: local has no global model to look at"):
-        norms.compute_table(run, AT, {"models": ["global"], "finetune_epochs": 1})
+        head_norms.compute_table(run, AT, {"models": ["global"], "finetune_epochs": 1})
     with pytest.raises(SettingsError, match="probes: local has no class models"):
-        norms.compute_table(run, AT, {"models": ["class"], "finetune_epochs": 1})
+        head_norms.compute_table(run, AT, {"models": ["class"], "finetune_epochs": 1})
 
 
 # -- locals ------------------------------------------------------------------------------------------------------------
@@ -197,7 +198,7 @@ def test_who_has_no_such_model_is_told() -> None:
 @pytest.mark.parametrize("stack", [1, 3])
 def test_shares_by_step_are_those_of_training_by_hand(stack: int) -> None:
     run = finished("cwfedavg", {"stack": stack}, algorithms={"cwfedavg": {"wdr": 3.0}}, federation={"local_epochs": 2})
-    table = locals.compute_table(run, AT, {"clients": None})
+    table = step_traces.compute_table(run, AT, {"clients": None})
     for client in run.participants(AT):
         net = run.algorithm.net._build()
         net.load_state_dict(_received(run, client))
@@ -236,7 +237,7 @@ def test_a_client_that_does_not_train_in_the_round_is_refused() -> None:
     run = finished()
     away = next(client for client in range(10) if client not in run.participants(AT))
     with pytest.raises(SettingsError, match=rf"client {away} does not train in round {AT}, which has \["):
-        locals.compute_table(run, AT, {"clients": [away]})
+        step_traces.compute_table(run, AT, {"clients": [away]})
 
 
 # -- gradients, surface, features --------------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ def test_gradients_are_autograds_on_all_of_a_clients_data() -> None:
 def test_gradients_are_at_rest_with_the_clients_own_statistics() -> None:
     run = _run("fedper", {"model": {"name": f"{__name__}.normalized"}, "federation": {"buffers": "keep"}}, 1)
     frame = gradients.compute_table(run, AT, {}).to_pandas()
-    for local in models.compute_personal_models(run, AT):
+    for local in local_models.compute_personal_models(run, AT):
         assert local.buffers is not None
         assert BUFFERS in run.load_kept_state(local.client, AT)
         net = network(run, local)
@@ -305,7 +306,7 @@ def test_the_surface_is_the_loss_of_moved_models() -> None:
 
 
 def test_a_convolutions_filters_are_scaled_one_by_one() -> None:
-    from fedpipe.tensors import Tensors
+    from fedpipe.core.tensors import Tensors
 
     model = Tensors({"weight": torch.stack([torch.full((2, 3, 3), 2.0), torch.zeros(2, 3, 3)]), "bias": torch.ones(2)})
     found = surface.make_direction(model, 0, 0)

@@ -12,10 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fedpipe import artifacts, code
-from fedpipe.artifacts import MergedFiles
+from fedpipe.core.components import code_digest
+from fedpipe.core.storage import files as storage_files
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.layout import MergedFiles
 from fedpipe.data import heterogeneity
-from fedpipe.planned import Cell, ExecutionSettings, Plan, PlannedRun, ReportSettings
+from fedpipe.planning.plan import Cell, ExecutionSettings, Plan, PlannedRun, ReportSettings
 
 Counts = Sequence[tuple[int, int]]  #: (correct, total) of each client; one alone is the server's
 
@@ -71,14 +73,14 @@ class Tree:
             cells=tuple(cells),
             warnings=(),
             files=(),
-            shared=code.compute_shared_digest(),
+            shared=code_digest.compute_shared_digest(),
             execution=ExecutionSettings(
                 rounds_per_job=None, clients_per_job=None, device="auto", stack="auto", graphs=False
             ),
             keep_models="all",
             report=ReportSettings(round="last", last_k=2, average="sample"),
         )
-        partition = artifacts.assignment_file(PARTITION).with_name("heterogeneity.parquet")
+        partition = layout.assignment_file(PARTITION).with_name("heterogeneity.parquet")
         self.write_table(partition, heterogeneity.summarize_clients(np.array([[4, 0], [3, 3]])), "assignment.json")
 
     def change(self, **fields: Any) -> None:
@@ -126,16 +128,22 @@ class Tree:
     def write_json(path: Path, value: Any) -> None:
         """Write JSON, and its hash among those of ``joined.json`` beside it."""
         record = path.with_name("joined.json")
-        artifacts.write_json(record, artifacts.read_json(record) | {path.name: artifacts.write_json(path, value)})
+        storage_files.write_json(
+            record, storage_files.read_json(record) | {path.name: storage_files.write_json(path, value)}
+        )
 
     @staticmethod
     def write_table(path: Path, table: pa.Table, manifest: str = "joined.json") -> None:
         """Write a table, and its hash among those that a manifest beside it holds."""
         record = path.with_name(manifest)
         hashes = (
-            artifacts.read_json(record) if record.exists() else {"rounds": ROUNDS} if manifest == "joined.json" else {}
+            storage_files.read_json(record)
+            if record.exists()
+            else {"rounds": ROUNDS}
+            if manifest == "joined.json"
+            else {}
         )
-        artifacts.write_json(record, hashes | {path.name: artifacts.write_parquet(path, table)})
+        storage_files.write_json(record, hashes | {path.name: storage_files.write_parquet(path, table)})
 
     def write_matrices(self, run: int, measured: Mapping[str, float] | None) -> None:
         """Write 2 x 2 matrices of the rounds 1 to 3, all entries the value given times the round."""

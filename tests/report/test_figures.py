@@ -11,11 +11,10 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from fedpipe import artifacts
-from fedpipe.report import curves, plots
+from fedpipe.core.storage import files, layout
+from fedpipe.report import contents, curves, plots
 from fedpipe.report.figures import curves as curves_figure
 from fedpipe.report.figures import matrices, partition, style
-from fedpipe.stages import report
 from tests.pages import ROOT
 from tests.report.conftest import PARTITION
 
@@ -38,7 +37,7 @@ def test_lines_of_many_algorithms_differ():
 
 
 def test_curves_are_the_same_bytes_without_a_date(two):
-    first, second = twice(lambda: report.write_figure_curves(two.plan), "curves")
+    first, second = twice(lambda: contents.write_figure_curves(two.plan), "curves")
     assert first == second
     assert b"<dc:date>" not in first[0]
     assert b"CreationDate" not in first[1]
@@ -47,7 +46,7 @@ def test_curves_are_the_same_bytes_without_a_date(two):
 
 def test_text_is_text(two):
     """In the SVG, which names other fonts where the first is missing; and in the PDF, whose fonts are whole."""
-    report.write_figure_curves(two.plan)
+    contents.write_figure_curves(two.plan)
     svg, pdf = (Path(f"results/figures/curves.{kind}").read_bytes() for kind in ("svg", "pdf"))
     assert b">global-on-global</text>" in svg
     assert svg.count(b"'DejaVu Sans'") == svg.count(b"'DejaVu Sans', Verdana, sans-serif") > 0
@@ -179,7 +178,7 @@ def test_curves_are_called_by_titles(make, algorithms):
     for index in range(algorithms):
         tree.write(index, [{"global-on-global": [(max(1, index), 20)]}] * 3)
     tree.change(titles={"fedavg": "FedAvg ($λ$ = 10)", "other01": "Other <1>"})
-    report.write_figure_curves(tree.plan)
+    contents.write_figure_curves(tree.plan)
     drawn = Path("results/figures/curves.svg").read_text()
     assert "FedAvg ($λ$" in drawn, "no mathematics"
     assert "Other &lt;1&gt;" in drawn
@@ -203,7 +202,7 @@ def test_settings_that_a_method_has_alone_stand_below_the_curves(make, algorithm
     made.draw_without_rendering()
     axes = [ax.get_tightbbox() for ax in made.axes if ax.axison]
     assert made._supxlabel.get_window_extent().y1 <= min(box.y0 for box in axes), "it has a place of its own"
-    report.write_figure_curves(tree.plan)
+    contents.write_figure_curves(tree.plan)
     assert ">other01 has settings of its own: federation.local_epochs=15.<" in Path(
         "results/figures/curves.svg"
     ).read_text(encoding="utf-8")
@@ -215,7 +214,7 @@ def test_settings_that_a_method_has_alone_stand_below_the_matrices(make):
         tree.write(index, [{"global-on-global": [(5, 10)]}])
         tree.write_matrices(index, {"SL": 0.1, "CR": 0.2})
     tree.change(cells=tuple(dataclasses.replace(cell, own={"federation.rounds": 9}) for cell in tree.plan.cells))
-    report.write_figure_matrices(tree.plan)
+    contents.write_figure_matrices(tree.plan)
     svg = Path("results/figures/matrices.svg").read_text(encoding="utf-8")
     told = [f">{name} has settings of its own: federation.rounds=9.<" in svg for name in tree.plan.algorithms]
     assert told == [True, True, False], "of those that are shown"
@@ -429,11 +428,11 @@ def test_partition_tells_no_sample_from_few_beside_many():
 def test_partition_is_the_same_bytes(make):
     tree = make(["fedavg"])
     table = {"sample": [0, 1, 2], "client": [0, 1, 1], "label": [0, 1, 0], "split": ["train", "train", "test"]}
-    path = artifacts.assignment_file(PARTITION)
+    path = layout.assignment_file(PARTITION)
     tree.write_table(path, pa.table(table), "assignment.json")
-    artifacts.write_json(path.with_name("partition.yaml"), SETTINGS)  # JSON is YAML
+    files.write_json(path.with_name("partition.yaml"), SETTINGS)  # JSON is YAML
     stem = "partition-dirichlet-0.3-seed0"
-    first, second = twice(lambda: report.write_figure_partition(tree.plan, PARTITION), stem)
+    first, second = twice(lambda: contents.write_figure_partition(tree.plan, PARTITION), stem)
     assert first == second
 
 
@@ -452,13 +451,13 @@ def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
     assert list(found) == ["fedavg", "feddw"]
     assert found["fedavg"].matrices["SL"] == pytest.approx(np.full((2, 2), 0.09))
     assert found["feddw"].matrices["CR"] == pytest.approx(np.full((2, 2), 0.03))
-    first, second = twice(lambda: report.write_figure_matrices(four.plan), "matrices")
+    first, second = twice(lambda: contents.write_figure_matrices(four.plan), "matrices")
     assert first == second
 
 
 def test_matrices_are_called_by_titles(four):
     four.change(titles={"fedavg": "FedAvg (λ)"})
-    report.write_figure_matrices(four.plan)
+    contents.write_figure_matrices(four.plan)
     drawn = Path("results/figures/matrices.svg").read_text()
     assert "FedAvg (λ), SL" in drawn
     assert "feddw, SL" in drawn
@@ -473,7 +472,7 @@ def test_the_title_tells_the_round_of_the_matrices_that_are_shown(make):
     tree.change(cells=cells)
     for run in (0, 1):
         tree.write_matrices(run, {"SL": 0.1, "CR": 0.2})
-    report.write_figure_matrices(tree.plan)
+    contents.write_figure_matrices(tree.plan)
     assert "Global models after round 3, seed 0" in Path("results/figures/matrices.svg").read_text()
 
 
@@ -486,6 +485,6 @@ def test_matrices_without_fedavg_are_of_the_first_global_models(four):
 
 def test_no_global_model_is_said(four):
     four.change(algorithms=("local",))
-    report.write_figure_matrices(four.plan)
+    contents.write_figure_matrices(four.plan)
     assert Path("results/figures/matrices.svg").is_file()
     assert "no matrices" in matrices.build_matrices_figure({}, "").texts[0].get_text()

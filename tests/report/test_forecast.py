@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedpipe import artifacts, cli
-from fedpipe import plan as planning
-from fedpipe.planned import FORECAST_CORES
+from fedpipe.cli import app, study
+from fedpipe.core.storage import files, layout
+from fedpipe.engine.collect import collect_rounds
+from fedpipe.planning import planner
+from fedpipe.planning.plan import FORECAST_CORES
 from fedpipe.report import forecast
-from fedpipe.stages.collect import collect_rounds
 from tests import studies
 from tests.pipeline.conftest import Project, jobs
 
@@ -28,20 +29,20 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float
         pass
     collect_rounds(run.files, 2, "all")
     joined = run.files.merged_files(2)
-    told = artifacts.read_json(joined.times)
+    told = files.read_json(joined.times)
     told["rounds"] = [{"round": number, "train": 3.0, "aggregate": 0.5, "evaluate": 1.5} for number in (1, 2)]
-    marker = artifacts.read_json(joined.marker)
-    artifacts.write_json(joined.marker, marker | {joined.times.name: artifacts.write_json(joined.times, told)})
+    marker = files.read_json(joined.marker)
+    files.write_json(joined.marker, marker | {joined.times.name: files.write_json(joined.times, told)})
     last = run.files.round(2)
     return {
         "server": last.server_state.stat().st_size,
-        "sent": sum(artifacts.read_merged_table(joined.rounds).to_pylist()[0][n] for n in ("bytes_down", "bytes_up")),
+        "sent": sum(layout.read_merged_table(joined.rounds).to_pylist()[0][n] for n in ("bytes_down", "bytes_up")),
     }
 
 
 def foreseen(cores: int = 1, **sections: object) -> forecast.Forecast:
     studies.write(studies.settings(**sections), Path())  # type: ignore[arg-type]
-    return forecast.compute_forecast(planning.make_plan(), cores=cores)
+    return forecast.compute_forecast(planner.make_plan(), cores=cores)
 
 
 def test_a_study_is_foreseen_by_runs_of_its_kind(measured: dict[str, float]) -> None:
@@ -80,12 +81,12 @@ def test_studies_in_a_folder_are_foreseen_together(measured: dict[str, float]) -
     far = studies.settings(rounds=1000) | {"dataset": {"name": "tiny_imagenet"}, "model": {"name": "resnet18"}}
     Path("studies/far").mkdir()
     studies.write(far, Path("studies/far"))
-    done = CliRunner().invoke(cli.app, ["plan", "--params", "studies"])
+    done = CliRunner().invoke(app.app, ["plan", "--params", "studies"])
     assert done.exit_code == 0, done.output
     assert "fedpipe: 3 studies: 2 runs to make, 18 rounds in all; left out are 1 more, whose" in done.stderr
     assert "fedpipe: 1 of 2 runs that are left would take about 40 s on this machine" in done.stderr
     studies.write(studies.settings(rounds=1), Path("studies/short"))
-    shorter = CliRunner().invoke(cli.app, ["plan", "--params", "studies/short"])
+    shorter = CliRunner().invoke(app.app, ["plan", "--params", "studies/short"])
     assert "would take about 0 s on this machine" in shorter.stderr, "two rounds are there"
     assert "send 0 B" in shorter.stderr
 
@@ -93,18 +94,18 @@ def test_studies_in_a_folder_are_foreseen_together(measured: dict[str, float]) -
 def test_hours_of_a_cell_are_those_of_the_nearest_kind(measured: dict[str, float]) -> None:
     """Of another algorithm with the same model and data, where this one never ran; of another model, nothing."""
     studies.write(studies.settings(labels=("fedprox",), federation={"local_epochs": 2}, rounds=7), Path())
-    plan = planning.make_plan()
+    plan = planner.make_plan()
     assert forecast.estimate_hours_per_round(plan) == {
         plan.runs[0].key: pytest.approx((2 * 3.0 + 2.0) / 3600, rel=0.02)
     }
     studies.write(studies.settings(model={"name": "cnn", "hidden": 16}), Path())
-    assert not forecast.estimate_hours_per_round(planning.make_plan())
+    assert not forecast.estimate_hours_per_round(planner.make_plan())
 
 
 def test_a_study_of_more_than_a_day_is_not_started_unasked(
     measured: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "_is_local_profile", lambda profile: profile != "slurm")
+    monkeypatch.setattr(study, "_is_local_profile", lambda profile: profile != "slurm")
     studies.write(
         studies.settings(rounds=9999, study={"seeds": list(range(1, 200))})
         | {"scales": {"smoke": {"federation.rounds": 3, "study.seeds": [1]}}},
@@ -117,7 +118,7 @@ def test_a_study_of_more_than_a_day_is_not_started_unasked(
     assert Path("results/plan.json").read_bytes() == before, "it is refused before it is written"
     for options in (["--yes"], ["--profile", "slurm"], ["--scale", "smoke"], ["-n"]):
         assert not run(monkeypatch, *options)
-    told = CliRunner().invoke(cli.app, ["plan", "--dry-run", "--scale", "smoke"])
+    told = CliRunner().invoke(app.app, ["plan", "--dry-run", "--scale", "smoke"])
     assert "fedpipe: 1 of 1 runs that are left would take about" in told.output
 
 
@@ -158,11 +159,11 @@ def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> str:
     """What `fedpipe run` is refused with by the plan that it makes snakemake ask for; nothing where it isn't."""
     started: list[dict[str, str]] = []
     monkeypatch.setattr("os.execvpe", lambda _, command, environment: started.append(environment))
-    assert not CliRunner().invoke(cli.app, ["run", *options]).exit_code
+    assert not CliRunner().invoke(app.app, ["run", *options]).exit_code
     told = {FORECAST_CORES: started[0][FORECAST_CORES]} if FORECAST_CORES in started[0] else {}
     scale = options if "--scale" in options else ()
-    refused = CliRunner(env=told).invoke(cli.app, ["plan", *(() if told else ["--dry-run"]), *scale])
+    refused = CliRunner(env=told).invoke(app.app, ["plan", *(() if told else ["--dry-run"]), *scale])
     return str(refused.exception or "")
     gpu = Path("gpu/config.yaml")
     gpu.write_text(gpu.read_text().replace("- gpu=1", "- gpu=4"))
-    assert CliRunner().invoke(cli.app, ["run", "--profile", "gpu"]).exit_code == 0
+    assert CliRunner().invoke(app.app, ["run", "--profile", "gpu"]).exit_code == 0

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from fedpipe import artifacts, documentation
-from fedpipe.report import plots
+from fedpipe.cli.docs import pages
+from fedpipe.core.storage import layout
+from fedpipe.report import contents, plots
 from fedpipe.report.figures import style
-from fedpipe.stages import report
 from tests.papers.test_pages import BROWSER, Browser, seen
 from tests.report.conftest import PARTITION
 
@@ -60,12 +60,12 @@ def deal(tree: Any) -> None:
         tree.write_matrices(run, None)
     dealt = {"sample": [0, 1, 2, 3, 4], "client": [0, 0, 1, 1, 1], "label": [0, 0, 0, 1, 1]}
     split = ["train", "train", "train", "train", "test"]
-    tree.write_table(artifacts.assignment_file(PARTITION), pa.table(dealt | {"split": split}), "assignment.json")
+    tree.write_table(layout.assignment_file(PARTITION), pa.table(dealt | {"split": split}), "assignment.json")
 
 
 def test_partitions_tell_samples_of_clients_and_classes(two: Any) -> None:
     deal(two)
-    report.write_files(report.build_plots(two.plan))
+    contents.write_files(contents.build_plots(two.plan))
     assert Path("results/plots/partition.csv").read_text().splitlines() == [
         "partition,client,class,samples",
         '"digits (official split), 2 clients, partition dirichlet (alpha=0.3), seed 0",0,0,2',
@@ -78,7 +78,7 @@ def test_partitions_tell_samples_of_clients_and_classes(two: Any) -> None:
 
 def test_the_page_of_plots_is_up_to_date_with_the_licenses_of_what_it_holds() -> None:
     page = (ROOT / ".dvc/plots/page.html").read_text()
-    assert page == documentation.render_plots_page(), "type `make docs`"
+    assert page == pages.render_plots_page(), "type `make docs`"
     licenses = page.partition('id="licenses">')[2].partition("</script>")[0]
     for holder in (
         "University of Washington Interactive Data Lab",
@@ -100,7 +100,7 @@ def test_no_name_ends_the_script_of_dvcs_page(make: Any, tmp_path: Path) -> None
     shutil.copytree(ROOT / ".dvc/plots", tmp_path / ".dvc/plots")
     for name in (".dvc/config", "dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
-    report.write_files(report.build_tables(tree.plan) | report.build_plots(tree.plan))
+    contents.write_files(contents.build_tables(tree.plan) | contents.build_plots(tree.plan))
     subprocess.run(["git", "init", "-q"], check=True)
     command = [Path(sys.executable).parent / "dvc", "plots", "show", "-o", "elsewhere"]
     subprocess.run(command, check=True, capture_output=True)
@@ -122,7 +122,7 @@ def test_a_browser_draws_all_plots_without_a_network(two: Any, tmp_path: Path) -
     for name in (".dvc/config", "dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
     two.write_matrices(0, {"SL": 0.1, "CR": 0.2})
-    report.write_files(report.build_tables(two.plan) | report.build_plots(two.plan))
+    contents.write_files(contents.build_tables(two.plan) | contents.build_plots(two.plan))
     subprocess.run(["git", "init", "-q"], check=True)
     command = [Path(sys.executable).parent / "dvc", "plots", "show", "-o", "elsewhere"]
     subprocess.run(command, check=True, capture_output=True)

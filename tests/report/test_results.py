@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fedpipe.errors import ArtifactError, SettingsError
+from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.report import results, tables
 
 

@@ -14,11 +14,10 @@ import pytest
 from scipy import stats
 from sklearn import metrics as sklearn
 
-from fedpipe import plan as planning
-from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.planned import Plan, ReportSettings
-from fedpipe.report import statistics, tables
-from fedpipe.stages import report
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.planning import planner
+from fedpipe.planning.plan import Plan, ReportSettings
+from fedpipe.report import contents, statistics, tables
 from tests import studies
 from tests.report.conftest import Tree
 
@@ -211,14 +210,14 @@ def test_what_is_not_searched_is_the_same_for_the_baseline(make: Any) -> None:
 
 
 def test_statistics_are_written_and_verified_with_the_tables(two: Tree) -> None:
-    report.write_files(report.build_tables(two.plan))
+    contents.write_files(contents.build_tables(two.plan))
     path = Path("results/tables/statistics.csv")
     written = pd.read_csv(path)
     assert set(written["statistic"]) == {*statistics.FAIRNESS_COLUMNS}, "of runs from before classes were counted"
-    report.check_tables(two.plan, path.name)
+    contents.check_tables(two.plan, path.name)
     path.write_bytes(path.read_bytes().replace(b"12.5", b"12.6"))
     with pytest.raises(ArtifactError, match=r"statistics.csv is not what the runs of params.yaml give"):
-        report.check_tables(two.plan, path.name)
+        contents.check_tables(two.plan, path.name)
 
 
 REFUSED = [
@@ -251,7 +250,7 @@ def test_a_mistake_is_told(
     monkeypatch.chdir(tmp_path)
     studies.write(studies.settings(report=section), Path())
     with pytest.raises(SettingsError) as refusal:
-        planning.make_plan()
+        planner.make_plan()
     assert str(refusal.value) == sentence
 
 
@@ -261,7 +260,7 @@ def test_the_plan_holds_them_and_one_of_before_has_none(tmp_path: Path, monkeypa
     keys = set()
     for settings in (section, {}):
         studies.write(studies.settings(report=settings), Path())
-        planning.write_plan(made := planning.make_plan())
+        planner.write_plan(made := planner.make_plan())
         keys.add(made.runs[0].key)
         place = Path("results/plan.json")
         assert Plan.read(place).report == made.report

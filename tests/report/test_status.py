@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedpipe import artifacts
-from fedpipe import plan as planning
-from fedpipe.plan import NewPlan
-from fedpipe.planned import PlannedProbe
+from fedpipe.core.storage import files, layout
+from fedpipe.engine import collect
+from fedpipe.planning import planner
+from fedpipe.planning.plan import PlannedProbe
+from fedpipe.planning.planner import NewPlan
 from fedpipe.report import status
 from fedpipe.report.status import RunProgress
-from fedpipe.stages import collect
 from tests import studies
 
 LABELS = ("fedavg", "fedprox", "scaffold")
@@ -40,7 +40,7 @@ def made() -> NewPlan:
     list(begun.run_segment(2))
     for run in (done, begun):
         for number in run.files.list_complete_rounds():
-            artifacts.write_json(run.files.round(number).times, {"train": 1.0, "aggregate": 0.25, "evaluate": 0.75})
+            files.write_json(run.files.round(number).times, {"train": 1.0, "aggregate": 0.25, "evaluate": 0.75})
     return made
 
 
@@ -56,9 +56,9 @@ def snakemake(made: NewPlan, *lines: str, number: int = 1, lock: bool = True) ->
     key = made.runs[1].path
     log = f"results/logs/segment/fedprox-{key.name}-0003.log"
     text = "\n".join(lines).format(output=f"{key}/segments/0003.json", log=log)
-    artifacts.write_bytes(Path(f".snakemake/log/2026-01-01T0000{number:02}.snakemake.log"), f"{text}\n".encode())
+    files.write_bytes(Path(f".snakemake/log/2026-01-01T0000{number:02}.snakemake.log"), f"{text}\n".encode())
     if lock:
-        artifacts.write_bytes(Path(".snakemake/locks/0.output.lock"), b"")
+        files.write_bytes(Path(".snakemake/locks/0.output.lock"), b"")
     return log
 
 
@@ -80,7 +80,7 @@ def states(made: NewPlan) -> dict[str, str]:
 
 def test_rounds_accuracy_rate_and_time_left(made: NewPlan) -> None:
     done, begun, waiting = status.load_progress(made)[0]
-    table = artifacts.read_merged_table(made.runs[0].files.merged_files(3).metrics).to_pandas()
+    table = layout.read_merged_table(made.runs[0].files.merged_files(3).metrics).to_pandas()
     last = table[(table["round"] == 3) & (table["protocol"] == made.protocols[0])]
     assert done == RunProgress("fedavg seed 0", "done", 3, 3, last["correct"].sum() / last["total"].sum(), 2.0)
     assert (begun.state, begun.rounds, begun.seconds, begun.seconds_left) == ("stopped", 2, 2.0, 2.0)
@@ -99,7 +99,7 @@ def test_models_right_after_training_are_measured_in_files_of_their_own() -> Non
     assert [next(steps), next(steps)] == [0, 1]
     assert status.load_progress(made)[0][0].accuracy is None, "nothing is measured yet"
     list(steps)
-    rows = artifacts.read_parquet(run.files.round(2).trained_accuracies).to_pylist()
+    rows = files.read_parquet(run.files.round(2).trained_accuracies).to_pylist()
     accuracy = sum(row["correct"] for row in rows) / sum(row["total"] for row in rows)
     assert status.load_progress(made)[0][0].accuracy == accuracy
     assert f"{100 * accuracy:.2f} %" in shown(made)
@@ -117,7 +117,7 @@ def test_time_left_counts_what_runs_at_once() -> None:
 def test_queued_running_failed_and_begun_again(made: NewPlan) -> None:
     log = Path(snakemake(made, *BEGUN))
     assert states(made)["fedprox"] == "queued"
-    artifacts.write_bytes(log, b"one\ntwo\n")
+    files.write_bytes(log, b"one\ntwo\n")
     assert states(made)["fedprox"] == "running"
     assert states(made)["scaffold"] == "waiting"
     os.utime(log, (0, 0))
@@ -141,7 +141,7 @@ def test_a_quiet_snakemake_tells_only_of_failed_commands(made: NewPlan) -> None:
     """`--quiet rules`, as in `make demo`, keeps what Snakemake says of errors in rules for itself, too."""
     log = Path(snakemake(made))
     assert states(made)["fedprox"] == "stopped"
-    artifacts.write_bytes(log, b"one\n")
+    files.write_bytes(log, b"one\n")
     os.utime(log, (2e9, 2e9))
     assert states(made)["fedprox"] == "running"
     command = f"Command 'PATH='x':\"$PATH\"; exec fedpipe segment {made.runs[1].path} --stop 3 > {log} 2>&1' "
@@ -180,7 +180,7 @@ COMMAND = "Command 'exec fedpipe segment results/runs --stop 3 > {log} 2>&1' "
 )
 def test_what_ctrl_c_ended_is_stopped(said: tuple[str, ...], made: NewPlan) -> None:
     log = Path(snakemake(made, *BEGUN, *said, *FAILED))
-    artifacts.write_bytes(log, b"one\n")
+    files.write_bytes(log, b"one\n")
     os.utime(log, (0, 0))
     assert states(made)["fedprox"] == "stopped"
     assert not status.load_progress(made)[1]
@@ -197,17 +197,17 @@ def test_a_segment_that_sigterm_ended_after_a_round_is_stopped(quiet: bool, made
     log = Path(snakemake(made))
     end = f"{path}: stopped by SIGTERM after round 2; the same command goes on from there"
     command = f"Command 'exec fedpipe segment {path} --stop 3 > {log} 2>&1' returned non-zero exit status 143."
-    artifacts.write_bytes(log, f"one\n{end}\n".encode())
+    files.write_bytes(log, f"one\n{end}\n".encode())
     moment = datetime(2026, 1, 1, 0, 0, 8).timestamp()  # before the end that snakemake tells of
     os.utime(log, (moment, moment))
     snakemake(made, *([command] if quiet else [*BEGUN, *FAILED]))
     assert states(made)["fedprox"] == "stopped"
     assert not status.load_progress(made)[1]
-    artifacts.write_bytes(log, f"one\n{end}\nTraceback\n".encode())
+    files.write_bytes(log, f"one\n{end}\nTraceback\n".encode())
     os.utime(log, (moment, moment))
     assert states(made)["fedprox"] == "failed", "it was begun again since"
     if not quiet:
-        artifacts.write_bytes(log, f"one\n{end}\n".encode())
+        files.write_bytes(log, f"one\n{end}\n".encode())
         snakemake(made, *BEGUN, *FAILED, *BEGUN)
         os.utime(log, (0, 0))
         assert states(made)["fedprox"] == "queued"
@@ -223,8 +223,8 @@ def test_failed_jobs_of_all_kinds_are_told(made: NewPlan) -> None:
         name="norms", kind="head-norms", algorithm="fedavg", run_key=run.key, rounds=3, round=3, key="0" * 12
     )
     made = dataclasses.replace(made, probes=(probe,))
-    artifacts.dataset_file(run.dataset).unlink()
-    artifacts.assignment_file(run.partition).unlink()
+    layout.dataset_file(run.dataset).unlink()
+    layout.assignment_file(run.partition).unlink()
     commands = {
         "results/logs/probe/one.log": f"probe {probe.files.settings} --threads 1",
         "results/logs/download/one.log": f"download {run.dataset}",
@@ -234,7 +234,7 @@ def test_failed_jobs_of_all_kinds_are_told(made: NewPlan) -> None:
         "results/logs/partition-figure/iid.log": f"figure partition {run.partition} --params params.yaml",
     }
     for log, command in commands.items():
-        artifacts.write_bytes(Path(log), f"{command} failed\n".encode())
+        files.write_bytes(Path(log), f"{command} failed\n".encode())
         os.utime(log, (1e9, 1e9))
     said = "Command 'PATH='x':\"$PATH\"; fedpipe {} > {} 2>&1' returned non-zero exit status 2."
     snakemake(made, *(said.format(command, log) for log, command in commands.items()))
@@ -248,18 +248,18 @@ def test_failed_jobs_of_all_kinds_are_told(made: NewPlan) -> None:
     snakemake(made, "Error in rule probe:", f"    output: {probe.files.table}, {probe.files.marker}", f"    log: {log}")
     (failure,) = status.load_progress(made)[1]
     assert (failure.rule, str(failure.log)) == ("probe", log)
-    artifacts.write_bytes(probe.files.table, b"")
-    artifacts.write_bytes(probe.files.marker, b"")
+    files.write_bytes(probe.files.table, b"")
+    files.write_bytes(probe.files.marker, b"")
     assert not status.load_progress(made)[1], "it was made since"
 
 
 def test_a_failed_job_is_shown_with_the_end_of_its_log(made: NewPlan) -> None:
     log = Path(snakemake(made, *BEGUN, *FAILED))
     assert "its log is empty: it was killed, or did not start" in shown(made)
-    artifacts.write_bytes(Path("slurm_logs/8.log"), b"slurmstepd: out of memory\n")
+    files.write_bytes(Path("slurm_logs/8.log"), b"slurmstepd: out of memory\n")
     text = "\n".join(f"line {number}" for number in range(9))
     assert "  slurmstepd: out of memory\n" in shown(made)
-    artifacts.write_bytes(log, f"{text}\n".encode())
+    files.write_bytes(log, f"{text}\n".encode())
     assert f"segment failed: {log}\n" in shown(made)
     assert "  line 4\n" in shown(made)
     assert "line 3" not in shown(made)
@@ -273,7 +273,7 @@ def test_a_failed_job_of_another_study_is_not_ours(made: NewPlan) -> None:
 
 def test_runs_at_work_come_first_and_what_has_no_room_is_counted(made: NewPlan) -> None:
     log = Path(snakemake(made, *BEGUN))
-    artifacts.write_bytes(log, b"")
+    files.write_bytes(log, b"")
     rows = [line.split()[0] for line in shown(made).splitlines()[3:]]
     assert rows == ["fedprox", "scaffold", "fedavg"]
     small = shown(made, height=7)
@@ -284,10 +284,10 @@ def test_runs_at_work_come_first_and_what_has_no_room_is_counted(made: NewPlan) 
 
 def test_it_ends_when_all_is_done_and_imports_no_torch(made: NewPlan) -> None:
     studies.write(studies.settings(LABELS[:1], 3), Path())
-    planning.write_plan(planning.make_plan())
+    planner.write_plan(planner.make_plan())
     program = (
-        "import sys; sys.argv = ['fedpipe', 'status', '--watch']\nfrom fedpipe import cli\n"
-        "try: cli.main()\nfinally: assert 'torch' not in sys.modules"
+        "import sys; sys.argv = ['fedpipe', 'status', '--watch']\nfrom fedpipe.cli import app\n"
+        "try: app.main()\nfinally: assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert "1 run (1 done), 3 of 3 rounds\n" in done.stdout
@@ -301,7 +301,7 @@ def test_one_named_protocol_for_all_runs_and_a_dash_for_methods_without_it() -> 
         list(run.run_segment(1))
     head, *rows = [line.split() for line in shown(made).splitlines()[2:]]
     assert head == ["run", "rounds", "global-on-global", "s/round", "left", "state"]
-    table = artifacts.read_parquet(made.runs[0].files.round(1).metrics).to_pandas()
+    table = files.read_parquet(made.runs[0].files.round(1).metrics).to_pandas()
     mine = table[table["protocol"] == "global-on-global"]
     accuracy = f"{100 * mine['correct'].sum() / mine['total'].sum():.2f}"
     assert {row[0]: accuracy in row for row in rows} == {"fedavg": True, "local": False, "fedprox": False}

@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpipe import artifacts
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import layout
 from fedpipe.data import heterogeneity
-from fedpipe.errors import ArtifactError
-from fedpipe.planned import ReportSettings
-from fedpipe.report import curves, tables
+from fedpipe.planning.plan import ReportSettings
+from fedpipe.report import contents, curves, table_notes, tables
 from fedpipe.report.words import format_bytes
-from fedpipe.stages import report
 
 
 def cell(table, **wanted):
@@ -195,7 +194,7 @@ def test_the_caption_tells_which_columns_are_not_of_test_samples(make):
 
 def test_of_a_data_set_all_is_told_that_is_not_by_default():
     dataset = {"name": "imdb", "sha256": "0a", "length": 100, "split": "pooled", "test_share": 0.1, "stratified": False}
-    told = tables.describe_partition(
+    told = table_notes.describe_partition(
         {"dataset": dataset, "partition": {"scheme": "iid", "code": "0123456789ab"}, "clients": 3}
     )
     assert told == "imdb (pooled split, length=100, test_share=0.1), 3 clients, partition iid"
@@ -212,7 +211,7 @@ def test_two_files_of_ones_own_are_two_data_sets(make):
     (first,) = tree.plan.partitions
     settings = {key: {**made, "clients": 2, "seed": 0} for key, made in zip((first, other), own, strict=True)}
     tree.change(partitions=settings, runs=(tree.runs[0], dataclasses.replace(tree.runs[1], partition=other)))
-    path = artifacts.assignment_file(other).with_name("heterogeneity.parquet")
+    path = layout.assignment_file(other).with_name("heterogeneity.parquet")
     tree.write_table(path, heterogeneity.summarize_clients(np.array([[5, 0], [0, 5]])), "assignment.json")
     for run in range(2):
         tree.write(run, one_round(run))
@@ -244,9 +243,9 @@ def test_people_read_titles_and_programs_labels(grid):
         grid.plan.report, best_over=("algorithms.fedprox.mu",), statistics=("difference",), baseline="fedavg"
     )
     grid.change(report=searched)
-    before = report.build_tables(grid.plan)
+    before = contents.build_tables(grid.plan)
     grid.change(titles={"fedavg": "FedAvg <b>", "fedprox": "FedProx (μ ≥ 1)"})
-    after = report.build_tables(grid.plan)
+    after = contents.build_tables(grid.plan)
     changed = {path.name for path in after if after[path] != before[path]}
     assert changed == {"results.md", "results.html"}, "metrics.json, statistics.csv, ... have the labels"
     text = tables.render_markdown(grid.plan, tables.build_result_table(grid.plan))
@@ -269,18 +268,18 @@ def give(tree, own):
 
 def test_settings_that_a_method_has_alone_stand_below_the_table(two):
     """Else a table mixes budgets of training without a word."""
-    plain = report.build_tables(two.plan)
+    plain = contents.build_tables(two.plan)
     alone = {"federation.local_epochs": 15, "model.hidden": [8], "federation.optimizer": "<adam>"}
     give(two, lambda cell: alone if cell.algorithm == "local" else {})
-    made = report.build_tables(two.plan)
+    made = contents.build_tables(two.plan)
     told = "local has settings of its own: federation.local_epochs=15, model.hidden=[8], federation.optimizer="
     place = Path("results/tables/results.md")
     rows, _, rest = made[place].decode().partition(f"\n\n{told}&lt;adam&gt;.\n\n")
     assert f"{rows}\n\n{rest}".encode() == plain[place]
     assert rows.splitlines()[-1].startswith("| local ")
     assert f"<p>{told}&lt;adam&gt;.</p>" in made[place.with_suffix(".html")].decode()
-    report.write_files(made)
-    assert told in report.render_results(two.plan)
+    contents.write_files(made)
+    assert told in contents.render_results(two.plan)
     changed = {path for path in made if made[path] != plain[path]}
     assert changed == {place, place.with_suffix(".html")}
 
@@ -302,7 +301,7 @@ def test_no_text_of_a_csv_file_is_a_formula(make):
     tree = make(["fedavg"], [0], {"data": values})
     for run in range(len(values)):
         tree.write(run, one_round(run))
-    made = report.build_tables(tree.plan)
+    made = contents.build_tables(tree.plan)
     for name in ("tables/results.csv", "tables/times.csv", "plots/curves.csv"):
         rows = list(csv.DictReader(io.StringIO(made[Path("results") / name].decode())))
         found = list(dict.fromkeys(row["data"] for row in rows))
@@ -384,9 +383,9 @@ def test_sizes(count, text):
 def test_files_are_written_with_the_same_bytes_each_time(two):
     names = [f"tables/{name}" for name in ("results.csv", "results.md", "statistics.csv", "times.csv")]
     names += ["metrics.json", "plots/curves.csv"]
-    report.write_files(report.build_tables(two.plan))
+    contents.write_files(contents.build_tables(two.plan))
     first = {name: (Path("results") / name).read_bytes() for name in names}
-    report.write_files(report.build_tables(two.plan))
+    contents.write_files(contents.build_tables(two.plan))
     assert {name: (Path("results") / name).read_bytes() for name in names} == first
     assert json.loads(first["metrics.json"])["fedavg"] == 70.0
     assert first["tables/times.csv"] == (
@@ -395,20 +394,20 @@ def test_files_are_written_with_the_same_bytes_each_time(two):
 
 
 def test_times_change_neither_results_nor_metrics(two):
-    report.write_files(report.build_tables(two.plan))
+    contents.write_files(contents.build_tables(two.plan))
     before = [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")]
     for run in range(len(two.runs)):
         path = two.joined(run).times
         two.write_json(path, json.loads(path.read_text().replace('"train": ', '"train": 1')))
-    report.write_files(report.build_tables(two.plan))
+    contents.write_files(contents.build_tables(two.plan))
     assert [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")] == before
 
 
 def test_show(two):
     with pytest.raises(ArtifactError, match=r"results/tables/results.md is missing"):
-        report.render_results(two.plan)
-    report.write_files(report.build_tables(two.plan))
-    report.write_figure_curves(two.plan)
-    text = report.render_results(two.plan)
+        contents.render_results(two.plan)
+    contents.write_files(contents.build_tables(two.plan))
+    contents.write_figure_curves(two.plan)
+    text = contents.render_results(two.plan)
     assert "70.00 ± 14.14" in text
     assert text.endswith("results/figures/curves.svg")

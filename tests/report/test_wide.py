@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from fedpipe import artifacts, cli
-from fedpipe.errors import ArtifactError
-from fedpipe.planned import Plan
-from fedpipe.report import tables, wide
-from fedpipe.stages import report
+from fedpipe.cli import app
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import files, layout
+from fedpipe.planning.plan import Plan
+from fedpipe.report import contents, table_notes, tables, wide
 
 LAST = "global-on-global"
 
@@ -240,7 +240,7 @@ def test_a_method_shown_by_its_own_protocol_has_a_letter_and_a_note(make):
 def test_runs_that_diverged_have_a_note(one):
     for number in (0, 1):
         path = one.joined(number).rounds
-        lost = artifacts.table_to_frame(artifacts.read_merged_table(path)).assign(left_out=2)
+        lost = files.table_to_frame(layout.read_merged_table(path)).assign(left_out=2)
         one.write_table(path, pa.Table.from_pandas(lost, preserve_index=False))
     text = latex(one)
     assert lines(text)[0][1] == r"\underline{70.00}\textsuperscript{a}"
@@ -287,9 +287,9 @@ def test_a_best_value_at_the_edge_of_its_list_is_told_below_the_table(searched):
     table = tables.build_result_table(searched.plan)
     paragraphs = tables.render_markdown(searched.plan, table).split("\n\n")
     assert paragraphs[2] == EDGE
-    report.write_files(report.build_tables(searched.plan))
-    report.check_tables(searched.plan, "results.md", "results.html")
-    assert EDGE in report.render_results(searched.plan)
+    contents.write_files(contents.build_tables(searched.plan))
+    contents.check_tables(searched.plan, "results.md", "results.html")
+    assert EDGE in contents.render_results(searched.plan)
 
 
 def test_numbers_that_yaml_reads_as_text_have_edges(searched):
@@ -300,7 +300,7 @@ def test_numbers_that_yaml_reads_as_text_have_edges(searched):
         for place, cell in enumerate(searched.plan.cells)
     )
     searched.change(cells=cells, grid=searched.plan.grid | {"federation.learning_rate": rates})
-    assert tables.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == [
+    assert table_notes.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == [
         "learning_rate: the best of fedavg (alpha=0.1) lies at the edge of the grid, 1e-2; that of fedavg (alpha=0.5) "
         "at 0.1: a wider grid may be better."
     ]
@@ -310,9 +310,9 @@ def test_no_edge_is_told_of_what_has_none(searched):
     inside = (10, 20, 30, 40, 20, 20)
     for index, server in enumerate((*inside, *inside)):
         searched.write(index, right(server))
-    assert tables.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == []
+    assert table_notes.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == []
     searched.change(report=dataclasses.replace(searched.plan.report, best_over=()))
-    assert tables.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == []
+    assert table_notes.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == []
 
 
 def test_no_edge_is_told_of_names_nor_of_methods_without_a_number(make):
@@ -323,7 +323,7 @@ def test_no_edge_is_told_of_names_nor_of_methods_without_a_number(make):
     )
     for index, run in enumerate(tree.runs):
         tree.write(index, right(90 if index == 2 else 50) if run.algorithm == "fedavg" else [{}])
-    assert tables.warn_about_grid_edges(tree.plan, tables.build_result_table(tree.plan)) == []
+    assert table_notes.warn_about_grid_edges(tree.plan, tables.build_result_table(tree.plan)) == []
 
 
 @pytest.fixture
@@ -339,14 +339,14 @@ def begun(make):
 
 
 def test_what_is_complete_is_marked(begun):
-    text = report.render_partial_results(begun.plan, "latex")
+    text = contents.render_partial_results(begun.plan, "latex")
     assert text.startswith("% PARTIAL, and written nowhere: 8 runs (")
     assert lines(text) == [
         ["fedavg", r"\underline{50.50 $\pm$ 0.71}", r"\textbf{54.00}\textsuperscript{a}"],
         ["fedprox", r"\textbf{52.50 $\pm$ 0.71}", r"\dots{}"],
     ]
     assert r"\textsuperscript{a} 1 of 2 seeds" in text
-    first, *rows = report.render_partial_results(begun.plan, "csv").splitlines()
+    first, *rows = contents.render_partial_results(begun.plan, "csv").splitlines()
     assert first.startswith("# PARTIAL")
     assert rows == [
         f"algorithm,alpha=0.1 / {LAST},alpha=0.5 / {LAST}",
@@ -354,7 +354,7 @@ def test_what_is_complete_is_marked(begun):
         "fedprox,52.50 ± 0.71,…",
     ]
     with pytest.raises(ArtifactError, match=r"results.md is missing"):
-        report.render_results(begun.plan, "latex")
+        contents.render_results(begun.plan, "latex")
 
 
 def test_what_is_a_methods_own_stays_so_while_others_are_missing(make):
@@ -373,15 +373,15 @@ def test_what_is_a_methods_own_stays_so_while_others_are_missing(make):
 
 def test_the_command_prints_it(one):
     one.plan.write()
-    report.write_files(report.build_tables(one.plan))
+    contents.write_files(contents.build_tables(one.plan))
     for form, made in (("latex", latex(one)), ("csv", wide.render_csv(one.plan, tables.build_result_table(one.plan)))):
-        result = CliRunner().invoke(cli.app, ["show", "--format", form], catch_exceptions=False)
+        result = CliRunner().invoke(app.app, ["show", "--format", form], catch_exceptions=False)
         assert result.exit_code == 0
         assert result.stdout == made
-    assert CliRunner().invoke(cli.app, ["show", "--format", "html"]).exit_code == 2
+    assert CliRunner().invoke(app.app, ["show", "--format", "html"]).exit_code == 2
     (one.plan.study_files.tables / "results.md").write_text("edited")
     with pytest.raises(ArtifactError, match="is not what the runs"):
-        report.render_results(one.plan, "latex")
+        contents.render_results(one.plan, "latex")
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")

@@ -270,8 +270,8 @@ def main() -> None:
         if not arguments.only or name in arguments.only.split(","):
             print(f"study {name}: {len(study['algorithms'])} methods", file=sys.stderr)
             digests |= digest_study(name, study, arguments.tensors)
-    json.dump(digests, output, indent=1)
-    output.write("\n")
+    lines = [f"{json.dumps(name)}: {json.dumps(values)}" for name, values in digests.items()]
+    output.write("{\n" + ",\n".join(lines) + "\n}\n")
     output.close()
 
 

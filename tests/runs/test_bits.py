@@ -8,19 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedpipe import artifacts, registry
-from fedpipe.engine import numerics, schedule
-from fedpipe.engine.block import Block
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage.files import write_pt
+from fedpipe.engine import collect
+from fedpipe.engine.blocks import Block
 from fedpipe.engine.run import Run
-from fedpipe.errors import SettingsError
-from fedpipe.stages import collect
+from fedpipe.engine.stack import schedule
+from fedpipe.engine.torch_env import numerics
 from tests import studies
 
 ROUNDS = 4
 #: Every algorithm; those of `make demo` every day.
 ALGORITHMS = [
     pytest.param(name, marks=[] if name in studies.SHIPPED else pytest.mark.slow)
-    for name in registry.list_components(registry.ALGORITHM)
+    for name in registry.list_components(component.ALGORITHM)
 ]
 
 
@@ -53,7 +55,7 @@ def single_rounds(made: dict, index: int, size: int) -> None:
         blocks = [ids[first : first + size] for first in range(0, len(ids), size)]
         for block, members in enumerate(blocks):
             run = fresh()
-            artifacts.write_pt(files.block_uploads(block), run.train(number, members).to_tensors())
+            write_pt(files.block_uploads(block), run.train(number, members).to_tensors())
         fresh().aggregate(number, [Block.read(files.block_uploads(block)) for block in range(len(blocks))])
         fresh().evaluate(number)
 
@@ -132,7 +134,7 @@ def test_one_participant_and_kernels_of_one_channel_leave_the_same_bytes_in_bloc
             run.initialize()
             continue
         path = run.files.round(number).block_uploads(0)
-        artifacts.write_pt(path, run.train(number, run.participants(number)).to_tensors())
+        write_pt(path, run.train(number, run.participants(number)).to_tensors())
         run.aggregate(number, [Block.read(path)])
         run.evaluate(number)
     assert finish(run, 2) == once
@@ -178,15 +180,13 @@ def test_bytes_of_a_tensor_file_do_not_depend_on_its_name_or_on_views() -> None:
     import torch
 
     whole = torch.arange(100.0)
-    one = artifacts.write_pt(Path("one.pt"), {"a": whole[10:20]})
-    other = artifacts.write_pt(Path("other.pt"), {"a": whole[10:20].clone()})
+    one = write_pt(Path("one.pt"), {"a": whole[10:20]})
+    other = write_pt(Path("other.pt"), {"a": whole[10:20].clone()})
     assert one == other
     assert Path("one.pt").read_bytes() == Path("other.pt").read_bytes()
     odd = whole[:36].as_strided((4, 1, 3, 3), (9, 1, 3, 1))  # contiguous, with a stride that no sample asks for
     assert odd.is_contiguous()
-    assert artifacts.write_pt(Path("one.pt"), {"a": odd}) == artifacts.write_pt(
-        Path("other.pt"), {"a": whole[:36].reshape(4, 1, 3, 3)}
-    )
+    assert write_pt(Path("one.pt"), {"a": odd}) == write_pt(Path("other.pt"), {"a": whole[:36].reshape(4, 1, 3, 3)})
 
 
 def test_float32_is_float32_on_a_gpu_too() -> None:

@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 
-from fedpipe import artifacts, cli
-from fedpipe.artifacts import RunFiles
+from fedpipe.cli import app
+from fedpipe.core.storage.files import read_pt, write_pt
+from fedpipe.core.storage.layout import RunFiles
 from tests import studies
 
 
@@ -18,7 +19,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
     monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
     monkeypatch.setattr(sys, "path", [*sys.path])
     try:
-        cli.main()
+        app.main()
         status = 0
     except SystemExit as end:
         status = int(end.code or 0)
@@ -92,6 +93,6 @@ def test_what_is_no_block_is_refused(
     change, blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = blocks[0].round(1).block_uploads(0)
-    artifacts.write_pt(path, change(artifacts.read_pt(path)))
+    write_pt(path, change(read_pt(path)))
     said = typed(monkeypatch, capsys, "aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1")
     assert said == (2, f"fedpipe: {path} is no block of clients; delete it and run again.\n")

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedpipe import artifacts, code
-from fedpipe.engine import optimizers, redo
+from fedpipe.core.components import code_digest
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import files
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine import replay
+from fedpipe.engine.clients import optimizers
 from fedpipe.engine.run import Run
-from fedpipe.errors import ArtifactError
-from fedpipe.plan import NewPlan
-from fedpipe.tensors import Tensors
+from fedpipe.planning.planner import NewPlan
 from tests import studies
 
 ROUNDS = 2
@@ -36,7 +38,7 @@ def begun(label: str = "fedper", keep: str | int = "last", **sections: Any) -> N
 
 def edit(monkeypatch: pytest.MonkeyPatch, rate: float = 1.0) -> None:
     """Shared code of another digest, whose SGD takes steps that are so many times longer."""
-    monkeypatch.setattr(code, "compute_shared_digest", lambda: "f00d" * 3)
+    monkeypatch.setattr(code_digest, "compute_shared_digest", lambda: "f00d" * 3)
     update = optimizers.SGD.update
 
     def longer(self: Any, parameters: Tensors, gradient: Tensors, slots: Any, donated: bool = False) -> Any:
@@ -46,7 +48,7 @@ def edit(monkeypatch: pytest.MonkeyPatch, rate: float = 1.0) -> None:
 
 
 def records(run: Run) -> list[dict[str, Any]]:
-    return [artifacts.read_json(path) for path in sorted(run.files.path.glob("continued/*.json"))]
+    return [files.read_json(path) for path in sorted(run.files.path.glob("continued/*.json"))]
 
 
 @pytest.mark.parametrize("label", ["scaffold", "fedavg", "fedfomo", "local", "pfps_lwc"])
@@ -129,9 +131,9 @@ def test_what_was_asked_once_is_not_asked_again(monkeypatch: pytest.MonkeyPatch)
     made = begun()
     edit(monkeypatch)
     run = studies.open_runs(made)[0]
-    redo.require_reproducible_round(run, ROUNDS)
-    monkeypatch.setattr(redo, "replay_round", lambda *_: pytest.fail("done again"))
-    redo.require_reproducible_round(run, ROUNDS)
+    replay.require_reproducible_round(run, ROUNDS)
+    monkeypatch.setattr(replay, "replay_round", lambda *_: pytest.fail("done again"))
+    replay.require_reproducible_round(run, ROUNDS)
 
 
 def test_where_the_state_before_is_gone_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +144,7 @@ def test_where_the_state_before_is_gone_it_is_refused(monkeypatch: pytest.Monkey
     with pytest.raises(
         ArtifactError, match=r"that round can't be done again, since a state from before it is gone; restore"
     ):
-        redo.require_reproducible_round(run, ROUNDS)
+        replay.require_reproducible_round(run, ROUNDS)
 
 
 @pytest.mark.parametrize(("rate", "holds"), [(1.0, True), (1 + 1e-5, True), (1.01, False)])
@@ -153,16 +155,16 @@ def test_elsewhere_it_must_be_the_same_within_rounding(
     made = begun()
     edit(monkeypatch, rate)
     run = studies.open_runs(made)[0]
-    found = redo.replay_round(run, ROUNDS)
+    found = replay.replay_round(run, ROUNDS)
     assert found is not None
     assert bool(found.differing_files) == (rate != 1.0)
     assert not found.is_same_environment or not found.differing_files or not found.is_reproduced("float32")
     monkeypatch.setattr(Run, "get_environment", lambda self: found.replayed_by | {"device": "another CPU"})
     if not holds:
         with pytest.raises(ArtifactError, match="can't go on"):
-            redo.require_reproducible_round(run, ROUNDS)
+            replay.require_reproducible_round(run, ROUNDS)
         return
-    redo.require_reproducible_round(run, ROUNDS)
+    replay.require_reproducible_round(run, ROUNDS)
     (record,) = records(run)
     assert record["agrees"] == ("bits" if rate == 1.0 else "within rounding")
     assert record["distance"] == pytest.approx(rate - 1, abs=1e-5)
@@ -172,7 +174,7 @@ def test_elsewhere_it_must_be_the_same_within_rounding(
 def test_executors_agree_within_rounding() -> None:
     """A stack does a round that the loop did: other bits, the same numbers."""
     made = begun(federation={"learning_rate": 0.1})
-    found = redo.replay_round(studies.open_runs(made, stack=3)[0], ROUNDS)
+    found = replay.replay_round(studies.open_runs(made, stack=3)[0], ROUNDS)
     assert found is not None
     assert not found.is_same_environment
     assert found.is_reproduced("float32")
@@ -181,9 +183,9 @@ def test_executors_agree_within_rounding() -> None:
 
 def test_a_number_that_is_none_never_agrees() -> None:
     one, other = torch.tensor([1.0, torch.nan, torch.inf]), torch.tensor([1.0, torch.nan, torch.inf])
-    assert redo._squared_distance(one, other) == 0
-    assert redo._squared_distance(one, torch.tensor([1.0, 2.0, torch.inf])) != 0
-    found = redo.Comparison(1, [], {}, ["server.pt"], ["server.pt"], float("inf"))
+    assert replay._squared_distance(one, other) == 0
+    assert replay._squared_distance(one, torch.tensor([1.0, 2.0, torch.inf])) != 0
+    found = replay.Comparison(1, [], {}, ["server.pt"], ["server.pt"], float("inf"))
     assert not found.is_reproduced("float32")
     assert re.search("states by inf", found.describe_difference())
 

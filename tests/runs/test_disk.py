@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from fedpipe import archive, artifacts
-from fedpipe.artifacts import RunFiles
-from fedpipe.config import Execution
-from fedpipe.engine.block import Block
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import archive, layout, packing
+from fedpipe.core.storage.files import read_json, sha256_of, write_json
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.engine.blocks import Block
 from fedpipe.engine.run import open_run
-from fedpipe.errors import ArtifactError
+from fedpipe.settings.execution import Execution
 from tests import studies
 
 ROUNDS = 3
@@ -37,9 +38,9 @@ needs_mount = pytest.mark.skipif(not MAY_MOUNT, reason="needs mounts, which this
 MENDED = """
 import json, subprocess, sys
 from pathlib import Path
-from fedpipe.artifacts import RunFiles
+from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine.run import Run
-from fedpipe.errors import ArtifactError
+from fedpipe.core.errors import ArtifactError
 from tests import studies
 path, mount, mend = sys.argv[1:]
 def files():
@@ -196,11 +197,11 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
     made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     run = studies.open_runs(made)[0]
     list(run.run_segment(ROUNDS))
-    artifacts.unpack_folder(run.files.rounds_folder)
+    packing.unpack_folder(run.files.rounds_folder)
     last = run.files.round(ROUNDS)
     shared = {
-        "data": artifacts.dataset_file(made.runs[0].dataset),
-        "assignment": artifacts.assignment_file(made.runs[0].partition),
+        "data": layout.dataset_file(made.runs[0].dataset),
+        "assignment": layout.assignment_file(made.runs[0].partition),
     }
     path = (
         shared.get(name) or {"server": last.server_state, "clients": last.client_states, "metrics": last.metrics}[name]
@@ -217,7 +218,7 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
         before = rest(*rounds, *packed)
         assert list(studies.open_runs(made)[0].run_segment(ROUNDS)) == [ROUNDS - 1, ROUNDS]
         assert rest(*rounds, archive.pack_path(run.files.rounds_folder)) == before
-        artifacts.unpack_folder(run.files.rounds_folder)
+        packing.unpack_folder(run.files.rounds_folder)
         assert path.read_bytes() == once
     assert not Path("harm").exists()
 
@@ -252,9 +253,9 @@ def test_what_is_no_tensor_is_refused_even_if_its_hash_is_vouched_for(
     write(value, path)
     if name != "block":
         record = data.with_suffix(".json") if name == "data" else last.state_marker
-        held = artifacts.read_json(record)
-        (held if name == "data" else held["sha256"])[path.name] = artifacts.sha256_of(path)
-        artifacts.write_json(record, held)
+        held = read_json(record)
+        (held if name == "data" else held["sha256"])[path.name] = sha256_of(path)
+        write_json(record, held)
 
     def read() -> None:
         run = open_run(files.path, Execution())
@@ -274,7 +275,7 @@ def _trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with contextlib.chdir(folder):
         (run,) = studies.open_runs(studies.prepare(studies.settings(("scaffold",), 2)))
         list(run.run_segment(2))
-        artifacts.unpack_folder(run.files.rounds_folder)
+        packing.unpack_folder(run.files.rounds_folder)
     return folder
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fedpipe import artifacts
-from fedpipe.algorithms.base import ClientInfo, State, Uploads
+from fedpipe.algorithms.batch import ClientInfo, State
 from fedpipe.algorithms.scaffold import Scaffold
-from fedpipe.engine import redo
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.storage import files
+from fedpipe.engine import collect, replay
 from fedpipe.engine.run import Run
-from fedpipe.report import results, tables
-from fedpipe.stages import collect
+from fedpipe.report import results, table_parts, tables
 from tests import studies
 
 ROUNDS = 3
@@ -57,7 +57,7 @@ def test_a_failed_update_is_left_out_of_its_round() -> None:
     assert failed
     assert whole
 
-    rows = artifacts.read_parquet(run.files.round(2).participants).to_pylist()
+    rows = files.read_parquet(run.files.round(2).participants).to_pylist()
     assert [row["client"] for row in rows] == ids
     assert [row["client"] for row in rows if not row["finite"]] == failed
     total = sum(int(sizes[client]) for client in whole)
@@ -72,12 +72,11 @@ def test_a_failed_update_is_left_out_of_its_round() -> None:
         assert torch.equal(run.load_server_state(2)["model"][name], value)
         assert value.isfinite().all()
 
-    last = artifacts.read_json(run.files.round(2).state_marker)["last"]
+    last = files.read_json(run.files.round(2).state_marker)["last"]
     assert [last[client] for client in failed] == [1 if client in before else -1 for client in failed]
     assert all(last[client] == 2 for client in whole)
     trained, kept = (
-        artifacts.read_parquet(path)
-        for path in (run.files.round(2).trained_accuracies, run.files.round(2).kept_accuracies)
+        files.read_parquet(path) for path in (run.files.round(2).trained_accuracies, run.files.round(2).kept_accuracies)
     )
     assert trained["client"].to_pylist() == ids, "a method is not better for what failed"
     assert kept["client"].to_pylist() == whole
@@ -85,8 +84,8 @@ def test_a_failed_update_is_left_out_of_its_round() -> None:
 
 def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> None:
     made, run = prepared(size=1)
-    assert artifacts.sha256_of(run.files.round(2).server_state) == artifacts.sha256_of(run.files.round(1).server_state)
-    left_out = artifacts.read_parquet(run.files.list_merged_files()[-1].rounds)["left_out"].to_pylist()
+    assert files.sha256_of(run.files.round(2).server_state) == files.sha256_of(run.files.round(1).server_state)
+    left_out = files.read_parquet(run.files.list_merged_files()[-1].rounds)["left_out"].to_pylist()
     assert left_out == [0, 5, 5]
     found = results.count_left_out_updates(made)
     assert found["algorithm"].tolist() == ["faulty", "fedavg"]
@@ -103,11 +102,11 @@ def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> No
 
 def test_single_rounds_leave_out_the_same(tmp_path) -> None:
     made, run = prepared(size=150)
-    wanted = artifacts.sha256_of(run.files.round(2).server_state)
+    wanted = files.sha256_of(run.files.round(2).server_state)
     again = studies.open_runs(made)[0]
     ids = again.participants(2)
     again.aggregate(2, [again.train(2, ids[:2]), again.train(2, ids[2:])])
-    assert artifacts.sha256_of(run.files.round(2).server_state) == wanted
+    assert files.sha256_of(run.files.round(2).server_state) == wanted
 
 
 def test_of_a_training_that_diverged_all_participants_are_measured_and_it_is_not_the_best() -> None:
@@ -119,11 +118,11 @@ def test_of_a_training_that_diverged_all_participants_are_measured_and_it_is_not
     for run in (healthy, diverged):
         list(run.run_segment(4))
         collect.collect_rounds(run.files, 4, "all")
-        trained = artifacts.read_parquet(run.files.round(4).trained_accuracies).to_pandas()
+        trained = files.read_parquet(run.files.round(4).trained_accuracies).to_pandas()
         assert trained["client"].tolist() == run.participants(4)
-        again = redo.replay_round(run, 4)
+        again = replay.replay_round(run, 4)
         assert again
         assert not again.differing_files
-    assert not artifacts.read_parquet(diverged.files.round(4).participants).to_pandas()["finite"].all()
+    assert not files.read_parquet(diverged.files.round(4).participants).to_pandas()["finite"].all()
     assert trained["loss"].isna().any()
-    assert tables.select_table_rows(made, tables.build_result_table(made)) == [("fedavg", "0.1")]
+    assert table_parts.select_table_rows(made, tables.build_result_table(made)) == [("fedavg", "0.1")]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpipe import plan as planning
-from fedpipe.errors import SettingsError
+from fedpipe.core.errors import SettingsError
+from fedpipe.planning import planner
 from tests import studies
 
 
@@ -34,4 +34,4 @@ def test_a_full_batch_is_one_that_is_larger_than_any_client(stack: int) -> None:
 def test_no_other_word_is_a_size() -> None:
     studies.write(studies.settings(federation={"batch_size": "all"}), Path())
     with pytest.raises(SettingsError, match=r"^federation.batch_size: 'all' can't be used; it should be"):
-        planning.make_plan()
+        planner.make_plan()

@@ -67,12 +67,13 @@ def test_a_block_that_sigterm_kills_leaves_nothing() -> None:
     run.initialize()
     before = sorted(run.files.path.rglob("*"))
     block = ["train", str(made.runs[0].path), "--round", "1", "--block", "0", "--size", "5"]
-    code = f"import os, signal, sys; sys.argv = ['fedpipe', *{block}]\nfrom fedpipe import artifacts, cli\n"
+    code = f"import os, signal, sys; sys.argv = ['fedpipe', *{block}]\nfrom fedpipe.core.storage import files\n"
     killed = subprocess.run(
         [
             sys.executable,
             "-c",
-            f"{code}artifacts.write_pt = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\ncli.main()",
+            f"{code}files.write_pt = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+            "from fedpipe.cli import app\napp.main()",
         ]
     )
     assert killed.returncode == -signal.SIGTERM

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedpipe import artifacts
-from fedpipe.engine.block import Block
-from fedpipe.engine.executor import BUFFERS
+from fedpipe.core.storage import layout, packing
+from fedpipe.core.storage.files import write_pt
+from fedpipe.engine import collect
+from fedpipe.engine.blocks import Block
+from fedpipe.engine.clients.executor import BUFFERS
 from fedpipe.engine.run import Run
-from fedpipe.plan import NewPlan
-from fedpipe.stages import collect
+from fedpipe.planning.planner import NewPlan
 from tests import studies
 
 ROUNDS = 4
@@ -45,7 +46,7 @@ def finished(made: NewPlan, **execution: Any) -> Run:
 
 def rows(run: Run, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:
     """By round and client, what the joined metrics say."""
-    found = artifacts.read_merged_table(run.files.list_merged_files()[-1].metrics).to_pylist()
+    found = layout.read_merged_table(run.files.list_merged_files()[-1].metrics).to_pylist()
     rows = [row for row in found if row["protocol"] == protocol]
     return {(row["round"], row["client"]): (row["correct"], row["total"], row["loss"]) for row in rows}
 
@@ -116,7 +117,7 @@ def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -
         files = run.files.round(number)
         for index, members in enumerate((ids[:2], ids[2:])):
             block = studies.open_runs(made, stack=2)[0].train(number, members)
-            artifacts.write_pt(files.block_uploads(index), block.to_tensors())
+            write_pt(files.block_uploads(index), block.to_tensors())
         blocks = [Block.read(files.block_uploads(index)) for index in range(2)]
         studies.open_runs(made, stack=2)[0].aggregate(number, blocks)
         studies.open_runs(made, stack=2)[0].evaluate(number)
@@ -187,7 +188,7 @@ def test_a_damaged_record_is_made_again() -> None:
     list(run.run_segment(2))
     again = finished(made)
     once = studies.bits(again.files.path)
-    artifacts.unpack_folder(run.files.rounds_folder)
+    packing.unpack_folder(run.files.rounds_folder)
     run.files.round(1).kept_accuracies.write_bytes(b"PAR1 nothing PAR1")
     shutil.rmtree(run.files.path / "segments")
     assert studies.bits(finished(made).files.path) == once

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedpipe import artifacts
-from fedpipe.algorithms.base import State, Uploads
+from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.stages import collect
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.storage import layout
+from fedpipe.engine import collect
 from tests import studies
 
 
@@ -36,4 +37,4 @@ def test_what_comes_later_is_kept() -> None:
     (run,) = studies.open_runs(made)
     list(run.run_segment(3))
     collect.collect_rounds(run.files, 3, made.keep_models)
-    assert artifacts.read_merged_table(run.files.merged_files(3).rounds)["late"].to_pylist() == [None, 2.0, 3.0]
+    assert layout.read_merged_table(run.files.merged_files(3).rounds)["late"].to_pylist() == [None, 2.0, 3.0]

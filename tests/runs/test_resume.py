@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe import archive, artifacts
-from fedpipe.artifacts import RunFiles
-from fedpipe.errors import ArtifactError
-from fedpipe.plan import NewPlan
-from fedpipe.stages import collect
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import archive, files, packing
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.engine import collect
+from fedpipe.planning.planner import NewPlan
 from tests import studies
 
 ROUNDS = 4
@@ -23,7 +23,7 @@ ROUNDS = 4
 #: Runs a segment and dies of SIGKILL in its n-th write, after half of the temporary file's bytes are on disk.
 DYING = """
 import os, signal, sys
-from fedpipe import artifacts, cli
+from fedpipe.cli import app
 write, count = os.fdopen, int(sys.argv[1])
 class Half:
     def __init__(self, stream): self.stream = stream
@@ -38,7 +38,7 @@ def fdopen(*args):
     return Half(write(*args)) if count == 0 else write(*args)
 os.fdopen = fdopen
 sys.argv = ["fedpipe", *sys.argv[2:]]
-cli.main()
+app.main()
 """
 
 
@@ -144,7 +144,7 @@ def test_damaged_files_are_found_and_made_again(name: str, harm: str, rounds: li
     once = studies.bits(Path(path))
     file = Path(path, name)
     if not file.exists():  # as before the segment's end
-        artifacts.unpack_folder(Path(path, "rounds"))
+        packing.unpack_folder(Path(path, "rounds"))
     data = bytearray(file.read_bytes())
     match harm:
         case "truncate":
@@ -172,7 +172,7 @@ def test_a_damaged_member_of_the_pack_costs_its_round_alone() -> None:
     data[data.index(member) + len(member) // 2] ^= 1
     zipped.write_bytes(data)
     with pytest.raises(ArtifactError, match=rf"^{zipped} can't be read \(0003/metrics\.parquet: Bad CRC-32"):
-        artifacts.read_parquet(harmed)
+        files.read_parquet(harmed)
     assert continued(made)[1] == [3, 4]
     assert studies.bits(path) == once
 
@@ -182,7 +182,7 @@ def test_collect_says_what_to_delete_where_a_round_is_damaged() -> None:
     path = str(made.runs[0].path)
     (run,) = studies.open_runs(made)
     list(run.run_segment(ROUNDS))
-    artifacts.unpack_folder(run.files.rounds_folder)
+    packing.unpack_folder(run.files.rounds_folder)
     harmed = run.files.round(3).participants
     harmed.unlink()
     with pytest.raises(ArtifactError) as raised:
@@ -210,7 +210,7 @@ def test_killed_while_it_packs() -> None:
     assert studies.bits(path) == once
 
     packed = (path / "rounds.zip").read_bytes()
-    artifacts.unpack_folder(path / "rounds")
+    packing.unpack_folder(path / "rounds")
     (path / "rounds.zip").write_bytes(packed)
     (path / "rounds/0002/state.json").unlink()
     assert continued(made) == (ROUNDS, [])
@@ -226,7 +226,7 @@ def test_a_pickled_object_is_refused() -> None:
 
     torch.save({"model": Evil()}, "evil.pt")
     with pytest.raises(ArtifactError, match=r"evil\.pt can't be read"):
-        artifacts.read_pt(Path("evil.pt"))
+        files.read_pt(Path("evil.pt"))
     assert not Path("harm").exists()
 
 
@@ -239,7 +239,7 @@ def test_keep_models_prunes_states_and_nothing_else(keep: str | int, states: set
     list(run.run_segment(ROUNDS))
     kept = {number for number in range(ROUNDS + 1) if run.files.round(number).server_state.exists()}
     assert kept == states
-    assert all(artifacts.is_stored(run.files.round(number).metrics) for number in range(1, ROUNDS + 1))
+    assert all(files.is_stored(run.files.round(number).metrics) for number in range(1, ROUNDS + 1))
     assert not [file for file in run.files.rounds_folder.rglob("*") if file.suffix != ".pt" and file.is_file()]
     longer = studies.prepare(studies.settings(("scaffold",), ROUNDS + 1, artifacts={"keep_models": keep}))
     assert continued(longer, ROUNDS + 1) == (ROUNDS, [ROUNDS + 1])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe import cli
+from fedpipe.cli import app
 from tests import studies
 
 OWN = """
@@ -143,7 +143,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     """The sentence with which a command ends that refuses."""
     monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        app.main()
     assert end.value.code == 2
     said = capsys.readouterr().err
     assert "Traceback" not in said

@@ -13,20 +13,21 @@ import pandas as pd
 import pytest
 import torch
 
-from fedpipe import cli, registry
-from fedpipe import plan as planning
-from fedpipe.engine.server import M, V
-from fedpipe.stages import collect
+from fedpipe.cli import app
+from fedpipe.core.components import component, registry
+from fedpipe.engine import collect
+from fedpipe.engine.server.server import M, V
+from fedpipe.planning import planner
 from tests import studies
 
 ADAM = {"optimizer": "adam", "learning_rate": 0.01}
 GRID = [{"optimizer": "sgd"}, {"optimizer": "momentum"}, ADAM]
 AVERAGING = [
     name
-    for name in registry.list_components(registry.ALGORITHM)
-    if registry.find_component(registry.ALGORITHM, name).server_optimizer_part  # type: ignore[attr-defined]
+    for name in registry.list_components(component.ALGORITHM)
+    if registry.find_component(component.ALGORITHM, name).server_optimizer_part  # type: ignore[attr-defined]
 ]
-ALONE = sorted(set(registry.list_components(registry.ALGORITHM)) - set(AVERAGING))
+ALONE = sorted(set(registry.list_components(component.ALGORITHM)) - set(AVERAGING))
 
 Command = Callable[..., tuple[str, str, Any]]
 
@@ -38,7 +39,7 @@ def fedpipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def run(*words: str) -> tuple[str, str, Any]:
         monkeypatch.setattr(sys, "argv", ["fedpipe", *words])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            app.main()
         return *capsys.readouterr(), end.value.code or 0
 
     return run
@@ -51,7 +52,7 @@ def study(*labels: str, server: Any = None, **sections: Any) -> dict[str, Any]:
 
 def keys(params: dict[str, Any]) -> list[str]:
     studies.write(params, Path())
-    return [run.key for run in planning.make_plan().runs]
+    return [run.key for run in planner.make_plan().runs]
 
 
 def test_a_grid_from_params_yaml_to_the_table(fedpipe: Command) -> None:

@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpipe import artifacts
-from fedpipe.engine import executor, run
+from fedpipe.core.storage import files
+from fedpipe.engine import collect, run
+from fedpipe.engine.clients import executor
 from fedpipe.engine.run import Run
 from fedpipe.report import tables
-from fedpipe.stages import collect
 from tests import studies
 
 ROUNDS = 3
@@ -80,18 +80,18 @@ def test_an_epochs_seconds_are_those_of_passes_alone(stack: int, monkeypatch: py
         def perf_counter() -> float:
             return clock[0]
 
-    for module in ("loop", "stack"):
+    for module in ("clients.loop", "stack.stack"):
         monkeypatch.setattr(f"fedpipe.engine.{module}.get_passes", slow)
     for place in (executor, run):
         monkeypatch.setattr(place, "time", Clock)
-    for module in ("loop", "stack"):
+    for module in ("clients.loop", "stack.stack"):
         monkeypatch.setattr(f"fedpipe.engine.{module}.time", Clock)
     params = studies.settings(("fedavg",), 1, federation={"local_epochs": 3})
     made = studies.prepare(params)
     (found,) = studies.open_runs(made, stack=stack)
     list(found.run_segment(1))
     collect.collect_rounds(found.files, 1, "all")
-    (times,) = artifacts.read_json(found.files.merged_files(1).times)["rounds"]
+    (times,) = files.read_json(found.files.merged_files(1).times)["rounds"]
     assert found.federation.participants == 5
     assert times["epoch"] == pytest.approx(6.0 / 3 / (1 if stack == 1 else 5))
     assert times["train"] == pytest.approx(30.0 if stack == 1 else 6.0)

@@ -14,17 +14,19 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from fedpipe import artifacts, cli
+from fedpipe.cli import app
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import layout, packing
+from fedpipe.core.storage.files import read_json, read_parquet, read_pt, sha256_of, write_json, write_parquet, write_pt
 from fedpipe.data import store
 from fedpipe.data.assignment import compute_assignment_sha256
-from fedpipe.errors import ArtifactError
-from fedpipe.plan import NewPlan
-from fedpipe.stages import download, partition
+from fedpipe.planning import download, partition
+from fedpipe.planning.planner import NewPlan
 from tests import studies
 
 
 def typed(*arguments: str) -> None:
-    CliRunner().invoke(cli.app, list(arguments), catch_exceptions=False)
+    CliRunner().invoke(app.app, list(arguments), catch_exceptions=False)
 
 
 @pytest.fixture
@@ -37,35 +39,35 @@ def made() -> NewPlan:
 
 def deal_otherwise(plan: NewPlan) -> Path:
     """Another assignment where the run's lies, with a manifest that vouches for it."""
-    path = artifacts.assignment_file(plan.runs[0].partition)
-    table = artifacts.read_parquet(path)
+    path = layout.assignment_file(plan.runs[0].partition)
+    table = read_parquet(path)
     split = table["split"].to_numpy(zero_copy_only=False).copy()
     split[np.flatnonzero(split == "test")[0]] = "train"
     changed = table.set_column(table.column_names.index("split"), "split", pa.array(split))
-    held = artifacts.read_json(path.with_suffix(".json"))
-    artifacts.write_json(path.with_suffix(".json"), held | {path.name: artifacts.write_parquet(path, changed)})
+    held = read_json(path.with_suffix(".json"))
+    write_json(path.with_suffix(".json"), held | {path.name: write_parquet(path, changed)})
     return path
 
 
 def store_otherwise(plan: NewPlan) -> Path:
     """Another data set where the run's lies, with a manifest that vouches for it."""
-    path = artifacts.dataset_file(plan.runs[0].dataset)
-    tree = {name: value.clone() for name, value in artifacts.read_pt(path).items()}
+    path = layout.dataset_file(plan.runs[0].dataset)
+    tree = {name: value.clone() for name, value in read_pt(path).items()}
     tree["x"][0, 0, 0, 0] += 0.5
-    held = artifacts.read_json(path.with_suffix(".json"))
-    artifacts.write_json(path.with_suffix(".json"), held | {path.name: artifacts.write_pt(path, tree)})
+    held = read_json(path.with_suffix(".json"))
+    write_json(path.with_suffix(".json"), held | {path.name: write_pt(path, tree)})
     return path
 
 
 def test_every_round_records_the_contents(made: NewPlan) -> None:
     (run,) = made.runs
-    data, dealt = artifacts.dataset_file(run.dataset), artifacts.assignment_file(run.partition)
+    data, dealt = layout.dataset_file(run.dataset), layout.assignment_file(run.partition)
     recorded = {
         "data set": store.compute_samples_sha256(store.load_samples(data)),
-        "partition": compute_assignment_sha256(artifacts.read_parquet(dealt)),
+        "partition": compute_assignment_sha256(read_parquet(dealt)),
     }
     for number in range(4):
-        assert artifacts.read_json(run.files.round(number).state_marker)["trained_on"] == recorded
+        assert read_json(run.files.round(number).state_marker)["trained_on"] == recorded
     assert recorded["data set"] == yaml.safe_load((run.path / "run.yaml").read_text())["dataset"]["sha256"]
 
 
@@ -109,8 +111,8 @@ def test_rounds_of_other_data_are_found_where_round_0_is_of_this_one(made: NewPl
     deal_otherwise(made)
     studies.forget(files.path)
     typed("segment", str(run.path), "--stop", "1")
-    artifacts.unpack_folder(files.rounds_folder)
-    artifacts.unpack_folder(old / "rounds")
+    packing.unpack_folder(files.rounds_folder)
+    packing.unpack_folder(old / "rounds")
     for number in ("0002", "0003"):
         shutil.copytree(old / "rounds" / number, files.rounds_folder / number)
     with pytest.raises(ArtifactError, match="round 3 was made with another partition"):
@@ -119,20 +121,20 @@ def test_rounds_of_other_data_are_found_where_round_0_is_of_this_one(made: NewPl
 
 def test_the_same_data_made_again_is_the_same(made: NewPlan) -> None:
     (run,) = made.runs
-    data, dealt = artifacts.dataset_file(run.dataset), artifacts.assignment_file(run.partition)
+    data, dealt = layout.dataset_file(run.dataset), layout.assignment_file(run.partition)
     for path in (data, dealt):
         path.unlink()
         path.with_suffix(".json").unlink()
     download.download_dataset(run.dataset)
     partition.partition_dataset(run.partition)
-    table, held = pq.read_table(dealt), artifacts.read_json(dealt.with_suffix(".json"))
+    table, held = pq.read_table(dealt), read_json(dealt.with_suffix(".json"))
     pq.write_table(table, dealt, compression="gzip")  # as another version of the format's library might
-    artifacts.write_json(dealt.with_suffix(".json"), held | {dealt.name: artifacts.sha256_of(dealt)})
-    tree, held = dict(artifacts.read_pt(data)), artifacts.read_json(data.with_suffix(".json"))
-    before = artifacts.sha256_of(data)
+    write_json(dealt.with_suffix(".json"), held | {dealt.name: sha256_of(dealt)})
+    tree, held = dict(read_pt(data)), read_json(data.with_suffix(".json"))
+    before = sha256_of(data)
     torch.save({name: value.clone() for name, value in tree.items()}, data)
-    assert artifacts.sha256_of(data) != before
-    artifacts.write_json(data.with_suffix(".json"), held | {data.name: artifacts.sha256_of(data)})
+    assert sha256_of(data) != before
+    write_json(data.with_suffix(".json"), held | {data.name: sha256_of(data)})
     typed("segment", str(run.path), "--stop", "4")
     assert run.files.list_complete_rounds() == [0, 1, 2, 3, 4]
 
@@ -142,7 +144,7 @@ def test_the_same_data_made_again_is_the_same(made: NewPlan) -> None:
 
 def test_an_edited_partition_yaml_deals_nothing(made: NewPlan) -> None:
     (key,) = made.partitions
-    path = artifacts.assignment_file(key)
+    path = layout.assignment_file(key)
     place = path.with_name("partition.yaml")
     right = place.read_text()
     path.unlink()

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from fedpipe import artifacts
-from fedpipe import plan as planning
-from fedpipe.config import Federation
-from fedpipe.engine.block import Block
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage.files import read_json, write_pt
+from fedpipe.engine.blocks import Block
 from fedpipe.engine.run import Run
-from fedpipe.errors import SettingsError
+from fedpipe.planning import planner
+from fedpipe.settings.federation import Federation
 from tests import studies
 
 FALLING = {"name": "cosine", "period": 4, "minimum": 0.01, "warmup": 1}
@@ -23,7 +23,7 @@ ASKED: dict[str, Any] = {"schedule": FALLING, "local_steps": 7, "clip_norm": 0.5
 def key(**federation: Any) -> str:
     """The key of the tests' run with these settings of the federation."""
     studies.write(studies.settings(federation=federation), Path())
-    (run,) = planning.make_plan().runs
+    (run,) = planner.make_plan().runs
     return run.key
 
 
@@ -63,7 +63,7 @@ def test_rounds_have_the_same_bits_in_any_cut(tmp_path: Path, monkeypatch: pytes
         monkeypatch.chdir(tmp_path / cut)
         made = studies.prepare(studies.settings(("scaffold",), federation=ASKED))
 
-        def fresh(made: planning.NewPlan = made) -> Run:
+        def fresh(made: planner.NewPlan = made) -> Run:
             return studies.open_runs(made, stack=stack, device="cpu")[0]
 
         if cut == "blocks":
@@ -71,7 +71,7 @@ def test_rounds_have_the_same_bits_in_any_cut(tmp_path: Path, monkeypatch: pytes
             for number in range(1, 5):
                 files, blocks = fresh().files.round(number), []
                 for index, client in enumerate(fresh().participants(number)):
-                    artifacts.write_pt(files.block_uploads(index), fresh().train(number, [client]).to_tensors())
+                    write_pt(files.block_uploads(index), fresh().train(number, [client]).to_tensors())
                     blocks.append(Block.read(files.block_uploads(index)))
                 fresh().aggregate(number, blocks)
                 fresh().evaluate(number)
@@ -94,7 +94,7 @@ def test_a_local_epoch_takes_its_share_of_a_round_by_steps(tmp_path: Path, monke
         block = run.train(1, run.participants(1))
         block.client_seconds = [3.0] * len(block.ids)
         run.aggregate(1, [block])
-        spent.append(artifacts.read_json(run.files.round(1).times)["epoch"])
+        spent.append(read_json(run.files.round(1).times)["epoch"])
         sizes = run.clients.sizes[block.ids]
         sent.append((block.bytes_down, block.bytes_up))
     passes = [7 / math.ceil(size / 40) for size in sizes]
@@ -107,7 +107,7 @@ def test_a_local_epoch_takes_its_share_of_a_round_by_steps(tmp_path: Path, monke
 def refused(settings: dict[str, Any]) -> str:
     studies.write(settings, Path())
     with pytest.raises(SettingsError) as refusal:
-        planning.make_plan()
+        planner.make_plan()
     return str(refusal.value)
 
 
@@ -175,7 +175,7 @@ def test_methods_that_contradict_refuse(tmp_path: Path, monkeypatch: pytest.Monk
     alone = studies.settings(("fedavg", "fedrep"), federation={"local_steps": 5})
     alone["algorithms"]["fedrep"] = {"with": {"federation.local_steps": None, "federation.local_epochs": 1}}
     studies.write(alone, Path())
-    assert len(planning.make_plan().runs) == 2, "a method may have epochs of its own"
+    assert len(planner.make_plan().runs) == 2, "a method may have epochs of its own"
 
 
 def test_a_rate_of_zero_fine_tunes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,13 +189,13 @@ def test_a_rate_of_zero_fine_tunes_nobody(tmp_path: Path, monkeypatch: pytest.Mo
     )
     settings["federation"]["schedule"]["minimum"] = 0.01
     studies.write(settings, Path())
-    assert planning.make_plan().warnings == ()
+    assert planner.make_plan().warnings == ()
 
 
 def test_a_rate_that_rises_again_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     studies.write(studies.settings(federation={"schedule": {"name": "cosine", "period": 2, "warmup": 1}}), Path())
-    assert planning.make_plan().warnings == (
+    assert planner.make_plan().warnings == (
         "federation.schedule.period: 2 ends after round 3 of 4, from where the learning rate rises again, as with "
         "CosineAnnealingLR.",
     )
@@ -209,4 +209,4 @@ def test_a_grid_varies_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "training": {"epochs": {}, "steps": {"federation.local_epochs": None, "federation.local_steps": 3}},
     }
     studies.write(settings, Path())
-    assert len({run.key for run in planning.make_plan().runs}) == 4
+    assert len({run.key for run in planner.make_plan().runs}) == 4

@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpipe import artifacts
-from fedpipe import plan as planning
-from fedpipe.errors import SettingsError
-from fedpipe.report import tables
-from fedpipe.stages import collect
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import files, layout
+from fedpipe.engine import collect
+from fedpipe.planning import planner
+from fedpipe.report import table_parts, tables
 from tests import studies
 
 ROUNDS = 2
@@ -93,18 +93,18 @@ def test_the_best_is_chosen_by_validation_and_the_caption_says_so() -> None:
         list(found.run_segment(ROUNDS))
         collect.collect_rounds(found.files, ROUNDS, "all")
         joined = found.files.merged_files(ROUNDS)
-        table = artifacts.read_merged_table(joined.metrics)
+        table = layout.read_merged_table(joined.metrics)
         told = [row["total"] * right[row["protocol"].rpartition("-")[2]] for row in table.to_pylist()]
         index = table.column_names.index("correct")
         changed = table.set_column(index, table.schema.field(index), [told])
-        marker = artifacts.read_json(joined.marker)
-        sha256 = artifacts.write_parquet(joined.metrics, changed)
-        artifacts.write_json(joined.marker, marker | {joined.metrics.name: sha256})
+        marker = files.read_json(joined.marker)
+        sha256 = files.write_parquet(joined.metrics, changed)
+        files.write_json(joined.marker, marker | {joined.metrics.name: sha256})
     table = tables.build_result_table(plan)
-    assert [row[1] for row in tables.select_table_rows(plan, table)] == ["0.1"]
+    assert [row[1] for row in table_parts.select_table_rows(plan, table)] == ["0.1"]
     assert "which was chosen on the clients' validation samples." in tables.build_caption(plan)
     by_test = dataclasses.replace(plan, report=dataclasses.replace(plan.report, best_on="test"))
-    assert [row[1] for row in tables.select_table_rows(by_test, table)] == ["0.01"]
+    assert [row[1] for row in table_parts.select_table_rows(by_test, table)] == ["0.01"]
     assert "which was chosen on the test samples themselves." in tables.build_caption(by_test)
 
 
@@ -113,6 +113,6 @@ def test_a_plan_keeps_by_what_the_best_is_chosen(tmp_path: Path, monkeypatch: py
     grid = {"grid": {"federation.learning_rate": [0.01, 0.1]}}
     report = {"best_over": ["federation.learning_rate"], "best_on": "validation"}
     studies.write(settings(study=grid, report=report), Path())
-    made = planning.make_plan()
-    planning.write_plan(made)
-    assert planning.Plan.read(made.study_files.plan).report.best_on == "validation"
+    made = planner.make_plan()
+    planner.write_plan(made)
+    assert planner.Plan.read(made.study_files.plan).report.best_on == "validation"

@@ -10,8 +10,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from fedpipe import planned, records
-from fedpipe.artifacts import (
+from fedpipe.core.storage.layout import (
     FULL_SCALE,
     PAPERS,
     PARAMS,
@@ -20,13 +19,16 @@ from fedpipe.artifacts import (
     list_studies,
     normalize_study_path,
 )
-from fedpipe.errors import UserError
-from fedpipe.local import SNAKEMAKE_PID_VARIABLE
-from fedpipe.planned import CombinedPlan, Plan
-from fedpipe.stages.report import (
+from fedpipe.core.errors import UserError
+from fedpipe import papers
+from fedpipe.cli.job_server import SNAKEMAKE_PID_VARIABLE
+from fedpipe.planning.combined import CombinedPlan
+from fedpipe.planning.plan import FORECAST_CORES, Plan
+from fedpipe.report.contents import (
     compute_plans_fingerprint,
     compute_report_fingerprint,
 )
+from fedpipe.workflow import snakemake_patches
 
 # A literal DAG of single rounds is deep.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
@@ -37,7 +39,7 @@ Path("results/.provenance").mkdir(parents=True, exist_ok=True)
 Path(".snakemake/incomplete").mkdir(parents=True, exist_ok=True)
 with suppress(FileExistsError):
     os.symlink("../results/.provenance", ".snakemake/metadata")
-records.mend()
+snakemake_patches.patch_records()
 
 
 # Also abbreviated, as Snakemake understands it.
@@ -52,12 +54,12 @@ DRY = any(
 
 # What becomes of jobs on Slurm, and of several snakemakes at once; not where jobs themselves read this.
 if workflow.is_main_process:
-    from fedpipe import locks, scheduling, slurm
+    from fedpipe.workflow import slurm_executor
 
-    scheduling.patch_scheduler()
-    slurm.register_executor()
+    snakemake_patches.patch_scheduler()
+    slurm_executor.register_executor()
     if not UNLOCKS:
-        locks.patch_locks()
+        snakemake_patches.patch_locks()
 
 
 # What jobs import is found by PYTHONPATH, whose entries a colon parts: they would run other code than lies here.
@@ -110,7 +112,7 @@ def stale(path):
 
     So is one with generated samples: the real ones may have come meanwhile.
     """
-    from fedpipe.pins import has_changed
+    from fedpipe.core.components.pinned_files import has_changed
 
     try:
         plan = Plan.read(FILES[path].plan)
@@ -127,7 +129,7 @@ def stale(path):
 
 def unforeseen():
     """Whether the study may start only if it takes no more than a day, and runs of it are missing."""
-    return planned.FORECAST_CORES in os.environ and not all(
+    return FORECAST_CORES in os.environ and not all(
         joined.marker.is_file() for joined in Plan.read(FILES[STUDY].plan).merged_files
     )
 
@@ -139,7 +141,7 @@ def outdated():
     return TOGETHER or any(map(stale, FILES)) or unforeseen()
 
 
-# Jobs of this machine share one import of PyTorch, see fedpipe/local.py; not those that run here beside submitted ones.
+# Jobs of this machine share one import of PyTorch, see fedpipe/cli/job_server.py; not those that run here beside submitted ones.
 ENVIRONMENT = {}
 if (
     workflow.is_main_process
@@ -432,7 +434,7 @@ def probe_inputs(wildcards):
 
 def printed():
     """A hash of what is printed, and of how pages show it."""
-    parts = sorted(Path(planned.__file__).parent.glob("papers/*.*"))
+    parts = sorted(Path(papers.__file__).parent.glob("*.*"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in parts)).hexdigest()
 
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedpipe.data import text
 from fedpipe.data.datasets.base import Length, PublishedTexts, Samples, Vocabulary
-from fedpipe.data.fetch import PublishedFile
+from fedpipe.data.sources import text
+from fedpipe.data.sources.fetch import PublishedFile
 
 BASE_URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 MD5 = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a2d943681189a97654912d"}

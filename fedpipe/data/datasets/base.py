@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedpipe import artifacts, pins, registry
-from fedpipe.data import formats
-from fedpipe.data.fetch import Fetcher, PublishedFile
+from fedpipe.core.components import component, pinned_files, registry
+from fedpipe.core.components.component import Component
+from fedpipe.core.components.pinned_files import PinnedFile, Sha256
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage.files import sha256_of
 from fedpipe.data.samples import Samples as Samples  # those who write a data set find it here
-from fedpipe.errors import ArtifactError, SettingsError
-from fedpipe.pins import PinnedFile, Sha256
-from fedpipe.registry import Component
+from fedpipe.data.sources import formats
+from fedpipe.data.sources.fetch import Fetcher, PublishedFile
 
 Vocabulary = Annotated[int, Field(ge=5)]
 Length = Annotated[int, Field(ge=1)]
@@ -70,7 +71,7 @@ class Dataset(Component):
             Its identity is not known yet.
         """
         if not self.content_digest:
-            name = registry.get_component_name(registry.DATASET, type(self))
+            name = registry.get_component_name(component.DATASET, type(self))
             raise SettingsError(
                 f"dataset.name: '{name}' has no checksum; set {type(self).__qualname__}.checksum to the one "
                 f"that `fedpipe download {name}` prints."
@@ -146,12 +147,12 @@ class PublishedDataset(PinnedDataset):
         if self.sha256 or all(fetch.has_file(file.name) for file in self.files):
             return None
         path = fetch.fetch_unpinned(self.substitute_name)
-        return None if path is None else artifacts.sha256_of(path)
+        return None if path is None else sha256_of(path)
 
     @property
     def substitute_name(self) -> str:
         """The name of the mirror's file that may stand in."""
-        return f"{registry.get_component_name(registry.DATASET, type(self))}{self.suffix}"
+        return f"{registry.get_component_name(component.DATASET, type(self))}{self.suffix}"
 
     def load(self, fetch: Fetcher) -> Samples:
         """See :class:`Dataset`."""
@@ -173,7 +174,7 @@ class PublishedDataset(PinnedDataset):
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedImages(PublishedDataset):
-    """Published images; an ``.npz`` may stand in (`fedpipe.data.formats.read_npz`)."""
+    """Published images; an ``.npz`` may stand in (`fedpipe.data.sources.formats.read_npz`)."""
 
     suffix: ClassVar[str] = ".npz"
 
@@ -183,7 +184,7 @@ class PublishedImages(PublishedDataset):
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTexts(PublishedDataset):
-    """Published texts; a Parquet file may stand in (`fedpipe.data.formats.read_parquet`)."""
+    """Published texts; a Parquet file may stand in (`fedpipe.data.sources.formats.read_parquet`)."""
 
     suffix: ClassVar[str] = ".parquet"
     vocabulary: Vocabulary
@@ -213,7 +214,7 @@ class UserDataset(PinnedDataset):
 
     @property
     def pinned_file(self) -> PinnedFile:
-        """See :class:`~fedpipe.registry.Component`."""
+        """See :class:`~fedpipe.core.components.component.Component`."""
         return PinnedFile("path", Path(self.path), self.sha256)
 
     def find_missing_sha256(self, fetch: Fetcher) -> str | None:
@@ -241,7 +242,7 @@ class UserDataset(PinnedDataset):
         path = Path(self.path)
         if not path.is_file():
             raise ArtifactError(f"dataset.path: {self.path} is missing; it should be a file.")
-        return pins.compute_content_sha256(path)
+        return pinned_files.compute_content_sha256(path)
 
     def _read(self, path: Path) -> Samples:
         raise NotImplementedError

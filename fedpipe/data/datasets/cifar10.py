@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedpipe.data.datasets.base import PublishedImages, Samples
-from fedpipe.data.fetch import PublishedFile
+from fedpipe.data.sources.fetch import PublishedFile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from fedpipe.data.datasets import cifar10
 from fedpipe.data.datasets.base import PublishedImages, Samples
-from fedpipe.data.fetch import PublishedFile
+from fedpipe.data.sources.fetch import PublishedFile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedpipe.data.datasets.base import Dataset, Samples
-from fedpipe.data.fetch import Fetcher
+from fedpipe.data.sources.fetch import Fetcher
 
 
 @dataclass(frozen=True, kw_only=True)

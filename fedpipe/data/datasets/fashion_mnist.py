@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from fedpipe.data.datasets import mnist
 from fedpipe.data.datasets.base import PublishedImages, Samples
-from fedpipe.data.fetch import PublishedFile
+from fedpipe.data.sources.fetch import PublishedFile
 
 BASE_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 MD5 = {

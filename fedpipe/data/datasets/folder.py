@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpipe import pins
+from fedpipe.core.components import pinned_files
+from fedpipe.core.errors import ArtifactError
 from fedpipe.data.datasets.base import Samples, UserDataset
-from fedpipe.errors import ArtifactError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,9 @@ class Folder(UserDataset):
         root = Path(self.path)
         if not root.is_dir():
             raise ArtifactError(f"dataset.path: {self.path} is missing; it should be a folder.")
-        return pins.compute_content_sha256(root)
+        return pinned_files.compute_content_sha256(root)
 
     def _read(self, path: Path) -> Samples:
-        from fedpipe.data.formats import read_folder
+        from fedpipe.data.sources.formats import read_folder
 
         return read_folder(path)

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedpipe import registry
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
 from fedpipe.data.datasets.base import Dataset, DatasetInfo, PublishedDataset, Samples
-from fedpipe.data.fetch import Fetcher
-from fedpipe.errors import SettingsError
+from fedpipe.data.sources.fetch import Fetcher
 
 PATTERN_SIDE = 4  #: of a class's pattern, which is drawn as large as the images
 CONTRAST, NOISE = 40, 50  #: of patterns and of each pixel, in steps of 255
@@ -69,7 +69,7 @@ class Generated(Dataset):
 
     def _build_published_dataset(self) -> PublishedDataset:
         dataset = (
-            registry.build_component(registry.DATASET, self.like, {}, "dataset.like")
+            registry.build_component(component.DATASET, self.like, {}, "dataset.like")
             if self.like != "generated"
             else None
         )

@@ -11,9 +11,9 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedpipe.data import text
 from fedpipe.data.datasets.base import Length, PublishedTexts, Samples, Vocabulary
-from fedpipe.data.fetch import PublishedFile
+from fedpipe.data.sources import text
+from fedpipe.data.sources.fetch import PublishedFile
 
 LABELS = {"neg": 0, "pos": 1}
 

@@ -24,6 +24,6 @@ class Npz(UserDataset):
     """
 
     def _read(self, path: Path) -> Samples:
-        from fedpipe.data.formats import read_npz
+        from fedpipe.data.sources.formats import read_npz
 
         return read_npz(path)

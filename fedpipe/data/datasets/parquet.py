@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpipe.data import text
 from fedpipe.data.datasets.base import DatasetInfo, Length, Samples, UserDataset, Vocabulary
+from fedpipe.data.sources import text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Parquet(UserDataset):
         return info if info.vocabulary is None else info._replace(vocabulary=self.vocabulary)
 
     def _read(self, path: Path) -> Samples:
-        from fedpipe.data.formats import read_parquet
+        from fedpipe.data.sources.formats import read_parquet
 
         table = read_parquet(path)
         if table.texts is None:

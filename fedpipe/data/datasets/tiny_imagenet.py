@@ -10,9 +10,9 @@ from typing import IO, ClassVar
 
 import numpy as np
 
+from fedpipe.core.errors import ArtifactError
 from fedpipe.data.datasets.base import PublishedImages, Samples
-from fedpipe.data.fetch import PublishedFile
-from fedpipe.errors import ArtifactError
+from fedpipe.data.sources.fetch import PublishedFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class TinyImageNet(PublishedImages):
     )
 
     def _read(self, files: Sequence[Path]) -> Samples:
-        from fedpipe.data.formats import read_images
+        from fedpipe.data.sources.formats import read_images
 
         (path,) = files
         with zipfile.ZipFile(path) as archive:

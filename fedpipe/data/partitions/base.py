@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedpipe.errors import SettingsError
-from fedpipe.registry import Component
+from fedpipe.core.components.component import Component
+from fedpipe.core.errors import SettingsError
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

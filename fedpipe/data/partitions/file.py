@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedpipe import artifacts, pins
+from fedpipe.core.components import pinned_files
+from fedpipe.core.components.pinned_files import PinnedFile, Sha256
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import files
 from fedpipe.data.partitions.base import Integers, SampleClientPairs, Scheme
-from fedpipe.errors import SettingsError
-from fedpipe.pins import PinnedFile, Sha256
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +56,7 @@ class File(Scheme):
 
     @property
     def pinned_file(self) -> PinnedFile:
-        """See :class:`~fedpipe.registry.Component`."""
+        """See :class:`~fedpipe.core.components.component.Component`."""
         return PinnedFile("path", Path(self.path), self.sha256)
 
     @property
@@ -64,7 +65,7 @@ class File(Scheme):
         return self._load_pairs().split is not None
 
     def key_parameters(self) -> dict[str, Any]:
-        """See :class:`~fedpipe.registry.Component`: no seed, where nothing is drawn."""
+        """See :class:`~fedpipe.core.components.component.Component`: no seed, where nothing is drawn."""
         return {
             name: value
             for name, value in super().key_parameters().items()
@@ -123,7 +124,7 @@ class File(Scheme):
         return pairs
 
     def _load_pairs(self) -> SampleClientPairs:
-        return _read_pairs_cached(self, pins.compute_stat_fingerprint(Path(self.path)))
+        return _read_pairs_cached(self, pinned_files.compute_stat_fingerprint(Path(self.path)))
 
     def read_pairs(self) -> SampleClientPairs:
         """The table's columns, each row a pair that can be.
@@ -204,7 +205,7 @@ def _parse_table(content: bytes, path: str) -> pa.Table:
 
     try:
         if path.endswith(".parquet"):
-            return artifacts.decode_parquet(io.BytesIO(content))
+            return files.decode_parquet(io.BytesIO(content))
         frame = pd.read_csv(io.BytesIO(content), dtype_backend="pyarrow")
         if not isinstance(frame.index, pd.RangeIndex):  # the first fields of longer rows became the rows' names
             raise ValueError("its rows have more fields than its header has names")

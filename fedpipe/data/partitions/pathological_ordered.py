@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedpipe.core.errors import SettingsError
 from fedpipe.data.partitions.base import Integers
 from fedpipe.data.partitions.pathological import Pathological
-from fedpipe.errors import SettingsError
 
 
 @dataclass(frozen=True, kw_only=True)

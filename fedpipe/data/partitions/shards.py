@@ -8,8 +8,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from fedpipe.core.errors import SettingsError
 from fedpipe.data.partitions.base import Integers, Scheme
-from fedpipe.errors import SettingsError
 
 
 @dataclass(frozen=True, kw_only=True)

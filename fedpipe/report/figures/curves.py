@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 from matplotlib.ticker import MaxNLocator
 
-from fedpipe.planned import Plan
+from fedpipe.planning.plan import Plan
 from fedpipe.report import results
 from fedpipe.report.curves import load_table_curves
 from fedpipe.report.figures import style

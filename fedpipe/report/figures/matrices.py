@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
-from fedpipe.planned import Plan
+from fedpipe.planning.plan import Plan
 from fedpipe.report import results
 from fedpipe.report.figures import style
 from fedpipe.report.matrices import Floats, ModelMatrices, select_model_matrices

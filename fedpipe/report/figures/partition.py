@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
-from fedpipe import artifacts
-from fedpipe.data import classes, heterogeneity
+from fedpipe.core.storage import files, layout
+from fedpipe.data import class_names, heterogeneity
 from fedpipe.data.assignment import Assignment
 from fedpipe.data.partitions.base import Integers
 from fedpipe.report.figures import style
@@ -22,8 +22,8 @@ from fedpipe.report.figures import style
 
 def draw_partition(key: str, settings: dict[str, Any], stem: Path) -> None:
     """Draw the partition with this key and these settings."""
-    path = artifacts.assignment_file(key)
-    counts = Assignment.read(path, artifacts.read_recorded_sha256(path)).class_counts
+    path = layout.assignment_file(key)
+    counts = Assignment.read(path, files.read_recorded_sha256(path)).class_counts
     style.save_figure(build_partition_figure(counts, settings), stem)
 
 
@@ -38,7 +38,7 @@ def build_partition_figure(counts: Integers, settings: dict[str, Any]) -> Figure
     partition_figure = Figure(figsize=(style.PAGE_WIDTH, height))
     cells, bars = partition_figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
     image = _draw_counts(cells, counts)
-    style.label_classes(cells.xaxis, classes.get_class_names(settings["dataset"], counts.shape[1]), 50)
+    style.label_classes(cells.xaxis, class_names.get_class_names(settings["dataset"], counts.shape[1]), 50)
     bars.barh(range(clients), counts.sum(axis=1), color=style.COLORS[0], height=0.75)
     bars.set_xlabel("training samples")
     bars.grid(visible=False, axis="y")

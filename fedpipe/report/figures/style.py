@@ -22,7 +22,7 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from fedpipe import artifacts
+from fedpipe.core.storage import files
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7F7F7F", "#882255", "#332288")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
@@ -132,4 +132,4 @@ def save_figure(figure: Figure, stem: Path) -> None:
             data = buffer.getvalue()
             if file_format == "svg":  # whoever looks at it may lack the font that it was laid out with
                 data = data.replace(FONT, FONT + b", Verdana, sans-serif")
-            artifacts.write_bytes(stem.with_name(f"{stem.name}.{file_format}"), data)
+            files.write_bytes(stem.with_name(f"{stem.name}.{file_format}"), data)

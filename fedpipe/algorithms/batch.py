@@ -1,0 +1,71 @@
+"""What a client sees: a batch of its samples, and what it knows of itself."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Named parts, each a tensor or :class:`~fedpipe.core.tensors.Tensors`, of the same shapes in every round.
+State = dict[str, Any]
+
+
+class Batch(NamedTuple):
+    """Samples of one client."""
+
+    x: Tensor  #: inputs, shape ``(B, *shape)``
+    y: Tensor  #: classes, shape (B,)
+    mask: Tensor | None = None  #: 1 for samples and 0 for padding, shape (B,); None where nothing is padded
+    key: Tensor | None = None  #: of the noise that goes with these samples, an int64 scalar
+
+    def split(self, parts: int) -> list[Batch]:
+        """Every ``parts``-th sample, from each of the first ones on; where none is left for a part, the first part."""
+        first = self._take_strided(parts, 0)
+        return [first] + [self._take_strided(parts, index)._replace_if_empty(first) for index in range(1, parts)]
+
+    def _take_strided(self, step: int, offset: int) -> Batch:
+        mask = None if self.mask is None else self.mask[offset::step]
+        return Batch(self.x[offset::step], self.y[offset::step], mask, self.key)
+
+    def _replace_if_empty(self, fallback: Batch) -> Batch:
+        if self.mask is None or fallback.mask is None:
+            return self if len(self.y) else fallback
+        is_nonempty = self.mask.sum() > 0
+        x, y = torch.where(is_nonempty, self.x, fallback.x), torch.where(is_nonempty, self.y, fallback.y)
+        return Batch(x, y, torch.where(is_nonempty, self.mask, fallback.mask), self.key)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over the samples (first axis) of ``values``, shape (B, ...)."""
+        if self.mask is None:
+            return values.sum(0)
+        return (values * self.mask.reshape(-1, *(1,) * (values.dim() - 1))).sum(0)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over the samples of ``values``, shape (B,)."""
+        return values.mean() if self.mask is None else self.sum(values) / self.mask.sum().clamp(min=1)
+
+    def variance(self, values: Tensor) -> Tensor:
+        """Unbiased variance over the samples of ``values``, shape (B, ...); of one sample 0."""
+        if self.mask is None:
+            return values.var(0, correction=min(len(values) - 1, 1))
+        n = self.size()
+        mean = self.sum(values) / n.clamp(min=1)
+        return self.sum((values - mean).square()) / (n - 1).clamp(min=1)
+
+    def size(self) -> Tensor:
+        """Number of samples, a scalar."""
+        return self.y.new_full((), len(self.y)) if self.mask is None else self.mask.sum()
+
+    def pairs(self, dtype: torch.dtype) -> Tensor:
+        """1 where i < j are samples and 0 elsewhere, shape (B, B)."""
+        is_sample = self.y.new_ones(len(self.y), dtype=dtype) if self.mask is None else self.mask.to(dtype)
+        return (is_sample.unsqueeze(1) * is_sample).triu(1)
+
+
+class ClientInfo(NamedTuple):
+    """What a client knows of itself: floating-point tensors."""
+
+    size: Tensor  #: number of samples n_k, a scalar
+    classes: Tensor  #: samples of each class n_kc, shape (C,)
+    round: Tensor  #: the round that begins, from 1, a scalar

@@ -1,0 +1,1 @@
+"""Options that every algorithm can have: FedDW's regularizer, ``dw``."""

@@ -1,0 +1,39 @@
+"""What the participants of a round sent, as the server reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from fedpipe.algorithms.batch import State
+
+
+class Uploads(Sequence[tuple[int, float, State]]):
+    """What the participants of a round sent: (client, weight, upload) in client order; the weights sum to 1."""
+
+    def __init__(self, ids: Sequence[int], weights: Sequence[float], uploads: Sequence[State]) -> None:
+        total = sum(weights)
+        self.ids, self.weights, self._uploads = tuple(ids), tuple(weight / total for weight in weights), uploads
+        self.effective_uploads = self  #: with the weights that a method took: these, or those of `uniform`
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.ids[index], self.weights[index], self._uploads[index]
+
+    def __iter__(self) -> Iterator[tuple[int, float, State]]:
+        return zip(self.ids, self.weights, self._uploads, strict=True)
+
+    def uniform(self) -> Uploads:
+        """The same uploads with equal weights, for methods that are defined so."""
+        self.effective_uploads = Uploads(self.ids, [1.0] * len(self), self._uploads)
+        return self.effective_uploads
+
+    def mean(self, part: str, names: Iterable[str] | None = None) -> Any:
+        """Weighted mean of one part of the uploads, or of these tensors of it, summed in client order."""
+        total = None
+        for _, weight, upload in self:
+            term = (upload[part] if names is None else upload[part].only(names)) * weight
+            total = term if total is None else total + term
+        return total

@@ -1,0 +1,1 @@
+"""Results after training: load, trace, verify, compare and prune them."""

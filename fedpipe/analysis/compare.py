@@ -1,0 +1,304 @@
+"""The result table of several commits or experiments side by side, what differs in their settings, and by how much."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import yaml
+
+from fedpipe.analysis.diff import flatten_settings
+from fedpipe.core.errors import ArtifactError, SettingsError, UserError
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.layout import PARAMS, StudyFiles
+from fedpipe.planning import planner
+from fedpipe.planning.plan import Cell, Plan, ReportSettings
+from fedpipe.report import results, table_parts
+from fedpipe.report.contents import get_reported_fields
+from fedpipe.report.statistics import PAIRED_EXPLANATION, compute_paired_difference
+from fedpipe.report.tables import DASH
+
+WORKSPACE = "workspace"  #: what lies here, as DVC calls it
+
+Row = tuple[str, str]  #: of the table: algorithm, and grid point in words
+
+
+class Revision(NamedTuple):
+    """A study as a commit, an experiment or this folder has it."""
+
+    name: str
+    plan: Plan
+    accuracies: dict[tuple[Row, str], pd.Series[float]]  #: by row and protocol: in percent, by seed
+    runs: dict[Row, set[tuple[str, int]]]  #: its runs by their keys, each with its number of rounds
+    settings: dict[Row, dict[str, Any]]  #: by dotted name
+
+
+def compare_revisions(names: Sequence[str]) -> tuple[str, list[str]]:
+    """What ``fedpipe compare`` prints, and a sentence for each revision whose params.yaml gives another table.
+
+    Parameters
+    ----------
+    names
+        Commits, tags, branches or experiments, the first of which is the baseline; one alone is compared with what lies
+        here, and without any that is HEAD.
+
+    Raises
+    ------
+    SettingsError
+        There is no such revision, or it has recorded no results.
+    ArtifactError
+        Files of it are neither here nor in DVC's cache or remote.
+    """
+    names = [*(names or ["HEAD"]), *([WORKSPACE] if len(names) < 2 else [])]
+    if repeated_names := [name for name in names if names.count(name) > 1]:
+        raise SettingsError(f"'{repeated_names[0]}' is named twice; each revision may be named once.")
+    report: ReportSettings | None = None
+    revisions: list[Revision] = []
+    warnings: list[str] = []
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            if name != WORKSPACE:
+                _fetch_revision(name, Path(folder))
+            with contextlib.chdir(Path() if name == WORKSPACE else folder):
+                revisions.append(_read_revision(name, report))
+            if name != WORKSPACE and _is_overtaken(revisions[-1].plan, Path(folder)):
+                warnings.append(
+                    f"params.yaml of '{name}' gives another table than '{name}' records; run `dvc repro` there, and "
+                    "commit."
+                )
+        report = revisions[0].plan.report
+    return f"{_render_table(revisions)}\n\n{_render_settings(revisions)}", warnings
+
+
+# -- what a revision has -----------------------------------------------------------------------------------------------
+
+
+def _read_revision(name: str, report: ReportSettings | None) -> Revision:
+    """The revision whose files are in the current folder, as the baseline reports its numbers."""
+    plan = _plan(name)
+    report_settings = report or plan.report
+    frame = results.select_study_protocols(
+        results.compute_reported_accuracies(
+            results.load_accuracies(plan), report_settings.round, report_settings.last_k
+        )
+    )
+    frame = frame[frame["average"] == report_settings.average]
+    rows = [_get_row(plan, cell) for cell in results.sort_cells(plan)]
+    accuracies: dict[tuple[Row, str], dict[int, float]] = {}
+    for line in frame.to_dict("records"):
+        by_seed = accuracies.setdefault((_get_record_row(plan, line), line["protocol"]), {})
+        by_seed[line["seed"]] = 100 * line["accuracy"]
+    return Revision(
+        name,
+        plan,
+        {cell: pd.Series(by_seed) for cell, by_seed in accuracies.items()},
+        {row: {(cell.key, cell.rounds) for cell in plan.cells if _get_row(plan, cell) == row} for row in rows},
+        {
+            row: _read_settings(next(cell for cell in results.sort_cells(plan) if _get_row(plan, cell) == row))
+            for row in dict.fromkeys(rows)
+        },
+    )
+
+
+def _plan(name: str) -> Plan:
+    """The plan in the current folder."""
+    place = StudyFiles.from_params(PARAMS).plan
+    if name == WORKSPACE and not place.is_file():
+        raise ArtifactError(f"{place} is missing; type `{layout.format_run_command(PARAMS)}` first.")
+    try:
+        return Plan.read(place)
+    except ArtifactError:
+        if name == WORKSPACE:
+            raise
+        raise ArtifactError(f"{name}: its {place} is of another version of fedpipe, and can't be compared.") from None
+
+
+def _get_row(plan: Plan, cell: Cell) -> Row:
+    return cell.algorithm, results.describe_point(results.format_point(plan, cell))
+
+
+def _get_record_row(plan: Plan, record: dict[Any, Any]) -> Row:
+    return str(record["algorithm"]), results.describe_point({name: record[name] for name in plan.grid})
+
+
+def _read_settings(cell: Cell) -> dict[str, Any]:
+    """The settings of a cell's run, but for its seed."""
+    run_settings = yaml.safe_load(cell.files.settings.read_text())
+    return {name: value for name, value in flatten_settings(run_settings).items() if name != "seed"} | {
+        "federation.rounds": cell.rounds
+    }
+
+
+def _is_overtaken(plan: Plan, folder: Path) -> bool:
+    """Whether the params.yaml of a revision asks for another table than that of its plan, whatever code makes them.
+
+    The revision's files are in the folder. Files that its params.yaml names are those that lie here, and so is code.
+    """
+    try:
+        made = planner.make_plan(folder / PARAMS)
+    except UserError:  # here may be no such file, or no such component
+        return False
+    recorded = {cell.key: yaml.safe_load((folder / cell.files.settings).read_text()) for cell in plan.cells}
+    return _asked(made, {key: vars(settings) for key, settings in made.run_settings.items()}) != _asked(plan, recorded)
+
+
+def _asked(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
+    """What a plan asks for, without code and what is made of it: digests, keys, warnings."""
+    made = {"params", "runs", "cells", "partitions", "warnings"}
+    held = {name: value for name, value in get_reported_fields(plan).items() if name not in made}
+    cells = [
+        json.dumps([cell.algorithm, cell.rounds, cell.grid, _without_code(settings[cell.key])], sort_keys=True)
+        for cell in plan.cells
+    ]
+    return json.dumps([held, sorted(cells)], sort_keys=True)
+
+
+def _without_code(settings: dict[str, Any]) -> dict[str, Any]:
+    """A run's settings but for digests of code, and for where its files lie."""
+    return {
+        name: value for name, value in flatten_settings(settings).items() if not {"origin", "code"} & {*name.split(".")}
+    }
+
+
+def _fetch_revision(name: str, folder: Path) -> None:
+    """Bring the plan of a revision, its params.yaml, and what its table is made of, into a folder."""
+    from dvc.config import Config
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+    from dvc.scm import SCMError
+    from pygit2 import GitError
+
+    try:
+        # A relative address in a commit's own .dvc/config would begin at "/": remotes are those of this folder.
+        # `DVCFileSystem(".", rev=name)` finds no project in a folder of a larger repository.
+        with Repo(".", config=Config.from_cwd()) as repo, repo.switch(name):
+            plan = StudyFiles.from_params(PARAMS).plan
+            for path in (plan, PARAMS):
+                _copy_file(repo.dvcfs, name, path, folder)
+            with contextlib.chdir(folder):
+                cells = _plan(name).cells
+            for cell in cells:
+                for path in (cell.merged_files.marker, cell.merged_files.metrics, cell.files.settings):
+                    if not (folder / path).exists():
+                        _copy_file(repo.dvcfs, name, path, folder)
+    except SCMError:
+        raise SettingsError(
+            f"'{name}' is no commit or experiment here; `git log` and `dvc exp list` show their names."
+        ) from None
+    except (DvcException, GitError, OSError) as error:
+        raise SettingsError(f"'{name}' can't be read: {_line(error)}") from None
+
+
+def _copy_file(dvc_files: Any, name: str, path: Path, folder: Path) -> None:
+    """Copy a file of a revision: from here, where it is the same, or from DVC's cache or remote."""
+    from dvc_data.index import DataIndexDirError
+
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    absent = f"{path} of '{name}' is neither here nor in DVC's cache or remote"
+    try:
+        info = dvc_files.info(str(path))
+    except FileNotFoundError:
+        raise SettingsError(f"'{name}' records no {path}; run `dvc repro` there, and commit.") from None
+    except DataIndexDirError as error:  # what its folder holds is unknown
+        reason = error.__cause__
+        told = "" if reason is None or isinstance(reason, FileNotFoundError) else f" ({_line(reason)})"
+        raise ArtifactError(f"{absent}{told}; `dvc fetch --all-commits` may bring it.") from None
+    if path.is_file() and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == info.get("md5"):
+        (folder / path).write_bytes(path.read_bytes())
+        return
+    try:
+        dvc_files.get_file(str(path), str(folder / path))
+    except FileNotFoundError:
+        raise ArtifactError(f"{absent}; `dvc fetch --all-commits` may bring it.") from None
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+# -- what is said of them ----------------------------------------------------------------------------------------------
+
+
+def _render_table(revisions: Sequence[Revision]) -> str:
+    base, *other_revisions = revisions
+    rows = list(dict.fromkeys(row for revision in revisions for row in revision.settings))
+    rows = [
+        row for algorithm in dict.fromkeys(algorithm for algorithm, _ in rows) for row in rows if row[0] == algorithm
+    ]
+    protocols = dict.fromkeys(name for revision in revisions for name in revision.plan.protocols)
+    lines = []
+    for row in rows:
+        for protocol in protocols:
+            row_accuracies = [revision.accuracies.get((row, protocol)) for revision in revisions]
+            if all(accuracies is None for accuracies in row_accuracies):
+                continue
+            line = {"algorithm": row[0], "point": row[1], "protocol": protocol}
+            line |= {
+                revision.name: _format_mean(revision_accuracies)
+                for revision, revision_accuracies in zip(revisions, row_accuracies, strict=True)
+            }
+            for revision, revision_accuracies in zip(other_revisions, row_accuracies[1:], strict=True):
+                has_same_runs = row in base.runs and base.runs[row] == revision.runs.get(row)
+                line[f"{revision.name} − {base.name}"] = (
+                    "same runs" if has_same_runs else _format_difference(row_accuracies[0], revision_accuracies)
+                )
+            lines.append(line)
+    frame = pd.DataFrame(lines)
+    if not frame["point"].any():
+        frame = frame.drop(columns="point")
+    sides = ["left" if name in ("algorithm", "point", "protocol") else "right" for name in frame.columns]
+    report = base.plan.report
+    caption = (
+        f"Test accuracy (%) {table_parts.ROUND_PHRASES[report.round].format(last_k=report.last_k)}, "
+        f"{table_parts.AVERAGE_PHRASES[report.average]}; mean ± standard deviation over seeds.\n"
+        f"Differences are {PAIRED_EXPLANATION}"
+    )
+    return f"{caption}\n\n{frame.to_markdown(index=False, disable_numparse=True, colalign=sides)}"
+
+
+def _format_mean(accuracies: pd.Series[float] | None) -> str:
+    if accuracies is None:
+        return DASH
+    return f"{accuracies.mean():.2f}" + (f" ± {accuracies.std():.2f}" if len(accuracies) > 1 else "")
+
+
+def _format_difference(baseline_accuracies: pd.Series[float] | None, other_accuracies: pd.Series[float] | None) -> str:
+    paired_difference = (
+        None
+        if baseline_accuracies is None or other_accuracies is None
+        else compute_paired_difference(baseline_accuracies, other_accuracies)
+    )
+    return DASH if paired_difference is None else paired_difference.text
+
+
+def _render_settings(revisions: Sequence[Revision]) -> str:
+    """The settings that differ between runs of the same row, and the studies' seeds."""
+    rows = [row for row in revisions[0].settings if all(row in revision.settings for revision in revisions)]
+    names = dict.fromkeys(name for revision in revisions for row in rows for name in revision.settings[row])
+    lines: list[list[str]] = []
+    for name in names:
+        groups: dict[tuple[str, ...], list[Row]] = {}
+        for row in rows:
+            values = tuple(str(revision.settings[row].get(name, DASH)) for revision in revisions)
+            if len(set(values)) > 1:
+                groups.setdefault(values, []).append(row)
+        for values, affected_rows in groups.items():
+            rows_text = (
+                "all"
+                if len(affected_rows) == len(rows)
+                else ", ".join(" ".join(filter(None, row)) for row in affected_rows)
+            )
+            lines.append([name, rows_text, *values])
+    seeds = [", ".join(map(str, revision.plan.seeds)) for revision in revisions]
+    if len(set(seeds)) > 1:
+        lines.append(["study.seeds", "all", *seeds])
+    if not lines:
+        return "No setting differs between the methods that all of them have."
+    head = ["setting that differs", "of", *(revision.name for revision in revisions)]
+    return pd.DataFrame(lines, columns=head).to_markdown(index=False, disable_numparse=True)

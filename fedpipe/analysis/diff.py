@@ -1,0 +1,124 @@
+"""Two runs side by side: which settings differ, and where their numbers part."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fedpipe.core.errors import ArtifactError, SettingsError, UserError
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import RESULTS, is_stored, read_json, table_to_frame
+from fedpipe.core.storage.layout import PARAMS, RunFiles, StudyFiles
+from fedpipe.planning.plan import Plan
+from fedpipe.planning.run_settings import RunSettings
+from fedpipe.report import results
+from fedpipe.report.tables import DASH
+
+MAX_LISTED_RUNS = 19  #: lines of runs where a key is unknown
+
+
+def find_run(key: str) -> RunFiles:
+    """The run with this key, or its beginning; ``ALGORITHM/KEY`` where several algorithms share it.
+
+    Raises
+    ------
+    SettingsError
+        There is none, or there are several.
+    """
+    label, _, start = key.rpartition("/")
+    run_folders = sorted(path.parent for path in (RESULTS / "runs").glob(f"{label or '*'}/{start}*/run.yaml"))
+    if len(run_folders) != 1:
+        matches_text = f"several do: {', '.join(map(str, run_folders))}." if run_folders else _describe_known_keys()
+        raise SettingsError(f"'{key}' should begin the key of one run; {matches_text}")
+    return RunFiles(run_folders[0])
+
+
+def _describe_known_keys() -> str:
+    """The end of a sentence about an unknown key: the runs of params.yaml, where they are planned and not too many."""
+    try:
+        lines = Plan.read(StudyFiles.from_params(PARAMS).plan).run_lines
+    except UserError:
+        return "`ls results/runs/*` lists the keys."
+    remaining_note = (
+        [f"and {len(lines) - MAX_LISTED_RUNS} more, which `fedpipe plan --dry-run` lists"]
+        if len(lines) > MAX_LISTED_RUNS
+        else []
+    )
+    return "\n  ".join([f"those of {PARAMS} are", *lines[:MAX_LISTED_RUNS], *remaining_note])
+
+
+def diff_runs(first: RunFiles, second: RunFiles) -> str:
+    """The settings that differ, one a line; then by protocol the round in which the accuracies part."""
+    lines = [f"{'':<36}{first.path.name:<24}{second.path.name}"]
+    first_settings, second_settings = (
+        flatten_settings(dataclasses.asdict(RunSettings.read(run.settings))) for run in (first, second)
+    )
+    for name in dict.fromkeys([*first_settings, *second_settings]):
+        values = [str(settings.get(name, DASH)) for settings in (first_settings, second_settings)]
+        if values[0] != values[1]:
+            lines.append(f"{name:<36}{values[0]:<24}{values[1]}")
+    if len(lines) == 1:
+        lines.append("The settings are the same.")
+    return "\n".join([*lines, "", _compare_states(first, second), *_compare_accuracies(first, second)])
+
+
+def flatten_settings(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    return {
+        name: leaf
+        for key, nested_value in value.items()
+        for name, leaf in flatten_settings(nested_value, f"{prefix}.{key}" if prefix else str(key)).items()
+    }
+
+
+def _compare_states(first: RunFiles, second: RunFiles) -> str:
+    """In which round the server's states part; their hashes stay where the states were pruned."""
+    number = 0
+    while True:
+        markers = [run.round(number).marker for run in (first, second)]
+        if not all(is_stored(marker) for marker in markers):
+            return f"server's state: the same bits in all {number} rounds that both have, round 0 included"
+        first_sha256, second_sha256 = (read_json(marker)["sha256"]["server.pt"] for marker in markers)
+        if first_sha256 != second_sha256:
+            return f"server's state: differs from round {number} on"
+        number += 1
+
+
+def _compare_accuracies(first: RunFiles, second: RunFiles) -> list[str]:
+    """What the rounds say that were joined for the longest study of each run."""
+    frames = []
+    for files in (first, second):
+        if not (merged_files := files.list_merged_files()):
+            raise ArtifactError(f"{files.path}: no study's rounds of it are complete; type `fedpipe run` first.")
+        frame = results.compute_accuracies(table_to_frame(layout.read_merged_table(merged_files[-1].metrics)))
+        frames.append(frame[frame["average"] == "sample"].set_index(["protocol", "round"])["accuracy"])
+    lines = []
+    for protocol in dict.fromkeys(name for frame in frames for name in frame.index.get_level_values("protocol")):
+        has_protocol = [protocol in frame.index.get_level_values("protocol") for frame in frames]
+        if not all(has_protocol):
+            lines.append(f"{protocol}: only {(first, second)[has_protocol.index(True)].path.name} has it")
+            continue
+        first_accuracies, second_accuracies = (frame[protocol] for frame in frames)
+        common_rounds = first_accuracies.index.intersection(second_accuracies.index)
+        if not len(common_rounds):
+            lines.append(f"{protocol}: no round is measured in both")
+            continue
+
+        def describe_round(
+            number: int, first_values: Any = first_accuracies, second_values: Any = second_accuracies
+        ) -> str:
+            return f"{100 * first_values[number]:.2f} % and {100 * second_values[number]:.2f} % in round {number}"
+
+        differing_rounds = common_rounds[
+            (first_accuracies[common_rounds] != second_accuracies[common_rounds]).to_numpy()
+        ]
+        if not len(differing_rounds):
+            lines.append(f"{protocol}: the same in all {len(common_rounds)} rounds that both measured")
+        else:
+            last_round_text = (
+                f"; {describe_round(common_rounds[-1])}" if common_rounds[-1] != differing_rounds[0] else ""
+            )
+            lines.append(f"{protocol}: first apart with {describe_round(differing_rounds[0])}{last_round_text}")
+    return lines

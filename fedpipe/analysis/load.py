@@ -1,0 +1,489 @@
+"""A study's results in Python: tidy frames, and models as torch modules, each with what it was made of."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import yaml
+
+from fedpipe.core.components import pinned_files
+from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import (
+    RESULTS,
+    json_bytes,
+    read_json,
+    read_parquet,
+    read_recorded_sha256,
+    table_to_frame,
+)
+from fedpipe.core.storage.layout import PARAMS, RunFiles, StudyFiles
+from fedpipe.planning.plan import Cell, Plan
+from fedpipe.report import results, statistics, tables
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpipe.algorithms.batch import State
+    from fedpipe.analysis.models import FittedNetwork
+    from fedpipe.engine.clients.federated_data import FederatedData
+    from fedpipe.engine.run import Run
+
+
+class Results:
+    """A study's results; :func:`fedpipe.load` makes it.
+
+    Every frame is tidy: a row is one observation. Those of runs begin with the same columns: ``algorithm``, one a name
+    of the study's grid (as text, empty where it does not concern the algorithm), ``seed`` and ``key``. By its key, and
+    the algorithm, a row is found again in :attr:`provenance`. A frame is read when it is first asked for, and every
+    file is checked against its recorded SHA-256 on the way.
+
+    Parameters
+    ----------
+    folder
+        The clone: the folder of params.yaml.
+    plan
+        The study's plan.
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self.folder, self.plan = folder, plan
+
+    def __repr__(self) -> str:
+        algorithms, seeds = ", ".join(self.plan.algorithms), ", ".join(map(str, self.plan.seeds))
+        return f"<results of {self.folder / self.plan.params}: {algorithms}; seeds {seeds}>"
+
+    # -- frames ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """The result table as ``results.csv`` holds it: means and deviations over seeds, in percent."""
+        with self._enter_folder():
+            return tables.build_result_table(self.plan)
+
+    @cached_property
+    def accuracies(self) -> pd.DataFrame:
+        """Accuracy in [0, 1] by ``protocol``, ``round`` and ``average`` (``sample``, ``client``, ``worst``)."""
+        with self._enter_folder():
+            return results.load_accuracies(self.plan)
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """Models on test sets: ``protocol``, ``round``, ``client``, ``correct``, ``total``, ``loss``, ``accuracy``.
+
+        Client -1 is a model of the server on the global test set. A client without test samples has no accuracy. By
+        class, ``hits`` were told right, ``support`` are there, and ``predicted`` were told to be of it: arrays.
+        """
+        with self._enter_folder():
+            metrics = results.load_metrics(self.plan)
+        return metrics.assign(accuracy=metrics["correct"] / metrics["total"].where(metrics["total"] > 0))
+
+    @cached_property
+    def traffic(self) -> pd.DataFrame:
+        """By ``round``: ``participants``, updates ``left_out``, mean bytes of one (``bytes_down``, ``bytes_up``).
+
+        Further columns are what a method recorded of itself.
+        """
+        with self._enter_folder():
+            return results.load_rounds(self.plan)
+
+    @cached_property
+    def times(self) -> pd.DataFrame:
+        """Seconds by ``round``: ``train``, ``aggregate``, ``evaluate``. They tell of the machine, not of the method."""
+        with self._enter_folder():
+            return self._load_frames(lambda cell: pd.DataFrame(results.read_times(cell)["rounds"]))
+
+    @cached_property
+    def matrices(self) -> pd.DataFrame:
+        """Entries (``row``, ``column``, ``value``) of a ``matrix`` by ``round``, ``source``, ``client`` (-1: server).
+
+        Source ``measured`` is of the global model on the global test set, ``exchanged`` what an algorithm sent.
+        """
+        merged_frame = self._load_merged_frame("matrices")
+        if "matrix" not in merged_frame:  # no method has a global model, or exchanges any
+            columns = ["round", "source", "client", "matrix", "row", "column", "value"]
+            return merged_frame.reindex(columns=[*merged_frame.columns, *columns])
+        keys = [name for name in merged_frame.columns if not name.isdecimal()]
+        long_frame = merged_frame.melt(id_vars=keys, var_name="column", value_name="value").rename(
+            columns={"class": "row"}
+        )
+        long_frame = long_frame.astype({"column": int}).sort_values(
+            [*long_frame.columns.drop(["row", "column", "value"]), "row", "column"]
+        )
+        tidy_frame: pd.DataFrame = long_frame.dropna(subset=["value"]).reset_index(drop=True)
+        return tidy_frame
+
+    @cached_property
+    def partitions(self) -> pd.DataFrame:
+        """Who owns which ``sample`` (its place in the data set) for which ``split``, by ``partition`` and ``client``.
+
+        Client -1: nobody's, a sample of the global test set alone. ``label`` is its class, ``class_name`` what that is
+        called. :attr:`provenance` tells which runs have which partition.
+        """
+        frames: list[pd.DataFrame] = []
+        with self._enter_folder():
+            for run in {run.partition: run for run in self.plan.runs}.values():
+                path = layout.assignment_file(run.partition)
+                frame = table_to_frame(read_parquet(path, read_recorded_sha256(path)))
+                frame.insert(0, "partition", run.partition)
+                names = dict(enumerate(_get_class_names(run.dataset)))
+                frames.append(frame.assign(class_name=frame["label"].map(names)))
+        all_partitions: pd.DataFrame = pd.concat(frames, ignore_index=True)
+        return all_partitions
+
+    @cached_property
+    def provenance(self) -> pd.DataFrame:
+        """What each run was made of and by: rounds, folder, partition, data, the SHA-256 of its numbers, versions."""
+
+        def build_provenance_row(cell: Cell) -> pd.DataFrame:
+            (run,) = [run for run in self.plan.runs if run.has_cell(cell)]
+            makers = results.read_times(cell)["made_by"]
+            names = dict.fromkeys(name for maker in makers for name in maker)
+            made_by = {
+                name: "; ".join(dict.fromkeys(str(maker[name]) for maker in makers if name in maker)) for name in names
+            }
+            facts = {
+                "rounds": cell.rounds,
+                "run": str(cell.files.path),
+                "partition": run.partition,
+                "dataset": run.dataset,
+                "sha256": cell.merged_files.read_recorded_sha256(cell.merged_files.metrics),
+            }
+            return pd.DataFrame([facts | made_by])
+
+        with self._enter_folder():
+            return self._load_frames(build_provenance_row)
+
+    # -- statistics --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def fairness(self) -> pd.DataFrame:
+        """``mean``, ``std``, ``worst``, ``lowest`` of clients; see `fedpipe.report.statistics.compute_fairness`."""
+        return statistics.compute_fairness(self.clients, self._run_columns)
+
+    def to_target(self, accuracy: float, protocol: str | None = None) -> pd.DataFrame:
+        """What it took to reach an accuracy: a row a run, with ``round`` and ``bytes`` (NaN where it never did).
+
+        Parameters
+        ----------
+        accuracy
+            In (0, 1], over all test samples; reached in the first round measured that has it.
+        protocol
+            By default the study's first.
+
+        Raises
+        ------
+        SettingsError
+            The accuracy is no share, or nothing is measured by that protocol.
+        """
+        protocol = self.plan.protocols[0] if protocol is None else protocol
+        if not 0 < accuracy <= 1:
+            raise SettingsError(f"accuracy: {accuracy} can't be used; it should be a share, as 0.7 for 70 %.")
+        protocol_accuracies = self.accuracies[
+            (self.accuracies["average"] == "sample") & (self.accuracies["protocol"] == protocol)
+        ]
+        if protocol_accuracies.empty:
+            measured_protocols = list(dict.fromkeys(self.accuracies["protocol"]))
+            raise SettingsError(
+                f"protocol: nothing is measured by '{protocol}'; {suggest_name(protocol, measured_protocols)}"
+            )
+        return statistics.compute_cost_to_target(protocol_accuracies, self.traffic, self._run_columns, accuracy).drop(
+            columns="protocol"
+        )
+
+    @cached_property
+    def statistics(self) -> pd.DataFrame:
+        """All statistics as ``statistics.csv`` holds them: means and deviations over seeds, by protocol."""
+        with self._enter_folder():
+            return statistics.build_statistics_table(self.plan)
+
+    @property
+    def _run_columns(self) -> list[str]:
+        return statistics.get_run_columns(self.plan)
+
+    # -- single runs -------------------------------------------------------------------------------------------------
+
+    def settings(self, algorithm: str, seed: int | None = None, **grid: Any) -> dict[str, Any]:
+        """All that a run's bits depend on, as its ``run.yaml`` holds it.
+
+        Parameters
+        ----------
+        algorithm, seed
+            Which run; without a seed, that of the study's first.
+        grid
+            Its point of the grid, by the last part of each name, as ``alpha=0.1``, or by the name itself, as
+            ``**{"partition.alpha": 0.1}``.
+        """
+        with self._enter_folder():
+            run_settings: dict[str, Any] = yaml.safe_load(
+                self._find_cell(algorithm, seed, grid).files.settings.read_text()
+            )
+        return run_settings
+
+    def model(
+        self,
+        algorithm: str,
+        seed: int | None = None,
+        *,
+        client: int | None = None,
+        round: int | None = None,
+        **grid: Any,
+    ) -> FittedNetwork:
+        """A model as a torch module in evaluation mode, with the weights that it had after a round.
+
+        Its ``class_names`` are those of its outputs, its ``provenance`` is where the weights are from. It takes inputs
+        as :meth:`test` gives them.
+
+        Parameters
+        ----------
+        algorithm, seed, grid
+            Which run; see :meth:`settings`.
+        client
+            Whose personal model: after it received the server's state, before local training. Without it, the global
+            model.
+        round
+            After which round; by default the last.
+
+        Raises
+        ------
+        SettingsError
+            There is no such run, client or round, or the method has no such model.
+        ArtifactError
+            The state of that round was not kept (`artifacts.keep_models`), or is damaged.
+        """
+        from fedpipe.analysis import models
+
+        with self._enter_folder():
+            cell, number = self._find_round(algorithm, seed, grid, round)
+            _require_state(cell.files, number)
+            run = self._open_run(cell)
+            if client is not None:
+                _require_client(client, len(run.clients))
+                _require_state(cell.files, number, client)
+            names = _get_class_names(self._get_dataset_name(cell))
+            state = cell.files.round(number)
+            provenance = {
+                "params": str(self.folder / self.plan.params),
+                "algorithm": cell.algorithm,
+                "grid": cell.grid,
+                "seed": cell.seed,
+                "key": cell.key,
+                "round": number,
+                "client": client,
+                "state": str(state.server_state),
+                "sha256": layout.read_round_digests(state, state.state_marker)[state.server_state.name],
+                "made_by": read_json(state.state_marker)["made_by"],
+            }
+            return models.load_model(run, number, client, names, provenance)
+
+    def state(
+        self,
+        algorithm: str,
+        seed: int | None = None,
+        *,
+        client: int | None = None,
+        round: int | None = None,
+        **grid: Any,
+    ) -> State:
+        """What is stored after a round: the server's state, or what a client keeps until it trains again.
+
+        A dict of named parts, each a tensor or a dict of tensors, as the method's `init` and `keep` give them
+        (``{"model": {"body.1.weight": ...}}``); empty for a client that keeps nothing. Tensors are on the CPU. A client
+        that has not trained yet keeps what `init_client` gave it. What clients send is not stored.
+
+        Parameters
+        ----------
+        algorithm, seed, grid
+            Which run; see :meth:`settings`.
+        client
+            Whose state; without it, the server's.
+        round
+            After which round, 0 being before the first; by default the last.
+
+        Raises
+        ------
+        SettingsError
+            There is no such run, client or round.
+        ArtifactError
+            The state was not kept (`artifacts.keep_models`), or is damaged.
+        """
+        with self._enter_folder():
+            cell, number = self._find_round(algorithm, seed, grid, round)
+            run = self._open_run(cell)
+            if client is not None:
+                _require_client(client, len(run.clients))
+            _require_state(cell.files, number, client)
+            return run.load_server_state(number) if client is None else run.load_kept_state(client, number)
+
+    def test(
+        self, algorithm: str, seed: int | None = None, *, client: int | None = None, **grid: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs, as the run's models take them, and classes of the global test set, or of a client's own."""
+        with self._enter_folder():
+            clients: FederatedData = self._open_run(self._find_cell(algorithm, seed, grid)).clients
+            if client is not None:
+                _require_client(client, len(clients))
+            return clients.gather(clients.global_test if client is None else clients.test[client])
+
+    # -- how they are found ------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _enter_folder(self) -> Iterator[None]:
+        """While the study's folder is the current one: all of its paths are relative to that."""
+        with contextlib.chdir(self.folder):
+            yield
+
+    def _load_frames(self, load_frame: Any) -> pd.DataFrame:
+        frames = [results.add_cell_columns(self.plan, cell, load_frame(cell)) for cell in results.sort_cells(self.plan)]
+        return pd.concat(frames, ignore_index=True)
+
+    def _load_merged_frame(self, name: str) -> pd.DataFrame:
+        with self._enter_folder():
+            return self._load_frames(
+                lambda cell: table_to_frame(layout.read_merged_table(getattr(cell.merged_files, name)))
+            )
+
+    def _find_cell(self, algorithm: str, seed: int | None, grid: dict[str, Any]) -> Cell:
+        if algorithm not in self.plan.algorithms:
+            raise SettingsError(f"'{algorithm}' is not in the study; {suggest_name(algorithm, self.plan.algorithms)}")
+        seed = self.plan.seeds[0] if seed is None else seed
+        if seed not in self.plan.seeds:
+            raise SettingsError(f"seed: {seed} is not in the study; it should be one of {list(self.plan.seeds)}.")
+        full_names = dict(zip(results.shorten_names(self.plan.grid), self.plan.grid, strict=True))
+        names = {name: name for name in self.plan.grid} | full_names
+        if unknown_names := [name for name in grid if name not in names]:
+            raise SettingsError(
+                f"{unknown_names[0]}: not varied by the study's grid; "
+                f"{suggest_name(unknown_names[0], list(full_names))}"
+            )
+        point = {names[name]: value for name, value in grid.items()}
+        matching_cells = [
+            cell
+            for cell in self.plan.cells
+            if (cell.algorithm, cell.seed) == (algorithm, seed)
+            and all(name in cell.grid and cell.grid[name] == value for name, value in point.items())
+        ]
+        if len(matching_cells) != 1:
+            short = dict(zip(self.plan.grid, results.shorten_names(self.plan.grid), strict=True))
+            cells = [cell for cell in self.plan.cells if (cell.algorithm, cell.seed) == (algorithm, seed)]
+            points = "; ".join(
+                ", ".join(f"{short[name]}={value!r}" for name, value in cell.grid.items()) for cell in cells
+            )
+            raise SettingsError(f"{algorithm}: name one point of the grid, which are {points}.")
+        return matching_cells[0]
+
+    def _find_round(
+        self, algorithm: str, seed: int | None, grid: dict[str, Any], round: int | None
+    ) -> tuple[Cell, int]:
+        """A cell, and one of its rounds: by default the last."""
+        cell = self._find_cell(algorithm, seed, grid)
+        number = cell.rounds if round is None else round
+        if not 0 <= number <= cell.rounds:
+            raise SettingsError(f"round: {number} is none of the run's; it should be from 0 to {cell.rounds}.")
+        return cell, number
+
+    def _get_dataset_name(self, cell: Cell) -> str:
+        return next(run.dataset for run in self.plan.runs if run.has_cell(cell))
+
+    def _open_run(self, cell: Cell) -> Run:
+        from fedpipe.analysis import models
+
+        return models.open_run_on_cpu(cell.files)
+
+
+def load(path: str | Path = PARAMS) -> Results:
+    """See :func:`fedpipe.load`."""
+    absolute_path = Path(path).absolute()
+    folder = next(
+        (ancestor for ancestor in (absolute_path, *absolute_path.parents) if (ancestor / PARAMS).is_file()), None
+    )
+    if folder is None:
+        raise SettingsError(f"{path}: there is no params.yaml in that folder or above it.")
+    with contextlib.chdir(folder):
+        relative_path = absolute_path.relative_to(folder)
+        if relative_path.parts[:1] == RESULTS.parts:
+            if not absolute_path.is_dir():
+                raise SettingsError(f"{path}: there is no such folder; `fedpipe run` makes a study's results.")
+            plan = Plan.read(relative_path / "plan.json")
+        else:
+            plan = _read_current_plan(PARAMS if relative_path == Path() else relative_path)
+        return Results(folder, plan)
+
+
+def _read_current_plan(params: Path) -> Plan:
+    """The plan of a study as its file now is.
+
+    Raises
+    ------
+    ArtifactError
+        It has no plan yet, or that is of an earlier state of the file.
+    """
+    if not params.is_file():
+        raise SettingsError(f"{params}: there is no such file; it should be a study's, or a folder of results.")
+    files = StudyFiles.from_params(params)
+    if not files.plan.is_file():
+        raise ArtifactError(f"{files.plan} is missing; type `{layout.format_run_command(params)}` first.")
+    plan = Plan.read(files.plan)
+    sources = read_json(files.sources) if files.sources.is_file() else None
+    if sources is None or any(pinned_files.has_changed(Path(path), mark) for path, mark in sources.items()):
+        from fedpipe.planning import planner
+
+        if json_bytes(planner.make_plan(params).to_dict()) != json_bytes(plan.to_dict()):
+            raise ArtifactError(
+                f"{files.plan} is not the plan of {params} as it is now; type "
+                f"`{layout.format_run_command(params)}`, or load "
+                f"the folder {files.path} for the results of the earlier one."
+            )
+    return plan
+
+
+@functools.cache
+def _read_class_names(dataset: str, stamp: str) -> tuple[str, ...]:
+    from fedpipe.data import class_names, store
+
+    manifest = read_json(layout.dataset_file(dataset).with_suffix(".json"))
+    origin = yaml.safe_load(store.settings_file(dataset).read_text())
+    return class_names.get_class_names(origin, manifest["classes"])
+
+
+def _get_class_names(dataset: str) -> tuple[str, ...]:
+    """What the classes of a stored data set are called."""
+    return _read_class_names(dataset, pinned_files.compute_stat_fingerprint(layout.dataset_file(dataset).absolute()))
+
+
+def _require_state(files: RunFiles, number: int, client: int | None = None) -> None:
+    """Refuse a round of which the server's state, or what a client keeps, is not there any more."""
+
+    def is_stored(number: int) -> bool:
+        if client is None:
+            return files.round(number).server_state.is_file()
+        last_trained_round = read_json(files.round(number).state_marker)["last"][
+            client
+        ]  # where what it keeps is stored
+        last_trained_files = files.round(last_trained_round)
+        return (
+            last_trained_round < 0
+            or last_trained_files.client_states.is_file()
+            or last_trained_files.client_states.name
+            not in layout.read_round_digests(last_trained_files, last_trained_files.state_marker)
+        )
+
+    if is_stored(number):
+        return
+    stored_rounds = [str(number) for number in files.list_complete_rounds() if is_stored(number)]
+    state_name = "the state" if client is None else f"what client {client} keeps"
+    raise ArtifactError(
+        f"{files.path}: {state_name} of round {number} is not there (see artifacts.keep_models, or `dvc pull`); "
+        f"of these rounds it is: {', '.join(stored_rounds) or 'none'}."
+    )
+
+
+def _require_client(client: int, count: int) -> None:
+    if not 0 <= client < count:
+        raise SettingsError(f"client: {client} is none of the run's; it should be from 0 to {count - 1}.")

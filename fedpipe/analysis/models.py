@@ -1,0 +1,142 @@
+"""Models of a run as torch modules, for those who look at them outside of any run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import State
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.clients.executor import Phase, Score, Test, eval_mode
+from fedpipe.engine.clients.loop import Loop
+from fedpipe.engine.run import Run
+from fedpipe.engine.torch_env import numerics
+from fedpipe.models.base import BATCH_COUNTER, FunctionalNetwork, Model, Network
+from fedpipe.settings.execution import Execution
+
+
+class FittedNetwork(Network):
+    """A network with the weights of a run.
+
+    Attributes
+    ----------
+    class_names
+        What its outputs stand for, in their order.
+    provenance
+        Where its weights are from: study, run, round, client, file with its SHA-256, and what made it.
+    """
+
+    def __init__(self, network: Network, class_names: Sequence[str], provenance: dict[str, Any]) -> None:
+        super().__init__(network.body, network.head)
+        self.class_names: tuple[str, ...] = tuple(class_names)
+        self.provenance: dict[str, Any] = provenance
+
+
+def open_run_on_cpu(files: RunFiles) -> Run:
+    """A run on this machine's CPU, which leaves PyTorch's own settings as they are."""
+    with numerics.preserve_torch_flags():
+        return Run(files, Execution(device="cpu", stack=1))
+
+
+def load_model(
+    run: Run, number: int, client: int | None, class_names: Sequence[str], provenance: dict[str, Any]
+) -> FittedNetwork:
+    """The global model after a round, or a client's personal one.
+
+    Raises
+    ------
+    SettingsError
+        The method has no such model.
+    """
+    tensors = _get_global_model(run, number) if client is None else _get_personal_model(run, number, client)
+    model_family, algorithm = cast(Model, run.settings.build_model()), cast(Algorithm, run.settings.build_algorithm())
+    with torch.random.fork_rng(devices=[]):
+        network = algorithm.adapt(
+            model_family.build_initial_network(tuple(run.clients.x.shape[1:]), run.clients.classes)
+        )
+    network.to(run.algorithm.net.dtype)
+    if run.federation.buffers == "drop":
+        for layer in network.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
+    with torch.no_grad():
+        load_result = network.load_state_dict({name: value.clone() for name, value in tensors.items()}, strict=False)
+    constants = {name for name, value in network.named_parameters() if not value.requires_grad}
+    tied_names = {name for name, _ in network.named_parameters(remove_duplicate=False)} - dict(
+        network.named_parameters()
+    ).keys()
+    missing = [
+        name
+        for name in load_result.missing_keys
+        if not name.endswith(BATCH_COUNTER) and name not in constants and name not in tied_names
+    ]
+    if missing or load_result.unexpected_keys:
+        raise SettingsError(
+            f"{run.files.path}: its network has no place for {(missing + load_result.unexpected_keys)[0]}."
+        )
+    return FittedNetwork(network, class_names, provenance).eval()
+
+
+def _get_global_model(run: Run, number: int) -> Tensors:
+    label = run.files.path.parent.name
+    global_model = run.algorithm.global_model(run.load_server_state(number))
+    if global_model is None:
+        raise SettingsError(f"{label} has no global model; name a client, as client=0, for its personal one.")
+    if run.algorithm.net.client_buffers:
+        raise SettingsError(
+            f"{label}: BatchNorm's statistics stay at the clients (federation.buffers: keep), so that the global model "
+            "has none; name a client, as client=0."
+        )
+    return global_model
+
+
+def _get_personal_model(run: Run, number: int, client: int) -> Tensors:
+    if not 0 <= client < len(run.clients):
+        raise SettingsError(f"client: {client} is none of the run's; it should be from 0 to {len(run.clients) - 1}.")
+    with numerics.preserve_torch_flags():
+        capture = _ModelCapture(run.algorithm, run.clients)
+        get_download = functools.partial(run.algorithm.send, run.load_server_state(number))
+        get_client_state = functools.partial(run.load_kept_state, number=number)
+        list(capture.run("receive", number + 1, [client], get_client_state, get_download, ["global"]))
+    return capture.captured_model
+
+
+class _ModelCapture(Loop):
+    """Where others measure a client's model, this one takes it away."""
+
+    captured_model: Tensors
+
+    def _score(self, algorithm: Algorithm, phase: Phase, state: State, round: int, client: int, test: Test) -> Score:
+        calls: list[tuple[dict[str, Tensor], Tensor]] = []
+        recording_algorithm = algorithm.bind(
+            cast(FunctionalNetwork, _RecordingNet(algorithm.net, calls)), algorithm.federation
+        )
+        x, _ = self._clients.gather(self._clients.global_test[:1])
+        with eval_mode(algorithm, state):
+            logits = recording_algorithm.predict(state, x)
+        if len(calls) != 1 or not torch.equal(calls[0][1], logits):
+            raise SettingsError(f"client: {type(algorithm).__name__}'s personal model is not one network.")
+        self.captured_model = Tensors((name, value.detach()) for name, value in calls[0][0].items())
+        return Score(0, 0, 0.0, ())
+
+
+class _RecordingNet:
+    """A network that tells with which tensors it was called."""
+
+    def __init__(self, net: FunctionalNetwork, calls: list[tuple[dict[str, Tensor], Tensor]]) -> None:
+        self._net, self._calls = net, calls
+
+    def __call__(self, model: Tensors, x: Tensor, *, teacher: bool = False) -> Tensor:
+        logits = self._net(model, x, teacher=teacher)
+        self._calls.append(({**self._net.mode.buffers, **model}, logits))
+        return logits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._net, name)

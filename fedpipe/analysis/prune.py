@@ -1,0 +1,190 @@
+"""What nothing needs any more: runs with their probes, partitions, data and features that no study and no commit names.
+
+A key is needed by the studies that lie here (params.yaml, ``studies/**/*.yaml``) and by every commit of any branch, tag
+or experiment whose ``results/keys`` name it. Only what lies in DVC's cache is removed, so that nothing is lost by it;
+what the cache itself no longer needs, `dvc gc` removes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import glob
+import hashlib
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import RESULTS, remove
+from fedpipe.core.storage.layout import PARAMS, STUDIES, RunFiles
+from fedpipe.data import store
+from fedpipe.engine.clients import frozen
+from fedpipe.planning import planner
+from fedpipe.planning.plan import KEY_PATTERN
+from fedpipe.planning.run_settings import RunSettings, digest_json
+
+SNAKEMAKE_RECORDS = RESULTS / ".provenance"
+
+
+@dataclass(frozen=True)
+class UnneededFiles:
+    """Something that nothing needs.
+
+    Parameters
+    ----------
+    paths
+        Its folder, or its files.
+    size
+        Bytes.
+    uncached
+        How many of its files are not in DVC's cache, and would be lost.
+    """
+
+    paths: tuple[Path, ...]
+    size: int
+    uncached_count: int
+
+    @classmethod
+    def from_paths(cls, paths: Iterable[Path], cache: Path) -> UnneededFiles:
+        """Measure files and folders, and look each file up in the cache."""
+        paths = tuple(paths)
+        files = [file for path in paths for file in _list_files(path)]
+        return cls(
+            paths, sum(file.stat().st_size for file in files), sum(not _is_cached(file, cache) for file in files)
+        )
+
+    def __str__(self) -> str:
+        return str(self.paths[0])
+
+
+def find_unneeded_files() -> list[UnneededFiles]:
+    """Everything that no study and no commit needs, in order of path.
+
+    Raises
+    ------
+    SettingsError
+        A study can't be read, so that nobody knows what it needs.
+    ArtifactError
+        Here is no repository of git and DVC.
+    """
+    cache = Path(_run_command("dvc", "cache", "dir")) / "files" / "md5"
+    runs, needed_partitions, needed_data = _find_needed_paths()
+    committed_keys = _find_committed_keys()
+    runs |= {path for path in RESULTS.glob("runs/*/*") if path.name in committed_keys}
+    partition_folders = set(RESULTS.glob("partitions/*"))
+    dataset_files = {path.with_suffix(".pt") for path in RESULTS.glob("data/*") if path.is_file()}
+    feature_files, needed_features = {path.with_suffix(".pt") for path in RESULTS.glob("features/*")}, set[Path]()
+    for settings in filter(Path.is_file, (RunFiles(path).settings for path in runs)):
+        try:
+            run_settings = RunSettings.read(settings)
+        except ArtifactError:  # written by another version of fedpipe: it may need any of them
+            needed_partitions, needed_data, needed_features = (
+                needed_partitions | partition_folders,
+                needed_data | dataset_files,
+                needed_features | feature_files,
+            )
+            continue
+        needed_partitions.add(layout.assignment_file(digest_json(run_settings.partition_settings)).parent)
+        needed_data.add(store.locate_dataset(run_settings.dataset))
+        needed_features.add(frozen.get_features_path(run_settings))
+    unneeded_paths: list[tuple[Path, ...]] = [(path,) for path in sorted(RESULTS.glob("runs/*/*")) if path not in runs]
+    needed_probes = {RESULTS / "probes" / path.relative_to(RESULTS / "runs") for path in runs}
+    unneeded_paths += [(path,) for path in sorted(RESULTS.glob("probes/*/*")) if path not in needed_probes]
+    unneeded_paths += [(path,) for path in sorted(partition_folders - needed_partitions)]
+    unneeded_paths += [
+        tuple(sorted(path.parent.glob(f"{path.stem}.*"))) for path in sorted(dataset_files - needed_data)
+    ]
+    unneeded_paths += [
+        tuple(sorted(path.parent.glob(f"{path.stem}.*"))) for path in sorted(feature_files - needed_features)
+    ]
+    return [UnneededFiles.from_paths(paths, cache) for paths in unneeded_paths]
+
+
+def remove_files(unneeded_files: Iterable[UnneededFiles]) -> None:
+    """Delete from the workspace what the cache holds, with Snakemake's records of it.
+
+    Raises
+    ------
+    ArtifactError
+        Something is not in DVC's cache; nothing is removed.
+    """
+    unneeded_files = list(unneeded_files)
+    for entry in unneeded_files:
+        if entry.uncached_count:
+            raise ArtifactError(
+                f"{entry} is not in DVC's cache ({entry.uncached_count} of its files); nothing was removed."
+            )
+    for entry in unneeded_files:
+        for path in entry.paths:
+            remove(path)
+    removed_paths = {str(path) for entry in unneeded_files for path in entry.paths}
+    for record, output in _iter_snakemake_records():
+        if any(output == path or output.startswith(f"{path}/") for path in removed_paths):
+            remove(record)
+
+
+def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
+    """Runs, partitions and data sets that the studies of this folder need."""
+    runs, partitions, data = set(), set(), set()
+    study_paths = glob.glob(f"{STUDIES}/**/*.yaml", recursive=True, include_hidden=True)  # noqa: PTH207  # follows links
+    for path in [PARAMS, *(path for path in map(Path, sorted(study_paths)) if path.name != layout.DVC_YAML)]:
+        try:
+            plans = [planner.make_plan(path, scale) for scale in planner.list_scales(path)]
+        except SettingsError as error:
+            raise SettingsError(f"{path}: what this study needs can't be known. {error}") from None
+        for study_plan in plans:
+            runs |= {run.path for run in study_plan.runs}
+            partitions |= {layout.assignment_file(key).parent for key in study_plan.partitions}
+            data |= {layout.dataset_file(run.dataset) for run in study_plan.runs}
+    return runs, partitions, data
+
+
+def _find_committed_keys() -> set[str]:
+    """Keys of runs that some commit's ``results/keys`` name: of branches, tags, experiments, stashes and HEAD."""
+    keys = str(RESULTS / "keys")
+    object_list = _run_command("git", "rev-list", "--all", "HEAD", "--objects", "--full-history", "--", keys)
+    blobs = [line.partition(" ")[0] for line in object_list.splitlines() if line.endswith(".json")]
+    blob_contents = _run_command("git", "cat-file", "--batch=%(objectname)", stdin_text="\n".join(blobs))
+    return {
+        *re.findall(f'"({KEY_PATTERN})"', blob_contents)
+    }  # also those of a merge that was committed with its conflicts
+
+
+def _iter_snakemake_records() -> Iterator[tuple[Path, str]]:
+    """Snakemake's records, each with the output that it is of: the file's name, encoded, cut where it is long."""
+    for record in SNAKEMAKE_RECORDS.rglob("*"):
+        if record.is_file():
+            path_parts = record.relative_to(SNAKEMAKE_RECORDS).parts
+            try:
+                yield (
+                    record,
+                    base64.urlsafe_b64decode("".join(path_part.removeprefix("@") for path_part in path_parts)).decode(),
+                )
+            except (binascii.Error, UnicodeDecodeError):
+                continue  # no record of an output
+
+
+def _list_files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
+def _is_cached(file: Path, cache: Path) -> bool:
+    with file.open("rb") as stream:
+        md5 = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    return (cache / md5[:2] / md5[2:]).is_file()
+
+
+def _run_command(*command: str, stdin_text: str = "") -> str:
+    """What a command prints, which may read what is given."""
+    try:
+        completed_process = subprocess.run(command, input=stdin_text, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error.stderr.strip().partition("\n")[0]
+        raise ArtifactError(
+            f"`{' '.join(command)}` fails here ({reason}); prune needs a clone with git, a commit and DVC."
+        ) from error
+    return completed_process.stdout.strip()

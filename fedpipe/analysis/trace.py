@@ -1,0 +1,182 @@
+"""From a table's cell back to the data file: every artifact on the way, with its hash."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import (
+    RESTORE_ADVICE,
+    RESULTS,
+    display_path,
+    find_containing_file,
+    is_intact,
+    is_stored,
+    read_json,
+    read_recorded_sha256,
+    sha256_of,
+)
+from fedpipe.core.storage.layout import MergedFiles, RunFiles
+from fedpipe.data import store
+from fedpipe.planning.plan import Cell, Plan, ReportSettings
+from fedpipe.planning.run_settings import RunSettings, digest_json
+from fedpipe.report import results, table_parts, tables
+from fedpipe.report.contents import check_tables
+
+
+def trace_cell(table: Path, cell: str) -> dict[str, Any]:
+    """What a cell was made of.
+
+    Parameters
+    ----------
+    table
+        ``results.md`` or ``results.csv`` of a study.
+    cell
+        ``ALGORITHM.PROTOCOL``, or ``ALGORITHM.POINT.PROTOCOL`` with a grid.
+
+    Returns
+    -------
+    dict
+        The number; how it was reported; and for each run the settings, the artifacts with their SHA-256 (checked now),
+        the partition, the data set, what made it, and the commit that first recorded it.
+
+    Raises
+    ------
+    SettingsError
+        There is no such cell.
+    ArtifactError
+        The table is not the one that the plan's runs make, or an artifact is missing or damaged.
+    """
+    if table.parent.name != "tables":
+        raise SettingsError(f"'{table}' is not a study's table; it should be as results/tables/results.md.")
+    if RESULTS.resolve() not in table.resolve().parents:
+        raise SettingsError(f"'{table}' is not a table of this folder's studies; go to the folder that it is of.")
+    plan = Plan.read(table.parent.parent / "plan.json")
+    check_tables(plan, "results.md", "results.csv")
+    report = plan.report
+    table_cells = _read_table_cells(plan)
+    if cell not in table_cells:
+        similar_names = [name for name in table_cells if name.partition(".")[0] == cell.partition(".")[0]]
+        raise SettingsError(
+            f"'{cell}' is not a cell of {table}; {suggest_name(cell, similar_names or list(table_cells))}"
+        )
+    row = table_cells[cell]
+    cells = tuple(
+        run for run in results.sort_cells(plan) if run.algorithm == row["algorithm"] and _is_at_point(plan, run, row)
+    )
+    frame = results.load_accuracies(dataclasses.replace(plan, cells=cells))
+    frame = frame[(frame["protocol"] == row["protocol"]) & (frame["average"] == report.average)]
+    seeds = results.compute_reported_accuracies(frame, report.round, report.last_k)
+    if not len(seeds):
+        raise SettingsError(f"'{cell}' is a dash in {table}: the method has no such model.")
+    accuracy = dict(zip(seeds["key"], seeds["accuracy"], strict=True))
+    return {
+        "cell": cell,
+        "accuracy (%)": round(float(100 * seeds["accuracy"].mean()), 4),
+        "reported": f"{_describe_reported_round(plan)}, {table_parts.AVERAGE_PHRASES[report.average]}, mean over "
+        f"{_format_seed_count(len(seeds))}",
+        "table": {str(table): sha256_of(table)},
+        "runs": [
+            {"seed": run.seed, "accuracy (%)": round(100 * float(accuracy[run.key]), 4)}
+            | trace_run(run.files, run.merged_files, _get_reported_rounds(frame[frame["key"] == run.key], report))
+            for run in cells
+        ],
+    }
+
+
+def trace_run(files: RunFiles, merged_files: MergedFiles, rounds: list[int]) -> dict[str, Any]:
+    """A run: its key, settings, artifacts of some rounds, partition, data set, makers and commit."""
+    settings = RunSettings.read(files.settings)
+    assignment_path = layout.assignment_file(digest_json(settings.partition_settings))
+    dataset_path = store.locate_dataset(settings.dataset)
+    return {
+        "run": str(files.path),
+        "settings": {name: getattr(settings, name) for name in settings.__dataclass_fields__},
+        "artifacts": {str(path): sha256_of(path) for path in (files.settings, merged_files.metrics)}
+        | {path: sha256 for number in rounds for path, sha256 in _collect_round_hashes(files, number).items()},
+        "made by": read_json(merged_files.times, merged_files.read_recorded_sha256(merged_files.times))["made_by"],
+        "partition": {str(assignment_path): _get_checked_hash(assignment_path)},
+        "data": {str(dataset_path): _get_checked_hash(dataset_path), "samples": settings.dataset["sha256"]},
+        "first recorded in": find_first_commit(files),
+    }
+
+
+def find_first_commit(files: RunFiles) -> str:
+    """The first commit whose ``results/keys`` name a run; where a shallow clone's history begins, it may be older."""
+    label, key = files.path.parts[-2:]
+    form = "--format=%h %as %s%x00%D"
+    command = ["git", "log", "--all", "--reverse", form, f"-S{key}", "--", f"results/keys/{label}.json"]
+    try:
+        completed_process = subprocess.run(command, capture_output=True, text=True, check=True)
+    except OSError as error:
+        return f"unknown: git can't be run ({error.strerror})"
+    except subprocess.CalledProcessError as error:  # no clone, or one of another user whom git does not trust
+        return f"unknown: {error.stderr.partition(chr(10))[0]}"
+    commit, _, ref_names = completed_process.stdout.partition("\n")[0].partition("\0")
+    shallow_note = ", or before: this clone is shallow" if ref_names.split(", ")[0] == "grafted" else ""
+    return f"{commit}{shallow_note}" or "no commit's results/keys"
+
+
+def _describe_reported_round(plan: Plan) -> str:
+    return table_parts.ROUND_PHRASES[plan.report.round].format(last_k=plan.report.last_k)
+
+
+def _format_seed_count(count: int) -> str:
+    return f"{count} seeds" if count > 1 else "1 seed"
+
+
+def _read_table_cells(plan: Plan) -> dict[str, dict[Any, Any]]:
+    """Rows of the table by the name of their cell; only what the table for people shows."""
+    frame = tables.build_result_table(
+        plan
+    )  # and not results.csv, which was compared with it: a CSV file has other text
+    shown_rows = frame[(frame["round"] == plan.report.round) & (frame["average"] == plan.report.average)]
+    cells = {}
+    for row in shown_rows.to_dict("records"):
+        point = results.describe_point({name: row[name] for name in plan.grid})
+        cells[".".join(name_part for name_part in (row["algorithm"], point, row["protocol"]) if name_part)] = row
+    return cells
+
+
+def _is_at_point(plan: Plan, cell: Cell, row: dict[Any, Any]) -> bool:
+    return all(row[name] == value for name, value in results.format_point(plan, cell).items())
+
+
+def _get_reported_rounds(frame: pd.DataFrame, report: ReportSettings) -> list[int]:
+    """The rounds that a run's number is of."""
+    if report.round == "best":
+        frame = frame[frame["accuracy"] == frame["accuracy"].max()].head(1)
+    count = report.last_k if report.round == "mean-last" else 1
+    return [int(number) for number in frame["round"].tail(count)]
+
+
+def _collect_round_hashes(files: RunFiles, number: int) -> dict[str, str]:
+    """A round's files with their recorded SHA-256, checked; of a state that was pruned, only that."""
+    folder = files.round(number)
+    hashes = layout.read_round_digests(folder, folder.marker)
+    hashes_by_path = {display_path(folder.marker): sha256_of(folder.marker)}
+    for name, sha256 in sorted(hashes.items()):
+        path = folder.path / name
+        is_pruned = path in (folder.server_state, folder.client_states) and not path.exists()
+        pruned_text = sha256 + " (pruned: artifacts.keep_models)"
+        hashes_by_path[display_path(path)] = pruned_text if is_pruned else _get_checked_hash(path, sha256, files.path)
+    return hashes_by_path
+
+
+def _get_checked_hash(path: Path, sha256: str | None = None, run_folder: Path | None = None) -> str:
+    """The recorded hash of a file that has it; ``run_folder`` is what it is a part of, and would be made again with."""
+    sha256 = sha256 or read_recorded_sha256(path)
+    if not is_stored(path):
+        raise ArtifactError(
+            f"{path} is missing; {f'delete {run_folder}, then ' if run_folder else ''}{RESTORE_ADVICE}."
+        )
+    if not is_intact(path, sha256):
+        delete = f"delete {run_folder or path}, then {RESTORE_ADVICE}"
+        raise ArtifactError(f"{find_containing_file(path)} is damaged: its SHA-256 is not {sha256[:12]}…; {delete}.")
+    return sha256

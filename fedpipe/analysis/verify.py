@@ -1,0 +1,226 @@
+"""Whether results hold: all files against their recorded hashes, and a round, run again, against its recorded bits."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from fedpipe.core.components import code_digest
+from fedpipe.core.errors import UserError
+from fedpipe.core.storage import archive, layout
+from fedpipe.core.storage.files import (
+    RESTORE_ADVICE,
+    find_containing_file,
+    is_intact,
+    is_stored,
+    parquet_bytes,
+    read_json,
+    read_parquet,
+    read_recorded_sha256,
+    sha256_of,
+)
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.data import store
+from fedpipe.engine import collect, replay
+from fedpipe.engine.run import Run
+from fedpipe.planning import partition
+from fedpipe.planning.code_changes import is_from_other_code
+from fedpipe.planning.run_settings import RunSettings, digest_json
+from fedpipe.settings.execution import Execution
+
+
+class VerificationResult(NamedTuple):
+    """What was found of a run."""
+
+    message: str
+    is_ok: bool
+    subject: str = ""  #: what was compared, in the singular: run, partition, file or round
+    number: int = 1  #: of them
+
+
+def summarize_verification(verification_results: list[VerificationResult]) -> str:
+    """All verdicts in a line."""
+    if not all(result.is_ok for result in verification_results):
+        return "something differs: see above"
+    counts = Counter[str]()
+    for result in verification_results:
+        counts[result.subject] += result.number
+    count_texts = [
+        f"{counts[subject]:,} {subject if counts[subject] == 1 else f'{subject}s'}{suffix}"
+        for subject, suffix in {"run": "", "partition": "", "file": "", "round": " run again"}.items()
+        if counts[subject]
+    ]
+    return f"all agrees: {', '.join(count_texts)}"
+
+
+def verify_hashes(files: RunFiles) -> VerificationResult:
+    """Hash every file of a run, its partition and its data set, and join its rounds again.
+
+    States that `artifacts.keep_models` has pruned may be absent; their hashes stay recorded.
+    """
+    damaged_files: dict[str, Path] = {}  #: what is not as recorded, and what to delete
+    count = pruned_count = 0
+    settings = RunSettings.read(files.settings)
+    dataset_path, key = store.locate_dataset(settings.dataset), digest_json(settings.partition_settings)
+    assignment_path, heterogeneity_path = layout.assignment_file(key), layout.heterogeneity_file(key)
+    for path, path_to_delete in (
+        (dataset_path, dataset_path),
+        (assignment_path, assignment_path),
+        (heterogeneity_path, assignment_path),
+    ):
+        count += 1
+        if not is_intact(path, read_recorded_sha256(path, path_to_delete.with_suffix(".json").name)):
+            damaged_files[str(path)] = path_to_delete
+    if not archive.is_pack_intact(archive_path := archive.pack_path(files.rounds_folder)):
+        damaged_files[str(archive_path)] = files.path
+    rounds = files.list_complete_rounds()
+    for number in rounds if not damaged_files else ():
+        folder = files.round(number)
+        for name, sha256 in layout.read_round_digests(folder, folder.marker).items():
+            path = folder.path / name
+            if path in (folder.server_state, folder.client_states) and not path.exists():
+                pruned_count += 1
+                continue
+            count += 1
+            if not is_intact(path, sha256):
+                damaged_files[str(find_containing_file(path))] = files.path
+    if not damaged_files:
+        damaged_files |= _find_wrong_segments(files)
+        damaged_files |= _find_wrong_merged_files(files)
+    if damaged_files:
+        folders_to_delete = ", ".join(map(str, dict.fromkeys(damaged_files.values())))
+        return VerificationResult(
+            f"{files.path}: not as recorded: {', '.join(damaged_files)}; delete {folders_to_delete}, then "
+            f"{RESTORE_ADVICE}",
+            False,
+        )
+    pruned_note = f"; states absent: {pruned_count} (artifacts.keep_models)" if pruned_count else ""
+    return VerificationResult(
+        f"{files.path}: {count} files of {len(rounds)} rounds are as recorded{pruned_note}", True, "run"
+    )
+
+
+def verify_partition(key: str) -> VerificationResult:
+    """Deal a partition again, by the code that lies here, and compare."""
+    path, is_same = layout.assignment_file(key), partition.is_reproducible(key)
+    advice = f"other samples; bring back the code that dealt it, or delete {path.parent} and the runs that have it"
+    return VerificationResult(f"{path}: dealt again: {'the same samples' if is_same else advice}", is_same, "partition")
+
+
+def verify_round(files: RunFiles, rng: random.Random) -> VerificationResult:
+    """Do one round again, drawn from those whose states before it are kept, and compare all of its bits."""
+    candidates = [
+        number
+        for number in files.list_complete_rounds()
+        if number > 0 and files.round(number - 1).server_state.exists()
+    ]
+    rng.shuffle(candidates)
+    for number in candidates:
+        made_by = read_json(files.round(number).state_marker)["made_by"]
+        run = Run(files, _parse_execution(made_by[0]["executor"]))
+        comparison = replay.replay_round(run, number)
+        if comparison is not None:  # else a client's last state was pruned
+            return _judge_replay(files, comparison, run.federation.compute_dtype)
+    return VerificationResult(f"{files.path}: no round can be run again, since no state before one is kept", True)
+
+
+def _judge_replay(files: RunFiles, comparison: replay.Comparison, arithmetic: str) -> VerificationResult:
+    """What was found of a round that was done again: its bits agree, or elsewhere than it was made it is close."""
+    reason = ""
+    if comparison.differing_files:
+        recorded_environment = comparison.made_by[0]
+        environment_changes = [
+            f"{name} {recorded_environment.get(name)}, now {current_value}"
+            for name, current_value in comparison.replayed_by.items()
+            if current_value != recorded_environment.get(name)
+        ]
+        reason = f"; made with {'; '.join(environment_changes)}" if environment_changes else ""
+        reason += "; within rounding" if comparison.is_reproduced(arithmetic) else ""
+    return VerificationResult(
+        f"{files.path}: round {comparison.round}, run again: {comparison.describe_difference()}{reason}",
+        comparison.is_reproduced(arithmetic),
+        "round",
+    )
+
+
+def verify_runs(paths: list[Path], rerun_count: int, rng: random.Random) -> Iterator[VerificationResult]:
+    """Re-hash runs, deal their partitions again, and run a round again of some.
+
+    That is of all that other shared code has made, and of so many others, at random.
+    """
+    intact_paths: list[Path] = []
+    for path in paths:
+        try:
+            result = verify_hashes(RunFiles(path))
+        except UserError as error:
+            result = VerificationResult(f"{path}: {error}", False)
+        if result.is_ok:
+            intact_paths.append(path)
+        yield result
+    for key in dict.fromkeys(
+        digest_json(RunSettings.read(RunFiles(path).settings).partition_settings) for path in intact_paths
+    ):
+        try:
+            yield verify_partition(key)
+        except UserError as error:
+            yield VerificationResult(f"{layout.assignment_file(key)}: can't be dealt again: {error}", True)
+    other_code_paths = [
+        path for path in intact_paths if is_from_other_code(RunFiles(path), code_digest.compute_shared_digest())
+    ]
+    same_code_paths = [path for path in intact_paths if path not in other_code_paths]
+    for path in [
+        *(other_code_paths if rerun_count else []),
+        *rng.sample(same_code_paths, min(rerun_count, len(same_code_paths))),
+    ]:
+        try:
+            yield verify_round(RunFiles(path), rng)
+        except UserError as error:
+            yield VerificationResult(f"{path}: {error}", False)
+
+
+def _find_wrong_segments(files: RunFiles) -> dict[str, Path]:
+    """Manifests of segments that do not name the rounds that are there, which are to be deleted."""
+    wrong_manifests = {}
+    for path in files.list_segment_manifests():
+        markers = {str(number): files.round(number).marker for number in range(int(path.stem) + 1)}
+        rounds = {number: sha256_of(marker) for number, marker in markers.items() if is_stored(marker)}
+        if read_json(path) != {"rounds": rounds}:
+            wrong_manifests[str(path)] = path
+    return wrong_manifests
+
+
+def _find_wrong_merged_files(files: RunFiles) -> dict[str, Path]:
+    """Joined files that are not what the rounds give, with their folders, which are to be deleted."""
+    wrong_files: dict[str, Path] = {}
+    for merged_files in files.list_merged_files():
+        merged_rounds, times = collect.merge_rounds(files, merged_files.round_count), merged_files.times
+        tables = {
+            merged_files.metrics: merged_rounds.metrics,
+            merged_files.matrices: merged_rounds.matrices,
+            merged_files.rounds: merged_rounds.rounds,
+        }
+        is_same_by_path = {
+            path: is_intact(path, merged_files.read_recorded_sha256(path)) and _is_same_table(read_parquet(path), table)
+            for path, table in tables.items()
+        }
+        is_same_by_path[times] = (
+            is_intact(times, merged_files.read_recorded_sha256(times)) and read_json(times) == merged_rounds.times
+        )
+        wrong_files |= {str(path): merged_files.path for path, is_same in is_same_by_path.items() if not is_same}
+    return wrong_files
+
+
+def _is_same_table(first: pa.Table, second: pa.Table) -> bool:
+    """Whether two tables say the same, where a NaN is one as well; other versions of Arrow may have written them."""
+    return parquet_bytes(first) == parquet_bytes(second)
+
+
+def _parse_execution(executor: str) -> Execution:
+    """The execution that made it: loop, or a stack of so many."""
+    width = executor.removeprefix("stack of ")
+    return Execution.model_validate({"stack": int(width) if width.isdigit() else 1})

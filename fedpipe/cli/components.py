@@ -1,0 +1,147 @@
+"""Commands for components: list, describe and check them, and generate the pages about them."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedpipe.core.errors import SettingsError, suggest_name
+
+if TYPE_CHECKING:
+    from fedpipe.core.components.component import ComponentKind
+from fedpipe.cli.group import GENERATED_PANEL, PEOPLE_PANEL, PROBE_KIND, app
+
+
+@app.command("list", rich_help_panel=PEOPLE_PANEL)
+def list_(
+    kind: Annotated[str, typer.Argument(help="algorithms, datasets, models, partitions or probes.")],
+) -> None:
+    """Print what may be named in params.yaml: a name a line, with a line of what it is."""
+    from fedpipe.cli.docs.pages import get_probe_summary
+    from fedpipe.core.components import code_digest, registry
+    from fedpipe.core.components.component import get_docstring_summary
+
+    if kind == PROBE_KIND:
+        summaries = {name: get_probe_summary(name) for name in code_digest.PROBE_MODULES}
+    else:
+        component_kind = _find_kind(kind, PROBE_KIND)
+        summaries = {
+            name: get_docstring_summary(registry.find_component(component_kind, name))
+            for name in registry.list_components(component_kind)
+        }
+    for name, summary in summaries.items():
+        typer.echo(f"{name:<{max(map(len, summaries))}}  {summary}")
+
+
+@app.command(rich_help_panel=PEOPLE_PANEL)
+def describe(
+    name: Annotated[str, typer.Argument(help="An algorithm, data set, model, partition scheme or probe.")],
+) -> None:
+    """Print a component's documentation with its parameters and their defaults; of a probe its columns, too."""
+    from fedpipe.cli.docs import equations
+    from fedpipe.cli.docs.pages import describe_probe, format_default, get_inherited_docs
+    from fedpipe.core.components import code_digest, registry
+    from fedpipe.core.components.component import COMPONENT_KINDS, list_parameters
+
+    kinds = [kind for kind in COMPONENT_KINDS if name in registry.list_components(kind)]
+    if not kinds and "." in name:
+        kinds = [kind for kind in COMPONENT_KINDS if registry.is_component(kind, name)]
+    if not kinds and name in code_digest.PROBE_MODULES:
+        typer.echo(describe_probe(name))
+        return
+    if not kinds:
+        known_names = sorted(
+            {component for kind in COMPONENT_KINDS for component in registry.list_components(kind)}
+            | {*code_digest.PROBE_MODULES}
+        )
+        raise SettingsError(f"'{name}' is unknown; {suggest_name(name, known_names)}")
+    kind, component_class = (
+        kinds[0],
+        registry.add_extension_parameters(kinds[0], registry.find_component(kinds[0], name)),
+    )
+    typer.echo(f"{name} ({kind.name})\n\n{equations.render_docstring(inspect.getdoc(component_class) or '')}\n")
+    fields = list_parameters(component_class)
+    if fields:
+        typer.echo(f"In params.yaml, under {kind.section}:")
+    inherited_docs = get_inherited_docs(component_class)
+    for field in fields:
+        meaning = (
+            f"    # {equations.render_docstring(inherited_docs[field.name])}" if field.name in inherited_docs else ""
+        )
+        typer.echo(f"  {field.name}: {format_default(field)}{meaning}")
+
+
+@app.command(rich_help_panel=GENERATED_PANEL)
+def docs(
+    page: Annotated[
+        str | None, typer.Argument(help="settings, algorithms, datasets, models, partitions or plots.")
+    ] = None,
+) -> None:
+    """Print all keys of params.yaml, or all components of a kind, as a page of Markdown: docs/PAGE.md.
+
+    `plots` is the page of DVC's plots instead, with the libraries that draw them: .dvc/plots/page.html. Without a page
+    all of them are written into the clone, and params.schema.json, too.
+    """
+    from fedpipe.cli.docs.pages import render_components_page, render_plots_page, render_settings_page, write_docs
+
+    if page is None:
+        write_docs()
+        return
+    pages = {"settings": render_settings_page, "plots": render_plots_page}
+    typer.echo(pages[page]() if page in pages else render_components_page(_find_kind(page)), nl=False)
+
+
+@app.command("new-algorithm", rich_help_panel=PEOPLE_PANEL)
+def new_algorithm(name: Annotated[str, typer.Argument(help="Its name in params.yaml, as my_avg.")]) -> None:
+    """Write a commented starting file for an algorithm and its test, in a clone of fedpipe."""
+    from fedpipe.cli.scaffold.new_algorithm import write_algorithm_template
+
+    code, test = write_algorithm_template(name)
+    typer.echo(
+        f"{code} and {test} are written: FedAvg with a pull, to be changed.\n"
+        f"Test it:  pytest {test} tests/algorithms/test_contract.py -k {name}\n"
+        f"Run it:   `algorithms: {{{name}: {{}}}}` and `study: {{algorithms: [fedavg, {name}]}}` in params.yaml\n"
+        "At last:  make docs"
+    )
+
+
+@app.command(rich_help_panel=PEOPLE_PANEL)
+def check(
+    name: Annotated[str, typer.Argument(help="An algorithm, as own.Prox or fedavg; with --params a study's method.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter, as mu=0.1; may be repeated.")
+    ] = None,
+    params: Annotated[
+        Path | None, typer.Option("--params", help="A study: NAME is a method of it, with the parameters there.")
+    ] = None,
+) -> None:
+    """Hold an algorithm to the contract; a sentence for each breach, and status 1 where there is one."""
+    from fedpipe.testing import command
+
+    sentences = command.run_check(name, set_ or [], params)
+    for sentence in sentences:
+        typer.echo(sentence)
+    if sentences:
+        raise typer.Exit(1)
+    typer.echo(f"{name} keeps the contract.")
+
+
+@app.command(rich_help_panel=GENERATED_PANEL)
+def schema() -> None:
+    """Print the JSON Schema of params.yaml, for editors."""
+    from fedpipe.cli.docs.pages import render_schema
+
+    typer.echo(render_schema(), nl=False)
+
+
+def _find_kind(plural: str, *extra_choices: str) -> ComponentKind:
+    """A kind of components by its word; ``extra_choices`` may be asked for, too."""
+    from fedpipe.core.components.component import COMPONENT_KINDS
+
+    kinds = {kind.plural: kind for kind in sorted(COMPONENT_KINDS, key=lambda kind: kind.plural)}
+    if plural not in kinds:
+        raise SettingsError(f"'{plural}' can't be listed; {suggest_name(plural, [*kinds, *extra_choices])}")
+    return kinds[plural]

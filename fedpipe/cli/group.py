@@ -1,0 +1,87 @@
+"""The command group that all commands join, and the options that several of them share."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from fedpipe import __version__
+from fedpipe.core.errors import SettingsError
+
+DELETING_COMMANDS = ("prune",)  #: no mistake leads there
+PEOPLE_PANEL, STAGES_PANEL, GENERATED_PANEL = (
+    "For people",
+    "Stages, which Snakemake and DVC call",
+    "Generated files, by make docs",
+)
+PROBE_KIND = "probes"  #: what may be listed, and is no kind of components
+LOCAL_PROFILE = "workflow/profiles/local"  #: the profile of `fedpipe run`
+
+
+class CommandGroup(TyperGroup):
+    """The commands, of which those that delete are never suggested."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is meant, or one sentence."""
+        if args[0] in self.commands or args[0].startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        close_matches = difflib.get_close_matches(args[0], list(self.commands), n=1)
+        is_suggestable = close_matches and close_matches[0] not in DELETING_COMMANDS
+        hint = (
+            f"did you mean '{close_matches[0]}'?"
+            if is_suggestable
+            else "`fedpipe --help` lists them; `fedpipe run` runs a study."
+        )
+        raise SettingsError(f"'{args[0]}' is not a command; {hint}")
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if ctx.invoked_subcommand in DELETING_COMMANDS and hasattr(error, "possibilities"):
+                error.possibilities = None  # options that it has
+            raise
+
+
+app = typer.Typer(
+    cls=CommandGroup,
+    help="Federated-learning experiments as one DAG of cached stages, on Snakemake and DVC.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+StudyFile = Annotated[Path, typer.Option("--params", help="The study.")]
+Scale = Annotated[str, typer.Option("--scale", help="One of the study's scales.")]
+PlanFingerprint = Annotated[
+    str | None, typer.Option("--said", help="Refuse a plan that says anything else, by its hash.")
+]
+RunPath = Annotated[Path, typer.Argument(help="A run's folder, results/runs/ALGORITHM/KEY.")]
+RoundNumber = Annotated[int, typer.Option("--round", min=1, help="The round.")]
+Threads = Annotated[int, typer.Option(min=1, help="Cores to use.")]
+Device = Annotated[str, typer.Option(envvar="FEDPIPE_DEVICE", help="As execution.device: auto, cpu or cuda.")]
+Stack = Annotated[str, typer.Option(envvar="FEDPIPE_STACK", help="As execution.stack: auto, or clients in one call.")]
+Callbacks = Annotated[
+    str, typer.Option(envvar="FEDPIPE_CALLBACKS", help="As execution.callbacks, with spaces between.")
+]
+Graphs = Annotated[bool, typer.Option("--graphs", envvar="FEDPIPE_GRAPHS", help="As execution.graphs.")]
+KeepModels = Annotated[str, typer.Option(envvar="FEDPIPE_KEEP_MODELS", help="As artifacts.keep_models.")]
+
+
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
+        typer.echo(f"fedpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and stop.")
+    ] = False,
+) -> None:
+    """Options that come before any command."""

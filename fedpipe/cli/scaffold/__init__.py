@@ -1,0 +1,1 @@
+"""Files that `fedpipe init` and `fedpipe new-algorithm` write."""

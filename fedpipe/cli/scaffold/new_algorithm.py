@@ -1,0 +1,42 @@
+"""A starting file for an algorithm, and its test, made of `the folder ``templates```."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from pathlib import Path
+
+from fedpipe.cli.scaffold import templates
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import files
+
+
+def write_algorithm_template(name: str) -> list[Path]:
+    """Write ``fedpipe/algorithms/<name>.py`` and its test below the working directory; returns both paths.
+
+    Raises
+    ------
+    SettingsError
+        The name is taken or is none, or the working directory is no clone of fedpipe; nothing is written.
+    """
+    if keyword.iskeyword(name):
+        raise SettingsError(f"'{name}' is a keyword of Python; it should be a name that can be imported, as my_avg.")
+    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+        raise SettingsError(
+            f"'{name}' can't be an algorithm's name; it should be small letters, digits and _, as my_avg."
+        )
+    if not Path("fedpipe/algorithms/base.py").is_file():
+        raise SettingsError(f"'{name}' can't be written here; type it in the root of a clone of fedpipe.")
+    code, test = Path(f"fedpipe/algorithms/{name}.py"), Path(f"tests/algorithms/test_{name}.py")
+    existing_path = next((path for path in (code, test) if path.exists()), None)
+    if existing_path or name in registry.list_components(component.ALGORITHM):
+        raise SettingsError(f"'{name}' is taken by {existing_path or code}; it should be a name of its own.")
+    class_name = "".join(word.capitalize() for word in name.split("_"))
+    replacements = {"fedpipe.cli.scaffold.templates.algorithm.Template": name, "Template": class_name}
+    for path, template in ((code, "algorithm.py"), (test, "test_algorithm.py")):
+        text = Path(templates.__path__[0], template).read_text()
+        for old, new in replacements.items():
+            text = text.replace(old, new)
+        files.write_bytes(path, text.encode())
+    return [code, test]

@@ -1,0 +1,180 @@
+"""A project outside of a clone: the files that every study needs, laid out in a folder, and brought up to date there.
+
+They stand in the root of the clone, and nowhere else in git; `setup.py` takes them into the wheel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+
+#: What is laid out: files, and folders with all that is in them.
+PROJECT_FILES = (
+    "Snakefile",
+    "workflow",
+    "profiles",
+    "dvc.yaml",
+    ".dvc/config",
+    ".dvc/.gitignore",
+    ".dvc/plots",
+    ".dvcignore",
+    ".gitignore",
+    "results/.gitignore",
+    "params.schema.json",
+    "params.yaml",
+)
+USER_FILES = (
+    "params.yaml",
+    ".gitignore",
+    ".dvc/config",
+    "own.py",
+)  #: what is the user's from then on, and never updated
+PROFILE_LINKS = {"slurm": "workflow/profiles/slurm"}  #: so that `--profile slurm` is short
+BUNDLE_FOLDER = "bundled"  #: the folder of the package in which an installed wheel has them
+RECORD_PATH = Path("workflow/laid_out.json")  #: what was laid out: the version, and the SHA-256 of each file
+
+
+def list_project_files(root: Path) -> list[str]:
+    """The files to lay out that lie under a root, by their paths there."""
+    file_names = []
+    for name in PROJECT_FILES:
+        path_in_root = root / name
+        paths = sorted(path_in_root.rglob("*")) if path_in_root.is_dir() else [path_in_root]
+        file_names += [str(path.relative_to(root)) for path in paths if path.is_file() and path != root / RECORD_PATH]
+    return file_names
+
+
+def read_project_files() -> dict[str, bytes]:
+    """What this version lays out, by path."""
+    import fedpipe
+    from fedpipe.cli.scaffold import templates
+
+    package = Path(fedpipe.__file__).parent
+    root = package / BUNDLE_FOLDER if (package / BUNDLE_FOLDER).is_dir() else package.parent
+    files = {name: (root / name).read_bytes() for name in list_project_files(root)}
+    if root == package.parent:
+        files["params.yaml"] = _read_committed_file(root / "params.yaml")
+    environment = "workflow/envs/fedpipe.yaml"  # a clone installs itself there
+    lines = files[environment].decode().splitlines()
+    kept_lines = [line for line in lines if "../.." not in line] + [f"      - fedpipe =={fedpipe.__version__}"]
+    files[environment] = ("\n".join(kept_lines) + "\n").encode()
+    return files | {"own.py": Path(templates.__path__[0], "own.py").read_bytes()}
+
+
+def _read_committed_file(path: Path) -> bytes:
+    """A file of a clone as its last commit has it, since it may be edited there; as it lies there without git."""
+    try:
+        return subprocess.run(
+            ["git", "show", f"HEAD:./{path.name}"], cwd=path.parent, capture_output=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return path.read_bytes()
+
+
+def create_project(folder: Path) -> list[str]:
+    """Lay out a project; gives what is there now.
+
+    Raises
+    ------
+    SettingsError
+        Something of it is there already; nothing is written.
+    """
+    from fedpipe.core.errors import SettingsError
+    from fedpipe.core.storage.files import sha256_of, write_bytes
+
+    new_files = read_project_files()
+    existing_files = [
+        name for name in (*new_files, *PROFILE_LINKS) if (folder / name).exists() or (folder / name).is_symlink()
+    ]
+    if (folder / RECORD_PATH).exists():
+        raise SettingsError(f"{folder} is a project already; `fedpipe init {folder} --update` brings it up to date.")
+    if existing_files:
+        raise SettingsError(
+            f"{folder / existing_files[0]} is there already, and nothing is overwritten; name another folder."
+        )
+    for name, data in new_files.items():
+        write_bytes(folder / name, data)
+    for name, target in PROFILE_LINKS.items():
+        (folder / name).symlink_to(target)
+    _write_record(folder, {name: sha256_of(folder / name) for name in new_files if name not in USER_FILES})
+    return [*new_files, *PROFILE_LINKS]
+
+
+def update_project(folder: Path) -> tuple[list[str], list[str]]:
+    """Bring a project's files to this version, but those that are the user's; gives what changed, and what was kept.
+
+    What was edited since it was laid out stays as it is, if this version has another text for it.
+
+    Raises
+    ------
+    SettingsError
+        The folder is no project that was laid out.
+    """
+    from fedpipe.core.storage.files import sha256_of, write_bytes
+
+    recorded_hashes, new_files = _read_record(folder), _read_updatable_files()
+    changed_files, edited_files = [], []
+    for name, data in new_files.items():
+        path, new_sha256 = folder / name, _hash_bytes(data)
+        current_sha256 = sha256_of(path) if path.is_file() else None
+        if current_sha256 in (recorded_hashes.get(name), None) and current_sha256 != new_sha256:
+            write_bytes(path, data)
+            changed_files.append(name)
+        elif current_sha256 != new_sha256 != recorded_hashes.get(name):  # edited, and new: told once
+            edited_files.append(name)
+    for name in recorded_hashes.keys() - new_files.keys():  # this version does without it
+        path = folder / name
+        if path.is_file() and sha256_of(path) == recorded_hashes[name]:
+            path.unlink()
+            changed_files.append(name)
+    _write_record(folder, {name: _hash_bytes(data) for name, data in new_files.items()})
+    return changed_files, edited_files
+
+
+def get_outdated_warning(folder: Path) -> str | None:
+    """One sentence where a project was laid out by a version that has other files; None elsewhere, as in a clone."""
+    from fedpipe import __version__
+
+    if not (folder / RECORD_PATH).is_file():
+        return None
+    recorded_hashes = _read_record(folder)
+    if {name: _hash_bytes(data) for name, data in _read_updatable_files().items()} == recorded_hashes:
+        return None
+    version = json.loads((folder / RECORD_PATH).read_text()).get("version")
+    return (
+        f"the workflow's files here are those of fedpipe {version}, and {__version__} is installed, which has others; "
+        "`fedpipe init . --update` brings them, but for what you edited."
+    )
+
+
+def _hash_bytes(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _read_updatable_files() -> dict[str, bytes]:
+    return {name: data for name, data in read_project_files().items() if name not in USER_FILES}
+
+
+def _read_record(folder: Path) -> dict[str, str]:
+    from fedpipe.core.errors import SettingsError
+
+    try:
+        recorded_hashes: dict[str, str] = json.loads((folder / RECORD_PATH).read_text())["sha256"]
+    except FileNotFoundError:
+        raise SettingsError(
+            f"{folder} is no project that `fedpipe init` laid out; there is no {RECORD_PATH}."
+        ) from None
+    except (ValueError, LookupError, TypeError):
+        raise SettingsError(
+            f"{folder / RECORD_PATH} is damaged; lay a project out anew, and copy your files there."
+        ) from None
+    return recorded_hashes
+
+
+def _write_record(folder: Path, sha256: dict[str, str]) -> None:
+    from fedpipe import __version__
+    from fedpipe.core.storage.files import write_json
+
+    write_json(folder / RECORD_PATH, {"version": __version__, "sha256": sha256})

@@ -1,0 +1,1 @@
+"""The files that `fedpipe new-algorithm` and `fedpipe init` start from."""

@@ -1,0 +1,303 @@
+"""Commands that the rules of the Snakefile call, one a stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedpipe.core.errors import ArtifactError, SettingsError, UserError, format_validation_errors, suggest_name
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import write_pt
+from fedpipe.core.storage.layout import FULL_SCALE, PARAMS, RunFiles
+
+if TYPE_CHECKING:
+    from fedpipe.settings.base import Section
+from fedpipe.cli.group import (
+    PEOPLE_PANEL,
+    STAGES_PANEL,
+    Callbacks,
+    Device,
+    Graphs,
+    KeepModels,
+    PlanFingerprint,
+    RoundNumber,
+    RunPath,
+    Scale,
+    Stack,
+    StudyFile,
+    Threads,
+    app,
+)
+from fedpipe.cli.plans import read_plan
+
+
+@app.command(rich_help_panel=PEOPLE_PANEL)
+def download(
+    name: Annotated[str | None, typer.Argument(help="A data set; by default the study's own.")] = None,
+    params: Annotated[Path, typer.Option("--params", help="The study, or a folder of studies.")] = PARAMS,
+) -> None:
+    """Obtain a data set, check it, store it as tensors; declare the SHA-256 of each file that a study names."""
+    from fedpipe.planning import download as stage
+
+    if name is not None and stage.is_planned_dataset(name):
+        stage.download_dataset(name)
+        return
+    failed: list[str] = []
+    stored: set[Path] = set()
+    for path in layout.list_studies(params):
+        try:
+            typer.echo(stage.declare_dataset(name, path, stored))
+        except UserError as error:
+            if not params.is_dir():
+                raise
+            failed.append(f"{path}: {error}")
+    if failed:
+        raise ArtifactError("\n".join(failed))
+
+
+@app.command(rich_help_panel=PEOPLE_PANEL)
+def partition(
+    key: Annotated[str | None, typer.Argument(help="The partition's key in the plan.")] = None,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Print clients x classes of the study's partitions; write nothing.")
+    ] = False,
+    params: StudyFile = PARAMS,
+) -> None:
+    """Deal a data set's samples to clients."""
+    from fedpipe.planning import partition as stage
+
+    if preview:
+        from fedpipe.planning.preview import preview_partitions
+        from fedpipe.report.preview import render_preview
+
+        previews = [
+            preview_arguments for preview_arguments in preview_partitions(params) if key in (None, preview_arguments[0])
+        ]
+        if not previews:
+            raise SettingsError(f"'{key}' is not a partition of {params}; without it, all of them are shown.")
+        for name, settings, assignment in previews:
+            typer.echo(render_preview(name, settings, assignment.class_counts))
+            if warning := stage.untested(name, settings, assignment):
+                typer.echo(f"fedpipe: warning: {warning}", err=True)
+    elif key is None:
+        raise SettingsError("KEY: missing; it should be a partition of the plan (--preview shows them all).")
+    else:
+        stage.partition_dataset(key)
+
+
+@app.command(rich_help_panel=STAGES_PANEL)
+def segment(
+    path: RunPath,
+    stop: Annotated[int, typer.Option(min=1, help="Run all rounds up to this one that are not complete yet.")],
+    threads: Threads = 1,
+    device: Device = "auto",
+    stack: Stack = "auto",
+    graphs: Graphs = False,
+    keep_models: KeepModels = "all",
+    callbacks: Callbacks = "",
+    needs_collection: Annotated[bool, typer.Option("--collect", help="Then collect all rounds.")] = False,
+) -> None:
+    """Run consecutive rounds: train, aggregate, evaluate; goes on from what it finds; SIGTERM ends it after a round."""
+    from fedpipe.core.callbacks import CallbackList
+    from fedpipe.engine import collect as stage
+    from fedpipe.engine import interrupts
+    from fedpipe.report import progress
+
+    finished_rounds: list[int] = []
+
+    def explain_sigterm() -> str:
+        if finished_rounds:
+            return f"{path}: SIGTERM; it ends after round {finished_rounds[-1] + 1}"
+        return (
+            f"{path}: SIGTERM before a round was done; if this was the end of the job's time, that is shorter than a "
+            "round: give the job more, or cut rounds into jobs (execution: {rounds_per_job: 1, clients_per_job: 1})"
+        )
+
+    with (
+        interrupts.defer_sigterm(explain_sigterm) as has_stop_request,
+        CallbackList(callbacks.split(), RunFiles(path), stop) as callback_list,
+    ):
+        run = _open_run(path, threads, device, stack, graphs, keep_models)
+        typer.echo(f"{path}: {run.describe_environment()}")
+        for number in progress.track_rounds(path, stop, callback_list.wrap_rounds(run.run_segment(stop))):
+            finished_rounds.append(number)
+            if number < stop and has_stop_request():
+                typer.echo(f"{path}: stopped by SIGTERM after round {number}; the same command goes on from there")
+                raise typer.Exit(interrupts.SIGTERM_EXIT_STATUS)
+        if needs_collection:
+            stage.collect_rounds(run.files, stop, _parse_keep_models(keep_models))
+
+
+@app.command(rich_help_panel=STAGES_PANEL)
+def initialize(path: RunPath) -> None:
+    """Write a run's initial server state (round 0), for the DAG of single rounds."""
+    _open_run(path, device="cpu").initialize()  # initial models are made on the host: the job asks for no GPU
+
+
+@app.command(rich_help_panel=STAGES_PANEL)
+def train(
+    path: RunPath,
+    round: RoundNumber,
+    block: Annotated[int, typer.Option(min=0, help="Which block of participants.")],
+    size: Annotated[int, typer.Option(min=1, help="Participants in a block: execution.clients_per_job.")],
+    threads: Threads = 1,
+    device: Device = "auto",
+    stack: Stack = "auto",
+    graphs: Graphs = False,
+) -> None:
+    """Train one block of a round's participants."""
+    run = _open_run(path, threads, device, stack, graphs)
+    ids = run.participants(round)[block * size : (block + 1) * size]
+    if not ids:
+        raise SettingsError(f"--block: {block} can't be trained; round {round} has no block {block} of {size} clients.")
+    write_pt(run.files.round(round).block_uploads(block), run.train(round, ids).to_tensors())
+
+
+@app.command(rich_help_panel=STAGES_PANEL)
+def aggregate(
+    path: RunPath,
+    round: RoundNumber,
+    blocks: Annotated[int, typer.Option(min=1, help="Number of the round's blocks.")],
+    device: Device = "auto",
+) -> None:
+    """Combine a round's uploads into the next server state."""
+    from fedpipe.engine.blocks import Block
+
+    run = _open_run(path, device=device)
+    files = run.files.round(round)
+    run.aggregate(round, [Block.read(files.block_uploads(index)) for index in range(blocks)])
+
+
+@app.command(rich_help_panel=STAGES_PANEL)
+def evaluate(
+    path: RunPath,
+    round: RoundNumber,
+    threads: Threads = 1,
+    device: Device = "auto",
+    stack: Stack = "auto",
+    graphs: Graphs = False,
+    callbacks: Callbacks = "",
+) -> None:
+    """Measure a round's models; then the round is complete."""
+    from fedpipe.core.callbacks import CallbackList
+
+    run = _open_run(path, threads, device, stack, graphs)
+    with CallbackList(callbacks.split(), run.files, round) as callback_list:
+        callback_list.call_begin(round - 1)
+        run.evaluate(round)
+        callback_list.call_round(round)
+
+
+@app.command(rich_help_panel=STAGES_PANEL)
+def collect(
+    path: RunPath,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to join.")],
+    keep_models: KeepModels = "all",
+) -> None:
+    """Join the rounds' metrics, matrices, traffic and times into one file each."""
+    from fedpipe.engine import collect as stage
+
+    stage.collect_rounds(RunFiles(path), rounds, _parse_keep_models(keep_models))
+
+
+@app.command(rich_help_panel=STAGES_PANEL)
+def probe(
+    path: Annotated[Path, typer.Argument(help="A probe's settings, results/probes/ALGORITHM/KEY/ROUND/KIND-KEY.yaml.")],
+    threads: Threads = 1,
+    device: Device = "auto",
+    stack: Stack = "auto",
+) -> None:
+    """Look at what a study's section `probes` asks for in the states of a run; the run stays as it is."""
+    from fedpipe.engine.diagnostics import stage
+
+    stage.run_probe(path, _build_execution(device, stack), threads)
+
+
+@app.command(rich_help_panel=STAGES_PANEL)
+def table(params: StudyFile = PARAMS, scale: Scale = FULL_SCALE, plan_fingerprint: PlanFingerprint = None) -> None:
+    """Write the result table, metrics.json, the plots' numbers, and the keys of each algorithm's runs."""
+    from fedpipe.report import contents
+
+    study_plan = read_plan(params, scale)
+    contents.require_same_plan(study_plan, plan_fingerprint)
+    contents.write_files(contents.build_report_files(study_plan))
+
+
+@app.command(rich_help_panel=STAGES_PANEL)
+def figure(
+    name: Annotated[str, typer.Argument(help="curves, matrices or partition.")],
+    key: Annotated[str | None, typer.Argument(help="The partition's key.")] = None,
+    params: StudyFile = PARAMS,
+    scale: Scale = FULL_SCALE,
+    plan_fingerprint: PlanFingerprint = None,
+) -> None:
+    """Draw a figure, as SVG, PDF and PNG."""
+    from fedpipe.report import contents
+
+    if name not in ("curves", "matrices", "partition") or (name == "partition" and key is None):
+        raise SettingsError(f"'{name}' can't be drawn; it should be curves, matrices, or partition with its key.")
+    study_plan = read_plan(params, scale)
+    contents.require_same_plan(study_plan, plan_fingerprint)
+    if name == "curves":
+        contents.write_figure_curves(study_plan)
+    elif name == "matrices":
+        contents.write_figure_matrices(study_plan)
+    elif key is not None:
+        contents.write_figure_partition(study_plan, key)
+
+
+@app.command(rich_help_panel=STAGES_PANEL)
+def record(
+    algorithm: Annotated[str, typer.Argument(help="An entry of study.algorithms.")],
+    params: StudyFile = PARAMS,
+    scale: Scale = FULL_SCALE,
+) -> None:
+    """Check that all runs of an algorithm are complete, in the plan's rounds, for DVC to record."""
+    study_plan = read_plan(params, scale)
+    if algorithm not in study_plan.algorithms:
+        raise SettingsError(f"'{algorithm}' is not in the study; {suggest_name(algorithm, study_plan.algorithms)}")
+    for merged_files in dict.fromkeys(cell.merged_files for cell in study_plan.cells if cell.algorithm == algorithm):
+        merged_files.check()
+
+
+def _open_run(
+    path: Path,
+    threads: int = 1,
+    device: str = "auto",
+    stack: str = "auto",
+    graphs: bool = False,
+    keep_models: str = "all",
+) -> Any:
+    from fedpipe.engine.run import open_run
+
+    return open_run(path, _build_execution(device, stack, graphs), threads, _parse_keep_models(keep_models))
+
+
+def _build_execution(device: str, stack: str, graphs: bool = False) -> Any:
+    from fedpipe.settings.execution import Execution
+
+    return _build_section(Execution, device=device, stack=_parse_number(stack), graphs=graphs)
+
+
+def _parse_keep_models(keep_models: str) -> Any:
+    from fedpipe.settings.execution import Artifacts
+
+    return _build_section(Artifacts, keep_models=_parse_number(keep_models)).keep_models
+
+
+def _build_section(section: type[Section], **values: Any) -> Any:
+    """A section of params.yaml, of which a job is told some by options."""
+    from pydantic import ValidationError
+
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError(
+            "\n".join(format_validation_errors(error, values, section.__name__.lower(), lambda _: []))
+        ) from None
+
+
+def _parse_number(text: str) -> int | str:
+    return int(text) if text.isdigit() else text

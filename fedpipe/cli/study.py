@@ -1,0 +1,263 @@
+"""Commands for a study: plan, run, show, status, papers."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import shutil
+import sys
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+import typer
+
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.layout import FULL_SCALE, PARAMS, StudyFiles
+from fedpipe.planning.plan import FORECAST_CORES, Plan
+
+if TYPE_CHECKING:
+    from fedpipe.planning.planner import NewPlan
+from fedpipe.cli.group import LOCAL_PROFILE, PEOPLE_PANEL, PlanFingerprint, Scale, StudyFile, app
+from fedpipe.cli.plans import get_snakemake_targets, read_plan, require_single_study
+
+
+@app.command(rich_help_panel=PEOPLE_PANEL)
+def plan(
+    params: StudyFile = PARAMS,
+    scale: Scale = FULL_SCALE,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the settings and show the runs; write nothing.")
+    ] = False,
+    at_once: Annotated[int | None, typer.Option(envvar=FORECAST_CORES, hidden=True)] = None,
+) -> None:
+    """Check params.yaml, or another study, or all in a folder, and write the plan: runs, keys, jobs."""
+    from fedpipe.cli.scaffold import project
+    from fedpipe.planning import code_changes, planner
+    from fedpipe.report import forecast
+
+    if outdated_warning := project.get_outdated_warning(Path()):
+        typer.echo(f"fedpipe: {outdated_warning}", err=True)
+    study_paths = layout.list_studies(params)
+    has_several_studies = len(study_paths) > 1
+    plans = [_make_plan(path, scale, has_several_studies) for path in study_paths]
+    if at_once:
+        _require_short_study(plans[0], at_once)
+    for study_plan in plans:
+        prefix = f"{study_plan.params}: " if has_several_studies else ""
+        for sentence in code_changes.describe_code_changes(study_plan):
+            typer.echo(f"fedpipe: {prefix}{sentence}", err=True)
+        for warning in study_plan.warnings:
+            typer.echo(f"fedpipe: warning: {prefix}{warning}", err=True)
+        if dry_run:
+            typer.echo("".join(f"{line}\n" for line in study_plan.run_lines), nl=False)
+        else:
+            planner.write_plan(study_plan)
+    remaining_work = forecast.compute_forecast(*plans)
+    if has_several_studies:
+        unavailable_count = len({path for study_plan in plans for path in study_plan.unavailable_runs})
+        unavailable_note = (
+            f"; left out are {unavailable_count:,} more, whose data or weights are not here"
+            if unavailable_count
+            else ""
+        )
+        run_count = f"{remaining_work.runs:,} run{'' if remaining_work.runs == 1 else 's'} to make"
+        typer.echo(
+            f"fedpipe: {len(plans)} studies: {run_count}, {remaining_work.rounds:,} rounds in all{unavailable_note}.",
+            err=True,
+        )
+    if remaining_work.known_runs:
+        typer.echo(f"fedpipe: {remaining_work}", err=True)
+    for sentence in code_changes.describe_unreadable_plans():
+        typer.echo(f"fedpipe: warning: {sentence}", err=True)
+
+
+@app.command(
+    rich_help_panel=PEOPLE_PANEL,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    options_metavar="[OPTIONS] [OPTIONS OF SNAKEMAKE]",
+)
+def run(
+    context: typer.Context,
+    params: StudyFile = PARAMS,
+    scale: Scale = FULL_SCALE,
+    profile: Annotated[str, typer.Option("--profile", help="Snakemake's profile: a folder, or slurm.")] = LOCAL_PROFILE,
+    dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Show the jobs; run nothing.")] = False,
+    jobs: Annotated[
+        int | None, typer.Option("-j", "--jobs", min=1, help="Jobs at once: cores here, jobs in a cluster's queue.")
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Start it even if it takes more than a day on this machine.")
+    ] = False,
+) -> None:
+    """Run a whole study: print the snakemake command that does it, and become that command.
+
+    Whatever else stands on the line is passed on to snakemake, as `fedpipe run --quiet rules`.
+    """
+    require_single_study(params, scale)
+    if not params.is_file():
+        raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
+    StudyFiles.from_params(params, scale)  # a study that has no place is refused
+    snakemake_options = list(context.args)
+    if snakemake_options and not snakemake_options[0].startswith("-"):
+        raise SettingsError(
+            f"'{snakemake_options[0]}' can't be run alone, since `fedpipe run` makes all results of a study; "
+            f"type `snakemake {shlex.quote(snakemake_options[0])} --profile {shlex.quote(profile)}` for one target, "
+            "or --params "
+            "for another study."
+        )
+    if any(word.startswith(("--config", "-C")) for word in snakemake_options):
+        raise SettingsError("--config can't be used here; another study is named by --params, and its file says all.")
+    snakemake = _find_snakemake()
+    if snakemake_options:
+        _refuse_unreadable(snakemake_options, params)
+    extra_environment = {}
+    if not (yes or dry_run) and _is_local_profile(profile):
+        cores_option = re.search(r"(?<!\S)(?:--cores|-c)[ =]?(\d+)", " ".join(snakemake_options))
+        extra_environment[FORECAST_CORES] = str(
+            _count_parallel_runs(profile, int(cores_option[1]) if cores_option else jobs)
+        )
+    targets = get_snakemake_targets(layout.normalize_study_path(params), scale)
+    job_limit = [] if jobs is None else ["--cores" if _is_local_profile(profile) else "--jobs", str(jobs)]
+    command = [snakemake, *targets, "--profile", profile, *(["-n"] if dry_run else []), *job_limit, *snakemake_options]
+    typer.echo(shlex.join(command), err=True)
+    os.execvpe(command[0], command, os.environ | extra_environment)
+
+
+@app.command(rich_help_panel=PEOPLE_PANEL)
+def papers(
+    scale: Annotated[str, typer.Option("--scale", help="smoke, reduced or paper.")] = FULL_SCALE,
+    plan_fingerprint: PlanFingerprint = None,
+) -> None:
+    """Write the four papers' pages of what has been run at a scale, published numbers beside measured ones."""
+    from fedpipe.papers import make
+
+    make.write_papers(scale, plan_fingerprint)
+    typer.echo(f"The pages lie in {make.get_pages_folder(scale) / 'index.html'}")
+
+
+@app.command(rich_help_panel=PEOPLE_PANEL)
+def show(
+    params: StudyFile = PARAMS,
+    scale: Scale = FULL_SCALE,
+    form: Annotated[
+        Literal["markdown", "latex", "csv"],
+        typer.Option("--format", help="Or the wide table for a paper, a row a method: LaTeX, or as CSV."),
+    ] = "markdown",
+) -> None:
+    """Print the result table and where the figures lie; of a study with failed runs, what is complete, and why."""
+    from fedpipe.report import contents
+
+    study_plan = read_plan(params, scale)
+    warn_if_stale(study_plan)
+    if partial := contents.render_partial_results(study_plan, form):
+        typer.echo(partial)
+    typer.echo(contents.render_results(study_plan, form))
+
+
+@app.command(rich_help_panel=PEOPLE_PANEL)
+def status(
+    params: StudyFile = PARAMS,
+    scale: Scale = FULL_SCALE,
+    watch: Annotated[bool, typer.Option("--watch", help="Draw it again every two seconds, until all is done.")] = False,
+) -> None:
+    """Show how far each run has come, how long the rest takes, and the end of each failed job's log."""
+    from fedpipe.report import status as progress
+
+    progress.show_progress(read_plan(params, scale), watch)
+
+
+def _find_snakemake() -> str:
+    """The snakemake of this environment, which need not be activated, as one would type it."""
+    environment_snakemake, path_snakemake = Path(sys.executable).with_name("snakemake"), shutil.which("snakemake")
+    if not (path_snakemake or environment_snakemake.is_file()):
+        raise SettingsError("snakemake is not installed here; run `make setup`, then `source .venv/bin/activate`.")
+    return (
+        str(environment_snakemake)
+        if environment_snakemake.is_file() and not (path_snakemake and environment_snakemake.samefile(path_snakemake))
+        else "snakemake"
+    )
+
+
+def _refuse_unreadable(words: list[str], params: Path) -> None:
+    """Refuse what Snakemake can't read: it would print all of its options."""
+    from snakemake.cli import get_argument_parser
+
+    def refuse(reason: str) -> NoReturn:
+        raise SettingsError(
+            f"'{shlex.join(words)}' can't be read by snakemake ({reason}); `fedpipe run --help` and `snakemake --help` "
+            f"list the options, and settings belong in {params}."
+        )
+
+    parser = get_argument_parser()
+    parser.error = refuse
+    with suppress(SystemExit), redirect_stdout(io.StringIO()):  # of --help and --version, which snakemake prints later
+        parser.parse_args(words)
+
+
+def _require_short_study(study_plan: NewPlan, parallel_runs: int) -> None:
+    """Refuse a study that would keep this machine busy for more than a day."""
+    from fedpipe.planning import planner
+    from fedpipe.report import forecast
+
+    study_forecast = forecast.compute_forecast(study_plan, cores=parallel_runs)
+    if study_forecast.seconds > forecast.DAY:
+        other_scales = [
+            other_scale
+            for other_scale in planner.list_scales(study_plan.params)
+            if other_scale not in {study_plan.scale, FULL_SCALE}
+        ]
+        scale_hint = f", --scale {' or '.join(other_scales)} for a smaller one" if other_scales else ""
+        raise SettingsError(
+            f"{study_plan.params}: {study_forecast} Type --yes to start it{scale_hint}, or --profile for a cluster."
+        )
+
+
+def _is_local_profile(profile: str) -> bool:
+    """Whether jobs under a profile of Snakemake run on this machine, where `cores: all` in it outdoes --jobs."""
+    return bool(_read_profile(profile).get("executor", "local") == "local")
+
+
+def _count_parallel_runs(profile: str, jobs: int | None) -> int:
+    """How many runs train at once on this machine: one a core, or a GPU where the profile counts these."""
+    limits = (str(limit).partition("=") for limit in _read_profile(profile).get("resources") or ())
+    gpus = [int(count) for name, _, count in limits if name == "gpu" and count.isdigit()]
+    return min([jobs or os.cpu_count() or 1, *gpus])
+
+
+def _read_profile(name: str) -> dict[str, Any]:
+    """What a profile of Snakemake says; nothing where it can't be read, which snakemake tells."""
+    from snakemake.cli import get_profile_dir
+
+    from fedpipe.core.yaml_text import read_yaml
+
+    profile_dir = get_profile_dir(name)
+    try:
+        settings = read_yaml(profile_dir[1].read_text(), profile_dir[1]) if profile_dir else None
+    except SettingsError:
+        settings = None
+    return settings if isinstance(settings, dict) else {}
+
+
+def _make_plan(path: Path, scale: str, has_several_studies: bool) -> NewPlan:
+    """The plan of a study; each sentence about a mistake names the study's file, where it is one of several."""
+    from fedpipe.planning import planner
+
+    try:
+        return planner.make_plan(path, scale)
+    except SettingsError as error:
+        if not has_several_studies:
+            raise
+        lines = [line if line.startswith(f"{path}: ") else f"{path}: {line}" for line in str(error).splitlines()]
+        raise SettingsError("\n".join(lines)) from None
+
+
+def warn_if_stale(plan: Plan) -> None:
+    """A word to people about a study, or code, that gives other numbers by now than those that they are shown."""
+    from fedpipe.report import contents
+
+    if warning := contents.get_staleness_warning(plan):
+        typer.echo(f"fedpipe: {warning}", err=True)

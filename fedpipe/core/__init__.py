@@ -1,0 +1,4 @@
+"""What every other package uses.
+
+Errors, random streams, named tensors, YAML, callbacks, the files of results, and components found by name.
+"""

@@ -1,0 +1,434 @@
+"""What a number was computed by: digests of the code that defines a component, and of the code that all runs share.
+
+A digest is of the syntax trees of a class, its bases and everything that they use, transitively, without comments,
+docstrings and formatting; it is the same on every version of Python that fedpipe runs on. What is followed are the
+user's own modules and, in fedpipe, the modules that define components; anything else (PyTorch, the shared code) stands
+in the digest by name alone. Nothing here executes what it reads. Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedpipe.core.components import syntax
+from fedpipe.core.components.module_graph import (
+    COMPONENT_PACKAGES,
+    DATA_FILES_VARIABLE,
+    LIST_ADDERS,
+    PACKAGE,
+    find_dynamic_imports,
+    find_source_file,
+    followed_packages,
+    is_component_module,
+    is_external_package,
+    is_first_party_module,
+    is_shared_module,
+    parse_data_files,
+    parse_module,
+)
+from fedpipe.core.errors import SettingsError
+
+SHARED_ENTRY_POINTS = (  #: where the shared code begins
+    ("fedpipe.engine.run", "Run"),
+    ("fedpipe.engine.run", "open_run"),
+    ("fedpipe.planning.download", "obtain_dataset"),
+    ("fedpipe.planning.partition", "partition_dataset"),
+)
+PROBE_MODULES = {  #: kinds of probes, and the modules that compute them
+    "head-norms": "fedpipe.engine.diagnostics.head_norms",
+    "features": "fedpipe.engine.diagnostics.features",
+    "surface": "fedpipe.engine.diagnostics.surface",
+    "gradients": "fedpipe.engine.diagnostics.gradients",
+    "locals": "fedpipe.engine.diagnostics.step_traces",
+}
+DIGEST_DIGITS = 12
+INTROSPECTION_ATTRIBUTES = {"__globals__", "__subclasses__"}  #: attributes that lead to what no name leads to
+DYNAMIC_BUILTINS = {
+    "globals",
+    "locals",
+    "vars",
+    "eval",
+    "exec",
+}  #: functions of Python that may read any name of a module
+
+
+@dataclass(frozen=True)
+class Digest:
+    """A digest, and what it was made of.
+
+    Parameters
+    ----------
+    text
+        Twelve hexadecimal digits.
+    files
+        The source files and declared data files.
+    """
+
+    text: str
+    files: frozenset[Path]
+
+
+@functools.cache
+def compute_code_digest(*objects: Any) -> Digest:
+    """The digest of classes and functions, with all that they use of fedpipe's components and of own modules.
+
+    It is computed once a process, as the code is imported once.
+
+    Raises
+    ------
+    SettingsError
+        A source or a declared data file is missing, or the declaration is not a list of names.
+    """
+    followed_packages.clear()  # a digest must not depend on those that were made before it
+    followed_packages.update(item.__module__.partition(".")[0] for item in objects)
+    bases = [base for item in objects if isinstance(item, type) for base in item.__mro__[1:]]
+    return _digest_names(map(_locate_definition, objects), is_component_module, map(_locate_definition, bases))
+
+
+def recompute_code_digests(*object_groups: tuple[Any, ...]) -> list[str]:
+    """Digests as they are by now; :func:`compute_code_digest` gives them as they were when a process first asked."""
+    return [compute_code_digest.__wrapped__(*objects).text for objects in object_groups]
+
+
+@functools.cache
+def compute_shared_digest() -> str:
+    """The digest of the code that all runs share: executors, optimizers, streams, layers, base classes, evaluation."""
+    return _digest_names([*SHARED_ENTRY_POINTS, *_list_shared_imports()], is_shared_module).text
+
+
+def _list_shared_imports() -> Iterator[tuple[str, str]]:
+    """What fedpipe's components import of the rest of fedpipe: names of modules that no key follows."""
+    for package in COMPONENT_PACKAGES:
+        folder = find_source_file(package)
+        for path in sorted(folder.parent.rglob("*.py")) if folder else ():
+            inner = path.relative_to(folder.parent).with_suffix("").parts if folder else ()
+            source = parse_module(".".join((package, *(part for part in inner if part != "__init__"))))
+            for target in itertools.chain(*source.imports.values()):
+                module, _, name = target.rpartition(".")
+                if is_shared_module(target) and is_first_party_module(target):
+                    if target.count("."):  # `import fedpipe.x`, else fedpipe itself
+                        yield target, ""
+                elif is_shared_module(module) and is_first_party_module(module):
+                    yield module, name
+
+
+@functools.cache
+def compute_probe_digest(kind: str) -> str:
+    """The digest of the code of a kind of probe, ``head-norms``: of what probes have of their own."""
+    return _digest_names(
+        [(PROBE_MODULES[kind], "compute_table")], lambda module: module.startswith("fedpipe.engine.diagnostics.")
+    ).text
+
+
+def _locate_definition(value: Any) -> tuple[str, str]:
+    return value.__module__, value.__qualname__.partition(".")[0]
+
+
+# -- the walk ----------------------------------------------------------------------------------------------------------
+
+
+def _digest_names(
+    names: Iterable[tuple[str, str]], is_followed: Callable[[str], bool], optional_names: Iterable[tuple[str, str]] = ()
+) -> Digest:
+    """The digest of some modules' names, and of those others that lie in modules that are followed."""
+    for lookup in (find_source_file, is_first_party_module, is_external_package):
+        lookup.cache_clear()
+    walk = _DependencyWalk(is_followed)
+    for module, name in names:
+        try:
+            walk.visit_entry(module, name)
+        except (OSError, ModuleNotFoundError):
+            raise SettingsError(f"'{module}.{name}' has no source that can be read; it should lie in a file.") from None
+    for module, name in optional_names:
+        walk.visit_name_if_followed(module, name)
+    walk.add_statement_order()
+    text = "\n".join(f"{location}: {what}" for location, what in sorted(walk.texts.items()))
+    return Digest(
+        hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS], frozenset(walk.files)
+    )
+
+
+class _DependencyWalk:
+    """Everything that some names of modules reach, as canonical text by place."""
+
+    def __init__(self, is_followed: Callable[[str], bool]) -> None:
+        self._is_followed, self._visited_names = functools.cache(is_followed), set[tuple[str, str]]()
+        self._visited_targets = set[tuple[str, ...]]()
+        self.texts: dict[str, str] = {}
+        self.files: set[Path] = set()
+
+    def visit_entry(self, module: str, name: str) -> None:
+        """What to begin with, wherever it lies; all of its module where that does not say which part it is."""
+        source = parse_module(module)
+        if name in source.bindings or name in source.imports:
+            self._visit_name(module, name)
+        else:
+            self._visit_whole_module(module)
+
+    def visit_name_if_followed(self, module: str, name: str) -> None:
+        """What a module binds to a name, and what that uses, if the module is followed."""
+        if self._is_followed(module):
+            self._visit_name(module, name)
+
+    def _visit_name(self, module: str, name: str) -> None:
+        if (module, name) in self._visited_names:
+            return
+        self._visited_names.add((module, name))
+        self._visit_module(module)
+        source = parse_module(module)
+        for number, statement in enumerate(source.bindings.get(name, ())):
+            self._visit_statement(source, f"{module}.{name}/{number}", statement)
+        self._visit_targets(f"{module}.{name}", source.imports.get(name, ()), [])
+        for star in source.star_imports:
+            self.visit_name_if_followed(star, name)
+            if self._is_followed(star) and is_first_party_module(
+                f"{star}.{name}"
+            ):  # named in `__all__`, or imported somewhere
+                self._visit_whole_module(f"{star}.{name}")
+
+    def _visit_module(self, module: str) -> None:
+        """What importing a module does beside binding names, and the data files that it declares."""
+        if (module, "") in self._visited_names:
+            return
+        self._visited_names.add((module, ""))
+        parent = module.rpartition(".")[0]
+        if parent and self._is_followed(parent):
+            self._visit_module(parent)
+        source = parse_module(module)
+        if source.path is not None:
+            self.files.add(source.path)
+        if source.source:
+            self.texts[module] = hashlib.sha256(source.source).hexdigest()
+        for target in [*itertools.chain(*source.imports.values()), *source.star_imports]:
+            imported_module = target if is_first_party_module(target) else target.rpartition(".")[0]
+            if imported_module and self._is_followed(imported_module):
+                self._visit_module(imported_module)
+        for number, statement in enumerate(source.effect_statements):
+            self._visit_statement(source, f"{module}/{number}", statement)
+        if module.partition(".")[0] != PACKAGE:
+            for name, statements in source.bindings.items():
+                if any(self._has_import_side_effects(source, statement) for statement in statements):
+                    self._visit_name(module, name)
+        if DATA_FILES_VARIABLE in source.bindings and module.partition(".")[0] != PACKAGE:
+            for path in dict.fromkeys(_find_data_files(source)):
+                self.files.add(path)
+                with path.open("rb") as stream:
+                    self.texts[f"{module}:{path.as_posix()}"] = hashlib.file_digest(stream, "sha256").hexdigest()
+
+    def _visit_whole_module(self, module: str) -> None:
+        """All of a module, where it can't be told what of it is used."""
+        self._visit_module(module)
+        source = parse_module(module)
+        for name in [*source.bindings, *source.imports]:
+            self._visit_name(module, name)
+        for star in source.star_imports:
+            if self._is_followed(star):
+                self._visit_whole_module(star)
+
+    def _visit_statement(self, source: syntax.ParsedModule, location: str, statement: ast.stmt) -> None:
+        if location in self.texts:
+            return
+        self.texts[location] = syntax.to_canonical_text(statement)
+        statement_imports, is_user_code = (
+            source.imports_by_statement[statement],
+            source.name.partition(".")[0] != PACKAGE,
+        )
+        for root, attributes in syntax.find_used_names(statement):
+            imported_targets = source.imports.get(root, [])
+            if is_user_code and (
+                INTROSPECTION_ATTRIBUTES & {*attributes}
+                or (imported_targets == ["sys"] and attributes[:1] == ["modules"])
+            ):
+                self._visit_module_and_imports(source)
+            if imported_targets:
+                self._visit_targets(f"{location}:{root}", statement_imports.get(root, ()), attributes)
+                if imported_targets != statement_imports.get(root):
+                    self._visit_targets(f"{source.name}.{root}", imported_targets, attributes)
+                if root in source.bindings:
+                    self._visit_name(source.name, root)
+            elif root in DYNAMIC_BUILTINS and root not in source.bindings:
+                if is_user_code:
+                    self._visit_whole_module(source.name)
+            else:
+                self._visit_name(source.name, root)
+        for name, targets in statement_imports.items():
+            for target in targets:
+                if name.endswith("()") and self._is_followed(target):  # import_module("helper")
+                    self._visit_whole_module(target)
+        for target in find_dynamic_imports(statement, source) if is_user_code else ():
+            if self._is_followed(target):
+                self._visit_whole_module(target)
+
+    def _visit_module_and_imports(self, source: syntax.ParsedModule) -> None:
+        """All of a module and of those that it imports: where code asks for modules by ways that name none."""
+        self._visit_whole_module(source.name)
+        for target in dict.fromkeys(itertools.chain(*source.imports.values())):
+            module = target if is_first_party_module(target) else target.rpartition(".")[0]
+            if module and self._is_followed(module):
+                self._visit_whole_module(module)
+
+    def _has_import_side_effects(self, source: syntax.ParsedModule, statement: ast.stmt) -> bool:
+        """Whether a definition does something where it stands: decorated by own code, a subclass that is told of."""
+        if not isinstance(statement, syntax.DEFINITIONS):
+            return False
+        if any(
+            self._is_user_code(source, root)
+            for node in statement.decorator_list
+            for root, _ in syntax.find_used_names(node)
+        ):
+            return True
+        if not isinstance(statement, ast.ClassDef):
+            return False
+        body = [
+            node for node in statement.body if not isinstance(node, syntax.DEFINITIONS) and not syntax.is_noop(node)
+        ]
+        if any(isinstance(node, ast.Expr) or syntax.has_external_assignment(node) for node in body):
+            return True
+        base_nodes = [*statement.bases, *(word.value for word in statement.keywords)]
+        return any(
+            self._has_subclass_hook(source, root) for node in base_nodes for root, _ in syntax.find_used_names(node)
+        )
+
+    def _is_user_code(self, source: syntax.ParsedModule, root: str) -> bool:
+        targets = source.imports.get(root, ())
+        user_targets = (target for target in targets if target.partition(".")[0] != PACKAGE)
+        return root in source.bindings or any(
+            self._is_followed(target if is_first_party_module(target) else target.rpartition(".")[0])
+            for target in user_targets
+        )
+
+    def _has_subclass_hook(self, source: syntax.ParsedModule, name: str, depth: int = 8) -> bool:
+        """Whether a class of one's own is told of its subclasses, by `__init_subclass__` or a metaclass."""
+        for statement in source.bindings.get(name, ()) if depth else ():
+            if not isinstance(statement, ast.ClassDef):
+                continue
+            if any(getattr(node, "name", "") in {"__init_subclass__", "__new__"} for node in statement.body):
+                return True
+            if any(word.arg == "metaclass" for word in statement.keywords):
+                return True
+            roots = (root for node in statement.bases for root, _ in syntax.find_used_names(node))
+            if any(self._has_subclass_hook(source, root, depth - 1) for root in roots):
+                return True
+        for target in source.imports.get(name, ()) if depth else ():
+            module, _, inner = target.rpartition(".")
+            is_followed = (
+                module
+                and module.partition(".")[0] != PACKAGE
+                and not is_first_party_module(target)
+                and self._is_followed(module)
+            )
+            if is_followed and self._has_subclass_hook(parse_module(module), inner, depth - 1):
+                return True
+        return False
+
+    def _visit_targets(self, location: str, targets: Iterable[str], attributes: list[str]) -> None:
+        """All that an imported name may stand for."""
+        for number, target in enumerate(targets):
+            self._visit_target(f"{location}/{number}" if number else location, target, attributes)
+
+    def _visit_target(self, location: str, target: str, attributes: list[str]) -> None:
+        """What an imported name stands for; the name of what is not followed is all that the digest holds of it."""
+        self.texts[location] = f"= {target}"
+        if (target, *attributes) in self._visited_targets:  # also where a package imports what it does not have
+            return
+        self._visited_targets.add((target, *attributes))
+        module, _, name = target.rpartition(".")
+        if is_first_party_module(target) and self._is_followed(target):
+            self._visit_attribute(target, attributes)
+            if module and self._is_followed(module):  # a package may bind that name to something else
+                parent_module = parse_module(module)
+                if name in parent_module.bindings or name in parent_module.imports or parent_module.star_imports:
+                    self._visit_name(module, name)
+        elif module and not is_first_party_module(target) and self._is_followed(module):
+            self._visit_attribute(module, [name, *attributes])
+        elif target == PACKAGE or (
+            is_first_party_module(target) and any(package.startswith(f"{target}.") for package in COMPONENT_PACKAGES)
+        ):
+            self._visit_attribute_chain(target, attributes)
+
+    def _visit_attribute_chain(self, package: str, attributes: list[str]) -> None:
+        """A package that is not followed may lead to a module that is: ``fedpipe.algorithms.fedavg.FedAvg``."""
+        for index, part in enumerate(attributes):
+            package = f"{package}.{part}"
+            if not is_first_party_module(package):
+                return
+            if self._is_followed(package):
+                self._visit_attribute(package, attributes[index + 1 :])
+                return
+
+    def add_statement_order(self) -> None:
+        """Of own modules where it counts what comes first: that something acts, or that a name is bound twice."""
+        for module in {
+            module for module, name in self._visited_names if not name and module.partition(".")[0] != PACKAGE
+        }:
+            source = parse_module(module)
+            is_rebound = (len(source.bindings.get(name, ())) + (name in source.imports) > 1 for name in source.bindings)
+            if not (source.effect_statements or len(source.star_imports) > 1 or any(is_rebound)):
+                continue
+            statement_texts = []
+            for statement in source.imports_by_statement:
+                names = [name for name, statements in source.bindings.items() if statement in statements]
+                is_used = (
+                    any((module, name) in self._visited_names for name in names)
+                    or statement in source.effect_statements
+                )
+                imported_targets = [target for _, target in syntax.find_imports(statement, source.package)]
+                has_followed_import = any(
+                    self._is_followed(candidate)
+                    for target in imported_targets
+                    for candidate in (target, target.rpartition(".")[0])
+                )
+                is_import = isinstance(statement, (ast.Import, ast.ImportFrom))
+                if (is_import and has_followed_import) or (is_used and not syntax.is_deferred(statement)):
+                    statement_texts.append(syntax.to_canonical_text(statement))
+            if len(statement_texts) > 1:
+                self.texts[f"{module}#"] = "\n".join(statement_texts)
+
+    def _visit_attribute(self, module: str, attributes: list[str]) -> None:
+        """``module.a.b``: what the module binds to ``a``, or its submodule ``a``; all of it where there is neither."""
+        if not attributes:
+            self._visit_whole_module(module)
+            return
+        source, (first, *others) = parse_module(module), attributes
+        if first in source.bindings or first in source.imports or source.star_imports:
+            if first in source.imports and first not in source.bindings:
+                self._visit_module(module)
+                self._visit_targets(f"{module}.{first}", source.imports[first], others)
+            else:
+                self.visit_name_if_followed(module, first)
+            if (
+                first not in source.bindings
+                and is_first_party_module(f"{module}.{first}")
+                and self._is_followed(f"{module}.{first}")
+            ):
+                self._visit_attribute(f"{module}.{first}", others)  # what stands behind a star is known to none
+        elif is_first_party_module(f"{module}.{first}"):
+            self._visit_module(module)
+            if self._is_followed(f"{module}.{first}"):
+                self._visit_attribute(f"{module}.{first}", others)
+        else:
+            self._visit_whole_module(module)
+
+
+def _find_data_files(source: syntax.ParsedModule) -> Iterator[Path]:
+    """The data files that a custom module lists in ``FILES``, one literal list that later code leaves alone."""
+    for node in itertools.chain.from_iterable(map(syntax.list_nodes, source.effect_statements)):
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr in LIST_ADDERS
+            and getattr(node.value, "id", None) == DATA_FILES_VARIABLE
+        ):
+            raise SettingsError(
+                f"{source.name}.{DATA_FILES_VARIABLE} can't be read, since line {node.lineno} adds to it; it should "
+                "be one list of "
+                "names, as ['prior.npy']."
+            )
+    for statement in source.bindings[DATA_FILES_VARIABLE]:
+        yield from parse_data_files(source, statement)

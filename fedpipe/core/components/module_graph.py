@@ -1,0 +1,215 @@
+"""Which modules a component's code comes from, read from source files without executing them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import itertools
+import marshal
+import sys
+import sysconfig
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from fedpipe.core.components import syntax
+from fedpipe.core.errors import SettingsError
+
+PACKAGE = "fedpipe"
+DATA_FILES_VARIABLE = "FILES"  #: in an own module: the data files that it reads, from the folder of params.yaml
+LIST_ADDERS = {"append", "extend", "insert"}  #: methods of a list that add to it
+#: Packages whose modules define components, each with the modules of its interface, whose code is in no key.
+COMPONENT_PACKAGES = {
+    "fedpipe.algorithms": ("base", "batch", "passes", "uploads"),
+    "fedpipe.models": ("base", "layers"),
+    "fedpipe.data.partitions": ("base",),
+    "fedpipe.data.datasets": ("base",),
+}
+SITE_FOLDERS = {"site-packages", "dist-packages"}  #: folders of what is nobody's own
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
+
+
+def _reject_stale_bytecode(path: Path) -> None:
+    """Refuse where Python would execute, or has executed, other code than the source: it tells by time and size alone.
+
+    Raises
+    ------
+    SettingsError
+        What it has compiled before is of another source, which was of the same size and time.
+    """
+    bytecode_path = Path(importlib.util.cache_from_source(str(path)))
+    try:
+        cached_bytes, stat = bytecode_path.read_bytes(), path.stat()
+    except OSError:
+        return
+    source_stamp = b"".join(
+        (number & 0xFFFFFFFF).to_bytes(4, "little") for number in (int(stat.st_mtime), stat.st_size)
+    )
+    unchecked_flag = (1).to_bytes(4, "little")  # as `compileall --invalidation-mode unchecked-hash` leaves it
+    magic = importlib.util.MAGIC_NUMBER
+    if cached_bytes[:16] != magic + bytes(4) + source_stamp and cached_bytes[:8] != magic + unchecked_flag:
+        return
+    try:
+        cached_code = marshal.loads(cached_bytes[16:])
+    except (EOFError, ValueError, TypeError):
+        raise SettingsError(f"{bytecode_path} is damaged; delete it.") from None
+    if not _is_same_code(cached_code, compile(path.read_bytes(), str(path), "exec", dont_inherit=True)):
+        raise SettingsError(f"{bytecode_path} is of an earlier {path.name}, and Python would execute it; delete it.")
+
+
+def _is_same_code(one: Any, other: Any) -> bool:
+    """Whether two compiled codes do the same; which columns tracebacks name (`PYTHONNODEBUGRANGES`) does not count."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, CodeType):
+        bare, others = (each.replace(co_consts=(), co_linetable=b"") for each in (one, other))
+        return bare == others and _is_same_code(one.co_consts, other.co_consts)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_is_same_code, one, other))
+    if isinstance(one, frozenset):
+        return sorted(map(repr, one)) == sorted(map(repr, other))
+    return repr(one) == repr(other)  # also NaN
+
+
+def _find_spec(top: str) -> ModuleSpec | None:
+    loaded_module = sys.modules.get(top)
+    return getattr(loaded_module, "__spec__", None) or (None if loaded_module else importlib.util.find_spec(top))
+
+
+@functools.cache
+def find_source_file(module: str) -> Path | None:
+    """The file of a module; None where it is a folder alone. Nothing is imported for it.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        There is no such module, or it is built into Python.
+    """
+    top, *parts = module.split(".")
+    loaded_module, spec = sys.modules.get(top), _find_spec(top)
+    origin = getattr(loaded_module, "__file__", None) or (spec.origin if spec else None)
+    path = Path(origin).resolve() if origin and Path(origin).is_file() else None
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    if path is None and not folders:
+        raise ModuleNotFoundError(module)
+    for part in parts:
+        if path is not None and path.stem == "__init__" and path.parent not in folders:
+            folders.insert(0, path.parent)
+        candidates = [folder / part for folder in folders]
+        sources = (
+            file for candidate in candidates for file in (candidate / "__init__.py", candidate.with_name(f"{part}.py"))
+        )
+        extension_files = (file for folder in folders for file in folder.glob(f"{part}.*.so"))
+        path = next((file.resolve() for file in itertools.chain(sources, extension_files) if file.is_file()), None)
+        folders = [candidate for candidate in candidates if candidate.is_dir()]
+        if path is None and not folders:
+            raise ModuleNotFoundError(module)
+    return path
+
+
+def parse_module(module: str) -> syntax.ParsedModule:
+    """A module taken apart; once for as long as its file does not change."""
+    path = find_source_file(module)
+    stat = path.stat() if path else None
+    return _parse_module_cached(module, path, (stat.st_mtime_ns, stat.st_size, stat.st_ino) if stat else ())
+
+
+@functools.cache
+def _parse_module_cached(module: str, path: Path | None, file_stat: tuple[int, ...]) -> syntax.ParsedModule:
+    try:
+        parsed_module = syntax.ParsedModule(module, path)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise SettingsError(f"{path} can't be read as Python ({error}); the code that is used imports it.") from None
+    if path is not None and path.suffix == ".py" and is_component_module(module):
+        _reject_stale_bytecode(path)
+    return parsed_module
+
+
+@functools.cache
+def is_first_party_module(name: str) -> bool:
+    """Whether it is a module of fedpipe or of somebody's own; others are not looked for, since that may import them."""
+    if is_external_package(name.partition(".")[0]):
+        return False
+    try:
+        find_source_file(name)
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+#: Top-level packages that are followed although they are installed: those in which a component itself lies.
+followed_packages: set[str] = set()
+
+
+@functools.cache
+def is_external_package(top: str) -> bool:
+    """Whether a top-level package is Python's own, or installed from somewhere."""
+    if top == PACKAGE or (top in followed_packages and top not in sys.stdlib_module_names):
+        return False
+    try:
+        path = find_source_file(top)
+    except (ModuleNotFoundError, ValueError):
+        return True
+    if path is None:  # a folder alone; built into Python
+        folders = list(getattr(_find_spec(top), "submodule_search_locations", None) or ())
+        is_installed = bool(folders) and all(SITE_FOLDERS & set(Path(folder).parts) for folder in folders)
+        return top in sys.stdlib_module_names or is_installed
+    if top in sys.stdlib_module_names and any(
+        path.is_relative_to(stdlib_folder) for stdlib_folder in _find_stdlib_folders()
+    ):
+        return True  # else it is one's own, of the same name
+    return bool(SITE_FOLDERS & set(path.parts))
+
+
+@functools.cache
+def _find_stdlib_folders() -> tuple[Path, ...]:
+    """Where Python's own modules lie."""
+    return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
+
+
+def is_component_module(module: str) -> bool:
+    """Whether a module is followed for a component: one of fedpipe's that defines some, or the user's own."""
+    if module.partition(".")[0] == PACKAGE:
+        return any(
+            module.startswith(f"{package}.") and module.removeprefix(f"{package}.") not in interface
+            for package, interface in COMPONENT_PACKAGES.items()
+        )
+    return is_first_party_module(module)
+
+
+def is_shared_module(module: str) -> bool:
+    """Whether a module is part of the code that all runs share."""
+    return module.partition(".")[0] == PACKAGE and not is_component_module(module)
+
+
+def find_dynamic_imports(statement: ast.stmt, source: syntax.ParsedModule) -> Iterator[str]:
+    """Modules that are imported by ``import_module`` under another name."""
+    others = {name for name, targets in source.imports.items() if "importlib.import_module" in targets}
+    for node in syntax.list_nodes(statement) if others - {"import_module"} else ():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in others:
+            for part in node.args[:1]:
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value
+
+
+def parse_data_files(source: syntax.ParsedModule, statement: ast.stmt) -> Iterator[Path]:
+    """The data files that modules list in ``FILES``, or an error if one is missing or the list is not literal."""
+    try:
+        names = ast.literal_eval(getattr(statement, "value", ast.Constant(None)))
+    except (ValueError, TypeError):
+        names = None
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise SettingsError(
+            f"{source.name}.{DATA_FILES_VARIABLE} can't be read; it should be a list of names, as ['prior.npy']."
+        )
+    for name in names:
+        if not Path(name).is_file():
+            raise SettingsError(
+                f"{source.name}.{DATA_FILES_VARIABLE}: {name} is missing; it should be a file beside params.yaml."
+            )
+        yield Path(name)

@@ -1,0 +1,269 @@
+"""Finding things by name: algorithms, models, partition schemes and data sets.
+
+Each kind is a package in which every module defines one class; the module's name is the name used in params.yaml.
+Adding one is adding a file (`base` and names that begin with an underscore are not components). Anything outside
+fedpipe is named by a dotted path, ``my_module.MyAlgorithm``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import json
+import pkgutil
+import traceback
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from fedpipe.core.components import code_digest
+from fedpipe.core.components.component import (
+    ALGORITHM,
+    DATASET,
+    MODEL,
+    PARTITION,
+    Component,
+    ComponentKind,
+    get_type_adapter,
+    list_parameters,
+)
+from fedpipe.core.components.module_graph import COMPONENT_PACKAGES
+from fedpipe.core.errors import SettingsError, format_validation_errors, refuse_numbers, suggest_name
+
+
+@functools.cache
+def list_components(kind: ComponentKind) -> tuple[str, ...]:
+    """The names of all components of a kind that ship with fedpipe, in alphabetical order."""
+    package = importlib.import_module(kind.package)
+    modules = (module.name for module in pkgutil.iter_modules(package.__path__) if not module.ispkg)
+    shared_modules = {*COMPONENT_PACKAGES[kind.package], *kind.helpers}
+    component_modules = (name for name in modules if name not in shared_modules)
+    return tuple(sorted(name.replace("_", "-") if kind is PARTITION else name for name in component_modules))
+
+
+def find_component(kind: ComponentKind, name: str, key: str | None = None) -> type[Component]:
+    """The class called ``name``, or at the dotted path ``name``; for a model that may be a function, too.
+
+    Raises
+    ------
+    SettingsError
+        There is no such component; the sentence names ``key`` (default: the kind's section) and the nearest name.
+    """
+    key = key or kind.section
+    if "." in name:
+        module_name, _, class_name = name.rpartition(".")
+        try:
+            candidate = getattr(importlib.import_module(module_name), class_name)
+        except Exception as error:  # whatever a module of the user's own does as it is imported
+            raise SettingsError(
+                f"{key}: '{name}' can't be imported ({_describe_import_error(error, module_name)}); "
+                f"{_import_advice(kind, error)}."
+            ) from error
+        if (
+            kind.function_module
+            and inspect.isfunction(candidate)
+            and "<" not in candidate.__qualname__
+            and _takes_inputs(candidate)
+        ):
+            family: type[Component] = importlib.import_module(kind.function_module).make_model_class(candidate)
+            return family
+        if not (inspect.isclass(candidate) and issubclass(candidate, _get_base_class(kind))):
+            alternative = (
+                ", or be a function (shape, classes) that returns a body and a head" if kind.function_module else ""
+            )
+            kind_phrase = f"{'an' if kind is ALGORITHM else 'a'} {kind.name}"
+            raise SettingsError(
+                f"{key}: '{name}' is not {kind_phrase}; it should derive from "
+                f"{_get_base_class(kind).__qualname__}{alternative}."
+            )
+        if not f"{candidate.__module__}.".startswith(f"{module_name}."):
+            raise SettingsError(
+                f"{key}: '{name}' is defined in {candidate.__module__}, and jobs import nothing else; it should be "
+                f"'{candidate.__module__}.{candidate.__qualname__}'."
+            )
+        types = vars(candidate).get("__annotations__", {}).values()
+        fields = [annotation for annotation in types if "ClassVar" not in str(annotation)]
+        if fields and "__dataclass_params__" not in vars(candidate):
+            raise SettingsError(f"{key}: '{name}' has fields; it should be a @dataclass(frozen=True, kw_only=True).")
+        if "code" in vars(candidate).get("__dataclass_fields__", {}):
+            raise SettingsError(f"{key}: '{name}' has a field 'code', which stands for its source in keys; rename it.")
+        return candidate
+    if name not in list_components(kind):
+        raise SettingsError(f"{key}: unknown {kind.name} '{name}'; {suggest_name(name, list_components(kind))}")
+    module = importlib.import_module(f"{kind.package}.{name.replace('-', '_')}")
+    classes = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, _get_base_class(kind)) and value.__module__ == module.__name__
+    ]
+    if len(classes) != 1:
+        raise TypeError(f"{module.__name__} should define exactly one {kind.name}, but defines {len(classes)}.")
+    return classes[0]
+
+
+def _takes_inputs(function: Any) -> bool:
+    """Whether a function takes shape and classes; torchvision's take neither, and would download weights for them."""
+    try:
+        inspect.signature(function).bind_partial((1,), 2)
+    except TypeError:
+        return False
+    return True
+
+
+def _describe_import_error(error: Exception, module: str) -> str:
+    """What went wrong at an import, and in which line of that module."""
+    if isinstance(error, SyntaxError):
+        return str(error)
+    stem = module.rpartition(".")[2]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).stem == stem]
+    message = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+    return f"{message}, {stem}.py, line {lines[-1]}" if lines else str(error)
+
+
+def _import_advice(kind: ComponentKind, error: Exception) -> str:
+    """What to do where an import fails."""
+    if isinstance(error, TypeError) and "non-frozen dataclass from a frozen one" in str(error):
+        traceback_entry = error.__traceback__
+        while traceback_entry and traceback_entry.tb_next:
+            traceback_entry = traceback_entry.tb_next
+        rejected_class = (
+            traceback_entry.tb_frame.f_locals.get("cls") if traceback_entry else None
+        )  # of `dataclass`, which raised it
+        location = f"above class {rejected_class.__name__}" if inspect.isclass(rejected_class) else "above the class"
+        return f"write `@dataclass(frozen=True, kw_only=True)` {location}"
+    if kind.function_module:
+        return (
+            "it should be a function (shape, classes) -> (body, head), as own.network, a class, as my_module.MyClass, "
+            f"or a model of `fedpipe list {kind.plural}`"
+        )
+    return "it should be the path of a class, as my_module.MyClass"
+
+
+def is_component(kind: ComponentKind, name: str) -> bool:
+    """Whether the class at a dotted path is a component of this kind."""
+    try:
+        find_component(kind, name)
+    except SettingsError:
+        return False
+    return True
+
+
+def parse_component(kind: ComponentKind, settings: Any, label: str = "", other_keys: Sequence[str] = ()) -> Component:
+    """The component that a section of params.yaml describes: a selector, and the component's parameters.
+
+    Parameters
+    ----------
+    kind
+        The kind.
+    settings
+        The section; for an algorithm, the entry of its label.
+    label
+        The label, which is also the algorithm's name where the entry names none.
+    other_keys
+        Keys of the section that are not the component's.
+
+    Raises
+    ------
+    SettingsError
+        See :func:`build_component`.
+    """
+    key = f"{kind.section}.{label}" if label else kind.section
+    if not isinstance(settings, Mapping):
+        expected_type = "valid mapping" if label else f"mapping with '{kind.selector}'"
+        raise SettingsError(f"{key}: {settings!r} can't be used; it should be a {expected_type}.")
+    parameters = dict(settings)
+    name, selector_key = parameters.pop(kind.selector, label or kind.default), f"{key}.{kind.selector}"
+    if not isinstance(name, str):
+        raise SettingsError(f"{selector_key}: {name!r} can't be used; it should be a name.")
+    find_component(kind, name, key if label else selector_key)
+    return build_component(kind, name, parameters, key, other_keys)
+
+
+def component_to_run_settings(kind: ComponentKind, component: Component) -> dict[str, Any]:
+    """What keys and a run's settings hold of a component, as JSON gives it back: its name, code and parameters."""
+    identity = {
+        kind.run_selector: get_component_name(kind, type(component)),
+        "code": code_digest.compute_code_digest(*component.code_objects()).text,
+    }
+    run_settings: dict[str, Any] = json.loads(json.dumps(identity | component.key_parameters()))
+    return run_settings
+
+
+def component_from_run_settings(kind: ComponentKind, run_settings: Mapping[str, Any]) -> Component:
+    """The component that settings of a run describe; see :func:`component_to_run_settings`."""
+    parameters = {name: value for name, value in run_settings.items() if name not in {kind.run_selector, "code"}}
+    return build_component(kind, run_settings[kind.run_selector], parameters)
+
+
+def build_component(
+    kind: ComponentKind,
+    name: str,
+    parameters: Mapping[str, Any],
+    key: str | None = None,
+    other_keys: Sequence[str] = (),
+) -> Component:
+    """A component with its parameters checked and its defaults filled in.
+
+    Parameters
+    ----------
+    kind, name
+        What :func:`find_component` finds.
+    parameters
+        As they stand in params.yaml.
+    key
+        Where they stand there; by default the kind's section.
+    other_keys
+        Keys that stand there too, which a mistyped parameter may have meant.
+
+    Raises
+    ------
+    SettingsError
+        The name or a parameter is unknown, of the wrong type or out of range; the sentence begins with its key.
+    """
+    component_class, key = find_component(kind, name, key), key or kind.section
+    if kind is ALGORITHM:
+        component_class = _import_dw().resolve_algorithm_class(component_class, parameters, key)
+        parameters = {field: value for field, value in parameters.items() if (field, value) != ("dw", None)}
+    try:
+        component = get_type_adapter(cast(Hashable, component_class)).validate_python(dict(parameters))
+        refuse_numbers(parameters, component)
+    except ValidationError as error:
+        known_keys = [
+            *other_keys,
+            *(field.name for field in list_parameters(add_extension_parameters(kind, component_class))),
+        ]
+        raise SettingsError(
+            "\n".join(format_validation_errors(error, dict(parameters), key, lambda _: known_keys))
+        ) from None
+    return component
+
+
+def add_extension_parameters(kind: ComponentKind, component: type[Component]) -> type[Component]:
+    """The class with all that params.yaml may set of it: of most algorithms, with FedDW's regularizer too."""
+    if kind is not ALGORITHM or _import_dw().get_dw_refusal(component):
+        return component
+    extended_class: type[Component] = _import_dw().add_dw_mixin(component)
+    return extended_class
+
+
+def _import_dw() -> Any:
+    return importlib.import_module("fedpipe.algorithms.extensions.dw")
+
+
+def get_component_name(kind: ComponentKind, component: type[Component]) -> str:
+    """The name by which :func:`find_component` gives this class."""
+    package, _, module = component.__module__.rpartition(".")
+    if package == kind.package:
+        return module.replace("_", "-") if kind is PARTITION else module
+    return f"{component.__module__}.{component.__qualname__}"
+
+
+@functools.cache
+def _get_base_class(kind: ComponentKind) -> type[Component]:
+    bases = {ALGORITHM: "Algorithm", MODEL: "Model", PARTITION: "Scheme", DATASET: "Dataset"}
+    base: type[Component] = getattr(importlib.import_module(f"{kind.package}.base"), bases[kind])
+    return base

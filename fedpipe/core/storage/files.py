@@ -1,0 +1,340 @@
+"""Where everything lies, what is in it, and how it is written and read.
+
+Writes are atomic (a temporary name, ``os.replace``), so a file is whole or absent whatever is killed, and a second
+writer of the same run writes the same bytes. Reads are checked against the SHA-256 that a manifest recorded. Small
+files of rounds may lie in their folder's pack (`fedpipe.core.storage.archive`); whoever reads them here need not know.
+
+No write waits for the disk. A power failure may take what was written in the last half minute: then it is found by its
+SHA-256, and done again, like anything that is damaged. What it must not take is the older files from which that is done
+again, so those that replace others are on the disk (`fsync_files`) before the others are deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import archive
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+RESULTS = Path("results")
+RESTORE_ADVICE = "`dvc checkout` brings back what DVC has recorded, and `fedpipe run` makes the rest again"
+WRITE_ATTEMPTS = 5  #: to write a file whose folder other processes sweep
+TENSOR_FILES = (
+    "server.pt",
+    "clients.pt",
+)  #: a round's files that no pack takes: they are mapped from files of their own
+_T = TypeVar("_T")
+
+
+def write_bytes(path: Path, data: bytes | memoryview) -> str:
+    """Write a file atomically; returns the SHA-256 of its bytes.
+
+    Raises
+    ------
+    ArtifactError
+        The disk is full, the folder read-only or elsewhere; what was there before is there still.
+    """
+    refuse_elsewhere(path.parent)
+    try:
+        for attempt in range(WRITE_ATTEMPTS):
+            try:
+                _replace(path, data)
+                break
+            except FileNotFoundError:  # another process at work on this run has just swept, or packed
+                if attempt == WRITE_ATTEMPTS - 1:
+                    raise
+    except OSError as error:
+        raise ArtifactError(f"{path} can't be written ({error.strerror}); fix that and run again.") from error
+    return hashlib.sha256(data).hexdigest()
+
+
+def _replace(path: Path, data: bytes | memoryview) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def refuse_elsewhere(path: Path) -> None:
+    """Refuse to write or delete where a link below ``results`` leads out of it; results may come from elsewhere.
+
+    Raises
+    ------
+    ArtifactError
+        There is such a link.
+    """
+    if path.parts[:1] == RESULTS.parts and not path.resolve().is_relative_to(RESULTS.resolve()):
+        raise ArtifactError(
+            f"{path} leads out of {RESULTS} through a link, to {path.resolve()}; nothing is written or deleted there. "
+            "Delete the link, or put the files themselves in its place."
+        )
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it is there; of a link only the link."""
+    refuse_elsewhere(path.parent)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def fsync_files(*paths: Path) -> None:
+    """Wait until what was written is on the disk; files that have lain there for a while cost next to nothing."""
+    for path in paths:
+        with suppress(FileNotFoundError), path.open("rb") as stream:
+            os.fsync(stream.fileno())
+
+
+def write_pt(path: Path, tree: Mapping[str, Any]) -> str:
+    """Write nested dicts of tensors atomically; the bytes depend on the tensors alone, not on the file's name."""
+    import torch
+
+    def to_contiguous(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            # A pickle refers back to a string object that it has seen: equal names shall be one object, always.
+            return {sys.intern(key): to_contiguous(subtree) for key, subtree in value.items()}
+        # A view would drag its whole storage into the file; and strides of axes of length 1, which are any, would be
+        # bytes of it.
+        return value.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+    buffer = io.BytesIO()
+    torch.save(to_contiguous(tree), buffer)
+    return write_bytes(path, buffer.getbuffer())
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON with its keys sorted, so that equal values give equal bytes."""
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    """A table as Parquet."""
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def write_json(path: Path, value: Any) -> str:
+    """Write JSON atomically."""
+    return write_bytes(path, json_bytes(value))
+
+
+def write_parquet(path: Path, table: pa.Table) -> str:
+    """Write a table atomically."""
+    return write_bytes(path, parquet_bytes(table))
+
+
+def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
+    """Nested dicts of tensors, mapped from the file; nothing but tensors is ever unpickled.
+
+    Raises
+    ------
+    ArtifactError
+        The file is missing, damaged, or holds anything else than tensors.
+    """
+    import torch
+
+    if not path.is_file():
+        raise _missing_error(path)
+    if sha256 is not None and (actual_sha256 := sha256_of(path)) != sha256:
+        raise _damaged_error(path, actual_sha256, sha256)
+    tree: dict[str, Any] = _decode(path, lambda: torch.load(path, weights_only=True, mmap=True, map_location="cpu"))
+    if not isinstance(tree, dict) or not _are_tensors(tree):
+        raise unreadable_error(path, "it holds something else than named tensors")
+    return tree
+
+
+def _are_tensors(value: Any) -> bool:
+    """Whether a value is a tensor, or nested dicts of tensors by name."""
+    import torch
+
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _are_tensors(part) for name, part in value.items())
+    return isinstance(value, torch.Tensor)
+
+
+def read_json(path: Path, sha256: str | None = None) -> Any:
+    """The value in a JSON file, checked."""
+    data = read_verified(path, sha256)
+    return _decode(path, lambda: json.loads(data))
+
+
+def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
+    """The table in a Parquet file, checked."""
+    import pyarrow as pa
+
+    data = read_verified(path, sha256)
+    return _decode(path, lambda: decode_parquet(pa.BufferReader(data)))
+
+
+def decode_parquet(source: Any) -> pa.Table:
+    """The table in Parquet data.
+
+    Read by this thread alone, as tables become frames in :func:`table_to_frame`: a process in which Arrow has begun
+    threads is
+    aborted now and then when it ends.
+    """
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(source, pre_buffer=False).read(use_threads=False)
+
+
+def table_to_frame(table: pa.Table) -> pd.DataFrame:
+    """A table as a frame of pandas."""
+    dataframe: pd.DataFrame = table.to_pandas(use_threads=False)
+    return dataframe
+
+
+def is_stored(path: Path) -> bool:
+    """Whether a file is there, loose or packed."""
+    pack_file, name = archive.locate_member(path)
+    return path.is_file() or name in archive.list_members(pack_file)
+
+
+def display_path(path: Path) -> str:
+    """Where a file really lies, in words: at its path, or as a member of its pack."""
+    pack_file, name = archive.locate_member(path)
+    return f"{pack_file}/{name}" if _is_packed(path) else str(path)
+
+
+def find_containing_file(path: Path) -> Path:
+    """The file that really holds it: itself, or its pack."""
+    return archive.locate_member(path)[0] if _is_packed(path) else path
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except FileNotFoundError:
+        pass
+    try:
+        return hashlib.sha256(archive.read_member(path)).hexdigest()
+    except zipfile.BadZipFile as error:
+        raise unreadable_error(path, error) from error
+
+
+def read_recorded_sha256(path: Path, record: str | None = None) -> str:
+    """The SHA-256 that was recorded when the file was written, in ``record`` beside it (default: its name, .json).
+
+    Raises
+    ------
+    ArtifactError
+        The record is missing, damaged, or does not name the file.
+    """
+    record_path = path.with_name(record) if record else path.with_suffix(".json")
+    try:
+        sha256: str = read_json(record_path)[path.name]
+    except (LookupError, TypeError):
+        raise ArtifactError(
+            f"{record_path} does not record the SHA-256 of {path.name}; delete both and run again."
+        ) from None
+    return sha256
+
+
+def is_intact(path: Path, sha256: str) -> bool:
+    """Whether the file is there with these bytes.
+
+    Raises
+    ------
+    ArchiveError
+        It would lie in a pack that is damaged as a whole.
+    """
+    try:
+        return sha256_of(path) == sha256
+    except archive.PackError:
+        raise
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ArtifactError):
+        return False
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file, which may be in a pack."""
+    for _ in range(2):  # whoever looks in between may see it packed, or unpacked again
+        with suppress(FileNotFoundError):
+            return path.read_bytes()
+        with suppress(FileNotFoundError):
+            return archive.read_member(path)
+    raise FileNotFoundError(path)
+
+
+def read_verified(path: Path, sha256: str | None) -> bytes:
+    """A file's bytes, checked."""
+    try:
+        data = read_bytes(path)
+    except FileNotFoundError:
+        raise _missing_error(path) from None
+    except (OSError, zipfile.BadZipFile) as error:
+        raise unreadable_error(path, error) from error
+    if sha256 is not None and (actual_sha256 := hashlib.sha256(data).hexdigest()) != sha256:
+        raise _damaged_error(path, actual_sha256, sha256)
+    return data
+
+
+def _missing_error(path: Path) -> ArtifactError:
+    return ArtifactError(f"{path} is missing; type `fedpipe run` to make it again.")
+
+
+def _damaged_error(path: Path, actual_sha256: str, sha256: str) -> ArtifactError:
+    subject = f"{archive.locate_member(path)[1]} in it" if _is_packed(path) else "it"
+    reason = f"the SHA-256 of {subject} is {actual_sha256[:12]}… and should be {sha256[:12]}…"
+    return ArtifactError(f"{find_containing_file(path)} is damaged: {reason}; {_repair_advice(path)}.")
+
+
+def unreadable_error(path: Path, reason: object) -> ArtifactError:
+    """The error about a file that can't be read, with the reason."""
+    member_prefix = f"{archive.locate_member(path)[1]}: " if _is_packed(path) else ""
+    return ArtifactError(
+        f"{find_containing_file(path)} can't be read ({member_prefix}{reason}); {_repair_advice(path)}."
+    )
+
+
+def _is_packed(path: Path) -> bool:
+    return archive.is_packable(path) and not path.exists() and archive.locate_member(path)[0].exists()
+
+
+def _repair_advice(path: Path) -> str:
+    """What to do about a file that is damaged."""
+    if not _is_packed(path):
+        return "delete it and run again"
+    run = path.parent.parent.parent
+    return f"delete {run / 'segments'} and run again: rounds that are whole are not done again"
+
+
+def _decode(path: Path, read: Callable[[], _T]) -> _T:
+    try:
+        return read()
+    except Exception as error:  # each reader has its own kinds; all mean that these bytes are not what we wrote
+        reason = str(error).split("\n", 1)[0]
+        raise unreadable_error(path, reason) from error
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

@@ -1,0 +1,417 @@
+"""Where each file of a study, a run and a round is, relative to the project's folder."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import archive
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+from fedpipe.core.storage.files import (
+    RESULTS,
+    TENSOR_FILES,
+    read_json,
+    read_parquet,
+    read_recorded_sha256,
+    read_verified,
+    unreadable_error,
+)
+
+PARAMS = Path("params.yaml")  #: the main study
+FULL_SCALE = "paper"  #: the scale of a study as it stands in its file
+STUDIES = Path("studies")  #: where other studies lie
+PAPERS = STUDIES / "papers"  #: those of the four papers
+DVC_YAML = "dvc.yaml"  #: beside studies, a file of DVC's own
+
+
+@dataclass(frozen=True)
+class RoundFiles:
+    """The files of one round.
+
+    ``state.json`` is written last by the aggregation: the states are whole. ``round.json`` is written last of all: the
+    round is complete. Both hold the SHA-256 of what they vouch for. Times lie beside, vouched for by nobody.
+    """
+
+    path: Path
+
+    @property
+    def server_state(self) -> Path:
+        """Server state after the round's aggregation (round 0: as initialized)."""
+        return self.path / "server.pt"
+
+    @property
+    def client_states(self) -> Path:
+        """What the round's participants keep until their next round, stacked along the first axis."""
+        return self.path / "clients.pt"
+
+    @property
+    def participants(self) -> Path:
+        """One row a participant: weight, bytes down and up."""
+        return self.path / "participants.parquet"
+
+    @property
+    def trained_accuracies(self) -> Path:
+        """Accuracies of the participants right after training."""
+        return self.path / "trained.parquet"
+
+    @property
+    def kept_accuracies(self) -> Path:
+        """The same for the kept protocols of this round and of those that follow until a client trains again."""
+        return self.path / "kept.parquet"
+
+    @property
+    def metrics(self) -> Path:
+        """Accuracies of this round, one row a client and protocol."""
+        return self.path / "metrics.parquet"
+
+    @property
+    def exchanged_matrices(self) -> Path:
+        """Matrices that the algorithm exchanged in this round."""
+        return self.path / "exchanged.parquet"
+
+    @property
+    def matrices(self) -> Path:
+        """SL and CR matrices of this round's global model."""
+        return self.path / "matrices.parquet"
+
+    @property
+    def times(self) -> Path:
+        """Seconds of training, aggregation and evaluation, and of a client's local epoch."""
+        return self.path / "times.json"
+
+    @property
+    def state_marker(self) -> Path:
+        """Marker: the round's states are whole."""
+        return self.path / "state.json"
+
+    @property
+    def marker(self) -> Path:
+        """Marker: the round is complete."""
+        return self.path / "round.json"
+
+    def block_uploads(self, index: int) -> Path:
+        """What one job's participants upload (only in the DAG of single rounds, until aggregated)."""
+        return self.path / f"block-{index:04d}.pt"
+
+
+@dataclass(frozen=True)
+class MergedFiles:
+    """A run's first so many rounds as one file of each kind: what a table of that many rounds is made of.
+
+    They lie in a folder whose name is the number of rounds, so that studies of other lengths have their own.
+    ``joined.json`` is written last; it holds that number, and the SHA-256 of all others.
+    """
+
+    path: Path
+
+    @property
+    def metrics(self) -> Path:
+        """All rounds' accuracies."""
+        return self.path / "metrics.parquet"
+
+    @property
+    def matrices(self) -> Path:
+        """All rounds' SL and CR matrices."""
+        return self.path / "matrices.parquet"
+
+    @property
+    def rounds(self) -> Path:
+        """One row a round: participants, traffic, what the algorithm observed."""
+        return self.path / "rounds.parquet"
+
+    @property
+    def times(self) -> Path:
+        """Seconds of each round, and what made them."""
+        return self.path / "times.json"
+
+    @property
+    def marker(self) -> Path:
+        """Marker: the files are whole."""
+        return self.path / "joined.json"
+
+    @property
+    def round_count(self) -> int:
+        """The number of rounds."""
+        return int(self.path.name)
+
+    def read_recorded_sha256(self, path: Path) -> str:
+        """The SHA-256 of one of the files, as recorded.
+
+        Raises
+        ------
+        ArtifactError
+            The record is missing or damaged, or of another number of rounds.
+        """
+        recorded_sha256 = read_recorded_sha256(path, self.marker.name)
+        if (recorded_rounds := read_json(self.marker).get("rounds")) != self.round_count:
+            raise ArtifactError(
+                f"{self.marker} is of {recorded_rounds} rounds and should be of {self.round_count}; delete "
+                f"{self.path} and run again."
+            )
+        return recorded_sha256
+
+    def check(self) -> None:
+        """Hash all files.
+
+        Raises
+        ------
+        ArtifactError
+            One is missing, damaged, or of another number of rounds.
+        """
+        for path in (self.metrics, self.matrices, self.rounds, self.times):
+            read_verified(path, self.read_recorded_sha256(path))
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of one run, below ``results/runs/<algorithm>/<key>``."""
+
+    path: Path
+
+    @classmethod
+    def from_key(cls, label: str, key: str) -> RunFiles:
+        """The place of the run with this key."""
+        return cls(RESULTS / "runs" / label / key)
+
+    @property
+    def settings(self) -> Path:
+        """All settings in full, from which the key is computed."""
+        return self.path / "run.yaml"
+
+    @property
+    def rounds_folder(self) -> Path:
+        """The folder of the rounds; a segment's end packs its small files."""
+        return self.path / "rounds"
+
+    def round(self, number: int) -> RoundFiles:
+        """The files of one round."""
+        return RoundFiles(self.rounds_folder / f"{number:04d}")
+
+    def list_complete_rounds(self) -> list[int]:
+        """The rounds that are complete, ascending; 0 is one of them."""
+        markers = [
+            *archive.list_members(archive.pack_path(self.rounds_folder)),
+            *map(str, self.rounds_folder.glob("[0-9][0-9][0-9][0-9]/round.json")),
+        ]
+        return sorted({int(Path(name).parent.name) for name in markers if name.endswith("/round.json")})
+
+    def segment_manifest(self, stop: int) -> Path:
+        """Manifest of the segment that ends with round ``stop``."""
+        return self.path / "segments" / f"{stop:04d}.json"
+
+    def replay_record(self, number: int, shared: str) -> Path:
+        """What came of redoing a round, before the run went on after it by other shared code than had made it."""
+        return self.path / "continued" / f"{number:04d}-{shared}.json"
+
+    def list_segment_manifests(self) -> list[Path]:
+        """Manifests of all segments, ascending."""
+        return sorted(self.path.glob("segments/*.json"))
+
+    def merged_files(self, rounds: int) -> MergedFiles:
+        """The files that join the rounds 1 to ``rounds``."""
+        return MergedFiles(self.path / "joined" / f"{rounds:04d}")
+
+    def list_merged_files(self) -> list[MergedFiles]:
+        """What was joined for studies of any length, ascending."""
+        return [MergedFiles(path.parent) for path in sorted(self.path.glob("joined/[0-9]*/joined.json"))]
+
+
+@dataclass(frozen=True)
+class ProbeFiles:
+    """The files of one probe, below ``results/probes/<algorithm>/<run's key>/<round>``."""
+
+    path: Path  #: without the ends of the names
+
+    @classmethod
+    def from_key(cls, label: str, run: str, number: int, kind: str, key: str) -> ProbeFiles:
+        """The place of a probe of a round."""
+        return cls(RESULTS / "probes" / label / run / f"{number:04d}" / f"{kind}-{key}")
+
+    @property
+    def settings(self) -> Path:
+        """All that it depends on, from which its key is computed."""
+        return self.path.with_suffix(".yaml")
+
+    @property
+    def table(self) -> Path:
+        """What it found."""
+        return self.path.with_suffix(".parquet")
+
+    @property
+    def marker(self) -> Path:
+        """The SHA-256 of the table, and what made it."""
+        return self.path.with_suffix(".json")
+
+
+@dataclass(frozen=True)
+class StudyFiles:
+    """The files of one study; runs, partitions and data lie under keys and names that all studies share."""
+
+    path: Path
+
+    @classmethod
+    def from_params(cls, params: Path, scale: str = FULL_SCALE) -> StudyFiles:
+        """The folder of a study's results, without ``results/``.
+
+        At a scale other than the whole study's, ``@`` and its name are put behind.
+
+        Raises
+        ------
+        SettingsError
+            A study there would share its place with another's, or `fedpipe prune` would not find it.
+        """
+        params = normalize_study_path(params)
+        suffix = "" if scale == FULL_SCALE else f"@{scale}"
+        if not re.fullmatch("[a-z][a-z0-9_]*", scale):
+            raise SettingsError(
+                f"'{scale}' is no scale; it should be a name of the study's section scales, or {FULL_SCALE}."
+            )
+        if params == PARAMS:
+            return cls(RESULTS / "studies" / suffix if suffix else RESULTS)
+        name = params.name.removesuffix(".yaml")
+        parts = (*params.parts[1:-1], name)
+        if params.parts[:1] != STUDIES.parts or name == params.name or not all(part.strip(".") for part in parts):
+            raise SettingsError(f"{params}: a study is params.yaml, or lies below the folder studies as NAME.yaml.")
+        for parent, part in itertools.pairwise(parts):
+            if part.lower() in RESERVED_NAMES:
+                raise SettingsError(f"{params}: '{parent}/{part}' is for files of a study '{parent}'; rename '{part}'.")
+        if invalid_character := re.search(r"[^\w ./+()=-]", str(params)):
+            raise SettingsError(
+                f"{str(params)!r}: {invalid_character[0]!r} can't be part of a study's path; it should be of letters, "
+                "digits, spaces "
+                "and ./_-+=()."
+            )
+        return cls(RESULTS / "studies" / Path(*parts[:-1], f"{name}{suffix}"))
+
+    @property
+    def plan(self) -> Path:
+        """The study's runs and jobs, which the Snakefile reads."""
+        return self.path / "plan.json"
+
+    @property
+    def sources(self) -> Path:
+        """The files that the plan was made of, in Snakemake's folder, since they are of this clone alone."""
+        return Path(".snakemake", "fedpipe", self.path / "sources.json")
+
+    @property
+    def unavailable_runs(self) -> Path:
+        """Which runs can't be made without a network, and why; beside the sources, since it is of this clone alone."""
+        return self.sources.with_name("absent.json")
+
+    @property
+    def metrics(self) -> Path:
+        """The accuracies that the table shows, for `dvc exp show`."""
+        return self.path / "metrics.json"
+
+    @property
+    def tables(self) -> Path:
+        """The folder of the result table and of the times."""
+        return self.path / "tables"
+
+    @property
+    def plots(self) -> Path:
+        """The folder of the figures' numbers."""
+        return self.path / "plots"
+
+    @property
+    def figures(self) -> Path:
+        """The folder of the figures."""
+        return self.path / "figures"
+
+    def run_keys(self, label: str) -> Path:
+        """Keys of all runs of an algorithm, each with its number of rounds."""
+        return self.path / "keys" / f"{label}.json"
+
+
+#: What lies in a study's folder; no study below it may have such a name.
+RESERVED_NAMES = ("plan.json", "metrics.json", "tables", "plots", "figures", "keys", "logs")
+
+
+def normalize_study_path(params: Path) -> Path:
+    """The one name of a study's file: relative to this folder, if it lies in it and ``..`` leads nowhere else."""
+    cwd, shell_cwd = Path.cwd(), Path(os.environ.get("PWD", ""))
+    for folder in (
+        cwd,
+        *([shell_cwd] if shell_cwd.is_absolute() and shell_cwd.is_dir() and shell_cwd.samefile(cwd) else []),
+    ):
+        if ".." not in params.parts and params.is_relative_to(folder):  # the second may lead here through a link
+            return params.relative_to(folder)
+    return params
+
+
+def list_studies(params: Path) -> list[Path]:
+    """The studies that a file or a folder names: that file, or all below the folder.
+
+    Raises
+    ------
+    SettingsError
+        There is none in the folder.
+    """
+    if not params.is_dir():
+        return [normalize_study_path(params)]
+    paths = [normalize_study_path(path) for path in sorted(params.rglob("*.yaml")) if path.name != DVC_YAML]
+    if not paths:
+        raise SettingsError(f"{params}: there is no study in that folder; it should hold some, as NAME.yaml.")
+    return paths
+
+
+def format_run_command(params: Path, scale: str = FULL_SCALE) -> str:
+    """The command that makes a study, as it is typed."""
+    return _format_command("run", params, scale)
+
+
+def format_show_command(params: Path, scale: str = FULL_SCALE) -> str:
+    """The command that shows a study's table, as it is typed."""
+    return _format_command("show", params, scale)
+
+
+def _format_command(command: str, params: Path, scale: str) -> str:
+    params_option = [] if params == PARAMS else ["--params", str(params)]
+    return shlex.join(["fedpipe", command, *params_option, *([] if scale == FULL_SCALE else ["--scale", scale])])
+
+
+def dataset_file(name: str) -> Path:
+    """Where a data set's tensors lie."""
+    return RESULTS / "data" / f"{name}.pt"
+
+
+def assignment_file(key: str) -> Path:
+    """Where the partition with this key lies."""
+    return RESULTS / "partitions" / key / "assignment.parquet"
+
+
+def heterogeneity_file(key: str) -> Path:
+    """Where it is told how unlike a partition's clients are."""
+    return assignment_file(key).with_name("heterogeneity.parquet")
+
+
+def read_merged_table(path: Path) -> pa.Table:
+    """A table that joins rounds of a run, checked against ``joined.json`` beside it."""
+    return read_parquet(path, MergedFiles(path.parent).read_recorded_sha256(path))
+
+
+def read_round_digests(files: RoundFiles, record: Path) -> dict[str, str]:
+    """The SHA-256 of a round's files by name, as ``state.json`` or ``round.json`` recorded them.
+
+    Raises
+    ------
+    ArtifactError
+        The record is missing or damaged, or speaks of anything else than files of its round.
+    """
+    content = read_json(record)
+    digests = content.get("sha256") if isinstance(content, dict) else None
+    if not isinstance(digests, dict):
+        raise unreadable_error(record, "it does not record the SHA-256 of its round's files")
+    for name, sha256 in digests.items():
+        is_round_file = name in TENSOR_FILES or ("/" not in name and archive.is_packable(files.path / name))
+        if not is_round_file or not isinstance(sha256, str):
+            raise unreadable_error(record, f"it names {name!r}, which is no file of its round")
+    return digests

@@ -1,0 +1,125 @@
+"""Named tensors with arithmetic, so that an algorithm's file reads like its paper: ``theta - lr * gradient``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+class NamesDifferError(KeyError):
+    """Tensors of different names were combined; ``names`` are those that one side alone has."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(sorted(names))
+        super().__init__(f"names differ: {list(self.names)}")
+
+
+class Tensors(dict[str, Tensor]):
+    """A point in parameter space: tensors by name. All operations are element-wise and return new tensors.
+
+    Registered as a pytree, so that ``torch.func`` transforms (grad, vmap) take and return it.
+    """
+
+    def _require_same_names(self, other: Mapping[str, Tensor]) -> None:
+        if other.keys() != self.keys():
+            raise NamesDifferError(self.keys() ^ other.keys())
+
+    def _zip(self, other: Any, f: Callable[[Tensor, Any], Tensor]) -> Tensors:
+        if isinstance(other, Mapping):
+            self._require_same_names(other)
+            return Tensors((name, f(value, other[name])) for name, value in self.items())
+        return Tensors((name, f(value, other)) for name, value in self.items())
+
+    def __add__(self, other: Tensors | Tensor | float) -> Tensors:
+        return self._zip(other, lambda a, b: a + b)
+
+    def __sub__(self, other: Tensors | Tensor | float) -> Tensors:
+        return self._zip(other, lambda a, b: a - b)
+
+    def __mul__(self, other: Tensors | Tensor | float) -> Tensors:
+        return self._zip(other, lambda a, b: a * b)
+
+    def __truediv__(self, other: Tensors | Tensor | float) -> Tensors:
+        return self._zip(other, lambda a, b: a / b)
+
+    def __rmul__(self, other: Tensor | float) -> Tensors:
+        return self * other
+
+    def __neg__(self) -> Tensors:
+        return self.map(torch.neg)
+
+    def __or__(self, other: Mapping[str, Tensor]) -> Tensors:  # type: ignore[override]
+        return Tensors({**self, **other})
+
+    def add(self, other: Tensors, alpha: float) -> Tensors:
+        """``self + alpha * other``, with memory read and written once, as ``torch.add``."""
+        return self._zip(other, lambda a, b: torch.add(a, b, alpha=alpha))
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> Tensors:
+        """``f`` of each tensor."""
+        return Tensors((name, f(value)) for name, value in self.items())
+
+    def only(self, names: Iterable[str]) -> Tensors:
+        """The tensors called ``names``, in this order."""
+        return Tensors((name, self[name]) for name in names)
+
+    def without(self, names: Iterable[str]) -> Tensors:
+        """All but the tensors called ``names``."""
+        others = set(names)
+        return self.only(name for name in self if name not in others)
+
+    def zeros(self) -> Tensors:
+        """Zeros of the same shapes."""
+        return self.map(torch.zeros_like)
+
+    def ones(self) -> Tensors:
+        """Ones of the same shapes."""
+        return self.map(torch.ones_like)
+
+    def dot(self, other: Tensors) -> Tensor:
+        """Inner product over all elements, a scalar."""
+        terms = [(value * other[name]).sum() for name, value in self.items()]
+        return torch.stack(terms).sum()
+
+    def square_norm(self) -> Tensor:
+        """Sum of squares over all elements, a scalar."""
+        return self.dot(self)
+
+    def norm(self) -> Tensor:
+        """Euclidean norm over all elements, a scalar; its gradient at 0 is 0."""
+        norm: Tensor = torch.linalg.vector_norm(self.flat())
+        return norm
+
+    def clipped(self, norm: float | None, inplace: bool = False) -> Tensors:
+        """Scaled down to a norm where it is larger, as ``torch.nn.utils.clip_grad_norm_`` does; None: as it is.
+
+        Tensors that are ``inplace``, which nobody reads again, are changed in place.
+        """
+        if norm is None:
+            return self
+        total = torch.nn.utils.get_total_norm(self.values()) if inplace else self.norm()
+        scale = (norm / (total + 1e-6)).clamp(max=1)
+        if inplace and scale.device.type == "cpu" and scale == 1:  # on a GPU the question would wait for it
+            return self
+        return Tensors((name, torch.mul(value, scale, out=value if inplace else None)) for name, value in self.items())
+
+    def flat(self) -> Tensor:
+        """All elements in one vector, in the order of the names as they stand."""
+        return torch.cat([value.reshape(-1) for value in self.values()])
+
+    def unflat(self, vector: Tensor) -> Tensors:
+        """Tensors of these names and shapes whose :meth:`flat` is this vector."""
+        parts = torch.split(vector, [value.numel() for value in self.values()])
+        return Tensors((name, part.reshape(self[name].shape)) for name, part in zip(self, parts, strict=True))
+
+
+pytree.register_pytree_node(
+    Tensors,
+    lambda tensors: (list(tensors.values()), list(tensors.keys())),
+    lambda values, names: Tensors(zip(names, values, strict=True)),
+    serialized_type_name="fedpipe.core.tensors.Tensors",
+)

@@ -1,0 +1,122 @@
+"""YAML that somebody wrote, read in one place: plain values alone, in bounded time, each mistake one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedpipe.core.errors import SettingsError
+
+DEPTH = 100  #: of lists and mappings in one another; settings need some ten
+ALIASED = 100_000  #: values that all aliases of a text may repeat
+DIGITS = 100  #: of a number; nothing takes one of more, and reading it takes time
+PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")  #: kinds of values: those of JSON
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader of plain values: a date is text, and a key that appears twice is a mistake."""
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        if self.flow_level > DEPTH:  # the scanner's time grows with the square of the depth
+            raise RecursionError
+        super().fetch_flow_collection_start(token)
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise SettingsError(f"{key.value}: duplicate key, lines {lines[key.value]} and {line}.")
+            lines[key.value] = line
+        return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        kind = node.tag.rpartition(":")[2]
+        if isinstance(node, yaml.ScalarNode) and kind in ("int", "float") and len(node.value) > DIGITS:
+            raise _mistake(f"a number of {len(node.value):,} characters can't be used", node)
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # as of `!!int ten` and `0x_`
+            raise _mistake(f"'{str(node.value)[:DIGITS]}' is no {kind}", node) from None
+
+
+_Loader.yaml_constructors = {
+    tag: make
+    for tag, make in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or tag.rpartition(":")[2] in PLAIN
+}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in (*PLAIN, "merge")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def read_yaml(text: str, name: Path | str) -> Any:
+    """The values of a text, as JSON has them; no two of them are one object.
+
+    Parameters
+    ----------
+    text
+        The text.
+    name
+        Where it is from; sentences begin with it.
+
+    Raises
+    ------
+    SettingsError
+        It is no YAML, a key appears twice in a mapping, or its aliases repeat what contains them, or too much.
+    """
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _refuse_endless(node)
+        return _copied(loader.construct_document(node))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise SettingsError(f"{name}: it is not valid YAML ({where}{error.problem}).") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{name}: it is not valid YAML ({' '.join(str(error).split())}).") from None
+    except RecursionError:
+        raise SettingsError(f"{name}: its lists or mappings lie too deep in one another to be read.") from None
+
+
+def _refuse_endless(root: yaml.Node) -> None:
+    """Refuse aliases of what contains them, aliases that repeat too much, and too deep a nesting."""
+    sizes: dict[int, int] = {}
+    depths: dict[int, int] = {}
+    above: set[int] = set()
+    stack = [(root, False)]
+    while stack:
+        node, is_counted = stack.pop()
+        parts = [part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,))]
+        parts = [] if isinstance(node, yaml.ScalarNode) else parts
+        if is_counted:
+            above.remove(id(node))
+            sizes[id(node)] = 1 + sum(sizes[id(part)] for part in parts)
+            depths[id(node)] = 1 + max((depths[id(part)] for part in parts), default=0)
+        elif id(node) in above:
+            raise _mistake("an alias repeats what contains it, without end", node)
+        elif id(node) not in sizes:
+            above.add(id(node))
+            stack += [(node, True), *((part, False) for part in parts)]
+    if sizes[id(root)] - len(sizes) > ALIASED:
+        raise _mistake(f"its aliases repeat more than {ALIASED:,} values", root)
+    if depths[id(root)] > DEPTH:
+        raise RecursionError
+
+
+def _copied(value: Any) -> Any:
+    """The same values without aliases: a change at one place would be one at all places of the same object."""
+    if isinstance(value, dict):
+        return {key: _copied(part) for key, part in value.items()}
+    return [_copied(part) for part in value] if isinstance(value, list) else value
+
+
+def _mistake(sentence: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=sentence, problem_mark=node.start_mark)

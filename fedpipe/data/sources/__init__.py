@@ -1,0 +1,1 @@
+"""Where samples come from: downloads, file formats and texts."""

@@ -1,0 +1,280 @@
+"""Getting files from where they are published, or from a mirror; what arrives is checked before anybody reads it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage.files import sha256_of
+
+MIRROR_VARIABLE = "FEDPIPE_MIRROR"  #: names a mirror where `dataset.mirror` does not
+
+
+class PublishedFile(NamedTuple):
+    """A file as it is published."""
+
+    name: str  #: where it lies below a mirror, as "mnist/t10k-labels-idx1-ubyte.gz"
+    checksum: str  #: as published, with its kind: "md5:..." or "sha256:..."
+    urls: tuple[str, ...]  #: where it is published, tried in this order
+
+
+def get_cache_folder() -> Path:
+    """The folder of this user in which downloads are kept."""
+    import pooch
+
+    return Path(pooch.os_cache("fedpipe"))
+
+
+@dataclass(frozen=True)
+class Fetcher:
+    """Finds files in a mirror, in the cache, or at their published addresses, in this order.
+
+    Parameters
+    ----------
+    mirror
+        A folder or a base address (http, https or file).
+    cache
+        Where downloads are kept, whole ones and parts of them that a later attempt resumes.
+    timeout
+        Seconds without a byte after which an attempt is given up.
+    tries
+        Attempts in a row that bring nothing new until an address is given up.
+    pause
+        Seconds between attempts, more after each.
+    """
+
+    mirror: str | None = None
+    cache: Path = field(default_factory=get_cache_folder)
+    timeout: float = 60.0
+    tries: int = 3
+    pause: float = 1.0
+
+    def fetch(self, files: Sequence[PublishedFile]) -> list[Path]:
+        """Where these files lie on this machine, each with its published checksum.
+
+        Raises
+        ------
+        ArtifactError
+            A file is not what its checksum says, or could not be fetched; the sentence says where to put it.
+        """
+        paths: list[Path] = []
+        for file in files:
+            try:
+                paths.append(self._fetch_file(file))
+            except OSError as error:  # of requests, too
+                missing_files = [file for file in files[len(paths) :] if not self.has_file(file.name)]
+                raise ArtifactError(self._format_download_error(missing_files, file, error)) from error
+        return paths
+
+    def fetch_pinned(self, name: str, sha256: str) -> Path:
+        """Where the mirror's file with this SHA-256 lies on this machine.
+
+        Raises
+        ------
+        ArtifactError
+            There is no mirror, or its file is missing or another one.
+        """
+        cached_file = self.cache / sha256[:12] / name
+        if cached_file.is_file() and sha256_of(cached_file) == sha256:
+            return cached_file
+        if self.mirror is None:
+            raise ArtifactError(
+                f"dataset.sha256: it names a mirror's {name}, but no mirror is named; set dataset.mirror or "
+                f"{MIRROR_VARIABLE} to where {name} lies, or remove it to take the original."
+            )
+        if (path := self._local_mirror_path(name)) is not None:
+            if not path.is_file():
+                raise ArtifactError(f"{path} is missing; put the file with SHA-256 {sha256} there.")
+            _verify_checksum(path, f"sha256:{sha256}", str(path))
+            return path
+        try:
+            return self._download(self._mirror_url(name), f"sha256:{sha256}", cached_file)
+        except OSError as error:
+            raise ArtifactError(
+                f"dataset.mirror: {self._mirror_url(name)} could not be fetched ({_describe_error(error)})."
+            ) from error
+
+    def fetch_unpinned(self, name: str) -> Path | None:
+        """The mirror's file of that name, whatever is in it, on this machine; None if the mirror has none."""
+        if self.mirror is None or not self.has_file(name):
+            return None
+        if (path := self._local_mirror_path(name)) is not None:
+            return path
+        try:
+            return self._download(self._mirror_url(name), None, self.cache / "undeclared" / name)
+        except OSError as error:
+            raise ArtifactError(
+                f"dataset.mirror: {self._mirror_url(name)} could not be fetched ({_describe_error(error)})."
+            ) from error
+
+    def has_file(self, name: str) -> bool:
+        """Whether the mirror has a file of that name."""
+        if self.mirror is None:
+            return False
+        if (path := self._local_mirror_path(name)) is not None:
+            return path.is_file()
+        import requests
+
+        try:
+            return requests.head(self._mirror_url(name), timeout=self.timeout, allow_redirects=True).ok
+        except requests.RequestException:
+            return False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether looking into the mirror needs no network."""
+        return self.mirror is None or self._local_mirror_path("") is not None
+
+    def _fetch_file(self, file: PublishedFile) -> Path:
+        mirror_file = self._local_mirror_path(file.name)
+        if mirror_file is not None and mirror_file.is_file():
+            _verify_checksum(mirror_file, file.checksum, str(mirror_file))
+            return mirror_file
+        from requests import RequestException
+
+        cached_file = self.cache / file.name
+        urls = [self._mirror_url(file.name)] if self.mirror is not None and mirror_file is None else []
+        for url in (urls := [*urls, *file.urls]):
+            try:
+                return self._download(url, file.checksum, cached_file)
+            except RequestException:
+                if url == urls[-1]:
+                    raise
+        raise AssertionError
+
+    def _local_mirror_path(self, name: str) -> Path | None:
+        """The file's path in a mirror that is a folder."""
+        if self.mirror is None:
+            return None
+        url = urlsplit(self.mirror)
+        if url.scheme == "file":
+            return Path(url2pathname(url.path)) / name
+        return None if url.scheme in {"http", "https"} else Path(self.mirror).expanduser() / name
+
+    def _mirror_url(self, name: str) -> str:
+        return f"{(self.mirror or '').rstrip('/')}/{name}"
+
+    def _download(self, source_url: str, checksum: str | None, path: Path) -> Path:
+        """The file from that address, unless the cache has it; without a checksum nothing in the cache is trusted."""
+        import pooch
+        from filelock import FileLock
+
+        pooch.get_logger().setLevel(logging.WARNING)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part_file = path.with_name(f"{path.name}.part")
+
+        def download(url: str, output: str, _: Any) -> None:
+            self._download_with_retries(url, part_file)
+            part_file.replace(output)
+
+        with FileLock(f"{path}.lock"):  # two jobs may want the same file
+            for stale_file in (path, part_file) if checksum is None else ():
+                stale_file.unlink(missing_ok=True)
+            for is_resumed in (part_file.exists(), False):
+                try:
+                    pooch.retrieve(source_url, checksum, path.name, path.parent, downloader=download)
+                    return path
+                except ValueError as error:
+                    if not is_resumed:
+                        raise ArtifactError(
+                            f"{source_url}: what it serves is damaged or another file, since its "
+                            f"{_parse_hash_algorithm(checksum)} should "
+                            f"be {_parse_digest(checksum)}; it was deleted, and the file is needed from elsewhere."
+                        ) from error
+            raise AssertionError
+
+    def _download_with_retries(self, url: str, part_file: Path) -> None:
+        """Go on where the last attempt broke off, until the file is whole or nothing new arrives any more."""
+        import requests
+
+        failures = 0
+        while True:
+            previous_size = _get_file_size(part_file)
+            try:
+                return self._resume_download(url, part_file)
+            except requests.RequestException as error:
+                is_refused = error.response is not None and error.response.status_code < 500
+                failures = 1 if _get_file_size(part_file) > previous_size else failures + 1
+                if is_refused or failures >= self.tries:
+                    raise
+                time.sleep(self.pause * failures)
+
+    def _resume_download(self, url: str, part_file: Path) -> None:
+        """One attempt, from the byte at which the part ends."""
+        import requests
+        from tqdm import tqdm
+
+        offset = _get_file_size(part_file)
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
+        with requests.get(url, stream=True, timeout=self.timeout, headers=headers) as response:
+            if offset and response.status_code == requests.codes.requested_range_not_satisfiable:
+                return  # nothing is missing; whether it is the right file, its checksum tells
+            response.raise_for_status()
+            offset = offset if response.status_code == requests.codes.partial_content else 0
+            total = offset + int(response.headers.get("Content-Length", 0)) or None
+            bar = tqdm(total=total, initial=offset, unit="B", unit_scale=True, desc=part_file.stem, disable=None)
+            with part_file.open("ab" if offset else "wb") as stream, bar:
+                for chunk in response.iter_content(1 << 16):
+                    stream.write(chunk)
+                    bar.update(len(chunk))
+
+    def _format_download_error(
+        self, missing_files: Sequence[PublishedFile], file: PublishedFile, error: OSError
+    ) -> str:
+        has_local_mirror = self.mirror is not None and self.is_local
+        names = " and ".join(Path(file.name).name for file in missing_files)
+        folder = (
+            Path(self.mirror if self.mirror is not None and has_local_mirror else "FOLDER") / Path(file.name).parent
+        )
+        return (
+            f"dataset.name: {Path(file.name).name} can't be downloaded from {urlsplit(file.urls[-1]).netloc} "
+            f"({_describe_error(error)}); where there is a network, get {names} from "
+            f"{file.urls[0].rpartition('/')[0]}, "
+            f"and put {'it' if len(missing_files) == 1 else 'them'} into {folder}"
+            + (f"; then set dataset.mirror or {MIRROR_VARIABLE} to FOLDER." if not has_local_mirror else ".")
+        )
+
+
+def _verify_checksum(path: Path, checksum: str, display_path: str) -> None:
+    import pooch
+
+    actual_digest = pooch.file_hash(str(path), alg=_parse_hash_algorithm(checksum))
+    if actual_digest != _parse_digest(checksum):
+        raise ArtifactError(
+            f"{display_path} is damaged or another file: its {_parse_hash_algorithm(checksum)} is {actual_digest} and "
+            f"should be {_parse_digest(checksum)}; "
+            f"replace it."
+        )
+
+
+def _parse_hash_algorithm(checksum: str | None) -> str:
+    return (checksum or "").partition(":")[0]
+
+
+def _parse_digest(checksum: str | None) -> str:
+    return (checksum or "").partition(":")[2]
+
+
+def _get_file_size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _describe_error(error: OSError) -> str:
+    import requests
+
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        return f"it answers {error.response.status_code} {error.response.reason}"
+    if isinstance(error, requests.Timeout) or "timed out" in str(error):
+        return "it does not answer"
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return "it breaks off"
+    if isinstance(error, requests.ConnectionError):
+        return "no connection"
+    return " ".join(str(error).split())

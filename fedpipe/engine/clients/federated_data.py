@@ -1,0 +1,161 @@
+"""The clients' samples, on the device that trains."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedpipe.algorithms.batch import ClientInfo
+from fedpipe.core import rng
+from fedpipe.engine.clients.transforms import Normalization, transform_images
+from fedpipe.settings.transforms import Transforms
+
+Integers = npt.NDArray[np.int64]
+
+
+class FederatedData:
+    """Who owns which samples. The data set lies once in memory; a client's batches are gathered from it.
+
+    Parameters
+    ----------
+    x, y
+        All samples: inputs, shape (n, *shape), and classes, shape (n,). They stay as they are: inputs of bytes are
+        images and become fractions of 255 where they are gathered, other integers are tokens.
+    train, test
+        Indices of each client's training and test samples.
+    global_test
+        Indices of the global test set.
+    classes
+        Number of classes C.
+    seed
+        Seed of the run, for the order of samples, for dropout and for transforms.
+    dtype, device
+        Of the inputs that are gathered.
+    validation
+        Indices of each client's validation samples, where there are any.
+    transforms
+        What is done to gathered inputs.
+    data_checksums
+        SHA-256 of the contents of the data set and of the partition, where they were read.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        train: Sequence[Integers],
+        test: Sequence[Integers],
+        global_test: Integers,
+        classes: int,
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        validation: Sequence[Integers] = (),
+        transforms: Transforms = Transforms(),  # noqa: B008  # frozen
+        data_checksums: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.device, self.dtype, self.seed, self.classes = torch.device(device), dtype, seed, classes
+        self.x, self.y = x.to(self.device), y.to(self.device)
+        if x.is_floating_point():
+            self.x = self.x.to(dtype)
+        self.train, self.test, self.global_test = list(train), list(test), global_test
+        self.held_out = list(validation) or [np.empty(0, np.int64)] * len(self.train)
+        pairs = zip(self.held_out, self.train, strict=True)
+        self.validation_or_train = [
+            held_out_indices if len(held_out_indices) else train for held_out_indices, train in pairs
+        ]  # who has no such part uses the whole
+        self.transforms, self.data_checksums = transforms, data_checksums
+        counts = np.stack([np.bincount(y[indices].cpu().numpy(), minlength=classes) for indices in self.train])
+        self.class_counts = torch.as_tensor(counts, dtype=dtype, device=self.device)
+        self.sizes = np.array([len(indices) for indices in self.train])
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    @property
+    def transforms(self) -> Transforms:
+        """What is done to gathered inputs."""
+        return self._transforms
+
+    @transforms.setter
+    def transforms(self, transforms: Transforms) -> None:
+        self._transforms, self._normalization = transforms, Normalization(transforms, self.dtype, self.device)
+
+    def resolve_batch_size(self, size: int | Literal["full"]) -> int:
+        """Samples in a training step, no more than the largest client has, as many as that of a full batch."""
+        largest = int(self.sizes.max())
+        return largest if size == "full" else min(size, largest)
+
+    def get_client_info(self, client: int | Sequence[int], round: int) -> ClientInfo:
+        """What a client knows of itself as a round begins; with a first axis for several clients."""
+        classes = self.class_counts[client if isinstance(client, int) else list(client)]
+        size = classes.sum(-1)
+        return ClientInfo(size=size, classes=classes, round=torch.full_like(size, float(round)))
+
+    def shuffle_indices(self, client: int, round: int, stream: str, epoch: int, share: float = 1.0) -> Integers:
+        """The client's training samples in the order of one epoch, or a random share of them."""
+        indices = self.train[client]
+        if share < 1:
+            subset = rng.generator(self.seed, f"{stream}/share", round, client).permutation(len(indices))
+            indices = indices[np.sort(subset[: self.compute_subset_size(client, share)])]
+        return rng.generator(self.seed, f"{stream}/{epoch}", round, client).permutation(indices)
+
+    def compute_subset_size(self, client: int, share: float = 1.0) -> int:
+        """How many of the client's training samples a share of them is."""
+        count = len(self.train[client])
+        return count if share >= 1 else max(1, round_half_up(share * count))
+
+    def gather(self, indices: Integers | Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and classes of these samples."""
+        rows = torch.as_tensor(indices, device=self.device)
+        x = self.x[rows]
+        if x.dtype == torch.uint8:
+            x = x.to(self.dtype) / 255
+        elif not x.is_floating_point():
+            return x.long(), self.y[rows]
+        return self._normalization(x), self.y[rows]
+
+    def gather_test_batch(self, indices: Integers, round: int, batch_number: int) -> Tensor:
+        """Inputs of the ``batch_number``-th batch of test samples, as the server's model meets them after a round."""
+        x, _ = self.gather(indices)
+        if not self.transforms.on_test:
+            return x
+        return transform_images(
+            self.transforms,
+            x,
+            torch.tensor(self.get_noise_key(-1, round, "test", 0) + batch_number, device=self.device),
+        )
+
+    def with_inputs(self, x: Tensor, input_checksums: Mapping[str, str]) -> FederatedData:
+        """The same clients and classes with other inputs, and ``input_checksums`` for the record."""
+        other = copy.copy(self)
+        other.x, other.transforms = x.to(self.device, self.dtype), Transforms()
+        other.data_checksums = {**self.data_checksums, **input_checksums}
+        return other
+
+    def get_evaluation_indices(self, client: int, test: str) -> Integers:
+        """The samples on which a client's model is measured: ``local``, ``global``, ``train`` or ``validation``."""
+        if test == "global":
+            return self.global_test
+        return {"local": self.test, "train": self.train, "validation": self.held_out}[test][client]
+
+    def get_evaluation_noise_key(self, client: int, round: int, test: str) -> int | None:
+        """Where the noise of those samples begins; None where they are taken as they are."""
+        has_noise = self.transforms.on_test and test != "train"
+        return self.get_noise_key(client, round, f"test/{test}", 0) if has_noise else None
+
+    def get_noise_key(self, client: int, round: int, stream: str, epoch: int) -> int:
+        """Where the noise of an epoch begins: 62 bits, to which the number of a batch is added."""
+        return rng.entropy(self.seed, f"{stream}/noise/{epoch}", round, client) >> 66
+
+
+def round_half_up(value: float) -> int:
+    """Nearest integer."""
+    return int(value + 0.5)

@@ -1,0 +1,97 @@
+"""The federation's optimizers, as pure functions on named tensors, so that they work for one client and for a stack.
+
+They compute what ``torch.optim`` computes (tested against it); PyTorch's own classes change tensors in place and can't
+be mapped over clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from fedpipe.core.tensors import Tensors
+from fedpipe.settings.federation import Federation
+
+Slots = dict[str, Any]
+
+
+class Optimizer(Protocol):
+    """A rule that moves parameters along gradients; its slots start afresh in every round."""
+
+    def init(self, parameters: Tensors) -> Slots:
+        """Slots before the first step."""
+
+    def update(
+        self, parameters: Tensors, gradient: Tensors, slots: Slots, can_overwrite_gradient: bool = False
+    ) -> tuple[Tensors, Slots]:
+        """Parameters and slots after a step; ``can_overwrite_gradient`` lets the result reuse the gradient's memory."""
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with heavy-ball momentum, as ``torch.optim.SGD``."""
+
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def init(self, parameters: Tensors) -> Slots:
+        """A momentum buffer of zeros; nothing where there is no momentum."""
+        return {"buffer": parameters.zeros()} if self.momentum else {}
+
+    def update(
+        self, parameters: Tensors, gradient: Tensors, slots: Slots, can_overwrite_gradient: bool = False
+    ) -> tuple[Tensors, Slots]:
+        """``buffer = momentum * buffer + gradient``, and a step against it."""
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * parameters
+        if self.momentum:
+            gradient = self.momentum * slots["buffer"] + gradient
+            slots = {"buffer": gradient}
+        out_tensors = (
+            gradient if can_overwrite_gradient and not self.momentum else {}
+        )  # fresh memory costs as much as a small layer
+        new_parameters = (
+            (name, torch.add(value, gradient[name], alpha=-self.learning_rate, out=out_tensors.get(name)))
+            for name, value in parameters.items()
+        )
+        return Tensors(new_parameters), slots
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam, as ``torch.optim.Adam`` with PyTorch's defaults."""
+
+    learning_rate: float
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def init(self, parameters: Tensors) -> Slots:
+        """Moments of zeros and no step taken."""
+        step = next(iter(parameters.values())).new_zeros(())
+        return {"first": parameters.zeros(), "second": parameters.zeros(), "step": step}
+
+    def update(
+        self, parameters: Tensors, gradient: Tensors, slots: Slots, can_overwrite_gradient: bool = False
+    ) -> tuple[Tensors, Slots]:
+        """Bias-corrected moments, and a step along their ratio."""
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * parameters
+        step = slots["step"] + 1
+        first = self.beta1 * slots["first"] + (1 - self.beta1) * gradient
+        second = self.beta2 * slots["second"] + (1 - self.beta2) * (gradient * gradient)
+        scale = torch.sqrt(1 - self.beta2**step)
+        denominator = second.map(torch.sqrt) / scale + self.epsilon
+        new_parameters = parameters - self.learning_rate / (1 - self.beta1**step) * (first / denominator)
+        return new_parameters, {"first": first, "second": second, "step": step}
+
+
+def build_optimizer(federation: Federation) -> Optimizer:
+    """The optimizer that the federation's settings describe."""
+    if federation.optimizer == "adam":
+        return Adam(federation.learning_rate, federation.weight_decay)
+    return SGD(federation.learning_rate, federation.momentum, federation.weight_decay)

@@ -1,0 +1,95 @@
+"""The collect stage: a run's small files of rounds joined into one each. Imports no torch, so that it takes no time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import layout, packing
+from fedpipe.core.storage.archive import PackError
+from fedpipe.core.storage.files import read_json, read_parquet, write_json, write_parquet
+from fedpipe.core.storage.layout import RoundFiles, RunFiles
+from fedpipe.engine.checkpoint import prune_states
+
+
+class MergedRounds(NamedTuple):
+    """The first rounds of a run."""
+
+    metrics: pa.Table
+    matrices: pa.Table
+    rounds: pa.Table  #: one row a round: traffic and observations
+    times: dict[str, Any]  #: of each round, and what made them
+
+
+def collect_rounds(files: RunFiles, rounds: int, keep_models: str | int) -> None:
+    """Join the rounds 1 to ``rounds``: metrics, matrices, one row a round of traffic and observations, times.
+
+    Raises
+    ------
+    ArtifactError
+        A round is incomplete, or one of its files is damaged; it says what to delete so that it is done again.
+    """
+    packing.delete_temporary_files(files.path)
+    try:
+        merged_rounds = merge_rounds(files, rounds)
+    except PackError:
+        raise
+    except ArtifactError as error:
+        if files.list_segment_manifests():
+            advice = f"`rm -r {files.path / 'segments'}` and run again: rounds that are whole are not done again"
+        else:  # made by the DAG of single rounds
+            advice = f"`rm -r` the folder of that round in {files.rounds_folder} and run again"
+        raise ArtifactError(f"{str(error).partition(';')[0]}; type {advice}.") from error
+    merged_files = files.merged_files(rounds)
+    tables = {
+        merged_files.metrics: merged_rounds.metrics,
+        merged_files.matrices: merged_rounds.matrices,
+        merged_files.rounds: merged_rounds.rounds,
+    }
+    hashes = {path.name: write_parquet(path, table) for path, table in tables.items()}
+    hashes[merged_files.times.name] = write_json(merged_files.times, merged_rounds.times)
+    write_json(merged_files.marker, {"rounds": rounds, **hashes})
+    prune_states(files, rounds, keep_models)
+
+
+def merge_rounds(files: RunFiles, rounds: int) -> MergedRounds:
+    """The rounds 1 to ``rounds`` as one table of each kind; nothing is written."""
+    return _merge_round_files(files, range(1, rounds + 1))
+
+
+def _merge_round_files(files: RunFiles, numbers: range) -> MergedRounds:
+    rows: list[dict[str, Any]] = []
+    times: list[dict[str, Any]] = []
+    made_by: list[dict[str, Any]] = []
+    for number in numbers:
+        round_files = files.round(number)
+        round_state = read_json(round_files.state_marker)
+        traffic = read_parquet(round_files.participants, round_state["sha256"][round_files.participants.name])
+        mean_bytes = {name: sum(traffic[name].to_pylist()) / len(traffic) for name in ("bytes_down", "bytes_up")}
+        left_out = traffic["finite"].to_pylist().count(False)
+        counts = {"participants": len(traffic), "left_out": left_out}
+        rows.append({"round": number, **counts, **mean_bytes, **round_state["observed"]})
+        times.append({"round": number, **read_json(round_files.times)})
+        made_by += [maker for maker in round_state["made_by"] if maker not in made_by]
+    return MergedRounds(
+        _concat_round_tables(files, numbers, lambda round_files: [round_files.metrics, round_files.trained_accuracies]),
+        _concat_round_tables(
+            files, numbers, lambda round_files: [round_files.matrices, round_files.exchanged_matrices]
+        ),
+        pa.table({name: [row.get(name) for row in rows] for name in dict.fromkeys(itertools.chain(*rows))}),
+        {"rounds": times, "made_by": made_by},
+    )
+
+
+def _concat_round_tables(files: RunFiles, numbers: range, select_paths: Callable[[RoundFiles], list[Path]]) -> pa.Table:
+    tables = []
+    for number in numbers:
+        round_files = files.round(number)
+        hashes = layout.read_round_digests(round_files, round_files.marker)
+        tables += [read_parquet(path, hashes[path.name]) for path in select_paths(round_files) if path.name in hashes]
+    return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})

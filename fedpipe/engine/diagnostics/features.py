@@ -1,0 +1,74 @@
+"""Features of test samples with the rows of the head, in two dimensions by t-SNE (`features`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedpipe.core import rng
+from fedpipe.core.errors import SettingsError
+from fedpipe.engine.clients.executor import MEASURE_BATCH
+from fedpipe.engine.diagnostics import local_models
+from fedpipe.engine.diagnostics.surface import sample_indices
+from fedpipe.engine.run import Run
+
+SCHEMA = pa.schema(
+    {
+        "kind": pa.string(),  #: feature: of a sample; row: of the head
+        "sample": pa.int64(),  #: its index in the data set; of a row -1
+        "class": pa.int32(),
+        "x": pa.float64(),  #: in t-SNE's plane
+        "y": pa.float64(),
+        "vector": pa.list_(pa.float64()),  #: what was embedded: drawn to unit length, shape (d,)
+    }
+)
+
+
+def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
+    """Rows of `SCHEMA`: samples of the global test set under the global model, then the rows of its head."""
+    from sklearn.manifold import TSNE  # takes a second to import
+
+    model = local_models.get_global_model(run, number).map(lambda value: value.to(run.clients.device))
+    if "head.weight" not in model:
+        kind = run.settings.algorithm["name"]
+        raise SettingsError(f"probes: the models of {kind} have no head.weight, whose rows could be looked at.")
+    samples = sample_indices(run.clients.global_test, settings["samples"], settings["seed"])
+    features, labels, net = [], [], run.algorithm.net
+    with torch.no_grad(), net.mode.activate(False):
+        for first in range(0, len(samples), MEASURE_BATCH):
+            x, y = run.clients.gather(samples[first : first + MEASURE_BATCH])
+            features.append(net.features(model, x))
+            labels += y.tolist()
+    rows = model["head.weight"].flatten(1)
+    if features and features[0].shape[1] != rows.shape[1]:
+        raise SettingsError(
+            "probes: the head's rows have another width than the features, so that they can't be shown."
+        )
+    vectors = normalize_vectors(torch.cat([*features, rows]))
+    if settings["perplexity"] >= len(vectors):
+        raise SettingsError(
+            f"probes: perplexity {settings['perplexity']:g} can't be used with {len(vectors)} vectors; choose less."
+        )
+    # Exact: the tree's sums are in an order that depends on threads.
+    seed = rng.entropy(settings["seed"], "probe/tsne") % 2**32
+    embedding = TSNE(perplexity=settings["perplexity"], init="pca", method="exact", random_state=seed)
+    positions: np.ndarray[Any, Any] = embedding.fit_transform(vectors.numpy())
+    columns = {
+        "kind": ["feature"] * len(samples) + ["row"] * len(rows),
+        "sample": [*samples.tolist(), *[-1] * len(rows)],
+        "class": [*labels, *range(len(rows))],
+        "x": positions[:, 0].astype(float).tolist(),
+        "y": positions[:, 1].astype(float).tolist(),
+        "vector": vectors.tolist(),
+    }
+    return pa.table(columns, SCHEMA)
+
+
+def normalize_vectors(vectors: Tensor) -> Tensor:
+    """Each vector of shape (n, d) drawn to unit length, on the host."""
+    return F.normalize(vectors.detach().cpu().double(), dim=1)

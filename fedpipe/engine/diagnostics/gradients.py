@@ -1,0 +1,73 @@
+"""Norms of the gradients of each layer, on each client's data and on all (`gradients`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.nn.functional as F
+
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.clients.executor import MEASURE_BATCH
+from fedpipe.engine.clients.federated_data import Integers
+from fedpipe.engine.diagnostics import local_models
+from fedpipe.engine.run import Run
+
+SCHEMA = pa.schema(
+    {
+        "client": pa.int32(),  #: -1: the server's global model, on the training samples of all clients
+        "layer": pa.int32(),  #: counted from the input
+        "name": pa.string(),  #: of the layer in the network
+        "norm": pa.float64(),  #: Euclidean, over all trained tensors of the layer
+        "samples": pa.int64(),  #: on which the mean cross-entropy is taken
+    }
+)
+
+
+def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
+    """Rows of `SCHEMA`: of each client's personal model after the round, and of the global one where there is one."""
+    rows: list[dict[str, Any]] = []
+    for local in local_models.compute_personal_models(run, number):
+        rows += _measure_layers(run, local.client, local.model, local.buffers, run.clients.train[local.client])
+    has_server_statistics = not run.algorithm.net.client_buffers
+    if has_server_statistics and (model := run.algorithm.global_model(run.load_server_state(number))) is not None:
+        rows += _measure_layers(run, -1, model, None, np.concatenate(run.clients.train))
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def compute_gradient(run: Run, model: Tensors, buffers: Tensors | None, indices: Integers) -> Tensors:
+    """Gradient of the mean cross-entropy at rest: images as they are, the network in evaluation mode."""
+    net, device = run.algorithm.net, run.clients.device
+    model = model.map(lambda value: value.to(device))
+    names = [name for name in net.names if name in model]
+    total: Tensors | None = None
+    client_buffers = buffers.map(lambda value: value.to(device)) if buffers else None
+    for first in range(0, len(indices), MEASURE_BATCH):
+        x, y = run.clients.gather(indices[first : first + MEASURE_BATCH])
+        leaves = Tensors((name, model[name].detach().requires_grad_()) for name in names)
+        with torch.enable_grad(), net.mode.activate(False, buffers=client_buffers, teacher_buffers=client_buffers):
+            loss = F.cross_entropy(net(model | leaves, x), y, reduction="sum") / len(indices)
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        term = Tensors(zip(names, gradients, strict=True))
+        total = term if total is None else total + term
+    return model.only(names).zeros() if total is None else total
+
+
+def _measure_layers(
+    run: Run, client: int, model: Tensors, buffers: Tensors | None, indices: Integers
+) -> list[dict[str, Any]]:
+    gradients = compute_gradient(run, model, buffers, indices)
+    layers = [[name for name in names if name in gradients] for names in run.algorithm.net.layers()]
+    nonempty_layers = [names for names in layers if names]
+    return [
+        {
+            "client": client,
+            "layer": layer,
+            "name": names[0].rpartition(".")[0],
+            "norm": float(gradients.only(names).map(lambda value: value.double()).norm()),
+            "samples": len(indices),
+        }
+        for layer, names in enumerate(nonempty_layers)
+    ]

@@ -1,0 +1,93 @@
+"""Norms of the rows of heads beside the class shares of who owns them (`head-norms`)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import files
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.diagnostics.local_models import (
+    LocalModel,
+    compute_personal_models,
+    get_global_model,
+    replay_local_models,
+)
+from fedpipe.engine.run import Run
+
+SCHEMA = pa.schema(
+    {
+        "model": pa.string(),  #: received, trained, finetuned, class or global
+        "owner": pa.int32(),  #: the client; of a class model its class, of the global model -1
+        "class": pa.int32(),  #: the row of the head
+        "norm": pa.float64(),  #: Euclidean
+        "relative": pa.float64(),  #: over the sum of the norms: cwFedAvg's estimate of the share
+        "share": pa.float64(),  #: of the owner's training samples, for the global model of all; null for a class model
+        "samples": pa.int64(),  #: how many those are (null likewise)
+    }
+)
+
+
+def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
+    """Rows of `SCHEMA` for the models that are asked for, in their order."""
+    rows: list[dict[str, Any]] = []
+    for name in settings["models"]:
+        for owner, model, counts in _iterate_models(run, number, name, settings["finetune_epochs"]):
+            rows += make_norm_rows(name, owner, _get_head_weight(run, model), counts)
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def make_norm_rows(name: str, owner: int, head: Tensor, counts: Sequence[int] | None) -> Iterator[dict[str, Any]]:
+    """The rows of one head of shape (C, d); ``counts`` are its owner's samples of each class."""
+    norm_values = torch.linalg.vector_norm(head.double(), dim=-1).tolist()
+    total, size = sum(norm_values), sum(counts) if counts is not None else 0
+    for label, norm in enumerate(norm_values):
+        samples = None if counts is None else int(counts[label])
+        share = samples / size if samples is not None and size else None
+        relative = norm / total if total else 0.0
+        values = (name, owner, label, norm, relative, share, samples)
+        yield dict(zip(SCHEMA.names, values, strict=True))
+
+
+def compute_share_distance(table: pa.Table, model: str = "trained") -> float:
+    """Mean over the owners of the Euclidean distance between their shares and those that the norms tell.
+
+    cwFedAvg's R, which its regularizer brings down.
+    """
+    frame = files.table_to_frame(table)
+    model_rows = frame[frame["model"] == model]
+    squares = (model_rows["share"] - model_rows["relative"]) ** 2
+    return float(squares.groupby(model_rows["owner"]).sum().pow(0.5).mean())
+
+
+def _iterate_models(run: Run, number: int, name: str, epochs: int) -> Iterator[tuple[int, Tensors, list[int] | None]]:
+    counts = run.clients.class_counts.long()
+    if name == "global":
+        yield -1, get_global_model(run, number), counts.sum(0).tolist()
+    elif name == "class":
+        classes = run.load_server_state(number).get("classes")
+        if not isinstance(classes, Tensors) or "head.weight" not in classes:
+            kind = run.settings.algorithm["name"]
+            raise SettingsError(f"probes: {kind} has no class models, whose head `models: [class]` could look at.")
+        for label in range(run.clients.classes):
+            yield label, classes.map(operator.itemgetter(label)), None
+    else:
+        if name == "trained":
+            local_models: Iterator[LocalModel] = iter(replay_local_models(run, number))
+        else:
+            local_models = compute_personal_models(run, number, epochs if name == "finetuned" else 0)
+        for local in local_models:
+            yield local.client, local.model, counts[local.client].tolist()
+
+
+def _get_head_weight(run: Run, model: Tensors) -> Tensor:
+    if "head.weight" not in model:
+        kind = run.settings.algorithm["name"]
+        raise SettingsError(f"probes: the models of {kind} have no head.weight, whose rows could be looked at.")
+    return model["head.weight"]

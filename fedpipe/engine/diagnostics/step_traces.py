@@ -1,0 +1,50 @@
+"""What the norms of a client's head say of its class shares, step by step of its training in a round (`locals`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.diagnostics import local_models
+from fedpipe.engine.run import Run
+
+SCHEMA = pa.schema(
+    {
+        "client": pa.int32(),
+        "step": pa.int32(),  #: of its training in the round; 0 is before the first
+        "class": pa.int32(),
+        "approximate": pa.float64(),  #: the norm of the class's row in the head over the sum of all rows' norms
+        "share": pa.float64(),  #: of the client's training samples
+    }
+)
+
+
+def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
+    """Rows of `SCHEMA`, client by client."""
+    participants = run.participants(number)
+    clients = participants if settings["clients"] is None else settings["clients"]
+    if missing := [client for client in clients if client not in participants]:
+        raise SettingsError(f"probes: client {missing[0]} does not train in round {number}, which has {participants}.")
+    counts = run.clients.class_counts
+    shares = (counts / counts.sum(1, keepdim=True)).double().tolist()
+    rows: list[dict[str, Any]] = []
+    for local in local_models.replay_local_models(run, number, compute_relative_norms):
+        if local.client in clients and local.trace is not None:
+            for step, values in enumerate(local.trace.double().tolist()):
+                for label, value in enumerate(values):
+                    entry = (local.client, step, label, value, shares[local.client][label])
+                    rows.append(dict(zip(SCHEMA.names, entry, strict=True)))
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def compute_relative_norms(model: Tensors) -> Tensor:
+    """The shares of the norms of the head's rows (cwFedAvg, eq. 4), shape (C,)."""
+    if "head.weight" not in model:
+        raise SettingsError("probes: these models have no head.weight, whose rows could be looked at.")
+    norms: Tensor = torch.linalg.vector_norm(model["head.weight"], dim=-1)
+    return norms / norms.sum().clamp(min=torch.finfo(norms.dtype).tiny)

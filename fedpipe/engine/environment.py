@@ -1,0 +1,64 @@
+"""The device of a job, and what is recorded of its machine."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.core.components import code_digest
+from fedpipe.core.errors import SettingsError
+from fedpipe.engine.torch_env import gpus, numerics
+from fedpipe.models.base import Model
+from fedpipe.settings.execution import Execution
+
+
+@functools.cache
+def get_cpu_name() -> str:
+    """The kind of CPU, which decides how kernels round."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{platform.machine()}, {line.partition(':')[2].strip()}"
+    return platform.machine()
+
+
+def select_device(execution: Execution) -> torch.device:
+    """The device to use."""
+    numerics.configure_torch()
+    if execution.device == "cuda" and not torch.cuda.is_available():
+        raise SettingsError("execution.device: cuda can't be used; PyTorch sees no GPU here. It should be auto or cpu.")
+    if execution.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    device = torch.device("cuda", _select_gpu(count) if count > 1 else 0)
+    torch.cuda.set_device(device)
+    return device
+
+
+@functools.cache
+def _select_gpu(count: int) -> int:
+    """The index of this process's own of so many GPUs."""
+    return gpus.acquire_gpu(gpus.get_gpu_names(count))
+
+
+def _find_unread_files(*components: Model | Algorithm) -> Iterator[Path]:
+    """Files that the digests of components are of, and that this process has yet to read: data, and later imports."""
+    paths = {
+        path for component in components for path in code_digest.compute_code_digest(*component.code_objects()).files
+    }
+    names = {path.name for path in paths}
+    loaded_names = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    loaded_files = {Path(name).resolve() for name in loaded_names if name and Path(name).name in names}
+    yield from (path for path in paths if path.suffix != ".py" or path not in loaded_files)
+
+
+def _remove_duplicates(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [value for index, value in enumerate(values) if value not in values[:index]]

@@ -1,0 +1,36 @@
+"""An algorithm computes on the device of its job, of which its file knows nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from fedpipe.algorithms.batch import State
+
+
+@contextmanager
+def use_device_of(server: State) -> Iterator[None]:
+    """The server's side of an algorithm at work: tensors that it makes lie where its state does; NumPy may read any."""
+    device = next((leaf.device for leaf in pytree.tree_leaves(server)), torch.device("cpu"))
+    if device.type == "cpu":
+        yield
+        return
+    with device, _NumpyCopyMode():
+        yield
+
+
+class _NumpyCopyMode(TorchFunctionMode):
+    """Tensors that NumPy reads are copied to the host first."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (Tensor.numpy, Tensor.__array__):
+            args = (args[0].cpu(), *args[1:])
+        return func(*args, **(kwargs or {}))

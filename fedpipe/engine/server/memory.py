@@ -1,0 +1,46 @@
+"""How much the server holds, in elements of tensors: known from shapes alone, so that no run is needed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.server.server import init_server
+from fedpipe.models.base import FunctionalNetwork, Model
+from fedpipe.settings.federation import Federation
+
+
+def count_server_elements(
+    algorithm: Algorithm, model: Model, shape: tuple[int, ...], classes: int, federation: Federation
+) -> dict[str, int]:
+    """The number of elements in each part of the server's state, which has the same shapes in every round.
+
+    Nothing is allocated: tensors are on the meta device. What only names tensors, or is a function of the state, is no
+    memory of its own; a state that is made of one tensor several times counts each of them, since training parts them.
+
+    Parameters
+    ----------
+    algorithm
+        Not bound yet.
+    model, shape, classes
+        The network's family, and the inputs and classes that it is for.
+    federation
+        The settings, of which some methods need the number of clients.
+    """
+    dtype = getattr(torch, federation.dtype)
+    buffers: Literal["average", "drop"] = "average" if federation.buffers == "average" else "drop"  # or at the clients
+    with torch.device("meta"), torch.no_grad():
+        net = FunctionalNetwork(
+            lambda: algorithm.adapt(model.build_without_weights(shape, classes)), dtype, "meta", buffers
+        )
+        initial_model = net.make_initial_model(0)
+
+        def make_empty_model(_: int) -> Tensors:
+            return initial_model.map(torch.empty_like)
+
+        state = init_server(algorithm.bind(net, federation), make_empty_model)
+    return {part: sum(tensor.numel() for tensor in pytree.tree_leaves(value)) for part, value in state.items()}

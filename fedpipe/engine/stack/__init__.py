@@ -1,0 +1,1 @@
+"""The client side of a round for many clients in one call, by ``vmap``."""

@@ -1,0 +1,159 @@
+"""Steps that are recorded once and then replayed: on a GPU, launching a step's kernels takes longer than they do.
+
+A recorded step reads and writes memory of its own: a counter, the plan of a leg, and the stack's state. A replay takes
+the row of the plan that the counter points to, computes the next state beside the current one, and puts it in its
+place; nothing of it is on the host.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fedpipe.algorithms.batch import State
+from fedpipe.engine.stack.schedule import BatchPlan, StackBatch
+
+StackStep = Callable[[State, StackBatch], State]  #: a stack before and after a step
+BufferUpdate = Callable[..., tuple[Tensor, ...]]  #: all buffers before and after a step
+Replay = Callable[[], None]
+CaptureBackend = Callable[
+    [BufferUpdate, Sequence[Tensor]], Replay
+]  #: a step that moves these buffers on, each time it is called
+
+
+class CapturedStep:
+    """A step of a pass at one width.
+
+    Parameters
+    ----------
+    step
+        What it does; a pure function of its arguments and of tensors that never change.
+    state
+        A stack that it is for, which tells names, shapes and dtypes.
+    batch_plan
+        The plan of a leg, which tells what of it there is.
+    capacity
+        Steps of a leg, at most.
+    has_idle_clients
+        Whether some clients may stand still.
+    backend
+        How it is recorded.
+    """
+
+    def __init__(
+        self,
+        step: StackStep,
+        state: State,
+        batch_plan: BatchPlan,
+        capacity: int,
+        has_idle_clients: bool,
+        backend: CaptureBackend,
+    ) -> None:
+        leaves, self._tree = pytree.tree_flatten(state)
+        plan_tensors = [
+            tensor
+            for tensor in (batch_plan.samples, batch_plan.mask, batch_plan.live, batch_plan.key)
+            if tensor is not None
+        ]
+        self.capacity, self._leaves = capacity, len(leaves)
+        self._counter = torch.zeros((), dtype=torch.int64, device=batch_plan.samples.device)
+        self._state = [torch.empty_like(leaf, memory_format=torch.contiguous_format) for leaf in leaves]
+        self._plan = [tensor.new_zeros((capacity, *tensor.shape[1:])) for tensor in plan_tensors]
+
+        def advance(counter: Tensor, *buffers: Tensor) -> tuple[Tensor, ...]:
+            state_leaves, plan = list(buffers[: len(leaves)]), buffers[len(leaves) :]
+            samples, mask, live, *key = (tensor.index_select(0, counter.reshape(1)).squeeze(0) for tensor in plan)
+            stack_batch = StackBatch(samples, mask, live if has_idle_clients else None, key[0] if key else None)
+            new_leaves, tree = pytree.tree_flatten(step(pytree.tree_unflatten(state_leaves, self._tree), stack_batch))
+            if tree != self._tree:
+                raise RuntimeError("a step changes the parts of the state")
+            return (counter + 1, *new_leaves, *plan)
+
+        self._load(leaves, plan_tensors)
+        self._replay = backend(advance, [self._counter, *self._state, *self._plan])
+
+    def run(self, state: State, batch_plan: BatchPlan) -> State:
+        """The stack after all steps of a leg."""
+        leaves = pytree.tree_leaves(state)
+        self._load(
+            leaves,
+            [
+                tensor
+                for tensor in (batch_plan.samples, batch_plan.mask, batch_plan.live, batch_plan.key)
+                if tensor is not None
+            ],
+        )
+        for _ in range(len(batch_plan.samples)):
+            self._replay()
+        new_state: State = pytree.tree_unflatten([leaf.clone() for leaf in self._state], self._tree)
+        return new_state
+
+    def _load(self, leaves: Sequence[Tensor], plan_tensors: Sequence[Tensor]) -> None:
+        self._counter.zero_()
+        for buffer, leaf in zip(self._state, leaves, strict=True):
+            buffer.copy_(leaf)
+        for rows, tensor in zip(self._plan, plan_tensors, strict=True):
+            rows[: len(tensor)].copy_(tensor)
+
+
+class GraphCache:
+    """The recorded steps of a job: of each pass, at each width, with and without clients that stand still."""
+
+    def __init__(self, backend: CaptureBackend) -> None:
+        self._backend, self._captured_steps = backend, dict[Hashable, CapturedStep]()
+        self._eager_names = set[Hashable]()
+
+    def run(
+        self, name: Hashable, step: StackStep, state: State, batch_plan: BatchPlan, has_idle_clients: bool
+    ) -> State | None:
+        """The stack after a leg of the pass of this name; None where its step can't be recorded, which is said once."""
+        if name in self._eager_names:
+            return None
+        shapes = [
+            (leaf.shape, leaf.dtype)
+            for leaf in pytree.tree_leaves([state, batch_plan.samples[:0], batch_plan.mask[:0]])
+        ]
+        key = (name, has_idle_clients, *shapes)
+        captured_step, steps = self._captured_steps.get(key), len(batch_plan.samples)
+        if captured_step is None or captured_step.capacity < steps:
+            try:
+                captured_step = CapturedStep(
+                    step, state, batch_plan, 1 << (steps - 1).bit_length(), has_idle_clients, self._backend
+                )
+            except RuntimeError as error:
+                reason = str(error).strip().partition("\n")[0]
+                print(f"execution.graphs: {name} runs step by step; it can't be recorded ({reason})", file=sys.stderr)
+                self._eager_names.add(name)
+                return None
+            self._captured_steps[key] = captured_step
+        return captured_step.run(state, batch_plan)
+
+
+def make_cuda_graph_backend() -> CaptureBackend:
+    """Records steps as CUDA graphs, which share their working memory, since no two are at work at once."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture_graph(advance: BufferUpdate, buffers: Sequence[Tensor]) -> Replay:
+        side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):  # kernels are chosen and libraries begun before anything is recorded
+            for _ in range(2):
+                advance(*buffers)
+        torch.cuda.current_stream().wait_stream(side_stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            copy_into(buffers, advance(*buffers))
+        return graph.replay
+
+    return capture_graph
+
+
+def copy_into(buffers: Sequence[Tensor], new_values: Sequence[Tensor]) -> None:
+    """Put the next values in the place of the current ones."""
+    for buffer, value in zip(buffers, new_values, strict=True):
+        if value is not buffer:
+            buffer.copy_(value)

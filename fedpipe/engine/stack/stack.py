@@ -1,0 +1,186 @@
+"""The stack executor: many clients in one call, their tensors along a leading axis that stays on the device.
+
+A pass is planned on the host, sent to the device in one transfer, and then runs without reading or copying anything
+from the host; only a pass with a condition (`when`) asks for it before each epoch.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import State
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine import contract
+from fedpipe.engine.clients.executor import (
+    MEASURE_BATCH,
+    Outcome,
+    Phase,
+    Test,
+    get_passes,
+    make_kept_state,
+    make_upload,
+    seconds_since,
+    start_client,
+)
+from fedpipe.engine.clients.federated_data import FederatedData, Integers
+from fedpipe.engine.stack import schedule
+from fedpipe.engine.stack.graphs import CaptureBackend, GraphCache
+from fedpipe.engine.stack.stack_run import StackRun, explain_out_of_memory, get_logits_batch_size, take_first_rows
+from fedpipe.engine.torch_env.trees import make_contiguous, move_state, size_in_bytes, stack_states, unstack_client
+
+
+class Stack:
+    """Trains up to ``width`` clients at a time, in stacks that follow from the round's participants alone.
+
+    The first rows are the largest clients. As the others end, the stack is cut to the next width of its ladder; those
+    that end in between stand still. Samples that pad a batch have no weight. A client's bits never depend on its mates:
+    where a job trains some of the participants, the others' rows are empty.
+
+    Parameters
+    ----------
+    algorithm
+        Bound to its network.
+    clients
+        Their samples.
+    width
+        Clients in a stack at most; device memory grows with it, not with the number of clients.
+    finetune_epochs
+        Epochs of the phase ``finetune``.
+    backend
+        How steps are recorded, to be replayed; None: each is run from here.
+    storage_device
+        Where outcomes lie; by default on the device that trains.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        clients: FederatedData,
+        width: int,
+        finetune_epochs: int = 1,
+        backend: CaptureBackend | None = None,
+        storage_device: torch.device | None = None,
+    ) -> None:
+        self.name = f"stack of {width}"
+        torch.set_num_threads(1)  # on a CPU: sums over several threads are in another order
+        self._algorithm, self._clients, self._width = algorithm, clients, width
+        self._finetune_epochs, self._backend, self._graph_cache = (
+            finetune_epochs,
+            backend,
+            backend and GraphCache(backend),
+        )
+        self._round_algorithm, self._storage_device = algorithm, storage_device or clients.device
+
+    def describe_stacks(self, participants: Sequence[int]) -> list[dict[str, Any]]:
+        """See :class:`~fedpipe.engine.clients.executor.Executor`."""
+        federation = self._algorithm.federation
+        batch_size = self._clients.resolve_batch_size(federation.batch_size)
+        return schedule.describe_stacks(
+            self._clients.sizes, participants, self._width, batch_size, federation.local_steps
+        )
+
+    def run(
+        self,
+        phase: Phase,
+        round: int,
+        ids: Sequence[int],
+        get_kept_state: Callable[[int], State],
+        send: Callable[[Sequence[int]], tuple[State, State]],
+        tests: Sequence[Test] = (),
+        participants: Sequence[int] | None = None,
+        clients_to_cache: Collection[int] = (),
+    ) -> Iterator[Outcome]:
+        """See :class:`~fedpipe.engine.clients.executor.Executor`."""
+        self._prepare_round(round)
+        outcomes_by_client: dict[int, Outcome] = {}
+        local_ids, all_participants = set(ids), range(len(self._clients)) if participants is None else participants
+        for stack_clients in schedule.make_stacks(self._clients.sizes, all_participants, self._width):
+            local_clients = [client for client in stack_clients if client in local_ids]
+            if local_clients:
+                with (
+                    torch.no_grad(),
+                    contract.explain_user_errors(self._algorithm),
+                    explain_out_of_memory(self._width),
+                ):
+                    outcomes = self._run_stack(phase, round, stack_clients, local_clients, get_kept_state, send, tests)
+                outcomes_by_client |= {outcome.client: outcome for outcome in outcomes}
+        return (outcomes_by_client.pop(client) for client in ids)
+
+    def _prepare_round(self, round: int) -> None:
+        """Have the round's learning rate; recorded steps, which hold the rate that they were made with, begin anew."""
+        previous_federation, self._round_algorithm = self._round_algorithm.federation, self._algorithm.bind_round(round)
+        if self._backend is not None and self._round_algorithm.federation != previous_federation:
+            self._graph_cache = GraphCache(self._backend)
+
+    def _run_stack(
+        self,
+        phase: Phase,
+        round: int,
+        stack_clients: list[int],
+        local_clients: list[int],
+        get_kept_state: Callable[[int], State],
+        send: Callable[[Sequence[int]], tuple[State, State]],
+        tests: Sequence[Test],
+    ) -> list[Outcome]:
+        algorithm, device = self._round_algorithm, self._clients.device
+        allowed_widths = schedule.get_allowed_widths(self._width)
+        stack_run = StackRun(
+            algorithm, self._clients, round, stack_clients, local_clients, allowed_widths, self._graph_cache
+        )
+        common, client_parts = contract.validate_download(algorithm, send(stack_run.rows))
+        axes = dict.fromkeys(common) | dict.fromkeys(client_parts, 0)
+        kept_states = stack_states([get_kept_state(client) for client in stack_run.rows], device)
+        client_infos, start = (
+            self._clients.get_client_info(stack_run.rows, round),
+            functools.partial(start_client, algorithm),
+        )
+        state: State = vmap(start, in_dims=(0, axes, 0))(
+            kept_states, move_state(common | client_parts, device), client_infos
+        )
+        start_time = time.perf_counter()
+        for number, pass_ in enumerate(get_passes(algorithm, phase, self._finetune_epochs)):
+            state = stack_run.run(pass_, state, f"pass {number} of the phase '{phase}'")
+        seconds = seconds_since(start_time, device) / len(local_clients)
+        scores = {test: stack_run.score_clients(state, phase, test) for test in tests}
+        uploads, kept_stack = {}, {}
+        if phase == "train":
+            upload_state, kept_state = (
+                vmap(functools.partial(part, algorithm))(state) for part in (make_upload, make_kept_state)
+            )
+            stop = stack_clients.index(local_clients[-1]) + 1
+            uploads, kept_stack = (
+                move_state(make_contiguous(take_first_rows(part, stop)), self._storage_device)
+                for part in (upload_state, kept_state)
+            )
+        outcomes = []
+        for number, client in enumerate(local_clients):
+            row, client_scores = stack_clients.index(client), {test: rows[number] for test, rows in scores.items()}
+            down = size_in_bytes(algorithm.traffic(common | unstack_client(client_parts, row)))
+            upload_state = unstack_client(uploads, row)
+            up = size_in_bytes(algorithm.traffic(upload_state)) if upload_state else 0
+            outcomes.append(
+                Outcome(client, down, up, upload_state, unstack_client(kept_stack, row), client_scores, seconds)
+            )
+        return outcomes
+
+    def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
+        """See :class:`~fedpipe.engine.clients.executor.Executor`."""
+        model = model.map(lambda value: value.to(self._clients.device))
+        size = (
+            MEASURE_BATCH
+            if self._algorithm.net.has_batch_statistics
+            else get_logits_batch_size(self._clients, self._width)
+        )
+        chunks = np.array_split(indices, max(1, -(-len(indices) // size)))
+        with torch.no_grad():
+            batches = (self._clients.gather_test_batch(chunk, round, number) for number, chunk in enumerate(chunks))
+            return torch.cat([self._algorithm.net(model, x) for x in batches])

@@ -1,0 +1,386 @@
+"""One stack of clients in one round: its batches, steps and results."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+from torch.utils import _pytree as pytree
+
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import Batch, State
+from fedpipe.algorithms.passes import Measure, Pass, Train, Update
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine import contract
+from fedpipe.engine.clients.executor import (
+    MEASURE_BATCH,
+    Phase,
+    Score,
+    Test,
+    add_pull_and_clip,
+    count_by_class,
+    descend,
+    eval_mode,
+    get_epochs_and_steps,
+    get_logits_function,
+    get_trained_names,
+    needs_noise_key,
+    train_mode,
+    with_batch_stats,
+    with_optimizer_state,
+)
+from fedpipe.engine.clients.federated_data import FederatedData, Integers
+from fedpipe.engine.clients.transforms import transform_images
+from fedpipe.engine.stack import schedule
+from fedpipe.engine.stack.graphs import GraphCache, StackStep
+from fedpipe.engine.stack.schedule import BatchPlan, StackBatch, StepRange
+
+Flags = Tensor  #: one truth value a client, shape (width,)
+NO_SAMPLES: Integers = np.empty(0, np.int64)  #: the samples of a row that another job trains
+Terms = Callable[[State, StackBatch], dict[str, Tensor]]  #: of a stack, on the samples of a step
+
+
+class StackRun:
+    """The passes of one stack in one round.
+
+    Parameters
+    ----------
+    algorithm, clients, round
+        What is done, on whose samples, and when.
+    stack_clients
+        All participants that belong to the stack, the largest first.
+    local_clients
+        Those that this job trains, in the same order.
+    allowed_widths
+        The widths that there are.
+    graph_cache
+        Where recorded steps are kept, if any are.
+
+    Attributes
+    ----------
+    rows
+        The client of each row, which is its place among the mates, whoever of them this job trains: kernels may round
+        otherwise in another row. Rows without a member hold the last one's tensors, which nobody reads.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        clients: FederatedData,
+        round: int,
+        stack_clients: list[int],
+        local_clients: list[int],
+        allowed_widths: tuple[int, ...],
+        graph_cache: GraphCache | None = None,
+    ) -> None:
+        self._algorithm, self._clients, self._round, self._graph_cache = algorithm, clients, round, graph_cache
+        self._stack_clients, self._local_clients, self._allowed_widths = stack_clients, local_clients, allowed_widths
+        width = min(allowed_width for allowed_width in allowed_widths if allowed_width >= len(stack_clients))
+        self._row_clients = [client if client in local_clients else None for client in stack_clients]
+        self._local_rows = [stack_clients.index(client) for client in local_clients]
+        self.rows = [local_clients[-1] if client is None else client for client in self._row_clients]
+        self.rows += local_clients[-1:] * (width - len(stack_clients))
+        self._epochs: dict[str, int] = {}
+
+    def run(self, pass_: Pass, state: State, name: str = "pass") -> State:
+        """The stack's state after a pass, which has the same name in every round."""
+        match pass_:
+            case Train():
+                return self._train(pass_, state, name)
+            case Measure():
+                return self._measure(pass_, state)
+            case Update():
+                return vmap(pass_.then)(state)
+
+    def _map_rows(self, get_value: Callable[[int], Any], default: Any) -> list[Any]:
+        """What each row's client has; ``default`` where another job trains it."""
+        return [default if client is None else get_value(client) for client in self._row_clients]
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def _train(self, training: Train, state: State, name: str) -> State:
+        first = self._epochs.get(training.stream, 0)
+        count, steps = get_epochs_and_steps(self._algorithm, training)
+        self._epochs[training.stream] = first + count
+        epochs = range(first, first + count)
+        state = vmap(functools.partial(with_optimizer_state, self._algorithm, training))(state)
+        step, step_ranges, active = self.make_step(training, state), self._make_step_ranges(training), None
+        for epoch_group in [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)][:count]:
+            if training.when is not None:
+                condition = vmap(training.when)(state)
+                active = condition if active is None else active & condition
+                if not bool(active[self._local_rows].any()):
+                    break
+            batch_plan = (
+                self.make_batch_plan(training, epoch_group)
+                if steps is None
+                else self.make_fixed_step_plan(training, epoch_group, steps)
+            )
+            for first in range(0, len(batch_plan.samples), step_ranges[-1].stop):
+                for step_range in step_ranges:
+                    range_plan = batch_plan.slice_steps(
+                        first + step_range.first, first + step_range.stop, step_range.width
+                    )
+                    state = self._run_step_range(step, state, range_plan, active, name)
+                if training.after is not None:
+                    state = _step_live_clients(training.after, state, active)
+        return state
+
+    def make_step(self, training: Train, state: State) -> StackStep:
+        """A pass's step for a stack, of whatever width its state has."""
+        algorithm, clients = self._algorithm, self._clients
+        names = get_trained_names(algorithm, training, state)
+
+        def step_client(client: State, *batch: Tensor) -> State:
+            gradient = _Gradient(algorithm, training, names, Batch(*batch))
+            if training.step is not None:
+                client = training.step(client, gradient.batch, gradient)
+            else:
+                client = gradient.descend(client, gradient(client)[0])
+            return with_batch_stats(training, client, gradient.batch_stats) if gradient.batch_stats else client
+
+        return lambda state, stack_batch: _step_live_clients(
+            step_client, state, stack_batch.live, *_gather_batch(clients, stack_batch)
+        )
+
+    def make_batch_plan(self, training: Train, epochs: Sequence[int]) -> BatchPlan:
+        """The plan of some epochs, on the device."""
+        clients, step_ranges, size = self._clients, self._make_step_ranges(training), self._get_batch_size(training)
+        has_noise = needs_noise_key(self._algorithm, training, clients.transforms)
+        plans = []
+        for epoch in epochs:
+            shuffle = functools.partial(clients.shuffle_indices, round=self._round, stream=training.stream, epoch=epoch)
+            orders = self._map_rows(functools.partial(shuffle, share=training.share), NO_SAMPLES)
+            key = functools.partial(clients.get_noise_key, round=self._round, stream=training.stream, epoch=epoch)
+            keys = self._map_rows(key, 0) if has_noise else None
+            plans.append(schedule.make_index_table(orders, keys, size, step_ranges[-1].stop, len(self.rows)))
+        return BatchPlan.from_table(np.concatenate(plans), has_noise, clients.dtype, clients.device)
+
+    def make_fixed_step_plan(self, training: Train, epochs: Sequence[int], steps: int) -> BatchPlan:
+        """The plan of so many steps of each client, whose epochs follow one another as they end."""
+        clients, size = self._clients, self._get_batch_size(training)
+        has_noise = needs_noise_key(self._algorithm, training, clients.transforms)
+        columns = []
+        for client in self._row_clients:
+            if client is None:
+                columns.append(schedule.make_index_table([], [] if has_noise else None, size, steps, 1))
+                continue
+            length, column = self._count_epoch_steps(training, client), []
+            for epoch in epochs[: -(-steps // length)]:
+                random_context = self._round, training.stream, epoch
+                order = clients.shuffle_indices(client, *random_context, training.share)
+                keys = [clients.get_noise_key(client, *random_context)] if has_noise else None
+                column.append(schedule.make_index_table([order], keys, size, length, 1))
+            columns.append(np.concatenate(column)[:steps])
+        padding_rows = len(self.rows) - len(self._row_clients)
+        columns.append(schedule.make_index_table([], [] if has_noise else None, size, steps, padding_rows))
+        return BatchPlan.from_table(np.concatenate(columns, axis=1), has_noise, clients.dtype, clients.device)
+
+    def _get_batch_size(self, training: Train) -> int:
+        return self._clients.resolve_batch_size(self._algorithm.federation.batch_size) * training.batches
+
+    def _make_step_ranges(self, training: Train) -> list[StepRange]:
+        fixed_steps = get_epochs_and_steps(self._algorithm, training)[1]
+        return schedule.make_step_ranges(
+            [fixed_steps or self._count_epoch_steps(training, client) for client in self._stack_clients],
+            self._allowed_widths,
+        )
+
+    def _count_epoch_steps(self, training: Train, client: int) -> int:
+        """Steps of a client in an epoch."""
+        sample_count = self._clients.compute_subset_size(client, training.share)
+        return schedule.count_steps(sample_count, self._get_batch_size(training), training.steps)
+
+    def _run_step_range(self, step: StackStep, state: State, plan: BatchPlan, active: Flags | None, name: str) -> State:
+        """The stack after the steps of a leg; with a condition, of the clients that are active."""
+        width = plan.samples.shape[1]
+        narrow_state, new_state = take_first_rows(state, width), None
+        if self._graph_cache is not None and active is None:
+            new_state = self._graph_cache.run(name, step, narrow_state, plan, plan.has_idle_clients)
+        if new_state is None:
+            new_state = narrow_state
+            for number in range(len(plan.samples)):
+                stack_batch = plan.get_step_batch(number)
+                if active is not None:
+                    stack_batch = stack_batch._replace(
+                        live=active[:width] if stack_batch.live is None else active[:width] & stack_batch.live
+                    )
+                new_state = step(new_state, stack_batch)
+        return state | {
+            name: _replace_first_rows(value, state[name]) if name in state else value
+            for name, value in new_state.items()
+            if value is not narrow_state.get(name)
+        }
+
+    # -- measuring ---------------------------------------------------------------------------------------------------
+
+    def _measure(self, measuring: Measure, state: State) -> State:
+        def update_client(client: State, sums: dict[str, Tensor]) -> State:
+            with eval_mode(self._algorithm, client):
+                return measuring.then(client, sums)
+
+        samples = self._clients.train if measuring.on == "train" else self._clients.validation_or_train
+        noise_keys = self._map_rows(lambda client: self._clients.get_noise_key(client, self._round, "measure", 0), 0)
+        sums = self._sum_over_samples(
+            self.make_terms(measuring), state, samples, noise_keys if measuring.is_augmented else None
+        )
+        return vmap(update_client)(state, sums)
+
+    def make_terms(self, measuring: Measure) -> Terms:
+        """A pass's sums over the samples of a step."""
+
+        def measure(client: State, *batch: Tensor) -> dict[str, Tensor]:
+            with eval_mode(self._algorithm, client, mask=batch[2]):
+                return measuring.sums(client, Batch(*batch))
+
+        return lambda state, stack_batch: vmap(measure)(state, *_gather_batch(self._clients, stack_batch))
+
+    def score_clients(self, state: State, phase: Phase, test: Test) -> list[Score]:
+        """Every member on a test set."""
+        clients = self._clients
+        samples = [clients.get_evaluation_indices(client, test) for client in range(len(clients))]
+        noise_keys = self._map_rows(lambda client: clients.get_evaluation_noise_key(client, self._round, test), None)
+        keys = (
+            [key or 0 for key in noise_keys] if any(key is not None for key in noise_keys) else None
+        )  # of all, or of none
+
+        def score(client: State, *samples: Tensor) -> dict[str, Tensor]:
+            batch = Batch(*samples)
+            with eval_mode(self._algorithm, client, batch.mask):
+                logits = get_logits_function(self._algorithm, phase)(client, batch.x)
+            losses = F.cross_entropy(logits, batch.y, reduction="none")
+            losses = torch.where(samples[2] > 0, losses, 0)  # infinity times a mask of 0 would be NaN
+            return {"classes": count_by_class(logits, batch), "loss": batch.sum(losses).double()}
+
+        sums = self._sum_over_samples(
+            lambda state, row: vmap(score)(state, *_gather_batch(clients, row)), state, samples, keys
+        )
+        classes, loss = sums["classes"].cpu(), sums["loss"].tolist()
+        return [Score.from_counts(classes[row], loss[row]) for row in self._local_rows]
+
+    def _sum_over_samples(
+        self, terms: Terms, state: State, samples: Sequence[Integers], keys: list[int] | None
+    ) -> dict[str, Tensor]:
+        """Sums over each client's samples of what ``terms`` gives for some of them, with each one's noise."""
+        step_ranges, batch_plan = self.make_evaluation_plan(samples, keys)
+        sums: dict[str, Tensor] = {}
+        for step_range in step_ranges:
+            narrow_state, range_plan = (
+                take_first_rows(state, step_range.width),
+                batch_plan.slice_steps(step_range.first, step_range.stop, step_range.width),
+            )
+            for number in range(len(range_plan.samples)):
+                sums = {
+                    name: _replace_first_rows(sums[name][: step_range.width] + term, sums[name]) if sums else term
+                    for name, term in terms(narrow_state, range_plan.get_step_batch(number)).items()
+                }
+        return sums
+
+    def make_evaluation_plan(
+        self, samples: Sequence[Integers], keys: list[int] | None
+    ) -> tuple[list[StepRange], BatchPlan]:
+        """How sets of samples are read; every client is met at least once, with nothing where it has no samples."""
+        counts = [schedule.count_steps(len(samples[client]), MEASURE_BATCH) for client in self._stack_clients]
+        step_ranges, orders = (
+            schedule.make_step_ranges(counts, self._allowed_widths),
+            self._map_rows(lambda client: samples[client], NO_SAMPLES),
+        )
+        plan = schedule.make_index_table(orders, keys, MEASURE_BATCH, step_ranges[-1].stop, len(self.rows))
+        return step_ranges, BatchPlan.from_table(plan, keys is not None, self._clients.dtype, self._clients.device)
+
+
+@contextmanager
+def explain_out_of_memory(width: int) -> Iterator[None]:
+    """Where a GPU's memory is too small, say which setting asks for less of it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        reason = str(error).split(". ", 1)[0]
+        raise SettingsError(
+            f"execution.stack: the GPU's memory is too small for {width} clients in one call ({reason}); it should be "
+            f"less, as {width // 2}, with which results are equal within rounding."
+        ) from error
+
+
+def get_logits_batch_size(clients: FederatedData, width: int) -> int:
+    """Samples on which the server's model is measured in one call: on a GPU as many as those of a stack's models.
+
+    Small calls make it wait. Where the noise of test samples goes by batches, these are of one size everywhere.
+    """
+    on_gpu = clients.device.type == "cuda" and not clients.transforms.on_test
+    return MEASURE_BATCH * width if on_gpu else MEASURE_BATCH
+
+
+def _gather_batch(clients: FederatedData, stack_batch: StackBatch) -> tuple[Tensor, ...]:
+    """The samples of a step: inputs, classes, masks, and the key where there is noise."""
+    x, y = clients.gather(stack_batch.samples)
+    if stack_batch.key is None:
+        return x, y, stack_batch.mask
+    return (
+        vmap(functools.partial(transform_images, clients.transforms))(x, stack_batch.key),
+        y,
+        stack_batch.mask,
+        stack_batch.key,
+    )
+
+
+def take_first_rows(state: State, width: int) -> State:
+    """The first rows; the same tensors where these are all."""
+    first_rows: State = pytree.tree_map(lambda value: value if len(value) == width else value[:width], state)
+    return first_rows
+
+
+def _replace_first_rows(first_rows: Any, all_rows: Any) -> Any:
+    """The first rows as they are in ``first_rows``, the others as they are in ``all_rows``."""
+    return pytree.tree_map(
+        lambda first, rows: first if len(first) == len(rows) else torch.cat([first, rows[len(first) :]]),
+        first_rows,
+        all_rows,
+    )
+
+
+class _Gradient:
+    """Gradient of a pass's loss for one client of a stack; see :class:`~fedpipe.algorithms.passes.Gradient`."""
+
+    def __init__(self, algorithm: Algorithm, training: Train, names: tuple[str, ...], batch: Batch) -> None:
+        self._algorithm, self._training, self._names, self.batch = algorithm, training, names, batch
+        self.batch_stats: dict[str, Tensor] = {}
+
+    def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
+        batch, group = batch or self.batch, client[self._training.group]
+
+        def compute_loss(parameters: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+            with train_mode(self._algorithm, self._training, client, batch) as statistics:
+                loss = self._training.loss(client | {self._training.group: group | parameters}, batch)
+            contract.validate_loss(self._algorithm, self._training, loss)
+            return loss, statistics
+
+        gradient, (loss, self.batch_stats) = grad_and_value(compute_loss, has_aux=True)(group.only(self._names))
+        return add_pull_and_clip(self._training, client, gradient), loss
+
+    def descend(self, client: State, gradient: Tensors) -> State:
+        return descend(self._algorithm, self._training, client, gradient)
+
+
+def _step_live_clients(step: Callable[..., State], state: State, live: Flags | None, *batch: Tensor) -> State:
+    """The stack after a step of the clients that are live; None means all of them."""
+
+    def get_changes(client: State, *args: Tensor) -> dict[str, Any]:
+        return {part: value for part, value in step(client, *args).items() if value is not client.get(part)}
+
+    changed_parts: State = vmap(get_changes)(state, *batch)
+    if live is not None:
+
+        def choose(new: Tensor, old: Tensor) -> Tensor:
+            return torch.where(live.reshape(-1, *(1,) * (new.dim() - 1)), new, old)
+
+        changed_parts = {part: pytree.tree_map(choose, value, state[part]) for part, value in changed_parts.items()}
+    return state | changed_parts

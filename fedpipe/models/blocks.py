@@ -1,0 +1,72 @@
+"""What several families share: refusals of inputs, FedDW's classifier, ReLU that writes to a tensor of its own."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedpipe.core.components.component import MODEL
+from fedpipe.core.components.registry import get_component_name
+from fedpipe.core.errors import SettingsError
+from fedpipe.models.base import Model, Network
+
+
+def require_images(model: Model, shape: tuple[int, ...], side: int = 1, channels: int | None = None) -> None:
+    """Refuse inputs that are not images (channels, height, width) with sides of at least ``side`` pixels.
+
+    Raises
+    ------
+    SettingsError
+        The inputs are no images, too small, or have another number of channels than ``channels``.
+    """
+    if len(shape) == 3 and min(shape[1:]) >= side and channels in (None, shape[0]):
+        return
+    name = get_component_name(MODEL, type(model))
+    channel_text = f" with {channels} channels" if channels else ""
+    min_size = f" of {side}x{side} or more" if side > 1 else ""
+    min_size += " ('cnn' is made for smaller ones)" if side > 4 and len(shape) == 3 else ""
+    raise SettingsError(
+        f"model.name: '{name}' can't take inputs of shape {shape}; it needs images{channel_text}{min_size}."
+    )
+
+
+def require_tokens(model: Model, shape: tuple[int, ...]) -> None:
+    """Refuse inputs that are not sequences of token ids, of shape (length,).
+
+    Raises
+    ------
+    SettingsError
+        The inputs have another number of axes.
+    """
+    if len(shape) != 1:
+        name = get_component_name(MODEL, type(model))
+        raise SettingsError(
+            f"model.name: '{name}' can't take inputs of shape {shape}; it needs sequences of token ids."
+        )
+
+
+def make_mapped_network(extractor: list[nn.Module], width: int, classes: int, bias: bool) -> Network:
+    """An extractor of flat features with FedDW's classifier: two mapping layers and the classification layer.
+
+    There is no activation between the second mapping layer, whose 128 outputs are the features, and the
+    classification layer. Source: FedDW, section V-A, and its code.
+
+    Parameters
+    ----------
+    extractor
+        Modules, applied in order, that end with shape (B, width).
+    width
+        Features of the extractor.
+    classes
+        C, the number of classes.
+    bias
+        Whether the classification layer has one.
+    """
+    body = nn.Sequential(*extractor, nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, 128))
+    return Network(body, nn.Linear(128, classes, bias=bias))
+
+
+def disable_inplace_relu(module: nn.Module) -> None:
+    """Make every ReLU write to a tensor of its own: torch.func can't overwrite one that is not batched."""
+    for layer in module.modules():
+        if isinstance(layer, (nn.ReLU, nn.ReLU6)):
+            layer.inplace = False

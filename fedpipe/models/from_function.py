@@ -1,0 +1,127 @@
+"""Models of one's own, as functions: `model: {name: my_module.make}`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from inspect import Parameter
+from typing import Any, get_type_hints
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from fedpipe.core.errors import SettingsError
+from fedpipe.models.base import Model, Network
+from fedpipe.models.purity import check_once, compute_logits
+
+Factory = Callable[..., Network | tuple[nn.Module, nn.Module]]
+
+
+@functools.cache
+def make_model_class(factory: Factory) -> type[Model]:
+    """The family whose networks a function makes.
+
+    Parameters
+    ----------
+    factory
+        Takes the shape of the inputs and the number of classes C; returns a body, which turns inputs of shape
+        (B, *shape) into features of shape (B, d), and a head, which turns features into C logits. What it takes beside
+        these two are parameters of the model, typed as it says, or as their defaults are.
+
+    Raises
+    ------
+    SettingsError
+        A parameter has the name of something that every model has, or a default that can change.
+    """
+    fields = _read_fields(factory)
+
+    def make_network(self: Model, shape: tuple[int, ...], classes: int) -> Any:
+        return factory(shape, classes, **{name: getattr(self, name) for name, _, _ in fields})
+
+    @check_once
+    def check(self: Model, shape: tuple[int, ...], classes: int) -> None:
+        _check_factory(_format_name(factory), lambda: make_network(self, shape, classes), shape, classes)
+
+    def build(self: Model, shape: tuple[int, ...], classes: int) -> Network:
+        network_or_parts = make_network(self, shape, classes)
+        network = network_or_parts if isinstance(network_or_parts, Network) else Network(*network_or_parts)
+        if any(map(is_lazy, network.state_dict().values())):
+            with torch.no_grad():  # lazy layers learn their sizes in the first call, and draw their weights there
+                compute_logits(network.eval(), shape)
+        return network.train()
+
+    def code_objects(self: Model) -> tuple[Any, ...]:
+        return factory, make_model_class
+
+    metadata: dict[str, Any] = {name: getattr(factory, name) for name in ("__module__", "__qualname__", "__doc__")}
+    methods: dict[str, Any] = {"check": check, "build": build, "code_objects": code_objects}
+    return dataclasses.make_dataclass(
+        factory.__name__, fields, bases=(Model,), namespace=metadata | methods, frozen=True, kw_only=True
+    )
+
+
+def _read_fields(factory: Factory) -> list[tuple[str, Any, Any]]:
+    """What a function takes beside shape and classes: names, types and defaults, as dataclasses want them."""
+    try:
+        types = get_type_hints(factory, include_extras=True)
+    except Exception as error:  # an annotation may be anything
+        raise SettingsError(
+            f"model.name: the annotations of '{_format_name(factory)}' can't be read ({error})."
+        ) from error
+    fields = []
+    for parameter in list(inspect.signature(factory).parameters.values())[2:]:
+        if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+            continue
+        subject, default = f"'{_format_name(factory)}' has a parameter '{parameter.name}'", parameter.default
+        if parameter.name in {*dir(Model), *(field.name for field in dataclasses.fields(Model)), "name", "code"}:
+            raise SettingsError(f"model.name: {subject}, which means something else for every model; rename it.")
+        if isinstance(default, (list, dict, set)):
+            raise SettingsError(f"model.name: {subject} whose default is a {type(default).__name__}; use a tuple.")
+        required = default is Parameter.empty
+        type_ = types.get(parameter.name, Any if required or default is None else type(default))
+        fields.append((parameter.name, type_, dataclasses.field() if required else dataclasses.field(default=default)))
+    return fields
+
+
+def _format_name(factory: Factory) -> str:
+    return f"{factory.__module__}.{factory.__qualname__}"
+
+
+def _check_factory(name: str, make: Callable[[], Any], shape: tuple[int, ...], classes: int) -> None:
+    """Make one network before any job does.
+
+    Raises
+    ------
+    SettingsError
+        The function fails, or returns something else than a body and a head that turn such inputs into C logits.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]):
+            result = make()
+    except Exception as error:  # it is the user's own code
+        raise SettingsError(
+            f"model.name: '{name}' fails for inputs of shape {shape} and {classes} classes "
+            f"({type(error).__name__}: {error}); it should return a body and a head."
+        ) from error
+    modules = (result.body, result.head) if isinstance(result, Network) else result
+    if not (
+        isinstance(modules, tuple) and len(modules) == 2 and all(isinstance(module, nn.Module) for module in modules)
+    ):
+        raise SettingsError(
+            f"model.name: '{name}' returns {type(result).__name__}; it should return a body and a head, both modules."
+        )
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            logits = compute_logits(Network(*modules).eval(), shape)
+    except Exception as error:  # body and head may not fit
+        raise SettingsError(
+            f"model.name: the network of '{name}' fails for inputs of shape {shape} ({type(error).__name__}: {error})."
+        ) from error
+    if logits.shape != (2, classes):
+        raise SettingsError(
+            f"model.name: the network of '{name}' turns two inputs into outputs of shape {tuple(logits.shape)}; "
+            f"it should be {(2, classes)}, a logit a class."
+        )

@@ -1,0 +1,132 @@
+"""Whether a network computes what its tensors, its inputs and a batch's key say, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpipe.core.errors import SettingsError
+from fedpipe.models.base import Model, Network
+from fedpipe.models.layers import Mode, replace_stateful_layers
+
+KINDS = {True: "token ids", False: "numbers", None: "inputs"}
+ModelCheck = Callable[..., None]
+
+
+def check_once(check: ModelCheck) -> ModelCheck:
+    """Let a check of a model be made once for the same parameters, which may be lists, and the same inputs."""
+    passed_keys = set()
+
+    @functools.wraps(check)
+    def run_check(model: Model, *inputs: Any) -> None:
+        cache_key = type(model), repr(dataclasses.asdict(model)), inputs
+        if cache_key not in passed_keys:
+            check(model, *inputs)
+            passed_keys.add(cache_key)
+
+    return run_check
+
+
+@check_once
+def require_pure_network(model: Model, shape: tuple[int, ...], classes: int, has_tokens: bool | None = None) -> None:
+    """Refuse networks whose results would hang on more than their run's settings.
+
+    BatchNorm and dropout layers act as the pass at work says. Any other layer is taken to act alike in training and in
+    evaluation, without random numbers and without writing into itself; one that does not is found by calling it.
+
+    Parameters
+    ----------
+    model
+        One of its networks is made and called.
+    shape, classes
+        What it is for.
+    has_tokens
+        Whether inputs are token ids; None if that is not known.
+
+    Raises
+    ------
+    SettingsError
+        A sentence that names the layer, or the buffer.
+    """
+    name, mode = f"{type(model).__module__}.{type(model).__qualname__}", Mode()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            network = model.build(shape, classes)
+    except Exception:  # a file that it reads may not be here yet: the job tells
+        return
+    try:
+        replace_stateful_layers(network, mode, track=True)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), _record_random_layers(network) as random_layers:
+            initial_buffers = {buffer_name: value.clone() for buffer_name, value in network.named_buffers()}
+            with mode.activate(True, noise_key=torch.tensor(0)):
+                compute_logits(network.train(), shape, has_tokens)
+            with mode.activate(False):
+                train_logits = compute_logits(network, shape, has_tokens)
+                eval_logits = compute_logits(network.eval(), shape, has_tokens)
+    except Exception as error:  # it is the user's own code
+        raise SettingsError(
+            f"model.name: the network of '{name}' can't be trained on {KINDS[has_tokens]} of shape {shape} "
+            f"({type(error).__name__}: {error})."
+        ) from error
+    if random_layers:
+        raise SettingsError(
+            f"model.name: {random_layers[0]} of '{name}' draws random numbers that no seed of the study gives; layers "
+            "of "
+            "nn.Dropout are what a network should have, in place of F.dropout, RReLU and the dropout within attention "
+            "and recurrent layers."
+        )
+    for buffer_name, value in network.named_buffers():
+        if not torch.equal(value, initial_buffers[buffer_name]):
+            raise SettingsError(
+                f"model.name: '{name}' changes its buffer '{buffer_name}' as it is called, which no client would send "
+                "or "
+                "keep; only BatchNorm should have statistics of its own."
+            )
+    if not torch.allclose(train_logits, eval_logits, rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise SettingsError(
+            f"model.name: '{name}' computes otherwise after .train() than after .eval(); only BatchNorm and nn.Dropout "
+            "should."
+        )
+
+
+def compute_logits(network: Network, shape: tuple[int, ...], has_tokens: bool | None = None) -> Tensor:
+    """The logits of two inputs: of numbers, or of token ids; where neither is known, a row may be either."""
+    inputs = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+    tokens = torch.zeros(2, *shape, dtype=torch.int64)
+    try:
+        logits: Tensor = network(tokens if has_tokens else inputs)
+    except RuntimeError:
+        if len(shape) != 1 or has_tokens is not None:
+            raise
+        logits = network(tokens)
+    return logits
+
+
+@contextmanager
+def _record_random_layers(network: nn.Module) -> Iterator[list[str]]:
+    """The layers within whose calls PyTorch's generator moves on, the innermost first."""
+    random_layers: list[str] = []
+    states: list[Tensor] = []
+    hooks = []
+    for name, layer in network.named_modules():
+        description = f"the layer '{name}' ({type(layer).__name__})" if name else "the network"
+
+        def save_rng_state(*_: Any) -> None:
+            states.append(torch.random.get_rng_state())
+
+        def compare_rng_state(*_: Any, description: str = description) -> None:
+            if not torch.equal(states.pop(), torch.random.get_rng_state()):
+                random_layers.append(description)
+
+        hooks += [layer.register_forward_pre_hook(save_rng_state), layer.register_forward_hook(compare_rng_state)]
+    try:
+        yield random_layers
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,110 @@
+"""What an edit of code means for results that are there: which runs are made anew and why, which are of other code."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedpipe.core.storage.files import read_json
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.planning.combined import read_plans
+from fedpipe.planning.plan import Plan
+from fedpipe.planning.planner import NewPlan
+from fedpipe.planning.run_settings import RunSettings
+
+COMPONENT_SECTIONS = {
+    "dataset": "data set",
+    "partition": "partition scheme",
+    "model": "model",
+    "algorithm": "algorithm",
+}
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a study may have a thousand runs
+
+
+def describe_code_changes(plan: NewPlan) -> list[str]:
+    """What a plan that was just made says of its runs' code, in sentences; nothing where all is as it lies here."""
+    return [*describe_invalidated_runs(plan), *describe_runs_from_other_code(plan)]
+
+
+def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
+    """How many runs will be made anew because of an edit: there are rounds of runs that differ in code alone."""
+    planned_paths = {run.path for run in plan.runs}
+    old_settings: dict[
+        str, dict[str, dict[str, Any]]
+    ] = {}  #: by label, what is the same after an edit: the old settings
+    reasons: Counter[tuple[str, ...]] = Counter()
+    for run in plan.runs:
+        files, label = run.files, run.algorithm
+        if files.list_complete_rounds():
+            continue
+        if label not in old_settings:
+            folders = [path for path in files.path.parent.glob("*") if path not in planned_paths]
+            old_settings[label] = dict(_read_run_settings(folders))
+        settings = vars(plan.run_settings[run.key])
+        if old := old_settings[label].get(_settings_without_code(settings)):
+            edited_sections = [name for name in COMPONENT_SECTIONS if old[name]["code"] != settings[name]["code"]]
+            reasons[
+                tuple(f"{COMPONENT_SECTIONS[name]} '{_component_name(settings[name])}'" for name in edited_sections)
+            ] += 1
+    for names, count in reasons.items():
+        subject = "1 run will be" if count == 1 else f"{count} runs will be"
+        yield (
+            f"{subject} made anew: the code of {' and '.join(names)} has changed; what is there stays under "
+            f"{'its old key' if count == 1 else 'the old keys'} (`fedpipe prune` removes it)."
+        )
+
+
+def describe_runs_from_other_code(plan: Plan) -> Iterator[str]:
+    """How many runs come from shared code other than what lay here when the plan was made."""
+    count = sum(is_from_other_code(run.files, plan.shared) for run in plan.runs)
+    if count:
+        yield (
+            f"{count} of {len(plan.runs)} run{'s' if len(plan.runs) > 1 else ''} "
+            f"{'comes' if count == 1 else 'come'} from other shared code (executors, optimizers, layers, evaluation, "
+            "...) than lies here; `fedpipe verify` does a round of each again and compares."
+        )
+
+
+def describe_unreadable_plans() -> Iterator[str]:
+    """Which studies' plans can't be read, since runs keep all that such a study may want."""
+    for path, plan in read_plans():
+        if plan is None:
+            yield (
+                f"{path} can't be read, so that all runs keep the states of every round, whatever "
+                "artifacts.keep_models says; plan that study again, or delete the file."
+            )
+
+
+def is_from_other_code(files: RunFiles, shared: str) -> bool:
+    """Whether the last complete round of a run was made by other shared code than this."""
+    rounds = files.list_complete_rounds()
+    if not rounds:
+        return False
+    environments = read_json(files.round(rounds[-1]).state_marker)["made_by"]
+    return any(environment.get("shared") != shared for environment in environments)
+
+
+def _read_run_settings(folders: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The settings of runs that have rounds; those of another version of fedpipe are left out."""
+    for files in map(RunFiles, folders):
+        if files.list_complete_rounds():
+            with suppress(OSError, yaml.YAMLError, LookupError, TypeError, AttributeError):
+                settings = vars(RunSettings(**yaml.load(files.settings.read_text(), Loader=_LOADER)))
+                yield _settings_without_code(settings), settings
+
+
+def _settings_without_code(settings: dict[str, Any]) -> str:
+    stripped_settings = settings | {
+        name: settings[name] | {"code": settings[name]["code"][:0]} for name in COMPONENT_SECTIONS
+    }
+    return json.dumps(stripped_settings, sort_keys=True)
+
+
+def _component_name(component_settings: dict[str, Any]) -> str:
+    return str(component_settings.get("scheme", component_settings.get("name")))

@@ -1,0 +1,97 @@
+"""The plans of several studies as one, for a single call of Snakemake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage.files import RESULTS
+from fedpipe.core.storage.layout import MergedFiles
+from fedpipe.planning.plan import ExecutionSettings, Plan, PlannedProbe, PlannedRun
+
+
+def read_plans() -> Iterator[tuple[Path, Plan | None]]:
+    """The plans of all studies that were planned here, by their places; None for one that can't be read."""
+    for path in filter(Path.exists, [RESULTS / "plan.json", *sorted(RESULTS.glob("studies/**/plan.json"))]):
+        try:
+            yield path, Plan.read(path)
+        except ArtifactError:
+            yield path, None
+
+
+@dataclass(frozen=True)
+class CombinedPlan:
+    """What one call of Snakemake makes: a study, or several, whose runs are made once, with the most rounds asked for.
+
+    Parameters
+    ----------
+    plans
+        One of each study.
+    absent
+        Runs by their paths that are left out with all that is made of them.
+    """
+
+    plans: tuple[Plan, ...]
+    unavailable_runs: frozenset[str] = frozenset()
+
+    @cached_property
+    def runs(self) -> dict[str, PlannedRun]:
+        """All runs by their paths."""
+        runs_by_path: dict[str, PlannedRun] = {}
+        for run in (run for plan in self.plans for run in plan.runs if str(run.path) not in self.unavailable_runs):
+            other = runs_by_path.get(str(run.path), run)
+            runs_by_path[str(run.path)] = run if run.rounds > other.rounds else other
+        return runs_by_path
+
+    @cached_property
+    def complete_plans(self) -> tuple[Plan, ...]:
+        """The studies that none of their runs is left out of: those that have a table."""
+        return tuple(plan for plan in self.plans if all(str(run.path) in self.runs for run in plan.runs))
+
+    @cached_property
+    def partitions(self) -> tuple[str, ...]:
+        """The keys of all partitions."""
+        return tuple(dict.fromkeys(run.partition for run in self.runs.values()))
+
+    @cached_property
+    def merged_files(self) -> tuple[MergedFiles, ...]:
+        """What all tables are made of, each once."""
+        cells = (cell for plan in self.plans for cell in plan.cells if str(cell.files.path) in self.runs)
+        return tuple(dict.fromkeys(cell.merged_files for cell in cells))
+
+    @cached_property
+    def round_counts(self) -> dict[str, tuple[int, ...]]:
+        """By run the numbers of rounds that cells of any study show, ascending."""
+        counts: dict[str, set[int]] = {}
+        for plan in self.plans:
+            for path, lengths in plan.round_counts.items():
+                counts.setdefault(str(path), set()).update(lengths)
+        return {path: tuple(sorted(lengths)) for path, lengths in counts.items()}
+
+    @cached_property
+    def probes(self) -> dict[str, PlannedProbe]:
+        """All probes by their tables."""
+        probes = (probe for plan in self.plans for probe in plan.probes if str(probe.run.path) in self.runs)
+        return {str(probe.files.table): probe for probe in probes}
+
+    @property
+    def execution(self) -> ExecutionSettings:
+        """How jobs are cut and where they run, which is one for all.
+
+        Raises
+        ------
+        SettingsError
+            The studies differ in it, or in what they keep.
+        """
+        for plan in self.plans[1:]:
+            for section in ("execution", "keep_models"):
+                if getattr(plan, section) != getattr(self.plans[0], section):
+                    name = "artifacts.keep_models" if section == "keep_models" else section
+                    raise SettingsError(
+                        f"{plan.params}: {name} differs from that of {self.plans[0].params}; studies that are made "
+                        "together should have it in common."
+                    )
+        return self.plans[0].execution

@@ -1,0 +1,298 @@
+"""The download stage: from a data set's name to its samples as one stored file, checked.
+
+`fedpipe download` also declares in a study's file which files the study is of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedpipe.core.components import pinned_files, registry
+from fedpipe.core.components.component import DATASET, MODEL, PARTITION, ComponentKind
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import files
+from fedpipe.core.yaml_text import read_yaml
+from fedpipe.data import store
+from fedpipe.data.datasets.base import Dataset, DatasetInfo, PinnedDataset, PublishedDataset
+from fedpipe.data.samples import Samples
+from fedpipe.data.sources.fetch import Fetcher
+from fedpipe.planning import grid
+from fedpipe.settings import loader, parser
+from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
+
+
+def is_planned_dataset(name: str) -> bool:
+    """Whether some plan calls a data set so, as ``imdb-0123456789ab``."""
+    return store.settings_file(name).is_file()
+
+
+def download_dataset(name: str) -> Path:
+    """Obtain and store a data set of a plan.
+
+    Parameters
+    ----------
+    name
+        As the plan calls it, ``imdb-0123456789ab``.
+
+    Returns
+    -------
+    Path
+        Where it lies now.
+
+    Raises
+    ------
+    ArtifactError
+        No plan has it, or what the plan said of it was edited; or see :func:`obtain_dataset`.
+    """
+    settings = store.settings_file(name)
+    if not is_planned_dataset(name):
+        raise ArtifactError(f"{settings} is missing; '{name}' should be a data set of a plan.")
+    try:
+        section = parser.parse_dataset(read_yaml(settings.read_text(), settings))
+        expected_name = section.file.stem
+    except SettingsError as error:
+        raise ArtifactError(
+            f"{settings} is damaged ({' '.join(str(error).split())}); `fedpipe plan` writes it again."
+        ) from None
+    if expected_name != name:
+        raise ArtifactError(
+            f"{settings} was edited: it names {expected_name}; `fedpipe plan` writes it again, and params.yaml is "
+            "what to "
+            "change."
+        )
+    return obtain_dataset(section.effective_dataset, section.fetcher)
+
+
+def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
+    """Load a data set, check that it is the one the keys of runs speak of, and save it with a manifest of its facts.
+
+    Parameters
+    ----------
+    dataset
+        The data set.
+    fetch
+        Where its files come from.
+    path
+        Where to save it; by default its :func:`~fedpipe.data.store.locate_dataset`.
+
+    Returns
+    -------
+    Path
+        Where it lies now.
+
+    Raises
+    ------
+    ArtifactError
+        A file could not be fetched, or the samples are not those that the data set's class speaks of; nothing is saved.
+    """
+    samples = Samples(**store.to_canonical_arrays(dataset.load(fetch)))
+    name, samples_checksum = (
+        registry.get_component_name(DATASET, type(dataset)),
+        store.compute_samples_sha256(samples),
+    )
+    if samples_checksum != dataset.expected_checksum and (dataset.expected_checksum or not dataset.content_digest):
+        raise ArtifactError(
+            f"dataset.name: the samples of '{name}' have checksum {samples_checksum}, but "
+            f"{dataset.expected_checksum or 'none'} was "
+            f"expected; obtain the original again (with the versions in requirements.lock), or, if the new samples are "
+            f"meant, set {type(dataset).__qualname__}.checksum to theirs."
+        )
+    measured_facts = dataset.infer_info(samples)
+    _check_samples(name, samples, measured_facts, dataset.info)
+    path = path or store.locate_dataset(registry.component_to_run_settings(DATASET, dataset))
+    sha256 = store.save_samples(path, samples)
+    files.write_json(path.with_suffix(".json"), {path.name: sha256, **measured_facts._asdict()})
+    return path
+
+
+def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = None) -> str:
+    """Obtain a data set and store it; where the study should declare the SHA-256 of a file and does not, fill it in.
+
+    With the study's own data set go the file of its partition and that of its model's weights, and the data sets that
+    its grid and its scales declare, where a plan could know nothing of them before.
+
+    Parameters
+    ----------
+    name
+        As in ``dataset.name``; by default the study's own, and its other files.
+    params
+        The study.
+    stored
+        What was obtained for other studies and is not obtained twice; what this one adds is added.
+
+    Returns
+    -------
+    str
+        What was done, and what is left to do.
+
+    Raises
+    ------
+    SettingsError
+        There is no such data set or study, or a file that the study names is missing.
+    ArtifactError
+        The data set's files could not be fetched or are not what they should be.
+    """
+    settings = loader.read_params(params) if name is None or params.is_file() else {}
+    section = parser.parse_dataset(settings.get("dataset", {}))
+    is_study_dataset = name is None or name == section.name
+    if not is_study_dataset:
+        section = parser.parse_dataset({"name": name, "mirror": section.mirror})
+    source, sha256 = section.named_dataset, None  # also where generated samples would do (`dataset.absent`)
+    if isinstance(source, PinnedDataset) and (sha256 := source.find_missing_sha256(section.fetcher)) is not None:
+        source = dataclasses.replace(source, sha256=sha256)
+    stored = set() if stored is None else stored
+    path = store.locate_dataset(registry.component_to_run_settings(DATASET, source))
+    if path not in stored:
+        stored.add(obtain_dataset(source, section.fetcher))
+    messages = [f"{path} is stored."]
+    labels = store.load_samples(path).y
+    if (lowest_label := int(labels.min())) > 0:
+        messages.append(
+            f"Its labels are {lowest_label} to {int(labels.max())}, and classes count from 0: class 0 has no samples. "
+            "If it should not be there, number the labels from 0."
+        )
+    if sha256 is not None and not (
+        is_study_dataset and _write_sha256(params, ("dataset",), "sha256", sha256, messages)
+    ):
+        messages.append(f"Declare it in {params}, under dataset, where name is {section.name}:\n  sha256: {sha256}")
+    for kind in (PARTITION, MODEL) if is_study_dataset else ():
+        pin = registry.parse_component(kind, settings.get(kind.section, {})).pinned_file
+        if pin is None or pin.sha256:
+            continue
+        if not pin.path.is_file():
+            raise SettingsError(f"{kind.section}.{pin.parameter}: {pin.path} is missing; it should be a file.")
+        sha256 = pinned_files.compute_content_sha256(pin.path)
+        _refuse_file(
+            kind, settings | {kind.section: settings[kind.section] | {"sha256": sha256}}, store.read_dataset_info(path)
+        )
+        if not _write_sha256(params, (kind.section,), "sha256", sha256, messages):
+            messages.append(f"Declare {pin.path} in {params}, under {kind.section}:\n  sha256: {sha256}")
+    if name is None:
+        _declare_elsewhere(params, section, messages)
+        settings = loader.read_params(params) if params.is_file() else settings
+    for grid_dataset in _iter_grid_datasets(settings) if name is None else ():
+        if getattr(grid_dataset.effective_dataset, "sha256", None) and grid_dataset.explain_missing_data(
+            DOWNLOAD_COMMAND
+        ):
+            messages.append(f"{obtain_dataset(grid_dataset.effective_dataset, grid_dataset.fetcher)} is stored.")
+    return "\n".join(messages)
+
+
+def _refuse_file(kind: ComponentKind, settings: dict[str, Any], facts: DatasetInfo) -> None:
+    """Refuse to declare a file that no plan would take: a partition's table, or a model's weights."""
+    component: Any = registry.parse_component(kind, settings[kind.section])
+    if kind is MODEL:
+        component.check_weights(facts.shape, facts.classes)
+    elif component.is_index_based:
+        clients = parser.parse_federation(settings.get("federation", {})).clients
+        component.check(clients, facts.classes, facts.size)
+
+
+def _declare_elsewhere(params: Path, section: Data, done: list[str]) -> None:
+    """Fill in the SHA-256 of each mirror's file that stands in for a data set of the study's grid and scales.
+
+    Where a data set of the grid needs none, but that of the section has one, it is filled in as null.
+    """
+    settings = loader.read_params(params)
+    is_declared = bool((settings.get("dataset") or {}).get("sha256"))
+    for place, key, named in list(_places(settings)):
+        data = parser.parse_dataset({"name": named, **({"mirror": section.mirror} if section.mirror else {})})
+        if not isinstance(data.named_dataset, PublishedDataset):
+            continue
+        sha256 = data.named_dataset.find_missing_sha256(data.fetcher)
+        if sha256 is None and not (is_declared and key != "sha256"):
+            continue
+        if not _write_sha256(params, place, key, sha256, done):
+            done.append(f"Declare it in {params}, under {'.'.join(place)}:\n  {key}: {sha256 or 'null'}")
+
+
+def _places(settings: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Where grid and scales name a data set without its SHA-256: the mapping, the key that it lacks, and the name."""
+    for key, value in settings.items():
+        if key == "dataset.name" and "dataset.sha256" not in settings and isinstance(value, str):
+            yield above, "dataset.sha256", value
+        elif key == "dataset" and above and isinstance(value, dict) and "sha256" not in value and "name" in value:
+            yield (*above, key), "sha256", str(value["name"])
+        elif isinstance(value, dict) and (above or key in ("study", "scales")):
+            yield from _places(value, (*above, key))
+
+
+def _iter_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:
+    """The data sets at the points of a study's grid, and of that of each of its scales."""
+    for changes in ({}, *(settings.get("scales") or {}).values()):
+        point_settings = loader.override_settings(settings, changes)
+        grid_lists = (point_settings.get("study") or {}).get("grid") or {}
+        for dataset_settings in itertools.product(
+            *(_select_dataset_settings(name, values) for name, values in grid_lists.items())
+        ):
+            yield parser.parse_dataset(loader.override_settings(point_settings, *dataset_settings).get("dataset", {}))
+
+
+def _select_dataset_settings(name: str, values: Any) -> list[dict[str, Any]]:
+    """What the values of a list or an axis say of the data set, each once."""
+    axis = values.values() if isinstance(values, dict) else [{name: value} for value in values]
+    dataset_settings = [
+        {key: value for key, value in entry.items() if grid.is_within(key, "dataset")} for entry in axis
+    ]
+    return [entry for index, entry in enumerate(dataset_settings) if entry not in dataset_settings[:index]]
+
+
+def _check_samples(
+    name: str, samples: Samples, measured_facts: DatasetInfo, declared_facts: DatasetInfo | None
+) -> None:
+    """Refuse samples that are not what the data set says of itself."""
+    lengths = {len(array) for array in samples}
+    is_consistent = (
+        len(lengths) == 1 and samples.x.shape[1:] == measured_facts.shape and samples.y.max() < measured_facts.classes
+    )
+    if declared_facts not in (None, measured_facts) or not is_consistent:
+        expected_facts = declared_facts or measured_facts
+        raise ArtifactError(
+            f"dataset.name: the files of '{name}' hold {len(samples.y)} samples of shape {samples.x.shape[1:]} in "
+            f"{samples.y.max() + 1} classes; it should be {expected_facts.size} of shape {expected_facts.shape} in "
+            f"{expected_facts.classes}."
+        )
+
+
+def _write_sha256(params: Path, place: tuple[str, ...], key: str, sha256: str | None, messages: list[str]) -> bool:
+    """Add a key to a mapping of a YAML file, and leave all else as it is; False, and nothing done, if it fails."""
+    text, value = params.read_bytes().decode(), sha256 or "null"
+    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    for part in place:
+        node = _find_mapping(node, part)
+    if not isinstance(node, yaml.MappingNode) or not node.value:
+        return False
+    if node.flow_style:
+        end = node.value[0][1].end_mark.index
+        edited_text = f"{text[:end]}, {key}: {value}{text[end:]}"
+    else:
+        insert_mark = node.value[:2][-1][0].start_mark  # of the second key, or the only one
+        edited_text = (
+            f"{text[: insert_mark.index]}{key}: {value}\n{' ' * insert_mark.column}{text[insert_mark.index :]}"
+        )
+    expected_settings = loader.read_params(params)
+    functools.reduce(lambda mapping, part: mapping[part], place, expected_settings)[key] = sha256
+    try:
+        if read_yaml(edited_text, params) != expected_settings:
+            return False
+    except SettingsError:
+        return False
+    files.write_bytes(params.resolve(), edited_text.encode())  # a link stays one
+    messages.append(f"{params} declares it now: {'.'.join((*place, key))} is {value}.")
+    return True
+
+
+def _find_mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:
+    """The mapping that stands under a key."""
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            if name.value == key and isinstance(value, yaml.MappingNode):
+                return value
+    return None

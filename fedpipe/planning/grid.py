@@ -1,0 +1,201 @@
+"""The points of a study's grid: which keys each of them sets, and the settings there, of each method."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fedpipe.core.errors import SettingsError, suggest_name
+from fedpipe.settings import loader, methods, parser
+from fedpipe.settings.params import KEYWISE_SECTIONS, STUDY_WIDE_SECTIONS, Params
+
+
+@dataclass(frozen=True)
+class GridPoint:
+    """A point of the grid: by the name of each list or axis the value, and by key what is set there."""
+
+    values: dict[str, Any]
+    changes: dict[str, Any]
+
+    def select_values(self, label: str, keys: dict[str, list[str]]) -> dict[str, Any]:
+        """The part that concerns an algorithm; ``collect_grid_keys`` are those that each name sets."""
+        return {name: value for name, value in self.values.items() if has_effect_on(keys[name], label)}
+
+
+def collect_grid_keys(raw: dict[str, Any], study_params: Params, scale_changes: dict[str, Any]) -> dict[str, list[str]]:
+    """The keys that each list or axis of a study's grid sets; ``scale_changes`` are those that the scale sets.
+
+    Raises
+    ------
+    SettingsError
+        One can't be varied, varies nothing, or is set twice.
+    """
+    keys_by_name: dict[str, list[str]] = {}
+    for name, values in study_params.study.grid.items():
+        if not values:
+            kind = "axis has no values; it should have" if isinstance(values, dict) else "list is empty; it should hold"
+            raise SettingsError(f"study.grid.{name}: its {kind} at least one value.")
+        axis = values.values() if isinstance(values, dict) else [[name]]
+        keys_by_name[name] = list(dict.fromkeys(key for part in axis for key in part))
+        for key in keys_by_name[name]:
+            _check_grid_key(name, key, raw, study_params)
+        if not keys_by_name[name]:
+            raise SettingsError(f"study.grid.{name}: its values set no keys; at least one of them should.")
+        if not any(has_effect_on(keys_by_name[name], label) for label in study_params.study.algorithms):
+            raise SettingsError(f"study.grid: '{name}' varies nothing, since its algorithm is not in study.algorithms.")
+    for (name, key), (other, other_key) in _iterate_key_pairs(study_params, keys_by_name):
+        if is_within(key, other_key) or is_within(other_key, key):
+            setters = f"'{name}' and '{other}' set" if name != other else f"'{name}' sets"
+            keys_text = f"'{key}'" if key == other_key else f"'{key}' and '{other_key}', of which one is in the other"
+            raise SettingsError(f"study.grid: {setters} {keys_text}; a key should be set once.")
+    for name in (name for name, values in study_params.study.grid.items() if not isinstance(values, dict)):
+        if scale_key := next((key for key in scale_changes if is_within(name, key)), None):
+            raise SettingsError(f"study.grid: '{name}' varies nothing, since the scale sets '{scale_key}'.")
+    return keys_by_name
+
+
+def _iterate_key_pairs(
+    study_params: Params, keys: dict[str, list[str]]
+) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+    """All pairs of keys that one point may set, each with the name that sets it."""
+    for name, values in study_params.study.grid.items():
+        for part in values.values() if isinstance(values, dict) else ():
+            for key, other_key in itertools.combinations(part, 2):
+                yield (name, key), (name, other_key)
+    for name, other in itertools.combinations(keys, 2):
+        for key, other_key in itertools.product(keys[name], keys[other]):
+            yield (name, key), (other, other_key)
+
+
+def iterate_points(study_params: Params) -> Iterator[GridPoint]:
+    """All points, the last name's values changing fastest."""
+    grid = study_params.study.grid
+    for combination in itertools.product(*grid.values()):
+        values = dict(zip(grid, combination, strict=True))
+        changes: dict[str, Any] = {}
+        for name, value in values.items():
+            axis = grid[name]
+            changes |= axis[value] if isinstance(axis, dict) else {name: value}
+        yield GridPoint(values, changes)
+
+
+def resolve_point_settings(
+    raw: dict[str, Any], study_params: Params, point: GridPoint, scale_changes: dict[str, Any], obtain_command: str
+) -> Iterator[tuple[Params, list[str], dict[str, Any]]]:
+    """The settings at a point, with the methods that have them and what these set for themselves alone, by key.
+
+    What the scale sets is not among it, since that is the same for all. The grid's keys stand above the study's, a
+    method's own above these, and those of the scale above all. ``obtain_command`` is the command that obtains the
+    study's data.
+
+    Raises
+    ------
+    SettingsError
+        They can't be; each sentence says where.
+    """
+    values = ", ".join(f"{name}: {value}" for name, value in point.values.items())
+    locations = [f"at the point {values} of study.grid"] if values else []
+    with _add_location(locations):
+        point_settings = loader.override_settings(raw, point.changes, scale_changes)
+    groups: dict[str, list[str]] = {}
+    method_changes: dict[str, dict[str, Any]] = {}
+    for label in study_params.study.algorithms:
+        changes = methods.parse_method(point_settings, label).settings
+        name = json.dumps(changes, sort_keys=True, default=str)
+        groups.setdefault(name, []).append(label)
+        method_changes[name] = changes
+    for name, labels in groups.items():
+        if not (point.changes or method_changes[name]):
+            yield study_params, labels, {}
+            continue
+        with _add_location([*locations, *([f"with algorithms.{labels[0]}.with"] if method_changes[name] else [])]):
+            whole = loader.override_settings(point_settings, method_changes[name], scale_changes)
+            params = parser.parse_params(whole, None, labels, obtain_command)
+        keys = list(method_changes[name])
+        void = {
+            key
+            for place, key in enumerate(keys)
+            if any(is_within(key, one) for one in (*keys[place + 1 :], *scale_changes))
+        }
+        yield params, labels, {key: _value(whole, key) for key in keys if key not in void}
+
+
+def _value(settings: dict[str, Any], key: str) -> Any:
+    """The value at a dotted key."""
+    found: Any = settings
+    for part in key.split("."):
+        found = found[part]
+    return found
+
+
+@contextmanager
+def _add_location(locations: list[str]) -> Iterator[None]:
+    """Add to each sentence about wrong settings where in the study they are."""
+    try:
+        yield
+    except SettingsError as error:
+        suffix = f" ({', '.join(locations)})" if locations else ""
+        raise SettingsError("\n".join(f"{line}{suffix}" for line in str(error).splitlines())) from None
+
+
+def has_effect_on(keys: list[str], label: str) -> bool:
+    """Whether any of these keys makes a difference to an algorithm."""
+    return any(
+        not is_within(key, "algorithms") or key == "algorithms" or is_within(key, f"algorithms.{label}") for key in keys
+    )
+
+
+def is_within(key: str, section: str) -> bool:
+    """Whether a dotted key is a section or stands in it."""
+    return f"{key}.".startswith(f"{section}.")
+
+
+def _check_grid_key(name: str, key: str, raw: dict[str, Any], study_params: Params) -> None:
+    location = f"study.grid.{name}" if isinstance(study_params.study.grid[name], dict) else "study.grid"
+    _reject_unknown_key(location, key, study_params)
+    fixed_section = next(
+        (section for section in STUDY_WIDE_SECTIONS if is_within(key, section) or is_within(section, key)), None
+    )
+    if fixed_section:
+        raise SettingsError(f"{location}: '{key}' can't be varied, since {fixed_section} is one for the whole study.")
+    if is_within(key, "algorithms") and key.endswith((".shown", ".title")):
+        raise SettingsError(
+            f"{location}: '{key}' can't be varied, since a table shows a method by one protocol and under one title."
+        )
+    if key in KEYWISE_SECTIONS:
+        raise SettingsError(
+            f"{location}: '{key}' can't be varied as a whole, since all of its keys that are not given would have "
+            "their "
+            f"defaults; name its keys, as {key}.rounds."
+        )
+    for label in study_params.study.algorithms:
+        method_key = next((one for one in methods.parse_method(raw, label).settings if is_within(key, one)), None)
+        if method_key:
+            raise SettingsError(
+                f"{location}: '{key}' varies nothing for {label}, since algorithms.{label}.with sets '{method_key}'."
+            )
+
+
+def _reject_unknown_key(location: str, key: str, study_params: Params) -> None:
+    """Refuse a key that begins with no section, as `mu`; the sentence names the full keys that end in it."""
+    if key.partition(".")[0] in Params.model_fields:
+        return
+    components = {f"algorithms.{label}": study_params.algorithms[label] for label in study_params.study.algorithms}
+    components |= {
+        "partition": study_params.partition,
+        "model": study_params.model,
+        "dataset": study_params.dataset.effective_dataset,
+    }
+    known_keys = [
+        f"{prefix}.{field.name}" for prefix, component in components.items() for field in dataclasses.fields(component)
+    ]
+    for section in ("dataset", "transforms", "federation", "evaluation"):
+        known_keys += [f"{section}.{field}" for field in type(getattr(study_params, section)).model_fields]
+    matches = [full for full in known_keys if full.endswith(f".{key}")]
+    hint = f"did you mean {' or '.join(matches)}?" if matches else suggest_name(key, [*Params.model_fields])
+    raise SettingsError(f"{location}: '{key}' is no key of params.yaml; {hint}")

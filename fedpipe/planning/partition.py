@@ -1,0 +1,157 @@
+"""The partition stage: from a stored data set to who owns which sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from fedpipe.core import rng
+from fedpipe.core.components import code_digest, component, registry
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import files, layout
+from fedpipe.core.yaml_text import read_yaml
+from fedpipe.data import heterogeneity, store
+from fedpipe.data.assignment import Assignment, apportion_count, assign_samples, compute_assignment_sha256
+from fedpipe.data.partitions.base import Integers, Scheme
+from fedpipe.planning import run_settings
+
+LISTED = 20  #: clients that a sentence lists
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def partition_dataset(key: str) -> Path:
+    """Deal the samples as ``partition.yaml`` says; writes the assignment and what it tells of heterogeneity."""
+    path, settings = layout.assignment_file(key), read_partition_settings(key)
+    dataset_path = store.locate_dataset(settings["dataset"])
+    samples = store.load_samples(dataset_path, files.read_recorded_sha256(dataset_path))
+    table = make_assignment_table(settings, samples.y.numpy(), samples.test.numpy())
+    counts = Assignment.from_table(table).class_counts
+    tables = {layout.heterogeneity_file(key): heterogeneity.summarize_clients(counts), path: table}
+    hashes = {
+        table_path.name: files.write_parquet(table_path, table_content) for table_path, table_content in tables.items()
+    }
+    files.write_json(path.with_suffix(".json"), hashes)
+    return path
+
+
+def is_reproducible(key: str) -> bool:
+    """Whether a partition is what the code that lies here makes of its data set."""
+    path, settings = layout.assignment_file(key), read_partition_settings(key)
+    scheme_settings = settings["partition"]
+    scheme = registry.component_from_run_settings(component.PARTITION, scheme_settings | settings.get("origin", {}))
+    if (current_code := code_digest.compute_code_digest(*scheme.code_objects()).text) != scheme_settings["code"]:
+        raise ArtifactError(
+            f"it is of other code of partition scheme '{scheme_settings['scheme']}' ({scheme_settings['code']}) than "
+            f"lies here ({current_code})."
+        )
+    dataset_path = store.locate_dataset(settings["dataset"])
+    samples = store.load_samples(dataset_path, files.read_recorded_sha256(dataset_path))
+    stored_table = files.read_parquet(path, files.read_recorded_sha256(path))
+    return compute_assignment_sha256(stored_table) == compute_assignment_sha256(
+        make_assignment_table(settings, samples.y.numpy(), samples.test.numpy())
+    )
+
+
+def read_partition_settings(key: str) -> dict[str, Any]:
+    """All that a partition depends on, as its ``partition.yaml`` says, and where its scheme's own file lies.
+
+    Raises
+    ------
+    ArtifactError
+        The file is missing, or is not the one that its folder's name is the key of.
+    """
+    settings_path = layout.assignment_file(key).with_name("partition.yaml")
+    try:
+        settings: dict[str, Any] = read_yaml(settings_path.read_text(), settings_path)
+        computed_key = run_settings.digest_json({name: value for name, value in settings.items() if name != "origin"})
+    except FileNotFoundError:
+        raise ArtifactError(
+            f"{settings_path} is missing; '{key}' should be a partition of results/plan.json."
+        ) from None
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ArtifactError(
+            f"{settings_path} is damaged ({' '.join(str(error).split())}); `fedpipe plan` writes it again."
+        ) from None
+    if computed_key != key:
+        raise ArtifactError(
+            f"{settings_path} was edited: its key would be {computed_key}; `fedpipe plan` writes it again, and "
+            "params.yaml is "
+            "what to change."
+        )
+    return settings
+
+
+def untested(key: str, settings: dict[str, Any], dealt: Assignment) -> str | None:
+    """A sentence that lists clients without test samples, which local protocols leave out; None if all have some."""
+    lacking = [str(client) for client, samples in enumerate(dealt.test) if not len(samples)]
+    if not lacking:
+        return None
+    shown = ", ".join(lacking[:LISTED]) + (", …" if len(lacking) > LISTED else "")
+    seed = f", seed {settings['seed']}" if "seed" in settings else ""
+    return (
+        f"{len(lacking)} of {len(dealt.test)} clients have no test sample in partition {key} (scheme "
+        f"{settings['partition']['scheme']}{seed}): {shown}."
+    )
+
+
+def warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str]) -> Iterator[str]:
+    """What :func:`untested` gives for a plan's partitions whose data are stored; of those alike in all but seed, one.
+
+    ``texts`` is what the plan writes, by path.
+    """
+    seen = set()
+    for key, settings in partitions.items():
+        alike = run_settings.digest_json({name: value for name, value in settings.items() if name != "seed"})
+        path = store.locate_dataset(settings["dataset"])
+        if alike in seen or not path.is_file():
+            continue
+        seen.add(alike)
+        place = layout.assignment_file(key).with_name("partition.yaml")
+        settings = read_yaml(texts[str(place)], place)  # where its file is, too
+        with suppress(ArtifactError):  # the jobs give it
+            samples = store.load_samples(path)
+            table = make_assignment_table(settings, samples.y.numpy(), samples.test.numpy())
+            if found := untested(key, settings, Assignment.from_table(table)):
+                yield found
+
+
+def make_assignment_table(settings: dict[str, Any], labels: Integers, test: npt.NDArray[np.bool_]) -> pa.Table:
+    """The assignment of samples to clients, as a table."""
+    import pyarrow as pa
+
+    dataset = settings["dataset"]
+    sample_indices = select_subset(labels, test, dataset["subset"]) if "subset" in dataset else np.arange(len(labels))
+    table = assign_samples(
+        cast(
+            Scheme,
+            registry.component_from_run_settings(
+                component.PARTITION, settings["partition"] | settings.get("origin", {})
+            ),
+        ),
+        labels[sample_indices],
+        test[sample_indices],
+        settings["clients"],
+        dataset.get("split", "official"),
+        dataset.get("test_share", 0.25),
+        settings.get("seed", 0),
+        dataset.get("stratified", False),
+        dataset.get("validation_share", 0),
+    )
+    samples = pa.array(sample_indices[table["sample"].to_numpy()])
+    return table.set_column(table.column_names.index("sample"), "sample", samples)
+
+
+def select_subset(labels: Integers, test: npt.NDArray[np.bool_], count: int) -> Integers:
+    """So many samples, sorted: of each class and part as many as its share, a function of the data set alone."""
+    random = rng.generator(0, "subset")
+    kinds, kind, sizes = np.unique(2 * labels + test, return_inverse=True, return_counts=True)
+    quotas = apportion_count(count, sizes, random.random(len(kinds)))
+    shuffled = random.permutation(len(labels))
+    return np.sort(np.concatenate([shuffled[kind[shuffled] == i][:quota] for i, quota in enumerate(quotas)]))

@@ -1,0 +1,258 @@
+"""From settings to runs, keys and jobs: what a study's ``plan.json`` holds, which the Snakefile reads.
+
+A run's key is a hash of the canonical JSON of everything that can change its bits, the code of its algorithm, model,
+partition scheme and data set included. The number of rounds is not part of it, so that a longer run continues a shorter
+one; nor are `execution`, `artifacts` and `report`, nor the code that all runs share (see `fedpipe.engine.replay`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fedpipe
+from fedpipe.core.components import pinned_files
+from fedpipe.core.components.code_digest import compute_code_digest, compute_shared_digest
+from fedpipe.core.components.component import Component
+from fedpipe.core.storage import layout, packing
+from fedpipe.core.storage.files import sha256_of, write_bytes, write_json
+from fedpipe.core.storage.layout import FULL_SCALE, PARAMS
+from fedpipe.data import store
+from fedpipe.planning import diagnostics, grid, partition
+from fedpipe.planning.plan import Cell, ExecutionSettings, Plan, PlannedRun, ReportSettings
+from fedpipe.planning.run_settings import RunSettings, digest_json, dump
+from fedpipe.settings import loader, methods, parser
+from fedpipe.settings.dataset import format_download_command
+from fedpipe.settings.params import Params
+
+#: Stands among a plan's files where some are modules of the user's own, and counts as changed: another
+#: module of that name may be found first by now, or one that was not there, which no file's hash tells.
+CUSTOM_MODULES_MARK = "modules of your own"
+PINNABLE_SECTIONS = {
+    "dataset",
+    "partition",
+    "model",
+}  #: sections that may name files of the user's own, by their SHA-256
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewPlan(Plan):
+    """A plan that was just made, with what is written beside it."""
+
+    run_settings: dict[str, RunSettings]  #: of each run, by its key
+    file_texts: dict[str, str]  #: what jobs read, by path: ``run.yaml``, ``partition.yaml``, data sets' settings
+    sample_counts: dict[str, tuple[int, int]]  #: by partition, about how many are trained on, and how many there are
+    sources: dict[str, str]  #: the files that the plan was made of, each with its SHA-256 or its stamp
+    unavailable_runs: dict[str, str]  #: by path, the runs that can't be made without a network, with what is not here
+
+
+def make_plan(path: Path = PARAMS, scale: str = FULL_SCALE) -> NewPlan:
+    """The plan of the study in ``path``, at one of its scales; nothing is written.
+
+    Raises
+    ------
+    SettingsError
+        One sentence for each mistake in the settings.
+    """
+    sys.path.insert(0, str(Path.cwd()))  # own algorithms lie beside params.yaml
+    download_command = format_download_command(path)
+    raw, scale_changes = parser.apply_scale(loader.read_params(path), scale, download_command)
+    has_scale_files = any(
+        key.partition(".")[0] in PINNABLE_SECTIONS for key in scale_changes
+    )  # files that the scale names, no command declares
+    study_params = parser.parse_params(
+        raw, None if has_scale_files else download_command, obtain_command=download_command
+    )
+    draft = _Draft(study_params, grid.collect_grid_keys(raw, study_params, scale_changes))
+    for point in grid.iterate_points(study_params):
+        point_settings = grid.resolve_point_settings(raw, study_params, point, scale_changes, download_command)
+        draft.add_point(point, {label: (params, own) for params, labels, own in point_settings for label in labels})
+    draft.warnings += partition.warnings(draft.partitions, draft.file_texts)
+    probes = diagnostics.plan_probes(study_params, draft.cells.values())
+    draft.file_texts |= {
+        str(probe.files.settings): diagnostics.format_probe_settings(study_params, probe) for probe in probes
+    }
+    return NewPlan(
+        params=layout.normalize_study_path(path),
+        scale=scale,
+        algorithms=study_params.study.algorithms,
+        seeds=study_params.study.seeds,
+        grid={name: list(values) for name, values in study_params.study.grid.items()},
+        protocols=study_params.evaluation.protocols,
+        shown={
+            label: shown_protocol
+            for label in study_params.study.algorithms
+            if (shown_protocol := methods.parse_method(raw, label).shown)
+        },
+        partitions=draft.partitions,
+        runs=tuple(draft.runs.values()),
+        cells=tuple(draft.cells.values()),
+        warnings=tuple(dict.fromkeys(draft.warnings)),
+        files=tuple(sorted(draft.file_texts)),
+        shared=compute_shared_digest(),
+        execution=ExecutionSettings(**study_params.execution.model_dump()),
+        keep_models=study_params.artifacts.keep_models,
+        report=ReportSettings(**study_params.report.model_dump()),
+        probes=probes,
+        titles={
+            label: title for label in study_params.study.algorithms if (title := methods.parse_method(raw, label).title)
+        },
+        run_settings=draft.run_settings,
+        file_texts=draft.file_texts,
+        sample_counts=draft.sample_counts,
+        sources=_hash_sources(path, draft.components) | draft.fingerprints,
+        unavailable_runs=draft.unavailable_runs,
+    )
+
+
+@dataclass
+class _Draft:
+    """A plan in the making: what the points of a study's grid have brought so far; fields as those of `NewPlan`."""
+
+    study_params: Params
+    grid_keys: dict[str, list[str]]  #: of each algorithm, the names of the grid that concern it
+    runs: dict[tuple[str, str], PlannedRun] = field(default_factory=dict)
+    cells: dict[str, Cell] = field(default_factory=dict)
+    partitions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    run_settings: dict[str, RunSettings] = field(default_factory=dict)
+    file_texts: dict[str, str] = field(default_factory=dict)
+    sample_counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    components: list[Component] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    unavailable_runs: dict[str, str] = field(default_factory=dict)
+
+    def add_point(self, point: grid.GridPoint, found: dict[str, tuple[Params, dict[str, Any]]]) -> None:
+        """Add a point's cells, and runs if they are new.
+
+        ``found`` has the settings of each algorithm there, and the keys that it sets for itself alone.
+        """
+        algorithms, seeds = self.study_params.study.algorithms, self.study_params.study.seeds
+        params_by_label = {label: params for label, (params, _) in found.items()}
+        for params in {
+            id(params): params for params in params_by_label.values()
+        }.values():  # those of many algorithms are one
+            self.warnings += params.warnings
+            self.fingerprints |= {
+                str(pin.path): pinned_files.compute_stat_fingerprint(pin.path) for pin in params.pinned_files.values()
+            }
+            self.components += [params.partition, params.model, params.dataset.effective_dataset]
+            data = params.dataset.file.stem
+            self.file_texts[str(store.settings_file(data))] = dump(params.dataset.origin)
+        for label in algorithms:
+            self.components.append(algorithm := params_by_label[label].algorithms[label])
+            self.warnings += algorithm.warnings(params_by_label[label], f"algorithms.{label}")
+        settings = {
+            label: RunSettings.from_params(params, label, seeds[0]) for label, params in params_by_label.items()
+        }
+        for label, seed in itertools.product(algorithms, seeds):
+            params = params_by_label[label]
+            run = self._add_run(label, params, dataclasses.replace(settings[label], seed=seed))
+            effective_keys = {
+                name: [key for key in set_keys if key not in params.ignored_parameters]
+                for name, set_keys in self.grid_keys.items()
+            }
+            grid_values = point.select_values(label, effective_keys)
+            set_keys = found[label][1]
+            cell = Cell(algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=grid_values, own=set_keys)
+            self.cells[digest_json([label, seed, grid_values])] = cell
+
+    def _add_run(self, label: str, params: Params, settings: RunSettings) -> PlannedRun:
+        """Add a run, or its longer form where a shorter one is there, since rounds are no part of the key."""
+        run = PlannedRun(
+            algorithm=label,
+            seed=settings.seed,
+            key=settings.key,
+            rounds=params.federation.rounds,
+            partition=self._add_partition(params, settings),
+            dataset=params.dataset.file.stem,
+            participants=params.federation.participants,
+        )
+        self.run_settings[run.key] = settings
+        if (settings_file := str(run.files.settings)) not in self.file_texts:
+            self.file_texts[settings_file] = settings.to_yaml()
+        if missing_data := _describe_missing_data(params):
+            self.unavailable_runs[str(run.path)] = missing_data
+        other = self.runs.get((label, run.key), run)
+        self.runs[label, run.key] = run if run.rounds > other.rounds else other
+        return run
+
+    def _add_partition(self, params: Params, settings: RunSettings) -> str:
+        """Add the partition that a run is of, which many share; its key."""
+        key = digest_json(settings.partition_settings)
+        if key not in self.partitions:
+            self.partitions[key] = settings.partition_settings
+            self.sample_counts[key] = _count_samples(params)
+            partition_file = layout.assignment_file(key).with_name("partition.yaml")
+            origin = {"origin": params.partition.origin} if params.partition.origin else {}
+            self.file_texts[str(partition_file)] = dump(settings.partition_settings | origin)
+        return key
+
+
+def list_scales(path: Path) -> list[str]:
+    """All scales of a study, the whole one first."""
+    return [FULL_SCALE, *parser.parse_params(loader.read_params(path), format_download_command(path)).scales]
+
+
+def write_plan(plan: NewPlan) -> None:
+    """Write a study's plan, and what each job reads, where it is not there yet: ``run.yaml``, ``partition.yaml``.
+
+    The files that it was made of are no part of ``plan.json`` itself: an edit that changes no key changes nothing that
+    DVC records. The hash of ``plan.json`` stands beside theirs, since DVC may bring that of another commit.
+
+    Raises
+    ------
+    SettingsError
+        A study in that file has no place; nothing is written.
+    """
+    sources = plan.study_files.sources
+    for name, text in plan.file_texts.items():
+        if not Path(name).is_file() or Path(name).read_text() != text:
+            write_bytes(Path(name), text.encode())
+    if plan.execution.clients_per_job:  # rules of single rounds watch the files that a segment's end has packed
+        for run in plan.runs:
+            packing.unpack_folder(run.files.rounds_folder)
+    plan.write()
+    package = Path(fedpipe.__file__).resolve().parent
+    has_custom_code = any(name.endswith(".py") and package not in Path(name).resolve().parents for name in plan.sources)
+    marks = {str(plan.study_files.plan): sha256_of(plan.study_files.plan)} | (
+        {CUSTOM_MODULES_MARK: ""} if has_custom_code else {}
+    )
+    write_json(sources, plan.sources | marks)
+    write_json(plan.study_files.unavailable_runs, plan.unavailable_runs)
+
+
+def _count_samples(params: Params) -> tuple[int, int]:
+    """About how many samples are trained on, and how many there are."""
+    data = params.dataset
+    size = data.subset or data.facts.size
+    if params.partition.has_fixed_splits:
+        return size, size
+    return (data.partitioned_size, size) if data.split == "official" else (round(size * (1 - data.test_share)), size)
+
+
+def _describe_missing_data(params: Params) -> str:
+    """What would have to be fetched over the network; empty, where all is here."""
+    if not (
+        params.dataset.is_available_offline or params.dataset.effective_dataset is not params.dataset.named_dataset
+    ):
+        return "data not here"
+    is_imagenet = getattr(params.model, "weights", None) == "imagenet"
+    return "weights not here" if is_imagenet and not params.model.imagenet_file.is_file() else ""
+
+
+def _hash_sources(path: Path, components: list[Component]) -> dict[str, str]:
+    """The files that the plan was made of, with their SHA-256; the Snakefile plans again when one has changed."""
+    files = {path, *Path(fedpipe.__file__).parent.rglob("*.py")}
+    files |= {file for component in components for file in compute_code_digest(*component.code_objects()).files}
+    cwd = Path.cwd().resolve()
+
+    def to_relative(file: Path) -> str:
+        absolute_file = file.resolve()
+        return str(absolute_file.relative_to(cwd) if absolute_file.is_relative_to(cwd) else absolute_file)
+
+    return {to_relative(file): sha256_of(file) for file in sorted(files)}

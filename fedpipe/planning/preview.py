@@ -1,0 +1,36 @@
+"""A study's partitions before any job: what `fedpipe partition --preview` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedpipe.core.storage import layout
+from fedpipe.core.yaml_text import read_yaml
+from fedpipe.data import store
+from fedpipe.data.assignment import Assignment
+from fedpipe.planning import planner
+from fedpipe.planning.partition import make_assignment_table
+from fedpipe.settings import loader, parser
+from fedpipe.settings.dataset import format_download_command
+
+
+def preview_partitions(params: Path) -> Iterator[tuple[str, dict[str, Any], Assignment]]:
+    """Key, settings and what clients have, of each of a study's partitions; writes nothing.
+
+    The data set need not be stored: if it is not, it is read from where `fedpipe download` takes it.
+    """
+    study_plan = planner.make_plan(params)
+    section = parser.parse_params(loader.read_params(params), format_download_command(params)).dataset
+    for key in study_plan.partitions:
+        place = layout.assignment_file(key).with_name("partition.yaml")
+        settings = read_yaml(study_plan.file_texts[str(place)], place)
+        path = store.locate_dataset(settings["dataset"])
+        if path.is_file() or path != section.file:
+            samples = store.load_samples(path)
+            table = make_assignment_table(settings, samples.y.numpy(), samples.test.numpy())
+        else:
+            source_samples = section.effective_dataset.load(section.fetcher)
+            table = make_assignment_table(settings, source_samples.y, source_samples.test)
+        yield key, settings, Assignment.from_table(table)

@@ -1,0 +1,161 @@
+"""The settings of one run, their key, and the file ``run.yaml``."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedpipe.core.components import registry
+from fedpipe.core.components.code_digest import compute_code_digest
+from fedpipe.core.components.component import ALGORITHM, MODEL, PARTITION, Component, ComponentKind
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.yaml_text import read_yaml
+from fedpipe.settings.dataset import SPLIT_KEYS, Data
+from fedpipe.settings.evaluation import Evaluation
+from fedpipe.settings.federation import Federation
+from fedpipe.settings.params import Params
+from fedpipe.settings.transforms import Transforms
+
+DATA_SOURCE_KEYS = {"mirror", "absent"}  #: keys of `dataset` that say where its samples come from, not which they are
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  #: a study may have a thousand runs
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """All that a run's bits depend on, as ``run.yaml`` holds it in full."""
+
+    dataset: dict[str, Any]
+    transforms: dict[str, Any]
+    partition: dict[str, Any]
+    model: dict[str, Any]
+    algorithm: dict[str, Any]
+    federation: dict[str, Any]
+    evaluation: dict[str, Any]
+    seed: int
+    origin: dict[str, Any] = field(default_factory=dict)  #: where files lie of which the key holds the SHA-256
+
+    @classmethod
+    def from_params(cls, params: Params, label: str, seed: int) -> RunSettings:
+        """The settings of one run of a study."""
+        section = params.dataset
+        dataset = (
+            section.model_dump(mode="json", include=set(Data.model_fields) - DATA_SOURCE_KEYS) | section.run_settings
+        )
+        if section.subset is None:
+            del dataset["subset"]
+        if params.partition.has_fixed_splits:
+            dataset = {name: value for name, value in dataset.items() if name not in SPLIT_KEYS}
+        elif section.split == "official":
+            del dataset["test_share"]
+            if not section.validation_share:
+                del dataset["stratified"]
+        evaluation = params.evaluation.model_dump(mode="json")
+        evaluation["protocols"].sort()
+        if not any(protocol.startswith("finetuned") for protocol in evaluation["protocols"]):
+            del evaluation["finetune_epochs"]
+        return cls(
+            dataset=dataset,
+            transforms=params.transforms.model_dump(mode="json"),
+            partition=registry.component_to_run_settings(PARTITION, params.partition),
+            model=registry.component_to_run_settings(MODEL, params.model),
+            algorithm=registry.component_to_run_settings(ALGORITHM, params.algorithms[label]),
+            federation=params.federation.model_dump(mode="json", exclude={"rounds"}),
+            evaluation=evaluation,
+            seed=seed,
+            origin={"model": params.model.origin} if params.model.origin else {},
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> RunSettings:
+        """The settings in a ``run.yaml``.
+
+        Raises
+        ------
+        ArtifactError
+            The file is missing, or is not the one that its folder's name is the key of.
+        """
+        try:
+            settings = cls(**read_yaml(path.read_text(), path))
+            key = settings.key
+        except FileNotFoundError:
+            raise ArtifactError(f"{path} is missing; run `fedpipe plan` to write it again.") from None
+        except (SettingsError, TypeError) as error:
+            raise ArtifactError(f"{path} is damaged ({error}); delete it and run `fedpipe plan`.") from None
+        if key != path.parent.name:
+            raise ArtifactError(f"{path} was edited: its key would be {key}; change params.yaml instead.")
+        return settings
+
+    def to_yaml(self) -> str:
+        """The text of ``run.yaml``."""
+        head = "# All that this run's bits depend on; its key, the folder's name, is a hash of it.\n"
+        content = {name: value for name, value in dataclasses.asdict(self).items() if name != "origin" or value}
+        return head + dump(content)
+
+    @property
+    def key(self) -> str:
+        """The run's key."""
+        return digest_json({name: value for name, value in vars(self).items() if name != "origin"})
+
+    @property
+    def partition_settings(self) -> dict[str, Any]:
+        """All that the run's partition depends on; no seed, where the partition itself says how samples are split."""
+        partition_seed = self.partition.get("seed")
+        return {
+            "dataset": self.dataset,
+            "partition": {name: value for name, value in self.partition.items() if name != "seed"},
+            "clients": self.federation["clients"],
+            **({"seed": self.seed if partition_seed is None else partition_seed} if "split" in self.dataset else {}),
+        }
+
+    def build_algorithm(self) -> Component:
+        """The algorithm with its hyper-parameters.
+
+        Raises
+        ------
+        ArtifactError
+            Its code is not that which the run's key is of; so for the model.
+        """
+        return self._build_component(ALGORITHM, self.algorithm)
+
+    def build_model(self) -> Component:
+        """The model family with its parameters."""
+        return self._build_component(MODEL, self.model | self.origin.get("model", {}))
+
+    def _build_component(self, kind: ComponentKind, run_settings: dict[str, Any]) -> Component:
+        component = registry.component_from_run_settings(kind, run_settings)
+        if (code_digest := compute_code_digest(*component.code_objects()).text) != run_settings["code"]:
+            raise ArtifactError(
+                f"run {self.key} is of other code of {kind.name} '{run_settings['name']}' ({run_settings['code']}) "
+                "than lies "
+                f"here ({code_digest}); type `fedpipe run`, which plans again, or restore that code."
+            )
+        return component
+
+    def build_federation(self) -> Federation:
+        """The federation's settings."""
+        return Federation(**self.federation)
+
+    def build_transforms(self) -> Transforms:
+        """What is done to inputs."""
+        return Transforms(**self.transforms)
+
+    def build_evaluation(self) -> Evaluation:
+        """The evaluation's settings."""
+        return Evaluation(**self.evaluation)
+
+
+def dump(value: Any) -> str:
+    """YAML, with keys in their order."""
+    return str(yaml.dump(value, Dumper=_DUMPER, sort_keys=False))
+
+
+def digest_json(value: Any) -> str:
+    """Twelve hexadecimal digits of the SHA-256 of the canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

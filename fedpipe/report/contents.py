@@ -1,0 +1,240 @@
+"""The report stage: from the files of all runs to tables and figures, as the command line calls it.
+
+All numbers that people or DVC read are a pure function of the plan and of its runs' files (:func:`build_report_files`),
+so that
+it can be told whether a file is what the runs give.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from fedpipe.core.errors import ArtifactError, SettingsError, UserError
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import json_bytes, read_json, write_bytes
+from fedpipe.planning.plan import Cell, Plan
+
+FileContents = dict[Path, bytes]  #: files with what shall stand in them
+TableFormat = Literal["markdown", "latex", "csv"]  #: of the table that `fedpipe show` prints
+COMMENT_PREFIXES = {"latex": "%", "csv": "#"}  #: what a line of comment begins with
+UNREPORTED_FIELDS = {"shared", "files", "execution", "artifacts", "probes"}  #: of a plan, what no table or figure says
+
+
+def build_report_files(plan: Plan) -> FileContents:
+    """All files of numbers that the runs give: tables, metrics.json, plots' numbers and keys."""
+    return build_tables(plan) | build_plots(plan) | build_keys(plan)
+
+
+def build_tables(plan: Plan) -> FileContents:
+    """The tables (``results`` as CSV, Markdown and HTML, statistics, times), ``metrics.json`` and ``curves.csv``."""
+    from fedpipe.report import plots, statistics, tables
+
+    files, table, times = plan.study_files, tables.build_result_table(plan), tables.average_times(plan)
+    return {
+        files.tables / "results.csv": tables.encode_csv(table),
+        files.tables / "results.html": tables.render_html(plan, table).encode(),
+        files.tables / "results.md": tables.render_markdown(plan, table).encode(),
+        files.tables / "statistics.csv": tables.encode_csv(statistics.build_statistics_table(plan)),
+        files.tables / "times.csv": tables.encode_csv(times),
+        files.metrics: json_bytes(tables.build_dvc_metrics(plan, table)),
+        files.plots / "curves.csv": plots.csv(plots.build_learning_curves(plan)),
+    }
+
+
+def build_plots(plan: Plan) -> FileContents:
+    """The numbers of DVC's plots that are too large for git: clients, matrices, partitions."""
+    from fedpipe.report import plots
+
+    frames = {
+        "clients": plots.build_client_accuracies(plan),
+        "matrices": plots.build_matrix_cells(plan),
+        "partition": plots.build_partition_counts(plan),
+    }
+    return {plan.study_files.plots / f"{name}.csv": plots.csv(frame) for name, frame in frames.items()}
+
+
+def build_keys(plan: Plan) -> FileContents:
+    """The keys of each algorithm's runs with their numbers of rounds: what a commit needs of what studies share."""
+    key_files = {}
+    for label in plan.algorithms:
+        rounds = {run.key: run.rounds for run in plan.runs if run.algorithm == label}
+        key_files[plan.study_files.run_keys(label)] = json_bytes({"keys": rounds})
+    return key_files
+
+
+def write_files(contents_by_path: Mapping[Path, bytes]) -> None:
+    """Write files as :func:`build_report_files` gives them."""
+    for path, data in contents_by_path.items():
+        write_bytes(path, data)
+
+
+def find_outdated_files(contents_by_path: Mapping[Path, bytes]) -> list[Path]:
+    """The files that are not as :func:`build_report_files` gives them, or not there."""
+    return [path for path, data in contents_by_path.items() if not path.is_file() or path.read_bytes() != data]
+
+
+def write_figure_curves(plan: Plan) -> None:
+    """Draw accuracy against round."""
+    from fedpipe.report.figures import curves
+
+    curves.draw_curves(plan, plan.study_files.figures / "curves")
+
+
+def write_figure_partition(plan: Plan, key: str) -> None:
+    """Draw how many training samples of each class each client has."""
+    from fedpipe.report.figures import partition
+
+    if key not in plan.partitions:
+        raise SettingsError(f"'{key}' can't be drawn; it should be a partition of {plan.params}.")
+    stem = plan.study_files.figures / f"partition-{plan.partition_names[key]}"
+    partition.draw_partition(key, plan.partitions[key], stem)
+
+
+def write_figure_matrices(plan: Plan) -> None:
+    """Draw the soft-label and class-relation matrices of two algorithms."""
+    from fedpipe.report.figures import matrices
+
+    matrices.draw_matrices(plan, plan.study_files.figures / "matrices")
+
+
+def render_results(plan: Plan, form: TableFormat = "markdown") -> str:
+    """The table for people, and where the figures lie; or the wide table, as papers have it.
+
+    Raises
+    ------
+    ArtifactError
+        There is no table yet, or it is not what the runs give.
+    """
+    folder, table = plan.study_files.figures, plan.study_files.tables / "results.md"
+    if table.is_file() and len(_get_complete_cells(plan)) < len(plan.cells):
+        raise ArtifactError(
+            f"{table} is of an earlier plan; type `{get_run_command(plan)}` to make the runs of this one."
+        )
+    check_tables(plan, table.name)
+    if form != "markdown":
+        from fedpipe.report import tables, wide
+
+        return wide.TABLE_RENDERERS[form](plan, tables.build_result_table(plan), None).rstrip("\n")
+    names = ["curves", "matrices", *(f"partition-{name}" for name in plan.partition_names.values())]
+    figures: list[Path] = [path for name in names if (path := folder / f"{name}.svg").is_file()]
+    figure_lines = "".join(f"\n  {path}" for path in figures)
+    return table.read_text(encoding="utf-8") + (f"\nFigures (PDF and PNG beside SVG):{figure_lines}" if figures else "")
+
+
+def get_reported_fields(plan: Plan) -> dict[str, Any]:
+    """What a study's tables and figures say besides numbers: they are made again where it has changed."""
+    return {name: value for name, value in plan.to_dict().items() if name not in UNREPORTED_FIELDS}
+
+
+def compute_report_fingerprint(plan: Plan) -> str:
+    """A hash of what they say."""
+    return hashlib.sha256(json.dumps(get_reported_fields(plan), sort_keys=True).encode()).hexdigest()
+
+
+def compute_plans_fingerprint(plans: Iterable[Plan]) -> str:
+    """A hash of all that several plans hold, for pages, which tell of probes and code, too."""
+    return hashlib.sha256(json.dumps([plan.to_dict() for plan in plans], sort_keys=True).encode()).hexdigest()
+
+
+def require_same_plan(plan: Plan, expected_fingerprint: str | None) -> None:
+    """Refuse to make, for a snakemake that began with one plan, the tables of another that has taken its place.
+
+    Raises
+    ------
+    ArtifactError
+        The study was planned anew meanwhile.
+    """
+    if expected_fingerprint is not None and compute_report_fingerprint(plan) != expected_fingerprint:
+        raise ArtifactError(
+            f"{plan.study_files.plan} is another plan than this snakemake began with, since {plan.params} was edited "
+            f"meanwhile; type `{get_run_command(plan)}` again."
+        )
+
+
+def get_staleness_warning(plan: Plan) -> str | None:
+    """One sentence where the study's file, or code, gives other tables by now; None where it does not."""
+    from fedpipe.core.components import pinned_files
+
+    sources_path = plan.study_files.sources
+    sources = read_json(sources_path) if sources_path.is_file() else None
+    if sources is not None and not any(pinned_files.has_changed(Path(path), mark) for path, mark in sources.items()):
+        return None
+    from fedpipe.planning import planner
+
+    try:
+        current_plan = planner.make_plan(plan.params, plan.scale)
+    except UserError:
+        if sources is None:  # a clone may lack what it takes to plan
+            return None
+    else:
+        if json_bytes(get_reported_fields(current_plan)) == json_bytes(get_reported_fields(plan)):
+            return None
+    return (
+        f"{plan.params} or code has changed since this was made, and gives another table; `{get_run_command(plan)}` "
+        "makes it."
+    )
+
+
+def check_tables(plan: Plan, *names: str) -> None:
+    """Compare tables of a study, as ``results.md``, with what its runs give.
+
+    Raises
+    ------
+    ArtifactError
+        One is missing, or says something else.
+    """
+    for path in (plan.study_files.tables / name for name in names):
+        if not path.is_file():
+            raise ArtifactError(f"{path} is missing; type `{get_run_command(plan)}` to make it.")
+    for path in find_outdated_files(build_tables(plan)):
+        if path.name in names:
+            raise ArtifactError(
+                f"{path} is not what the runs of {plan.params} give; delete it and type `{get_run_command(plan)}`."
+            )
+
+
+def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
+    """While runs are missing: the table of those that are complete, marked so, and why others failed; or nothing.
+
+    In other formats than Markdown all but the table stands in comments.
+    """
+    from fedpipe.report import status, tables, wide
+
+    complete_cells = _get_complete_cells(plan)
+    if len(complete_cells) == len(plan.cells):
+        return ""
+    runs, failures = status.load_progress(plan)
+    failure_lines = [failure.describe() for failure in failures]
+    if form != "markdown":
+        failure_lines = [
+            f"{COMMENT_PREFIXES[form]} {line}" for failure_text in failure_lines for line in failure_text.splitlines()
+        ]
+    if not complete_cells:
+        return "\n".join(failure_lines)
+    complete_runs = tuple(run for run in plan.runs if any(run.has_cell(cell) for cell in complete_cells))
+    partial_plan = dataclasses.replace(plan, cells=complete_cells, runs=complete_runs)
+    head = f"PARTIAL, and written nowhere: {status.summarize_progress(runs)}"
+    if form != "markdown":
+        return "\n".join(
+            [
+                f"{COMMENT_PREFIXES[form]} {head}",
+                *failure_lines,
+                wide.TABLE_RENDERERS[form](partial_plan, tables.build_result_table(partial_plan), plan).rstrip("\n"),
+            ]
+        )
+    table = tables.render_markdown(partial_plan, tables.build_result_table(partial_plan))
+    return "\n".join([head, "", table, *failure_lines])
+
+
+def get_run_command(plan: Plan) -> str:
+    """What makes the study's table."""
+    return layout.format_run_command(plan.params, plan.scale)
+
+
+def _get_complete_cells(plan: Plan) -> tuple[Cell, ...]:
+    return tuple(cell for cell in plan.cells if cell.merged_files.marker.is_file())

@@ -1,0 +1,183 @@
+"""The notes of a table: its data and partitions, missing and failed runs, grid edges, code and machines."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from statistics import mean
+from typing import Any
+
+import pandas as pd
+
+from fedpipe.core.storage import files, layout
+from fedpipe.data.heterogeneity import HeterogeneitySummary
+from fedpipe.planning.plan import Plan
+from fedpipe.report import results
+from fedpipe.report.table_parts import (
+    AVERAGE_PHRASES,
+    ROUND_PHRASES,
+    TextTable,
+    get_partitions,
+    get_row_columns,
+    select_reported_rows,
+    select_table_rows,
+)
+from fedpipe.settings.base import to_number
+from fedpipe.settings.dataset import Data
+
+
+def describe_measurement(plan: Plan) -> str:
+    """What a number of the table is: the scale, the reported round and average, and over which seeds."""
+    report, seeds = plan.report, len(plan.seeds)
+    seeds_text = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    round_phrase = ROUND_PHRASES[report.round].format(last_k=report.last_k)
+    rounds_text = " or ".join(str(rounds) for rounds in sorted({cell.rounds for cell in plan.cells}))
+    scale_text = "" if plan.scale == layout.FULL_SCALE else f"Scale {plan.scale}. "
+    return (
+        f"{scale_text}Test accuracy (%) {round_phrase} ({rounds_text} rounds), {AVERAGE_PHRASES[report.average]}; "
+        f"{seeds_text}."
+    )
+
+
+def describe_data(plan: Plan) -> str:
+    """The data sets and partitions of the table."""
+    return f"Data: {'; '.join(dict.fromkeys(describe_partitions(plan).values()))}."
+
+
+def describe_partitions(plan: Plan) -> dict[str, str]:
+    """The setup of each partition by its key; data sets of the same words are told apart by their SHA-256."""
+    descriptions = {
+        key: (describe_partition(partition_settings), partition_settings["dataset"].get("sha256", ""))
+        for key, partition_settings in get_partitions(plan).items()
+    }
+    distinct_texts = [text for text, _ in dict.fromkeys(descriptions.values())]
+    return {
+        key: text if distinct_texts.count(text) == 1 else f"{text}, data {sha256[:12]}…"
+        for key, (text, sha256) in descriptions.items()
+    }
+
+
+def describe_partition(partition: dict[str, Any]) -> str:
+    """Data set, clients and partition in words; ``partition`` holds the settings of ``partition.yaml``."""
+    dataset, scheme = partition["dataset"], partition["partition"]
+    samples = [f"{dataset['subset']} samples"] if "subset" in dataset else []
+    fields = {name: field.default for name, field in Data.model_fields.items()}
+    described_keys = {"name", "subset", "split", "code", "sha256"}
+    other_settings = [
+        f"{name}={value}" for name, value in dataset.items() if name not in described_keys and value != fields.get(name)
+    ]
+    scheme_parameters = {name: f"{value[:12]}…" if name == "sha256" else value for name, value in scheme.items()}
+    parameters = ", ".join(
+        f"{name}={value}" for name, value in scheme_parameters.items() if name not in {"scheme", "code"}
+    )
+    scheme_text = f"{scheme['scheme']} ({parameters})" if parameters else scheme["scheme"]
+    split = f"{dataset['split']} split" if "split" in dataset else "split as the file says"
+    data_text = ", ".join([*samples, split, *other_settings])
+    return f"{dataset['name']} ({data_text}), {partition['clients']} clients, partition {scheme_text}"
+
+
+def describe_partition_with_seed(partition: dict[str, Any], description: str = "") -> str:
+    """The same, or what is ``description`` in its place, with the seed that it was dealt with, if with any."""
+    seed = f"seed {partition['seed']}" if "seed" in partition else "all seeds"
+    return f"{description or describe_partition(partition)}, {seed}"
+
+
+def warn_about_grid_edges(plan: Plan, table: pd.DataFrame) -> list[str]:
+    """A sentence for each list of numbers that `report.best_over` searches, where the best of a row lies at its end."""
+    reported_rows, searched_names, sentences = select_reported_rows(plan, table), plan.report.best_over, []
+    measured_keys = {
+        key for key, cells in reported_rows.groupby(get_row_columns(plan), sort=False) if cells["seeds"].any()
+    }
+    rows = [
+        dict(zip(get_row_columns(plan), map(str, key), strict=True))
+        for key in select_table_rows(plan, table)
+        if key in measured_keys
+    ]
+    for name, short_name in zip(plan.grid, results.shorten_names(plan.grid), strict=True):
+        numbers = [value for value in plan.grid[name] if "." in name and type(to_number(value)) in (int, float)]
+        if name not in searched_names or len(numbers) < max(2, len(plan.grid[name])):
+            continue
+        edge_findings = []
+        for value in map(str, (min(numbers, key=float), max(numbers, key=float))):
+            methods = []
+            for algorithm in plan.algorithms:
+                algorithm_rows = [row for row in rows if row["algorithm"] == algorithm]
+                edge_rows = [row for row in algorithm_rows if row[name] == value]
+                points = [
+                    results.describe_point({key: "" if key in searched_names else row[key] for key in plan.grid})
+                    for row in edge_rows
+                ]
+                title = plan.title(algorithm)
+                methods += (
+                    [title] if edge_rows and edge_rows == algorithm_rows else [f"{title} ({point})" for point in points]
+                )
+            if methods:
+                edge_findings.append((", ".join(methods), value))
+        if edge_findings:
+            (first, value), *other_findings = edge_findings
+            other_texts = "".join(f"; that of {methods} at {value}" for methods, value in other_findings)
+            sentences.append(
+                f"{short_name}: the best of {first} lies at the edge of the grid, {value}{other_texts}: a wider grid "
+                "may be better."
+            )
+    return sentences
+
+
+def describe_missing_seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, str]]:
+    """Where not all cells are there, a column by row that tells of how many seeds it is."""
+    rows = [(cell.algorithm, *results.format_point(plan, cell).values()) for cell in plan.cells]
+    seed_count = len(plan.seeds)
+    if all(rows.count(row) == seed_count for row in rows):
+        return {}
+    return {row: {"seeds": f"{rows.count(row)} of {seed_count}"} for row in rows}
+
+
+def describe_failures(plan: Plan) -> list[str]:
+    """A sentence for each algorithm and grid point of which some update was not finite."""
+    sentences = []
+    for key, cells in results.count_left_out_updates(plan).groupby(get_row_columns(plan), sort=False):
+        algorithm, *values = map(str, key)
+        name = results.describe_configuration(plan.title(algorithm), dict(zip(plan.grid, values, strict=True)))
+        left_out_count, diverged_rounds = cells["left_out"].sum(), cells[cells["diverged"] > 0]["diverged"]
+        if not left_out_count:
+            continue
+        updates = (
+            "1 update was not finite and was"
+            if left_out_count == 1
+            else f"{left_out_count} updates were not finite and were"
+        )
+        sentence = f"{name}: {updates} left out"
+        if len(diverged_rounds):
+            runs = f"{len(cells)} run{'s' if len(cells) > 1 else ''}"
+            sentence += f"; diverged (in round {diverged_rounds.min()} all failed) in {len(diverged_rounds)} of {runs}"
+        sentences.append(f"{sentence}.")
+    return sentences
+
+
+def build_heterogeneity_parts(plan: Plan) -> list[str | TextTable]:
+    """How unlike the clients are: a row a data set and partition, mean over seeds."""
+    overalls_by_data: dict[str, list[HeterogeneitySummary]] = {}
+    for key, description in describe_partitions(plan).items():
+        path = layout.heterogeneity_file(key)
+        table = files.read_parquet(path, files.read_recorded_sha256(path, "assignment.json"))
+        overalls_by_data.setdefault(description, []).append(HeterogeneitySummary.from_table(table))
+    rows = []
+    for name, overalls in overalls_by_data.items():
+        entropy, js_distance, gini = (mean(values) for values in zip(*overalls, strict=True))
+        rows.append([name, f"{entropy:.2f}", f"{js_distance:.3f}", f"{gini:.3f}"])
+    head = ["data", "label entropy (bits)", "Jensen-Shannon distance", "Gini of sizes"]
+    description = (
+        "How unlike the clients are: label entropy and distance to the label distribution of all (mean over clients), "
+        "inequality of sizes; mean over seeds."
+    )
+    return [description, TextTable(pd.DataFrame(rows, columns=head), 1)]
+
+
+def describe_environments(plan: Plan) -> list[str]:
+    """A sentence for each executor, device and set of versions that made runs."""
+    lines = []
+    for environment in results.load_environments(plan):
+        versions = ", ".join(
+            f"{name} {environment[name]}" for name in sorted(environment) if name not in {"executor", "device"}
+        )
+        lines.append(f"Made by the {environment['executor']} executor on {environment['device']}, with {versions}.")
+    return lines

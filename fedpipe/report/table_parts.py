@@ -1,0 +1,83 @@
+"""What all parts of a table share: its rows, its phrases, and a table as text."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from html import escape
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from fedpipe.planning.plan import Plan
+from fedpipe.report import results
+
+ROUND_PHRASES = {
+    "last": "in the last round measured",
+    "best": "in each run's best round, which was chosen on the test samples themselves",
+    "mean-last": "as the mean of the last {last_k} rounds measured",
+}
+AVERAGE_PHRASES = {"sample": "over all test samples", "client": "as the mean of the clients' accuracies"}
+
+
+def escape_html(text: Any) -> str:
+    """The text with HTML's special characters escaped, for Markdown."""
+    return escape(str(text), quote=False)
+
+
+class TextTable(NamedTuple):
+    """A table as people see it: cells of text, of which the first columns are aligned to the left."""
+
+    frame: pd.DataFrame
+    left_aligned_columns: int
+
+    @property
+    def markdown(self) -> str:
+        """As Markdown."""
+        sides = ["left" if column < self.left_aligned_columns else "right" for column in range(self.frame.shape[1])]
+        shown = self.frame.map(escape_html).rename(columns=escape_html)
+        return str(shown.to_markdown(index=False, disable_numparse=True, colalign=sides))
+
+    @property
+    def html(self) -> str:
+        """As HTML."""
+        head = "".join(
+            f"<th{self._get_alignment_attribute(column_index)}>{escape(str(name))}"
+            for column_index, name in enumerate(self.frame.columns)
+        )
+        rows = (
+            "".join(
+                f"<td{self._get_alignment_attribute(column_index)}>{escape(str(cell))}"
+                for column_index, cell in enumerate(row)
+            )
+            for row in self.frame.itertuples(index=False)
+        )
+        return f"<table>\n<tr>{head}\n" + "\n".join(f"<tr>{row}" for row in rows) + "\n</table>"
+
+    def _get_alignment_attribute(self, column_index: int) -> str:
+        return "" if column_index < self.left_aligned_columns else ' class="number"'
+
+
+def get_row_columns(plan: Plan) -> list[str]:
+    """The columns that identify a row of the table."""
+    return ["algorithm", *plan.grid]
+
+
+def select_table_rows(plan: Plan, table: pd.DataFrame) -> list[tuple[Hashable, ...]]:
+    """The rows that people's table shows, as algorithm and values of the grid: all, or only the best of some lists.
+
+    See :func:`fedpipe.report.results.select_best_rows`, which chooses.
+    """
+    return results.select_best_rows(plan, select_reported_rows(plan, table))
+
+
+def get_partitions(plan: Plan) -> dict[str, Any]:
+    """The settings of all partitions by key, in the order of the runs."""
+    return {run.partition: plan.partitions[run.partition] for run in plan.runs}
+
+
+def select_reported_rows(plan: Plan, table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the round and average that people's table shows, by the protocols that a study can ask for."""
+    report = plan.report
+    return results.select_study_protocols(
+        table[(table["round"] == report.round) & (table["average"] == report.average)]
+    )

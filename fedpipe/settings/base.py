@@ -1,0 +1,100 @@
+"""What all sections share: unknown keys are errors, and a Boolean is no number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+)
+
+from fedpipe.core.errors import refuse_numbers
+
+Protocol = Literal[
+    "global-on-global",
+    "global-on-local",
+    "global-on-validation",
+    "personal-on-local",
+    "personal-on-global",
+    "personal-on-train",
+    "personal-on-validation",
+    "trained-on-local",
+    "trained-on-global",
+    "trained-on-train",
+    "trained-on-validation",
+    "kept-on-local",
+    "kept-on-global",
+    "kept-on-validation",
+    "finetuned-on-local",
+    "finetuned-on-global",
+    "finetuned-on-validation",
+    "prototype-on-local",
+    "prototype-on-global",
+    "prototype-on-validation",
+]
+Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+
+
+class Section(BaseModel):
+    """A part of params.yaml; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _computable(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        made = handler(value)
+        refuse_numbers(value, made)
+        return made
+
+
+def require_unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Raise an error if a value is listed twice."""
+    seen = set()
+    for value in values:
+        if (known := _hashable(value)) in seen:
+            raise ValueError(f"'{value}' is listed twice; each may appear once.")
+        seen.add(known)
+    return values
+
+
+def _hashable(value: Any) -> Any:
+    """What equals another value's if the values are equal, and can be in a set."""
+    if isinstance(value, Mapping):
+        return "mapping", frozenset((key, _hashable(part)) for key, part in value.items())
+    return ("list", *map(_hashable, value)) if isinstance(value, (list, tuple)) else value
+
+
+def to_number(value: Any) -> Any:
+    """The number that a text stands for: YAML 1.1 reads 1e-3 as text, and a quoted number is one to what takes it."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+class Choice(Section):
+    """A choice, and keys of which it takes only some; the others are None and not written."""
+
+    def _reject_other_keys(self, key: str, selector: str, allowed_keys: Sequence[str]) -> None:
+        for name in sorted(self.model_fields_set - {selector, *allowed_keys}):
+            raise ValueError(
+                f"{key}.{name}: {getattr(self, name)} has no meaning for {getattr(self, selector)}, which takes "
+                f"{' and '.join(allowed_keys)}; remove it."
+            )
+
+    @model_serializer(mode="wrap")
+    def _omit_unused_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if value is not None}
+
+
+def to_validation_protocol(protocol: str) -> Protocol:
+    """The protocol of the same model on the clients' validation samples."""
+    return cast(Protocol, f"{protocol.partition('-on-')[0]}-on-validation")

@@ -1,0 +1,70 @@
+"""The sections `execution` and `artifacts`: how jobs run, and what they keep."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import (
+    Field,
+    field_validator,
+    model_validator,
+)
+
+from fedpipe.core import callbacks
+from fedpipe.settings.base import Section, require_unique
+
+
+class Execution(Section):
+    """How jobs are cut and where they run. Nothing here changes a result's bits, but for executor and device."""
+
+    rounds_per_job: int | None = Field(None, ge=1, description="Rounds that one job runs; all of them when not given.")
+    clients_per_job: int | None = Field(
+        None, ge=1, description="Participants that one job trains: the DAG of single rounds (needs rounds_per_job: 1)."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one.")
+    stack: int | Literal["auto"] = Field(
+        "auto",
+        description="Clients that train in one call: 1 is client by client (the loop), n a stack of n, "
+        "auto the loop on a CPU and a stack of up to 32 on a GPU.",
+    )
+    graphs: bool = Field(
+        False,
+        description="Whether a stack's steps are recorded as CUDA graphs and replayed, which changes no bits; off "
+        "until it has been tried on a GPU.",
+    )
+    callbacks: tuple[str, ...] = Field(
+        (),
+        description="What looks on while runs go: dvclive, or classes of your own, as own.Board (docs/callbacks.md).",
+    )
+
+    @field_validator("callbacks")
+    @classmethod
+    def _check_callbacks(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in require_unique(names):
+            callbacks.find_callback(name)
+        return names
+
+    @field_validator("stack")
+    @classmethod
+    def _check_stack(cls, stack: int | str) -> int | str:
+        if isinstance(stack, int) and stack < 1:
+            raise ValueError(f"{stack} can't be used; it should be at least 1.")
+        return stack
+
+    @model_validator(mode="after")
+    def _check_clients_per_job(self) -> Execution:
+        if self.clients_per_job is not None and self.rounds_per_job != 1:
+            raise ValueError(
+                f"execution.clients_per_job: {self.clients_per_job} cuts rounds into blocks of clients, "
+                f"which needs execution.rounds_per_job to be 1, not {self.rounds_per_job or 'null'}."
+            )
+        return self
+
+
+class Artifacts(Section):
+    """What is kept of every run."""
+
+    keep_models: Literal["all", "last"] | Annotated[int, Field(ge=1)] = Field(
+        "all",
+        description="Server and client states kept: of all rounds, of the last two, or of every k-th and the last two.",
+    )

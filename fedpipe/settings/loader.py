@@ -1,0 +1,45 @@
+"""Reading a study's YAML file, and replacing values at dotted keys."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.yaml_text import read_yaml
+
+
+def read_params(path: Path) -> dict[str, Any]:
+    """The YAML file as it stands, unchecked.
+
+    Raises
+    ------
+    SettingsError
+        The file is missing or is no YAML.
+    """
+    try:
+        settings = read_yaml(path.read_text(encoding="utf-8"), path)
+    except FileNotFoundError:
+        raise SettingsError(f"{path}: there is no such file; run from the folder that holds it.") from None
+    except OSError as error:
+        raise SettingsError(f"{path}: it can't be read ({error.strerror}); it should be a YAML file.") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: it is not UTF-8 text ({error.reason} at byte {error.start}).") from None
+    if not isinstance(settings, dict):
+        raise SettingsError(f"{path}: it should be a mapping of sections, as `federation: {{clients: 10}}`.")
+    return settings
+
+
+def override_settings(settings: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
+    """A copy of ``settings`` in which the value at each dotted key is replaced; the last changes are made last."""
+    result = copy.deepcopy(settings)
+    for key, value in (change for part in changes for change in copy.deepcopy(part).items()):
+        *sections, last = key.split(".")
+        target = result
+        for section in sections:
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
+                raise SettingsError(f"study.grid: '{key}' goes through '{section}', which is a value and no section.")
+        target[last] = value
+    return result

@@ -1,0 +1,182 @@
+"""The entries of `algorithms`, and the sections that name a component."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+)
+
+from fedpipe.core.components import registry
+from fedpipe.core.components.component import ALGORITHM, MODEL, PARTITION, Component, ComponentKind, list_parameters
+from fedpipe.core.errors import SettingsError, format_validation_errors, suggest_name
+from fedpipe.settings.base import Label, Protocol, Section
+
+
+def _to_component(kind: ComponentKind, value: Any) -> Component:
+    return value if isinstance(value, Component) else registry.parse_component(kind, value)
+
+
+class Method(Section):
+    """What an entry of `algorithms` says beside the algorithm's parameters."""
+
+    settings: dict[str, Any] = Field(
+        default_factory=dict,
+        alias="with",
+        description="Keys of federation, model and transforms with the values that they have for this method alone, "
+        "as `{federation.learning_rate: 0.05}`.",
+    )
+    shown: Protocol | None = Field(
+        None, description="The protocol by which the table shows this method; the study's first, where none is given."
+    )
+    title: str | None = Field(
+        None,
+        description="What tables and figures call this method, as `cwFedAvg (λ = 10)`; by default its label.",
+    )
+
+    @field_validator("title")
+    @classmethod
+    def _check_title(cls, title: str | None) -> str | None:
+        if title is not None and (
+            not title or not title.isprintable() or title != " ".join(title.split()) or title[0] == "_" or "|" in title
+        ):
+            raise ValueError(
+                f"{title!r} can't be used; it should be a line of text with single spaces, without '|', and not begin "
+                "with '_'."
+            )
+        return title
+
+    @field_validator("settings")
+    @classmethod
+    def _check_settings_keys(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        for key in settings:
+            if key == "federation.clients" or key.partition(".")[0] not in {"federation", "model", "transforms"}:
+                raise ValueError(
+                    f"'{key}' is the same for all methods, which are compared on the same data; it should be a key of "
+                    "federation (other than clients), model or transforms."
+                )
+            if key == "federation":
+                raise ValueError(
+                    "'federation' can't be set as a whole, since all of its keys that are not given would have their "
+                    "defaults; name its keys, as federation.learning_rate."
+                )
+        return settings
+
+
+METHOD_KEYS = tuple(str(field.alias or name) for name, field in Method.model_fields.items())  #: with, shown, title
+
+
+def parse_method(settings: Any, label: str) -> Method:
+    """What settings, as they stand in the YAML file, say of one method beside its algorithm's parameters.
+
+    Raises
+    ------
+    SettingsError
+        One sentence for each mistake.
+    """
+    entries = settings.get("algorithms") or {}
+    entry = entries.get(label) if isinstance(entries, Mapping) else None
+    return _parse_method_entry(entry, label)
+
+
+def _parse_method_entry(entry: Any, label: str) -> Method:
+    method_settings = (
+        {name: value for name, value in entry.items() if name in METHOD_KEYS} if isinstance(entry, Mapping) else {}
+    )
+    try:
+        return Method.model_validate(method_settings)
+    except ValidationError as error:
+        raise SettingsError(
+            "\n".join(format_validation_errors(error, method_settings, f"algorithms.{label}", lambda _: []))
+        ) from None
+
+
+def _parse_algorithm_entry(entry: Any, label: str) -> Component:
+    if isinstance(entry, Component):
+        return entry
+    if isinstance(entry, Mapping):
+        entry = {name: value for name, value in entry.items() if name not in METHOD_KEYS}
+    component = registry.parse_component(ALGORITHM, entry, label, METHOD_KEYS)
+    for field in list_parameters(type(component)):
+        if field.name in METHOD_KEYS:
+            raise SettingsError(
+                f"algorithms.{label}.{field.name}: it is a key of every method, so that "
+                f"{type(component).__qualname__}'s "
+                "field of that name could never be set; the field should have another name."
+            )
+    return component
+
+
+def parse_algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[str, Any]) -> Component:
+    """The algorithm of a study's method with its parameters, of which some are changed; all else is left unchecked.
+
+    Parameters
+    ----------
+    settings
+        As they stand in the YAML file.
+    label
+        The method.
+    changes
+        Parameters with other values.
+
+    Raises
+    ------
+    SettingsError
+        The study has no such method, or a parameter is wrong.
+    """
+    entries = settings.get("algorithms")
+    entries = entries if isinstance(entries, dict) else {}
+    known_labels = sorted({*entries, *registry.list_components(ALGORITHM)})
+    if label not in known_labels:
+        raise SettingsError(f"'{label}' is no method of the study; {suggest_name(label, known_labels)}")
+    entry = entries.get(label, {})
+    return _parse_algorithm_entry({**entry, **changes} if isinstance(entry, dict) else entry, label)
+
+
+def _parse_algorithms(entries: dict[str, Any]) -> dict[str, Component]:
+    """The algorithm of each entry; the mistakes of all entries are told at once."""
+    components, mistakes = {}, []
+    for label, value in entries.items():
+        try:
+            _parse_method_entry(value, label)
+            components[label] = _parse_algorithm_entry(value, label)
+        except SettingsError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise SettingsError("\n".join(mistakes))
+    return components
+
+
+def _dump_component(kind: ComponentKind, value: Component) -> dict[str, Any]:
+    return {kind.selector: registry.get_component_name(kind, type(value)), **dataclasses.asdict(value)}
+
+
+def _component_section(kind: ComponentKind) -> tuple[Any, ...]:
+    return (
+        BeforeValidator(partial(_to_component, kind)),
+        PlainSerializer(partial(_dump_component, kind)),
+        WithJsonSchema({"type": "object"}),
+        Field(default_factory=partial(_to_component, kind, {})),
+    )
+
+
+#: Sections whose selector names a component and whose other keys are that component's parameters.
+PartitionSection = Annotated[Any, *_component_section(PARTITION)]
+ModelSection = Annotated[Any, *_component_section(MODEL)]
+#: Entries that do so, by label.
+AlgorithmSections = Annotated[
+    dict[Label, Any],
+    AfterValidator(_parse_algorithms),
+    PlainSerializer(lambda found: {label: _dump_component(ALGORITHM, found[label]) for label in found}),
+    Field(default_factory=dict),
+]

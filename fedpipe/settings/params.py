@@ -1,0 +1,274 @@
+"""A complete params.yaml, and the checks that concern several sections."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    model_validator,
+)
+
+from fedpipe.core.components import registry
+from fedpipe.core.components.component import ALGORITHM, MODEL
+from fedpipe.core.components.pinned_files import PinnedFile
+from fedpipe.core.errors import SettingsError, suggest_name
+from fedpipe.core.storage.layout import FULL_SCALE
+from fedpipe.settings.base import Label, Section, to_validation_protocol
+from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
+from fedpipe.settings.diagnostics import ProbeSections
+from fedpipe.settings.evaluation import Evaluation
+from fedpipe.settings.execution import Artifacts, Execution
+from fedpipe.settings.federation import Federation
+from fedpipe.settings.methods import AlgorithmSections, ModelSection, PartitionSection, parse_method
+from fedpipe.settings.report import Report
+from fedpipe.settings.study import Study
+from fedpipe.settings.transforms import Transforms
+
+KEYWISE_SECTIONS = (
+    "federation",
+)  #: never set as a whole: all of its keys that are not given would have their defaults
+
+
+STUDY_WIDE_SECTIONS = (
+    "study",
+    "execution",
+    "artifacts",
+    "report",
+    "scales",
+    "probes",
+)  #: sections that are one for the whole study
+
+
+def _check_scales(scales: dict[str, Any]) -> dict[str, Any]:
+    for name, changes in scales.items():
+        if name == FULL_SCALE:
+            raise ValueError(
+                f"scales.{name}: it is the study as it stands in the file; a scale should have another name."
+            )
+        for key in changes:
+            if key.partition(".")[0] == "scales":
+                raise ValueError(f"scales.{name}: '{key}' can't be set by a scale.")
+            if key in KEYWISE_SECTIONS:
+                raise ValueError(f"scales.{name}: '{key}' can't be set as a whole; name its keys, as {key}.rounds.")
+    return scales
+
+
+class Params(Section):
+    """A whole params.yaml."""
+
+    dataset: Data = Data()
+    transforms: Transforms = Transforms()
+    partition: PartitionSection
+    model: ModelSection
+    federation: Federation = Federation()
+    evaluation: Evaluation = Evaluation()
+    algorithms: AlgorithmSections
+    study: Study = Study()
+    execution: Execution = Execution()
+    artifacts: Artifacts = Artifacts()
+    report: Report = Report()
+    scales: Annotated[dict[Label, dict[str, Any]], AfterValidator(_check_scales)] = Field(
+        default_factory=dict,
+        description="Other sizes of the study by name, as `smoke: {federation.rounds: 2, study.seeds: [0]}`: keys that "
+        "stand above all else where `--scale NAME` asks for it.",
+    )
+    probes: ProbeSections
+
+    _ignored_parameters: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def ignored_parameters(self) -> dict[str, str]:
+        """What was given and left out, by key, each with a warning; see :func:`find_ignored_parameters`."""
+        return self._ignored_parameters
+
+    @property
+    def warnings(self) -> list[str]:
+        """A sentence each for what is left out, and for what may not be meant."""
+        schedule, rounds = self.federation.schedule, self.federation.rounds
+        restart_round = schedule.warmup + (schedule.period or rounds)
+        rise_warning = (
+            f"federation.schedule.period: {schedule.period} ends after round {restart_round} of {rounds}, from where "
+            "the "
+            "learning rate rises again, as with CosineAnnealingLR."
+        )
+        return [
+            *self.ignored_parameters.values(),
+            *([rise_warning] if restart_round < rounds and schedule.name == "cosine" else []),
+        ]
+
+    @property
+    def pinned_files(self) -> dict[str, PinnedFile]:
+        """The user's own files that the study names, by the section that does."""
+        components = {"dataset": self.dataset.effective_dataset, "partition": self.partition, "model": self.model}
+        return {section: component.pinned_file for section, component in components.items() if component.pinned_file}
+
+    def _check_validation_samples(self) -> None:
+        """Refuse to measure on validation samples that no client has."""
+        protocol = next((name for name in self.evaluation.protocols if name.endswith("-on-validation")), None)
+        if protocol and not (self.dataset.validation_share or self.partition.has_validation):
+            raise SettingsError(
+                f"evaluation.protocols: {protocol} can't be measured, since no client has validation samples; "
+                "dataset.validation_share should be more than 0, as 0.2."
+            )
+
+    def _check_declared_files(self, download_command: str | None, obtain_command: str) -> None:
+        """Everything that is not declared, stored, or what it was declared as, is said at once."""
+        mistakes = {
+            section: pin.explain_mismatch(section, download_command) for section, pin in self.pinned_files.items()
+        }
+        if mistakes.get("dataset") is None:
+            mistakes["dataset"] = self.dataset.explain_missing_data(obtain_command)
+        if messages := [sentence for sentence in mistakes.values() if sentence]:
+            raise SettingsError("\n".join(messages))
+
+    @model_validator(mode="after")
+    def _check_consistency(self, info: ValidationInfo) -> Params:
+        context = info.context or {}
+        labels, raw_settings = context.get("labels"), context.get("settings", {})
+        if labels is None:
+            labels = [label for label in self.study.algorithms if not parse_method(raw_settings, label).settings]
+        for label in self.study.algorithms:
+            if label not in self.algorithms:  # one of fedpipe's needs no entry
+                known_names = sorted({*self.algorithms, *registry.list_components(ALGORITHM)})
+                if label not in known_names:
+                    raise SettingsError(
+                        f"study.algorithms: unknown algorithm '{label}'; {suggest_name(label, known_names)}"
+                    )
+                self.algorithms[label] = registry.parse_component(ALGORITHM, {}, label)
+        if self.report.baseline not in (None, *self.study.algorithms):
+            raise SettingsError(
+                f"report.baseline: '{self.report.baseline}' is not in study.algorithms; "
+                f"{suggest_name(str(self.report.baseline), self.study.algorithms)}"
+            )
+        for name in self.report.best_over:
+            if name not in self.study.grid:
+                known_names = list(self.study.grid)
+                raise SettingsError(
+                    f"report.best_over: '{name}' is not in study.grid; {suggest_name(name, known_names)}"
+                )
+        self._check_validation_samples()
+        titles = {label: title for label in self.study.algorithms if (title := parse_method(raw_settings, label).title)}
+        for (label, title), other in itertools.product(titles.items(), self.study.algorithms):
+            if other != label and title == titles.get(other, other):
+                raise SettingsError(
+                    f"algorithms.{label}.title: {title!r} is what tables call {other}; each method should have another."
+                )
+        for label in self.study.algorithms:
+            shown_protocol = parse_method(raw_settings, label).shown
+            selection_protocol = to_validation_protocol(shown_protocol or self.evaluation.protocols[0])
+            if self.report.best_on == "validation" and selection_protocol not in self.evaluation.protocols:
+                raise SettingsError(
+                    f"report.best_on: validation chooses {label}'s best by {selection_protocol}, which is not "
+                    "measured; it should "
+                    f"be one of evaluation.protocols, {', '.join(self.evaluation.protocols)}."
+                )
+            if shown_protocol and shown_protocol not in self.evaluation.protocols:
+                raise SettingsError(
+                    f"algorithms.{label}.shown: {shown_protocol} is not measured; it should be one of "
+                    "evaluation.protocols, "
+                    f"{', '.join(self.evaluation.protocols)}."
+                )
+        for label in labels:
+            algorithm = self.algorithms[label]
+            if algorithm.needs_sgd and self.federation.optimizer != "sgd":
+                raise SettingsError(
+                    f"federation.optimizer: {self.federation.optimizer} can't be used with {label}, whose theory "
+                    f"needs sgd; it should be sgd, or algorithms.{label}.adam true to insist."
+                )
+            for key in algorithm.unsupported_settings:
+                value, default = getattr(self.federation, key), Federation.model_fields[key].default
+                if value != default:
+                    raise SettingsError(
+                        f"federation.{key}: {value} can't be used with {label}, which takes plain gradient steps; "
+                        f"it should be {'null' if default is None else default}."
+                    )
+            if self.federation.local_steps is not None and (reason := algorithm.local_steps_refusal):
+                raise SettingsError(
+                    f"federation.local_steps: {self.federation.local_steps} can't be used with {label}, {reason}; it "
+                    f"should be null, or study.algorithms do without {label}."
+                )
+            if algorithm.server_optimizer_part is None and not self.federation.server.is_plain_averaging:
+                raise SettingsError(
+                    f"federation.server: {label} has no averaged model that {self.federation.server.optimizer} could "
+                    f"move; it should be left out, or study.algorithms do without {label}."
+                )
+        self._check_declared_files(context.get("download"), context.get("obtain", DOWNLOAD_COMMAND))
+        for label in labels if self.model.has_full_weights else ():
+            if self.algorithms[label].needs_several_models:
+                raise single_initial_model_error(label)
+        facts = self.dataset.facts
+        if self.dataset.subset and self.partition.is_index_based:
+            raise SettingsError(
+                f"dataset.subset: {self.dataset.subset} can't be used with a partition from a file, whose samples are "
+                f"those of the whole data set; remove it."
+            )
+        if (self.dataset.subset or 0) > facts.size:
+            raise SettingsError(
+                f"dataset.subset: {self.dataset.subset} is more than there are; it should be at most {facts.size}."
+            )
+        partitioned_size = facts.size if self.partition.has_fixed_splits else self.dataset.partitioned_size
+        self.partition.check(self.federation.clients, facts.classes, partitioned_size)
+        if self.partition.has_overlap and self.dataset.split == "pooled":
+            raise SettingsError(
+                "dataset.split: 'pooled' can't be used with a partition in which clients share samples, since one "
+                "would train on what another tests on; it should be 'official'."
+            )
+        if self.partition.has_overlap and self.dataset.validation_share:
+            raise SettingsError(
+                f"dataset.validation_share: {self.dataset.validation_share} can't be used with a partition in which "
+                f"clients share samples, since one would train on what another validates on; it should be 0."
+            )
+        self.transforms.check(facts.shape)
+        if self.model.has_frozen_base and self.transforms.is_random:
+            key = next(name for name in ("crop", "flip", "rotation") if getattr(self.transforms, name))
+            raise SettingsError(
+                f"transforms.{key}: images can't change at random under the frozen base of the model, whose features "
+                f"are computed once; leave it out, or set model.frozen to false."
+            )
+        self.model.check(facts.shape, facts.classes)
+        has_tokens = self.dataset.has_tokens
+        if not type(self.model).__module__.startswith("fedpipe."):  # packaged ones are steady, which the tests show
+            from fedpipe.models.purity import require_pure_network
+
+            require_pure_network(self.model, facts.shape, facts.classes, has_tokens)
+        elif has_tokens is not None and has_tokens != hasattr(self.model, "vocabulary"):
+            families = {name: registry.find_component(MODEL, name) for name in registry.list_components(MODEL)}
+            default = [name for name, family in families.items() if hasattr(family, "vocabulary") == has_tokens]
+            raise SettingsError(
+                f"model.name: '{registry.get_component_name(MODEL, type(self.model))}' can't take the "
+                f"{'token ids' if has_tokens else 'numbers'} of the data set; it should be one of: "
+                f"{', '.join(default)}."
+            )
+        self.model.check_weights(facts.shape, facts.classes)
+        vocabulary = getattr(self.model, "vocabulary", None)
+        if vocabulary is not None and facts.vocabulary is not None and vocabulary < facts.vocabulary:
+            raise SettingsError(
+                f"model.vocabulary: {vocabulary} is less than the {facts.vocabulary} token ids of the data set; "
+                f"it should be {facts.vocabulary}."
+            )
+        if any(protocol.startswith("finetuned") for protocol in self.evaluation.protocols):
+            last = self.federation.rounds
+            if self.federation.learning_rate and not self.federation.with_round_learning_rate(last + 1).learning_rate:
+                raise SettingsError(
+                    f"federation.schedule: after round {last} the learning rate is 0, at which the models of finetuned "
+                    "protocols would stay as they are; it should have a minimum above 0, or another period."
+                )
+        if self.federation.rounds % self.evaluation.every:
+            raise SettingsError(
+                f"evaluation.every: {self.evaluation.every} does not divide federation.rounds "
+                f"({self.federation.rounds}), so the last round would not be measured; it should."
+            )
+        return self
+
+
+def single_initial_model_error(algorithm: str) -> SettingsError:
+    """What to say of an algorithm that begins with several models where a file gives but one."""
+    return SettingsError(
+        f"model.weights: a file holds one initial model, and {algorithm} begins with several; it should be null, or "
+        f"study.algorithms do without {algorithm}."
+    )

@@ -1,0 +1,150 @@
+"""From the content of a YAML file to checked settings, with one message per mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any, cast, get_args
+
+from pydantic import (
+    ValidationError,
+)
+
+from fedpipe.core.components import registry
+from fedpipe.core.components.component import PARTITION, list_parameters
+from fedpipe.core.errors import Location, SettingsError, format_validation_errors, suggest_name
+from fedpipe.core.storage.layout import FULL_SCALE
+from fedpipe.settings.base import Section
+from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
+from fedpipe.settings.diagnostics import PROBE_KINDS, Probe, get_probe_kind
+from fedpipe.settings.federation import Federation
+from fedpipe.settings.loader import override_settings
+from fedpipe.settings.params import STUDY_WIDE_SECTIONS, Params
+
+
+def find_ignored_parameters(settings: dict[str, Any]) -> dict[str, str]:
+    """The partition's parameters that only other schemes have, by key, each with a warning.
+
+    Where a grid, or `dvc exp run -S`, changes the scheme alone, those of the former one are left behind.
+    """
+    section = settings.get("partition")
+    if not isinstance(section, dict):
+        return {}
+    scheme = section.get("scheme", PARTITION.default)
+    try:
+        scheme_parameters = _list_scheme_parameters(str(scheme))
+    except SettingsError:  # told where it is built
+        return {}
+    other_parameters = {
+        name for other in registry.list_components(PARTITION) for name in _list_scheme_parameters(other)
+    } - scheme_parameters
+    return {
+        f"partition.{name}": f"partition.{name}: {value} is left out, since the scheme {scheme} has no such parameter."
+        for name, value in section.items()
+        if name in other_parameters - {"scheme"}
+    }
+
+
+def _list_scheme_parameters(scheme: str) -> set[str]:
+    return {field.name for field in list_parameters(registry.find_component(PARTITION, scheme))}
+
+
+def parse_params(
+    settings: Any,
+    download_command: str | None = DOWNLOAD_COMMAND,
+    labels: Collection[str] | None = None,
+    obtain_command: str | None = None,
+) -> Params:
+    """Settings as they stand in the YAML file, checked and with their defaults filled in.
+
+    Parameters
+    ----------
+    settings
+        All of them, in sections.
+    download_command
+        The command that declares files in the study's file; None where it can't, as at a point of a grid.
+    labels
+        The methods that these settings are for; by default those of the study that have none of their own (`with`).
+    obtain_command
+        The command that obtains the study's data; by default ``format_download_command``.
+
+    Raises
+    ------
+    SettingsError
+        One sentence for each mistake.
+    """
+    if not isinstance(settings, dict):
+        raise SettingsError("params.yaml: it should be a mapping of sections, as `federation: {clients: 10}`.")
+    if ignored_parameters := find_ignored_parameters(settings):
+        partition = {
+            name: value
+            for name, value in settings["partition"].items()
+            if f"partition.{name}" not in ignored_parameters
+        }
+        settings = settings | {"partition": partition}
+    context = {
+        "download": download_command,
+        "labels": labels,
+        "settings": settings,
+        "obtain": obtain_command or download_command or DOWNLOAD_COMMAND,
+    }
+    try:
+        params = Params.model_validate(settings, context=context)
+    except ValidationError as error:
+        list_known_keys = partial(_list_keys, settings=settings)
+        raise SettingsError("\n".join(format_validation_errors(error, settings, "", list_known_keys))) from None
+    params._ignored_parameters = ignored_parameters
+    return params
+
+
+def parse_dataset(settings: Any) -> Data:
+    """The section `parse_dataset` alone, checked; see :func:`parse_params`."""
+    return cast(Data, _section_alone(Data, "dataset", settings))
+
+
+def parse_federation(settings: Any) -> Federation:
+    """The section `federation` alone, checked; see :func:`parse_params`."""
+    return cast(Federation, _section_alone(Federation, "federation", settings))
+
+
+def _section_alone(kind: type[Section], name: str, settings: Any) -> Section:
+    try:
+        return kind.model_validate(settings)
+    except ValidationError as error:
+        raise SettingsError("\n".join(format_validation_errors(error, settings, name, lambda _: []))) from None
+
+
+def _list_keys(location: Location, settings: Any) -> list[str]:
+    section: Any = Params
+    if location[:1] == ("probes",) and len(location) == 2:
+        kind = get_probe_kind(settings["probes"][location[1]])
+        section, location = dict(zip(PROBE_KINDS, get_args(Probe), strict=True))[kind], ()
+    for part in location:
+        section = section.model_fields[str(part)].annotation
+    return list(section.model_fields)
+
+
+def apply_scale(
+    settings: dict[str, Any], scale: str, download_command: str = DOWNLOAD_COMMAND
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings at one of a study's scales, and those of its keys that stand above grid and methods, too.
+
+    ``format_download_command`` is the command that declares files in the study's file.
+
+    Raises
+    ------
+    SettingsError
+        The study has no such scale.
+    """
+    if scale == FULL_SCALE:
+        return settings, {}
+    scales = settings.get("scales")
+    known_scales = list(scales) if isinstance(scales, Mapping) else []
+    if scale not in known_scales:
+        raise SettingsError(
+            f"--scale: '{scale}' is no scale of this study; {suggest_name(scale, [*known_scales, FULL_SCALE])}"
+        )
+    changes = parse_params(settings, download_command).scales[scale]
+    return override_settings(settings, changes), {
+        key: value for key, value in changes.items() if key.partition(".")[0] not in STUDY_WIDE_SECTIONS
+    }

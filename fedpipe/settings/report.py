@@ -1,0 +1,58 @@
+"""The section `report`: what tables show."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import (
+    Field,
+    field_validator,
+    model_validator,
+)
+
+from fedpipe.settings.base import Label, Section, require_unique
+from fedpipe.settings.choices import Average, ReportedRound, Statistic
+
+
+class Report(Section):
+    """What the tables show; changing it runs no training."""
+
+    round: ReportedRound = Field("last", description="Which round's accuracy stands in the table.")
+    last_k: int = Field(5, ge=1, description="Rounds in the mean of `mean-last`.")
+    average: Average = Field(
+        "sample", description="Accuracy over all test samples, or the mean of the clients' accuracies."
+    )
+    best_over: tuple[str, ...] = Field(
+        (),
+        description="Lists or axes of the grid, as `[federation.learning_rate]`, of which the table shows each "
+        "method's best value in each column.",
+    )
+    best_on: Literal["test", "validation"] = Field(
+        "test",
+        description="By which samples `best_over` chooses: the test samples themselves, or the clients' validation "
+        "samples, for which `evaluation.protocols` holds MODEL-on-validation. The table's caption says which.",
+    )
+
+    statistics: tuple[Statistic, ...] = Field(
+        (),
+        description="Shown below the table, by the first protocol; statistics.csv has all of them, by every protocol. "
+        "client_std, worst_tenth, lowest: of the clients' accuracies; macro_f1, balanced_accuracy: over classes; "
+        "rounds_to_target, bytes_to_target: until `target` was reached; difference: to `baseline`, paired by seed.",
+    )
+    target: float | None = Field(None, gt=0, le=1, description="An accuracy over all test samples, as 0.7 for 70 %.")
+    baseline: Label | None = Field(None, description="The method of study.algorithms that others are compared with.")
+
+    _require_unique_values = field_validator("best_over", "statistics")(require_unique)
+
+    @model_validator(mode="after")
+    def _check_statistics_inputs(self) -> Report:
+        needed_keys = {"rounds_to_target": "target", "bytes_to_target": "target", "difference": "baseline"}
+        expected_values = {"target": "a share, as 0.7 for 70 %", "baseline": "a method of study.algorithms"}
+        for name in self.statistics:
+            if name in needed_keys and getattr(self, needed_keys[name]) is None:
+                key = needed_keys[name]
+                raise ValueError(
+                    f"report.{key}: it is missing, and report.statistics lists {name}; it should be "
+                    f"{expected_values[key]}."
+                )
+        return self

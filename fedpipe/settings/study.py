@@ -1,0 +1,86 @@
+"""The section `study`: algorithms, seeds and the grid."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, get_args
+
+from pydantic import (
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+)
+
+from fedpipe.settings.base import Label, Section, require_unique, to_number
+from fedpipe.settings.choices import Statistic
+
+#: Columns of a study's tables, which no axis may be called.
+TABLE_COLUMNS = (
+    *("algorithm", "seed", "key", "protocol", "average", "round", "accuracy", "mean", "std", "seeds", "line"),
+    *("partition", "client", "class", "samples", "matrix", "row", "column", "value", "left_out", "diverged"),
+    *("bytes_down", "bytes_up", "train", "aggregate", "evaluate", "epoch", "participants", "rounds", "source", "point"),
+    *("correct", "total", "loss", "hits", "support", "predicted", "statistic", "half_width", *get_args(Statistic)),
+    *("clients", "worst", "bytes", "run", "dataset", "sha256"),
+    *("executor", "device", "fedpipe", "shared", "torch", "numpy", "python", "clusters", "mean_norm", "max_norm"),
+    *("distance_from_mean", "bytes down", "bytes up", "shown", "std of clients", "worst tenth", "lowest client"),
+    *("macro F1", "balanced accuracy"),
+)
+AxisValue = Annotated[str, Field(pattern=r"^[^|\s]([^|\n]*[^|\s])?$")]
+Axis = dict[AxisValue, dict[str, Any]]  #: by the name of each value, the keys that it sets
+GridValues = Annotated[
+    Annotated[tuple[Any, ...], Tag("list")] | Annotated[Axis, Tag("axis")],
+    Discriminator(lambda given: "axis" if isinstance(given, dict) else "list"),
+]
+
+
+class Study(Section):
+    """What runs: the product of algorithms, seeds and grid."""
+
+    algorithms: tuple[Label, ...] = Field(
+        ("fedavg",), min_length=1, description="Methods to run: names of fedpipe's, entries of `algorithms`."
+    )
+    seeds: tuple[int, ...] = Field((0,), min_length=1, description="Each drives partition, initial model and training.")
+    grid: dict[str, GridValues] = Field(
+        default_factory=dict,
+        description="Any key to a list of values, as `partition.alpha: [0.1, 0.5]`; or an axis, whose name is your "
+        "own: named values, each a mapping of the keys that change together, as "
+        "`environment: {mild: {partition.alpha: 0.5}, harsh: {partition.alpha: 0.1, federation.participation: 0.5}}`.",
+    )
+
+    _require_unique_values = field_validator("algorithms", "seeds")(require_unique)
+
+    @field_validator("algorithms", mode="before")
+    @classmethod
+    def _reject_dotted_paths(cls, algorithms: Any) -> Any:
+        path = next((name for name in algorithms if "." in str(name)), None) if isinstance(algorithms, list) else None
+        if path:
+            entry = f"{str(path).rpartition('.')[2].lower()}: {{algorithm: {path}}}"
+            raise ValueError(f"'{path}' needs a name; it should be an entry, as `{entry}` under algorithms.")
+        return algorithms
+
+    @field_validator("grid")
+    @classmethod
+    def _require_unique_grid_values(cls, grid: dict[str, GridValues]) -> dict[str, GridValues]:
+        for name, values in grid.items():
+            try:
+                require_unique(tuple(values if isinstance(values, dict) else map(to_number, values)))
+            except ValueError as error:
+                raise ValueError(f"study.grid.{name}: {error}") from None
+        return grid
+
+    @field_validator("grid")
+    @classmethod
+    def _check_axis_names(cls, grid: dict[str, GridValues]) -> dict[str, GridValues]:
+        for name in (name for name, values in grid.items() if isinstance(values, dict)):
+            if "." in name:
+                raise ValueError(
+                    f"study.grid.{name}: a key's values should be a list; an axis, whose values are named, has a name "
+                    "of its own, without dots."
+                )
+            if name in TABLE_COLUMNS or not re.fullmatch(r"[A-Za-z][\w -]*", name):
+                raise ValueError(
+                    f"study.grid.{name}: an axis can't be called so; it should be a word of your own, as environment, "
+                    "that is no column of the tables."
+                )
+        return grid

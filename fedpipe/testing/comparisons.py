@@ -1,0 +1,259 @@
+"""What the checks compare: runs of a small federation in several ways."""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine import contract
+from fedpipe.engine.clients.executor import Outcome, Test
+from fedpipe.engine.clients.federated_data import FederatedData
+from fedpipe.engine.torch_env.trees import stack_states, unstack_client
+from fedpipe.testing.trial import Trial, difference, make_trial
+
+Check = Callable[[Algorithm], list[str]]
+
+TESTS: tuple[Test, ...] = ("local", "global")
+SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01}
+ADAM: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.01, "weight_decay": 0.01}
+ROUNDING = 1e-12  #: share of a tensor's largest entry by which float64 may differ where sums are in another order
+BATCH_NORM_ROUNDING = 1e-10  #: the same with batch normalization, which divides by small variances
+
+PADDING_ADVICE = (
+    "no number should depend on how many train at once: the samples that pad a batch are left out by batch.mean, "
+    "batch.sum and batch.size, and nothing may be shared between clients"
+)
+
+
+def call_recording_hooks(trial: Trial) -> Tensors | None:
+    """The global model after the rounds so far; also asks for all else that is recorded."""
+    algorithm, server = trial.algorithm, trial.server
+    contract.validate_extra_models(algorithm, algorithm.extra_models(server))
+    algorithm.matrices(server)
+    contract.validate_metrics(algorithm, algorithm.metrics(server))
+    return algorithm.global_model(server)
+
+
+def find_invalid_tensors(trial: Trial) -> Iterator[str]:
+    """Tensors of a round that can't be stored or counted."""
+    states = {"aggregate": [trial.server], "send": list(trial.send([0]))}
+    states |= {hook: [getattr(outcome, hook) for outcome in trial.outcomes] for hook in ("upload", "keep")}
+    for hook, hook_states in states.items():
+        for value in pytree.tree_leaves(hook_states):
+            if value.requires_grad:
+                yield f"{hook} gives a tensor with a gradient; it should be detached."
+            elif value.dtype == torch.bool or value.is_complex():
+                yield f"{hook} gives a tensor of {value.dtype}; it should be of floating point or of integers."
+            elif not value.isfinite().all():
+                yield f"{hook} gives infinity or NaN on easy data; divisions and logarithms should be kept from 0."
+            else:
+                continue
+            break
+
+
+def check_omitted_parts(trial: Trial, outcomes: Sequence[Outcome], received_states: Sequence[State]) -> Iterator[str]:
+    """Other values where `traffic` counts nothing change nothing."""
+    states = dict(zip((outcome.client for outcome in outcomes), received_states, strict=True))
+
+    def send(ids: Sequence[int]) -> tuple[State, State]:
+        return {}, stack_states([_scramble_omitted_parts(trial.algorithm, states[client]) for client in ids])
+
+    new_outcomes = list(trial.executor.run("train", trial.rounds + 1, list(states), trial.kept.__getitem__, send))
+    advice = "it should count all tensors, or leave out what nobody reads"
+    for new_outcome, old_outcome in zip(new_outcomes, outcomes, strict=True):
+        if difference((new_outcome.upload, new_outcome.keep), (old_outcome.upload, old_outcome.keep)):
+            yield f"traffic leaves out a part of the download that clients read; {advice}."
+            return
+    ids, weights = zip(*((client, weight) for client, weight, _ in trial.uploads(outcomes)), strict=True)
+    scrambled_uploads = Uploads(
+        ids, weights, [_scramble_omitted_parts(trial.algorithm, outcome.upload) for outcome in outcomes]
+    )
+    if difference(trial.aggregate(scrambled_uploads), trial.aggregate(trial.uploads(outcomes))):
+        yield f"traffic leaves out a part of the upload that the server reads; {advice}."
+
+
+def _scramble_omitted_parts(algorithm: Algorithm, state: State) -> State:
+    """The state with other values in what `traffic` leaves out; single numbers, which tell how much that is, stay."""
+    counted_state = algorithm.traffic(state)
+
+    def scramble_tensor(value: Tensor, counted_tensor: Tensor | None) -> Tensor:
+        if value.numel() < 2 or (
+            counted_tensor is not None and (counted_tensor.dim() == 0 or counted_tensor.shape[1:] != value.shape[1:])
+        ):
+            return value
+        value, first = value.clone(), 0 if counted_tensor is None else len(counted_tensor)
+        value[first:] = value[first:] * 3 + 1
+        return value
+
+    new_state: State = {}
+    for part, value in state.items():
+        counted_part = counted_state.get(part)
+        if isinstance(value, Tensors):
+            new_state[part] = Tensors(
+                (name, scramble_tensor(tensor, counted_part and counted_part.get(name)))
+                for name, tensor in value.items()
+            )
+        else:
+            new_state[part] = scramble_tensor(value, counted_part)
+    return new_state
+
+
+# -- what they are made of ---------------------------------------------------------------------------------------------
+
+
+def compare_loop_and_stacks(
+    algorithm: Algorithm, widths: Sequence[int], rounds: int, model: str = "mlp", **settings: Any
+) -> Iterator[str]:
+    """Rounds in the loop, beside the same rounds in stacks."""
+    loop = make_trial(algorithm, model, **settings)
+    stacks = [make_trial(algorithm, model, width=width, **settings) for width in widths]
+    trained_clients = set()
+    for _ in range(rounds):
+        loop.run(tests=TESTS)
+        trained_clients |= {outcome.client for outcome in loop.outcomes}
+        for trial in stacks:
+            trial.run(tests=TESTS)
+            if message := describe_trial_difference(trial, loop, ROUNDING):
+                yield f"clients that train in one call differ from clients one by one ({message}); {PADDING_ADVICE}."
+                return
+    assert rounds < 3 or 0 in trained_clients, "the client with a single sample should be among the participants"
+
+
+def describe_trial_difference(trial: Trial, other: Trial, within: float) -> str | None:
+    """Where two trials differ after a round."""
+    results, other_results = (collect_results(side.outcomes) | {"server": side.server} for side in (trial, other))
+    return difference(results, other_results, within)
+
+
+def collect_results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What clients sent, kept and scored, as one tree."""
+    return {
+        f"client {outcome.client}": {
+            "upload": outcome.upload,
+            "keep": outcome.keep,
+            "scores": {test: tuple(score) for test, score in outcome.scores.items()},
+            "bytes": (outcome.bytes_down, outcome.bytes_up),
+        }
+        for outcome in outcomes
+    }
+
+
+def collect_all(trial: Trial) -> dict[str, Any]:
+    """All parts of a state."""
+    return collect_results(trial.outcomes) | {"server": trial.server, "kept": trial.kept}
+
+
+def list_models(state: State) -> list[Tensors]:
+    """The models of a state."""
+    return [part for part in state.values() if isinstance(part, Tensors)]
+
+
+def get_received_state(trial: Trial, client: int) -> State:
+    """What a client receives."""
+    common, client_parts = trial.send([client])
+    return common | unstack_client(client_parts, 0)
+
+
+def explain_outlying_statistic(name: str, value: Tensor, known_models: Sequence[Tensors]) -> str | None:
+    """A statistic that is no mean of those that were known, if a sentence can be said of it."""
+    advice = "the server should average running statistics, and move self.net.parameters alone further than that"
+    if name.endswith("running_var") and bool((value < 0).any()):
+        return f"the server's '{name}' has a variance of {value.min():.3g}; {advice}."
+    rows = torch.cat([model[name].reshape(-1, *value.shape[-1:]) for model in known_models if name in model])
+    low, high = rows.min(0).values, rows.max(0).values
+    slack = BATCH_NORM_ROUNDING * rows.abs().max()
+    if bool((value < low - slack).any()) or bool((value > high + slack).any()):
+        return f"the server's '{name}' lies outside of what clients sent; {advice}."
+    return None
+
+
+def list_remembered_values(algorithm: Algorithm) -> dict[str, Any]:
+    """All that an algorithm could keep a number in: itself, its classes and their modules."""
+    kinds = [kind for kind in type(algorithm).__mro__ if kind not in Algorithm.__mro__]
+    values = {f"self.{name}": value for name, value in vars(algorithm).items() if name not in ("net", "federation")}
+    for kind in kinds:
+        cached_names = {name for name, value in vars(kind).items() if isinstance(value, functools.cached_property)}
+        values = {name: value for name, value in values.items() if name.removeprefix("self.") not in cached_names}
+        values |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items() if not name.startswith("__")}
+        module = sys.modules.get(kind.__module__)
+        module_values = (
+            {name: value for name, value in vars(module).items() if not name.startswith("__")} if module else {}
+        )
+        values |= {f"{kind.__module__}.{name}": value for name, value in module_values.items()}
+    return {name: _make_comparable(value) for name, value in values.items()}
+
+
+def _make_comparable(value: Any) -> Any:
+    """A value that compares by content where it is a number, a tensor or holds such ones, else by what it is."""
+    match value:
+        case Tensor():
+            return (value.shape, value.detach().cpu().contiguous().view(-1).tolist())
+        case np.ndarray():
+            return (value.shape, value.tobytes())
+        case dict():
+            return {repr(name): _make_comparable(item) for name, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_make_comparable(item) for item in value]
+        case bool() | int() | float() | str() | None:
+            return value
+    return id(value)
+
+
+@contextmanager
+def watch_generators(seed: int) -> Iterator[list[str]]:
+    """The global generators begin at a seed, and are put back; gives the names of those that were drawn from."""
+    saved_states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    used_generators: list[str] = []
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    random.seed(seed)
+    seeded_states: Any = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        yield used_generators
+    finally:
+        if not torch.equal(torch.get_rng_state(), seeded_states[0]):
+            used_generators.append("PyTorch")
+        state: Any = np.random.get_state()  # noqa: NPY002
+        if state[2] != seeded_states[1][2] or not np.array_equal(state[1], seeded_states[1][1]):
+            used_generators.append("NumPy")
+        if random.getstate() != seeded_states[2]:
+            used_generators.append("Python")
+        torch.set_rng_state(saved_states[0])
+        np.random.set_state(saved_states[1])  # noqa: NPY002
+        random.setstate(saved_states[2])
+
+
+def mean_loss(outcomes: Sequence[Outcome]) -> float:
+    """Mean loss of the clients."""
+    scores = [outcome.scores["local"] for outcome in outcomes]
+    return sum(score.loss for score in scores) / sum(score.total for score in scores)
+
+
+@functools.cache
+def make_digit_clients() -> FederatedData:
+    """Ten clients of 30 handwritten digits each, of three kinds; 6 more to test."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    train, test = [], []
+    for client in range(10):
+        class_indices = [
+            np.flatnonzero(labels == (client + step) % 10)[12 * step : 12 * step + 12] for step in range(3)
+        ]
+        train.append(np.concatenate([indices[:10] for indices in class_indices]))
+        test.append(np.concatenate([indices[10:] for indices in class_indices]))
+    x = torch.as_tensor(images.reshape(-1, 1, 8, 8) / 16, dtype=torch.float32)
+    return FederatedData(x, torch.as_tensor(labels), train, test, np.concatenate(test), 10, 0)

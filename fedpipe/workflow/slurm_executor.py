@@ -1,0 +1,195 @@
+"""What Snakemake's executor for Slurm lacks: jobs that Slurm forgot, limits that no job can keep, memory that ran out.
+
+The plugin asks Slurm how its jobs are. Where slurmctld does not answer, it loses sight of them all; and for one that
+Slurm has forgotten (it remembers for ``MinJobAge``) it waits for ever. It tries a job again that needs more time than
+it may have, and knows no way to ask for more memory after a job that ran out of it, and no other. The Snakefile puts
+this executor in its place, so that `executor: slurm` and all options stay as they are. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import snakemake_executor_plugin_slurm as plugin
+from snakemake_executor_plugin_slurm.job_cancellation import cancel_slurm_jobs
+from snakemake_executor_plugin_slurm.job_status_query import query_job_status
+from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+
+from fedpipe.core.errors import UserError
+from fedpipe.core.storage.layout import RunFiles
+
+#: How Slurm says in a job's log that its memory ran out; PyTorch says the same of a GPU's.
+OUT_OF_MEMORY_PATTERN = re.compile(
+    r"^(slurmstepd|srun)\S*: error: .*(oom.?kill|out.of.memory|memory limit)", re.IGNORECASE | re.MULTILINE
+)
+FORGOTTEN_MESSAGE = "Slurm knows nothing of this job any more, and it left no results: it has to be done again. "
+TIME_LIMIT_MESSAGE = (
+    "It asks for more time than its partition allows, so that Slurm would never start it: ask for less. "
+)
+TIMEOUT_MESSAGE = (
+    "Its time ended before a round was done, and so would that of another: ask for more, or cut rounds into jobs. "
+)
+TIME_ADVICE = (
+    "A job's time is `runtime` in the profile, a partition's limit is shown by `sinfo -o '%P %l'`, and a round becomes "
+    "several jobs with `execution: {rounds_per_job: 1, clients_per_job: 1}`; until then this job is not queued again. "
+)
+
+
+class Executor(plugin.Executor):  # type: ignore[misc]
+    """The plugin's, which in addition sees what becomes of each job."""
+
+    def __init__(self, workflow: Any, logger: Any) -> None:
+        path = f"{Path.cwd()}{sys.executable}"
+        if not workflow.executor_settings.pass_command_as_script and (special_character := re.search(r"[$`\\]", path)):
+            raise WorkflowError(
+                f"fedpipe: {Path.cwd()}: a path with {special_character[0]} cannot be passed on to Slurm's nodes; "
+                "move the clone."
+            )
+        self._reported_jobs: set[Any] = set()  #: jobs whose end was told in this poll
+        self._unknown_job_ids: set[str] = set()  #: numbers that Slurm did not know in the poll before
+        self._output_times: dict[
+            Any, list[int | None]
+        ] = {}  #: when a job's outputs were written before it was submitted
+        self._complete_rounds: dict[Any, int] = {}  #: how many of its run's rounds were complete then
+        self._memory_failures: dict[Any, int] = {}  #: how often a job ran out of memory
+        self._rejected_runtimes: dict[Any, int] = {}  #: minutes that were too few, or too many
+        super().__init__(workflow, logger)
+
+    # -- submission ----------------------------------------------------------------------------------------------------
+
+    def run_job(self, job: Any) -> None:
+        """Submit a job; not one whose time was wrong before and is the same now."""
+        if job in self._rejected_runtimes and self._rejected_runtimes[job] == job.resources.get("runtime"):
+            job.attempt = job.restart_times + 1  # the last one
+            self._report_job_error_threadsafe(SubmittedJobInfo(job), TIME_ADVICE)
+            return
+        self._output_times[job], self._complete_rounds[job] = _get_output_times(job), _count_complete_rounds(job)
+        if job in self._memory_failures and (requested_memory := job.resources.get("mem_mb")):
+            job.resources.mem_mb = max(
+                requested_memory, min(requested_memory * 2 ** self._memory_failures[job], _get_largest_memory(job))
+            )
+            self.logger.info(f"Job {job.jobid} ran out of memory; now it asks for {job.resources.mem_mb} MB.")
+        super().run_job(job)
+
+    # -- what becomes of jobs ------------------------------------------------------------------------------------------
+
+    async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncIterator[SubmittedJobInfo]:
+        """Report each job that ended; yield the others."""
+        if not active_jobs:  # so it is at first, when a thread asks already while the plugin is still being set up
+            async for info in super().check_active_jobs(active_jobs):
+                yield info
+            return
+        command = f"squeue --format='%i|%T %r' --states=all --noheader --name {self.run_uuid}"
+        job_states, _ = await query_job_status(command, self.logger)
+        if job_states is None:  # slurmctld does not answer, and the plugin would lose them
+            for info in active_jobs:
+                yield info
+            return
+        self._reported_jobs.clear()
+        active_infos = super().check_active_jobs(active_jobs)
+        remaining_jobs = [info async for info in active_infos]
+        remaining_jobs += [
+            info for info in active_jobs if info not in remaining_jobs and info.job not in self._reported_jobs
+        ]
+        unknown_ids = {info.external_jobid for info in remaining_jobs} - job_states.keys()
+        if self._submitted_job_clusters:  # of other clusters this squeue knows nothing
+            unknown_ids.clear()
+        previously_unknown_ids, self._unknown_job_ids = self._unknown_job_ids, unknown_ids
+        for info in remaining_jobs:
+            if info.external_jobid in unknown_ids & previously_unknown_ids:
+                self._report_forgotten_job(info)
+            elif job_states.get(info.external_jobid) == "PENDING PartitionTimeLimit":
+                cancel_slurm_jobs([info], self._submitted_job_clusters, self.logger)
+                self._rejected_runtimes[info.job] = info.job.resources.get("runtime")
+                self.report_job_error(info, msg=TIME_LIMIT_MESSAGE + TIME_ADVICE)
+            else:
+                yield info
+
+    def _report_forgotten_job(self, info: SubmittedJobInfo) -> None:
+        """Tell the end of a job that Slurm does not remember by the files that it should have written."""
+        current_times = _get_output_times(info.job)
+        if None not in current_times and all(
+            time_after != time_before
+            for time_after, time_before in zip(current_times, self._output_times[info.job], strict=True)
+        ):
+            self.report_job_success(info)
+        else:
+            self.report_job_error(info, msg=FORGOTTEN_MESSAGE, aux_logs=[str(info.aux["slurm_logfile"])])
+
+    def report_job_success(self, job_info: SubmittedJobInfo) -> None:
+        """Tell Snakemake that a job is done."""
+        self._reported_jobs.add(job_info.job)
+        super().report_job_success(job_info)
+
+    def report_job_error(self, job_info: SubmittedJobInfo, msg: str | None = None, **details: Any) -> None:
+        """Tell Snakemake that a job failed, and remember why."""
+        job, message = job_info.job, msg or ""
+        self._reported_jobs.add(job)
+        if job_info.external_jobid is None:  # Slurm would not have it
+            self._memory_failures.pop(job, None)
+        elif "'OUT_OF_MEMORY'" in message or any(
+            OUT_OF_MEMORY_PATTERN.search(_read_log(log)) for log in details.get("aux_logs", ())
+        ):
+            self._memory_failures[job] = self._memory_failures.get(job, 0) + 1
+        elif "'TIMEOUT'" in message and _count_complete_rounds(job) <= self._complete_rounds[job]:
+            self._rejected_runtimes[job] = job.resources.get("runtime")
+            message = f"{message} {TIMEOUT_MESSAGE}{TIME_ADVICE}"
+        super().report_job_error(job_info, msg=message, **details)
+
+
+def register_executor() -> None:
+    """Let Snakemake's `executor: slurm` be this one."""
+    ExecutorPluginRegistry().get_plugin("slurm").executor = Executor
+
+
+def _get_output_times(job: Any) -> list[int | None]:
+    """When each of a job's outputs was written, if it is there."""
+    output_paths = [Path(str(output)) for output in job.output]
+    return [output_path.stat().st_mtime_ns if output_path.exists() else None for output_path in output_paths]
+
+
+def _count_complete_rounds(job: Any) -> int:
+    """Complete rounds of the run that a segment works on; of other jobs none, since they do one thing each."""
+    with suppress(UserError, IndexError):
+        return sum(number > 0 for number in RunFiles(Path(str(job.output[0])).parents[1]).list_complete_rounds())
+    return 0
+
+
+def _read_log(log: str | None) -> str:
+    with suppress(OSError, TypeError):
+        return Path(log).read_text(errors="replace")  # type: ignore[arg-type]
+    return ""
+
+
+def _get_largest_memory(job: Any) -> int:
+    """MB that the largest node has for a job of this kind; none where Slurm does not say."""
+    partitions, gpu = str(job.resources.get("slurm_partition") or ""), job.resources.get("gpu")
+    required_gres = str(job.resources.get("gpu_model") or "gpu") if gpu else ""
+    node_memories = [0]
+    for node in _query_scontrol("node"):
+        if required_gres in node.get("Gres", "") and {*partitions.split(",")} & {
+            "",
+            *node.get("Partitions", "").split(","),
+        }:
+            node_memories.append(int(node["RealMemory"]) - int(node.get("MemSpecLimit", 0)))
+    requested_partitions = [
+        partition for partition in _query_scontrol("partition") if partition["PartitionName"] in partitions
+    ]
+    limits = [partition.get("MaxMemPerNode", "") for partition in requested_partitions]
+    return min([max(node_memories), *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def _query_scontrol(kind: str) -> list[dict[str, str]]:
+    completed_process = subprocess.run(["scontrol", "show", kind, "-o"], capture_output=True, text=True, check=False)
+    return [
+        dict(field.split("=", 1) for field in line.split() if "=" in field)
+        for line in completed_process.stdout.splitlines()
+    ]

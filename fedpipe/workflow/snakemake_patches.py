@@ -1,0 +1,88 @@
+"""Every patch of Snakemake, with the defect that makes it necessary.
+
+Each patch replaces private parts of the Snakemake version that ``pyproject.toml`` pins. `_require` reports an attribute
+that another version lacks, before any job starts.
+
+- Locks: at its end Snakemake deletes the complete folder of locks, so two snakemakes that run in one folder delete each
+  other's locks (``FilePersistence._delete_locks``).
+- Scheduler: Snakemake sets an alarm after each selection of jobs, and each alarm leads to the next selection. With
+  hundreds of jobs the alarms multiply, and Snakemake spends its time on selections
+  (``JobScheduler._schedule_reevalutation``).
+- Records: Snakemake writes the record of an output in place. With DVC's `cache.type` symlink or hardlink the record is
+  a link into DVC's cache, which the write would change (``FilePersistence._io_write``). Linked outputs are read-only,
+  so Snakemake would never make them again (``_IOFile.protected``). After an interrupted `dvc pull` a table may exist
+  without its record, and Snakemake would accept it for any settings (``FilePersistence.params_changed``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import snakemake
+from snakemake.io import _IOFile
+from snakemake.persistence import ParamsChange
+from snakemake.persistence.file import FilePersistence
+from snakemake.scheduling.job_scheduler import JobScheduler
+
+from fedpipe.core.errors import SettingsError
+
+
+def _require(owner: type, *names: str) -> None:
+    """Raise an error if this version of Snakemake has no such attributes."""
+    missing = [name for name in names if not hasattr(owner, name)]
+    if missing:
+        raise SettingsError(
+            f"snakemake {snakemake.__version__} has no {owner.__name__}.{missing[0]}, which fedpipe replaces. Install "
+            "the versions of requirements.lock."
+        )
+
+
+def patch_locks() -> None:
+    """Let Snakemake delete only its own locks. Skip this for ``snakemake --unlock``, which deletes all."""
+    _require(FilePersistence, "_delete_locks")
+    FilePersistence._delete_locks = _delete_own_locks
+
+
+def _delete_own_locks(persistence: FilePersistence) -> None:
+    for lock in persistence._lockfile.values():
+        Path(lock).unlink(missing_ok=True)
+    persistence._lockfile.clear()
+
+
+def patch_scheduler() -> None:
+    """Let Snakemake set its alarm only at the limit of jobs per timespan. Otherwise the next finished job wakes it."""
+    _require(JobScheduler, "_schedule_reevalutation")
+    set_alarm = JobScheduler._schedule_reevalutation
+
+    def set_alarm_at_limit(scheduler: Any, delay: int) -> None:
+        if scheduler.job_rate_limiter is None or not scheduler.job_rate_limiter.get_free_jobs():
+            set_alarm(scheduler, delay)
+
+    JobScheduler._schedule_reevalutation = set_alarm_at_limit
+
+
+def patch_records() -> None:
+    """Let Snakemake write records as new files, make linked outputs again, and distrust outputs without a record."""
+    _require(FilePersistence, "_io_write", "_record_path", "has_metadata", "metadata", "params_changed")
+    _require(_IOFile, "protected")
+    write_in_place, get_changes = FilePersistence._io_write, FilePersistence.params_changed
+    is_read_only = _IOFile.protected
+
+    def write_new_file(persistence: FilePersistence, subject: str, value: Any, name: str, *mode: int) -> None:
+        # If the process is killed here, the output counts as incomplete: Snakemake removes its mark after the record.
+        Path(persistence._record_path(subject, name)).unlink(missing_ok=True)
+        write_in_place(persistence, subject, value, name, *mode)
+
+    def get_changes_or_missing(persistence: FilePersistence, job: Any, file: Any = None) -> Any:
+        changes = get_changes(persistence, job, file)
+        if "scale" not in job.params.keys():  # noqa: SIM118  # outputs under keys belong to their settings
+            return changes
+        unrecorded = {output for output in job.output if persistence.metadata(output) is None}
+        return changes | ParamsChange(only_new={"no record"} if unrecorded else set(), files=unrecorded)
+
+    async def is_protected(file: Any) -> bool:
+        return await is_read_only(file) and Path(file).stat().st_nlink == 1
+
+    FilePersistence._io_write, _IOFile.protected = write_new_file, is_protected
+    FilePersistence.has_metadata, FilePersistence.params_changed = lambda *_: True, get_changes_or_missing
