@@ -262,13 +262,19 @@ def _check_samples(
 
 
 def _write_sha256(params: Path, place: tuple[str, ...], key: str, sha256: str | None, messages: list[str]) -> bool:
-    """Add a key to a mapping of a YAML file, and leave all else as it is; False, and nothing done, if it fails."""
+    """Add a key to a mapping of a YAML file, and leave all else as it is; False, and nothing done, if it fails.
+
+    A mapping with an anchor gets the key once, for all of its aliases.
+    """
     text, value = params.read_bytes().decode(), sha256 or "null"
-    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    node = root
     for part in place:
         node = _find_mapping(node, part)
     if not isinstance(node, yaml.MappingNode) or not node.value:
         return False
+    if any(name.value == key for name, _ in node.value):
+        return bool(_get_mapping(loader.read_params(params), place)[key] == sha256)  # an alias of it brought the key
     if node.flow_style:
         end = node.value[0][1].end_mark.index
         edited_text = f"{text[:end]}, {key}: {value}{text[end:]}"
@@ -278,7 +284,8 @@ def _write_sha256(params: Path, place: tuple[str, ...], key: str, sha256: str | 
             f"{text[: insert_mark.index]}{key}: {value}\n{' ' * insert_mark.column}{text[insert_mark.index :]}"
         )
     expected_settings = loader.read_params(params)
-    functools.reduce(lambda mapping, part: mapping[part], place, expected_settings)[key] = sha256
+    for alias_place in _iter_places(root, node):
+        _get_mapping(expected_settings, alias_place)[key] = sha256
     try:
         if read_yaml(edited_text, params) != expected_settings:
             return False
@@ -287,6 +294,20 @@ def _write_sha256(params: Path, place: tuple[str, ...], key: str, sha256: str | 
     files.write_bytes(params.resolve(), edited_text.encode())  # a link stays one
     messages.append(f"{params} declares it now: {'.'.join((*place, key))} is {value}.")
     return True
+
+
+def _get_mapping(settings: dict[str, Any], place: tuple[str, ...]) -> dict[str, Any]:
+    mapping: dict[str, Any] = functools.reduce(lambda parent, part: parent[part], place, settings)
+    return mapping
+
+
+def _iter_places(root: yaml.Node | None, node: yaml.Node, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """All places of a mapping in a YAML file: its own, and those of its aliases."""
+    if root is node:
+        yield above
+    elif isinstance(root, yaml.MappingNode):
+        for name, value in root.value:
+            yield from _iter_places(value, node, (*above, name.value))
 
 
 def _find_mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:
