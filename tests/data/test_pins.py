@@ -249,6 +249,36 @@ scales:
     assert Path("studies/a/two.yaml").read_text() == before
 
 
+def test_a_mapping_with_an_anchor_is_declared_once_for_all_of_its_aliases(monkeypatch: pytest.MonkeyPatch) -> None:
+    sums = {"cifar10": stand_in("cifar10", 32, 3, 10), "cifar100": stand_in("cifar100", 32, 3, 100)}
+    monkeypatch.setenv("FEDPIPE_MIRROR", "mirror")
+    path = Path("studies/anchors.yaml")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("""dataset: {name: cifar10}
+model: {name: mlp}
+federation: {clients: 2, rounds: 1}
+study:
+  grid:
+    data:
+      TEN: {}
+      HUNDRED: &hundred
+        dataset.name: cifar100
+        federation.batch_size: 8
+scales:
+  smoke:
+    study.grid.data:
+      HUNDRED: *hundred
+""")
+    typed("download", "--params", str(path))
+    study = loader.read_params(path)
+    assert study["dataset"]["sha256"] == sums["cifar10"]
+    assert study["study"]["grid"]["data"]["HUNDRED"]["dataset.sha256"] == sums["cifar100"]
+    assert study["scales"]["smoke"]["study.grid.data"]["HUNDRED"]["dataset.sha256"] == sums["cifar100"]
+    assert path.read_text().count(sums["cifar100"]) == 1
+    typed("plan", "--params", str(path))
+    typed("plan", "--params", str(path), "--scale", "smoke")
+
+
 def test_a_study_that_can_not_have_its_data_leaves_the_others_of_its_folder_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
