@@ -144,19 +144,21 @@ def _is_overtaken(plan: Plan, folder: Path) -> bool:
         made = planner.make_plan(folder / PARAMS)
     except UserError:  # here may be no such file, or no such component
         return False
-    recorded = {cell.key: yaml.safe_load((folder / cell.files.settings).read_text()) for cell in plan.cells}
-    return _asked(made, {key: vars(settings) for key, settings in made.run_settings.items()}) != _asked(plan, recorded)
+    recorded_settings = {cell.key: yaml.safe_load((folder / cell.files.settings).read_text()) for cell in plan.cells}
+    return _canonicalize_plan(
+        made, {key: vars(settings) for key, settings in made.run_settings.items()}
+    ) != _canonicalize_plan(plan, recorded_settings)
 
 
-def _asked(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
-    """What a plan asks for, without code and what is made of it: digests, keys, warnings."""
-    made = {"params", "runs", "cells", "partitions", "warnings"}
-    held = {name: value for name, value in get_reported_fields(plan).items() if name not in made}
+def _canonicalize_plan(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
+    """A plan's settings as canonical JSON, without code and what follows from it: digests, keys, warnings."""
+    derived_fields = {"params", "runs", "cells", "partitions", "warnings"}
+    fields = {name: value for name, value in get_reported_fields(plan).items() if name not in derived_fields}
     cells = [
         json.dumps([cell.algorithm, cell.rounds, cell.grid, _without_code(settings[cell.key])], sort_keys=True)
         for cell in plan.cells
     ]
-    return json.dumps([held, sorted(cells)], sort_keys=True)
+    return json.dumps([fields, sorted(cells)], sort_keys=True)
 
 
 def _without_code(settings: dict[str, Any]) -> dict[str, Any]:

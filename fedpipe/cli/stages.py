@@ -79,7 +79,7 @@ def partition(
             raise SettingsError(f"'{key}' is not a partition of {params}; without it, all of them are shown.")
         for name, settings, assignment in previews:
             typer.echo(render_preview(name, settings, assignment.class_counts))
-            if warning := stage.untested(name, settings, assignment):
+            if warning := stage.describe_untested_clients(name, settings, assignment):
                 typer.echo(f"fedpipe: warning: {warning}", err=True)
     elif key is None:
         raise SettingsError("KEY: missing; it should be a partition of the plan (--preview shows them all).")

@@ -120,23 +120,23 @@ def refuse_numbers(given: Any, made: Any) -> None:
 
     wrong = [
         InitErrorDetails(type=PydanticCustomError("number", wanted), loc=place, input=value)
-        for place, value, wanted in _wrong(given, made, ())
+        for place, value, wanted in _find_wrong_numbers(given, made, ())
     ]
     if wrong:
         raise ValidationError.from_exception_data("number", wrong)
 
 
-def _wrong(given: Any, made: Any, place: Location) -> Iterator[tuple[Location, Any, LiteralString]]:
+def _find_wrong_numbers(given: Any, made: Any, place: Location) -> Iterator[tuple[Location, Any, LiteralString]]:
     if isinstance(given, Mapping):
         for name, value in given.items():
             part = made.get(name) if isinstance(made, Mapping) else getattr(made, str(name), None)
-            yield from _wrong(value, part, (*place, name))
+            yield from _find_wrong_numbers(value, part, (*place, name))
     elif isinstance(made, (list, tuple)):
         if not isinstance(given, (list, tuple)):  # one number for a list of one
-            yield from (found for part in made for found in _wrong(given, part, place))
+            yield from (found for part in made for found in _find_wrong_numbers(given, part, place))
             return
         for index, pair in enumerate(zip(given, made, strict=False)):
-            yield from _wrong(*pair, (*place, index))
+            yield from _find_wrong_numbers(*pair, (*place, index))
     elif type(made) is int:
         if isinstance(given, bool):
             yield place, given, "a valid integer"

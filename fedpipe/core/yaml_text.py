@@ -36,11 +36,11 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         kind = node.tag.rpartition(":")[2]
         if isinstance(node, yaml.ScalarNode) and kind in ("int", "float") and len(node.value) > DIGITS:
-            raise _mistake(f"a number of {len(node.value):,} characters can't be used", node)
+            raise _make_error(f"a number of {len(node.value):,} characters can't be used", node)
         try:
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # as of `!!int ten` and `0x_`
-            raise _mistake(f"'{str(node.value)[:DIGITS]}' is no {kind}", node) from None
+            raise _make_error(f"'{str(node.value)[:DIGITS]}' is no {kind}", node) from None
 
 
 _Loader.yaml_constructors = {
@@ -74,8 +74,8 @@ def read_yaml(text: str, name: Path | str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        _refuse_endless(node)
-        return _copied(loader.construct_document(node))
+        _reject_endless_aliases(node)
+        return _copy_value(loader.construct_document(node))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -86,7 +86,7 @@ def read_yaml(text: str, name: Path | str) -> Any:
         raise SettingsError(f"{name}: its lists or mappings lie too deep in one another to be read.") from None
 
 
-def _refuse_endless(root: yaml.Node) -> None:
+def _reject_endless_aliases(root: yaml.Node) -> None:
     """Refuse aliases of what contains them, aliases that repeat too much, and too deep a nesting."""
     sizes: dict[int, int] = {}
     depths: dict[int, int] = {}
@@ -101,22 +101,22 @@ def _refuse_endless(root: yaml.Node) -> None:
             sizes[id(node)] = 1 + sum(sizes[id(part)] for part in parts)
             depths[id(node)] = 1 + max((depths[id(part)] for part in parts), default=0)
         elif id(node) in above:
-            raise _mistake("an alias repeats what contains it, without end", node)
+            raise _make_error("an alias repeats what contains it, without end", node)
         elif id(node) not in sizes:
             above.add(id(node))
             stack += [(node, True), *((part, False) for part in parts)]
     if sizes[id(root)] - len(sizes) > ALIASED:
-        raise _mistake(f"its aliases repeat more than {ALIASED:,} values", root)
+        raise _make_error(f"its aliases repeat more than {ALIASED:,} values", root)
     if depths[id(root)] > DEPTH:
         raise RecursionError
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     """The same values without aliases: a change at one place would be one at all places of the same object."""
     if isinstance(value, dict):
-        return {key: _copied(part) for key, part in value.items()}
-    return [_copied(part) for part in value] if isinstance(value, list) else value
+        return {key: _copy_value(part) for key, part in value.items()}
+    return [_copy_value(part) for part in value] if isinstance(value, list) else value
 
 
-def _mistake(sentence: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+def _make_error(sentence: str, node: yaml.Node) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=sentence, problem_mark=node.start_mark)

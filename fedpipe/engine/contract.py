@@ -43,10 +43,7 @@ def get_algorithm_name(algorithm: Algorithm) -> str:
     named_classes = [
         base for base in classes if not base.__module__.startswith(("fedpipe.algorithms.extensions", "fedpipe.testing"))
     ]
-    inner = getattr(algorithm, "inner", None)  # of DW on a method
-    return registry.get_component_name(
-        component.ALGORITHM, type(inner) if isinstance(inner, Algorithm) else named_classes[0]
-    )
+    return registry.get_component_name(component.ALGORITHM, named_classes[0])
 
 
 # -- what hooks give ---------------------------------------------------------------------------------------------------

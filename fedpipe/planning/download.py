@@ -169,13 +169,13 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
         if not pin.path.is_file():
             raise SettingsError(f"{kind.section}.{pin.parameter}: {pin.path} is missing; it should be a file.")
         sha256 = pinned_files.compute_content_sha256(pin.path)
-        _refuse_file(
+        _require_usable_file(
             kind, settings | {kind.section: settings[kind.section] | {"sha256": sha256}}, store.read_dataset_info(path)
         )
         if not _write_sha256(params, (kind.section,), "sha256", sha256, messages):
             messages.append(f"Declare {pin.path} in {params}, under {kind.section}:\n  sha256: {sha256}")
     if name is None:
-        _declare_elsewhere(params, section, messages)
+        _declare_grid_datasets(params, section, messages)
         settings = loader.read_params(params) if params.is_file() else settings
     for grid_dataset in _iter_grid_datasets(settings) if name is None else ():
         if getattr(grid_dataset.effective_dataset, "sha256", None) and grid_dataset.explain_missing_data(
@@ -185,7 +185,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
     return "\n".join(messages)
 
 
-def _refuse_file(kind: ComponentKind, settings: dict[str, Any], facts: DatasetInfo) -> None:
+def _require_usable_file(kind: ComponentKind, settings: dict[str, Any], facts: DatasetInfo) -> None:
     """Refuse to declare a file that no plan would take: a partition's table, or a model's weights."""
     component: Any = registry.parse_component(kind, settings[kind.section])
     if kind is MODEL:
@@ -195,14 +195,14 @@ def _refuse_file(kind: ComponentKind, settings: dict[str, Any], facts: DatasetIn
         component.check(clients, facts.classes, facts.size)
 
 
-def _declare_elsewhere(params: Path, section: Data, done: list[str]) -> None:
+def _declare_grid_datasets(params: Path, section: Data, done: list[str]) -> None:
     """Fill in the SHA-256 of each mirror's file that stands in for a data set of the study's grid and scales.
 
     Where a data set of the grid needs none, but that of the section has one, it is filled in as null.
     """
     settings = loader.read_params(params)
     is_declared = bool((settings.get("dataset") or {}).get("sha256"))
-    for place, key, named in list(_places(settings)):
+    for place, key, named in list(_iter_undeclared_datasets(settings)):
         data = parser.parse_dataset({"name": named, **({"mirror": section.mirror} if section.mirror else {})})
         if not isinstance(data.named_dataset, PublishedDataset):
             continue
@@ -213,7 +213,9 @@ def _declare_elsewhere(params: Path, section: Data, done: list[str]) -> None:
             done.append(f"Declare it in {params}, under {'.'.join(place)}:\n  {key}: {sha256 or 'null'}")
 
 
-def _places(settings: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, str]]:
+def _iter_undeclared_datasets(
+    settings: dict[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], str, str]]:
     """Where grid and scales name a data set without its SHA-256: the mapping, the key that it lacks, and the name."""
     for key, value in settings.items():
         if key == "dataset.name" and "dataset.sha256" not in settings and isinstance(value, str):
@@ -221,7 +223,7 @@ def _places(settings: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[t
         elif key == "dataset" and above and isinstance(value, dict) and "sha256" not in value and "name" in value:
             yield (*above, key), "sha256", str(value["name"])
         elif isinstance(value, dict) and (above or key in ("study", "scales")):
-            yield from _places(value, (*above, key))
+            yield from _iter_undeclared_datasets(value, (*above, key))
 
 
 def _iter_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:

@@ -88,7 +88,7 @@ def read_partition_settings(key: str) -> dict[str, Any]:
     return settings
 
 
-def untested(key: str, settings: dict[str, Any], dealt: Assignment) -> str | None:
+def describe_untested_clients(key: str, settings: dict[str, Any], dealt: Assignment) -> str | None:
     """A sentence that lists clients without test samples, which local protocols leave out; None if all have some."""
     lacking = [str(client) for client, samples in enumerate(dealt.test) if not len(samples)]
     if not lacking:
@@ -101,8 +101,10 @@ def untested(key: str, settings: dict[str, Any], dealt: Assignment) -> str | Non
     )
 
 
-def warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str]) -> Iterator[str]:
-    """What :func:`untested` gives for a plan's partitions whose data are stored; of those alike in all but seed, one.
+def collect_warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str]) -> Iterator[str]:
+    """The warnings of :func:`describe_untested_clients` for the partitions of a plan whose data are stored.
+
+    Of partitions that differ only in their seed, the first one is checked.
 
     ``texts`` is what the plan writes, by path.
     """
@@ -118,7 +120,7 @@ def warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str]) -> It
         with suppress(ArtifactError):  # the jobs give it
             samples = store.load_samples(path)
             table = make_assignment_table(settings, samples.y.numpy(), samples.test.numpy())
-            if found := untested(key, settings, Assignment.from_table(table)):
+            if found := describe_untested_clients(key, settings, Assignment.from_table(table)):
                 yield found
 
 

@@ -71,7 +71,7 @@ def make_plan(path: Path = PARAMS, scale: str = FULL_SCALE) -> NewPlan:
     for point in grid.iterate_points(study_params):
         point_settings = grid.resolve_point_settings(raw, study_params, point, scale_changes, download_command)
         draft.add_point(point, {label: (params, own) for params, labels, own in point_settings for label in labels})
-    draft.warnings += partition.warnings(draft.partitions, draft.file_texts)
+    draft.warnings += partition.collect_warnings(draft.partitions, draft.file_texts)
     probes = diagnostics.plan_probes(study_params, draft.cells.values())
     draft.file_texts |= {
         str(probe.files.settings): diagnostics.format_probe_settings(study_params, probe) for probe in probes

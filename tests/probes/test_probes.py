@@ -16,6 +16,7 @@ from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout, packing
 from fedpipe.core.storage.files import read_json, read_pt, write_json, write_pt
 from fedpipe.engine import collect
+from fedpipe.engine.clients import optimizers
 from fedpipe.engine.clients.executor import BUFFERS
 from fedpipe.engine.diagnostics import features, gradients, head_norms, local_models, step_traces, surface
 from fedpipe.engine.run import Run
@@ -56,6 +57,26 @@ def right(run: Run, local: local_models.LocalModel) -> int:
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("precision", "is_accepted"), [("bfloat16", True), ("full", False)])
+def test_on_another_device_the_rounding_of_the_runs_precision_decides(
+    monkeypatch: pytest.MonkeyPatch, precision: str, is_accepted: bool
+) -> None:
+    """Steps that are 1 % longer stand for the rounding of another device: less than bfloat16's, more than float32's."""
+    run = finished(federation={"precision": precision})
+    update, environment = optimizers.SGD.update, run.get_environment()
+    monkeypatch.setattr(Run, "get_environment", lambda self: environment | {"device": "another CPU"})
+    monkeypatch.setattr(
+        optimizers.SGD,
+        "update",
+        lambda self, parameters, gradient, *rest: update(self, parameters, gradient * 1.01, *rest),
+    )
+    if is_accepted:
+        assert len(local_models.replay_local_models(run, AT)) == run.federation.participants
+    else:
+        with pytest.raises(ArtifactError, match=f"round {AT} can't be looked into"):
+            local_models.replay_local_models(run, AT)
 
 
 @pytest.mark.parametrize("stack", [1, 3])

@@ -234,7 +234,7 @@ def replay_local_models(run: Run, number: int, trace_function: TraceFunction | N
     comparison = replay.replay_round(run, number, executor)
     if comparison is None:
         raise make_pruned_state_error(run, number)
-    if not comparison.is_reproduced(run.federation.dtype):
+    if not comparison.is_reproduced(run.federation.compute_dtype):
         raise ArtifactError(
             f"{run.files.path}: round {number} can't be looked into, since done again now "
             f"{comparison.describe_difference()}; restore "
