@@ -18,7 +18,7 @@ from fedpipe.models.base import Network
 from fedpipe.settings.parser import parse_params
 from fedpipe.settings.transforms import Transforms
 from fedpipe.testing import Expected
-from tests import studies
+from tests import small_studies as studies
 
 EXPECTED = Expected(
     traffic=[

@@ -17,15 +17,17 @@ from typing import Any, TextIO
 import pytest
 import yaml
 
-from tests import studies
+from tests import small_studies as studies
 from tests.cluster import slurm
 from tests.pipeline.conftest import ENVIRONMENT, Project
 
 HERE = Path(__file__).parent
 PROFILE = "workflow/profiles/slurm/config.yaml"
 ALL = ("snakemake", "--profile", "slurm", "all")
-OFTEN = (sys.executable, str(HERE / "often.py"), "--profile", "slurm")  #: as `snakemake`, but asks Slurm more often
-ROUNDS = 100  #: of own.py, some minutes unless told to hurry: no run ends before the test has seen it at work
+#: `snakemake`, but it asks Slurm every two seconds.
+FAST_SNAKEMAKE = (sys.executable, str(HERE / "fast_polling.py"), "--profile", "slurm")
+#: Of faulty_algorithms.py: some minutes, so that no run ends before the test has seen it at work.
+ROUNDS = 100
 PATIENCE = 600  #: seconds after which something hangs; nothing takes as long, on any machine
 
 
@@ -103,7 +105,7 @@ class Clone(Project):
             time.sleep(0.5)
 
     def hurry(self) -> None:
-        """Let the rounds of own.py last no longer."""
+        """Let the rounds of faulty_algorithms.py last no longer."""
         (self.folder / "hurry").touch()
 
     def leave(self) -> None:
@@ -180,18 +182,19 @@ class Clone(Project):
 @pytest.fixture
 def clone(tmp_path: Path, cluster: slurm.Cluster) -> Iterator[Clone]:
     made = Clone(studies.copy_project(tmp_path / "project"), cluster)
-    shutil.copy(HERE / "own.py", made.folder)
+    shutil.copy(HERE / "faulty_algorithms.py", made.folder)
     yield made
     made.leave()
     print(made.story())  # pytest shows it where the test failed
     cluster.restore()
 
 
-def own_study(*labels: str) -> dict[str, Any]:
-    """A study of own.py: algorithms with these names, each a run; ``failing`` fails once."""
-    kinds = {"failing": "own.Once", "endless": "own.Endless", "hungry": "own.Hungry"}
+def faulty_study(*labels: str) -> dict[str, Any]:
+    """A study of faulty_algorithms.py: algorithms with these names, each a run; ``failing`` fails once."""
+    classes = {"failing": "Once", "endless": "Endless", "hungry": "Hungry"}
     params = studies.settings(labels, ROUNDS)
     params["algorithms"] = {
-        label: {"algorithm": kinds.get(label, "own.Slow"), "copy": number} for number, label in enumerate(labels)
+        label: {"algorithm": f"faulty_algorithms.{classes.get(label, 'Slow')}", "copy": number}
+        for number, label in enumerate(labels)
     }
     return params

@@ -1,7 +1,7 @@
 """A study on a real Slurm, and what breaks there: the same command again completes, with the same bits.
 
-Jobs of own.py work slowly until the test has seen of them what it wants, and says `clone.hurry()`. So nothing depends
-on how fast the machine is.
+Jobs of faulty_algorithms.py work slowly until the test has seen of them what it wants, and says `clone.hurry()`. So
+nothing depends on how fast the machine is.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from fedpipe.engine import collect
-from tests import studies
-from tests.cluster.conftest import ALL, OFTEN, Clone, own_study
+from tests import small_studies as studies
+from tests.cluster.conftest import ALL, FAST_SNAKEMAKE, Clone, faulty_study
 from tests.pipeline.conftest import Project, jobs
 
 pytestmark = pytest.mark.slow
 
-RUNS = (*OFTEN, "runs")
+RUNS = (*FAST_SNAKEMAKE, "runs")
 STOPPED = "stopped by SIGTERM after round"
 
 
@@ -91,7 +91,7 @@ def test_the_words_of_the_readme_run_on_slurm(clone: Clone) -> None:
 def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> None:
     """Jobs that are preempted, one that is cancelled, one that fails, and a node that dies."""
     labels = ("failing", "unlucky")
-    params = own_study(*labels)
+    params = faulty_study(*labels)
     clone.study(params)
     clone.set_profile(retries=5)
     running = clone.begin(*RUNS)
@@ -137,7 +137,7 @@ def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> Non
 
 def test_a_job_over_its_time_limit_goes_on_in_the_next(clone: Clone, reference) -> None:
     """On GPUs of a model that the profile names."""
-    params = own_study("slow")
+    params = faulty_study("slow")
     clone.study(params)
     clone.set_profile(training={"gpu_model": "fake"})
     running = clone.begin(*RUNS)
@@ -159,7 +159,7 @@ def test_a_job_over_its_time_limit_goes_on_in_the_next(clone: Clone, reference) 
 
 def test_an_outage_longer_than_slurms_memory(clone: Clone, reference) -> None:
     """While slurmctld is down one job ends and another dies; both are forgotten before Snakemake has asked twice."""
-    params = own_study("ending", "dying")
+    params = faulty_study("ending", "dying")
     clone.study(params)
     running = clone.begin(*RUNS)
     clone.until(lambda: len(clone.at_work()) == 2, "both did a round")
@@ -181,7 +181,7 @@ def test_an_outage_longer_than_slurms_memory(clone: Clone, reference) -> None:
 
 def test_memory_grows_after_running_out_of_it(clone: Clone) -> None:
     """Up to what the largest node has, never beyond."""
-    clone.study(own_study("hungry"))
+    clone.study(faulty_study("hungry"))
     clone.set_profile(training={"mem_mb": 1500}, retries=1)
     running = clone.begin(*RUNS)
     clone.until(clone.at_work, "it did a round with more memory")
@@ -194,7 +194,7 @@ def test_memory_grows_after_running_out_of_it(clone: Clone) -> None:
 
 def test_a_time_limit_shorter_than_a_round_is_told(clone: Clone) -> None:
     """By the partition, which would never start the job; by the job that is not queued again."""
-    clone.study(own_study("endless"))
+    clone.study(faulty_study("endless"))
     clone.set_profile(retries=5)
     clone.cluster.run("scontrol", "update", "PartitionName=gpu", "MaxTime=100")
     said = clone.on_slurm(*RUNS, check=False)
@@ -230,7 +230,7 @@ def test_a_path_that_gets_lost_on_the_way_is_refused(clone: Clone) -> None:
 
 def test_snakemake_interrupted_and_killed(clone: Clone, reference) -> None:
     """By SIGINT, which cancels its jobs; by SIGKILL, which leaves an orphan that writes on."""
-    params = own_study("slow")
+    params = faulty_study("slow")
     clone.study(params)
     running = clone.begin(*RUNS)
     clone.until(clone.at_work, "a round was done")
@@ -262,13 +262,16 @@ def test_snakemake_interrupted_and_killed(clone: Clone, reference) -> None:
 
 
 def test_two_studies_at_once_share_what_is_there(clone: Clone, reference) -> None:
-    params, other = own_study("one"), own_study("two")
+    params, other = faulty_study("one"), faulty_study("two")
     other["algorithms"]["two"]["copy"] = 1
     studies.write(other, clone.folder)
     (clone.folder / "params.yaml").rename(clone.folder / "studies/other.yaml")
     clone.study(params)
     made = {path: path.stat().st_mtime_ns for path in clone.folder.glob("results/partitions/*/*")}
-    both = [clone.begin(*OFTEN, "all"), clone.begin(*OFTEN, "all", "--config", "params=studies/other.yaml")]
+    both = [
+        clone.begin(*FAST_SNAKEMAKE, "all"),
+        clone.begin(*FAST_SNAKEMAKE, "all", "--config", "params=studies/other.yaml"),
+    ]
     clone.until(lambda: len(clone.at_work()) == 2, "both did a round")
     clone.hurry()
     for said in map(clone.end, both):
@@ -285,7 +288,7 @@ def test_two_studies_at_once_share_what_is_there(clone: Clone, reference) -> Non
 
 def test_many_runs_in_one_job_go_on_in_the_next(clone: Clone, reference) -> None:
     """The script as shipped, where nothing was made: runs side by side, SIGTERM as at the end, the next job."""
-    params = own_study("one", "two", "three")
+    params = faulty_study("one", "two", "three")
     studies.write(params, clone.folder)
     said = clone.on_slurm("sbatch", "--time=600", "slurm/one-job.sh", "--params", "params.yaml")
     job = re.search(r"Submitted batch job (\d+)", said)[1]

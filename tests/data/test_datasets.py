@@ -31,7 +31,7 @@ from fedpipe.data.datasets.base import DatasetInfo, PublishedDataset, Samples
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher, PublishedFile
 from fedpipe.planning import download, partition, planner, run_settings
 from fedpipe.settings import loader, parser
-from tests import studies
+from tests import small_studies as studies
 
 MIRROR = os.environ.get(MIRROR_VARIABLE)
 RANDOM = np.random.default_rng(0)

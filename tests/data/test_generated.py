@@ -17,7 +17,7 @@ from fedpipe.planning import download, planner
 from fedpipe.settings import parser
 from fedpipe.settings.dataset import Data
 from fedpipe.settings.loader import read_params
-from tests import studies
+from tests import small_studies as studies
 
 NAMES = ("mnist", "cifar100", "imdb", "ag_news")
 

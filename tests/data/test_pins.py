@@ -26,7 +26,7 @@ from fedpipe.planning import run_settings
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import table_notes
 from fedpipe.settings import loader, parser
-from tests import studies
+from tests import small_studies as studies
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.integers(0, 256, (90, 8, 8), dtype=np.uint8), np.arange(90) % 3

@@ -5,7 +5,7 @@ from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.data.assignment import Assignment
 from fedpipe.planning.partition import select_subset
-from tests import studies
+from tests import small_studies as studies
 
 LABELS = np.repeat(np.arange(4), [400, 200, 100, 100])
 TEST = np.arange(800) % 4 == 0

@@ -1,6 +1,6 @@
 """On a device other than the CPU, a run keeps its states there, never mixes devices, and leaves the same files.
 
-No GPU is needed: the device is one that the CPU plays (`tests/elsewhere.py`), whose arithmetic is the CPU's.
+No GPU is needed: the device is one that the CPU plays (`tests/fake_device.py`), whose arithmetic is the CPU's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from fedpipe.engine import run as running
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.clients import loop
 from fedpipe.engine.run import Run
-from tests import elsewhere, studies
+from tests import fake_device
+from tests import small_studies as studies
 
 ROUNDS = 2
 NAMES = registry.list_components(component.ALGORITHM)
@@ -102,7 +103,7 @@ def written(run: Run, number: int) -> int:
     """Large tensors in the files of a round's states."""
     files = run.files.round(number)
     trees = [read_pt(path) for path in (files.server_state, files.client_states) if path.exists()]
-    return sum(leaf.numel() >= elsewhere.LARGE for leaf in pytree.tree_leaves(trees))
+    return sum(leaf.numel() >= fake_device.LARGE for leaf in pytree.tree_leaves(trees))
 
 
 def proved(
@@ -119,15 +120,15 @@ def proved(
     list(run.run_segment(ROUNDS))
     wanted = studies.bits(run.files.path)
     away(run)
-    monkeypatch.setattr(running, "select_device", lambda execution: elsewhere.DEVICE)
-    monkeypatch.setattr(loop, "ThreadPoolExecutor", elsewhere.OneByOne)
-    with elsewhere.at_hand() as crossed:
+    monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
+    monkeypatch.setattr(loop, "ThreadPoolExecutor", fake_device.OneByOne)
+    with fake_device.at_hand() as crossed:
         rules = Rules(monkeypatch, crossed)
         run = studies.open_runs(made, stack=stack)[0]
         *_, last = rounds(run, crossed)
     assert studies.bits(run.files.path) == wanted
     nothing = name == "local" and not parameters  # travels
-    assert rules.devices == (set() if nothing else {elsewhere.DEVICE})
+    assert rules.devices == (set() if nothing else {fake_device.DEVICE})
     found = written(run, ROUNDS)
     away(run)
     return last, found, rules
@@ -176,8 +177,8 @@ def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeyp
     list(run.run_segment(ROUNDS))
     wanted = {name: bits for name, bits in studies.bits(run.files.path).items() if name.endswith(".pt")}
     away(run)
-    monkeypatch.setattr(running, "select_device", lambda execution: elsewhere.DEVICE)
-    with elsewhere.at_hand() as crossed:
+    monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
+    with fake_device.at_hand() as crossed:
         rules = Rules(monkeypatch, crossed)
         studies.open_runs(made, stack=5)[0].initialize()
         for number in range(1, ROUNDS + 1):
@@ -188,7 +189,7 @@ def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeyp
             measure.evaluate(number)
     found = {name: bits for name, bits in studies.bits(run.files.path).items() if name.endswith(".pt")}
     assert found == wanted
-    assert rules.devices == {elsewhere.DEVICE}
+    assert rules.devices == {fake_device.DEVICE}
     away(run)
 
 
@@ -199,19 +200,19 @@ def test_states_that_are_too_large_for_a_device_rest_on_the_host(monkeypatch: py
     list(run.run_segment(ROUNDS))
     wanted = studies.bits(run.files.path)
     away(run)
-    monkeypatch.setattr(running, "select_device", lambda execution: elsewhere.DEVICE)
+    monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
     monkeypatch.setattr(running, "MAX_DEVICE_BYTES", 100_000)
-    with elsewhere.at_hand() as crossed:
+    with fake_device.at_hand() as crossed:
         rules = Rules(monkeypatch, crossed)
         list(studies.open_runs(made, stack=5)[0].run_segment(ROUNDS))
     assert studies.bits(run.files.path) == wanted
-    assert rules.devices == {elsewhere.HOST}
+    assert rules.devices == {fake_device.HOST}
     away(run)
 
 
 def test_the_device_refuses_what_a_gpu_refuses() -> None:
-    with elsewhere.at_hand() as crossed:
-        there, here = torch.ones(3).to(elsewhere.DEVICE), torch.ones(3)
+    with fake_device.at_hand() as crossed:
+        there, here = torch.ones(3).to(fake_device.DEVICE), torch.ones(3)
         assert (there * 2 + torch.tensor(1.0)).sum().item() == 9
         assert crossed == {"small, to the device": 1, "read": 1}
         with pytest.raises(RuntimeError, match="on the device and on the host"):
@@ -220,4 +221,4 @@ def test_the_device_refuses_what_a_gpu_refuses() -> None:
             there.index_fill(0, torch.tensor([1]), 0)
         with pytest.raises(RuntimeError, match="no deterministic kernel"):
             there.cumsum(0)
-        assert there.index_fill(0, torch.tensor([1], device=elsewhere.DEVICE), 0).tolist() == [1, 0, 1]
+        assert there.index_fill(0, torch.tensor([1], device=fake_device.DEVICE), 0).tolist() == [1, 0, 1]

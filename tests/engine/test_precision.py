@@ -17,7 +17,7 @@ from fedpipe.models.base import Network
 from fedpipe.planning import planner
 from fedpipe.settings import parser
 from fedpipe.testing.trial import CLASSES, difference
-from tests import studies
+from tests import small_studies as studies
 
 WIDTHS = [None, 3]
 

@@ -11,7 +11,7 @@ from fedpipe.core.storage import files
 from fedpipe.engine import collect
 from fedpipe.engine.checkpoint import prune_states
 from fedpipe.planning import planner
-from tests import studies
+from tests import small_studies as studies
 
 ROUNDS = 6
 

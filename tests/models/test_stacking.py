@@ -22,7 +22,7 @@ from fedpipe.engine.stack.stack import Stack
 from fedpipe.engine.torch_env.trees import move_state
 from fedpipe.models.base import FunctionalNetwork, Model
 from fedpipe.settings.federation import Federation
-from tests import elsewhere
+from tests import fake_device
 
 SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "cnn": ((1, 8, 8), {"batch_norm": True}),
@@ -58,7 +58,7 @@ def each(*slow: str) -> pytest.MarkDecorator:
 def trained(
     name: str,
     kind: Callable[..., Executor],
-    device: torch.device = elsewhere.HOST,
+    device: torch.device = fake_device.HOST,
     dtype: Literal["float32", "float64"] = "float64",
 ) -> tuple[Tensors, list[tuple[State, tuple[Any, ...]]]]:
     """The first model, and what two clients send after a round from it, with how their models do."""
@@ -79,7 +79,7 @@ def trained(
     outcomes = kind(algorithm, clients).run(
         "train", 1, [0, 1], lambda _: {}, lambda ids: algorithm.send(move_state(server, device), ids), ["local"]
     )
-    found = [(move_state(outcome.upload, elsewhere.HOST), tuple(outcome.scores["local"])) for outcome in outcomes]
+    found = [(move_state(outcome.upload, fake_device.HOST), tuple(outcome.scores["local"])) for outcome in outcomes]
     return server["model"], found
 
 
@@ -99,13 +99,13 @@ def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> N
 def test_a_gpu_refuses_nothing_of_a_stack(name: str, assert_same: Any) -> None:
     """On a device that the CPU plays: nothing lies on the host, and no kernel is one that has no steady bits."""
     _, here = trained(name, both, dtype="float32")
-    with elsewhere.at_hand():
-        assert_same(trained(name, both, elsewhere.DEVICE, "float32")[1], here)
+    with fake_device.at_hand():
+        assert_same(trained(name, both, fake_device.DEVICE, "float32")[1], here)
 
 
 @pytest.mark.parametrize("name", [*ALONE, "cnn"])
 def test_a_gpu_refuses_nothing_of_clients_alone(name: str, assert_same: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looping, "ThreadPoolExecutor", elsewhere.OneByOne)
+    monkeypatch.setattr(looping, "ThreadPoolExecutor", fake_device.OneByOne)
     _, here = trained(name, Loop)
-    with elsewhere.at_hand():  # whose LSTM is not the host's kernel
-        assert_same(trained(name, Loop, elsewhere.DEVICE)[1], here, within=1e-15)
+    with fake_device.at_hand():  # whose LSTM is not the host's kernel
+        assert_same(trained(name, Loop, fake_device.DEVICE)[1], here, within=1e-15)

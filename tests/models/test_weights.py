@@ -21,7 +21,7 @@ from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning import planner
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings import parser
-from tests import studies
+from tests import small_studies as studies
 
 SHAPE, CLASSES = (1, 8, 8), 10
 OWN = textwrap.dedent(

@@ -13,7 +13,7 @@ from scipy import stats
 from fedpipe.papers import cells, layouts, published
 from fedpipe.papers.cells import MeasuredCell
 from fedpipe.papers.verdicts import Number
-from tests.studies import ROOT
+from tests.small_studies import ROOT
 
 HEAD = [
     *("paper", "table", "row", "column", "metric"),

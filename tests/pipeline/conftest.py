@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import studies
+from tests import small_studies as studies
 
 BIN = Path(sys.executable).parent
 ENVIRONMENT = os.environ | {

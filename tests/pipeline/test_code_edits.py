@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from tests import studies
+from tests import small_studies as studies
 from tests.pipeline.conftest import Project, jobs
 
 NOTHING = "Nothing to be done"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import studies
+from tests import small_studies as studies
 from tests.pipeline.conftest import Project, jobs, stages
 
 NOTHING = "Nothing to be done"

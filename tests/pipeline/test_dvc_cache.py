@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import studies
+from tests import small_studies as studies
 from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs, stages
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,8 @@ import pytest
 import snakemake
 import yaml
 
-from tests import studies
-from tests.lineage.conftest import finish
+from tests import small_studies as studies
+from tests.analysis.conftest import finish
 from tests.papers.test_pages import BROWSER
 from tests.pipeline.conftest import Project, jobs, stages
 from tests.report.test_plots import drawn

@@ -11,7 +11,7 @@ from urllib.parse import unquote_to_bytes
 
 import pytest
 
-from tests import studies
+from tests import small_studies as studies
 from tests.papers.test_pages import BROWSER, Browser, seen
 from tests.pipeline.conftest import Project
 

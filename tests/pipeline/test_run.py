@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import snakemake
 
-from tests import studies
+from tests import small_studies as studies
 from tests.pipeline.conftest import BIN, ENVIRONMENT, Project, jobs
 
 LOCAL = "--profile workflow/profiles/local"

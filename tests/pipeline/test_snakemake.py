@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from fedpipe.core.storage.layout import RunFiles
-from tests import studies
+from tests import small_studies as studies
 from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
 
 NOTHING = "Nothing to be done"

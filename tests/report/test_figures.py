@@ -15,7 +15,7 @@ from fedpipe.core.storage import files, layout
 from fedpipe.report import contents, curves, plots
 from fedpipe.report.figures import curves as curves_figure
 from fedpipe.report.figures import matrices, partition, style
-from tests.pages import ROOT
+from tests.docs.page_blocks import ROOT
 from tests.report.conftest import PARTITION
 
 SETTINGS = {"dataset": {"name": "digits"}, "partition": {"scheme": "dirichlet", "alpha": 0.3}, "seed": 4}

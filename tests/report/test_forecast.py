@@ -15,7 +15,7 @@ from fedpipe.engine.collect import collect_rounds
 from fedpipe.planning import planner
 from fedpipe.planning.plan import FORECAST_CORES
 from fedpipe.report import forecast
-from tests import studies
+from tests import small_studies as studies
 from tests.pipeline.conftest import Project, jobs
 
 

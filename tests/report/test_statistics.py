@@ -18,7 +18,7 @@ from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan, ReportSettings
 from fedpipe.report import contents, statistics, tables
-from tests import studies
+from tests import small_studies as studies
 from tests.report.conftest import Tree
 
 EVERYTHING = ReportSettings(

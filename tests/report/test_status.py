@@ -20,7 +20,7 @@ from fedpipe.planning.plan import PlannedProbe
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import status
 from fedpipe.report.status import RunProgress
-from tests import studies
+from tests import small_studies as studies
 
 LABELS = ("fedavg", "fedprox", "scaffold")
 

@@ -11,7 +11,7 @@ import torch
 from fedpipe.cli import app
 from fedpipe.core.storage.files import read_pt, write_pt
 from fedpipe.core.storage.layout import RunFiles
-from tests import studies
+from tests import small_studies as studies
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:

@@ -23,7 +23,7 @@ from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.run import open_run
 from fedpipe.settings.execution import Execution
-from tests import studies
+from tests import small_studies as studies
 
 ROUNDS = 3
 #: A mount that nobody else sees; whoever is not root needs a name space of their own for it.
@@ -41,7 +41,7 @@ from pathlib import Path
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine.run import Run
 from fedpipe.core.errors import ArtifactError
-from tests import studies
+from tests import small_studies as studies
 path, mount, mend = sys.argv[1:]
 def files():
     return {str(each): each.stat().st_mtime_ns for each in Path(path).rglob("*") if each.is_file()}

@@ -14,7 +14,7 @@ from fedpipe.core.storage import files
 from fedpipe.engine import collect, replay
 from fedpipe.engine.run import Run
 from fedpipe.report import results, table_parts, tables
-from tests import studies
+from tests import small_studies as studies
 
 ROUNDS = 3
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests import studies
+from tests import small_studies as studies
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.planning import planner
-from tests import studies
+from tests import small_studies as studies
 
 
 def states(size: Any, stack: int) -> tuple[str, dict[str, str]]:

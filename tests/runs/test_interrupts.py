@@ -16,7 +16,7 @@ from rich.console import Console
 
 from fedpipe.engine import interrupts
 from fedpipe.report import progress
-from tests import studies
+from tests import small_studies as studies
 from tests.runs.test_resume import run_again, segment, unfinished
 
 ROUNDS = 4

@@ -16,7 +16,7 @@ from fedpipe.core.storage import archive, files, packing
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine import collect
 from fedpipe.planning.planner import NewPlan
-from tests import studies
+from tests import small_studies as studies
 
 ROUNDS = 4
 

@@ -13,7 +13,7 @@ from fedpipe.engine import collect, run
 from fedpipe.engine.clients import executor
 from fedpipe.engine.run import Run
 from fedpipe.report import tables
-from tests import studies
+from tests import small_studies as studies
 
 ROUNDS = 3
 NOISY = {"mean": [0.4], "std": [0.3], "crop": 2, "flip": True, "on_test": True}

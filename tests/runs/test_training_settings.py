@@ -14,7 +14,7 @@ from fedpipe.engine.blocks import Block
 from fedpipe.engine.run import Run
 from fedpipe.planning import planner
 from fedpipe.settings.federation import Federation
-from tests import studies
+from tests import small_studies as studies
 
 FALLING = {"name": "cosine", "period": 4, "minimum": 0.01, "warmup": 1}
 ASKED: dict[str, Any] = {"schedule": FALLING, "local_steps": 7, "clip_norm": 0.5}

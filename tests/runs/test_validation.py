@@ -16,7 +16,7 @@ from fedpipe.core.storage import files, layout
 from fedpipe.engine import collect
 from fedpipe.planning import planner
 from fedpipe.report import table_parts, tables
-from tests import studies
+from tests import small_studies as studies
 
 ROUNDS = 2
 MODELS = ("global", "personal", "trained", "kept", "finetuned", "prototype")

@@ -1,0 +1,129 @@
+"""From a cell back to the data file."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedpipe.analysis.trace import trace_cell
+from fedpipe.core.components import code_digest
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import files
+from fedpipe.planning import run_settings
+from fedpipe.planning.plan import Plan
+from fedpipe.report import contents
+from tests import small_studies as studies
+from tests.analysis.conftest import finish
+from tests.pipeline.conftest import ENVIRONMENT
+
+TABLE = Path("results/tables/results.md")
+
+
+def test_every_artifact_on_the_way_with_its_hash(study: Path) -> None:
+    found = trace_cell(TABLE, "scaffold.global-on-global")
+    metrics = files.read_json(Path("results/metrics.json"))
+    assert found["accuracy (%)"] == pytest.approx(metrics["scaffold"], abs=0.005)
+    assert found["reported"] == "in the last round measured, over all test samples, mean over 2 seeds"
+    assert found["table"] == {str(TABLE): files.sha256_of(TABLE)}
+    assert [run["seed"] for run in found["runs"]] == [0, 1]
+    assert sum(run["accuracy (%)"] for run in found["runs"]) / 2 == pytest.approx(found["accuracy (%)"], abs=1e-4)
+    for run in found["runs"]:
+        settings = run_settings.RunSettings.read(Path(run["run"]) / "run.yaml")
+        assert run["settings"] == {name: getattr(settings, name) for name in settings.__dataclass_fields__}
+        names = {Path(path).relative_to(run["run"]).as_posix() for path in run["artifacts"]}
+        assert {"run.yaml", "joined/0003/metrics.parquet", "rounds/0003/server.pt", "rounds/0003/clients.pt"} < names
+        assert f"{run['run']}/rounds.zip/0003/metrics.parquet" in run["artifacts"]
+        for path, sha256 in run["artifacts"].items() | (run["data"].items() - {("samples", run["data"]["samples"])}):
+            assert files.sha256_of(Path(path.replace("rounds.zip", "rounds"))) == sha256
+        ((dealt, sha256),) = run["partition"].items()
+        assert files.sha256_of(Path(dealt)) == sha256
+        assert run["data"]["samples"] == settings.dataset["sha256"]
+        (made_by,) = run["made by"]
+        assert {"executor", "device", "shared", "fedpipe", "torch", "numpy", "python"} == set(made_by)
+        assert made_by["shared"] == code_digest.compute_shared_digest()
+        assert run["first recorded in"].startswith("unknown: fatal: not a git repository")
+    assert yaml.safe_load(yaml.safe_dump(found)) == found
+
+
+def test_the_first_commit_where_git_knows_it(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> str:
+        return subprocess.run(("git", *words), check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout
+
+    def first() -> str:
+        return str(trace_cell(TABLE, "scaffold.global-on-global")["runs"][0]["first recorded in"])
+
+    git("init", "-q")
+    assert first() == "no commit's results/keys"
+    git("add", "results/keys")
+    git("commit", "-qm", "a study")
+    git("commit", "-qm", "more", "--allow-empty")
+    day = git("show", "-s", "--format=%as").strip()
+    assert first() == f"{git('rev-parse', '--short', 'HEAD~1').strip()} {day} a study"
+    git("clone", "-q", "--depth", "1", f"file://{study}", str(tmp_path / "clone"))
+    shutil.rmtree(".git")
+    (tmp_path / "clone/.git").rename(".git")
+    assert first() == f"{git('rev-parse', '--short', 'HEAD').strip()} {day} more, or before: this clone is shallow"
+    with monkeypatch.context() as patch:
+        patch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "true")
+        assert first().startswith("unknown: fatal: detected dubious ownership")
+        patch.setenv("PATH", str(tmp_path / "clone"))
+        assert first() == "unknown: git can't be run (No such file or directory)"
+
+
+def test_the_best_round_is_the_one_traced(study: Path) -> None:
+    made = Plan.read(Path("results/plan.json"))
+    made = dataclasses.replace(made, report=dataclasses.replace(made.report, round="best"))
+    made.write()
+    contents.write_files(contents.build_tables(made))
+    found = trace_cell(TABLE, "fedavg.global-on-global")
+    assert found["reported"].startswith("in each run's best round")
+    for run in found["runs"]:
+        table = files.read_parquet(Path(run["run"]) / "joined/0003/metrics.parquet").to_pandas()
+        table = table[table["protocol"] == "global-on-global"].set_index("round")["correct"]
+        rounds = {Path(path).parent.name for path in run["artifacts"] if "rounds" in path}
+        assert rounds == {f"{table.idxmax():04d}"}
+
+
+def test_a_grid_names_its_points_and_a_dash_has_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    grid = {"seeds": [0], "grid": {"partition.alpha": [0.1, 1.0]}}
+    finish(studies.settings(("fedavg", "local"), 1, study=grid))
+    metrics = files.read_json(Path("results/metrics.json"))["fedavg"]
+    for point in ("alpha=0.1", "alpha=1.0"):
+        found = trace_cell(TABLE, f"fedavg.{point}.global-on-global")
+        assert found["accuracy (%)"] == pytest.approx(metrics[point], abs=0.005)
+        (run,) = found["runs"]
+        assert f"alpha={run['settings']['partition']['alpha']}" == point
+    with pytest.raises(
+        SettingsError, match=r"'local\.alpha=0\.1\.global-on-global' is a dash in results/tables/results\.md"
+    ):
+        trace_cell(TABLE, "local.alpha=0.1.global-on-global")
+
+
+def test_mistakes_are_one_sentence(study: Path) -> None:
+    with pytest.raises(SettingsError, match=r"'results/metrics.json' is not a study's table"):
+        trace_cell(Path("results/metrics.json"), "fedavg.global-on-global")
+    with pytest.raises(SettingsError, match=r"'fedavg\.global' is not a cell of .*fedavg\.global-on-global"):
+        trace_cell(TABLE, "fedavg.global")
+    csv = TABLE.with_suffix(".csv")
+    text = csv.read_text()
+    line = next(row for row in text.splitlines() if row.startswith("fedavg,global-on-global,sample,last"))
+    number = line.split(",")[4]
+    csv.write_text(text.replace(line, line.replace(number, str(float(number) + 1), 1)))
+    with pytest.raises(ArtifactError, match=r"^results/tables/results\.csv is not what the runs of params\.yaml give;"):
+        trace_cell(TABLE, "fedavg.global-on-global")
+
+
+def test_a_damaged_file_on_the_way_is_told(study: Path) -> None:
+    (run,) = {path.parent for path in Path("results/runs/fedavg").glob("*/run.yaml")} - {
+        Path(run["run"]) for run in trace_cell(TABLE, "fedavg.global-on-global")["runs"][1:]
+    }
+    server = run / "rounds/0003/server.pt"
+    server.write_bytes(server.read_bytes()[:-1] + b"x")
+    with pytest.raises(ArtifactError, match=r"rounds/0003/server\.pt is damaged"):
+        trace_cell(TABLE, "fedavg.global-on-global")

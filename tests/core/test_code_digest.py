@@ -1,0 +1,341 @@
+"""Digests of code: what changes them, what does not, and that all Pythons agree."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fedpipe.core.components import code_digest, component, registry, syntax
+from fedpipe.core.errors import SettingsError
+
+ROOT = Path(__file__).parents[2]
+
+OWN = '''
+"""A module of one's own."""
+import math
+import helper
+from helper import shrink as smaller
+from pack import inner
+
+UNUSED = 1
+TABLE: dict[str, float] = {"mu": 0.5}
+
+
+def pull(x):
+    """Towards zero."""
+    return smaller(x) * TABLE["mu"]  # half of it
+
+
+class Base:
+    rate = 0.1
+
+
+class Method(Base):
+    """A method."""
+
+    scale: float = 1.0
+    """Its scale."""
+
+    def step(self, x):
+        return pull(x) - self.rate * helper.CONSTANT + inner.deep() + math.tau
+
+
+class Other:
+    weight = 3
+'''
+HELPER = """
+CONSTANT = 2
+ASIDE = 5
+
+
+def shrink(x):
+    return x / 2
+
+
+def stretch(x):
+    return x * 2
+"""
+FILES = {
+    "own.py": OWN,
+    "helper.py": HELPER,
+    "pack/__init__.py": "",
+    "pack/inner.py": "from .leaf import value\n\n\ndef deep():\n    return value()\n",
+    "pack/leaf.py": "def value():\n    return 7\n",
+    "pack/apart.py": "def value():\n    return 8\n",
+}
+
+
+@pytest.fixture
+def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """The digest of a class of ``own.py`` after edits (file, old, new) of a folder with your own modules."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = ("own", "helper", "pack", "other")
+
+    def found(*edits: tuple[str, str, str], name: str = "Method") -> str:
+        for file, text in FILES.items():
+            for edited, old, new in edits:
+                if edited == file:
+                    assert old in text
+                    text = text.replace(old, new)
+            (tmp_path / file).parent.mkdir(exist_ok=True)
+            (tmp_path / file).write_text(text)
+        for edited, _, new in edits:
+            if edited not in FILES:
+                (tmp_path / edited).write_text(new)
+        for module in [name for name in sys.modules if name.partition(".")[0] in mine]:
+            del sys.modules[module]
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        importlib.invalidate_caches()
+        code_digest.compute_code_digest.cache_clear()
+        return code_digest.compute_code_digest(getattr(importlib.import_module("own"), name)).text
+
+    yield found
+    for module in [name for name in sys.modules if name.partition(".")[0] in mine]:
+        del sys.modules[module]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("own.py", "  # half of it", "  # a comment"),
+        ("own.py", '"""A method."""', '"""Another docstring,\n\n    of several lines.\n    """'),
+        ("own.py", '"""Towards zero."""', "pass"),
+        ("own.py", '    """Its scale."""\n', ""),
+        ("own.py", "smaller(x) * TABLE", "smaller( x )  *  TABLE"),
+        ("own.py", '"mu": 0.5', "'mu': 5e-1"),
+        ("own.py", "UNUSED = 1", "UNUSED = 2"),
+        ("own.py", "weight = 3", "weight = 4"),
+        ("helper.py", "ASIDE = 5", "ASIDE = 6"),
+        ("helper.py", "return x * 2", "return x * 3"),
+        ("pack/apart.py", "8", "9"),
+        ("other.py", "", "CONSTANT = 1\n"),
+    ],
+)
+def test_what_a_class_does_not_use_is_no_part_of_it(digest: Callable[..., str], edit: tuple[str, str, str]) -> None:
+    assert digest(edit) == digest()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("own.py", "- self.rate", "+ self.rate"),
+        ("own.py", "rate = 0.1", "rate = 0.2"),
+        ("own.py", "scale: float = 1.0", "scale: float = 2.0"),
+        ("own.py", '"mu": 0.5', '"mu": 0.25'),
+        ("own.py", "* TABLE", "* 100 * TABLE"),
+        ("own.py", "math.tau", "math.pi"),
+        ("own.py", "import shrink as smaller", "import stretch as smaller"),
+        ("own.py", "import math", "import cmath as math"),
+        ("own.py", "class Method(Base)", "class Method(Base, dict)"),
+        ("own.py", "class Other:", "TABLE.update(mu=0.1)\n\n\nclass Other:"),
+        ("helper.py", "CONSTANT = 2", "CONSTANT = 3"),
+        ("helper.py", "return x / 2", "return x / 3"),
+        ("helper.py", "ASIDE = 5", "globals()['CONSTANT'] = 5"),
+        ("pack/leaf.py", "7", "8"),
+        ("pack/inner.py", ".leaf", ".apart"),
+        ("pack/__init__.py", "", "import math\nmath.floor(1)\n"),
+    ],
+)
+def test_what_a_class_uses_is_part_of_it(digest: Callable[..., str], edit: tuple[str, str, str]) -> None:
+    assert digest(edit) != digest()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "getattr(helper, 'CONS' + 'TANT')",
+        "__import__('helper').CONSTANT",
+        "vars(helper)['CONSTANT']",
+        "importlib.import_module('helper').CONSTANT",
+    ],
+)
+def test_what_is_used_in_ways_that_can_not_be_read_counts_whole(digest: Callable[..., str], use: str) -> None:
+    reads = ("own.py", "helper.CONSTANT", use)
+    imports = ("own.py", "import math\n", "import importlib\nimport math\n")
+    assert digest(reads, imports, ("helper.py", "ASIDE = 5", "ASIDE = 6")) != digest(reads, imports)
+
+
+def test_imports_within_functions_and_with_stars_are_followed(digest: Callable[..., str]) -> None:
+    inside = (
+        "own.py",
+        "        return pull(x)",
+        "        from pack.apart import value\n        return value() + pull(x)",
+    )
+    assert digest(inside, ("pack/apart.py", "8", "9")) != digest(inside)
+    star = ("own.py", "from helper import shrink as smaller", "from helper import *\nsmaller = shrink")
+    assert digest(star, ("helper.py", "x / 2", "x / 3")) != digest(star)
+    assert digest(star, ("helper.py", "x * 2", "x * 3")) == digest(star)
+
+
+def test_a_chain_of_names_ends_at_what_is_used(digest: Callable[..., str]) -> None:
+    dotted = ("own.py", "from pack import inner", "import pack.inner\nimport pack.apart")
+    reads = ("own.py", "inner.deep()", "pack.inner.deep()")
+    assert digest(dotted, reads, ("pack/leaf.py", "7", "6")) != digest(dotted, reads)
+    assert digest(dotted, reads, ("pack/apart.py", "return 8", "return 9")) == digest(dotted, reads)
+
+
+def test_a_name_that_is_bound_twice_counts_twice(digest: Callable[..., str]) -> None:
+    either = "try:\n    import cupy\n    CONSTANT = 2\nexcept ImportError:\n    CONSTANT = 4\n"
+    twice = ("helper.py", "CONSTANT = 2\n", either)
+    assert digest(twice, ("helper.py", "CONSTANT = 4", "CONSTANT = 5")) != digest(twice)
+
+
+def test_data_files_that_a_module_declares_are_part_of_what_uses_it(digest: Callable[..., str], tmp_path: Path) -> None:
+    declares = ("helper.py", "ASIDE = 5", "FILES = ['prior.bin']")
+    (tmp_path / "prior.bin").write_bytes(b"1")
+    before = digest(declares)
+    assert before != digest()
+    (tmp_path / "prior.bin").write_bytes(b"2")
+    assert digest(declares) != before
+    assert code_digest.compute_code_digest(importlib.import_module("own").Method).files >= {
+        Path("prior.bin"),
+        tmp_path / "helper.py",
+    }
+    (tmp_path / "prior.bin").unlink()
+    with pytest.raises(SettingsError, match=r"helper.FILES: prior.bin is missing; it should be a file beside params"):
+        digest(declares)
+    with pytest.raises(SettingsError, match=r"helper.FILES can't be read; it should be a list of names"):
+        digest(("helper.py", "ASIDE = 5", "FILES = sorted({'prior.bin'})"))
+    (tmp_path / "prior.bin").write_bytes(b"1")
+    with pytest.raises(SettingsError, match=r"helper.FILES can't be read, since line \d+ adds to it; it should be one"):
+        digest(("helper.py", "ASIDE = 5", "FILES = ['prior.bin']\nfor name in ('a', 'b'):\n    FILES.append(name)"))
+
+
+def test_what_has_no_source_is_refused() -> None:
+    scope: dict[str, type] = {}
+    exec("class Made: pass", {"__name__": "nowhere"}, scope)
+    with pytest.raises(SettingsError, match=r"'nowhere.Made' has no source that can be read; it should lie in a file"):
+        code_digest.compute_code_digest(scope["Made"])
+
+
+def test_components_are_followed_and_shared_code_is_not() -> None:
+    from fedpipe.algorithms.fedbabu import FedBABU
+    from fedpipe.algorithms.feddw import FedDW
+    from fedpipe.models.cnn4 import CNN4
+
+    assert {path.name for path in code_digest.compute_code_digest(FedBABU).files} == {
+        "fedbabu.py",
+        "partial_sharing.py",
+    }
+    assert {path.name for path in code_digest.compute_code_digest(FedDW).files} == {"feddw.py"}
+    assert {path.name for path in code_digest.compute_code_digest(CNN4).files} == {"cnn4.py", "blocks.py"}
+
+
+def test_a_module_on_top_of_a_method_is_part_of_it() -> None:
+    made = (registry.build_component(component.ALGORITHM, "fedavg", dw) for dw in ({}, {"dw": {}}))
+    plain, regularized = (code_digest.compute_code_digest(*algorithm.code_objects()).files for algorithm in made)
+    assert {path.name for path in regularized} - {path.name for path in plain} == {"__init__.py", "dw.py", "feddw.py"}
+
+
+# -- Pythons -----------------------------------------------------------------------------------------------------------
+
+SAMPLE = r'''
+"""What Pythons have parsed differently, or may."""
+from __future__ import annotations
+import dataclasses as dc, os.path
+type_ = "é" "\N{BULLET}"
+def f(a, /, b: int = 1, *rest, c=None, **more) -> str:
+    x = f"{a!r:>{b}} {{literal}} {b:.2f}{c=}" "tail" f"" f"{'nested'}\n" rf"\d{a}"
+    match a:
+        case {"k": [1, *_], **others} if (n := len(others)) > 1:
+            return x
+        case str() | None:
+            pass
+    return [*rest, 1_000, 0x10, 1e-3, 2j, ..., b"\x00", True, -0.0, 10**2, "\udcff"][b:, ::2] and {**more, "z": c}
+@dc.dataclass
+class C(object, metaclass=type):
+    """Doc."""
+    y: list[int] = dc.field(default_factory=list)
+    async def g(self):
+        async with self as s, s:
+            await s
+        try:
+            yield s
+        except* (OSError, ValueError) as e:
+            raise e from None
+        else:
+            global Z
+            Z = not s is not None
+'''
+GOLDEN = "560745e45e1f"
+
+
+def pythons() -> dict[str, str]:
+    """The Pythons of this machine that fedpipe runs on, by version."""
+    places = [shutil.which(f"python3.{minor}") for minor in (11, 12, 13)]
+    places += [
+        str(path) for path in Path(os.environ.get("PYENV_ROOT", "/nowhere")).glob("versions/3.1[123].*/bin/python")
+    ]
+    found = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
+    for place in filter(None, places):
+        tell = [place, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        version = subprocess.run(tell, capture_output=True, text=True, check=False).stdout.strip()
+        if version in {"3.11", "3.12", "3.13"}:
+            found.setdefault(version, place)
+    return found
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_all_pythons_agree(tmp_path: Path, version: str) -> None:
+    """On a sample of the whole grammar, and on all of fedpipe's own code."""
+    if version not in pythons():
+        pytest.skip(f"no Python {version} here")
+    (tmp_path / "sample.py").write_text(SAMPLE, encoding="utf-8")
+    script = (
+        "import sys; sys.path[:0] = sys.argv[1:3]\n"
+        "from fedpipe.core.components import code_digest as code\n"
+        "parts = [type(name, (), {'__module__': 'sample'}) for name in ('C', 'f')]\n"
+        "print(code.compute_code_digest(*parts).text, code.compute_shared_digest())"
+    )
+    tell = [pythons()[version], "-c", script, str(ROOT), str(tmp_path)]
+    done = subprocess.run(tell, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [GOLDEN, code_digest.compute_shared_digest()]
+
+
+def test_every_part_of_a_tree_counts() -> None:
+    """Whatever stands in the sample: another name, number or operator is another text."""
+    tree = ast.parse(SAMPLE)
+    before = syntax.to_canonical_text(tree)
+    counted = 0
+    for node in ast.walk(tree):
+        for name, value in ast.iter_fields(node):
+            inside = isinstance(node, ast.Expr) or (isinstance(node, ast.Constant) and name == "kind")
+            if isinstance(value, (str, int)) and not isinstance(value, bool) and not inside:
+                setattr(node, name, value + "x" if isinstance(value, str) else value + 1)
+                changed = syntax.to_canonical_text(tree) != before
+                setattr(node, name, value)
+                counted += 1
+                idle = isinstance(node, ast.Constant) and node.value in {
+                    "Doc.",
+                    "What Pythons have parsed differently, or may.",
+                }
+                assert changed != idle, ast.dump(node)
+    assert counted > 80
+
+
+def test_a_class_is_named_by_where_it_is_defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs import the module that defines it: what another one does to the class would never be done there."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "elsewhere.py").write_text(
+        "from fedpipe.algorithms.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    factor = 1.0\n"
+    )
+    (tmp_path / "patched.py").write_text("from elsewhere import Mine\n\nMine.factor = 0.0\n")
+    with pytest.raises(
+        SettingsError, match=r"'patched\.Mine' is defined in elsewhere, .*should be 'elsewhere\.Mine'\.$"
+    ):
+        registry.find_component(component.ALGORITHM, "patched.Mine")
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab/__init__.py").write_text("from lab.inner import Mine\n")
+    (tmp_path / "lab/inner.py").write_text((tmp_path / "elsewhere.py").read_text())
+    assert registry.find_component(component.ALGORITHM, "lab.Mine").__module__ == "lab.inner", (
+        "a package that is imported with it"
+    )

@@ -1,0 +1,165 @@
+"""The partition stage: what it writes, what its key depends on, and the preview, which writes nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fedpipe.cli import app
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import files, layout
+from fedpipe.data import heterogeneity
+from fedpipe.data.assignment import Assignment
+from fedpipe.data.heterogeneity import HeterogeneitySummary
+from fedpipe.planning.preview import preview_partitions
+from fedpipe.planning.run_settings import RunSettings
+from fedpipe.report import preview
+from fedpipe.settings import parser
+from tests import small_studies as studies
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def settings_of(**sections: Any) -> RunSettings:
+    return RunSettings.from_params(parser.parse_params(studies.settings(**sections)), "fedavg", 0)
+
+
+def test_the_assignment_lies_beside_what_it_tells_of_heterogeneity() -> None:
+    (key,) = studies.prepare(studies.settings(dataset={"validation_share": 0.1})).partitions
+    path = layout.assignment_file(key)
+    dealt = Assignment.read(path, files.read_recorded_sha256(path))
+    table = files.read_parquet(path.with_name("heterogeneity.parquet"))
+    assert table["samples"].to_pylist() == dealt.sizes.tolist()
+    assert sum(map(len, dealt.validation)) == pytest.approx(143, abs=10)
+    found = HeterogeneitySummary.from_table(table)
+    assert found == HeterogeneitySummary.from_counts(dealt.class_counts)
+    assert found.entropy == pytest.approx(np.mean(table["entropy"].to_pylist()))
+    assert found.js_distance == pytest.approx(np.mean(table["js_distance"].to_pylist()))
+    assert found.gini == pytest.approx(heterogeneity.compute_gini(dealt.sizes))
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def test_stratification_is_in_the_key_where_it_matters() -> None:
+    def keys(**dataset: Any) -> set[str]:
+        return {settings_of(dataset={**dataset, "stratified": stratified}).key for stratified in (False, True)}
+
+    assert len(keys()) == 1
+    assert len(keys(split="pooled")) == len(keys(validation_share=0.1)) == 2
+
+
+def test_a_validation_part_is_in_the_key() -> None:
+    assert settings_of(dataset={"validation_share": 0.1}).key != settings_of().key
+    assert settings_of(dataset={"validation_share": 0}).key == settings_of().key
+
+
+def test_another_file_is_another_run() -> None:
+    keys = set()
+    for shift in (0, 1):
+        Path("own.csv").write_text("sample,client\n" + "".join(f"{n},{(n + shift) % 10}\n" for n in range(20)))
+        partition = {"scheme": "file", "path": "own.csv", "sha256": files.sha256_of(Path("own.csv"))}
+        params = studies.settings()
+        keys.add(RunSettings.from_params(parser.parse_params(params | {"partition": partition}), "fedavg", 0).key)
+    assert len(keys) == 2
+
+
+def test_a_file_that_is_not_declared_is_an_error_before_any_job() -> None:
+    Path("own.csv").write_text("sample,client\n0,0\n1,1\n")
+    params = studies.settings(federation={"clients": 2}) | {"partition": {"scheme": "file", "path": "own.csv"}}
+    with pytest.raises(SettingsError) as error:
+        parser.parse_params(params)
+    assert str(error.value) == ("partition.sha256: missing for own.csv; run `fedpipe download`, which fills it in.")
+
+
+def test_overlapping_clients_of_a_pool_are_an_error_before_any_job() -> None:
+    params = studies.settings(dataset={"split": "pooled"}) | {"partition": {"scheme": "dirichlet-overlap"}}
+    with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' can't be used with a partition in which"):
+        parser.parse_params(params)
+
+
+def test_a_validation_part_of_overlapping_clients_is_an_error_before_any_job() -> None:
+    params = studies.settings(dataset={"validation_share": 0.2}) | {"partition": {"scheme": "dirichlet-overlap"}}
+    with pytest.raises(SettingsError, match=r"^dataset\.validation_share: 0\.2 can't be used with a partition in"):
+        parser.parse_params(params)
+
+
+# -- the preview -------------------------------------------------------------------------------------------------------
+
+
+def test_the_preview_is_the_partition_and_writes_nothing() -> None:
+    params = studies.settings(study={"seeds": [0, 1], "grid": {"partition.alpha": [0.1, 10.0]}})
+    studies.write(params, Path())
+    before = list(preview_partitions(Path("params.yaml")))
+    assert [path.name for path in Path().iterdir()] == ["params.yaml"]
+    made = studies.prepare(params)
+    assert [key for key, _, _ in before] == list(made.partitions)
+    for key, settings, dealt in [*before, *preview_partitions(Path("params.yaml"))]:
+        assert settings == yaml.safe_load(layout.assignment_file(key).with_name("partition.yaml").read_text())
+        assert np.array_equal(dealt.class_counts, Assignment.read(layout.assignment_file(key)).class_counts)
+
+
+def test_the_preview_shows_all_partitions_or_one() -> None:
+    studies.write(studies.settings(study={"seeds": [0, 1]}), Path())
+    (first, *_), (second, *_) = preview_partitions(Path("params.yaml"))
+    every = CliRunner().invoke(app.app, ["partition", "--preview"])
+    assert every.exit_code == 0
+    assert f"seed 0: {first}\n" in every.output
+    assert f"seed 1: {second}\n" in every.output
+    one = CliRunner().invoke(app.app, ["partition", second, "--preview"])
+    assert first not in one.output
+    assert one.output in every.output
+    for arguments, sentence in (
+        (["0123456789ab", "--preview"], "'0123456789ab' is not a partition of params.yaml"),
+        ([], "KEY: missing; it should be a partition of the plan"),
+    ):
+        with pytest.raises(SettingsError, match=sentence):
+            CliRunner().invoke(app.app, ["partition", *arguments], catch_exceptions=False)
+
+
+SETTINGS = {
+    "dataset": {"name": "digits", "split": "pooled"},
+    "partition": {"scheme": "iid", "code": "0123456789ab"},
+    "clients": 2,
+    "seed": 4,
+}
+
+
+def test_the_preview_of_few_classes_has_their_numbers() -> None:
+    assert preview.render_preview("0a", SETTINGS, np.array([[4, 0], [3, 13]])) == (
+        "digits (pooled split), 2 clients, partition iid, seed 4: 0a\n\n"
+        "client  0   1  samples\n"
+        "     0  4   ·        4\n"
+        "     1  3  13       16\n"
+        "   all  7  13       20\n\n"
+        f"{HeterogeneitySummary.from_counts(np.array([[4, 0], [3, 13]]))}\n"
+    )
+
+
+def test_the_preview_names_published_classes_that_fit_into_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = np.ones((2, 10), dtype=np.int64)
+    settings = SETTINGS | {"dataset": {"name": "fashion_mnist", "split": "official"}}
+    head = preview.render_preview("0a", settings, counts).splitlines()[2]
+    assert head.split()[1:4] == ["T-shirt/top", "Trouser", "Pullover"]
+    assert head.endswith("  Ankle boot  samples")
+    assert len(head) <= preview.LINE_WIDTH
+    monkeypatch.setattr(preview, "LINE_WIDTH", len(head) - 1)
+    assert preview.render_preview("0a", settings, counts).splitlines()[2].split()[1:4] == ["0", "1", "2"]
+    own = SETTINGS | {"dataset": {"name": "folder", "sha256": "0" * 64}}
+    assert preview.render_preview("0a", own, counts).splitlines()[2].split()[1:4] == ["0", "1", "2"]
+
+
+def test_the_preview_of_many_classes_has_shades() -> None:
+    counts = np.zeros((2, 30), dtype=np.int64)
+    counts[0, :3], counts[1, 3:6] = [1, 50, 100], [99, 12, 11]
+    lines = preview.render_preview("0a", SETTINGS, counts).splitlines()
+    assert lines[2] == "client |classes 0 to 29               | samples"
+    assert lines[3] == "     0 |.+@                           |     151"
+    assert lines[4] == "     1 |   @:.                        |     122"

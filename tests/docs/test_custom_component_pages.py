@@ -1,0 +1,113 @@
+"""docs/own-model.md and docs/own-algorithm.md: each study is planned, each network trained, each algorithm checked."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from fedpipe import testing
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.core.components import component, registry
+from fedpipe.models.base import FunctionalNetwork
+from fedpipe.planning import planner
+from tests.docs.page_blocks import blocks, read
+
+MODELS, ALGORITHMS = "docs/own-model.md", "docs/own-algorithm.md"
+NAMES = re.findall(r"^class (\w+)\(", read(ALGORITHMS), flags=re.M)
+#: What is fast: names, hooks and their shapes, loop against stack. All checks follow below, slowly.
+FAST = [check for check in testing.CHECKS if check.__name__ in {"check_names", "check_hooks", "check_loop_and_stack"}]
+
+
+def code(page: str) -> str:
+    """The module that the page's blocks of Python make up."""
+    return "\n\n".join(block.text for block in blocks(page) if block.language == "python")
+
+
+def studies(page: str) -> list[str]:
+    return [block.text for block in blocks(page) if block.language == "yaml"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current one, whose own.py is imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    yield tmp_path
+    sys.modules.pop("own", None)  # other tests have their own
+
+
+def own(page: str) -> ModuleType:
+    Path("own.py").write_text(code(page))
+    return importlib.import_module("own")
+
+
+@pytest.fixture
+def models(folder: Path) -> ModuleType:
+    """The page's own.py, with the file of weights that it names, for digits."""
+    module = own(MODELS)
+    body, _ = module.network((1, 8, 8), 10)
+    torch.save(body.state_dict(), "backbone.pt")
+    return module
+
+
+@pytest.fixture
+def algorithms(folder: Path) -> ModuleType:
+    """The page's own.py, with the file that it names."""
+    Path("temperature.txt").write_text("2.0\n")
+    return own(ALGORITHMS)
+
+
+@pytest.mark.parametrize("study", studies(MODELS))
+def test_a_study_with_an_own_model_is_planned(models: ModuleType, study: str) -> None:
+    Path("params.yaml").write_text(study)
+    runs = planner.make_plan(Path("params.yaml")).runs
+    settings = yaml.safe_load(study)
+    widths = settings["study"].get("grid", {}).get("model.width", [None])
+    assert len(runs) == len(settings["study"]["algorithms"]) * len(widths)
+
+
+@pytest.mark.parametrize("name", ["own.network", "own.Wide", "own.pretrained"])
+def test_own_models_have_a_body_and_a_head(models: ModuleType, name: str) -> None:
+    family: Any = registry.parse_component(component.MODEL, {"name": name})
+    net = FunctionalNetwork(lambda: family.build_initial_network((1, 8, 8), 10))
+    model = net.make_initial_model(0)
+    assert net(model, torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+    assert set(net.head_names) == {"head.weight", "head.bias"}
+    if name == "own.pretrained":
+        held = torch.load("backbone.pt", weights_only=True)
+        assert torch.equal(model["body.0.weight"], held["0.weight"]), "of the file"
+        assert not torch.equal(model["head.weight"], net.make_initial_model(1)["head.weight"]), "of the seed"
+
+
+def test_every_algorithm_of_the_map_is_there(algorithms: ModuleType) -> None:
+    page = read(ALGORITHMS)
+    assert set(NAMES) == set(re.findall(r"\| \[(\w+)\]\(#", page))
+    assert len(NAMES) > 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_algorithm_of_the_page_keeps_the_contract(algorithms: ModuleType, name: str) -> None:
+    algorithm: Algorithm = getattr(algorithms, name)()
+    assert [sentence for check in FAST for sentence in check(algorithm)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_an_algorithm_of_the_page_keeps_all_of_the_contract(algorithms: ModuleType, name: str) -> None:
+    assert testing.check_algorithm(getattr(algorithms, name)()) == []
+
+
+@pytest.mark.parametrize("study", studies(ALGORITHMS))
+def test_a_study_with_an_own_algorithm_is_planned(algorithms: ModuleType, study: str) -> None:
+    Path("params.yaml").write_text(study)
+    assert len(planner.make_plan(Path("params.yaml")).runs) == 1 + 2

@@ -1,0 +1,55 @@
+"""The gallery holds every algorithm of the four papers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedpipe.core.components import component, registry
+from fedpipe.planning import planner
+from fedpipe.settings import loader, parser
+from tests import small_studies as studies
+
+PAPERS = [
+    "fedavg",
+    "fedprox",
+    "local",
+    "moon",
+    "fedbabu",
+    "feduv",
+    "fedrep",
+    "fedproto",
+    "fedala",
+    "perfedavg",
+    "fedper",
+    "feddw",
+    "feddistill_plus",
+    "fednova",
+    "fedbn",
+    "feddyn",
+    "scaffold",
+    "fedpvr",
+    "feddual",
+    "pfedme",
+    "pfps_lwc",
+    "fedamp",
+    "fedfomo",
+    "cfl",
+    "ifca",
+    "fednh",
+    "cwfedavg",
+]
+
+
+def test_the_gallery_plans_all_27_algorithms_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(studies.ROOT)
+    made = planner.make_plan(Path("studies/gallery.yaml"))
+    assert sorted(made.algorithms) == sorted(PAPERS)
+    assert set(PAPERS) <= set(registry.list_components(component.ALGORITHM))
+    assert [run.algorithm for run in made.runs] == [*made.algorithms], "one run each"
+    assert len(made.partitions) == 1
+    study = parser.parse_params(loader.read_params(Path("studies/gallery.yaml")))
+    assert {registry.get_component_name(component.ALGORITHM, type(study.algorithms[name])) for name in PAPERS} == set(
+        PAPERS
+    )

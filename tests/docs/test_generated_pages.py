@@ -1,0 +1,123 @@
+"""Docstrings and settings as Markdown; that the pages in docs are what they say now, and that all of docs is a site."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fedpipe.cli.docs import pages
+from fedpipe.core.components import component, registry
+from fedpipe.core.components.component import Component
+from fedpipe.core.errors import SettingsError
+from fedpipe.settings import params
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent(Component):
+    """A parent.
+
+    Parameters
+    ----------
+    rate
+        How fast, of 0 | 1.
+    """
+
+    rate: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Child(Parent):
+    """A child.
+
+    Parameters
+    ----------
+    first, second
+        Two that share
+        their words.
+    """
+
+    first: int
+    second: str = "so"
+
+
+@pytest.mark.parametrize("kind", component.COMPONENT_KINDS, ids=lambda kind: kind.plural)
+def test_the_pages_of_components_are_up_to_date(kind: component.ComponentKind) -> None:
+    assert (ROOT / f"docs/{kind.plural}.md").read_text() == pages.render_components_page(kind), "type `make docs`"
+
+
+def test_the_page_of_settings_is_up_to_date_and_has_every_key() -> None:
+    page = (ROOT / "docs/settings.md").read_text()
+    assert page == pages.render_settings_page(), "type `make docs`"
+    for name, field in params.Params.model_fields.items():
+        section = page.partition(f"## {field.alias or name}\n")[2].partition("\n## ")[0]
+        assert section, name
+        for own, key in getattr(field.annotation, "model_fields", {}).items():
+            told = f"`{own}` names one of" if name == "dataset" and own == "name" else f"| `{key.alias or own}` |"
+            assert f"\n{told}" in section, f"{name}.{own}"
+    assert [line for line in page.splitlines() if line.startswith("| `") and line.endswith("|  |")] == []
+
+
+def test_generated_files_are_written_into_a_clone_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=r"^docs: there is no such folder here"):
+        pages.write_docs()
+    (tmp_path / "docs").mkdir()
+    pages.write_docs()
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) == 7
+    for path in written:
+        assert path.read_bytes() == (ROOT / path.relative_to(tmp_path)).read_bytes(), "type `make docs`"
+
+
+@pytest.mark.parametrize("kind", component.COMPONENT_KINDS, ids=lambda kind: kind.plural)
+def test_nothing_of_the_docstrings_markup_is_left(kind: component.ComponentKind) -> None:
+    page = pages.render_components_page(kind)
+    assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == list(registry.list_components(kind))
+    for markup in ("::\n", ".. ", ":math:", "``math", "----\n", ":class:"):
+        assert markup not in page.replace("```math", "")
+    assert page.count("```") == 2 * page.count("```math")
+
+
+def test_parameters_have_their_own_and_their_parents_words() -> None:
+    assert pages.render_parameter_table(Child, {"first", "second", "rate"}).splitlines() == [
+        "| parameter | default | |",
+        "|---|---|---|",
+        r"| `rate` | `0.5` | How fast, of 0 \| 1. |",
+        "| `first` | `(required)` | Two that share their words. |",
+        '| `second` | `"so"` | Two that share their words. |',
+    ]
+    assert pages.render_parameter_table(Child, set()) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (r"With :math:`a_k` and :math:`b" + "\n" + r"\, c`, ``x: 1``", r"With $`a_k`$ and $`b \, c`$, `x: 1`"),
+        ("`a * b` and :class:`~fedpipe.core.tensors.Tensors`, :func:`find`", "`a * b` and `Tensors`, `find`"),
+        ("a * b < c, ``a * b``", r"a \* b \< c, `a * b`"),
+    ],
+)
+def test_running_text(text: str, wanted: str) -> None:
+    assert pages.convert_inline(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("One.\n\nTwo\nlines.", "One.\n\nTwo\nlines."),
+        (".. math:: a,\n          b\n\nEnd.", "```math\na,\nb\n```\n\nEnd."),
+        (
+            "So\n\n.. math::\n    a &= b \\\\\n    c &= d\n\nEnd.",
+            "So\n\n```math\n\\begin{aligned}\na &= b \\\\\nc &= d\n\\end{aligned}\n```\n\nEnd.",
+        ),
+        (".. math::\n    a\n\n    b", "```math\na\nb\n```"),
+    ],
+)
+def test_blocks(text: str, wanted: str) -> None:
+    assert pages.convert_blocks(text) == wanted

@@ -1,0 +1,239 @@
+"""What the pages at the door show runs as written: studies and code; their commands in pipeline/test_readme.py."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import yaml
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from fedpipe.cli import app
+from fedpipe.core.components import component, registry
+from fedpipe.settings import base, dataset, diagnostics, parser
+from tests import small_studies as studies
+from tests.docs.page_blocks import PAGES, ROOT, blocks, commands, inline, read
+
+GROUP: Any = get_command(app.app)
+ALGORITHMS = registry.list_components(component.ALGORITHM)
+MOVED = ("A server optimizer", "Learning rates by round, steps, clipping")  #: sections of docs/studies.md
+STUDIES = [
+    block
+    for page in ("README.md", "docs/protocols.md", "docs/probes.md", "docs/studies.md")
+    for block in blocks(page)
+    if block.language == "yaml" and (page != "docs/studies.md" or block.section in MOVED)
+]
+NETWORK = """
+
+def network(shape, classes):
+    from torch import nn
+
+    return nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the README's own.py, and the data that one of its studies names."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    (code,) = [block.text for block in blocks("README.md") if block.language == "python"]
+    assert code.startswith("# own.py\n")
+    Path("own.py").write_text(code + NETWORK)
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, 256, (800, 12, 12)).astype(np.uint8), random.integers(0, 3, 800)
+    Path("data").mkdir()
+    np.savez("data/cells.npz", x_train=x[:600], y_train=y[:600], x_test=x[600:], y_test=y[600:])
+    yield tmp_path
+    sys.modules.pop("own", None)  # other tests have their own
+
+
+def fedpipe(*arguments: str) -> str:
+    """What the command prints, in this process: tests/pipeline types commands."""
+    done = CliRunner().invoke(app.app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_languages_are_known() -> None:
+    """So that no example escapes what is below."""
+    assert {block.language for block in blocks("README.md")} == {"", "yaml", "python"}
+    assert {block.language for block in blocks("docs/architecture.md")} == {"", "mermaid"}
+    assert {block.language for block in blocks("docs/protocols.md")} == {"yaml"}
+    assert {block.language for block in blocks("docs/probes.md")} == {"yaml"}
+    assert {block.language for block in blocks("docs/studies.md")} == {"", "yaml", "latex"}
+    assert {block.language for block in blocks("docs/install.md")} == {""}
+    assert {block.language for block in blocks("CONTRIBUTING.md")} == {"", "python"}
+    assert len(STUDIES) == 7
+
+
+@pytest.mark.parametrize("block", STUDIES, ids=lambda block: block.section)
+def test_every_study_is_planned_as_written(folder: Path, block: Any) -> None:
+    Path("params.yaml").write_text(block.text)
+    study = yaml.safe_load(block.text)
+    if "dataset" in study:
+        fedpipe("download")
+        declared = Path("params.yaml").read_text()
+        assert re.sub(r"  sha256: [0-9a-f]{64}\n", "", declared) == block.text, "it fills in the SHA-256, no more"
+    planned = [line.split()[0] for line in fedpipe("plan", "--dry-run").splitlines()]
+    assert list(dict.fromkeys(planned)) == study.get("study", {}).get("algorithms", ["fedavg"])
+    if "algorithms.feddw.mu" in study.get("study", {}).get("grid", {}):
+        assert planned.count("fedavg") == 5 * 2, "mu does not multiply FedAvg's runs"
+        assert planned.count("feddw") == 5 * 2 * 2
+
+
+def test_a_method_without_an_entry_is_the_one_with_an_empty_entry(folder: Path) -> None:
+    Path("params.yaml").write_text("study: {algorithms: [fedavg, feddw]}\n")
+    bare = fedpipe("plan", "--dry-run")
+    Path("params.yaml").write_text("algorithms: {fedavg: {}, feddw: {}}\nstudy: {algorithms: [fedavg, feddw]}\n")
+    assert fedpipe("plan", "--dry-run") == bare
+    assert len(bare.splitlines()) == 2
+
+
+# -- tables and numbers ------------------------------------------------------------------------------------------------
+
+
+def source(algorithm: str) -> str:
+    """Where an algorithm comes from, as its docstring says."""
+    documented = inspect.getdoc(registry.find_component(component.ALGORITHM, algorithm)) or ""
+    return " ".join(documented.partition("\nSource: ")[2].split())
+
+
+def test_the_table_of_algorithms_is_that_of_the_docstrings() -> None:
+    section = read("README.md").partition("\n## Algorithms\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, flags=re.M))
+    assert tuple(rows) == ALGORITHMS
+    for name, paper in rows.items():
+        assert source(name).startswith(paper), f"{name}: {source(name)[:200]}"
+        assert name == "local" or re.search(r"^[A-Z][\w ,]+(et al\.|and \w+), \S.* 20[12]\d$", paper), paper
+    assert f"[{len(ALGORITHMS)} algorithms](#algorithms)" in read("README.md")
+
+
+def rows(page: str, heading: str) -> list[list[str]]:
+    """The cells of the table below a heading of a page, without its head."""
+    section = read(page).partition(f"{heading}\n")[2].partition("\n## ")[0]
+    return [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`([\w-]+)`", cell)
+
+
+def test_the_table_of_data_sets_is_that_of_the_code() -> None:
+    """Their sizes and shapes, and models that take them."""
+    table = rows("README.md", "\n## Data sets, partitions and models")
+    shown = [name for cells in table for name in names(cells[0])]
+    assert sorted([*shown, dataset.GENERATED_DATASET]) == list(registry.list_components(component.DATASET))
+    for datasets, samples, models in table[:-1]:
+        size, shape = re.fullmatch(r"([\d,]+) (?:of ([\d×]+)|[a-z]+)", samples).groups()  # type: ignore[union-attr]
+        for name in names(datasets):
+            facts = parser.parse_dataset({"name": name}).facts
+            assert facts.size == int(size.replace(",", ""))
+            assert shape is None or facts.shape == tuple(map(int, shape.split("×")))
+            assert names(models)
+            for model in names(models):
+                registry.parse_component(component.MODEL, {"name": model}).check(facts.shape, facts.classes)  # type: ignore[attr-defined]
+    assert table[-1][1] == "your own"
+
+
+def test_the_table_of_probes_is_that_of_the_code() -> None:
+    table = dict(rows("docs/probes.md", "# Probes: looking into states"))
+    assert {kind.strip("`") for kind in table} == set(diagnostics.PROBE_KINDS)
+    models = get_args(get_args(diagnostics.HeadNorms.model_fields["models"].annotation)[0])
+    assert set(models) <= set(names(table["`head-norms`"]))
+
+
+def test_the_protocols_are_those_of_the_code() -> None:
+    text = read("docs/protocols.md").partition("Protocols are named MODEL-on-TEST.")[2].partition("\n## ")[0]
+    models = set(re.findall(r"^- `(\w+)`: ", text, flags=re.M))
+    tests = text.partition("The test set is ")[2]
+    protocols = set(get_args(base.Protocol))
+    assert models == {protocol.partition("-on-")[0] for protocol in protocols}
+    assert {f"{model}-on-{test}" for model in models for test in ("global", "local", "validation")} <= protocols
+    assert {protocol for protocol in protocols if protocol.endswith("-on-train")} == set(
+        re.findall(r"`(\w+-on-train)`", tests)
+    )
+    assert {"global", "local", "validation"} <= set(names(tests))
+
+
+def test_the_cpu_installation_leaves_out_what_pytorchs_cuda_build_alone_needs() -> None:
+    """By the page's own pattern: what is left out is needed by nothing but torch, or by what is left out."""
+    (line,) = [line for line in commands("docs/install.md") if "requirements.lock" in line]
+    pattern = line.partition("grep -vE '")[2].partition("'")[0]
+    locked = re.findall(r"^([\w.-]+)==(\S+)", read("requirements.lock"), flags=re.M)
+    out = {name for name, _ in locked if re.search(pattern, name)}
+    assert len(out) > 10
+    for installed in importlib.metadata.distributions():
+        name = installed.metadata["Name"].lower().replace("_", "-")
+        needed = {re.split(r"[^\w.-]", said)[0].lower() for said in installed.requires or () if "extra ==" not in said}
+        assert name in {"torch", *out} or not needed & out, f"{name} needs {sorted(needed & out)}"
+    (line,) = [line for line in commands("docs/install.md") if "--index-url" in line]
+    assert re.findall(r"(\w+)==(\S+)", line) == [pair for pair in locked if pair[0] in {"torch", "torchvision"}]
+    assert "touch .venv/bin/.installed" in commands("docs/install.md")[-1]
+    assert "$(BIN)/.installed: requirements.lock" in read("Makefile")
+
+
+# -- commands and links ------------------------------------------------------------------------------------------------
+
+
+def parsed(words: list[str]) -> None:
+    """Fail if `fedpipe` has no such command, or the command no such option."""
+    name, *arguments = words
+    assert name in GROUP.commands, f"fedpipe {name}"
+    options = {option for parameter in GROUP.commands[name].params for option in parameter.opts}
+    assert {word for word in arguments if word.startswith("-")} <= options, f"fedpipe {' '.join(words)}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_every_fedpipe_command_that_a_page_names_is_there(page: str) -> None:
+    lines = [line for line in commands(page) if line.startswith("fedpipe ")] if page in PAGES else []
+    for line in [*lines, *inline(page, "fedpipe")]:
+        words = shlex.split(line)[1:]
+        if words[0].startswith("--"):
+            assert words[0] in {option for parameter in GROUP.params for option in parameter.opts}, line
+        else:
+            parsed(words)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_every_link_leads_somewhere(page: str) -> None:
+    def anchors(text: str) -> set[str]:
+        headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), flags=re.M)
+        return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+    for target in re.findall(r"(?:\]\(|href=\")([^)\"]+)[)\"]", read(page)):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        place = (ROOT / page).parent / path if path else ROOT / page
+        assert place.exists(), target
+        assert not anchor or anchor in anchors(place.read_text()), target
+
+
+def test_what_lies_where_lies_there() -> None:
+    pages = ("README.md", "docs/architecture.md")
+    listings = [block for page in pages for block in blocks(page) if block.section == "Where things lie"]
+    assert len(listings) == len(pages)
+    places = [re.split(r"\s{2,}", line)[0] for block in listings for line in block.lines if not line.startswith(" ")]
+    made = ("results/", "results/.provenance")
+    for place in (name for listed in places for name in listed.split(", ")):
+        assert place.startswith(made) or (ROOT / place).exists(), place
+    assert len(places) > 20
+
+
+def test_paths_in_contributing_exist() -> None:
+    examples = {block.lines[0].removeprefix("# ") for block in blocks("CONTRIBUTING.md") if block.language == "python"}
+    written = {"fedpipe/algorithms/my_avg.py", "tests/algorithms/test_my_avg.py", *examples}
+    for path in re.findall(r"`((?:fedpipe|tests|workflow)/[\w/.]+)`", read("CONTRIBUTING.md")):
+        assert (ROOT / path).exists() or path in written, path
+    assert not any((studies.ROOT / path).exists() for path in written), "an example overwrites nothing"

@@ -1,0 +1,53 @@
+"""The documentation as a site, by the command of `make docs-site`: every page is there, and no link leads nowhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import small_studies as studies
+
+pytestmark = pytest.mark.slow
+
+
+def build(folder: Path, place: Path) -> subprocess.CompletedProcess[str]:
+    """The command of the Makefile, with another place for the site."""
+    recipe = re.search(r"^docs-site: setup\n\t(.*) site$", (folder / "Makefile").read_text(), flags=re.M)
+    assert recipe
+    program, *arguments = recipe[1].split()
+    command = [sys.executable, "-m", {"sphinx-build": "sphinx"}[program], *arguments, str(place)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_the_site_has_all_pages_and_a_link_that_leads_nowhere_fails(tmp_path: Path) -> None:
+    folder = studies.copy_project(tmp_path / "clone")
+    made = build(folder, tmp_path / "site")
+    assert (made.returncode, made.stderr) == (0, "")
+    first = (tmp_path / "site/index.html").read_text()
+    for page in (folder / "docs").glob("*.md"):
+        assert (tmp_path / f"site/docs/{page.stem}.html").is_file()
+        assert f'href="docs/{page.stem}.html"' in first, f"{page.name} is not in the table of contents"
+    python = (tmp_path / "site/docs/python.html").read_text()
+    for name in (
+        "fedpipe.load",
+        "fedpipe.analysis.load.Results.to_target",
+        "fedpipe.algorithms.base.Algorithm.local_passes",
+    ):
+        assert f'id="{name}"' in python
+    papers = (tmp_path / "site/docs/papers.html").read_text()
+    pages = re.findall(r'href="(papers/[^"]+\.html)"', papers)
+    reduced = [f"papers/reduced/{name}.html" for name in ("index", "feddw", "feddual", "pfps_lwc", "cwfedavg")]
+    assert sorted(pages) == sorted([*reduced, "papers/paper/index.html"])
+    assert all((tmp_path / "site/docs" / page).is_file() for page in pages)
+    assert "$`" not in (tmp_path / "site/docs/algorithms.html").read_text(), "GitHub's mathematics is left"
+
+    page = folder / "docs/studies.md"
+    page.write_text(page.read_text() + "\n[no such page](none.md), [no such part](dvc.md#none)\n")
+    broken = build(folder, tmp_path / "site")
+    assert broken.returncode == 1
+    assert "none.md" in broken.stderr
+    assert "dvc.md#none" in broken.stderr or "'none'" in broken.stderr

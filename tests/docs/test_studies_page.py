@@ -1,0 +1,21 @@
+"""docs/studies.md: what stands there is planned."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedpipe.planning import planner
+from tests.docs.page_blocks import Block, blocks
+
+SHOWN = [block for block in blocks("docs/studies.md") if block.language == "yaml"]
+
+
+@pytest.mark.parametrize("block", SHOWN, ids=[f"block-{number}" for number in range(len(SHOWN))])
+def test_a_study_of_the_page_is_planned(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("params.yaml").write_text(block.text)
+    assert planner.make_plan(Path("params.yaml")).runs

@@ -1,0 +1,168 @@
+"""Probes as a study declares them: their keys, the states that they need, and what is refused before any job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fedpipe.cli import app
+from fedpipe.core.components import code_digest
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import files
+from fedpipe.engine import collect
+from fedpipe.planning import planner
+from fedpipe.planning.plan import Plan
+from tests import small_studies as studies
+
+NORMS = {"kind": "head-norms", "rounds": [2]}
+
+
+def made(probes: dict[str, Any], **sections: Any) -> planner.NewPlan:
+    params = studies.settings(("fedavg", "cwfedavg"), 4, probes=probes, **sections)
+    studies.write(params, Path())
+    return planner.make_plan(Path("params.yaml"))
+
+
+def typed(*arguments: str) -> None:
+    CliRunner().invoke(app.app, list(arguments), catch_exceptions=False)
+
+
+def test_a_probes_key_holds_its_run_round_settings_and_code_and_no_run_holds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = made({"n": NORMS})
+    assert {run.key for run in one.runs} == {run.key for run in made({}).runs}
+    others = [
+        made({"n": NORMS | {"rounds": [3]}}),
+        made({"n": NORMS | {"models": ["received"]}}),
+        made({"n": NORMS | {"finetune_epochs": 5}}),
+        made({"n": NORMS}, federation={"learning_rate": 0.2}),
+    ]
+    assert {probe.key for probe in made({"m": NORMS}).probes} == {probe.key for probe in one.probes}, (
+        "names are for people"
+    )
+    monkeypatch.setattr(code_digest, "compute_probe_digest", lambda kind: "another")
+    others.append(made({"n": NORMS}))
+    keys = [probe.key for plan in (one, *others) for probe in plan.probes]
+    assert len(set(keys)) == len(keys) == 12
+
+
+def test_the_digest_of_a_probe_is_of_what_probes_have_of_their_own() -> None:
+    assert len({code_digest.compute_probe_digest(kind) for kind in code_digest.PROBE_MODULES}) == len(
+        code_digest.PROBE_MODULES
+    )
+    before = code_digest.compute_shared_digest()
+    assert before not in {code_digest.compute_probe_digest(kind) for kind in code_digest.PROBE_MODULES}
+
+
+def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> None:
+    probes = {
+        "all": {"kind": "gradients"},
+        "some": {
+            "kind": "gradients",
+            "rounds": [1, "last"],
+            "algorithms": ["fedavg"],
+            "seeds": [1],
+            "where": {"partition.alpha": 0.5, "federation.batch_size": [10, 20]},
+        },
+    }
+    grid = {"partition.alpha": [0.3, 0.5], "federation.batch_size": [10, 20, 30]}
+    plan = made(probes, study={"algorithms": ["fedavg", "cwfedavg"], "seeds": [0, 1], "grid": grid})
+    assert len([probe for probe in plan.probes if probe.name == "all"]) == len(plan.runs) == 24
+    chosen = [probe for probe in plan.probes if probe.name == "some"]
+    cells = {(cell.algorithm, cell.key): cell for cell in plan.cells}
+    found = [(cells[probe.algorithm, probe.run_key], probe.round) for probe in chosen]
+    points = [(cell.seed, cell.grid["partition.alpha"], cell.grid["federation.batch_size"], n) for cell, n in found]
+    assert points == [(1, 0.5, size, number) for size in (10, 20) for number in (1, 4)]
+    planner.write_plan(plan)
+    read = Plan.read(Path("results/plan.json"))
+    assert read.probes == plan.probes
+    for probe in plan.probes:
+        held = yaml.safe_load(probe.files.settings.read_text())
+        assert (held["run"], held["round"], held["kind"]) == (probe.run_key, probe.round, "gradients")
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        (NORMS | {"rounds": [5]}, r"probes\.n\.rounds: 5 is beyond the last round, 4"),
+        (NORMS | {"rounds": [0]}, r"probes\.n\.rounds\.0: 0 can't be used"),
+        (NORMS | {"algorithms": ["moon"]}, r"probes\.n\.algorithms: the study has no 'moon'"),
+        (NORMS | {"seeds": [7]}, r"probes\.n\.seeds: the study has no '7'"),
+        (NORMS | {"where": {"partition.alpha": 0.5}}, r"probes\.n\.where: 'partition\.alpha' is not in study\.grid"),
+        (NORMS | {"models": ["class"]}, r"probes\.n\.models: 'class' can't be used with fedavg"),
+        (NORMS | {"models": ["trained", "trained"]}, r"'trained' is listed twice"),
+        (NORMS | {"modles": []}, r"probes\.n\.modles: unknown key; did you mean 'models'\?"),
+        ({"kind": "head_norms"}, r"probes\.n\.kind: there is no probe 'head_norms'; did you mean 'head-norms'\?"),
+        ({"rounds": [1]}, r"probes\.n: its kind is missing"),
+        ({"kind": "locals", "clients": [10]}, r"probes\.n\.clients: there is no client 10"),
+        ({"kind": "surface", "points": 2}, r"probes\.n\.points: 2 can't be used"),
+    ],
+    ids=str,
+)
+def test_what_can_not_be_looked_at_is_refused_before_any_job(entry: dict[str, Any], told: str) -> None:
+    with pytest.raises(SettingsError, match=told) as error:
+        made({"n": entry})
+    assert "\n" not in str(error.value)
+
+
+def test_a_point_that_the_grid_never_has_is_refused() -> None:
+    entry = NORMS | {"where": {"partition.alpha": 0.4}}
+    with pytest.raises(SettingsError, match=r"probes\.n\.where: 'partition\.alpha' is never 0\.4 in study\.grid"):
+        made({"n": entry}, study={"algorithms": ["fedavg"], "grid": {"partition.alpha": [0.3, 0.5]}})
+    with pytest.raises(SettingsError, match=r"study\.grid: 'probes\.n\.rounds' can't be varied"):
+        made({"n": NORMS}, study={"algorithms": ["fedavg"], "grid": {"probes.n.rounds": [[1], [2]]}})
+
+
+@pytest.mark.parametrize("label", ["fedavg", "scaffold"])
+def test_the_states_that_a_probe_needs_stay(label: str) -> None:
+    """Whatever `keep_models` says; those of a method whose clients keep something, too."""
+    params = studies.settings((label,), 6, artifacts={"keep_models": "last"}, dataset={"subset": 200})
+    params["probes"] = {"n": {"kind": "head-norms", "rounds": [3]}}
+    plan = studies.prepare(params)
+    (run,) = studies.open_runs(plan)
+    list(run.run_segment(6))
+    collect.collect_rounds(run.files, 6, plan.keep_models)
+    there = [number for number in range(7) if run.files.round(number).server_state.exists()]
+    assert there == [0, 2, 3, 5, 6]
+    (probe,) = plan.probes
+    typed("probe", str(probe.files.settings))
+    table = files.read_parquet(probe.files.table, files.read_recorded_sha256(probe.files.table))
+    assert table["owner"].unique().to_pylist() == run.participants(3)
+    before = studies.bits(run.files.path)
+    typed("probe", str(probe.files.settings))
+    assert studies.bits(run.files.path) == before, "a probe changes nothing of its run"
+    assert files.read_parquet(probe.files.table).equals(table)
+
+    # declared too late: the states of round 4 are gone
+    params["probes"]["n"]["rounds"] = [4]
+    (probe,) = studies.prepare(params).probes
+    with pytest.raises(ArtifactError, match=r"the states of round 4 or of the one before it are gone, .* `rm -r "):
+        typed("probe", str(probe.files.settings))
+    assert not probe.files.table.exists()
+
+
+def test_edited_settings_of_a_probe_are_refused() -> None:
+    plan = made({"n": NORMS | {"algorithms": ["fedavg"]}})
+    planner.write_plan(plan)
+    (probe,) = plan.probes
+    place = probe.files.settings
+    right = place.read_text()
+    for edited, told in (
+        (right.replace("trained", "received"), "was edited: its key would be "),
+        (right.replace("round: 2", "round: 3"), "was edited: its key would be "),
+        ("[]", "is damaged ("),
+        ("a: [", "is damaged ("),
+    ):
+        assert edited != right
+        place.write_text(edited)
+        with pytest.raises(ArtifactError) as error:
+            typed("probe", str(place))
+        assert str(error.value).startswith(f"{place} {told}")
+    place.write_text(right)
+    with pytest.raises(ArtifactError, match="is missing"):
+        typed("probe", str(place.with_name("head-norms-0123456789ab.yaml")))

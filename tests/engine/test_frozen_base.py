@@ -1,0 +1,136 @@
+"""A frozen base computes its features once; runs on them are those of the whole network, and go on with no others."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import files
+from fedpipe.engine.clients import frozen
+from fedpipe.engine.run import Run
+from fedpipe.models.vgg16 import VGG16
+from fedpipe.planning import download
+from fedpipe.planning.planner import NewPlan
+from tests import small_studies as studies
+
+IMAGES, CLASSES = 24, 3
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def sha256(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def prepared(**sections: Any) -> NewPlan:
+    """A study of two clients, whose weights of VGG16 lie in a file."""
+    if not Path("vgg.pth").exists():
+        random = np.random.default_rng(0)
+        x = random.integers(0, 256, (IMAGES, 3, 32, 32), dtype=np.uint8)
+        np.savez("images.npz", x=x, y=np.arange(IMAGES) % CLASSES)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            network = VGG16(weights=None, frozen=False).build((3, 32, 32), CLASSES)
+        torch.save(network.state_dict(), "vgg.pth")
+    params = studies.settings(
+        ("fedavg",),
+        2,
+        dataset={"name": "npz", "path": "images.npz", "split": "pooled"},
+        transforms={"mean": [0.5], "std": [0.5]} | sections.pop("transforms", {}),
+        partition={"scheme": "iid"},
+        federation={"clients": 2, "participation": 1.0, "batch_size": 5},
+        **sections,
+    )
+    params["partition"] = {"scheme": "iid"}
+    params["model"] = {"name": "vgg16", "weights": "vgg.pth"}
+    studies.write(params, Path())
+    download.declare_dataset(None, Path("params.yaml"))
+    return studies.prepare(yaml.safe_load(Path("params.yaml").read_text()))
+
+
+def test_a_run_on_features_is_that_of_the_whole_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, calls = prepared(), []
+    computed = frozen.compute_features
+    monkeypatch.setattr(frozen, "compute_features", lambda *args: calls.append(args) or computed(*args))
+    (run,) = studies.open_runs(made)
+    list(run.run_segment(1))
+    (again,) = studies.open_runs(made, stack=2)
+    assert len(calls) == 1, "once for a data set"
+    assert torch.equal(run.clients.x, again.clients.x)
+    assert run.clients.x.shape == (IMAGES, 512)
+
+    whole = VGG16(weights="vgg.pth", sha256=sha256("vgg.pth")).build_initial_network((3, 32, 32), CLASSES)
+    images = torch.as_tensor(np.load("images.npz")["x"])
+    x, y = (images.float() / 255 - 0.5) / 0.5, run.clients.y
+    with torch.no_grad():
+        torch.testing.assert_close(run.clients.x, whole.body[:3](x), rtol=1e-4, atol=1e-5)
+
+    # a round of FedAvg by plain PyTorch, through the whole network
+    sums: dict[str, torch.Tensor] = {}
+    for client in range(2):
+        net = VGG16(weights="vgg.pth", sha256=sha256("vgg.pth")).build_initial_network((3, 32, 32), CLASSES)
+        optimizer = torch.optim.SGD([value for value in net.parameters() if value.requires_grad], lr=0.1)
+        order = run.clients.shuffle_indices(client, 1, "batches", 0)
+        for first in range(0, len(order), 5):
+            rows = torch.as_tensor(order[first : first + 5])
+            optimizer.zero_grad()
+            F.cross_entropy(net(x[rows]), y[rows]).backward()
+            optimizer.step()
+        share = run.clients.sizes[client] / run.clients.sizes.sum()
+        for name, value in net.named_parameters():
+            if value.requires_grad:
+                sums[name] = sums.get(name, 0) + share * value.detach()
+    model = run.load_server_state(1)["model"]
+    assert list(model) == list(sums) == ["body.3.weight", "body.3.bias", "head.weight", "head.bias"]
+    for name, value in sums.items():
+        torch.testing.assert_close(model[name], value, rtol=1e-3, atol=1e-5)
+        assert not torch.equal(model[name], run.make_initial_model(0)[name]), "it must have trained"
+
+
+def test_features_do_not_depend_on_threads() -> None:
+    (run,) = studies.open_runs(prepared())
+    place = frozen.get_features_path(run.settings)
+    before = place.read_bytes()
+    assert files.read_json(place.with_suffix(".json"))["made_by"]["torch"] == torch.__version__
+    for path in (place, place.with_suffix(".json")):
+        path.unlink()
+    studies.open_runs(prepared(), threads=2)
+    assert place.read_bytes() == before
+
+
+def test_a_run_goes_on_with_no_other_features() -> None:
+    made = prepared()
+    (run,) = studies.open_runs(made)
+    list(run.run_segment(1))
+    place = frozen.get_features_path(run.settings)
+    held = files.read_json(place.with_suffix(".json"))
+    other = {"features": files.read_pt(place)["features"] + 1}
+    held[place.name] = files.write_pt(place, other)
+    files.write_json(place.with_suffix(".json"), held)
+    (again,) = studies.open_runs(made)
+    with pytest.raises(ArtifactError, match=rf"round 0 was made with another features .* than lies in {place}"):
+        list(again.run_segment(2))
+    place.write_bytes(b"damaged")
+    with pytest.raises(ArtifactError, match=f"{place} is damaged"):
+        Run(run.files)
+
+
+def test_other_transforms_are_other_features_and_random_ones_are_refused() -> None:
+    (one,) = studies.open_runs(prepared())
+    (two,) = studies.open_runs(prepared(transforms={"std": [0.25]}))
+    assert frozen.get_features_path(one.settings) != frozen.get_features_path(two.settings)
+    assert not torch.equal(one.clients.x, two.clients.x)
+    with pytest.raises(SettingsError, match=r"transforms\.flip: images can't change at random under the frozen base"):
+        prepared(transforms={"flip": True})

@@ -1,0 +1,486 @@
+"""From runs to the papers' cells and figures: small studies under the papers' names, run here, on digits."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import itertools
+import math
+import shutil
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import files, layout
+from fedpipe.engine import collect
+from fedpipe.engine.diagnostics import stage
+from fedpipe.engine.run import Run
+from fedpipe.papers import cells, drawing, layouts, make, measured, published, views
+from fedpipe.papers.cells import MeasuredCell
+from fedpipe.papers.published import CellId
+from fedpipe.papers.ran import PaperStudy
+from fedpipe.papers.svg import SvgFigure
+from fedpipe.papers.verdicts import Number
+from fedpipe.planning import download, partition, planner
+from fedpipe.planning.plan import Plan
+from fedpipe.planning.planner import NewPlan
+from fedpipe.report import contents, tables
+from fedpipe.settings.execution import Execution
+from tests import small_studies as studies
+
+PFPS, CW = layouts.load_papers()["PFPS-LWC"], layouts.load_papers()["cwFedAvg"]
+SMOKE = {"smoke": {"federation.rounds": 2, "dataset.subset": 200}}
+GRID = {
+    "evaluation": {"protocols": ["personal-on-local", "prototype-on-local"]},
+    "algorithms": {"fedper": {}, "fedproto": {"shown": "prototype-on-local"}},
+    "study": {
+        "algorithms": ["fedper", "fedproto"],
+        "seeds": [0, 1],
+        "grid": {"partition.alpha": [0.3, 0.5], "federation.participation": [0.3, 0.5]},
+    },
+}
+SWEEP = {
+    "evaluation": {"protocols": ["personal-on-local"]},
+    "algorithms": {"fedper": {}, "pfps_lwc": {}},
+    "study": {
+        "algorithms": ["fedper", "pfps_lwc"],
+        "grid": {
+            "setting": {
+                "Figure 8a/8": {"federation.batch_size": 8},
+                "Figure 8a/64": {"federation.batch_size": 64},
+                "Figure 8b/9": {"federation.local_epochs": 9},
+            }
+        },
+    },
+}
+SENT = {
+    "evaluation": {"protocols": ["personal-on-local", "trained-on-local"]},
+    "federation": {"participation": 1.0, "buffers": "keep"},
+    "algorithms": {"ifca": {"clusters": 3}, "fedamp": {"shown": "trained-on-local"}},
+    "study": {
+        "algorithms": ["fedavg", "ifca", "fedamp", "cwfedavg"],
+        "grid": {"setting": {"alpha=0.5": {"partition.alpha": 0.5}}},
+    },
+    "report": {"round": "best"},
+}
+NORMS = {
+    "federation": {"participation": 1.0},
+    "study": {
+        "algorithms": ["cwfedavg"],
+        "grid": {"data": {"CIFAR-10": {"partition.alpha": 0.3}}, "algorithms.cwfedavg.wdr": [0, 10]},
+    },
+    "evaluation": {"protocols": ["personal-on-local"]},
+    "probes": {"norms": {"kind": "head-norms"}},
+}
+
+
+def declared(place: str, **sections: Any) -> NewPlan:
+    """A study in its place, planned at scale smoke."""
+    path = Path(f"studies/papers/{place}.yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    labels = tuple(sections["study"]["algorithms"])
+    base = studies.settings(labels, 5, model={"name": "mlp", "hidden": [8]})
+    for name, section in sections.items():
+        base[name] = base.get(name, {}) | section
+    path.write_text(yaml.safe_dump(base | {"scales": SMOKE}, sort_keys=False))
+    planner.write_plan(made := planner.make_plan(path, "smoke"))
+    return made
+
+
+def run(made: NewPlan) -> None:
+    """All of a study that is not there yet."""
+    for name in {run.dataset for run in made.runs}:
+        if not layout.dataset_file(name).exists():
+            download.download_dataset(name)
+    for key in made.partitions:
+        partition.partition_dataset(key)
+    for planned in made.runs:
+        here = Run(planned.files, Execution(), 1, made.keep_models)
+        for _ in here.run_segment(planned.rounds):
+            pass
+        collect.collect_rounds(planned.files, planned.rounds, made.keep_models)
+    for planned in made.probes:
+        stage.run_probe(planned.files.settings, Execution())
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NewPlan]]:
+    """Four studies, run; the current folder is theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("papers"))
+        made = {
+            "pfps_lwc/table2": declared("pfps_lwc/table2", **GRID),
+            "pfps_lwc/figure8": declared("pfps_lwc/figure8", **SWEEP),
+            "cwfedavg/table2": declared("cwfedavg/table2", **SENT),
+            "cwfedavg/figure5": declared("cwfedavg/figure5", **NORMS),
+        }
+        for plan in made.values():
+            run(plan)
+        yield made
+
+
+def there(paper: layouts.Paper, scale: str = "smoke") -> measured.StudyFinder:
+    """A paper's studies by their names."""
+    return functools.cache(lambda name: PaperStudy.find(paper.stem, name, scale))
+
+
+def found(paper: layouts.Paper, scale: str = "smoke") -> dict[CellId, MeasuredCell]:
+    """A paper's cells by their places."""
+    return measured.measure_cells(paper, there(paper, scale))
+
+
+def number(cell: MeasuredCell) -> Number:
+    """A cell's number, which has to be there."""
+    assert cell.number, cell.reason
+    return cell.number
+
+
+def shown(plan: NewPlan, method: str, protocol: str, **point: str) -> pd.Series[Any]:
+    """The row of a study's own table that stands for a cell."""
+    table = tables.build_result_table(plan)
+    here = (table["algorithm"] == method) & (table["protocol"] == protocol)
+    here &= (table["round"] == plan.report.round) & (table["average"] == plan.report.average)
+    for name, value in point.items():
+        here &= table[name] == value
+    (row,) = [row for _, row in table[here].iterrows()]
+    return row
+
+
+def test_an_accuracy_is_that_of_the_studys_own_table(ran: dict[str, NewPlan]) -> None:
+    """Also where two lists have the same values, so that only the order of their names tells the cells apart."""
+    told, plan = found(PFPS), ran["pfps_lwc/table2"]
+    rows_ = {"FedPer": ("fedper", "personal-on-local"), "FedProto": ("fedproto", "prototype-on-local")}
+    for (row, (method, protocol)), alpha, share in itertools.product(rows_.items(), ("0.3", "0.5"), ("0.3", "0.5")):
+        cell = told[CellId("PFPS-LWC", "Table 2", row, f"{alpha}/{share}", "accuracy_pct")]
+        own = shown(plan, method, protocol, **{"partition.alpha": alpha, "federation.participation": share})
+        assert (number(cell).mean, number(cell).std) == pytest.approx((own["mean"], own["std"]))
+        assert number(cell).runs == len(cell.keys) == len(number(cell).values) == 2
+        assert cell.test_samples
+        assert (cell.classes, cell.is_generated, cell.diverged_runs) == (10, False, 0)
+        assert cell.settings["dataset.name"] == "digits"
+        assert math.isfinite(cell.hours)
+    absent = told[CellId("PFPS-LWC", "Table 2", "FedPer", "0.1/0.3", "accuracy_pct")]
+    assert (absent.number, absent.reason) == (None, "not part of scale smoke")
+
+
+@pytest.mark.parametrize(("protocol", "tests"), [("personal-on-local", 30), ("personal-on-global", 100)])
+def test_test_samples_count_once(
+    ran: dict[str, NewPlan], monkeypatch: pytest.MonkeyPatch, protocol: str, tests: int
+) -> None:
+    """Clients have test samples of their own, or are all measured on the same."""
+    totals = {"personal-on-local": (10, 20), "personal-on-global": (100, 100)}
+    rows_ = [(number, name, total) for number in (1, 2) for name, two in totals.items() for total in two]
+    metrics = pd.DataFrame(rows_, columns=["round", "protocol", "total"])
+    monkeypatch.setattr(PaperStudy, "load_metrics", lambda study, cell: metrics)
+    monkeypatch.setattr(PaperStudy, "get_protocol", lambda study, label: protocol)
+    study = PaperStudy.find("pfps_lwc", "table2", "smoke")
+    assert study is not None
+    assert study.count_test_samples(study.finished_cells[0]) == tests
+
+
+def test_a_method_is_shown_by_its_own_protocol_and_round(ran: dict[str, NewPlan]) -> None:
+    told, plan = found(CW), ran["cwfedavg/table2"]
+    for row, method, protocol in (
+        ("FedAvg", "fedavg", "personal-on-local"),
+        ("FedAMP", "fedamp", "trained-on-local"),
+        ("cwFedAvg", "cwfedavg", "personal-on-local"),
+    ):
+        cell = told[CellId("cwFedAvg", "Table 2", row, "alpha=0.5", "accuracy_pct")]
+        assert number(cell).mean == pytest.approx(shown(plan, method, protocol, setting="alpha=0.5")["mean"])
+
+
+def test_what_is_sent_is_told_in_sizes_of_the_model(ran: dict[str, NewPlan]) -> None:
+    told = found(CW)
+    cost = {row: told[CellId("cwFedAvg", "Table 2", row, "cost", "communication_cost")] for row in ("FedAvg", "IFCA")}
+    assert {row: (number(cell).mean, cell.expected) for row, cell in cost.items()} == {
+        "FedAvg": (2.0, 2.0),
+        "IFCA": (pytest.approx(4.0, rel=1e-2), 4.0),
+    }
+
+
+def test_a_gain_in_the_text_is_a_difference_of_cells(ran: dict[str, NewPlan]) -> None:
+    told, plan = found(PFPS), ran["pfps_lwc/figure8"]
+    gain = told[CellId("PFPS-LWC", "text", "PFPS-LWC - FedPer", "Figure 8b/9", "accuracy_gain_points")]
+    one, two = (
+        shown(plan, method, "personal-on-local", setting="Figure 8b/9")["mean"] for method in ("pfps_lwc", "fedper")
+    )
+    assert number(gain).mean == pytest.approx(one - two)
+    assert len(gain.keys) == 2
+
+
+def test_a_sweep_has_the_studys_points(ran: dict[str, NewPlan]) -> None:
+    made = drawing.draw_figures(PFPS, there(PFPS))
+    figure = made["PFPS-LWC", "Figure 8"]
+    assert isinstance(figure, SvgFigure)
+    lines = figure.csv.splitlines()
+    assert lines[0] == "panel,line,x,mean"
+    assert {tuple(line.split(",")[:3]) for line in lines[1:]} == {
+        (panel, line, x)
+        for panel, x in (("Figure 8a", "8"), ("Figure 8a", "64"), ("Figure 8b", "9"))
+        for line in ("FedPer", "PFPS-LWC")
+    }
+    assert made["PFPS-LWC", "Figure 6"] == f"Not drawn: {measured.NO_STUDY}."
+    assert str(made["PFPS-LWC", "Figure 1"]) == layouts.DIAGRAM_REASON
+
+
+def test_the_error_of_the_estimate_comes_of_a_probe(ran: dict[str, NewPlan]) -> None:
+    from fedpipe.engine.diagnostics import head_norms
+
+    made = drawing.draw_figures(CW, there(CW))
+    figure = made["cwFedAvg", "Figure 5"]
+    assert isinstance(figure, SvgFigure)
+    told = [line.split(",") for line in figure.csv.splitlines()]
+    errors = {float(line[-2]): float(line[-1]) for line in told if line[0].startswith('"R')}
+    plan = ran["cwfedavg/figure5"]
+    for probed in plan.probes:
+        (cell,) = [cell for cell in plan.cells if cell.key == probed.run_key]
+        table = files.read_parquet(probed.files.table, files.read_recorded_sha256(probed.files.table))
+        assert errors[cell.grid["algorithms.cwfedavg.wdr"]] == pytest.approx(
+            head_norms.compute_share_distance(table), rel=1e-4
+        )
+    assert len(errors) == len(plan.probes) == 2
+
+
+def test_what_contradicts_that_norms_fall_as_shares_grow() -> None:
+    """FedDW's Figure 4: "higher proportions lead to smaller weight moduli"."""
+    norms = pd.DataFrame({"share": [0.6, 0.3, 0.1, None], "norm": [1.0, 2.0, 3.0, 4.0]})
+    assert not measured.find_contradictions(norms).any()
+    found = measured.find_contradictions(norms.assign(norm=[4.0, 3.0, 2.0, 1.0]))
+    assert list(found) == [True, True, True, False], "a class without samples has none of less"
+    close = norms.assign(norm=[2.5, 2.0, 3.0, 4.0])
+    assert not measured.find_contradictions(close).any(), "0.3 is not less than half of 0.6"
+
+
+def test_circles_are_at_their_share_of_the_norms(ran: dict[str, NewPlan]) -> None:
+    figure = layouts.Figure(
+        form="circles", says="norms", study="figure5", probe="head-norms", panels=("data", "client")
+    )
+    made = drawing.draw_figures(CW.model_copy(update={"figures": {"Figure 4": figure}}), there(CW))[
+        "cwFedAvg", "Figure 4"
+    ]
+    assert isinstance(made, SvgFigure)
+    frame = pd.read_csv(io.StringIO(made.csv))
+    assert len(frame) == 2 * drawing.MAX_CIRCLE_CLIENTS * 10
+    assert frame["norm"].sum() == pytest.approx(2 * drawing.MAX_CIRCLE_CLIENTS, abs=1e-3), (
+        "the norms of a head add up to one"
+    )
+
+
+def test_pages_of_what_was_run_and_reasons_for_the_rest(ran: dict[str, NewPlan]) -> None:
+    comparison = make.write_papers("smoke")
+    folder = make.get_pages_folder("smoke")
+    frame = pd.read_csv(folder / "cells.csv")
+    assert len(frame) == len(published.load_published())
+    filled = frame[frame["measured_mean"].notna()]
+    assert list(filled[filled["table"] == "Table 2"].value_counts(["paper"])) == [8, 8], "PFPS-LWC and cwFedAvg"
+    assert (filled["scale"] == "smoke").all()
+    assert (folder / "figures/pfps_lwc-figure-8.csv").is_file()
+    text = (folder / "pfps_lwc.html").read_text()
+    assert "Changed at this scale: federation.rounds 2; dataset.subset 200." in text
+    assert measured.NO_STUDY in text
+    assert not comparison.orders, "smoke judges nothing"
+    with pytest.raises(SettingsError, match="'smok' is no scale of the papers; did you mean 'smoke'"):
+        make.write_papers("smok")
+
+
+def test_a_run_that_studies_share_in_two_lengths_counts_once(ran: dict[str, NewPlan]) -> None:
+    whole = ran["pfps_lwc/figure8"]
+    for planned in whole.runs:
+        collect.collect_rounds(planned.files, 1, whole.keep_models)
+    begun = dataclasses.replace(whole, cells=tuple(dataclasses.replace(cell, rounds=1) for cell in whole.cells))
+    hours = make._describe_build([PaperStudy(whole)]).hours
+    assert hours > make._describe_build([PaperStudy(begun)]).hours > 0
+    for studies_ in ([PaperStudy(begun), PaperStudy(whole)], [PaperStudy(whole), PaperStudy(begun)]):
+        assert make._describe_build(studies_).hours == pytest.approx(hours)
+
+
+def test_a_run_that_is_not_done_costs_its_own_cells(ran: dict[str, NewPlan], tmp_path: Path) -> None:
+    plan = ran["pfps_lwc/table2"]
+    gone = next(cell for cell in plan.cells if (cell.algorithm, cell.seed) == ("fedper", 0))
+    column = f"{gone.grid['partition.alpha']}/{gone.grid['federation.participation']}"
+    place = CellId("PFPS-LWC", "Table 2", "FedPer", column, "accuracy_pct")
+    before = found(PFPS)
+    away = gone.merged_files.path.rename(tmp_path / "away")
+    try:
+        after = found(PFPS)
+        assert number(after[place]).runs == 1, "the other seed is there"
+        assert before[place].missing_hours is None
+        assert 0 < (after[place].missing_hours or 0) < 0.1, "one run of two rounds is missing"
+        other = place._replace(row="FedProto")
+        assert after[other] == before[other]
+        files.write_json(plan.study_files.unavailable_runs, {str(gone.files.path): "data not here"})
+        study = PaperStudy.find("pfps_lwc", "table2", "smoke")
+        assert study
+        assert study.explain_missing("fedper", column) == "data not here"
+        assert study.get_missing_cells("fedper", column) == [gone]
+        assert 0 < study.estimate_hours([gone]) < 0.1, "a run of two rounds, as others of its kind took"
+        assert study.get_missing_cells("fedper", "no such column") == []
+    finally:
+        files.write_json(plan.study_files.unavailable_runs, {})
+        shutil.move(away, gone.merged_files.path)
+
+
+def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cwFedAvg's Table 5 and the coefficients in its text, from the study; and Table 7, from shapes alone."""
+    (tmp_path / "studies").symlink_to(studies.ROOT / "studies")
+    monkeypatch.chdir(tmp_path)
+    planner.write_plan(planner.make_plan(Path("studies/papers/cwfedavg/table1.yaml")))
+    told = found(CW, "paper")
+    numbers, checked = published.load_published(), 0
+    for place, cell in told.items():
+        if place.metric in ("hyperparameter", "server_memory_million_parameters"):
+            assert number(cell).mean == pytest.approx(numbers[place].mean, rel=5e-3), place
+            checked += 1
+    assert checked == 11 + 4 + 9
+    compared = cells.compare_cells(told, "paper")
+    words = {place[2:4]: cell.word for place, cell in compared.cells.items() if place[:2] == ("cwFedAvg", "Table 7")}
+    assert [row for row, word in words.items() if word != "agrees"] == [("cwFedAvg (Output)", "100")], (
+        "print counts the averaged head as well"
+    )
+
+
+@pytest.mark.usefixtures("ran")
+def test_no_page_is_made_of_a_study_that_was_edited_since(ran: dict[str, NewPlan]) -> None:
+    make.write_papers("smoke")
+    page, study = make.get_pages_folder("smoke") / "pfps_lwc.html", ran["pfps_lwc/figure8"].params
+    written, planned = page.read_bytes(), study.read_text()
+    edited = yaml.safe_load(planned)
+    edited["federation"]["learning_rate"] = 0.123
+    study.write_text(yaml.safe_dump(edited, sort_keys=False))
+    with pytest.raises(ArtifactError, match=r"figure8.yaml has changed .* `fedpipe plan --params \S+ --scale smoke`"):
+        make.write_papers("smoke")
+    assert page.read_bytes() == written
+    study.write_text(f"# A comment changes nothing.\n{planned}")
+    make.write_papers("smoke")
+    assert page.read_bytes() == written
+    study.write_text(planned)
+
+
+def test_a_snakemake_makes_no_page_of_plans_that_were_made_meanwhile(ran: dict[str, NewPlan]) -> None:
+    began = contents.compute_plans_fingerprint(Plan.read(ran[name].study_files.plan) for name in sorted(ran))
+    make.write_papers("smoke", began)
+    study = ran["pfps_lwc/figure8"]
+    page, text = make.get_pages_folder("smoke") / "pfps_lwc.html", study.params.read_text()
+    written = page.read_bytes()
+    edited = yaml.safe_load(text)
+    edited["federation"]["learning_rate"] = 0.123
+    study.params.write_text(yaml.safe_dump(edited, sort_keys=False))
+    planner.write_plan(planner.make_plan(study.params, "smoke"))
+    with pytest.raises(ArtifactError, match=r"others than this snakemake began with.*`make papers SCALE=smoke` again"):
+        make.write_papers("smoke", began)
+    assert page.read_bytes() == written
+    study.params.write_text(text)
+    planner.write_plan(study)
+
+
+def played(cells_: list[types.SimpleNamespace], done: list[types.SimpleNamespace], **told: Any) -> Any:
+    """A study whose runs need not be made: of what `measured` and `drawing` ask it, what a test tells."""
+    plan = types.SimpleNamespace(cells=cells_, grid={"data": []}, scale="paper", report=None)
+    answers = {
+        "explain_missing": lambda method, column: "failed: boom",
+        "get_column": lambda cell: cell.grid["data"],
+        "get_protocol": lambda method: "global-on-global",
+        "is_generated": lambda cell: False,
+        "get_differing_settings": lambda cell: {},
+        "compute_hours": lambda cell: 1.0,
+        "diverged_keys": set(),
+    }
+    return types.SimpleNamespace(plan=plan, finished_cells=done, **answers | told)
+
+
+def drawn(name: str, heading: str, there_: dict[str, Any]) -> SvgFigure:
+    """One figure of a paper, which has to be drawn."""
+    paper = layouts.load_papers()[name]
+    alone = paper.model_copy(update={"figures": {heading: paper.figures[heading]}})
+    figure = drawing.draw_figures(alone, there_.get)[name, heading]
+    assert isinstance(figure, SvgFigure), figure
+    return figure
+
+
+def cell_of(method: str, seed: int = 0, **grid: Any) -> types.SimpleNamespace:
+    """A cell of a plan."""
+    key = f"{method}{seed}{grid}"
+    return types.SimpleNamespace(algorithm=method, seed=seed, key=key, rounds=100, grid={"data": "FMNIST"} | grid)
+
+
+def curves(accuracy: dict[Any, list[float]]) -> pd.DataFrame:
+    """Accuracies by round, as `Study.accuracies` has them."""
+    rows_ = [
+        {"key": key, "algorithm": method, "protocol": "global-on-global", "round": number, "accuracy": value}
+        for (method, key), values in accuracy.items()
+        for number, value in enumerate(values, start=1)
+    ]
+    return pd.DataFrame(rows_)
+
+
+def test_rounds_to_the_target_are_those_of_the_mean_over_seeds() -> None:
+    """FedAvg reaches what it has at last, also where one of its seeds ends below the mean of them."""
+    made = {cell_of(method, seed).key: cell_of(method, seed) for method in ("fedavg", "feddual") for seed in (0, 1)}
+    accuracy = {
+        ("fedavg", cell_of("fedavg", 0).key): [0.2, 0.60, 0.7],
+        ("fedavg", cell_of("fedavg", 1).key): [0.2, 0.30, 0.5],
+        ("feddual", cell_of("feddual", 0).key): [0.2, 0.80, 0.8],
+        ("feddual", cell_of("feddual", 1).key): [0.2, 0.55, 0.5],
+    }
+    study = played([*made.values()], [*made.values()], accuracies=curves(accuracy))
+    figure = drawn("FedDUAL", "Figure 4", {"table1": study})
+    found = pd.read_csv(io.StringIO(figure.csv))
+    assert dict(zip(found["line"], found["value"], strict=True)) == {"FedAvg": 3, "FedDUAL": 2}
+    assert {*found["panel"]} == {"FMNIST, target 60.0 %"}
+
+
+def test_a_figure_tells_what_is_not_in_it() -> None:
+    made = [cell_of("fedavg"), cell_of("feddual"), cell_of("feddual", 1), cell_of("moon")]
+    study = played(made, made[:1], accuracies=curves({("fedavg", made[0].key): [0.5]}))
+    figure = drawn("FedDUAL", "Figure 3", {"table1": study})
+    assert figure.missing == "FedDUAL, FMNIST, MOON, FMNIST (failed: boom)"
+    shown_ = views.build_paper_context(
+        layouts.load_papers()["FedDUAL"], cells.compare_cells({}, "paper"), {("FedDUAL", "Figure 3"): figure}, {}
+    )
+    assert [one["missing"] for one in shown_["figures"] if one["heading"] == "Figure 3"] == [figure.missing]
+
+
+def test_norms_of_the_run_beside_are_named_as_such_also_where_it_is_alone() -> None:
+    """cwFedAvg's Figure 11: Table 1's run with WDR, and beside it Figure 5's without."""
+    norms = pd.DataFrame(
+        [{"model": "trained", "owner": 0, "class": 0, "norm": 1.0, "relative": 1.0, "share": 1.0, "samples": 5}]
+    )
+    beside = cell_of("cwfedavg", data="CIFAR-100", **{"algorithms.cwfedavg.wdr": 0})
+    own = cell_of("cwfedavg", data="practical/CIFAR-100")
+    probes = {"load_probes": lambda kind, cell: [(None, norms)]}
+    figure5, table1 = played([beside], [beside], **probes), played([own], [own], **probes)
+    for there_, names in (
+        ({"figure5": figure5}, {"cwFedAvg, wdr = 0, trained models"}),
+        ({"figure5": figure5, "table1": table1}, {"cwFedAvg, trained models", "cwFedAvg, wdr = 0, trained models"}),
+    ):
+        figure = drawn("cwFedAvg", "Figure 11", there_)
+        assert {*pd.read_csv(io.StringIO(figure.csv))["panel"]} == {"training data", *names}
+
+
+def test_the_best_value_is_told_once_all_were_run() -> None:
+    made = [cell_of("feddual", **{"algorithms.feddual.epsilon": epsilon}) for epsilon in (1e-5, 1e-3)]
+    accuracy = {made[0].key: 70.0, made[1].key: 71.0}
+    (text,) = (text for text in layouts.load_papers()["FedDUAL"].text if text.metric == "best_epsilon")
+    for done, expected in ((made[:1], None), (made, 1e-3)):
+        study = played(made, done, get_accuracy=lambda cell: accuracy[cell.key])
+        found_ = measured._measure_text_number(text, {text.study: study}.get)
+        assert (found_.number.mean if found_.number else None) == expected
+        assert found_.reason == ("" if expected else "failed: boom")
+
+
+def test_counterexamples_are_told_of_a_hundred_clients() -> None:
+    """Print: 3 of 100 experiments."""
+    told = [(0, 0.9, 1.0), (0, 0.1, 2.0), (1, 0.9, 2.0), (1, 0.1, 1.0), (2, 0.5, 1.0), (2, 0.5, 1.0), (3, 1.0, 1.0)]
+    norms = pd.DataFrame(told, columns=["owner", "share", "norm"])
+    (text,) = (text for text in layouts.load_papers()["FedDW"].text if text.metric == "counterexamples")
+    made = [cell_of("fedavg")]
+    study = played(made, made, load_probes=lambda kind, cell: [(None, norms)])
+    found_ = measured._measure_text_number(text, {text.study: study}.get)
+    assert (number(found_).mean, number(found_).runs) == (25.0, 1)

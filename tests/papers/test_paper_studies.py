@@ -1,0 +1,334 @@
+"""The papers' studies: each plans without its data at hand, and has the runs that print has."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedpipe.core.storage import layout
+from fedpipe.papers import layouts, make, published
+from fedpipe.planning import planner
+from fedpipe.planning.planner import NewPlan
+from fedpipe.settings.loader import read_params
+from tests.small_studies import ROOT
+
+FILES = sorted(path for path in (ROOT / "studies/papers").rglob("*.yaml") if path.name != layout.DVC_YAML)
+RUNS = {
+    "feddw/table1": 480,
+    "feddw/table2": 360,
+    "feddw/table3": 7,
+    "feddw/table4": 60,
+    "feddual/table1": 81,
+    "feddual/table2": 9,
+    "feddual/table3": 9,
+    "feddual/table4": 9,
+    "pfps_lwc/table2": 63,
+    "pfps_lwc/table3": 63,
+    "pfps_lwc/table4": 42,
+    "pfps_lwc/table5": 24,
+    "pfps_lwc/figure7": 17,
+    "pfps_lwc/figure8": 16,
+    "cwfedavg/table1": 189,
+    "cwfedavg/table2": 135,
+    "cwfedavg/table3": 75,
+    "cwfedavg/table4": 18,
+    "cwfedavg/table6": 12,
+}
+SHARED = {  #: how many runs of one study are another's, too
+    ("feddw/figure6", "feddw/table1"): 20,
+    ("feddual/table2", "feddual/table1"): 3,
+    ("feddual/table3", "feddual/table1"): 3,
+    ("feddual/table4", "feddual/table1"): 3,
+    ("feddual/figure15", "feddual/figure14"): 27,
+    ("feddual/figure14", "feddual/table1"): 27,
+    ("pfps_lwc/table5", "pfps_lwc/table2"): 6,
+    ("pfps_lwc/table5", "pfps_lwc/table3"): 6,
+    ("pfps_lwc/figure7", "pfps_lwc/table2"): 1,
+    ("pfps_lwc/figure8", "pfps_lwc/table2"): 2,
+    ("cwfedavg/table3", "cwfedavg/table1"): 30,
+    ("cwfedavg/table4", "cwfedavg/table3"): 6,
+}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT / "studies/papers").with_suffix(""))
+
+
+@functools.cache
+def planned(study: str, scale: str = "paper") -> NewPlan:
+    return planner.make_plan(Path("studies/papers") / f"{study}.yaml", scale)
+
+
+@pytest.fixture(autouse=True)
+def beside_the_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with the studies and nothing else: no data, no results."""
+    (tmp_path / "studies").symlink_to(ROOT / "studies")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDPIPE_MIRROR", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def keys(study: str) -> set[Path]:
+    return {run.path for run in planned(study).runs}
+
+
+def columns(study: str, scale: str = "paper") -> set[str]:
+    """The names of a study's columns: values of its lists and axes, with a slash between."""
+    plan = planned(study, scale)
+    names = [axis for axis in plan.grid if not axis.startswith("algorithms.")]
+    return {"/".join(str(cell.grid[axis]) for axis in names if axis in cell.grid) for cell in plan.cells}
+
+
+@pytest.mark.parametrize("study", [name(path) for path in FILES])
+def test_a_study_plans_without_its_data(study: str) -> None:
+    made = planned(study)
+    assert {cell.algorithm for cell in made.cells} == set(made.algorithms)
+    assert len(made.runs) == RUNS.get(study, len(made.runs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", [name(path) for path in FILES])
+def test_a_study_has_its_smaller_scales(study: str) -> None:
+    assert set(read_params(Path("studies/papers") / f"{study}.yaml")["scales"]) >= {"smoke", "reduced"}
+    whole = planned(study)
+    for scale in ("smoke", "reduced"):
+        made = planned(study, scale)
+        assert made.seeds == (0,)
+        assert len(made.runs) <= len(whole.runs)
+        assert set(made.algorithms) <= set(whole.algorithms)
+        assert {partition["dataset"].get("subset", 0) for partition in made.partitions.values()} != {
+            0
+        } or scale != "smoke"
+
+
+@pytest.mark.parametrize("study", [name(path) for path in FILES])
+def test_data_are_generated_at_scale_smoke_alone(study: str) -> None:
+    held = read_params(Path("studies/papers") / f"{study}.yaml")
+    scales = held.pop("scales")
+    assert [scale for scale, changes in scales.items() if "generate" in str(changes)] == ["smoke"]
+    assert "generate" not in str(held)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", ["smoke", "reduced"])
+@pytest.mark.parametrize("paper", layouts.load_papers().values(), ids=layouts.PAPER_STEMS)
+def test_what_a_smaller_scale_runs_has_its_cell_in_the_table(paper: layouts.Paper, scale: str) -> None:
+    for table in paper.tables.values():
+        if table.study and not table.flat:
+            study = f"{paper.stem}/{table.study}"
+            assert columns(study, scale) <= set(table.column_labels), study
+            assert set(planned(study, scale).algorithms) <= {row.method for row in table.rows.values()}
+
+
+@pytest.mark.slow
+def test_the_rates_of_feddual_are_a_scale() -> None:
+    made = planned("feddual/table1", "rates")
+    assert len(made.runs) == 3 * 3 * 5 * (7 + 4 + 4)
+    assert made.report.best_over == ("federation.learning_rate", "algorithms.fedprox.mu", "algorithms.fednova.mu")
+
+
+def test_dvc_records_tables_and_pages_where_they_lie() -> None:
+    """Those of scale paper, too, whose name stands in no study's place."""
+    stages = yaml.safe_load((ROOT / "studies/papers" / layout.DVC_YAML).read_text())["stages"]
+
+    def out(stage: str, **item: str) -> Path:
+        (((place, _),),) = (found.items() for found in stages[stage]["outs"])
+        for key, value in item.items():
+            place = place.replace(f"${{item.{key}}}", value)
+        return Path(place)
+
+    path = Path("studies/papers/feddw/table1.yaml")
+    assert out("whole", study="feddw/table1") == layout.StudyFiles.from_params(path, "paper").plan.parent
+    assert out("table", study="feddw/table1", scale="smoke") == layout.StudyFiles.from_params(path, "smoke").plan.parent
+    assert out("pages", scale="paper") == make.get_pages_folder("paper")
+
+
+def test_every_table_that_needs_runs_is_declared() -> None:
+    wanted = {
+        f"{paper.stem}/{part.study}" for paper in layouts.load_papers().values() for part in parts(paper) if part.study
+    }
+    assert wanted - {"cwfedavg/figure1"} == {name(path) for path in FILES}, "the toy network's data are not published"
+
+
+def parts(paper: layouts.Paper) -> Iterator[layouts.Table | layouts.Figure]:
+    yield from paper.tables.values()
+    yield from paper.figures.values()
+
+
+@pytest.mark.parametrize("paper", layouts.load_papers().values(), ids=layouts.PAPER_STEMS)
+def test_rows_and_columns_of_the_layouts_are_those_of_the_studies(paper: layouts.Paper) -> None:
+    for number, table in paper.tables.items():
+        if table.study is None or table.flat:
+            continue
+        made = planned(f"{paper.stem}/{table.study}")
+        methods = {row.method for row in table.rows.values() if row.method}
+        assert methods == set(made.algorithms), number
+        elsewhere = {column for repeat in table.repeats for column in repeat.columns if not repeat.rows}
+        formulas = {column for column in table.column_labels if table.get_metric("", column) != table.metric}
+        assert set(table.column_labels) - elsewhere - formulas == columns(f"{paper.stem}/{table.study}"), number
+        for row, entry in table.rows.items():
+            if entry.method and table.metric == "accuracy_pct":
+                assert made.shown.get(entry.method, made.protocols[0]) == table.get_protocol(row), (number, row)
+
+
+@pytest.mark.parametrize(("study", "other"), SHARED, ids=["-".join(pair) for pair in SHARED])
+def test_runs_that_two_studies_share_exist_once(study: str, other: str) -> None:
+    assert len(keys(study) & keys(other)) == SHARED[study, other]
+
+
+def settings(study: str) -> dict[tuple[str, ...], dict[str, Any]]:
+    """All settings of a study's runs, each once, by method and names of its column."""
+    made = planned(study)
+    texts = {str(cell.files.settings): made.file_texts[str(cell.files.settings)] for cell in made.cells}
+    read_ = {path: yaml.load(text, yaml.CSafeLoader) for path, text in texts.items()}
+    return {
+        (cell.algorithm, *map(str, cell.grid.values()), str(cell.seed)): read_[str(cell.files.settings)]
+        | {"rounds": cell.rounds}
+        for cell in made.cells
+    }
+
+
+PRINT = {  #: the settings that the papers' texts state for all runs of a table or figure; more than one where they vary
+    ("feddw/table1",): {
+        "federation.clients": {10},
+        "federation.participation": {1.0, 0.5},
+        "partition.alpha": {0.5, 0.1},
+        "federation.batch_size": {128, 512},
+        "federation.local_epochs": {5},
+        "federation.optimizer": {"adam", "sgd"},  # Per-FedAvg's plain steps (D6)
+        "federation.learning_rate": {0.001},
+        "rounds": {50, 10},
+        "seed": set(range(5)),
+    },
+    ("feddual/table1", "feddual/table2"): {
+        "federation.clients": {100},
+        "federation.participation": {0.1},
+        "partition.alpha": {0.01},
+        "federation.batch_size": {32},
+        "federation.local_epochs": {3},
+        "seed": set(range(3)),
+    },
+    ("pfps_lwc/table2", "pfps_lwc/table3", "pfps_lwc/table4", "pfps_lwc/table5"): {
+        "federation.clients": {10},
+        "federation.participation": {0.3, 0.5, 0.7},
+        "federation.batch_size": {64},
+        "federation.local_epochs": {5},
+        "federation.optimizer": {"sgd"},
+        "federation.learning_rate": {0.01},
+        "federation.momentum": {0.0},
+        "rounds": {20},
+        "seed": {0},
+    },
+    ("cwfedavg/table1", "cwfedavg/table3", "cwfedavg/table4", "cwfedavg/table6"): {
+        "federation.clients": {20},
+        "federation.participation": {1.0},
+        "federation.batch_size": {10},
+        "federation.local_epochs": {1},
+        "federation.optimizer": {"sgd"},
+        "federation.learning_rate": {0.005},
+        "dataset.test_share": {0.25},
+        "rounds": {1000},
+        "seed": set(range(3)),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("study", "stated"), [(study, stated) for studies_, stated in PRINT.items() for study in studies_]
+)
+def test_what_the_papers_text_states_for_all_runs(study: str, stated: dict[str, set[Any]]) -> None:
+    found: dict[str, set[Any]] = {name: set() for name in stated}
+    for run in settings(study).values():
+        for name in stated:
+            part, _, key = name.partition(".")
+            found[name] |= {run[part][key] if key else run[part]}
+    assert found == stated
+
+
+def test_fedrep_trains_as_many_epochs_as_the_others() -> None:
+    """It counts its own, so that a column of longer or shorter rounds has to say them."""
+    checked = set()
+    for study in ("feddw/table1", "feddw/table2"):
+        for (method, *_), run in settings(study).items():
+            if method == "fedrep":
+                epochs = run["algorithm"]["head_epochs"] + run["algorithm"]["body_epochs"]
+                assert epochs == run["federation"]["local_epochs"]
+                checked.add(epochs)
+    assert checked == {5, 10, 2}
+
+
+def test_pfps_lwcs_baselines_have_their_own_papers_parameters() -> None:
+    """As its studies say; cifar-10's of FedProto, whose paper has no CIFAR-100."""
+    for study in ("pfps_lwc/table2", "pfps_lwc/table3", "pfps_lwc/table4"):
+        for (method, *_), run in settings(study).items():
+            own = {"fedproto": {"penalty": 0.1}, "pfedme": {"attraction": 15, "inner_steps": 5, "inner_rate": 0.09}}
+            assert {name: run["algorithm"][name] for name in own.get(method, {})} == own.get(method, {})
+
+
+def test_the_curves_of_pfps_lwcs_figure_5_are_those_of_its_four_panels() -> None:
+    """CIFAR-10 at beta 0.5 and P 0.3, and at 0.3 and 0.5; CIFAR-100 at 0.1 and 0.5, both at P 0.5."""
+    found = set()
+    for part in layouts.load_papers()["PFPS-LWC"].figures["Figure 5"].run_selections:
+        for cell in planned(f"pfps_lwc/{part.study}").cells:
+            point = cell.grid["partition.alpha"], cell.grid["federation.participation"]
+            wanted = [value if isinstance(value, list) else [value] for value in part.where.values()]
+            assert list(part.where) == ["partition.alpha", "federation.participation"]
+            if all(value in among for value, among in zip(point, wanted, strict=True)):
+                found.add((part.study, *point))
+    assert found == {("table2", 0.5, 0.3), ("table2", 0.3, 0.5), ("table3", 0.1, 0.5), ("table3", 0.5, 0.5)}
+
+
+def test_the_settings_in_print_are_those_of_the_studies() -> None:
+    """cwFedAvg's Table 5, which is a table of settings, and the coefficients in its text."""
+    names = {"alpha_k": "alpha", "sigma": "sigma", "eps1": "eps1", "eps2": "eps2", "rho": "rho"}
+    own = {("FedProx", "mu"): "mu", ("FedAMP", "lambda"): "attraction", ("FedUV", "mu"): "variance"}
+    own |= {("FedUV", "lambda"): "uniformity"}
+    methods = {
+        "FedProx": "fedprox",
+        "FedAMP": "fedamp",
+        "CFL": "cfl",
+        "IFCA": "ifca",
+        "FedNH": "fednh",
+        "FedUV": "feduv",
+    }
+    made = planned("cwfedavg/table1")
+    checked = 0
+    for place, number in published.load_published().items():
+        if (place.paper, place.metric) != ("cwFedAvg", "hyperparameter"):
+            continue
+        for cell in made.cells:
+            data = str(cell.grid["data"]).partition("/")[2].rstrip("*")
+            if place.row == "cwFedAvg" and (cell.algorithm, f"lambda/{data}") == ("cwfedavg", place.column):
+                parameter = "wdr"
+            elif cell.algorithm != methods.get(place.row):
+                continue
+            elif place.row == "IFCA":
+                if data not in place.column.removeprefix("k/").split(" and "):
+                    continue
+                parameter = "clusters"
+            else:
+                parameter = own.get((place.row, place.column)) or names[place.column]
+            settings = yaml.safe_load(made.file_texts[str(cell.files.settings)])
+            assert settings["algorithm"][parameter] == number.mean, (place, data)
+            checked += 1
+    # by seed: in seven columns FedProx, FedAMP's three, CFL's two, FedNH, FedUV's two; IFCA in six; lambda in seven
+    assert checked == 3 * (7 * 9 + 6 + 7)
+
+
+def test_readings_that_comments_name_by_numbers_are_told_on_the_page() -> None:
+    page = (ROOT / "docs/papers.md").read_text()
+    told = [int(number) for number in re.findall(r"^\| D(\d+) \|", page, flags=re.M)]
+    assert told == list(range(1, len(told) + 1))
+    named: set[int] = set()
+    for path in (ROOT / "studies/papers").glob("*/*.yaml"):
+        for first, last in re.findall(r"\bD(\d+)(?:-D(\d+))?\b", path.read_text()):
+            named |= set(range(int(first), int(last or first) + 1))
+    assert len(named) > 20
+    assert named <= set(told)

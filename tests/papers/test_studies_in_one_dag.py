@@ -1,0 +1,75 @@
+"""Several studies as one DAG: each run once, with the most rounds, and what wants data left out with its tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import layout
+from fedpipe.planning import planner
+from fedpipe.planning.combined import CombinedPlan
+from fedpipe.planning.plan import Plan
+from tests import small_studies as studies
+
+
+@pytest.fixture
+def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Plan]:
+    """Two studies with one run in common, of five rounds in one and of two in the other."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "studies/a").mkdir(parents=True)
+
+    def planned(name: str, rounds: int, **others: Any) -> Plan:
+        params = studies.settings(("fedavg", "feddw"), rounds, **others)
+        studies.write(params, tmp_path)
+        (tmp_path / "params.yaml").rename(path := Path(f"studies/a/{name}.yaml"))
+        planner.write_plan(planner.make_plan(path))
+        return Plan.read(layout.StudyFiles.from_params(path).plan)
+
+    return planned("long", 5), planned("short", 2, study={"algorithms": ["fedavg"]})
+
+
+def test_a_shared_run_is_made_once_with_the_most_rounds(plans: tuple[Plan, Plan]) -> None:
+    long, short = plans
+    assert {run.key for run in short.runs} < {run.key for run in long.runs}
+    for work in (CombinedPlan(plans), CombinedPlan((short, long))):
+        assert len(work.runs) == 2
+        assert {run.rounds for run in work.runs.values()} == {5}
+        (shared,) = short.runs
+        assert work.round_counts[str(shared.path)] == (2, 5)
+        assert {(joined.path.parts[-3], joined.round_count) for joined in work.merged_files} == {
+            (shared.key, 2),
+            *((run.key, 5) for run in long.runs),
+        }
+        assert len(work.partitions) == 1
+
+
+def test_what_is_left_out_takes_its_tables_along(plans: tuple[Plan, Plan]) -> None:
+    long, short = plans
+    (shared,) = short.runs
+    other = next(run for run in long.runs if run.key != shared.key)
+    work = CombinedPlan(plans, frozenset([str(other.path)]))
+    assert [*work.runs] == [str(shared.path)]
+    assert work.complete_plans == (short,)
+    assert {joined.round_count for joined in work.merged_files} == {2, 5}, "what is here is made for both"
+    assert CombinedPlan(plans).complete_plans == plans
+
+
+def test_studies_that_execute_otherwise_are_refused(plans: tuple[Plan, Plan]) -> None:
+    long, short = plans
+    assert CombinedPlan(plans).execution == long.execution
+    with pytest.raises(SettingsError, match=r"studies/a/short\.yaml: artifacts\.keep_models differs from that of"):
+        assert CombinedPlan((long, dataclasses.replace(short, keep_models="last"))).execution
+
+
+def test_a_folder_names_its_studies_but_not_dvcs_file(plans: tuple[Plan, Plan]) -> None:
+    Path("studies/a/dvc.yaml").write_text("stages: {}\n")
+    paths = [plan.params for plan in plans]
+    assert layout.list_studies(Path("studies")) == layout.list_studies(Path("studies/a")) == sorted(paths)
+    assert layout.list_studies(paths[0]) == [paths[0]]
+    Path("studies/empty").mkdir()
+    with pytest.raises(SettingsError, match="studies/empty: there is no study in that folder"):
+        layout.list_studies(Path("studies/empty"))

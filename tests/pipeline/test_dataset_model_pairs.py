@@ -1,0 +1,97 @@
+"""Every pair of the README's table of data sets and models: a round of FedAvg on 300 samples, through the DAG.
+
+The samples are real where FEDPIPE_MIRROR names a mirror that holds the data set; otherwise noise stands in, of its
+shape and classes, in an .npz or a Parquet file as a mirror may offer (tests/data has files in the published formats).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torchvision.models.vgg import cfgs, make_layers
+
+from fedpipe.core.storage import files
+from fedpipe.data.datasets.base import PublishedDataset, PublishedTexts
+from fedpipe.data.sources.fetch import MIRROR_VARIABLE
+from fedpipe.settings import loader, parser
+from tests import small_studies as studies
+from tests.pipeline.conftest import Project
+
+SUBSET = 300
+
+
+def pairs() -> list[Any]:
+    """The README's rows: names of data sets, and names of models."""
+    table = (studies.ROOT / "README.md").read_text().split("| data set | samples | models")[1].split("\n\n")[0]
+    rows = [[re.findall(r"`(\w+)`", cell) for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    return [pytest.param(row[0], row[2], id="-".join(row[0])) for row in rows if row[2]]
+
+
+def stand_in(source: PublishedDataset, path: Path) -> None:
+    """A mirror's file of a few samples in each class, 600 at least."""
+    random = np.random.default_rng(0)
+    y = np.arange(4 * max(source.classes, 150)) % source.classes
+    test = np.arange(len(y)) >= len(y) * 3 // 4
+    if isinstance(source, PublishedTexts):
+        words = [f"word{index}" for index in range(500)]
+        texts = [" ".join(random.choice(words, 30)) for _ in y]
+        pq.write_table(pa.table({"split": np.where(test, "test", "train"), "label": y, "text": texts}), path)
+    else:
+        np.savez(path, x=random.integers(0, 256, (len(y), *source.shape), np.uint8), y=y, test=test)
+
+
+def dataset(name: str, folder: Path, project: Project) -> dict[str, Any]:
+    """The section of params.yaml, as `fedpipe download` leaves it; a stand-in is made in the folder if it has to be."""
+    section = parser.parse_dataset({"name": name, "mirror": os.environ.get(MIRROR_VARIABLE)})
+    source, holds = section.effective_dataset, section.fetcher.has_file
+    if isinstance(source, PublishedDataset) and not (
+        holds(source.substitute_name) or all(holds(file.name) for file in source.files)
+    ):
+        stand_in(source, folder / source.substitute_name)
+        section = parser.parse_dataset({"name": name, "mirror": str(folder)})
+    studies.write({"dataset": {"name": name, "subset": SUBSET, "mirror": section.mirror}}, project.folder)
+    assert "is stored" in project.run("fedpipe", "download")
+    found: dict[str, Any] = loader.read_params(project.folder / "params.yaml")["dataset"]
+    return found
+
+
+def model(name: str, names: list[str], folder: Path) -> dict[str, Any]:
+    """The section of params.yaml for these data sets; VGG16 is frozen, with weights from a user's file."""
+    if name == "feddw_cnn" and "mnist" in names:
+        return {"name": name, "channels": [10, 20], "dropout": 0.5}
+    if name == "vgg16":
+        path = folder / "vgg16.pth"
+        torch.save({f"features.{name}": value for name, value in make_layers(cfgs["D"]).state_dict().items()}, path)
+        return {"name": name, "weights": str(path), "sha256": files.sha256_of(path)}
+    return {"name": name}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("names", "models"), pairs())
+def test_a_round_through_the_dag(project: Project, tmp_path: Path, names: list[str], models: list[str]) -> None:
+    datasets = [dataset(name, tmp_path, project) for name in names]
+    networks = [model(name, names, tmp_path) for name in models]
+    params = studies.settings(
+        rounds=1,
+        dataset=datasets[0],
+        partition={"scheme": "dirichlet", "alpha": 1.0},
+        federation={"clients": 3, "participation": 1.0, "batch_size": 32, "optimizer": "adam", "learning_rate": 0.001},
+        study={"grid": {"dataset": datasets, "model": networks}},
+    )
+    params["model"] = networks[0]  # what the grid varies has to make sense by itself
+    studies.write(params, project.folder)
+    project.snakemake()
+    metrics = project.metrics()["fedavg"]
+    assert len(metrics) == len(datasets) * len(networks)
+    for found in metrics.values():
+        assert 0 <= found <= 100
+    dealt = list((project.folder / "results/partitions").glob("*/assignment.parquet"))
+    assert [len(pq.read_table(path)) for path in dealt] == [SUBSET] * len(datasets)

@@ -1,0 +1,93 @@
+"""The table of experiments that `dvc exp show` prints of the shipped study."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedpipe.core.storage import files
+from fedpipe.planning import planner
+from fedpipe.report import contents
+from tests import small_studies as studies
+from tests.docs.page_blocks import commands
+from tests.pipeline.conftest import Project
+
+WIDTH = 160  #: columns of a terminal
+
+
+def record(project: Project, metrics: dict[str, float], **changes: Any) -> None:
+    """Have DVC record the shipped study with other settings, its plan and keys, and these numbers for those of runs.
+
+    No column depends on what lies in the other files; the tutorial's test has them from real runs.
+    """
+    params = yaml.safe_load((studies.ROOT / "params.yaml").read_text())
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        place = params
+        for section in sections:
+            place = place[section]
+        place[key] = value
+    studies.write(params, project.folder)
+    made = planner.make_plan()
+    planner.write_plan(made)
+    contents.write_files(contents.build_keys(made))
+    files.write_json(made.study_files.metrics, metrics)
+    stages = yaml.safe_load((project.folder / "dvc.yaml").read_text())["stages"]
+    outs = [next(iter(out)) if isinstance(out, dict) else out for out in stages["execute"]["outs"]]
+    for place in (Path(out) for out in (*outs, "results/.provenance", *(f"results/runs/{name}" for name in metrics))):
+        if not place.exists():
+            file = place if place.suffix == ".csv" else place / "held"
+            files.write_bytes(file, b"something\n")
+    project.run("dvc", "commit", "-fq")
+
+
+@pytest.mark.slow
+def test_the_shipped_study_with_an_experiment_fits_into_a_terminal(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that changes a method, and one that changes them all."""
+    monkeypatch.chdir(project.folder)
+    shipped = yaml.safe_load((studies.ROOT / "params.yaml").read_text())
+    first = {name: 61.25 + index for index, name in enumerate(shipped["study"]["algorithms"])}
+    record(project, first)
+    project.commit()
+    (line,) = [line for line in commands("docs/dvc.md") if line.startswith("dvc exp show")]
+    for changes, metrics, told in (
+        ({"algorithms__feddw__mu": 0.1}, first | {"feddw": 12.34}, ["algorithms.feddw.mu", "feddw", "12.34"]),
+        ({"partition__alpha": 0.5}, {name: value + 3.5 for name, value in first.items()}, ["partition.alpha", *first]),
+    ):
+        record(project, metrics, **changes)
+        project.run("dvc", "exp", "save", "-n", "tried")
+        shown = project.run("bash", "-c", line)
+        assert max(map(len, shown.splitlines())) <= WIDTH, shown
+        for wanted in ("tried", *told, *(str(value) for name, value in metrics.items() if value != first[name])):
+            assert wanted in shown, wanted
+        assert "results" not in shown
+        assert "learning_rate" not in shown
+        project.run("dvc", "exp", "remove", "tried")
+
+
+@pytest.mark.slow
+def test_an_experiment_that_failed_in_the_queue_is_not_in_the_table(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DVC would show it with the accuracies of its base; those are of no run of it."""
+    monkeypatch.chdir(project.folder)
+    shipped = yaml.safe_load((studies.ROOT / "params.yaml").read_text())
+    record(project, {name: 61.25 for name in shipped["study"]["algorithms"]})
+    project.commit()
+    project.run("dvc", "exp", "run", "--queue", "-n", "broken", "-S", "algorithms.feddw.mu=-1.0")
+    printed = project.run("dvc", "exp", "run", "--run-all", check=False)
+    assert "algorithms.feddw.mu" in printed, printed
+    states = list(csv.DictReader(io.StringIO(project.run("dvc", "exp", "show", "--csv"))))
+    (failed,) = [row for row in states if row["State"] == "Failed"]
+    assert failed["feddw"] == "61.25", "DVC clears it: the option can go"
+    (line,) = [line for line in commands("docs/dvc.md") if line.startswith("dvc exp show")]
+    shown = project.run("bash", "-c", line)
+    assert "broken" not in shown
+    assert "Failed" not in shown

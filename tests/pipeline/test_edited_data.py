@@ -1,0 +1,61 @@
+"""Data, partition and settings that were edited under a run: each is refused by what a user types."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import yaml
+
+from fedpipe.planning.run_settings import digest_json
+from tests import small_studies as studies
+from tests.pipeline.conftest import Project, jobs
+
+
+@pytest.mark.slow
+def test_what_lies_under_a_run_is_not_exchanged(project: Project) -> None:
+    cells, params = project.folder / "data/cells.npz", project.folder / "params.yaml"
+    random = np.random.default_rng(0)
+    arrays = {"x": random.integers(0, 256, (120, 8, 8), dtype=np.uint8), "y": np.arange(120) % 3}
+    cells.parent.mkdir()
+    np.savez(cells, **arrays)
+    settings = studies.settings(
+        rounds=2, dataset={"name": "npz", "path": "data/cells.npz", "split": "pooled"}, federation={"clients": 4}
+    )
+    studies.write(settings, project.folder)
+    project.run("fedpipe", "download")
+    project.snakemake("results/metrics.json")
+    (run,) = (project.folder / "results/runs/fedavg").iterdir()
+    before = studies.bits(run)
+
+    # two more rounds planned, the partition's settings edited, its assignment deleted
+    project.edit(federation={"rounds": 4})
+    project.run("fedpipe", "plan")
+    (place,) = (project.folder / "results/partitions").glob("*/partition.yaml")
+    edited = place.read_text().replace("alpha: 0.3", "alpha: 30.0")
+    place.write_text(edited)
+    (place.parent / "assignment.parquet").unlink()
+    printed = project.snakemake("all", check=False)
+    key = digest_json(yaml.safe_load(edited))
+    assert f"partition.yaml was edited: its key would be {key}; `fedpipe plan` writes it again" in printed
+    assert "segment" not in jobs(printed)
+    assert studies.bits(run) == before
+
+    # as the sentence says; the run goes on with what it was begun with
+    project.run("fedpipe", "plan")
+    project.snakemake("results/metrics.json")
+    grown = studies.bits(run)
+    unchanged = [name for name in before if name.startswith("rounds/")]
+    assert unchanged
+    assert all(grown[name] == before[name] for name in unchanged)
+
+    # the data file edited after it was declared
+    declared = yaml.safe_load(params.read_text())["dataset"]["sha256"]
+    np.savez(cells, **arrays | {"y": (np.arange(120) + 1) % 3})
+    for arguments in (("all",), ("-n", "all")):
+        printed = project.snakemake(*arguments, check=False)
+        assert f"dataset.sha256: {declared} is declared, but data/cells.npz is another file, with SHA-256 " in printed
+        assert "or, if this one is meant, remove dataset.sha256 and run `fedpipe download`." in printed
+        assert "Traceback" not in printed
+    cells.unlink()
+    project.snakemake("results/metrics.json")
+    assert studies.bits(run) == grown

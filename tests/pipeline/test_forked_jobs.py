@@ -1,0 +1,131 @@
+"""Jobs of a local snakemake are forked from one process that has imported what they need, and end with snakemake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedpipe.cli import job_server
+from fedpipe.core.storage.layout import RunFiles
+from tests import small_studies as studies
+from tests.cli.test_job_server import OWN, processes, wait_for_end
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
+from tests.pipeline.test_snakemake import NOTHING, reach
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="fork servers need Linux")
+
+
+@pytest.mark.slow
+def test_a_study_has_the_bits_of_its_commands_typed_by_hand(project: Project) -> None:
+    (project.folder / "witness.py").write_text(OWN)
+    params = studies.settings(("fedavg", "own"), 2, algorithms={"own": {"algorithm": "witness.Own"}})
+    studies.write(params, project.folder)
+    ran = jobs(project.snakemake("runs"))
+    assert (ran["segment"], ran["collect"]) == (2, 0)
+    told = [json.loads(path.read_text()) for path in project.folder.glob("like-*.json")]
+    (job,) = (like for like in told if like["arguments"][:1] == ["segment"])
+    assert job_server.SERVER_CODE in job["parent"]
+    assert job["threads"] == 1
+    wait_for_end(processes(int(job["environment"][job_server.SNAKEMAKE_PID_VARIABLE])))
+    once, logs = project.bits(), {path: path.read_text() for path in project.folder.rglob("results/logs/segment/*")}
+    made_by = [json.loads(path.read_text())["made_by"] for path in sorted(project.folder.rglob("joined/*/times.json"))]
+    for run in project.folder.glob("results/runs/*/*"):
+        studies.forget(run)
+        project.run("rm", "-r", f"{run}/joined")
+        command = ["segment", str(run.relative_to(project.folder)), "--stop", "2", "--collect"]
+        said = project.run("env", "OMP_NUM_THREADS=1", sys.executable, "-m", "fedpipe", *command)
+        assert said in logs.values()
+    assert project.bits() == once
+    again = [json.loads(path.read_text())["made_by"] for path in sorted(project.folder.rglob("joined/*/times.json"))]
+    assert again == made_by
+    assert NOTHING in project.snakemake("-n", "runs")
+    assert not processes(int(job["environment"][job_server.SNAKEMAKE_PID_VARIABLE]))
+
+
+def test_what_jobs_are_forked_from_starts_before_the_plan_and_serves_them(project: Project) -> None:
+    """Else it would be started a second time: its environment has to be that of jobs."""
+    (project.folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "served = 'job_server.main' in str(sys.orig_argv)\n"
+        "doing = 'serves' if served else 'plans' if sys.argv[1:2] == ['plan'] else ''\n"
+        "if doing or '--version' in sys.orig_argv:\n"
+        "    open('begun', 'a').write(f'{doing or sys.orig_argv[-1]}\\n')\n"
+    )
+    studies.write(studies.settings(("fedavg", "scaffold"), 1), project.folder)
+    project.snakemake("-n", "runs")
+    assert (project.folder / "begun").read_text() == "plans\n", "nothing is forked in a dry run"
+    project.edit(federation={"rounds": 2})
+    ran = jobs(project.snakemake("runs"))
+    assert (ran["download"], ran["partition"], ran["segment"]) == (1, 1, 2)
+    begun = (project.folder / "begun").read_text().split()[1:]
+    assert sorted(begun) == ["--version", "plans", "serves"]
+
+
+@pytest.mark.slow
+def test_the_demo_is_measured(tmp_path: Path) -> None:
+    """At a tiny size; its figures are told, and hang together."""
+    small, written = ("--algorithms", "1", "--seeds", "1", "--rounds", "2"), tmp_path / "figures.json"
+    command = [sys.executable, str(studies.ROOT / "benchmarks/demo.py"), *small, "--json", str(written)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(written.read_text())
+    assert found["cores"] == len(os.sched_getaffinity(0))
+    assert 0 < found["compute_core_s"] < found["wall_s"] * found["cores"]
+    assert found["ratio"] == found["wall_s"] * found["cores"] / found["compute_core_s"]
+    assert found["cpu_core_s"] > 1, "what local jobs are forked from counts as well"
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
+def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, how: str) -> None:
+    studies.write(studies.settings(("fedavg", "scaffold"), 400), project.folder)
+    with subprocess.Popen(
+        ["snakemake", "runs", *LOCAL],
+        cwd=project.folder,
+        env=ENVIRONMENT,
+        process_group=0,
+        stdout=subprocess.DEVNULL,
+        stderr=(project.folder / "said").open("w"),
+    ) as running:
+        reach(project, 2, running)
+        mine = processes(running.pid)
+        assert len(mine) >= 2
+        if how == "SIGKILL":
+            running.kill()
+        else:
+            os.killpg(running.pid, signal.SIGINT)  # as Ctrl+C
+        wait_for_end(mine)
+        assert running.wait() != 0
+    done = [
+        RunFiles(run).list_complete_rounds()[-1] for run in project.folder.glob("results/runs/*/*/") if any_round(run)
+    ]
+    assert max(done) < 400, "jobs did not end, they were done"
+    if how == "SIGINT":
+        goes_on = (
+            "Complete rounds are kept, and the same command goes on after them:\n    snakemake runs --profile workflow"
+        )
+        assert (project.folder / "said").read_text().count(goes_on) == 1
+    complete = {
+        run: RunFiles(run).list_complete_rounds()[-1]
+        for run in project.folder.glob("results/runs/*/*/")
+        if any_round(run)
+    }
+    assert complete
+    project.edit(federation={"rounds": max(complete.values()) + 1})
+    if how == "SIGKILL":
+        project.snakemake("runs", "--unlock")
+    project.snakemake("runs")
+    for run, rounds in complete.items():
+        (log,) = project.folder.glob(f"results/logs/segment/{run.parent.name}-*-{max(complete.values()) + 1:04d}.log")
+        assert f"{rounds} of {max(complete.values()) + 1} rounds are complete" in log.read_text()
+
+
+def any_round(run: Path) -> bool:
+    return bool(RunFiles(run).list_complete_rounds())

@@ -1,0 +1,95 @@
+"""Names that are no names: of the clone's folder, of a study, in an archive. Nothing in them is run, nothing leaves."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests import small_studies as studies
+from tests.pipeline.conftest import Project
+
+ODD = "a {b} c;touch PWN;'d'\"e\"$f`g`"
+SPACED = "studies/my study.yaml"
+
+
+def other(name: str) -> tuple[str, str]:
+    return "--config", f"params={name}"
+
+
+@pytest.mark.slow
+def test_a_clone_with_an_odd_path_and_a_study_with_a_space(tmp_path: Path) -> None:
+    """From plan to figures, with an environment that lies in the clone."""
+    project = Project(studies.copy_project(tmp_path / ODD))
+    (project.folder / ".venv").unlink(missing_ok=True)
+    (project.folder / ".venv").symlink_to(sys.prefix)
+    studies.write(studies.settings(rounds=1), project.folder)
+    (project.folder / "params.yaml").rename(project.folder / SPACED)
+    missing = project.run("fedpipe", "show", "--params", SPACED, check=False)
+    command = shlex.split(missing.split("`")[1])
+    assert command == ["fedpipe", "run", "--params", SPACED]
+    python = str(project.folder / ".venv/bin/python")
+    project.run(python, "-m", *command)
+    assert "| fedavg" in project.run("fedpipe", "show", "--params", SPACED)
+    assert "1 done" in project.run("fedpipe", "status", "--params", SPACED)
+    assert "are as recorded" in project.run("fedpipe", "verify", "--rerun", "0", "--params", SPACED)
+    assert "Nothing to be done" in project.snakemake("-n", "all", *other(SPACED))
+    assert not [path for path in tmp_path.rglob("PWN*") if path != project.folder]
+
+
+def test_a_colon_in_the_clones_path_is_refused(tmp_path: Path) -> None:
+    """It parts the entries of PYTHONPATH: jobs would run the installed package in place of the clone's."""
+    project = Project(studies.copy_project(tmp_path / "2026-11-24T07:35"))
+    studies.write(studies.settings(rounds=1), project.folder)
+    said = project.snakemake("-n", "all", check=False)
+    assert "':' can't be part of the path of a study's folder" in said
+    assert "Traceback" not in said
+
+
+def test_a_study_that_is_no_name_is_refused_before_anything_runs(project: Project) -> None:
+    for name in ("studies/a;touch PWN;.yaml", "studies/{a}.yaml"):
+        studies.write(studies.settings(rounds=1), project.folder)
+        (project.folder / name).write_bytes((project.folder / "params.yaml").read_bytes())
+        said = project.snakemake("all", *other(name), check=False)
+        assert said.count("can't be part of a study's path; it should be of letters, digits, spaces and") == 1
+        assert "Traceback" not in said
+    assert not list(project.folder.rglob("PWN"))
+    assert not list(project.folder.glob("results/*/*")), "no job may start"
+
+
+@pytest.mark.slow
+def test_settings_of_a_plan_from_elsewhere_run_no_command(project: Project) -> None:
+    """`dvc pull` brings plan.json: what stands there for jobs' environment is no part of their commands."""
+    studies.write(studies.settings(rounds=1), project.folder)
+    project.run("fedpipe", "plan")
+    place = project.folder / "results/plan.json"
+    text = place.read_text()
+    assert text.count('"auto"') == 2
+    place.write_text(text.replace('"auto"', '"auto; touch PWN; "'))
+    said = project.snakemake("partitions")
+    assert not list(project.folder.rglob("PWN")), said
+
+
+@pytest.mark.slow
+def test_a_pack_from_elsewhere_writes_nothing_outside(project: Project) -> None:
+    """The way in which it was done: any snakemake with clients_per_job unpacks what a segment left."""
+    params = studies.settings(rounds=1, execution={"rounds_per_job": 1, "clients_per_job": 5})
+    studies.write(params, project.folder)
+    project.run("fedpipe", "plan")
+    (settings,) = project.folder.glob("results/runs/*/*/run.yaml")
+    for name in ("../../../../../PWN/round.json", f"{project.folder.parent}/PWN/round.json"):
+        with zipfile.ZipFile(settings.with_name("rounds.zip"), "w") as archive:
+            archive.writestr(name, yaml.safe_dump({}))
+        (project.folder / "results/plan.json").unlink(missing_ok=True)
+        said = project.snakemake("-n", "all", check=False)
+        (line,) = (line for line in said.splitlines() if line.startswith("fedpipe: "))
+        relative = os.path.relpath(settings.with_name("rounds.zip"), project.folder)
+        assert re.match(rf"fedpipe: {relative} is damaged \(.*PWN/round\.json' in it is not a file of a round", line)
+        assert "Traceback" not in said
+        assert not list(project.folder.parent.rglob("PWN"))

@@ -1,0 +1,181 @@
+"""The commands of README, of the pages that go on where it ends, and of CONTRIBUTING, typed in order as written."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+import yaml
+
+from tests import small_studies as studies
+from tests.docs.page_blocks import ROOT, blocks, commands, read
+from tests.pipeline.conftest import Project, jobs, stages
+
+NOTHING = "Nothing to be done"
+INSTALLATION = "tests/docs/test_readme.py::test_the_cpu_installation_leaves_out_what_pytorchs_cuda_build_alone_needs"
+STUDIES = "tests/pipeline/test_several_studies.py"
+WHEEL = "tests/cli/test_init.py::test_the_wheel_runs_a_study_in_an_empty_folder"
+SLURM = "tests/cluster/test_slurm.py::test_the_words_of_the_readme_run_on_slurm"
+
+#: Commands that the stories below do not type, with what types or checks them instead: a test, or CI.
+ELSEWHERE = {
+    "make test": ".ci/run",
+    "make test-all": ".ci/run",
+    "make lint": ".ci/run",
+    "snakemake --lint": ".ci/run",
+    "pytest -q tests/report": ".ci/run",
+    "pytest -q tests/algorithms -k my_avg": (
+        "tests/cli/test_new_algorithm.py::test_a_new_algorithm_passes_the_contract_and_can_be_planned"
+    ),
+    "pip install pre-commit && pre-commit install": (
+        "tests/project/test_ci.py::test_a_hook_lets_the_project_pass_and_bad_code_fail"
+    ),
+    "pip wheel --no-deps . && pip install fedpipe-*.whl": WHEEL,
+    "fedpipe init ../study && cd ../study && fedpipe run": WHEEL,
+    "fedpipe init . --update": WHEEL,
+    "fedpipe run --params studies/table.yaml --scale smoke": (
+        f"{STUDIES}::test_a_scale_of_a_study_has_its_own_table_and_shares_runs"
+    ),
+    "snakemake all --config params=studies/a scale=smoke --profile workflow/profiles/local": (
+        f"{STUDIES}::test_a_folder_of_studies_is_one_dag"
+    ),
+    "fedpipe run --profile slurm": SLURM,
+    "FEDPIPE_PROFILE=slurm dvc repro": SLURM,
+    "python3 -m venv .venv && source .venv/bin/activate": INSTALLATION,
+    "pip install torch==2.11.0 torchvision==0.26.0 --index-url ADDRESS": INSTALLATION,
+    "pip install -r <(grep -vE '^(cuda|nvidia|triton)' requirements.lock)": INSTALLATION,
+    "pip install --no-deps --no-build-isolation -e . && touch .venv/bin/.installed": INSTALLATION,
+}
+
+
+#: Pages all of whose commands are typed.
+DOORS = ("README.md", "CONTRIBUTING.md", "docs/install.md", "docs/studies.md")
+
+
+def test_every_command_is_typed_below_or_elsewhere() -> None:
+    shown = {line for page in DOORS for line in commands(page)}
+    assert set(ELSEWHERE) <= shown, "what no page shows any more needs no exception"
+    for place in ELSEWHERE.values():
+        path, _, test = place.partition("::")
+        assert (ROOT / path).is_file()
+        assert not test or f"\ndef {test}(" in read(path)
+
+
+@pytest.fixture
+def clone(project: Project) -> Project:
+    """A clone that was installed by hand, as docs/install.md says for machines without CUDA: `make` finds all there."""
+    (project.folder / ".venv/bin").mkdir(parents=True)
+    project.run("bash", "-c", commands("docs/install.md")[-1].rpartition("&&")[2])
+    assert "Nothing to be done for 'setup'" in project.run("make", "setup")
+    return project
+
+
+class Typist:
+    """Types the commands of a page, one after another; says what each printed."""
+
+    def __init__(self, project: Project, page: str) -> None:
+        self.project = project
+        self._left = [line for line in commands(page) if line not in ELSEWHERE]
+
+    def next(self, line: str, typed: str | None = None) -> str:
+        """The next command, which is this one; `typed` is what stands for it where it has placeholders."""
+        assert self._left.pop(0) == line
+        return self.project.run("bash", "-c", typed or line)
+
+    def done(self) -> bool:
+        return not self._left
+
+
+@pytest.mark.slow
+def test_the_readme_from_top_to_bottom(clone: Project) -> None:
+    small = studies.settings(("fedavg", "feddw"), 2, federation={"batch_size": 10})
+    small["algorithms"]["feddw"] = {"mu": 1.0}
+    studies.write(small, clone.folder)
+    (clone.folder / "studies/gallery.yaml").write_text((clone.folder / "params.yaml").read_text())
+    clone.commit("as shipped")
+    typist = Typist(clone, "README.md")
+
+    assert "| feddw" in typist.next("make demo")
+    typist.next("source .venv/bin/activate", ":")  # the tests' own environment is the active one
+    first = clone.metrics()
+    assert stages(typist.next("dvc repro"))[:2] == ["plan", "execute"]
+    assert clone.metrics() == first
+    typist.next("git add . && git commit -m baseline")
+    small["algorithms"]["feddw"] = {"mu": 10.0}
+    studies.write(small, clone.folder)
+    typist.next("$EDITOR params.yaml", "EDITOR=true; $EDITOR params.yaml")
+    printed = typist.next("dvc repro")
+    assert jobs(printed)["segment"] == 1
+    assert "results/runs/feddw/" in printed
+    compared = typist.next("fedpipe compare")
+    assert "workspace − HEAD" in compared
+    assert "| algorithm.mu" in compared
+    assert "feddw" in clone.run("dvc", "metrics", "diff"), "with HEAD, as docs/dvc.md says"
+
+    traced = yaml.safe_load(typist.next("fedpipe trace results/tables/results.md feddw.global-on-global"))
+    assert traced
+    assert "agree" in typist.next("fedpipe verify")
+    keys = [path.name for path in sorted((clone.folder / "results/runs").glob("*/*"))]
+    assert "algorithm" in typist.next("fedpipe diff KEY KEY", shlex.join(["fedpipe", "diff", *keys[:2]]))
+    assert "Nothing to remove" in typist.next("fedpipe prune")
+
+    printed = typist.next("fedpipe run")
+    assert printed.startswith("snakemake all --profile workflow/profiles/local\n")
+    assert NOTHING in printed, "DVC's results are found"
+    assert "feddw" in typist.next("fedpipe list algorithms")
+    assert "mu" in typist.next("fedpipe describe feddw")
+    assert len(typist.next("fedpipe plan --dry-run").splitlines()) == 2
+    assert NOTHING in typist.next("fedpipe run --profile workflow/profiles/gpu")
+    assert typist.done()
+
+    assert {line for line in commands("docs/install.md") if line not in ELSEWHERE} == {"make demo"}, "typed above"
+    typist = Typist(clone, "docs/studies.md")
+    assert r"\toprule" in typist.next("fedpipe show --format latex")
+    printed = typist.next("fedpipe run --params studies/gallery.yaml")
+    assert "segment" not in jobs(printed), "studies share runs"
+    assert "| feddw" in typist.next("fedpipe show --params studies/gallery.yaml")
+    for line, scale in (
+        ("make papers", "smoke"),
+        ("make papers SCALE=reduced", "reduced"),
+    ):  # run by test_make_papers.py
+        printed = typist.next(line, line.replace("make", "make -n"))
+        assert f"snakemake papers --config scale={scale} --profile workflow/profiles/local" in printed
+    assert typist.done()
+
+
+@pytest.mark.slow
+def test_contributing_from_top_to_bottom(clone: Project) -> None:
+    for block in blocks("CONTRIBUTING.md"):
+        if block.language == "python":
+            (clone.folder / block.lines[0].removeprefix("# ")).write_text(block.text)
+    stacks = clone.folder / "tests/models/test_stacking.py"
+    (line,) = [text for text in read("CONTRIBUTING.md").split("`") if text.startswith('"two_nn": ')]
+    text = stacks.read_text()
+    head = next(row for row in text.splitlines() if row.startswith("SMALL"))
+    stacks.write_text(text.replace(head, f"{head}\n    {line},"))
+    typist = Typist(clone, "CONTRIBUTING.md")
+
+    typist.next("make setup && source .venv/bin/activate", "make setup")
+    assert "my_avg" in typist.next("fedpipe new-algorithm my_avg")
+    typist.next("make docs")
+    assert "\n## my_avg\n" in (clone.folder / "docs/algorithms.md").read_text()
+    assert "is stored" in typist.next("fedpipe download wine")
+    typist.next("make docs")
+    assert '"const": "wine"' in (clone.folder / "params.schema.json").read_text()
+    params = {
+        "dataset": {"name": "wine"},
+        "partition": {"scheme": "slices"},
+        "model": {"name": "two_nn"},
+        "federation": {"clients": 5, "rounds": 2},
+        "study": {"algorithms": ["fedavg", "my_avg"]},
+    }
+    studies.write(params, clone.folder)
+    assert "wine" in typist.next("fedpipe partition --preview")
+    assert " passed" in typist.next("pytest -q tests/models -k two_nn")
+    typist.next("make docs")
+    assert typist.done()
+
+    clone.run("fedpipe", "run")
+    assert set(clone.metrics()) == {"fedavg", "my_avg"}
+    for check in ("ruff check", "ruff format --check"):
+        clone.run(*check.split())

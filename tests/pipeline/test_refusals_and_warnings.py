@@ -1,0 +1,87 @@
+"""What snakemake is told that it can't do, and what it says of a study before it runs."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from fedpipe.planning import planner
+from fedpipe.settings import parser
+from tests import small_studies as studies
+from tests.pipeline.conftest import LOCAL, Project, jobs
+
+WARNING = "fedpipe: warning: algorithms.cfl.after: 20 is no less than federation.rounds (1)"
+KEPT = ["kept-on-global", "kept-on-local"]
+
+
+def test_settings_on_snakemakes_command_line_are_refused_by_name(project: Project) -> None:
+    study = studies.settings(rounds=1)
+    studies.write(study, project.folder)
+    (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
+    (project.folder / "mine.yaml").write_text("params: studies/other.yaml\n")
+    studies.write(study, project.folder)
+    for arguments, named in (
+        (("--config", "params=params.yaml", "federation={rounds: 1}"), "'federation'"),
+        (("--configfile", "studies/other.yaml"), ", ".join(f"'{section}'" for section in study)),
+    ):
+        printed = project.snakemake("all", *arguments, check=False)
+        assert [line for line in printed.splitlines() if line.startswith("fedpipe:")] == [
+            f"fedpipe: {named} in --config or --configfile would change nothing; settings belong in params.yaml, or in "
+            "another study's file, named by --config params=studies/NAME.yaml."
+        ]
+        assert "Traceback" not in printed
+        assert not jobs(printed)
+        assert not (project.folder / "results/plan.json").exists()
+    with pytest.raises(AssertionError, match="ended with 2"):
+        project.snakemake("all", "--config", "parms=studies/other.yaml")
+    assert "results/studies/other" in project.snakemake("-n", "all", "--configfile", "mine.yaml")
+
+
+def test_data_that_came_meanwhile_take_the_place_of_noise(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any edit: a plan with generated samples is made again each time."""
+    monkeypatch.chdir(project.folder)
+    monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: project.folder / "cache")
+    studies.write(studies.settings(dataset={"name": "mnist", "subset": 300, "absent": "generate"}), project.folder)
+    planner.write_plan(made := planner.make_plan())
+    assert [run.dataset.partition("-")[0] for run in made.runs] == ["generated"]
+    for file in parser.parse_dataset({"name": "mnist"}).named_dataset.files:
+        (project.folder / "mirror" / file.name).parent.mkdir(parents=True, exist_ok=True)
+        (project.folder / "mirror" / file.name).write_bytes(b"")  # nobody reads them yet
+    planned = project.run("env", "FEDPIPE_MIRROR=mirror", "snakemake", "-n", "all", *LOCAL)
+    assert jobs(planned)["segment"] == 1
+    assert "results/data/mnist-" in planned
+    assert "results/data/generated-" not in planned
+
+
+@pytest.mark.slow
+def test_warnings_are_shown_as_snakemake_plans_and_stand_under_the_table(project: Project) -> None:
+    studies.write(studies.settings(("fedper", "cfl"), 1, evaluation={"protocols": KEPT}), project.folder)
+    assert project.snakemake("all").count(WARNING) == 1
+    told = project.run("fedpipe", "show")
+    assert f"Warning: {WARNING.removeprefix('fedpipe: warning: ')}" in told
+    assert told.index("| fedper") < told.index("Warning: ")
+    for algorithm, protocol in itertools.product(("fedper", "cfl"), KEPT):
+        assert f"{algorithm},{protocol},sample,last," in (project.folder / "results/tables/results.csv").read_text()
+    again = project.snakemake("-n", "all")
+    assert "Nothing to be done" in again
+    assert WARNING not in again, "the plan holds"
+
+
+@pytest.mark.slow
+def test_models_as_last_trained_are_the_same_in_jobs_of_single_rounds(project: Project) -> None:
+    def bits() -> dict[str, str]:
+        return {name: sha256 for name, sha256 in project.bits().items() if name.startswith("runs")}
+
+    params = studies.settings(("fedper",), 2, evaluation={"protocols": KEPT}, artifacts={"keep_models": "last"})
+    studies.write(params | {"execution": {"rounds_per_job": 1, "clients_per_job": 2}}, project.folder)
+    ran = jobs(project.snakemake("all"))
+    assert (ran["init"], ran["train"], ran["evaluate"]) == (1, 6, 2)
+    project.run("fedpipe", "verify", "--rerun", "0")
+    once = bits()
+    (run,) = (project.folder / "results/runs/fedper").iterdir()
+    studies.forget(run)
+    studies.write(params | {"artifacts": {"keep_models": "all"}}, project.folder)
+    project.snakemake("all")
+    assert "all bits agree" in project.run("fedpipe", "verify")
+    assert once.items() <= bits().items()

@@ -1,0 +1,318 @@
+"""Several studies in one clone: each has its own table and figures, and shares runs with the others."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import hashlib
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import small_studies as studies
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
+from tests.pipeline.test_snakemake import reach
+
+NOTHING = "Nothing to be done"
+OTHER = ("--config", "params=studies/other.yaml")
+
+
+@pytest.mark.slow
+def test_another_study_shares_runs_and_leaves_the_main_one_as_it_is(project: Project) -> None:
+    def report() -> dict[Path, str]:
+        """The main study's plan, tables, figures and keys."""
+        found = [path for path in (project.folder / "results").rglob("*") if path.is_file()]
+        shared = {"runs", "studies", "logs", ".provenance"}
+        own = [path for path in found if not shared & set(path.relative_to(project.folder / "results").parts)]
+        return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in own}
+
+    studies.write(studies.settings(rounds=2), project.folder)
+    project.snakemake()
+    project.commit()
+    main, bits = report(), project.bits()
+
+    studies.write(studies.settings(("fedavg", "fedprox"), 2, report={"round": "best"}), project.folder)
+    (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
+    project.run("git", "checkout", "-q", "params.yaml")
+    ran = jobs(project.snakemake("all", *OTHER))
+    assert ran == {"segment": 1, "table": 1, "curves": 1, "matrices": 1, "partition_figure": 1, "all": 1}
+    assert report() == main
+    assert bits.items() <= project.bits().items()
+    place = project.folder / "results/studies/other"
+    assert "| fedprox" in (place / "tables/results.md").read_text()
+    drawn = {path.stem.partition("-")[0] for path in (place / "figures").iterdir()}
+    assert drawn == {"curves", "matrices", "partition"}
+    assert sorted(path.name for path in (place / "keys").iterdir()) == ["fedavg.json", "fedprox.json"]
+
+    assert NOTHING in project.snakemake("-n", "all")
+    assert NOTHING in project.snakemake("-n", "all", *OTHER)
+    assert NOTHING in project.run("snakemake", "--profile", "slurm", "-n", "all", *OTHER)
+    assert project.run("git", "status", "--porcelain").splitlines() == ["?? studies/other.yaml"]
+    assert "| fedprox" in project.run("fedpipe", "show", "--params", "studies/other.yaml")
+    assert "| fedprox" not in project.run("fedpipe", "show")
+
+
+@pytest.mark.slow
+def test_a_scale_of_a_study_has_its_own_table_and_shares_runs(project: Project) -> None:
+    params = studies.settings(("fedavg", "fedprox"), 2, study={"seeds": [0, 1]})
+    scales = {"smoke": {"study.seeds": [0], "study.algorithms": ["fedavg"]}, "short": {"federation.rounds": 1}}
+    studies.write(params | {"scales": scales}, project.folder)
+    (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
+    smoke = ("--params", "studies/other.yaml", "--scale", "smoke")
+    printed = project.run("fedpipe", "run", *smoke)
+    assert "snakemake all --config params=studies/other.yaml scale=smoke --profile" in printed
+    assert jobs(printed)["segment"] == 1
+    assert (project.folder / "results/studies/other@smoke/tables/results.md").read_text().startswith("Scale smoke. ")
+    assert not (project.folder / "results/studies/other").exists()
+    assert "| fedprox" not in project.run("fedpipe", "show", *smoke)
+    assert "1 run (1 done)" in project.run("fedpipe", "status", *smoke)
+    assert "other@smoke: " in project.run("fedpipe", "verify", *smoke)
+    assert len(project.run("fedpipe", "plan", "--dry-run", *smoke).splitlines()) == 1
+    assert NOTHING in project.snakemake("-n", "all", *OTHER, "scale=smoke")
+    assert jobs(project.snakemake("-n", "all", *OTHER))["segment"] == 4 - 1, "what the scale has run is found"
+    told = project.run("fedpipe", "show", "--params", "studies/other.yaml", "--scale", "short", check=False)
+    assert "type `fedpipe run --params studies/other.yaml --scale short` first" in told
+    for command in (("fedpipe", "plan", "--scale", "smok", *smoke[:2]), ("snakemake", "-n", *OTHER, "scale=smok")):
+        assert "'smok' is no scale of this study; did you mean 'smoke'?" in project.run(*command, check=False)
+
+
+@pytest.mark.slow
+def test_a_study_that_ends_leaves_the_lock_of_another(project: Project) -> None:
+    studies.write(studies.settings(rounds=1), project.folder)
+    project.snakemake("runs")  # what both share, which neither may lock
+    studies.write(studies.settings(rounds=2), project.folder)
+    (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
+    studies.write(studies.settings(("scaffold",), 400), project.folder)
+    command = ["snakemake", "runs", *LOCAL]
+    with subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT, process_group=0) as running:
+        try:
+            reach(project, 1, running)
+            project.snakemake("runs", *OTHER)
+            assert running.poll() is None
+            assert "another snakemake makes files of this study" in project.snakemake("runs", check=False)
+        finally:
+            os.killpg(running.pid, signal.SIGKILL)
+    assert "--unlock" in project.snakemake("runs", check=False)
+    project.snakemake("runs", "--unloc")  # which Snakemake understands as well
+    assert not list((project.folder / ".snakemake/locks").glob("*.lock"))
+
+
+HELD = """
+import fcntl
+from pathlib import Path
+
+from fedpipe.algorithms.fedavg import FedAvg
+
+
+class Held(FedAvg):
+    \"\"\"FedAvg that begins a round when nobody holds a file.\"\"\"
+
+    def send(self, server, ids):
+        with Path("held").open() as held:
+            fcntl.flock(held, fcntl.LOCK_SH)
+        return super().send(server, ids)
+"""
+
+
+@pytest.mark.slow
+def test_a_table_of_a_plan_that_was_made_meanwhile_is_not_taken_for_the_first_ones(project: Project) -> None:
+    (project.folder / "own.py").write_text(HELD)
+    studies.write(studies.settings(("held",), 1, algorithms={"held": {"algorithm": "own.Held"}}), project.folder)
+    first, table = (project.folder / "params.yaml").read_text(), project.folder / "results/tables/results.md"
+    with (project.folder / "held").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        running = subprocess.Popen(
+            ["snakemake", "all", *LOCAL], cwd=project.folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+        )
+        reach(project, 0, running)
+        project.edit(report={"average": "client"})
+        project.run("fedpipe", "run", "-n")
+    _, said = running.communicate()
+    assert running.returncode == 1
+    assert "results/plan.json is another plan than this snakemake began with, since params.yaml was edited" in said
+    assert not table.exists()
+    assert jobs(project.snakemake())["segment"] == 0
+    assert "as the mean of the clients' accuracies" in table.read_text()
+    (project.folder / "params.yaml").write_text(first)
+    ran = jobs(project.snakemake())
+    assert (ran["segment"], ran["table"], ran["curves"]) == (0, 1, 1)
+    assert "over all test samples" in table.read_text()
+    project.run("fedpipe", "verify", "--rerun", "0")
+
+
+SHORT = ("--config", "params=studies/deep/short.yaml")
+
+
+@pytest.mark.slow
+def test_studies_of_other_lengths_share_rounds_never_results(project: Project) -> None:
+    (project.folder / "studies/deep").mkdir()
+    studies.write(studies.settings(("fedavg", "scaffold"), 2, artifacts={"keep_models": "last"}), project.folder)
+    (project.folder / "params.yaml").rename(project.folder / "studies/deep/short.yaml")
+    studies.write(studies.settings(("fedavg", "scaffold"), 4), project.folder)
+    project.snakemake()
+    long, states = numbers(project, "results"), set(project.folder.glob("results/runs/*/*/rounds/*/*.pt"))
+    ran = jobs(project.snakemake("all", *SHORT))
+    assert (ran["segment"], ran["table"]) == (2, 1)
+    (log,) = (project.folder / "results/logs/segment").glob("fedavg-*-0002.log")
+    assert "2 of 2 rounds are complete" in log.read_text(), "they are those of the longer study"
+    assert numbers(project, "results") == long
+    assert set(project.folder.glob("results/runs/*/*/rounds/*/*.pt")) == states, "the longer study keeps them"
+    short, bits = numbers(project, "results/studies/deep/short"), project.bits()
+    assert accuracies(project, "results/studies/deep/short", 2) == accuracies(project, "results", 2)
+    assert accuracies(project, "results", 4) != accuracies(project, "results", 2)
+
+    # at once; what both read is there
+    project.run("rm", "-r", "results/runs", "results/tables", "results/metrics.json", "results/studies")
+    commands = [["snakemake", "all", *options, *LOCAL] for options in ((), SHORT)]
+    working = [subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT) for command in commands]
+    assert [segment.wait() for segment in working] == [0, 0]
+    assert numbers(project, "results") == long
+    assert numbers(project, "results/studies/deep/short") == short
+    assert project.bits() == bits
+    for rounds, params in ((4, "params.yaml"), (2, "studies/deep/short.yaml")):
+        assert f"({rounds} rounds)" in project.run("fedpipe", "show", "--params", params)
+        project.run("fedpipe", "verify", "--rerun", "0", "--params", params)
+        project.run("fedpipe", "record", "fedavg", "--params", params)
+    assert NOTHING in project.snakemake("-n", "all")
+    assert NOTHING in project.snakemake("-n", "all", *SHORT)
+
+
+def numbers(project: Project, place: str) -> dict[str, bytes]:
+    """What a study tells, but for seconds."""
+    names = ("tables/results.csv", "metrics.json", *(f"plots/{name}.csv" for name in ("curves", "clients", "matrices")))
+    return {name: (project.folder / place / name).read_bytes() for name in names}
+
+
+def accuracies(project: Project, place: str, number: int) -> list[str]:
+    """A round's lines of a study's curves."""
+    rows = csv.DictReader((project.folder / place / "plots/curves.csv").open())
+    return [row["mean"] for row in rows if row["round"] == str(number)]
+
+
+def test_a_study_that_has_no_place_of_its_own_is_one_sentence(project: Project) -> None:
+    (project.folder / "studies/a").mkdir()
+    (project.folder / "params.yaml").rename(project.folder / "studies/a/tables.yaml")
+    for command in (["fedpipe", "plan", "--params", "studies/a/tables.yaml"], ["snakemake", "-n", "all", "--config"]):
+        given = [*command, "params=studies/a/tables.yaml"] if command[0] == "snakemake" else command
+        said = project.run(*given, check=False)
+        told = "fedpipe: studies/a/tables.yaml: 'a/tables' is for files of a study 'a'; rename 'tables'."
+        assert said.splitlines()[-1] == told
+        assert "Traceback" not in said
+    assert not (project.folder / "results/studies").exists()
+
+
+def test_a_folder_of_studies_is_one_dag(project: Project) -> None:
+    """A run that two need is made once, in both lengths; what wants a download is left out with its table."""
+    (project.folder / "studies/a").mkdir()
+    for name, labels, rounds, dataset in (
+        ("long", ("fedavg",), 2, "digits"),
+        ("short", ("fedavg", "fedprox"), 1, "digits"),
+        ("far", ("fedavg",), 1, "mnist"),
+    ):
+        study = studies.settings(labels, 9, dataset={"name": dataset})
+        studies.write(study | {"scales": {"smoke": {"federation.rounds": rounds}}}, project.folder)
+        (project.folder / "params.yaml").rename(project.folder / f"studies/a/{name}.yaml")
+    command = ["snakemake", "all", "--config", "params=studies/a", "scale=smoke", *LOCAL]
+    planned = project.run("env", "-u", "FEDPIPE_MIRROR", f"XDG_CACHE_HOME={project.folder}", *command, "-n")
+    ran = jobs(planned)
+    assert (ran["download"], ran["partition"]) == (1, 1)
+    segments = re.findall(r"^    output: results/runs/(\w+)/(\w+)/segments/(\d+)\.json", planned, flags=re.M)
+    assert sorted((label, stop) for label, _, stop in segments) == [
+        ("fedavg", "0001"),
+        ("fedavg", "0002"),
+        ("fedprox", "0001"),
+    ]
+    assert len({key for label, key, _ in segments if label == "fedavg"}) == 1
+    tables = {rule for rule in ran if rule.startswith("table")}
+    assert tables == {f"table_results_studies_a_{name}_smoke" for name in ("long", "short")}
+
+
+def test_a_mistake_in_another_study_is_one_sentence(project: Project) -> None:
+    (project.folder / "studies/other.yaml").write_text("federation: {rounds: 0}\n")
+    printed = project.snakemake("all", *OTHER, check=False)
+    assert printed.count("fedpipe: federation.rounds: 0 can't be used") == 1
+    missing = project.snakemake("all", "--config", "params=studies/none.yaml", check=False)
+    assert missing.count("fedpipe: studies/none.yaml: there is no such file") == 1
+    assert "Traceback" not in printed + missing
+    assert not (project.folder / "results/data").exists(), "no job may start"
+
+
+FAULTY = """
+from dataclasses import dataclass
+from fedpipe.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Faulty(FedAvg):
+    def aggregate(self, server, uploads):
+        raise RuntimeError("a fault of the test")
+"""
+
+
+@pytest.mark.slow
+def test_what_a_failed_job_said_is_told(project: Project) -> None:
+    params = studies.settings(rounds=1) | {"algorithms": {"fedavg": {}, "faulty": {"algorithm": "own.Faulty"}}}
+    studies.write(params | {"study": {"algorithms": ["fedavg", "faulty"]}}, project.folder)
+    (project.folder / "own.py").write_text(FAULTY)
+    assert "RuntimeError: a fault of the test" in project.snakemake("runs", check=False)
+    project.snakemake("runs", "--quiet", "rules", "host", check=False)  # as `make demo` calls it
+    said = project.run("fedpipe", "status")
+    assert "RuntimeError: a fault of the test" in said
+    assert "2 runs (1 done, 1 failed)" in said, "a run that does not depend on it goes on"
+
+    def written() -> list[Path]:
+        return sorted(path for path in project.folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+    before = written()
+    shown = project.run("fedpipe", "show", check=False)
+    (row,) = (line for line in shown.splitlines() if line.startswith("| fedavg"))
+    assert "PARTIAL, and written nowhere: 2 runs (1 done, 1 failed)" in shown
+    assert "| faulty" not in shown
+    (log,) = (project.folder / "results/logs/segment").glob("faulty-*.log")
+    (told,) = (line for line in shown.splitlines() if line.startswith("faulty seed 0: segment failed: "))
+    assert "fails (RuntimeError: a fault of the test)" in told
+    assert told.endswith(f" ({log.relative_to(project.folder)})")
+    assert shown.endswith("fedpipe: results/tables/results.md is missing; type `fedpipe run` to make it.\n")
+    assert written() == before
+
+    # the same as without the algorithm that failed
+    project.edit(study={"algorithms": ["fedavg"]})
+    project.snakemake()
+    assert row in project.run("fedpipe", "show").splitlines()
+
+    # an earlier table is not shown for a study that it is not of
+    project.edit(study={"algorithms": ["fedavg", "faulty"]})
+    project.snakemake("all", check=False)
+    shown = project.run("fedpipe", "show", check=False)
+    assert "PARTIAL" in shown
+    assert "results/tables/results.md is of an earlier plan; type `fedpipe run` to make the runs of this one." in shown
+
+
+@pytest.mark.slow
+def test_what_was_deleted_is_made_again(project: Project) -> None:
+    studies.write(studies.settings(("fedavg", "scaffold"), 2), project.folder)
+    project.snakemake()
+    once = project.bits()
+    made = {str(path.relative_to(project.folder)) for path in project.folder.glob("results/*/*.*")}
+    (run,) = project.folder.glob("results/runs/scaffold/*")
+    trained = studies.rounds(run)
+    project.run(
+        "rm", "-r", "results/keys", "results/plots/curves.csv", "results/tables", f"{run}/joined/0002/times.json"
+    )
+    ran = jobs(project.snakemake())
+    assert (ran["segment"], ran["table"]) == (1, 1)
+    assert studies.rounds(run) == trained, "what is missing is collected; nothing is trained"
+    project.run("rm", "-r", "results/data", "results/partitions", "results/figures")
+    ran = jobs(project.snakemake())
+    assert (ran["download"], ran["partition"]) == (1, 1)
+    project.run("rm", "-r", str(run))
+    (project.folder / "results/plan.json").write_text("{}")
+    ran = jobs(project.snakemake())
+    assert ran["segment"] == 1
+    assert "are as recorded" in project.run("fedpipe", "verify", "--rerun", "0")
+    assert project.bits() == once
+    assert {str(path.relative_to(project.folder)) for path in project.folder.glob("results/*/*.*")} == made
+    assert "Nothing to be done" in project.snakemake("-n", "all")

@@ -1,0 +1,141 @@
+"""Grids and single changes that leave something behind: parameters of other schemes, keys that are cut short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedpipe.cli import app
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import files
+from fedpipe.planning import planner
+from tests import small_studies as studies
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def made(labels: tuple[str, ...] = ("fedavg",), **sections: Any) -> planner.NewPlan:
+    studies.write(studies.settings(labels, **sections), Path())
+    return planner.make_plan()
+
+
+LEFT_OUT = "partition.alpha: 0.3 is left out, since the scheme iid has no such parameter."
+
+
+def test_a_grid_of_schemes_leaves_out_what_only_others_have_and_says_so() -> None:
+    plan = made(study={"grid": {"partition.scheme": ["iid", "dirichlet"]}})
+    assert plan.warnings == (LEFT_OUT,)
+    iid = made(partition={"scheme": "iid"})
+    alone = made()
+    assert {run.key for run in plan.runs} == {run.key for run in (*iid.runs, *alone.runs)}
+
+
+def test_a_scheme_that_an_experiment_sets_leaves_the_former_ones_parameters_behind() -> None:
+    """What ``dvc exp run -S partition.scheme=iid`` makes of the file."""
+    studies.write(studies.settings() | {"partition": {"scheme": "iid"}}, Path())
+    clean = planner.make_plan()
+    plan = made(partition={"scheme": "iid"})
+    assert (Path("params.yaml").read_text()).count("alpha: 0.3") == 1
+    assert plan.warnings == (LEFT_OUT,)
+    assert clean.warnings == ()
+    assert [run.key for run in plan.runs] == [run.key for run in clean.runs]
+
+
+def test_what_a_grid_varies_is_shown_only_where_the_scheme_has_it() -> None:
+    plan = made(study={"grid": {"partition.scheme": ["iid", "dirichlet"], "partition.alpha": [0.1, 0.5]}})
+    points = [cell.grid for cell in plan.cells]
+    assert points == [
+        {"partition.scheme": "iid"},
+        {"partition.scheme": "dirichlet", "partition.alpha": 0.1},
+        {"partition.scheme": "dirichlet", "partition.alpha": 0.5},
+    ]
+    assert len(plan.runs) == 3
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"scheme": "iid", "alfa": 0.3}, "partition.alfa: unknown key"),
+        ({"scheme": "dirichlet", "alpha": 0.3, "classes": 2}, "partition.classes: unknown key"),
+    ],
+)
+def test_what_no_scheme_has_stays_a_mistake(section: dict[str, Any], told: str) -> None:
+    studies.write(studies.settings() | {"partition": section}, Path())
+    with pytest.raises(SettingsError, match=told):
+        planner.make_plan()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("mu", "study.grid: 'mu' is no key of params.yaml; did you mean algorithms.fedprox.mu?"),
+        ("alpha", "study.grid: 'alpha' is no key of params.yaml; did you mean partition.alpha?"),
+        ("clients", "study.grid: 'clients' is no key of params.yaml; did you mean federation.clients?"),
+        ("partitoin.alpha", "study.grid: 'partitoin.alpha' is no key of params.yaml; did you mean 'partition'?"),
+    ],
+)
+def test_a_key_that_is_cut_short_is_told_in_full(name: str, told: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        made(("fedavg", "fedprox"), study={"grid": {name: [0.1, 1.0]}})
+    assert str(error.value) == told
+
+
+def test_what_a_point_of_a_grid_lacks_is_obtained_with_the_studys_own_command(tmp_path: Path) -> None:
+    Path("studies").mkdir()
+    params = studies.settings(study={"grid": {"dataset.sha256": ["0" * 64]}})
+    params["dataset"] = {"name": "npz", "path": "own.npz", "sha256": "1" * 64, "split": "pooled"}
+    studies.write(params, Path())
+    Path("params.yaml").rename("studies/own.yaml")
+    with pytest.raises(SettingsError, match=r"is not stored; run `fedpipe download --params studies/own.yaml`"):
+        planner.make_plan(Path("studies/own.yaml"))
+
+
+def test_the_command_that_is_told_obtains_what_grid_and_scales_declare() -> None:
+    """As a study over several data sets that a mirror has as other files."""
+    for name, samples in (("one", 60), ("two", 80), ("small", 40)):
+        np.savez(
+            f"{name}.npz",
+            **{f"x_{part}": np.ones((samples, 8)) for part in ("train", "test")},
+            **{f"y_{part}": np.arange(samples) % 3 for part in ("train", "test")},
+        )
+    data = {
+        name: {"dataset.path": f"{name}.npz", "dataset.sha256": files.sha256_of(Path(f"{name}.npz"))}
+        for name in ("one", "two", "small")
+    }
+    settings = studies.settings(study={"grid": {"data": {name: data[name] for name in ("one", "two")}}})
+    settings["dataset"] = {"name": "npz", "path": "one.npz", "sha256": data["one"]["dataset.sha256"]}
+    settings["scales"] = {"smoke": {"study.grid.data": {"small": data["small"]}}}
+    studies.write(settings, Path())
+    for scale in ("paper", "smoke"):
+        with pytest.raises(SettingsError, match=r"is not stored; run `fedpipe download`"):
+            planner.make_plan(scale=scale)
+    printed = CliRunner().invoke(app.app, ["download"])
+    assert printed.stdout.count(" is stored.\n") == 3, printed
+    assert len(planner.make_plan().runs) == 2
+    assert len(planner.make_plan(scale="smoke").runs) == 1
+    assert CliRunner().invoke(app.app, ["download"]).stdout.count(" is stored.\n") == 1, "what is there stays"
+
+
+def test_what_a_scale_lacks_is_obtained_with_the_studys_own_command() -> None:
+    """What the scale itself names is declared by hand: the command would declare what the study does."""
+    Path("studies").mkdir()
+    np.savez(
+        "own.npz", x_train=np.zeros((9, 8)), y_train=np.arange(9) % 3, x_test=np.zeros((3, 8)), y_test=np.arange(3)
+    )
+    own = {"name": "npz", "path": "own.npz", "split": "pooled"}
+    for dataset, scale, told in (
+        (own, {"federation.rounds": 1}, "run `fedpipe download --params studies/own.yaml`, which fills it in."),
+        ({"name": "digits"}, {"dataset": own}, f"it should be {files.sha256_of(Path('own.npz'))}."),
+    ):
+        studies.write(studies.settings() | {"dataset": dataset, "scales": {"smoke": scale}}, Path())
+        Path("params.yaml").replace("studies/own.yaml")
+        with pytest.raises(SettingsError) as error:
+            planner.make_plan(Path("studies/own.yaml"), "smoke")
+        assert str(error.value) == f"dataset.sha256: missing for own.npz; {told}"

@@ -1,0 +1,126 @@
+"""Studies drawn from the schema of params.yaml: each is planned or refused in sentences, and what is planned runs."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.engine import collect
+from fedpipe.planning import planner
+from fedpipe.settings.schema import build_json_schema
+from tests import small_studies as studies
+
+STUDIES, ROUNDS = 200, 10
+ODD = (None, True, -1, 0, 0.5, 1e-300, 1e300, 2**70, "", "x", "1e-3", [], [0], {}, {"a": 1}, float("nan"))
+DATA = (
+    {"name": "digits", "subset": 90},
+    {"name": "digits", "subset": 90, "split": "pooled", "test_share": 0.2, "validation_share": 0.2},
+    {"name": "generated", "like": "imdb", "samples": 60},
+    {"name": "generated", "like": "mnist", "samples": 60},
+    {"name": "generated", "like": "cifar10", "samples": 60},
+)
+SECTIONS = ("transforms", "federation", "evaluation", "partition", "model", "report", "artifacts")
+
+
+class Draw:
+    """Values that fit a JSON Schema, or nearly."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.definitions: dict[str, Any] = {}
+
+    def value(self, schema: dict[str, Any]) -> Any:
+        """A value of a schema; one in fifty is an odd one."""
+        schema = self.definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+        if self.random.random() < 0.02:
+            return self.random.choice(ODD)
+        if "const" in schema:
+            return schema["const"]
+        if "enum" in schema:
+            return self.random.choice(schema["enum"])
+        if choices := schema.get("anyOf") or schema.get("oneOf"):
+            return self.value(self.random.choice(choices))
+        match schema.get("type"):
+            case "integer":
+                return self.random.randint(schema.get("minimum", 0), schema.get("minimum", 0) + 3)
+            case "number":
+                low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
+                high = schema.get("maximum", schema.get("exclusiveMaximum", low + 2))
+                return self.random.choice([low, high, round(self.random.uniform(low, high), 3), (low + high) / 2])
+            case "boolean":
+                return self.random.random() < 0.5
+            case "array":
+                count = self.random.randint(schema.get("minItems", 0), schema.get("minItems", 0) + 2)
+                return [self.value(schema.get("items", {})) for _ in range(count)]
+            case "object" if "properties" in schema:
+                return self.section(schema, 0.3)
+            case "object":
+                return {}
+            case "null":
+                return None
+        return "x"
+
+    def section(self, schema: dict[str, Any], share: float) -> dict[str, Any]:
+        """Some keys of a section, those that it needs among them."""
+        needed = schema.get("required", [])
+        return {
+            key: self.value(part)
+            for key, part in schema["properties"].items()
+            if key in needed or self.random.random() < share
+        }
+
+    def study(self) -> dict[str, Any]:
+        """A small study."""
+        schema = build_json_schema()
+        self.definitions = schema["$defs"]
+        made: dict[str, Any] = {"dataset": dict(self.random.choice(DATA))}
+        for name in SECTIONS:
+            if self.random.random() < 0.5:
+                part = schema["properties"][name]
+                part = self.random.choice(part["anyOf"]) if "anyOf" in part else part
+                part = self.definitions[part["$ref"].rpartition("/")[2]] if "$ref" in part else part
+                part = {**part, "properties": {key: of for key, of in part["properties"].items() if key != "sha256"}}
+                made[name] = self.section(part, 0.15)
+        federation = {"clients": self.random.randint(1, 5), "rounds": 1} | made.get("federation", {})
+        made["federation"] = federation
+        label = self.random.choice(registry.list_components(component.ALGORITHM))
+        entry = self.section(schema["properties"]["algorithms"]["properties"][label], 0.2)
+        made["algorithms"] = {label: {key: value for key, value in entry.items() if key != "algorithm"}}
+        made["study"] = {"algorithms": [label], "seeds": [self.random.randint(0, 9)]}
+        return made
+
+
+@pytest.mark.slow
+def test_a_study_of_the_schema_is_planned_or_refused_in_sentences_and_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = []
+    for seed in range(STUDIES):
+        (folder := tmp_path / str(seed)).mkdir()
+        monkeypatch.chdir(folder)
+        studies.write(settings := Draw(seed).study(), Path())
+        try:
+            made = planner.make_plan()
+        except SettingsError as error:
+            for line in str(error).splitlines():
+                assert re.match(r"[a-z][\w.-]*: .", line), (seed, line)
+        except Exception as error:
+            raise AssertionError(f"study {seed}: {settings}") from error
+        else:
+            planned.append((seed, settings, made))
+    assert STUDIES / 10 < len(planned) < STUDIES, "both come about"
+    small = [(seed, settings) for seed, settings, made in planned if made.runs[0].rounds == 1]
+    for seed, settings in random.Random(0).sample(small, ROUNDS):
+        monkeypatch.chdir(tmp_path / str(seed))
+        try:
+            (run,) = studies.open_runs(studies.prepare(settings))
+            list(run.run_segment(1))
+            collect.collect_rounds(run.files, 1, "all")
+        except Exception as error:
+            raise AssertionError(f"study {seed}: {settings}") from error

@@ -1,0 +1,120 @@
+"""What GitHub and pre-commit call is there, and is what `make` calls."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import small_studies as studies
+from tests.docs.page_blocks import ROOT, read
+
+WORKFLOW = yaml.safe_load(read(".github/workflows/ci.yml"))
+HOOKS: dict[str, Any] = {
+    hook["id"]: hook for repo in yaml.safe_load(read(".pre-commit-config.yaml"))["repos"] for hook in repo["hooks"]
+}
+
+
+def recipe(target: str) -> list[str]:
+    """The commands of a target of the Makefile."""
+    lines = read("Makefile").partition(f"\n{target}:")[2].splitlines()[1:]
+    end = next(index for index, line in enumerate(lines) if not line.startswith("\t"))
+    return [line.strip() for line in lines[:end]]
+
+
+def commands(job: str) -> list[str]:
+    return [step["run"] for step in WORKFLOW["jobs"][job]["steps"] if "run" in step]
+
+
+def test_ci_is_make_test_test_all_and_lint() -> None:
+    called = [line for line in read(".ci/run").splitlines() if line.startswith("make ")]
+    assert called == ["make test", "make test-all", "make lint"]
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+
+
+def test_the_workflow_runs_ci_on_python_3_11() -> None:
+    job = WORKFLOW["jobs"]["all"]
+    assert job["runs-on"].startswith("ubuntu-")
+    assert job["container"] == "python:3.11-bookworm"
+    assert commands("all")[-1] == ".ci/run"
+    triggers = WORKFLOW[True]  # `on`, to YAML 1.1
+    assert {"push", "pull_request"} <= set(triggers)
+
+
+def test_newer_pythons_run_the_linters_and_the_tests_of_keys() -> None:
+    job = WORKFLOW["jobs"]["versions"]
+    assert job["strategy"]["matrix"]["python"] == ["3.12", "3.13"]
+    setup, lint, test = commands("versions")
+    assert (setup, lint) == ("make setup PYTHON=python", "make lint")
+    assert re.search(r"^PYTHON \?= ", read("Makefile"), flags=re.M)
+    program, *arguments = shlex.split(test)
+    assert program == ".venv/bin/pytest"
+    (path,) = [argument for argument in arguments if not argument.startswith("-")]
+    assert (ROOT / path).is_file()
+
+
+def test_the_jobs_only_use_actions_and_files_that_are_named() -> None:
+    steps = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
+    assert all(("run" in step) != ("uses" in step) for step in steps)
+    assert all(re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
+    hashed = re.findall(r"hashFiles\('([^']+)'\)", read(".github/workflows/ci.yml"))
+    hashed += [step["with"]["cache-dependency-path"] for step in steps if "cache" in step.get("with", {})]
+    assert hashed == ["requirements.lock", "requirements.lock"]
+    assert (ROOT / "requirements.lock").is_file()
+
+
+def test_hooks_are_the_commands_of_make_lint_in_the_locked_versions() -> None:
+    (repo,) = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]
+    assert repo["repo"] == "local"
+    entries = [hook["entry"] for hook in HOOKS.values()]
+    assert entries == [line for line in recipe("lint") if line != "snakemake --lint"]
+    for hook in HOOKS.values():
+        assert (hook["language"], hook["pass_filenames"]) == ("system", False)
+        command = hook["entry"].split()[0]
+        package = {"lint-imports": "import-linter"}.get(command, command)
+        assert re.search(rf"^{package}==", read("requirements.lock"), flags=re.M)
+
+
+@pytest.mark.parametrize(
+    ("hook", "path", "bad"),
+    [
+        ("ruff-check", "fedpipe/core/errors.py", "import os\n"),
+        ("ruff-format", "fedpipe/core/errors.py", "x  =  1\n"),
+        ("snakefmt", "workflow/rules/data.smk", "rule   x:\n  output: 'y'\n"),
+    ],
+)
+def test_a_hook_lets_the_project_pass_and_bad_code_fail(hook: str, path: str, bad: str, tmp_path: Path) -> None:
+    clone = studies.copy_project(tmp_path / "clone")
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def run() -> int:
+        entry = shlex.split(HOOKS[hook]["entry"])
+        return subprocess.run(entry, cwd=clone, env=environment, capture_output=True).returncode
+
+    assert run() == 0
+    with (clone / path).open("a") as file:
+        file.write(bad)
+    assert run() == 1
+
+
+def test_files_that_start_a_hook_exist() -> None:
+    tracked = [str(path.relative_to(ROOT)) for path in [ROOT / "Snakefile", *ROOT.glob("workflow/rules/*.smk")]]
+    assert all(re.search(HOOKS["snakefmt"]["files"], path) for path in tracked)
+    tracked = [str(path.relative_to(ROOT)) for path in ROOT.glob("fedpipe/**/*.py")]
+    assert all(re.search(HOOKS["mypy"]["files"], path) for path in tracked)
+
+
+def test_years_of_work_are_not_started_by_a_word(tmp_path: Path) -> None:
+    """`make papers SCALE=paper`, in a folder where nothing could start."""
+    command = ["make", "-f", str(ROOT / "Makefile"), "-o", "setup", "papers", "SCALE=paper"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "would take years on one machine; run studies one by one, as 'fedpipe run --params" in done.stderr
+    assert "snakemake papers" not in done.stdout, "it was not typed"

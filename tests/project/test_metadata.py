@@ -1,0 +1,55 @@
+"""Licence, citation, versions: what the files at the door say of the package, and of each other."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import yaml
+
+import fedpipe
+from tests.docs.page_blocks import ROOT, read
+
+PROJECT = tomllib.loads(read("pyproject.toml"))["project"]
+CITATION = yaml.safe_load(read("CITATION.cff"))
+VERSIONS = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d\d-\d\d$", read("CHANGELOG.md"), flags=re.M)
+
+
+def test_one_version_everywhere() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "fedpipe", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert printed == f"fedpipe {fedpipe.__version__}\n"
+    assert {PROJECT["version"], CITATION["version"], VERSIONS[0]} == {fedpipe.__version__}
+
+
+def test_the_licence_is_apaches_text_letter_by_letter() -> None:
+    official = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"  # of apache.org's LICENSE-2.0.txt
+    assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == official
+    assert PROJECT["license"] == CITATION["license"] == "Apache-2.0"
+    assert PROJECT["license-files"] == ["LICENSE"]
+
+
+def test_the_citation_has_what_the_format_wants() -> None:
+    assert CITATION["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors", "type"} <= CITATION.keys()
+    assert [author["name"] for author in CITATION["authors"]] == [author["name"] for author in PROJECT["authors"]]
+    assert all(isinstance(CITATION[key], str) for key in ("message", "title", "abstract", "version", "license"))
+
+
+def test_the_changelog_begins_with_what_is_not_released() -> None:
+    headings = re.findall(r"^## (.*)$", read("CHANGELOG.md"), flags=re.M)
+    assert headings[0] == "[Unreleased]"
+    assert len(headings) == 1 + len(VERSIONS)
+    parts = re.findall(r"^### (.*)$", read("CHANGELOG.md"), flags=re.M)
+    assert set(parts) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+@pytest.mark.parametrize("minor", [11, 12, 13])
+def test_pythons_are_those_of_the_workflow(minor: int) -> None:
+    assert f"Programming Language :: Python :: 3.{minor}" in PROJECT["classifiers"]
+    assert f"3.{minor}" in read(".github/workflows/ci.yml")

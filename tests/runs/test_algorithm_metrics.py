@@ -1,0 +1,40 @@
+"""What algorithms record of themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.storage import layout
+from fedpipe.engine import collect
+from tests import small_studies as studies
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late(FedAvg):
+    """FedAvg that counts rounds, and tells from the second one on."""
+
+    def init(self, fresh):
+        """See Algorithm."""
+        return super().init(fresh) | {"rounds": fresh(0)["head.bias"].sum() * 0}
+
+    def aggregate(self, server: State, uploads: Uploads) -> State:
+        """See Algorithm."""
+        return super().aggregate(server, uploads) | {"rounds": server["rounds"] + 1}
+
+    def metrics(self, server: State) -> dict[str, Tensor]:
+        """See Algorithm."""
+        return {"late": server["rounds"]} if server["rounds"] > 1 else {}
+
+
+def test_what_comes_later_is_kept() -> None:
+    entries = {"late": {"algorithm": "tests.runs.test_algorithm_metrics.Late"}}
+    made = studies.prepare(studies.settings(("late",), 3, algorithms=entries))
+    (run,) = studies.open_runs(made)
+    list(run.run_segment(3))
+    collect.collect_rounds(run.files, 3, made.keep_models)
+    assert layout.read_merged_table(run.files.merged_files(3).rounds)["late"].to_pylist() == [None, 2.0, 3.0]

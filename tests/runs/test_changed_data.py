@@ -1,0 +1,191 @@
+"""A run goes on with the data and the partition that its rounds were made with, or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from fedpipe.cli import app
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import layout, packing
+from fedpipe.core.storage.files import read_json, read_parquet, read_pt, sha256_of, write_json, write_parquet, write_pt
+from fedpipe.data import store
+from fedpipe.data.assignment import compute_assignment_sha256
+from fedpipe.planning import download, partition
+from fedpipe.planning.planner import NewPlan
+from tests import small_studies as studies
+
+
+def typed(*arguments: str) -> None:
+    CliRunner().invoke(app.app, list(arguments), catch_exceptions=False)
+
+
+@pytest.fixture
+def made() -> NewPlan:
+    """A study of one run, of which three rounds of four are done."""
+    plan = studies.prepare(studies.settings(study={"seeds": [0]}))
+    typed("segment", str(plan.runs[0].path), "--stop", "3")
+    return plan
+
+
+def deal_otherwise(plan: NewPlan) -> Path:
+    """Another assignment where the run's lies, with a manifest that vouches for it."""
+    path = layout.assignment_file(plan.runs[0].partition)
+    table = read_parquet(path)
+    split = table["split"].to_numpy(zero_copy_only=False).copy()
+    split[np.flatnonzero(split == "test")[0]] = "train"
+    changed = table.set_column(table.column_names.index("split"), "split", pa.array(split))
+    held = read_json(path.with_suffix(".json"))
+    write_json(path.with_suffix(".json"), held | {path.name: write_parquet(path, changed)})
+    return path
+
+
+def store_otherwise(plan: NewPlan) -> Path:
+    """Another data set where the run's lies, with a manifest that vouches for it."""
+    path = layout.dataset_file(plan.runs[0].dataset)
+    tree = {name: value.clone() for name, value in read_pt(path).items()}
+    tree["x"][0, 0, 0, 0] += 0.5
+    held = read_json(path.with_suffix(".json"))
+    write_json(path.with_suffix(".json"), held | {path.name: write_pt(path, tree)})
+    return path
+
+
+def test_every_round_records_the_contents(made: NewPlan) -> None:
+    (run,) = made.runs
+    data, dealt = layout.dataset_file(run.dataset), layout.assignment_file(run.partition)
+    recorded = {
+        "data set": store.compute_samples_sha256(store.load_samples(data)),
+        "partition": compute_assignment_sha256(read_parquet(dealt)),
+    }
+    for number in range(4):
+        assert read_json(run.files.round(number).state_marker)["trained_on"] == recorded
+    assert recorded["data set"] == yaml.safe_load((run.path / "run.yaml").read_text())["dataset"]["sha256"]
+
+
+@pytest.mark.parametrize(("change", "name"), [(deal_otherwise, "partition"), (store_otherwise, "data set")])
+def test_no_step_goes_on_with_other_data(made: NewPlan, change: Any, name: str) -> None:
+    (run,) = made.runs
+    place = change(made)
+    before = studies.bits(run.path)
+    steps = [
+        ("segment", str(run.path), "--stop", "4"),
+        ("segment", str(run.path), "--stop", "3"),
+        ("train", str(run.path), "--round", "4", "--block", "0", "--size", "5"),
+        ("evaluate", str(run.path), "--round", "3"),
+    ]
+    for step in steps:
+        with pytest.raises(ArtifactError) as error:
+            typed(*step)
+        told = str(error.value)
+        assert told.startswith(f"{run.path}: round 0 was made with another {name} (SHA-256 of its content: ")
+        assert f") than lies in {place} (" in told
+        assert told.endswith(f"or delete {run.path} and type `fedpipe run` to make the run anew.")
+        assert "\n" not in told
+    assert studies.bits(run.path) == before
+
+
+def test_an_aggregation_of_blocks_of_other_data_is_refused() -> None:
+    (run,) = (made := studies.prepare(studies.settings())).runs
+    typed("initialize", str(run.path))
+    typed("train", str(run.path), "--round", "1", "--block", "0", "--size", "5")
+    deal_otherwise(made)
+    with pytest.raises(ArtifactError, match="round 0 was made with another partition"):
+        typed("aggregate", str(run.path), "--round", "1", "--blocks", "1")
+
+
+def test_rounds_of_other_data_are_found_where_round_0_is_of_this_one(made: NewPlan) -> None:
+    """As a kill leaves it: a run that was begun anew, over complete rounds of what lay here before."""
+    (run,) = made.runs
+    files = run.files
+    old = Path("old")
+    shutil.copytree(files.path, old)
+    deal_otherwise(made)
+    studies.forget(files.path)
+    typed("segment", str(run.path), "--stop", "1")
+    packing.unpack_folder(files.rounds_folder)
+    packing.unpack_folder(old / "rounds")
+    for number in ("0002", "0003"):
+        shutil.copytree(old / "rounds" / number, files.rounds_folder / number)
+    with pytest.raises(ArtifactError, match="round 3 was made with another partition"):
+        typed("segment", str(run.path), "--stop", "4")
+
+
+def test_the_same_data_made_again_is_the_same(made: NewPlan) -> None:
+    (run,) = made.runs
+    data, dealt = layout.dataset_file(run.dataset), layout.assignment_file(run.partition)
+    for path in (data, dealt):
+        path.unlink()
+        path.with_suffix(".json").unlink()
+    download.download_dataset(run.dataset)
+    partition.partition_dataset(run.partition)
+    table, held = pq.read_table(dealt), read_json(dealt.with_suffix(".json"))
+    pq.write_table(table, dealt, compression="gzip")  # as another version of the format's library might
+    write_json(dealt.with_suffix(".json"), held | {dealt.name: sha256_of(dealt)})
+    tree, held = dict(read_pt(data)), read_json(data.with_suffix(".json"))
+    before = sha256_of(data)
+    torch.save({name: value.clone() for name, value in tree.items()}, data)
+    assert sha256_of(data) != before
+    write_json(data.with_suffix(".json"), held | {data.name: sha256_of(data)})
+    typed("segment", str(run.path), "--stop", "4")
+    assert run.files.list_complete_rounds() == [0, 1, 2, 3, 4]
+
+
+# -- what the plan wrote for the stages --------------------------------------------------------------------------------
+
+
+def test_an_edited_partition_yaml_deals_nothing(made: NewPlan) -> None:
+    (key,) = made.partitions
+    path = layout.assignment_file(key)
+    place = path.with_name("partition.yaml")
+    right = place.read_text()
+    path.unlink()
+    for edited, told in (
+        (right.replace("alpha: 0.3", "alpha: 30.0"), "was edited: its key would be "),
+        (right.replace("seed: 0", "seed: 1"), "was edited: its key would be "),
+        (right.replace("clients: 10", "clients: 9"), "was edited: its key would be "),
+        ("[]", "is damaged ("),
+        ("a: [", "is damaged ("),
+    ):
+        assert edited != right
+        place.write_text(edited)
+        with pytest.raises(ArtifactError) as error:
+            typed("partition", key)
+        assert str(error.value).startswith(f"{place} {told}")
+        assert "`fedpipe plan` writes it again" in str(error.value)
+        assert not path.exists()
+    typed("plan")
+    assert place.read_text() == right
+    typed("partition", key)
+    assert path.is_file()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"name": "imdb"}, "was edited: it names imdb-"),
+        ({"name": "npz", "path": "own.npz"}, "is damaged ("),
+        ({"name": "digts"}, "is damaged (dataset.name: unknown data set 'digts'; did you mean 'digits'?)"),
+        ([], "is damaged ("),
+    ],
+    ids=str,
+)
+def test_an_edited_description_of_the_data_stores_nothing(made: NewPlan, settings: Any, told: str) -> None:
+    name = made.runs[0].dataset
+    place = store.settings_file(name)
+    before = studies.bits(Path("results/data"))
+    place.write_text(yaml.safe_dump(settings))
+    with pytest.raises(ArtifactError) as error:
+        typed("download", name)
+    assert str(error.value).startswith(f"{place} {told}")
+    assert studies.bits(Path("results/data")) == before
+    place.write_text(yaml.safe_dump({"name": "digits", "mirror": "elsewhere"}))
+    typed("download", name)

@@ -1,0 +1,228 @@
+"""A run goes on by other shared code than made it only where that code does its last round the same."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedpipe.core.components import code_digest
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage import files
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine import replay
+from fedpipe.engine.clients import optimizers
+from fedpipe.engine.run import Run
+from fedpipe.planning.planner import NewPlan
+from tests import small_studies as studies
+
+ROUNDS = 2
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def begun(label: str = "fedper", keep: str | int = "last", **sections: Any) -> NewPlan:
+    """A plan whose runs have two rounds."""
+    made = studies.prepare(studies.settings((label,), ROUNDS, artifacts={"keep_models": keep}, **sections))
+    list(studies.open_runs(made)[0].run_segment(ROUNDS))
+    return made
+
+
+def edit(monkeypatch: pytest.MonkeyPatch, rate: float = 1.0) -> None:
+    """Shared code of another digest, whose SGD takes steps that are so many times longer."""
+    monkeypatch.setattr(code_digest, "compute_shared_digest", lambda: "f00d" * 3)
+    update = optimizers.SGD.update
+
+    def longer(self: Any, parameters: Tensors, gradient: Tensors, slots: Any, donated: bool = False) -> Any:
+        return update(self, parameters, gradient * rate, slots, donated)
+
+    monkeypatch.setattr(optimizers.SGD, "update", longer)
+
+
+def records(run: Run) -> list[dict[str, Any]]:
+    return [files.read_json(path) for path in sorted(run.files.path.glob("continued/*.json"))]
+
+
+@pytest.mark.parametrize("label", ["scaffold", "fedavg", "fedfomo", "local", "pfps_lwc"])
+def test_code_that_does_the_same_goes_on(monkeypatch: pytest.MonkeyPatch, label: str) -> None:
+    made = begun(label)
+    once = studies.bits(Path())
+    edit(monkeypatch)
+    run = studies.open_runs(made)[0]
+    assert list(run.run_segment(ROUNDS + 1)) == [ROUNDS, ROUNDS + 1]
+    (record,) = records(run)
+    assert (record["round"], record["agrees"], record["distance"]) == (ROUNDS, "bits", 0.0)
+    assert record["now"]["shared"] == "f00d" * 3 != record["made_by"][0]["shared"]
+    assert run.checkpoint.read_state_json(ROUNDS + 1)["made_by"][0]["shared"] == "f00d" * 3
+    gone = {name for name, sha256 in once.items() if studies.bits(Path()).get(name) != sha256}
+    assert all("0001/" in name and name.endswith(".pt") for name in gone), "pruned, since two rounds follow"
+
+
+@pytest.mark.parametrize("label", ["fedper", "local"])
+def test_code_that_does_another_thing_is_refused(monkeypatch: pytest.MonkeyPatch, label: str) -> None:
+    made = begun(label)
+    once = studies.bits(Path())
+    edit(monkeypatch, rate=1.01)
+    run = studies.open_runs(made)[0]
+    sentence = (
+        rf"^{run.files.path} can't go on: the code that all runs share has changed since round 2, and done again "
+        rf"now bits differ in .*clients.pt.* \(states by 0\.0\d+ of what the round changed\); restore fedpipe "
+        rf"as it was, or type `rm -r {run.files.path}` to have the run made anew\.$"
+    )
+    if label == "fedper":
+        sentence = sentence.replace("clients.pt", "server.pt")
+    with pytest.raises(ArtifactError, match=sentence):
+        list(run.run_segment(ROUNDS + 1))
+    assert studies.bits(Path()) == once
+    assert not records(run)
+
+
+def test_a_finished_run_is_left_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = begun()
+    edit(monkeypatch, rate=2.0)
+    assert list(studies.open_runs(made)[0].run_segment(ROUNDS)) == [ROUNDS]
+
+
+def test_the_initial_state_is_made_again_where_it_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = studies.prepare(studies.settings(("fedper",), ROUNDS))
+    run = studies.open_runs(made)[0]
+    run.initialize()
+    edit(monkeypatch)
+    assert list(studies.open_runs(made)[0].run_segment(1)) == [0, 1]
+    assert [record["round"] for record in records(run)] == [0]
+
+
+def test_every_stage_of_single_rounds_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = begun()
+    run = studies.open_runs(made)[0]
+    block = run.train(ROUNDS + 1, run.participants(ROUNDS + 1))
+    with monkeypatch.context() as edited:
+        edit(edited, rate=2.0)
+        other = studies.open_runs(made)[0]
+        for step in (lambda: other.train(ROUNDS + 1, [0]), lambda: other.aggregate(ROUNDS + 1, [block])):
+            with pytest.raises(ArtifactError, match="can't go on"):
+                step()
+    run.aggregate(ROUNDS + 1, [block])
+    edit(monkeypatch, rate=2.0)
+    with pytest.raises(ArtifactError, match="can't go on"):
+        studies.open_runs(made)[0].evaluate(ROUNDS + 1)
+
+
+def test_a_server_of_other_code_than_its_blocks_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = begun()
+    run = studies.open_runs(made)[0]
+    block = run.train(ROUNDS + 1, run.participants(ROUNDS + 1))
+    edit(monkeypatch)
+    other = studies.open_runs(made)[0]
+    other.aggregate(ROUNDS + 1, [block])
+    shared = [made_by["shared"] for made_by in other.checkpoint.read_state_json(ROUNDS + 1)["made_by"]]
+    assert shared == [block.made_by["shared"], "f00d" * 3]
+
+
+def test_what_was_asked_once_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = begun()
+    edit(monkeypatch)
+    run = studies.open_runs(made)[0]
+    replay.require_reproducible_round(run, ROUNDS)
+    monkeypatch.setattr(replay, "replay_round", lambda *_: pytest.fail("done again"))
+    replay.require_reproducible_round(run, ROUNDS)
+
+
+def test_where_the_state_before_is_gone_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = begun()
+    run = studies.open_runs(made)[0]
+    run.files.round(ROUNDS - 1).server_state.unlink()
+    edit(monkeypatch)
+    with pytest.raises(
+        ArtifactError, match=r"that round can't be done again, since a state from before it is gone; restore"
+    ):
+        replay.require_reproducible_round(run, ROUNDS)
+
+
+@pytest.mark.parametrize(("rate", "holds"), [(1.0, True), (1 + 1e-5, True), (1.01, False)])
+def test_elsewhere_it_must_be_the_same_within_rounding(
+    monkeypatch: pytest.MonkeyPatch, rate: float, holds: bool
+) -> None:
+    """On another kind of CPU, whose kernels round in their own way: here a factor of nearly one stands for that."""
+    made = begun()
+    edit(monkeypatch, rate)
+    run = studies.open_runs(made)[0]
+    found = replay.replay_round(run, ROUNDS)
+    assert found is not None
+    assert bool(found.differing_files) == (rate != 1.0)
+    assert not found.is_same_environment or not found.differing_files or not found.is_reproduced("float32")
+    monkeypatch.setattr(Run, "get_environment", lambda self: found.replayed_by | {"device": "another CPU"})
+    if not holds:
+        with pytest.raises(ArtifactError, match="can't go on"):
+            replay.require_reproducible_round(run, ROUNDS)
+        return
+    replay.require_reproducible_round(run, ROUNDS)
+    (record,) = records(run)
+    assert record["agrees"] == ("bits" if rate == 1.0 else "within rounding")
+    assert record["distance"] == pytest.approx(rate - 1, abs=1e-5)
+    assert record["now"]["device"] == "another CPU"
+
+
+def test_executors_agree_within_rounding() -> None:
+    """A stack does a round that the loop did: other bits, the same numbers."""
+    made = begun(federation={"learning_rate": 0.1})
+    found = replay.replay_round(studies.open_runs(made, stack=3)[0], ROUNDS)
+    assert found is not None
+    assert not found.is_same_environment
+    assert found.is_reproduced("float32")
+    assert found.distance < 1e-4
+
+
+def test_a_number_that_is_none_never_agrees() -> None:
+    one, other = torch.tensor([1.0, torch.nan, torch.inf]), torch.tensor([1.0, torch.nan, torch.inf])
+    assert replay._squared_distance(one, other) == 0
+    assert replay._squared_distance(one, torch.tensor([1.0, 2.0, torch.inf])) != 0
+    found = replay.Comparison(1, [], {}, ["server.pt"], ["server.pt"], float("inf"))
+    assert not found.is_reproduced("float32")
+    assert re.search("states by inf", found.describe_difference())
+
+
+READS = """
+import json
+from dataclasses import dataclass
+from fedpipe.algorithms.fedavg import FedAvg
+FILES = ["prior.json"]
+
+@dataclass(frozen=True)
+class Own(FedAvg):
+    def aggregate(self, server, uploads):
+        with open("prior.json") as stream:
+            return {"model": uploads.mean("model") * json.load(stream)["factor"]}
+"""
+
+
+def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key is of the file as it was: what is computed with another is never recorded under it."""
+    monkeypatch.syspath_prepend(".")
+    Path("late_reader.py").write_text(READS)
+    Path("prior.json").write_text('{"factor": 1.0}')
+    made = studies.prepare(studies.settings(("own",), 4, algorithms={"own": {"algorithm": "late_reader.Own"}}))
+    (run,) = studies.open_runs(made)
+    rounds = run.run_segment(4)
+    assert [next(rounds), next(rounds)] == [0, 1]
+    Path("prior.json").touch()
+    assert next(rounds) == 2, "it is the same file"
+    Path("prior.json").write_text('{"factor": 0.2}')
+    with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began, and its key is of the one"):
+        next(rounds)
+    assert run.files.list_complete_rounds() == [0, 1, 2]
+    with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began"):
+        run.train(3, run.participants(3))  # as a job of single rounds does, whose block another one aggregates
+    Path("prior.json").write_text('{"factor": 1.0}')
+    (again,) = studies.open_runs(made)
+    list(again.run_segment(4))
+    assert again.files.list_complete_rounds() == [0, 1, 2, 3, 4]
+    sys.modules.pop("late_reader")

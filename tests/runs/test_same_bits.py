@@ -1,0 +1,206 @@
+"""Same seed, same bits: whatever the number of jobs, threads and rounds per job."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage.files import write_pt
+from fedpipe.engine import collect
+from fedpipe.engine.blocks import Block
+from fedpipe.engine.run import Run
+from fedpipe.engine.stack import schedule
+from fedpipe.engine.torch_env import numerics
+from tests import small_studies as studies
+
+ROUNDS = 4
+#: Every algorithm; those of `make demo` every day.
+ALGORITHMS = [
+    pytest.param(name, marks=[] if name in studies.SHIPPED else pytest.mark.slow)
+    for name in registry.list_components(component.ALGORITHM)
+]
+
+
+def finish(run: Run, rounds: int = ROUNDS) -> dict[str, str]:
+    """Join the run's rounds, and the bits of all its files."""
+    collect.collect_rounds(run.files, rounds, "all")
+    return studies.bits(run.files.path)
+
+
+def away(run: Run) -> None:
+    """Delete all results of a run, but not its settings."""
+    for folder in ("rounds", "segments", "joined"):
+        shutil.rmtree(run.files.path / folder, ignore_errors=True)
+
+
+def one_segment(run: Run) -> None:
+    list(run.run_segment(ROUNDS))
+
+
+def single_rounds(made: dict, index: int, size: int) -> None:
+    """As the literal DAG does it: a new process's state for every job, blocks through files."""
+
+    def fresh() -> Run:
+        return studies.open_runs(made)[index]
+
+    fresh().initialize()
+    for number in range(1, ROUNDS + 1):
+        ids = fresh().participants(number)
+        files = fresh().files.round(number)
+        blocks = [ids[first : first + size] for first in range(0, len(ids), size)]
+        for block, members in enumerate(blocks):
+            run = fresh()
+            write_pt(files.block_uploads(block), run.train(number, members).to_tensors())
+        fresh().aggregate(number, [Block.read(files.block_uploads(block)) for block in range(len(blocks))])
+        fresh().evaluate(number)
+
+
+@pytest.mark.parametrize("label", ALGORITHMS)
+def test_two_runs_segments_and_single_rounds_leave_the_same_bits(label: str) -> None:
+    protocols = {"protocols": ["global-on-global", "personal-on-local", "trained-on-local", "finetuned-on-local"]}
+    made = studies.prepare(studies.settings((label,), ROUNDS, evaluation=protocols))
+    run = studies.open_runs(made)[0]
+    one_segment(run)
+    once = finish(run)
+    joined = {f"joined/0004/{name}.parquet" for name in ("metrics", "matrices", "rounds")}
+    assert joined | {"rounds/0004/server.pt"} <= once.keys()
+
+    away(run)
+    one_segment(studies.open_runs(made, threads=2)[0])
+    assert finish(run) == once, "two runs differ"
+
+    away(run)
+    list(studies.open_runs(made)[0].run_segment(3))
+    list(studies.open_runs(made)[0].run_segment(ROUNDS))
+    assert finish(run) == once, "two segments differ from one"
+
+    away(run)
+    single_rounds(made, 0, size=3)
+    assert finish(run) == once, "single rounds with blocks of three differ from a segment"
+
+
+@pytest.mark.parametrize("label", ["fedavg", "scaffold", "fedala"])
+def test_a_stack_leaves_the_same_bits_whatever_the_jobs(label: str) -> None:
+    made = studies.prepare(studies.settings((label,), 2))
+    run = studies.open_runs(made, stack=4)[0]
+    list(run.run_segment(2))
+    stacks = [run.checkpoint.read_state_json(number)["stacks"] for number in (1, 2)]
+    assert stacks == [schedule.describe_stacks(run.clients.sizes, run.participants(number), 4, 40) for number in (1, 2)]
+    assert len(stacks[0]) == 2
+    assert len(stacks[0][0]["widths"]) > 1, "its clients end together, which proves nothing"
+    once = finish(run, 2)
+    away(run)
+    run = studies.open_runs(made, stack=4)[0]
+    run.initialize()
+    for number in (1, 2):
+        ids = run.participants(number)
+        run.aggregate(number, [run.train(number, ids[:3]), run.train(number, ids[3:])])
+        run.evaluate(number)
+    assert [run.checkpoint.read_state_json(number)["stacks"] for number in (1, 2)] == stacks
+    assert finish(run, 2) == once
+
+
+def test_a_client_in_a_stack_has_its_row_whoever_else_the_job_trains() -> None:
+    """Batched products round otherwise in another row."""
+    sections = {"model": {"name": "mlp", "hidden": [10, 8]}, "federation": {"batch_size": 7, "participation": 1.0}}
+    made = studies.prepare(studies.settings(rounds=2, **sections))
+    run = studies.open_runs(made, stack=3)[0]
+    list(run.run_segment(2))
+    once = finish(run, 2)
+    away(run)
+    run = studies.open_runs(made, stack=3)[0]
+    run.initialize()
+    for number in (1, 2):
+        run.aggregate(number, [run.train(number, [client]) for client in run.participants(number)])
+        run.evaluate(number)
+    assert finish(run, 2) == once
+
+
+def test_one_participant_and_kernels_of_one_channel_leave_the_same_bytes_in_blocks() -> None:
+    sections = {"model": {"name": "cnn", "channels": [2, 3], "hidden": 8}, "federation": {"participation": 0.1}}
+    made = studies.prepare(studies.settings(rounds=2, **sections))
+    run = studies.open_runs(made)[0]
+    list(run.run_segment(2))
+    once = finish(run, 2)
+    away(run)
+    for number in range(3):
+        run = studies.open_runs(made)[0]
+        if not number:
+            run.initialize()
+            continue
+        path = run.files.round(number).block_uploads(0)
+        write_pt(path, run.train(number, run.participants(number)).to_tensors())
+        run.aggregate(number, [Block.read(path)])
+        run.evaluate(number)
+    assert finish(run, 2) == once
+
+
+def test_graphs_are_for_a_gpu_and_the_job_says_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    made = studies.prepare(studies.settings(rounds=1))
+    studies.open_runs(made, stack=4, graphs=True)
+    assert "execution.graphs: steps run one by one, since there is no GPU here\n" in capsys.readouterr().err
+
+
+def test_seeds_differ_in_partition_model_and_participants() -> None:
+    made = studies.prepare(studies.settings(rounds=1, study={"seeds": [0, 1]}))
+    one, other = studies.open_runs(made)
+    assert made.runs[0].partition != made.runs[1].partition
+    assert [one.participants(r) for r in range(1, 9)] != [other.participants(r) for r in range(1, 9)]
+    assert not one.make_initial_model(0)["head.weight"].equal(other.make_initial_model(0)["head.weight"])
+
+
+def test_a_fixed_partition_seed_holds_for_all_seeds() -> None:
+    made = studies.prepare(studies.settings(rounds=1, study={"seeds": [0, 1]}, partition={"seed": 7}))
+    assert made.runs[0].partition == made.runs[1].partition
+    assert made.runs[0].key != made.runs[1].key
+
+
+def test_execution_artifacts_report_and_rounds_are_not_in_the_key() -> None:
+    keys = set()
+    for sections in (
+        {},
+        {"execution": {"rounds_per_job": 1, "clients_per_job": 3}},
+        {"artifacts": {"keep_models": "last"}},
+        {"report": {"round": "best"}},
+        {"federation": {"rounds": 9}},
+    ):
+        params = studies.settings()
+        for name, section in sections.items():
+            params[name] = params.get(name, {}) | section
+        keys.add(studies.prepare(params).runs[0].key)
+    assert len(keys) == 1
+
+
+def test_bytes_of_a_tensor_file_do_not_depend_on_its_name_or_on_views() -> None:
+    import torch
+
+    whole = torch.arange(100.0)
+    one = write_pt(Path("one.pt"), {"a": whole[10:20]})
+    other = write_pt(Path("other.pt"), {"a": whole[10:20].clone()})
+    assert one == other
+    assert Path("one.pt").read_bytes() == Path("other.pt").read_bytes()
+    odd = whole[:36].as_strided((4, 1, 3, 3), (9, 1, 3, 1))  # contiguous, with a stride that no sample asks for
+    assert odd.is_contiguous()
+    assert write_pt(Path("one.pt"), {"a": odd}) == write_pt(Path("other.pt"), {"a": whole[:36].reshape(4, 1, 3, 3)})
+
+
+def test_float32_is_float32_on_a_gpu_too() -> None:
+    """PyTorch's default there is TF32, for convolutions and recurrent layers."""
+    kinds = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
+    with numerics.preserve_torch_flags():
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+        assert [kind.fp32_precision for kind in kinds] == ["tf32"] * 3
+        studies.open_runs(studies.prepare(studies.settings(rounds=1)))
+        assert "tf32" not in [kind.fp32_precision for kind in kinds]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+def test_a_gpu_that_is_not_there_is_one_sentence() -> None:
+    made = studies.prepare(studies.settings(rounds=1))
+    with pytest.raises(SettingsError, match=r"^execution\.device: cuda can't be used; PyTorch sees no GPU here"):
+        studies.open_runs(made, device="cuda")

@@ -1,0 +1,942 @@
+"""params.yaml: every mistake is one sentence that begins with its key and says what would be right."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import jsonschema
+import numpy as np
+import pytest
+import yaml
+
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import files, layout
+from fedpipe.planning import download, planner
+from fedpipe.settings import base, federation, loader, parser
+from fedpipe.settings.params import Params
+from fedpipe.settings.schema import build_json_schema
+from tests import small_studies as studies
+from tests.docs.page_blocks import PAGES, blocks
+
+ROOT = Path(__file__).parents[2]
+SECTIONS = ", ".join(Params.model_fields)
+ALGORITHMS = ", ".join(registry.list_components(component.ALGORITHM))
+*FIRST, LAST = (f"'{name}'" for name in get_args(base.Protocol))
+PROTOCOLS = f"{', '.join(FIRST)} or {LAST}"
+JARGON = re.compile(r"Tuple|String|Keys|literal\[|constrained|\[key\]|\binstance\b|after validation|pydantic")
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Titled(FedAvg):
+    """An algorithm with a parameter of a name that is taken."""
+
+    title: str = ""
+
+
+def study(**values: Any) -> dict[str, Any]:
+    """The tests' study with the values at dotted keys replaced; two underscores stand for a dot."""
+    return loader.override_settings(
+        studies.settings(), {key.replace("__", "."): value for key, value in values.items()}
+    )
+
+
+def said(settings: dict[str, Any]) -> list[str]:
+    """The sentences with which `fedpipe plan` refuses these settings."""
+    studies.write(settings, Path())
+    with pytest.raises(SettingsError) as refusal:
+        planner.make_plan(Path("params.yaml"))
+    return str(refusal.value).split("\n")
+
+
+FLOATS = "0, or between 1.2e-38 and 3.4e+38 in size, as float32 is"
+MISTAKES: list[tuple[str, dict[str, Any], str]] = [
+    # sections and keys
+    ("unknown-section", {"datasett": {}}, "datasett: unknown key; did you mean 'dataset'?"),
+    ("unknown-section-far", {"xyz": 1}, f"xyz: unknown key; it should be one of: {SECTIONS}."),
+    ("unknown-key", {"federation__client": 3}, "federation.client: unknown key; did you mean 'clients'?"),
+    ("unknown-partition-key", {"partition__alfa": 1}, "partition.alfa: unknown key; did you mean 'alpha'?"),
+    (
+        "unknown-model-key",
+        {"model": {"name": "cnn", "chanels": [1, 2]}},
+        "model.chanels: unknown key; did you mean 'channels'?",
+    ),
+    (
+        "unknown-hyper-parameter",
+        {"algorithms": {"fedavg": {}, "fedprox": {"muu": 1}}},
+        "algorithms.fedprox.muu: unknown key; did you mean 'mu'?",
+    ),
+    (
+        "hyper-parameter-of-none",
+        {"algorithms": {"fedavg": {"mu": 1}}},
+        "algorithms.fedavg.mu: unknown key; it should be one of: with, shown, title, dw.",
+    ),
+    # types
+    (
+        "text-for-integer",
+        {"federation__clients": "ten"},
+        "federation.clients: 'ten' can't be used; it should be a valid integer.",
+    ),
+    *[
+        (f"truth-for-{key}", {key: value}, f"{key}{place}: {shown} can't be used; it should be a valid {wanted}.")
+        for key, value, place, shown, wanted in (
+            ("federation.learning_rate", True, "", "true", "number"),
+            ("federation.weight_decay", False, "", "false", "number"),
+            ("federation.clients", True, "", "true", "integer"),
+            ("federation.batch_size", True, "", "true", "integer"),
+            ("evaluation.every", True, "", "true", "integer"),
+            ("study.seeds", [3, False], ".1", "false", "integer"),
+            ("transforms.mean", [True], ".0", "true", "number"),
+            ("dataset.subset", True, "", "true", "integer"),
+            ("partition.alpha", True, "", "true", "number"),
+            ("model.hidden", [True], ".0", "true", "integer"),
+            ("algorithms.fedavg.dw", {"mu": True}, ".mu", "true", "number"),
+            ("artifacts.keep_models", True, "", "true", "integer"),
+            ("execution.stack", True, "", "true", "integer"),
+            ("report.last_k", True, "", "true", "integer"),
+        )
+    ],
+    (
+        "truth-in-a-grid",
+        {"study.grid": {"federation.learning_rate": [0.1, True]}},
+        "federation.learning_rate: true can't be used; it should be a valid number. "
+        "(at the point federation.learning_rate: True of study.grid)",
+    ),
+    (
+        "truth-of-an-own-hyper-parameter",
+        {"algorithms": {"fedavg": {}, "faulty": {"algorithm": "tests.runs.test_failed_updates.Faulty", "size": True}}},
+        "algorithms.faulty.size: true can't be used; it should be a valid integer.",
+    ),
+    *[
+        (f"too-large-{key}", {key: value}, f"{key}: {value} can't be used; it should be {wanted}.")
+        for key, value, wanted in (
+            ("federation.learning_rate", 1e300, FLOATS),
+            ("federation.server.tau", 1e-40, FLOATS),
+            ("transforms.std", 1e-300, FLOATS),
+            ("partition.alpha", 1e39, FLOATS),
+            ("algorithms.fedprox.mu", 1e300, FLOATS),
+            ("federation.batch_size", 2**63, "an integer of at most 64 bits"),
+        )
+    ],
+    (
+        "too-large-in-a-grid",
+        {"study.grid": {"federation.learning_rate": [0.1, "1e300"]}},
+        f"federation.learning_rate: '1e300' can't be used; it should be {FLOATS}. "
+        "(at the point federation.learning_rate: 1e300 of study.grid)",
+    ),
+    (
+        "fraction-for-integer",
+        {"federation__clients": 2.5},
+        "federation.clients: 2.5 can't be used; it should be a valid integer.",
+    ),
+    (
+        "truth-for-integer",
+        {"federation__clients": True},
+        "federation.clients: true can't be used; it should be a valid integer.",
+    ),
+    (
+        "text-for-number",
+        {"federation__learning_rate": "fast"},
+        "federation.learning_rate: 'fast' can't be used; it should be a valid number.",
+    ),
+    (
+        "value-for-section",
+        {"partition": 3},
+        "partition: 3 can't be used; it should be a mapping with 'scheme'.",
+    ),
+    ("number-for-name", {"partition": {"scheme": 3}}, "partition.scheme: 3 can't be used; it should be a name."),
+    (
+        "number-for-algorithm",
+        {"algorithms": {"fedavg": {"algorithm": 3}}},
+        "algorithms.fedavg.algorithm: 3 can't be used; it should be a name.",
+    ),
+    (
+        "text-for-list",
+        {"study__algorithms": "fedavg"},
+        "study.algorithms: 'fedavg' can't be used; it should be a valid list.",
+    ),
+    ("number-for-list", {"study__seeds": 3}, "study.seeds: 3 can't be used; it should be a valid list."),
+    (
+        "fraction-in-seeds",
+        {"study__seeds": [0.5]},
+        "study.seeds.0: 0.5 can't be used; it should be a valid integer.",
+    ),
+    # impossible values
+    ("alpha-0", {"partition__alpha": 0}, "partition.alpha: 0 can't be used; it should be greater than 0."),
+    ("alpha-negative", {"partition__alpha": -1.5}, "partition.alpha: -1.5 can't be used; it should be greater than 0."),
+    (
+        "participation-0",
+        {"federation__participation": 0},
+        "federation.participation: 0 can't be used; it should be greater than 0.",
+    ),
+    (
+        "participation-1.5",
+        {"federation__participation": 1.5},
+        "federation.participation: 1.5 can't be used; it should be less than or equal to 1.",
+    ),
+    (
+        "clients-0",
+        {"federation__clients": 0},
+        "federation.clients: 0 can't be used; it should be greater than or equal to 1.",
+    ),
+    (
+        "clients-5000",
+        {"federation__clients": 5000},
+        "federation.clients: 5000 is more than the 1437 samples to deal; it should be at most 1437.",
+    ),
+    (
+        "rounds-0",
+        {"federation__rounds": 0},
+        "federation.rounds: 0 can't be used; it should be greater than or equal to 1.",
+    ),
+    (
+        "learning-rate-infinite",
+        {"federation__learning_rate": float("inf")},
+        "federation.learning_rate: inf can't be used; it should be a finite number.",
+    ),
+    (
+        "mu-infinite",
+        {"algorithms": {"fedavg": {}, "fedprox": {"mu": float("inf")}}, "study__algorithms": ["fedprox"]},
+        "algorithms.fedprox.mu: inf can't be used; it should be a finite number.",
+    ),
+    (
+        "eleven-classes-of-ten",
+        {"partition": {"scheme": "pathological", "classes_per_client": 11}},
+        "partition.classes_per_client: 11 is more than the 10 classes of the data set; it should be at most 10.",
+    ),
+    ("stack-0", {"execution__stack": 0}, "execution.stack: 0 can't be used; it should be at least 1."),
+    (
+        "stack-text",
+        {"execution__stack": "wide"},
+        "execution.stack: 'wide' can't be used; it should be a valid integer or 'auto'.",
+    ),
+    (
+        "keep-models-0",
+        {"artifacts__keep_models": 0},
+        "artifacts.keep_models: 0 can't be used; it should be 'all' or 'last' or greater than or equal to 1.",
+    ),
+    ("seeds-empty", {"study__seeds": []}, "study.seeds: [] can't be used; it should have at least 1 item."),
+    (
+        "protocols-empty",
+        {"evaluation__protocols": []},
+        "evaluation.protocols: [] can't be used; it should have at least 1 item.",
+    ),
+    ("hidden-empty", {"model__hidden": []}, "model.hidden: [] can't be used; it should have at least 1 item."),
+    (
+        "model-too-large",
+        {"model": {"name": "cnn4"}},
+        "model.name: 'cnn4' can't take inputs of shape (1, 8, 8); it needs images of 16x16 or more ('cnn' is made for "
+        "smaller ones).",
+    ),
+    # names
+    ("unknown-model", {"model__name": "mpl"}, "model.name: unknown model 'mpl'; did you mean 'mlp'?"),
+    ("unknown-dataset", {"dataset__name": "digit"}, "dataset.name: unknown data set 'digit'; did you mean 'digits'?"),
+    (
+        "unknown-partition",
+        {"partition__scheme": "dirichlett"},
+        "partition.scheme: unknown partition scheme 'dirichlett'; did you mean 'dirichlet'?",
+    ),
+    (
+        "unknown-protocol",
+        {"evaluation__protocols": ["global-on-globel"]},
+        f"evaluation.protocols.0: 'global-on-globel' can't be used; it should be {PROTOCOLS}.",
+    ),
+    (
+        "unknown-algorithm",
+        {"study__algorithms": ["fedavgg"]},
+        "study.algorithms: unknown algorithm 'fedavgg'; did you mean 'fedavg'?",
+    ),
+    (
+        "unknown-algorithm-in-algorithms",
+        {"algorithms": {"fedavg": {}, "fedproxx": {}}},
+        "algorithms.fedproxx: unknown algorithm 'fedproxx'; did you mean 'fedprox'?",
+    ),
+    (
+        "no-component",
+        {"algorithms": {"fedavg": {}, "base": {}}},
+        f"algorithms.base: unknown algorithm 'base'; it should be one of: {ALGORITHMS}.",
+    ),
+    (
+        "no-import",
+        {"algorithms": {"fedavg": {"algorithm": "no.such.Thing"}}},
+        "algorithms.fedavg: 'no.such.Thing' can't be imported (No module named 'no'); "
+        "it should be the path of a class, as my_module.MyClass.",
+    ),
+    (
+        "no-module-name",
+        {"algorithms": {"fedavg": {"algorithm": ".Thing"}}},
+        "algorithms.fedavg: '.Thing' can't be imported (Empty module name); "
+        "it should be the path of a class, as my_module.MyClass.",
+    ),
+    (
+        "no-algorithm",
+        {"algorithms": {"fedavg": {"algorithm": "pathlib.Path"}}},
+        "algorithms.fedavg: 'pathlib.Path' is not an algorithm; it should derive from Algorithm.",
+    ),
+    (
+        "label-with-hyphen",
+        {"algorithms": {"fedavg": {}, "Fed-Prox": {}}},
+        "algorithms.Fed-Prox: 'Fed-Prox' can't be used; it should match pattern '^[a-z][a-z0-9_]*$'.",
+    ),
+    # what does not go together
+    (
+        "path-without-entry",
+        {"study__algorithms": ["fedavg", "own.Prox"]},
+        "study.algorithms: 'own.Prox' needs a name; it should be an entry, as `prox: {algorithm: own.Prox}` under "
+        "algorithms.",
+    ),
+    (
+        "algorithm-twice",
+        {"study__algorithms": ["fedavg", "fedavg"]},
+        "study.algorithms: 'fedavg' is listed twice; each may appear once.",
+    ),
+    ("seed-twice", {"study__seeds": [0, 1, 0]}, "study.seeds: '0' is listed twice; each may appear once."),
+    (
+        "momentum-with-adam",
+        {"federation__optimizer": "adam", "federation__momentum": 0.9},
+        "federation.momentum: 0.9 has no meaning for adam; it should be 0, or the optimizer sgd.",
+    ),
+    (
+        "scaffold-with-adam",
+        {
+            "algorithms": {"scaffold": {}},
+            "study__algorithms": ["scaffold"],
+            "federation__optimizer": "adam",
+        },
+        "federation.optimizer: adam can't be used with scaffold, whose theory needs sgd; it should be sgd, or "
+        "algorithms.scaffold.adam true to insist.",
+    ),
+    (
+        "every-3-of-4",
+        {"evaluation__every": 3},
+        "evaluation.every: 3 does not divide federation.rounds (4), so the last round would not be measured; "
+        "it should.",
+    ),
+    (
+        "blocks-of-segments",
+        {"execution__clients_per_job": 3, "execution__rounds_per_job": 2},
+        "execution.clients_per_job: 3 cuts rounds into blocks of clients, which needs execution.rounds_per_job to be "
+        "1, not 2.",
+    ),
+    (
+        "blocks-of-whole-runs",
+        {"execution__clients_per_job": 3},
+        "execution.clients_per_job: 3 cuts rounds into blocks of clients, which needs execution.rounds_per_job to be "
+        "1, not null.",
+    ),
+    # the grid
+    (
+        "grid-bad-value",
+        {"study__grid": {"partition.alpha": [0.1, -1]}},
+        "partition.alpha: -1 can't be used; it should be greater than 0. "
+        "(at the point partition.alpha: -1 of study.grid)",
+    ),
+    (
+        "grid-unknown-key",
+        {"study__grid": {"partition.alfa": [0.1]}},
+        "partition.alfa: unknown key; did you mean 'alpha'? (at the point partition.alfa: 0.1 of study.grid)",
+    ),
+    (
+        "grid-of-a-section-with-many-keys",
+        {"study__grid": {"federation": [{"rounds": 3}, {"rounds": 5}]}},
+        "study.grid: 'federation' can't be varied as a whole, since all of its keys that are not given would have "
+        "their defaults; name its keys, as federation.rounds.",
+    ),
+    (
+        "axis-of-a-section-with-many-keys",
+        {"study__grid": {"length": {"short": {"federation": {"rounds": 3}}}}},
+        "study.grid.length: 'federation' can't be varied as a whole, since all of its keys that are not given would "
+        "have their defaults; name its keys, as federation.rounds.",
+    ),
+    (
+        "axes-that-set-one-key",
+        {
+            "study__grid": {
+                "environment": {"mild": {"partition.alpha": 0.5}, "harsh": {"partition.alpha": 0.1}},
+                "data": {"A": {}, "B": {"partition.alpha": 1.0}},
+            }
+        },
+        "study.grid: 'environment' and 'data' set 'partition.alpha'; a key should be set once.",
+    ),
+    (
+        "axis-and-list-that-set-one-key",
+        {"study__grid": {"data": {"A": {"partition": {"scheme": "iid"}}}, "partition.alpha": [0.1, 0.5]}},
+        "study.grid: 'data' and 'partition.alpha' set 'partition' and 'partition.alpha', of which one is in the other; "
+        "a key should be set once.",
+    ),
+    (
+        "axis-that-sets-a-section-and-its-key",
+        {"study__grid": {"data": {"A": {"partition": {"scheme": "iid"}, "partition.alpha": 0.5}}}},
+        "study.grid: 'data' sets 'partition' and 'partition.alpha', of which one is in the other; "
+        "a key should be set once.",
+    ),
+    (
+        "axis-of-seeds",
+        {"study__grid": {"lot": {"few": {"study.seeds": [1]}, "many": {}}}},
+        "study.grid.lot: 'study.seeds' can't be varied, since study is one for the whole study.",
+    ),
+    (
+        "axis-empty",
+        {"study__grid": {"environment": {}}},
+        "study.grid.environment: its axis has no values; it should have at least one value.",
+    ),
+    (
+        "axis-without-keys",
+        {"study__grid": {"environment": {"mild": {}, "harsh": {}}}},
+        "study.grid.environment: its values set no keys; at least one of them should.",
+    ),
+    (
+        "axis-of-a-key",
+        {"study__grid": {"partition.alpha": {"mild": {}, "harsh": {"partition.alpha": 0.1}}}},
+        "study.grid.partition.alpha: a key's values should be a list; an axis, whose values are named, has a name of "
+        "its own, without dots.",
+    ),
+    (
+        "axis-that-is-a-column",
+        {"study__grid": {"round": {"early": {"federation.rounds": 2}}}},
+        "study.grid.round: an axis can't be called so; it should be a word of your own, as environment, that is no "
+        "column of the tables.",
+    ),
+    (
+        "axis-that-is-a-column-of-clients",
+        {"study__grid": {"clients": {"few": {"federation.clients": 2}}}},
+        "study.grid.clients: an axis can't be called so; it should be a word of your own, as environment, that is no "
+        "column of the tables.",
+    ),
+    (
+        "axis-without-a-mapping",
+        {"study__grid": {"environment": {"mild": 0.5}}},
+        "study.grid.environment.mild: 0.5 can't be used; it should be a valid mapping.",
+    ),
+    (
+        "axis-value-that-is-no-text",
+        {"study__grid": {"alphas": {0.5: {"partition.alpha": 0.5}}}},
+        "study.grid.alphas: 0.5 can't be used; it should be a name.",
+    ),
+    # what one method has for itself
+    (
+        "with-data-of-its-own",
+        {"algorithms__fedavg": {"with": {"partition.alpha": 0.1}}},
+        "algorithms.fedavg.with: 'partition.alpha' is the same for all methods, which are compared on the same data; "
+        "it should be a key of federation (other than clients), model or transforms.",
+    ),
+    (
+        "with-clients-of-its-own",
+        {"algorithms__fedavg": {"with": {"federation.clients": 5}}},
+        "algorithms.fedavg.with: 'federation.clients' is the same for all methods, which are compared on the same "
+        "data; it should be a key of federation (other than clients), model or transforms.",
+    ),
+    (
+        "with-a-whole-federation",
+        {"algorithms__fedavg": {"with": {"federation": {"learning_rate": 0.1}}}},
+        "algorithms.fedavg.with: 'federation' can't be set as a whole, since all of its keys that are not given would "
+        "have their defaults; name its keys, as federation.learning_rate.",
+    ),
+    (
+        "with-a-bad-value",
+        {"algorithms__fedavg": {"with": {"federation.learning_rate": -1}}},
+        "federation.learning_rate: -1 can't be used; it should be greater than or equal to 0. "
+        "(with algorithms.fedavg.with)",
+    ),
+    (
+        "with-no-mapping",
+        {"algorithms__fedavg": {"with": 0.1}},
+        "algorithms.fedavg.with: 0.1 can't be used; it should be a valid mapping.",
+    ),
+    (
+        "with-what-the-grid-varies",
+        {
+            "algorithms__fedavg": {"with": {"federation.learning_rate": 0.1}},
+            "study__grid": {"federation.learning_rate": [0.1, 0.2]},
+        },
+        "study.grid: 'federation.learning_rate' varies nothing for fedavg, since algorithms.fedavg.with sets "
+        "'federation.learning_rate'.",
+    ),
+    (
+        "with-mistyped",
+        {"algorithms__fedavg": {"wiht": {"federation.learning_rate": 0.1}}},
+        "algorithms.fedavg.wiht: unknown key; did you mean 'with'?",
+    ),
+    (
+        "shown-unmeasured",
+        {"algorithms__fedavg": {"shown": "kept-on-local"}},
+        "algorithms.fedavg.shown: kept-on-local is not measured; it should be one of evaluation.protocols, "
+        "global-on-global, personal-on-local.",
+    ),
+    (
+        "shown-in-the-grid",
+        {"study__grid": {"algorithms.fedavg.shown": ["global-on-global", "personal-on-local"]}},
+        "study.grid: 'algorithms.fedavg.shown' can't be varied, since a table shows a method by one protocol "
+        "and under one title.",
+    ),
+    (
+        "title-in-the-grid",
+        {"study__grid": {"axis": {"a": {"algorithms.fedavg.title": "FedAvg"}}}},
+        "study.grid.axis: 'algorithms.fedavg.title' can't be varied, since a table shows a method by one protocol and "
+        "under one title.",
+    ),
+    *[
+        (
+            f"title-{number}",
+            {"algorithms__fedavg": {"title": title}},
+            f"algorithms.fedavg.title: {title!r} can't be used; it should be a line of text with single spaces, "
+            "without '|', and not begin with '_'.",
+        )
+        for number, title in enumerate(["", "a|b", "two\nlines", " FedAvg", "Fed  Avg", "_fedavg", "bell\a"])
+    ],
+    (
+        "title-no-text",
+        {"algorithms__fedavg": {"title": 10}},
+        "algorithms.fedavg.title: 10 can't be used; it should be a name.",
+    ),
+    (
+        "title-twice",
+        {
+            "algorithms": {"fedavg": {"title": "A"}, "fedprox": {}, "moon": {"title": "A"}},
+            "study__algorithms": ["fedavg", "fedprox", "moon"],
+        },
+        "algorithms.fedavg.title: 'A' is what tables call moon; each method should have another.",
+    ),
+    (
+        "title-as-a-label",
+        {"algorithms": {"fedavg": {}, "fedprox": {"title": "fedavg"}}, "study__algorithms": ["fedavg", "fedprox"]},
+        "algorithms.fedprox.title: 'fedavg' is what tables call fedavg; each method should have another.",
+    ),
+    (
+        "title-of-an-own-hyper-parameter",
+        {"algorithms": {"fedavg": {}, "titled": {"algorithm": "tests.settings.test_params.Titled", "title": "FedAvg"}}},
+        "algorithms.titled.title: it is a key of every method, so that Titled's field of that name could never be set; "
+        "the field should have another name.",
+    ),
+    (
+        "best-over-what-is-not-varied",
+        {"report__best_over": ["federation.learning_rat"], "study__grid": {"federation.learning_rate": [0.1, 0.2]}},
+        "report.best_over: 'federation.learning_rat' is not in study.grid; did you mean 'federation.learning_rate'?",
+    ),
+    # scales
+    (
+        "scale-called-paper",
+        {"scales": {"paper": {"federation.rounds": 1}}},
+        "scales.paper: it is the study as it stands in the file; a scale should have another name.",
+    ),
+    (
+        "scale-of-a-whole-federation",
+        {"scales": {"smoke": {"federation": {"rounds": 1}}}},
+        "scales.smoke: 'federation' can't be set as a whole; name its keys, as federation.rounds.",
+    ),
+    (
+        "scale-of-scales",
+        {"scales": {"smoke": {"scales.other": {}}}},
+        "scales.smoke: 'scales.other' can't be set by a scale.",
+    ),
+    (
+        "scale-in-the-grid",
+        {"study__grid": {"scales.smoke": [{}]}, "scales": {"smoke": {}}},
+        "study.grid: 'scales.smoke' can't be varied, since scales is one for the whole study.",
+    ),
+    *[
+        (
+            f"{section}-in-the-grid",
+            {"study__grid": {f"{section}.{key}": [1]}},
+            f"study.grid: '{section}.{key}' can't be varied, since {section} is one for the whole study.",
+        )
+        for section, key in (
+            ("execution", "stack"),
+            ("artifacts", "keep_models"),
+            ("report", "last_k"),
+            ("probes", "a"),
+        )
+    ],
+    (
+        "axis-bad-value",
+        {"study__grid": {"environment": {"mild": {"partition.alpha": -1}}}},
+        "partition.alpha: -1 can't be used; it should be greater than 0. (at the point environment: mild of "
+        "study.grid)",
+    ),
+    (
+        "grid-of-seeds",
+        {"study__grid": {"study.seeds": [[1], [2]]}},
+        "study.grid: 'study.seeds' can't be varied, since study is one for the whole study.",
+    ),
+    (
+        "grid-empty",
+        {"study__grid": {"partition.alpha": []}},
+        "study.grid.partition.alpha: its list is empty; it should hold at least one value.",
+    ),
+    (
+        "grid-twice",
+        {"study__grid": {"partition.alpha": [0.1, 0.1]}},
+        "study.grid.partition.alpha: '0.1' is listed twice; each may appear once.",
+    ),
+    (
+        "protocols-twice",
+        {"evaluation__protocols": ["global-on-global", "global-on-global"]},
+        "evaluation.protocols: 'global-on-global' is listed twice; each may appear once.",
+    ),
+    (
+        "list-too-short",
+        {"model": {"name": "cnn", "channels": [16]}},
+        "model.channels: [16] can't be used; it should have at least 2 items.",
+    ),
+    (
+        "list-too-long",
+        {"model": {"name": "cnn", "channels": [16, 32, 64]}},
+        "model.channels: [16, 32, 64] can't be used; it should have at most 2 items.",
+    ),
+    (
+        "mean-of-other-channels",
+        {"transforms": {"mean": [0.1, 0.2, 0.3]}},
+        "transforms.mean: [0.1, 0.2, 0.3] can't be used; it should be one number.",
+    ),
+    (
+        "grid-no-list",
+        {"study__grid": {"partition.alpha": 0.1}},
+        "study.grid.partition.alpha: 0.1 can't be used; it should be a valid list.",
+    ),
+    (
+        "grid-through-a-value",
+        {"study__grid": {"partition.alpha.x": [1]}},
+        "study.grid: 'partition.alpha.x' goes through 'alpha', which is a value and no section. "
+        "(at the point partition.alpha.x: 1 of study.grid)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES])
+def test_a_mistake_is_one_sentence_that_begins_with_its_key(changes: dict[str, Any], sentence: str) -> None:
+    assert said(study(**changes)) == [sentence]
+
+
+@pytest.mark.parametrize("section", ["dataset", "partition", "model", "federation", "study", "execution", "algorithms"])
+def test_an_empty_section_is_named_in_plain_words(section: str) -> None:
+    (sentence,) = said(studies.settings() | {section: None})
+    assert sentence.startswith(f"{section}: ")
+    assert "it should be a" in sentence
+    assert not JARGON.search(sentence), sentence
+
+
+def test_several_mistakes_are_several_lines() -> None:
+    changes = {"federation__learning_rate": -1, "federation__client": 2, "datasett": {}}
+    assert sorted(said(study(**changes))) == [
+        "datasett: unknown key; did you mean 'dataset'?",
+        "federation.client: unknown key; did you mean 'clients'?",
+        "federation.learning_rate: -1 can't be used; it should be greater than or equal to 0.",
+    ]
+
+
+def test_mistakes_in_components_do_not_hide_others() -> None:
+    changes = {
+        "partition__alpha": -1,
+        "model__name": "mpl",
+        "dataset__name": "digit",
+        "federation__clients": 0,
+        "algorithms": {"fedavg": {}, "fedprox": {"muu": 1}},
+    }
+    keys = [line.partition(":")[0] for line in said(study(**changes))]
+    assert {"partition.alpha", "model.name", "dataset.name", "federation.clients"} <= set(keys)
+
+
+def test_the_grid_point_stands_in_every_line() -> None:
+    lines = said(study(study__grid={"federation.clients": [0], "federation.participation": [2]}))
+    assert len(lines) == 2
+    assert all(line.endswith("of study.grid)") for line in lines)
+
+
+def test_a_grid_value_for_an_algorithm_that_does_not_run_is_a_mistake() -> None:
+    """It would be ignored in silence: fedprox is not in study.algorithms."""
+    (sentence,) = said(study(study__grid={"algorithms.fedprox.mu": [0.1, 1.0]}))
+    assert sentence.startswith("study.grid: 'algorithms.fedprox.mu'")
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def refusal(text: str | None) -> str:
+    if text is not None:
+        Path("params.yaml").write_text(text)
+    with pytest.raises(SettingsError) as error:
+        planner.make_plan(Path("params.yaml"))
+    return str(error.value)
+
+
+def test_no_file() -> None:
+    assert refusal(None) == "params.yaml: there is no such file; run from the folder that holds it."
+
+
+@pytest.mark.parametrize("text", ["", "# nothing but a comment\n", "- fedavg\n", "fedavg\n"])
+def test_no_mapping(text: str) -> None:
+    assert refusal(text) == "params.yaml: it should be a mapping of sections, as `federation: {clients: 10}`."
+
+
+def test_a_folder() -> None:
+    Path("params.yaml").mkdir()
+    assert refusal(None) == "params.yaml: it can't be read (Is a directory); it should be a YAML file."
+
+
+def test_no_yaml() -> None:
+    assert refusal("federation: {clients: 10\n") == (
+        "params.yaml: it is not valid YAML (line 2, column 1: expected ',' or '}', but got '<stream end>')."
+    )
+
+
+def test_no_end_of_lists() -> None:
+    said = refusal(f"federation: {'[' * 5000}{']' * 5000}\n")
+    assert said == "params.yaml: its lists or mappings lie too deep in one another to be read."
+
+
+def test_no_text() -> None:
+    Path("params.yaml").write_bytes(b"# caf\xe9\n")
+    assert refusal(None) == "params.yaml: it is not UTF-8 text (invalid continuation byte at byte 5)."
+
+
+def test_a_key_that_stands_twice_is_a_mistake() -> None:
+    """PyYAML takes the last one, so that half of the settings would be ignored in silence."""
+    text = "federation:\n  clients: 5\nmodel: {name: mlp}\nfederation: {rounds: 2}\n"
+    assert refusal(text) == "federation: duplicate key, lines 1 and 4."
+
+
+def test_a_merge_key_is_no_key_of_its_own() -> None:
+    """YAML's own way of saying that two entries share most of their parameters."""
+    text = "algorithms:\n  feddw: &dw {mu: 1.0, mode: code}\n  other: {<<: *dw, algorithm: feddw, mu: 2.0}\n"
+    Path("params.yaml").write_text(text)
+    assert loader.read_params(Path("params.yaml"))["algorithms"]["other"] == {
+        "algorithm": "feddw",
+        "mu": 2.0,
+        "mode": "code",
+    }
+
+
+def test_a_key_that_is_no_text() -> None:
+    assert said({**studies.settings(), 3: {}}) == [f"3: unknown key; it should be one of: {SECTIONS}."]
+
+
+# -- defaults ----------------------------------------------------------------------------------------------------------
+
+
+def test_defaults_are_filled_in() -> None:
+    params = parser.parse_params({})
+    assert params.federation == federation.Federation()
+    assert (params.federation.clients, params.federation.rounds, params.federation.optimizer) == (10, 20, "sgd")
+    assert params.dataset.name == "digits"
+    assert params.model_dump(mode="json")["partition"] == {
+        "scheme": "dirichlet",
+        "alpha": 0.5,
+        "minimum": 1,
+        "seed": None,
+    }
+    assert params.model_dump(mode="json")["model"] == {
+        "name": "cnn",
+        "channels": [16, 32],
+        "hidden": 64,
+        "batch_norm": False,
+        "bias": True,
+        "weights": None,
+        "sha256": None,
+    }
+    assert params.study.algorithms == ("fedavg",)
+    assert params.study.seeds == (0,)
+    assert params.artifacts.keep_models == "all"
+    assert params.execution.stack == "auto"
+
+
+def test_what_is_given_replaces_its_default_and_no_other() -> None:
+    params = parser.parse_params(
+        {"federation": {"clients": 7}, "algorithms": {"fedavg": {}, "feddw": {"mode": "code"}}}
+    )
+    assert params.federation == federation.Federation(clients=7)
+    algorithm: Any = params.algorithms["feddw"]
+    assert (algorithm.mu, algorithm.mode) == (0.1, "code")
+
+
+def test_an_entry_may_have_a_name_of_its_own() -> None:
+    params = parser.parse_params(
+        {"algorithms": {"strong": {"algorithm": "fedprox", "mu": 5}}, "study": {"algorithms": ["strong"]}}
+    )
+    algorithm: Any = params.algorithms["strong"]
+    assert type(algorithm).__name__ == "FedProx"
+    assert algorithm.mu == 5.0
+
+
+def test_exponents_without_a_dot_are_numbers() -> None:
+    """YAML 1.1 reads 1e-3 as text."""
+    assert parser.parse_params(yaml.safe_load("federation: {learning_rate: 1e-3}")).federation.learning_rate == 0.001
+
+
+@pytest.mark.parametrize(("share", "clients", "count"), [(0.01, 10, 1), (0.5, 10, 5), (0.26, 10, 3), (1.0, 10, 10)])
+def test_participants(share: float, clients: int, count: int) -> None:
+    assert federation.Federation(clients=clients, participation=share).participants == count
+
+
+# -- JSON Schema -------------------------------------------------------------------------------------------------------
+
+
+def problems(settings: Any) -> list[Any]:
+    schema = build_json_schema()
+    return list(jsonschema.validators.validator_for(schema)(schema).iter_errors(settings))
+
+
+def shipped() -> dict[str, Any]:
+    settings: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
+    return settings
+
+
+def test_the_schema_is_one() -> None:
+    schema = build_json_schema()
+    jsonschema.validators.validator_for(schema).check_schema(schema)
+
+
+def test_the_shipped_study_fits_parser_and_schema() -> None:
+    params = parser.parse_params(shipped())
+    assert len(params.study.algorithms) == 9
+    assert params.study.seeds == (0, 1, 2)
+    assert problems(shipped()) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.name)
+def test_other_studies_fit_parser_and_schema(path: Path) -> None:
+    settings = yaml.safe_load(path.read_text())
+    parser.parse_params(settings)
+    assert problems(settings) == []
+
+
+def test_an_editor_finds_no_mistake_in_the_papers_studies_and_those_of_the_pages() -> None:
+    """As it checks them by the schema; other tests plan them."""
+    schema = build_json_schema()
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    papers = [path for path in (ROOT / "studies/papers").rglob("*.yaml") if path.name != layout.DVC_YAML]
+    shown = [block for page in PAGES for block in blocks(page) if block.language == "yaml"]
+    assert len(papers) > 30
+    assert len(shown) > 15
+    for name, text in [
+        *((path, path.read_text()) for path in papers),
+        *((block.section, block.text) for block in shown),
+    ]:
+        assert not list(validator.iter_errors(yaml.safe_load(text))), name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"datasett": {}},
+        {"federation.client": 3},
+        {"federation.clients": "ten"},
+        {"federation.participation": 1.5},
+        {"partition.alfa": 1},
+        {"partition.alpha": -1},
+        {"partition.scheme": "dirichlett"},
+        {"model.name": "cnn6"},
+        {"model.chanels": [1, 2]},
+        {"dataset.name": "digit"},
+        {"evaluation.protocols": ["global-on-globel"]},
+        {"algorithms.fedprox.muu": 1},
+        {"algorithms.fedprox.mu": "strong"},
+        {"study.seeds": 3},
+        {"study.seeds": []},
+        {"artifacts.keep_models": 0},
+    ],
+    ids=str,
+)
+def test_the_schema_finds_mistakes(changes: dict[str, Any]) -> None:
+    assert problems(loader.override_settings(shipped(), changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithms.half": {"algorithm": "own.Half", "share": 0.25}},
+        {"partition": {"scheme": "own.Scheme"}},
+        {"model": {"name": "own.Model"}},
+        {"dataset.name": "own.Data"},
+        {"partition": {"alpha": 0.3}},  # the scheme has a default
+        {"partition": {}},
+        {"execution.stack": 8},
+        {"study.grid": {"partition.alpha": [0.1, 0.5]}},
+    ],
+    ids=str,
+)
+def test_the_schema_allows_what_the_parser_allows(changes: dict[str, Any]) -> None:
+    assert problems(loader.override_settings(shipped(), changes)) == []
+
+
+def test_the_schema_that_params_yaml_names_is_there_and_current() -> None:
+    first = (ROOT / "params.yaml").read_text().split("\n", 1)[0]
+    named = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
+    assert named
+    path = ROOT / named[1]
+    assert path.is_file(), f"editors find no {named[1]}"
+    assert json.loads(path.read_text()) == build_json_schema(), "run `fedpipe schema > params.schema.json`"
+
+
+def test_a_text_model_knows_all_of_its_texts_words() -> None:
+    text = {"dataset": {"name": "imdb", "vocabulary": 10_000}, "study": {"algorithms": ["fedavg"]}}
+    assert parser.parse_params(text | {"model": {"name": "bilstm", "vocabulary": 10_000}})
+    with pytest.raises(SettingsError) as refused:
+        parser.parse_params(text | {"model": {"name": "bilstm", "vocabulary": 9_999}})
+    sentence = "model.vocabulary: 9999 is less than the 10000 token ids of the data set; it should be 10000."
+    assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize(("name", "other"), [("mlp", "bilstm, fasttext"), ("fasttext", "cnn, cnn4")])
+def test_a_packaged_model_takes_what_the_data_set_has(name: str, other: str, in_empty_folder: Path) -> None:
+    np.savez("rows.npz", x=np.random.default_rng(0).random((20, 5)), y=np.arange(20) % 2)
+    rows = {"name": "npz", "path": "rows.npz", "sha256": files.sha256_of(Path("rows.npz")), "split": "pooled"}
+    data = {"name": "imdb"} if name == "mlp" else rows
+    download.obtain_dataset(parser.parse_dataset(rows).effective_dataset, parser.parse_dataset(rows).fetcher)
+    kind = "token ids" if name == "mlp" else "numbers"
+    with pytest.raises(SettingsError) as refused:
+        parser.parse_params({"dataset": data, "model": {"name": name}, "federation": {"clients": 2}})
+    assert str(refused.value).startswith(
+        f"model.name: '{name}' can't take the {kind} of the data set; it should be one of: {other}"
+    )
+
+
+def test_one_number_is_a_list_of_one() -> None:
+    """So that keys are the same."""
+    one = parser.parse_params({"transforms": {"mean": 0.5, "std": "2e-1"}}).transforms
+    assert (
+        one.model_dump_json()
+        == parser.parse_params({"transforms": {"mean": [0.5], "std": [0.2]}}).transforms.model_dump_json()
+    )
+    for wrong in (True, "grey", {}):
+        with pytest.raises(SettingsError, match=r"^transforms\.mean: .* can't be used; it should be a valid list\.$"):
+            parser.parse_params({"transforms": {"mean": wrong}})
+    with pytest.raises(SettingsError, match=r"^transforms\.std: 0 can't be used; it should be greater than 0\.$"):
+        parser.parse_params({"transforms": {"std": 0}})
+
+
+def test_transforms_are_for_images() -> None:
+    text = {"dataset": {"name": "imdb"}, "model": {"name": "bilstm", "vocabulary": 10_000}}
+    with pytest.raises(SettingsError, match=r"^transforms\.flip: True is for images, not for inputs of shape \(200,\)"):
+        parser.parse_params(text | {"transforms": {"flip": True}})
+    color = {"dataset": {"name": "cifar10"}, "model": {"name": "cnn4"}}
+    assert parser.parse_params(color | {"transforms": {"mean": [0.5], "std": [0.2, 0.2, 0.3]}})
+    with pytest.raises(SettingsError, match=r"^transforms\.std: .* it should be one number or 3, one a channel\.$"):
+        parser.parse_params(color | {"transforms": {"std": [0.2, 0.3]}})
+
+
+def test_any_algorithm_takes_dw() -> None:
+    parsed = parser.parse_params(
+        {"algorithms": {"scaffold": {"dw": {"mu": 2.0}}}, "study": {"algorithms": ["scaffold"]}}
+    )
+    assert parsed.algorithms["scaffold"].dw.mu == 2.0  # type: ignore[attr-defined]
+    with pytest.raises(SettingsError) as refused:
+        parser.parse_params({"algorithms": {"scaffold": {"dw": {"mu": -1}}}, "study": {"algorithms": ["scaffold"]}})
+    assert str(refused.value).startswith("algorithms.scaffold.dw.mu: -1")
+
+
+def test_adam_where_sgd_is_meant_has_to_be_insisted_on() -> None:
+    settings = {"federation": {"optimizer": "adam"}, "study": {"algorithms": ["fednova"]}}
+    with pytest.raises(SettingsError, match=r"^federation\.optimizer: adam can't be used with fednova"):
+        parser.parse_params(settings | {"algorithms": {"fednova": {}}})
+    assert parser.parse_params(settings | {"algorithms": {"fednova": {"adam": True}}})
