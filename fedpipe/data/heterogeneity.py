@@ -51,7 +51,7 @@ def compute_label_entropy(counts: Integers) -> Floats:
 
 
 def compute_js_distance(counts: Integers) -> Floats:
-    """Jensen-Shannon distance between each client's label distribution and the global one, base 2, shape (N,), in [0, 1].
+    """Jensen-Shannon distance of each client's label distribution to the global one, base 2, shape (N,), in [0, 1].
 
     The square root of :math:`(KL(p_k | m) + KL(q | m)) / 2` with :math:`m = (p_k + q) / 2`.
 
@@ -115,6 +115,6 @@ def _label_distributions(counts: Integers) -> Floats:
 
 
 def _kl_divergence(p: Floats, q: Floats) -> Floats:
-    """Sum of p log2(p / q) along the last axis, where 0 log 0 is 0."""
+    """Sum of p log2(p / q) along the last axis, with 0 log 0 = 0."""
     ratio = np.divide(p, q, out=np.ones_like(p), where=p != 0)
     return np.asarray((p * np.log2(ratio)).sum(axis=-1), dtype=np.float64)

@@ -106,7 +106,7 @@ class Scheme(Component):
         Returns
         -------
         Integers
-            Shape (m,), values 0 to N-1; every client owns at least one sample.
+            Shape (m,), values 0 to N-1. Every client owns at least one sample.
         """
         raise NotImplementedError
 

@@ -14,7 +14,7 @@ from fedpipe.data.partitions.dirichlet import Dirichlet
 
 @dataclass(frozen=True, kw_only=True)
 class DirichletBalanced(Dirichlet):
-    """Like dirichlet, but a client with n/N samples or more gets no samples of later classes (PFLlib, NIID-Bench, MOON).
+    """Like dirichlet, but a client with n/N samples or more gets none of later classes (PFLlib, NIID-Bench, MOON).
 
     The classes are divided in order. For each class, the proportions of clients that already have n/N samples are set
     to 0, and the others are scaled to sum to 1. So a client gets at most n/N samples and one more class. The same
@@ -27,7 +27,7 @@ class DirichletBalanced(Dirichlet):
     are drawn among themselves, which is the same distribution.
 
     Source: the "dir" partition of PFLlib (Zhang et al., 2023), used by cwFedAvg, whose minimum is 40 (a batch of 10
-    over the test share of 0.25) unless that is more than half of n/N; with minimum 10 that of NIID-Bench (Li et al.,
+    over the test share of 0.25) unless that is more than half of n/N. With minimum 10 it is the partition of NIID-Bench (Li et al.,
     ICDE 2022) and MOON (Li et al., CVPR 2021). The draws have the same order as there.
 
     Parameters

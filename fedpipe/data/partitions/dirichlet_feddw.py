@@ -26,7 +26,7 @@ class DirichletFedDW(Scheme):
     Parameters
     ----------
     alpha
-        Concentration (the paper's beta); 0.5 is its "practical" and 0.1 its "pathological" environment.
+        Concentration (the paper's beta). 0.5 is its "practical" and 0.1 its "pathological" environment.
     """
 
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5

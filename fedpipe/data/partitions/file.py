@@ -66,7 +66,7 @@ class File(Scheme):
         return self._load_pairs().split is not None
 
     def key_parameters(self) -> dict[str, Any]:
-        """See :class:`~fedpipe.core.components.component.Component`: no seed, where nothing is drawn."""
+        """Omit the seed if the table has fixed splits."""
         return {
             name: value
             for name, value in super().key_parameters().items()

@@ -80,7 +80,7 @@ class Pathological(Scheme):
             )
 
     def _choose_owners(self, clients: int, classes: int, rng: np.random.Generator) -> np.ndarray:
-        """Mask of the classes that each client owns, shape (N, C): k per row and N k / C per column, rounded down or up.
+        """Mask of the classes of each client, shape (N, C): k per row and N k / C per column, rounded down or up.
 
         Each client in turn takes the classes that all remaining clients must own, and then random ones. The owners
         that the classes still need always sum to k times the remaining clients, and no class needs more owners than

@@ -26,7 +26,7 @@ class PublishedFile(NamedTuple):
 
 
 def get_cache_folder() -> Path:
-    """This user's folder for downloads."""
+    """Folder for the user's downloads."""
     import pooch
 
     return Path(pooch.os_cache("fedpipe"))
