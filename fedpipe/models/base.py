@@ -235,7 +235,8 @@ class FunctionalNetwork:
     random
         Whether the network has dropout, whose noise needs a key.
     by_batch
-        Whether evaluation normalizes by a batch's own statistics, so that logits depend on the other samples of a batch.
+        Whether evaluation normalizes by a batch's own statistics, so that logits depend on the other samples of a
+        batch.
     """
 
     def __init__(

@@ -20,9 +20,9 @@ class CNN5(Model):
 
     The paper only describes a "five-layer CNN" with four layers in the extractor and one in the classifier. This
     reading has two convolutions and three linear layers with the widths of LeNet-5 (6, 16, 120, 84), which are usual
-    for CIFAR-10 in personalized federated learning: 62,006 parameters. All widths are settings, because the paper
-    does not specify them. FedBN, one of its baselines, needs ``batch_norm``, which adds layers at the positions of FedBN's own
-    network. Source: PFPS-LWC, its experimental setup.
+    for CIFAR-10 in personalized federated learning: 62,006 parameters. All widths are settings, because the paper does
+    not specify them. FedBN, one of its baselines, needs ``batch_norm``, which adds layers at the positions of FedBN's
+    own network. Source: PFPS-LWC, its experimental setup.
 
     Parameters
     ----------

@@ -46,7 +46,8 @@ class FedDWResNet18(Model):
     """ResNet-18 for 32x32 images with FedDW's mapping layers of 256 and 128 and BatchNorm.
 
     The first convolution is 3x3 with stride 1, without a pooling after it. All convolutions have biases, as in FedDW's
-    code. It has 11,350,756 parameters for CIFAR-100. `resnet18` is the usual network. Source: FedDW, section V-A, and its code.
+    code. It has 11,350,756 parameters for CIFAR-100. `resnet18` is the usual network. Source: FedDW, section V-A, and
+    its code.
 
     Parameters
     ----------

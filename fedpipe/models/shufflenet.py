@@ -59,8 +59,8 @@ class ShuffleNet(Model):
     """ShuffleNet with 2 groups (200, 400, 800 channels), FedDW's mapping layers of 256 and 128, and BatchNorm.
 
     The first convolution is 1x1 with stride 1, for 32x32 images, and ReLU also follows each depthwise convolution, as
-    in FedDW's code. torchvision has only ShuffleNet V2. It has 1,130,424 parameters for CIFAR-100. Source: Zhang et al.,
-    ShuffleNet (CVPR 2018), and FedDW, table II, and its code.
+    in FedDW's code. torchvision has only ShuffleNet V2. It has 1,130,424 parameters for CIFAR-100. Source: Zhang et
+    al., ShuffleNet (CVPR 2018), and FedDW, table II, and its code.
 
     Parameters
     ----------

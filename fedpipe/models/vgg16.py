@@ -39,9 +39,9 @@ class VGG16(Model):
     Parameters
     ----------
     weights
-        `imagenet`: torchvision's weights, which torchvision downloads once to its cache. null: random weights. Otherwise
-        a file (a path from the project's root) with either torchvision's state dict of VGG16, for the convolutional
-        base only, or the complete state dict of this network, ``body.*`` and ``head.*``.
+        `imagenet`: torchvision's weights, which torchvision downloads once to its cache. null: random weights.
+        Otherwise a file (a path from the project's root) with either torchvision's state dict of VGG16, for the
+        convolutional base only, or the complete state dict of this network, ``body.*`` and ``head.*``.
     sha256
         SHA-256 of that file, which is part of the run's key. `fedpipe download` fills it in. You need none for
         `imagenet`.
