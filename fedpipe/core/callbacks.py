@@ -48,7 +48,7 @@ class Callback:
         """The job begins a new run, or resumes one after ``run.completed_rounds`` rounds."""
 
     def round(self, run: RunInfo, number: int, accuracies: Mapping[str, float]) -> None:
-        """A round is complete. ``accuracies`` in [0, 1] by protocol, over all test samples. Empty without evaluation."""
+        """A round is complete. ``accuracies`` in [0, 1] by protocol, over all test samples. It may be empty."""
 
     def end(self, run: RunInfo) -> None:
         """The job ends, after its last round or before."""
