@@ -1,1 +1,1 @@
-"""Results after training: load, trace, verify, compare and prune them."""
+"""Loads, traces, verifies, compares and prunes results."""

@@ -1,4 +1,4 @@
-"""Two runs side by side: which settings differ, and where their numbers part."""
+"""Compares two runs: settings that differ, and the first round with different numbers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import results
 from fedpipe.report.tables import DASH
 
-MAX_LISTED_RUNS = 19  #: lines of runs where a key is unknown
+MAX_LISTED_RUNS = 19  #: maximum number of runs listed for an unknown key
 
 
 def find_run(key: str) -> RunFiles:
-    """The run with this key, or its beginning; ``ALGORITHM/KEY`` where several algorithms share it.
+    """Find the run with this key or prefix. Use ``ALGORITHM/KEY`` if several algorithms share it.
 
     Raises
     ------
     SettingsError
-        There is none, or there are several.
+        There is no such run, or there are several.
     """
     label, _, start = key.rpartition("/")
     run_folders = sorted(path.parent for path in (RESULTS / "runs").glob(f"{label or '*'}/{start}*/run.yaml"))
@@ -34,7 +34,7 @@ def find_run(key: str) -> RunFiles:
 
 
 def _describe_known_keys() -> str:
-    """The end of a sentence about an unknown key: the runs of params.yaml, where they are planned and not too many."""
+    """Advice for an unknown key: the planned runs of params.yaml, if there are few."""
     try:
         lines = Plan.read(StudyFiles.from_params(PARAMS).plan).run_lines
     except UserError:
@@ -48,7 +48,7 @@ def _describe_known_keys() -> str:
 
 
 def diff_runs(first: RunFiles, second: RunFiles) -> str:
-    """The settings that differ, one a line; then by protocol the round in which the accuracies part."""
+    """Describe the settings that differ, and by protocol the first round with different accuracies."""
     lines = [f"{'':<36}{first.path.name:<24}{second.path.name}"]
     first_settings, second_settings = (
         flatten_settings(dataclasses.asdict(RunSettings.read(run.settings))) for run in (first, second)
@@ -63,7 +63,7 @@ def diff_runs(first: RunFiles, second: RunFiles) -> str:
 
 
 def flatten_settings(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name."""
+    """Flatten nested settings to dotted names."""
     if not isinstance(value, dict):
         return {prefix: value}
     return {
@@ -74,7 +74,7 @@ def flatten_settings(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _compare_states(first: RunFiles, second: RunFiles) -> str:
-    """In which round the server's states part; their hashes stay where the states were pruned."""
+    """Find the first round with different server states, from their recorded hashes."""
     number = 0
     while True:
         markers = [run.round(number).marker for run in (first, second)]
@@ -87,7 +87,7 @@ def _compare_states(first: RunFiles, second: RunFiles) -> str:
 
 
 def _compare_accuracies(first: RunFiles, second: RunFiles) -> list[str]:
-    """What the rounds say that were joined for the longest study of each run."""
+    """Compare the accuracies in the merged files of each run's longest study."""
     frames = []
     for files in (first, second):
         if not (merged_files := files.list_merged_files()):

@@ -1,4 +1,4 @@
-"""Models of a run as torch modules, for those who look at them outside of any run."""
+"""Loads models of a run as torch modules."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class FittedNetwork(Network):
     Attributes
     ----------
     class_names
-        What its outputs stand for, in their order.
+        Names of the outputs, in order.
     provenance
-        Where its weights are from: study, run, round, client, file with its SHA-256, and what made it.
+        Origin of the weights: study, run, round, client, file with SHA-256, and the versions that made it.
     """
 
     def __init__(self, network: Network, class_names: Sequence[str], provenance: dict[str, Any]) -> None:
@@ -40,7 +40,7 @@ class FittedNetwork(Network):
 
 
 def open_run_on_cpu(files: RunFiles) -> Run:
-    """A run on this machine's CPU, which leaves PyTorch's own settings as they are."""
+    """Open a run on the CPU without changing PyTorch's settings."""
     with numerics.preserve_torch_flags():
         return Run(files, Execution(device="cpu", stack=1))
 
@@ -48,7 +48,7 @@ def open_run_on_cpu(files: RunFiles) -> Run:
 def load_model(
     run: Run, number: int, client: int | None, class_names: Sequence[str], provenance: dict[str, Any]
 ) -> FittedNetwork:
-    """The global model after a round, or a client's personal one.
+    """Load the global model after a round, or a client's personal model.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def _get_personal_model(run: Run, number: int, client: int) -> Tensors:
 
 
 class _ModelCapture(Loop):
-    """Where others measure a client's model, this one takes it away."""
+    """Executor that captures a client's model instead of measuring it."""
 
     captured_model: Tensors
 
@@ -128,7 +128,7 @@ class _ModelCapture(Loop):
 
 
 class _RecordingNet:
-    """A network that tells with which tensors it was called."""
+    """Network that records the tensors of its calls."""
 
     def __init__(self, net: FunctionalNetwork, calls: list[tuple[dict[str, Tensor], Tensor]]) -> None:
         self._net, self._calls = net, calls

@@ -1,4 +1,4 @@
-"""From a table's cell back to the data file: every artifact on the way, with its hash."""
+"""Traces a table's cell back to the data file, with the hash of every artifact."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedpipe.report.contents import check_tables
 
 
 def trace_cell(table: Path, cell: str) -> dict[str, Any]:
-    """What a cell was made of.
+    """Trace a cell to everything that it was computed from.
 
     Parameters
     ----------
@@ -43,15 +43,15 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
     Returns
     -------
     dict
-        The number; how it was reported; and for each run the settings, the artifacts with their SHA-256 (checked now),
-        the partition, the data set, what made it, and the commit that first recorded it.
+        The number, how it was reported, and for each run the settings, the artifacts with their checked SHA-256, the
+        partition, the data set, the versions that made it, and the commit that first recorded it.
 
     Raises
     ------
     SettingsError
         There is no such cell.
     ArtifactError
-        The table is not the one that the plan's runs make, or an artifact is missing or damaged.
+        The table differs from the one of the plan's runs, or an artifact is missing or damaged.
     """
     if table.parent.name != "tables":
         raise SettingsError(f"'{table}' is not a study's table; it should be as results/tables/results.md.")
@@ -91,7 +91,7 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
 
 
 def trace_run(files: RunFiles, merged_files: MergedFiles, rounds: list[int]) -> dict[str, Any]:
-    """A run: its key, settings, artifacts of some rounds, partition, data set, makers and commit."""
+    """Trace a run: key, settings, artifacts of some rounds, partition, data set, versions and commit."""
     settings = RunSettings.read(files.settings)
     assignment_path = layout.assignment_file(digest_json(settings.partition_settings))
     dataset_path = store.locate_dataset(settings.dataset)
@@ -108,7 +108,7 @@ def trace_run(files: RunFiles, merged_files: MergedFiles, rounds: list[int]) -> 
 
 
 def find_first_commit(files: RunFiles) -> str:
-    """The first commit whose ``results/keys`` name a run; where a shallow clone's history begins, it may be older."""
+    """Find the first commit whose ``results/keys`` contain a run. In a shallow clone it may be older."""
     label, key = files.path.parts[-2:]
     form = "--format=%h %as %s%x00%D"
     command = ["git", "log", "--all", "--reverse", form, f"-S{key}", "--", f"results/keys/{label}.json"]
@@ -116,7 +116,7 @@ def find_first_commit(files: RunFiles) -> str:
         completed_process = subprocess.run(command, capture_output=True, text=True, check=True)
     except OSError as error:
         return f"unknown: git can't be run ({error.strerror})"
-    except subprocess.CalledProcessError as error:  # no clone, or one of another user whom git does not trust
+    except subprocess.CalledProcessError as error:  # not a clone, or git does not trust its owner
         return f"unknown: {error.stderr.partition(chr(10))[0]}"
     commit, _, ref_names = completed_process.stdout.partition("\n")[0].partition("\0")
     shallow_note = ", or before: this clone is shallow" if ref_names.split(", ")[0] == "grafted" else ""
@@ -132,10 +132,8 @@ def _format_seed_count(count: int) -> str:
 
 
 def _read_table_cells(plan: Plan) -> dict[str, dict[Any, Any]]:
-    """Rows of the table by the name of their cell; only what the table for people shows."""
-    frame = tables.build_result_table(
-        plan
-    )  # and not results.csv, which was compared with it: a CSV file has other text
+    """Rows of the pivoted table, by the name of their cell."""
+    frame = tables.build_result_table(plan)  # results.csv was compared with it, and has other text
     shown_rows = frame[(frame["round"] == plan.report.round) & (frame["average"] == plan.report.average)]
     cells = {}
     for row in shown_rows.to_dict("records"):
@@ -149,7 +147,7 @@ def _is_at_point(plan: Plan, cell: Cell, row: dict[Any, Any]) -> bool:
 
 
 def _get_reported_rounds(frame: pd.DataFrame, report: ReportSettings) -> list[int]:
-    """The rounds that a run's number is of."""
+    """Rounds whose accuracies a run's number combines."""
     if report.round == "best":
         frame = frame[frame["accuracy"] == frame["accuracy"].max()].head(1)
     count = report.last_k if report.round == "mean-last" else 1
@@ -157,7 +155,7 @@ def _get_reported_rounds(frame: pd.DataFrame, report: ReportSettings) -> list[in
 
 
 def _collect_round_hashes(files: RunFiles, number: int) -> dict[str, str]:
-    """A round's files with their recorded SHA-256, checked; of a state that was pruned, only that."""
+    """Files of a round with their checked SHA-256. A pruned state has only the recorded one."""
     folder = files.round(number)
     hashes = layout.read_round_digests(folder, folder.marker)
     hashes_by_path = {display_path(folder.marker): sha256_of(folder.marker)}
@@ -170,7 +168,7 @@ def _collect_round_hashes(files: RunFiles, number: int) -> dict[str, str]:
 
 
 def _get_checked_hash(path: Path, sha256: str | None = None, run_folder: Path | None = None) -> str:
-    """The recorded hash of a file that has it; ``run_folder`` is what it is a part of, and would be made again with."""
+    """Recorded hash of a file, after checking it. ``run_folder`` is the folder to delete if it is damaged."""
     sha256 = sha256 or read_recorded_sha256(path)
     if not is_stored(path):
         raise ArtifactError(

@@ -1,4 +1,4 @@
-"""Whether results hold: all files against their recorded hashes, and a round, run again, against its recorded bits."""
+"""Verifies results: compares files with their recorded hashes, and repeated rounds with their recorded bits."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from fedpipe.settings.execution import Execution
 
 
 class VerificationResult(NamedTuple):
-    """What was found of a run."""
+    """The verdict about a run."""
 
     message: str
     is_ok: bool
-    subject: str = ""  #: what was compared, in the singular: run, partition, file or round
-    number: int = 1  #: of them
+    subject: str = ""  #: kind of the compared items in the singular: run, partition, file or round
+    number: int = 1  #: number of items
 
 
 def summarize_verification(verification_results: list[VerificationResult]) -> str:
-    """All verdicts in a line."""
+    """Summarize all verdicts in one line."""
     if not all(result.is_ok for result in verification_results):
         return "something differs: see above"
     counts = Counter[str]()
@@ -59,11 +59,11 @@ def summarize_verification(verification_results: list[VerificationResult]) -> st
 
 
 def verify_hashes(files: RunFiles) -> VerificationResult:
-    """Hash every file of a run, its partition and its data set, and join its rounds again.
+    """Hash every file of a run, its partition and its data set, and merge its rounds again.
 
-    States that `artifacts.keep_models` has pruned may be absent; their hashes stay recorded.
+    States that `artifacts.keep_models` has pruned may be missing. Their hashes remain recorded.
     """
-    damaged_files: dict[str, Path] = {}  #: what is not as recorded, and what to delete
+    damaged_files: dict[str, Path] = {}  #: differing files, and what to delete
     count = pruned_count = 0
     settings = RunSettings.read(files.settings)
     dataset_path, key = store.locate_dataset(settings.dataset), digest_json(settings.partition_settings)
@@ -106,14 +106,14 @@ def verify_hashes(files: RunFiles) -> VerificationResult:
 
 
 def verify_partition(key: str) -> VerificationResult:
-    """Deal a partition again, by the code that lies here, and compare."""
+    """Recompute a partition with the current code and compare it."""
     path, is_same = layout.assignment_file(key), partition.is_reproducible(key)
     advice = f"other samples; bring back the code that dealt it, or delete {path.parent} and the runs that have it"
     return VerificationResult(f"{path}: dealt again: {'the same samples' if is_same else advice}", is_same, "partition")
 
 
 def verify_round(files: RunFiles, rng: random.Random) -> VerificationResult:
-    """Do one round again, drawn from those whose states before it are kept, and compare all of its bits."""
+    """Repeat one round, drawn from those whose previous states exist, and compare all bits."""
     candidates = [
         number
         for number in files.list_complete_rounds()
@@ -124,13 +124,13 @@ def verify_round(files: RunFiles, rng: random.Random) -> VerificationResult:
         made_by = read_json(files.round(number).state_marker)["made_by"]
         run = Run(files, _parse_execution(made_by[0]["executor"]))
         comparison = replay.replay_round(run, number)
-        if comparison is not None:  # else a client's last state was pruned
+        if comparison is not None:  # None: a client's previous state was pruned
             return _judge_replay(files, comparison, run.federation.compute_dtype)
     return VerificationResult(f"{files.path}: no round can be run again, since no state before one is kept", True)
 
 
 def _judge_replay(files: RunFiles, comparison: replay.Comparison, arithmetic: str) -> VerificationResult:
-    """What was found of a round that was done again: its bits agree, or elsewhere than it was made it is close."""
+    """Judge a repeated round: its bits are equal, or its numbers are close on a different device."""
     reason = ""
     if comparison.differing_files:
         recorded_environment = comparison.made_by[0]
@@ -149,9 +149,9 @@ def _judge_replay(files: RunFiles, comparison: replay.Comparison, arithmetic: st
 
 
 def verify_runs(paths: list[Path], rerun_count: int, rng: random.Random) -> Iterator[VerificationResult]:
-    """Re-hash runs, deal their partitions again, and run a round again of some.
+    """Hash all runs, recompute their partitions, and repeat a round of some of them.
 
-    That is of all that other shared code has made, and of so many others, at random.
+    Rounds are repeated for all runs of other shared code, and for the given number of random other runs.
     """
     intact_paths: list[Path] = []
     for path in paths:
@@ -184,7 +184,7 @@ def verify_runs(paths: list[Path], rerun_count: int, rng: random.Random) -> Iter
 
 
 def _find_wrong_segments(files: RunFiles) -> dict[str, Path]:
-    """Manifests of segments that do not name the rounds that are there, which are to be deleted."""
+    """Find segment manifests that differ from the existing rounds, which you should delete."""
     wrong_manifests = {}
     for path in files.list_segment_manifests():
         markers = {str(number): files.round(number).marker for number in range(int(path.stem) + 1)}
@@ -195,7 +195,7 @@ def _find_wrong_segments(files: RunFiles) -> dict[str, Path]:
 
 
 def _find_wrong_merged_files(files: RunFiles) -> dict[str, Path]:
-    """Joined files that are not what the rounds give, with their folders, which are to be deleted."""
+    """Find merged files that differ from the rounds, with their folders, which you should delete."""
     wrong_files: dict[str, Path] = {}
     for merged_files in files.list_merged_files():
         merged_rounds, times = collect.merge_rounds(files, merged_files.round_count), merged_files.times
@@ -216,11 +216,11 @@ def _find_wrong_merged_files(files: RunFiles) -> dict[str, Path]:
 
 
 def _is_same_table(first: pa.Table, second: pa.Table) -> bool:
-    """Whether two tables say the same, where a NaN is one as well; other versions of Arrow may have written them."""
+    """Whether two tables are equal, with equal NaNs. Different versions of Arrow may have written them."""
     return parquet_bytes(first) == parquet_bytes(second)
 
 
 def _parse_execution(executor: str) -> Execution:
-    """The execution that made it: loop, or a stack of so many."""
+    """Parse the recorded execution: loop, or a stack and its width."""
     width = executor.removeprefix("stack of ")
     return Execution.model_validate({"stack": int(width) if width.isdigit() else 1})

@@ -1,4 +1,4 @@
-"""Whether what people read of a study is what its runs give: tables, metrics.json, numbers of plots, keys."""
+"""Verifies that the tables, metrics.json, plot data and keys of a study follow from its runs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from fedpipe.report import contents, results
 
 
 def verify_study(plan: Plan) -> VerificationResult:
-    """Make a study's plan and, from its runs, all of its numbers again, and compare; see that its probes are whole."""
+    """Recompute a study's plan and all its numbers and compare them. Check that its probes are complete."""
     study_files = plan.study_files
     sources = files.read_json(study_files.sources) if study_files.sources.is_file() else {}
-    replanned_paths = {str(study_files.plan), planner.CUSTOM_MODULES_MARK}  # it is made again below
+    replanned_paths = {str(study_files.plan), planner.CUSTOM_MODULES_MARK}  # compared below
     source_marks = {path: mark for path, mark in sources.items() if path not in replanned_paths}
     changed_files = [path for path, mark in source_marks.items() if pinned_files.has_changed(Path(path), mark)]
-    if changed_files and _is_still_current(
-        plan
-    ):  # marks are this folder's, and may be of what was tried here meanwhile
+    if changed_files and _is_still_current(plan):  # local marks, which may be newer
         changed_files = []
     try:
         if not changed_files and not _is_same_plan(plan, planner.make_plan(plan.params, plan.scale)):
@@ -49,7 +47,7 @@ def verify_study(plan: Plan) -> VerificationResult:
 
 
 def _is_still_current(plan: Plan) -> bool:
-    """Whether a study's files give this plan as they are by now."""
+    """Whether a study's current files give this plan."""
     try:
         return _is_same_plan(plan, planner.make_plan(plan.params, plan.scale))
     except UserError:
@@ -57,5 +55,5 @@ def _is_still_current(plan: Plan) -> bool:
 
 
 def _is_same_plan(plan: Plan, other_plan: Plan) -> bool:
-    """Whether a plan is this one, as it would be written."""
+    """Whether two plans are equal when written to a file."""
     return files.json_bytes(plan.to_dict()) == files.json_bytes(other_plan.to_dict())

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line, one module per group of commands. `docs` generates pages, `scaffold` writes starting files."""

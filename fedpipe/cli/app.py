@@ -1,4 +1,4 @@
-"""The command line with all of its commands, and its entry point."""
+"""Entry point of the command line."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from fedpipe.core.errors import UserError
 
 __all__ = ["app", "main"]
 
-DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)  #: of a disk, or of a user's share of it
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)  #: errors of a full disk or an exceeded quota
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one sentence and status 2."""
-    sys.path.insert(0, str(Path.cwd()))  # own algorithms lie beside params.yaml
+    """Run the command line. A user error prints one message and exits with status 2."""
+    sys.path.insert(0, str(Path.cwd()))  # for custom algorithms next to params.yaml
     try:
         app()
     except UserError as error:
@@ -38,7 +38,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in DISK_FULL_ERRORS:
             raise
-        with suppress(OSError):  # both may go to one disk
+        with suppress(OSError):  # stderr may be on the same disk
             typer.echo(f"fedpipe: what it prints can't be written ({error.strerror}).", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of it, as Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards the rest of stdout at exit
         sys.exit(2)

@@ -19,7 +19,7 @@ from fedpipe.cli.group import GENERATED_PANEL, PEOPLE_PANEL, PROBE_KIND, app
 def list_(
     kind: Annotated[str, typer.Argument(help="algorithms, datasets, models, partitions or probes.")],
 ) -> None:
-    """Print what may be named in params.yaml: a name a line, with a line of what it is."""
+    """List the names that you can use in params.yaml, each with a one-line description."""
     from fedpipe.cli.docs.pages import get_probe_summary
     from fedpipe.core.components import code_digest, registry
     from fedpipe.core.components.component import get_docstring_summary
@@ -40,7 +40,7 @@ def list_(
 def describe(
     name: Annotated[str, typer.Argument(help="An algorithm, data set, model, partition scheme or probe.")],
 ) -> None:
-    """Print a component's documentation with its parameters and their defaults; of a probe its columns, too."""
+    """Print the documentation and parameters of a component, or of a kind of probe with its columns."""
     from fedpipe.cli.docs import equations
     from fedpipe.cli.docs.pages import describe_probe, format_default, get_inherited_docs
     from fedpipe.core.components import code_digest, registry
@@ -80,10 +80,10 @@ def docs(
         str | None, typer.Argument(help="settings, algorithms, datasets, models, partitions or plots.")
     ] = None,
 ) -> None:
-    """Print all keys of params.yaml, or all components of a kind, as a page of Markdown: docs/PAGE.md.
+    """Print a generated page, docs/PAGE.md: all keys of params.yaml, or all components of a kind.
 
-    `plots` is the page of DVC's plots instead, with the libraries that draw them: .dvc/plots/page.html. Without a page
-    all of them are written into the clone, and params.schema.json, too.
+    `plots` prints the template of DVC's plots with its libraries, .dvc/plots/page.html. Without PAGE all pages and
+    params.schema.json are written into the clone.
     """
     from fedpipe.cli.docs.pages import render_components_page, render_plots_page, render_settings_page, write_docs
 
@@ -96,7 +96,7 @@ def docs(
 
 @app.command("new-algorithm", rich_help_panel=PEOPLE_PANEL)
 def new_algorithm(name: Annotated[str, typer.Argument(help="Its name in params.yaml, as my_avg.")]) -> None:
-    """Write a commented starting file for an algorithm and its test, in a clone of fedpipe."""
+    """Write a commented template for an algorithm and its test, in a clone of fedpipe."""
     from fedpipe.cli.scaffold.new_algorithm import write_algorithm_template
 
     code, test = write_algorithm_template(name)
@@ -118,7 +118,7 @@ def check(
         Path | None, typer.Option("--params", help="A study: NAME is a method of it, with the parameters there.")
     ] = None,
 ) -> None:
-    """Hold an algorithm to the contract; a sentence for each breach, and status 1 where there is one."""
+    """Test an algorithm against the contract. Each violation is one message, and any violation gives status 1."""
     from fedpipe.testing import command
 
     sentences = command.run_check(name, set_ or [], params)
@@ -138,7 +138,7 @@ def schema() -> None:
 
 
 def _find_kind(plural: str, *extra_choices: str) -> ComponentKind:
-    """A kind of components by its word; ``extra_choices`` may be asked for, too."""
+    """Find a kind of components by its name on the command line."""
     from fedpipe.core.components.component import COMPONENT_KINDS
 
     kinds = {kind.plural: kind for kind in sorted(COMPONENT_KINDS, key=lambda kind: kind.plural)}

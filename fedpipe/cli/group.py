@@ -1,4 +1,4 @@
-"""The command group that all commands join, and the options that several of them share."""
+"""The command group, and options that several commands share."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typer.core import TyperGroup
 from fedpipe import __version__
 from fedpipe.core.errors import SettingsError
 
-DELETING_COMMANDS = ("prune",)  #: no mistake leads there
+DELETING_COMMANDS = ("prune",)  #: commands that a typing mistake never suggests
 PEOPLE_PANEL, STAGES_PANEL, GENERATED_PANEL = (
     "For people",
     "Stages, which Snakemake and DVC call",
     "Generated files, by make docs",
 )
-PROBE_KIND = "probes"  #: what may be listed, and is no kind of components
-LOCAL_PROFILE = "workflow/profiles/local"  #: the profile of `fedpipe run`
+PROBE_KIND = "probes"  #: listed like a kind of components
+LOCAL_PROFILE = "workflow/profiles/local"  #: profile of `fedpipe run`
 
 
 class CommandGroup(TyperGroup):
-    """The commands, of which those that delete are never suggested."""
+    """Group of all commands. It never suggests a command that deletes."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is meant, or one sentence."""
+        """Find the command, or raise one error message."""
         if args[0] in self.commands or args[0].startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         close_matches = difflib.get_close_matches(args[0], list(self.commands), n=1)
@@ -39,12 +39,12 @@ class CommandGroup(TyperGroup):
         raise SettingsError(f"'{args[0]}' is not a command; {hint}")
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
+        """Run the command, without suggestions for options of commands that delete."""
         try:
             return super().invoke(ctx)
         except Exception as error:
             if ctx.invoked_subcommand in DELETING_COMMANDS and hasattr(error, "possibilities"):
-                error.possibilities = None  # options that it has
+                error.possibilities = None  # no suggestions
             raise
 
 
@@ -55,7 +55,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-StudyFile = Annotated[Path, typer.Option("--params", help="The study.")]
+StudyFile = Annotated[Path, typer.Option("--params", help="File of the study.")]
 Scale = Annotated[str, typer.Option("--scale", help="One of the study's scales.")]
 PlanFingerprint = Annotated[
     str | None, typer.Option("--said", help="Refuse a plan that says anything else, by its hash.")
@@ -84,4 +84,4 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and stop.")
     ] = False,
 ) -> None:
-    """Options that come before any command."""
+    """Handle options before a command."""

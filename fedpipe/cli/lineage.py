@@ -19,7 +19,7 @@ def trace(
     table: Annotated[Path, typer.Argument(help="A study's table, as results/tables/results.md.")],
     cell: Annotated[str, typer.Argument(help="ALGORITHM.PROTOCOL, or ALGORITHM.POINT.PROTOCOL with a grid.")],
 ) -> None:
-    """Print what a table's cell was made of, back to the data file: settings, hashes, versions, device, commit."""
+    """Trace a cell of a table back to its data: settings, hashes, versions, device and commit."""
     import yaml
 
     from fedpipe.analysis import trace as lineage
@@ -35,7 +35,7 @@ def verify(
     params: StudyFile = PARAMS,
     scale: Scale = FULL_SCALE,
 ) -> None:
-    """Hash all files of runs, make the study's tables again, run a round again, and say whether all agree."""
+    """Check results: hash all files, recompute the tables and partitions, and repeat rounds."""
     import itertools
     import random
 
@@ -64,7 +64,7 @@ def diff(
     first: Annotated[str, typer.Argument(metavar="KEY", help="A run's key, or its beginning.")],
     second: Annotated[str, typer.Argument(metavar="KEY", help="Another's.")],
 ) -> None:
-    """Print which settings differ between two runs, and where their numbers part."""
+    """Compare two runs: print the settings that differ and the first round with different numbers."""
     from fedpipe.analysis import diff as lineage
 
     typer.echo(lineage.diff_runs(lineage.find_run(first), lineage.find_run(second)))
@@ -79,7 +79,7 @@ def compare(
         ),
     ] = None,
 ) -> None:
-    """Print the tables of commits or experiments side by side: differences by seed, and settings that differ."""
+    """Compare the tables of commits or experiments, with differences paired by seed and changed settings."""
     from fedpipe.analysis import compare as lineage
 
     told, warnings = lineage.compare_revisions(revisions or [])
@@ -92,7 +92,7 @@ def compare(
 
 @app.command(rich_help_panel=PEOPLE_PANEL)
 def prune(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False) -> None:
-    """Remove runs, partitions and data that no study here and no commit needs, after showing what that frees."""
+    """Remove runs, partitions and data that no study and no commit needs, after showing the freed space."""
     from fedpipe.analysis import prune as lineage
     from fedpipe.report import words
 

@@ -1,4 +1,4 @@
-"""Reading a study's plan for a command."""
+"""Reads the plan of a study for a command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedpipe.planning.plan import Plan
 
 
 def read_plan(params: Path, scale: str) -> Plan:
-    """The plan of a study. Raises an error if it is missing or if `params` is a folder."""
+    """Read the plan of a study. Raises an error if it is missing or if `params` is a folder."""
     require_single_study(params, scale)
     plan_path = StudyFiles.from_params(params, scale).plan
     if not plan_path.is_file():
@@ -24,7 +24,7 @@ def read_plan(params: Path, scale: str) -> Plan:
 
 
 def require_single_study(params: Path, scale: str) -> None:
-    """Refuse a folder of studies where one is wanted."""
+    """Require a single study instead of a folder."""
     if params.is_dir():
         command = shlex.join(["snakemake", *get_snakemake_targets(params, scale), "--profile", LOCAL_PROFILE])
         raise SettingsError(
@@ -34,7 +34,7 @@ def require_single_study(params: Path, scale: str) -> None:
 
 
 def get_snakemake_targets(params: Path, scale: str) -> list[str]:
-    """What snakemake is asked for to make a study, or all in a folder."""
+    """Snakemake targets of a study, or of all studies in a folder."""
     config_arguments = [
         *([] if params == PARAMS else [f"params={params}"]),
         *([] if scale == FULL_SCALE else [f"scale={scale}"]),

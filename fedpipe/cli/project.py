@@ -1,4 +1,4 @@
-"""The command that starts a project."""
+"""The command that creates a project."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def init(
         typer.Option("--update", help="Bring the files of a project to this version, but for yours and edited ones."),
     ] = False,
 ) -> None:
-    """Lay out a project of your own: Snakefile and workflow, dvc.yaml, params.yaml, and own.py to begin with."""
+    """Create a project with Snakefile, workflow, dvc.yaml, params.yaml and a first own.py."""
     from fedpipe.cli.scaffold import project
 
     if not update:

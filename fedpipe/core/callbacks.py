@@ -1,7 +1,7 @@
-"""What looks on while a run goes: a callback of one's own, or DVCLive.
+"""Callbacks that monitor a run: a user's class or DVCLive.
 
-A callback sees and changes nothing: no number, no key and no file of a run depends on it. One that fails is told of and
-left out; the run goes on. It is called in the process of a job, after each round is whole on the disk.
+A callback only reads. It changes no number, key or file of a run. If a callback fails, the job prints a warning,
+removes the callback and continues. Callbacks run in the job's process, after all files of a round are written.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from fedpipe.core.storage.files import read_parquet
 from fedpipe.core.storage.layout import RunFiles
 
 CALLBACKS_KEY = "execution.callbacks"
-DVCLIVE = "dvclive"  #: the name of fedpipe's own
+DVCLIVE = "dvclive"  #: name of the built-in callback
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """A run, as a callback is told of it."""
+    """The run that a callback monitors."""
 
-    algorithm: str  #: its label in the study
+    algorithm: str  #: label in params.yaml
     seed: int
     key: str
     last_round: int  #: the last round of this job
-    completed_rounds: int  #: rounds that were complete as this job began
+    completed_rounds: int  #: complete rounds when this job began
 
     @property
     def name(self) -> str:
-        """A name for people, and for a folder: ``fedavg-seed0-0123456789ab``."""
+        """Name for display and for folders, such as ``fedavg-seed0-0123456789ab``."""
         return f"{self.algorithm}-seed{self.seed}-{self.key}"
 
 
 class Callback:
-    """A callback; what it does not need it leaves out. It is made anew, without arguments, for each job."""
+    """Base class of callbacks. Override the methods that you need. Each job creates a new object without arguments."""
 
     def begin(self, run: RunInfo) -> None:
-        """A job begins, of a new run or of one that goes on after ``run.done`` rounds."""
+        """The job begins a new run, or resumes one after ``run.completed_rounds`` rounds."""
 
     def round(self, run: RunInfo, number: int, accuracies: Mapping[str, float]) -> None:
-        """A round is complete; ``accuracies`` in [0, 1] over all test samples by protocol, if it was evaluated."""
+        """A round is complete. ``accuracies`` in [0, 1] by protocol, over all test samples. It may be empty."""
 
     def end(self, run: RunInfo) -> None:
-        """The job ends, after its last round or earlier."""
+        """The job ends, after its last round or before."""
 
 
 class DVCLive(Callback):
-    """Curves in DVC's tools and in VS Code, by DVCLive: a folder a run, below ``dvclive``."""
+    """Logs accuracies with DVCLive, one folder per run below ``dvclive``, for curves in DVC and VS Code."""
 
     def begin(self, run: RunInfo) -> None:
         """See :class:`Callback`."""
@@ -82,12 +82,12 @@ class DVCLive(Callback):
 
 
 def find_callback(name: str) -> type[Callback]:
-    """The callback ``dvclive``, or the class at a dotted path.
+    """Find the callback ``dvclive`` or the class at a dotted path.
 
     Raises
     ------
     SettingsError
-        There is none, or DVCLive is not installed.
+        There is no such class, or DVCLive is not installed.
     """
     if name == DVCLIVE:
         if importlib.util.find_spec(DVCLIVE) is None:
@@ -102,7 +102,7 @@ def find_callback(name: str) -> type[Callback]:
         )
     try:
         candidate = getattr(importlib.import_module(module), member)
-    except Exception as error:  # whatever a module of the user's own does as it is imported
+    except Exception as error:  # a user's module may raise anything
         raise SettingsError(
             f"{CALLBACKS_KEY}: '{name}' can't be imported ({error}); it should be the path of a class, as own.Board."
         ) from error
@@ -114,16 +114,16 @@ def find_callback(name: str) -> type[Callback]:
 
 
 class CallbackList:
-    """The callbacks of one job, from its begin to its end.
+    """The callbacks of one job.
 
     Parameters
     ----------
     names
-        What :func:`find_callback` finds.
+        Names for :func:`find_callback`.
     files
-        The run.
+        Files of the run.
     stop
-        The job's last round.
+        Last round of the job.
     """
 
     def __init__(self, names: Sequence[str], files: RunFiles, stop: int) -> None:
@@ -133,7 +133,7 @@ class CallbackList:
         for name in names:
             try:
                 self._callbacks.append(find_callback(name)())
-            except Exception as error:  # of its `__init__`, or of its module, which this machine can't import
+            except Exception as error:  # from the import or from `__init__`
                 self._report_failure(name, error)
 
     def __enter__(self) -> Self:
@@ -144,7 +144,7 @@ class CallbackList:
             self._call_hook("end", self._run)
 
     def call_begin(self, completed_rounds: int) -> None:
-        """The job begins after so many rounds."""
+        """Begin the job after this number of complete rounds."""
         if self._callbacks:
             label, key = self._files.path.parts[-2:]
             seed = yaml.safe_load(self._files.settings.read_text())["seed"]
@@ -154,12 +154,12 @@ class CallbackList:
             self._call_hook("begin", self._run)
 
     def call_round(self, number: int) -> None:
-        """A round is complete."""
+        """Report a complete round to all callbacks."""
         if self._callbacks:
             self._call_hook("round", self._run, number, read_accuracies(self._files, number))
 
     def wrap_rounds(self, numbers: Iterator[int]) -> Iterator[int]:
-        """The rounds of a segment as they are: first how many were complete, then each number as it is done."""
+        """Pass on the numbers of a segment (complete rounds first, then each new round) and call the callbacks."""
         completed_rounds = next(numbers)
         self.call_begin(completed_rounds)
         yield completed_rounds
@@ -176,7 +176,7 @@ class CallbackList:
                 self._report_failure(f"{type(callback).__qualname__}.{hook}", error)
 
     def _report_failure(self, callback_name: str, error: Exception) -> None:
-        """Tell that a callback failed, without which the run goes on."""
+        """Print a warning about a failed callback, which is removed."""
         print(
             f"fedpipe: {CALLBACKS_KEY}: {callback_name} failed ({type(error).__name__}: {error}); {self._files.path} "
             "goes on without it.",
@@ -185,7 +185,7 @@ class CallbackList:
 
 
 def read_accuracies(files: RunFiles, number: int) -> dict[str, float]:
-    """By protocol, the share of all test samples that a round's models tell right; empty where it was not measured."""
+    """Accuracy of a round by protocol over all test samples. Empty if the round was not evaluated."""
     round_files = files.round(number)
     hashes = {
         **layout.read_round_digests(round_files, round_files.state_marker),

@@ -1,7 +1,7 @@
-"""Every random number of an experiment: a function of (seed, purpose, round, client), never of what ran before.
+"""Random numbers as a function of (seed, purpose, round, client).
 
-Because each use opens its own stream, no generator's state has to be saved: a run that resumes, or that is cut into
-other jobs, draws the same numbers.
+Each use has its own stream, so that no generator state is saved. A run draws the same numbers after a resume and for
+any division into jobs.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 
 
 def entropy(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
-    """128 bits that belong to this use alone."""
+    """128 bits of seed material for this use."""
     text = f"{seed}/{purpose}/{round}/{client}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
 
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
-    """A NumPy generator for one purpose in one round at one client (0 where they do not matter)."""
+    """NumPy generator for one purpose, round and client (0 if they do not apply)."""
     return np.random.Generator(np.random.PCG64(entropy(seed, purpose, round, client)))

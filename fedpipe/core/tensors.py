@@ -1,4 +1,4 @@
-"""Named tensors with arithmetic, so that an algorithm's file reads like its paper: ``theta - lr * gradient``."""
+"""Named tensors with arithmetic, so that an algorithm reads like its paper: ``theta - lr * gradient``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 
 class NamesDifferError(KeyError):
-    """Tensors of different names were combined; ``names`` are those that one side alone has."""
+    """Tensors with different names were combined. ``names`` are the names that only one side has."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(sorted(names))
@@ -19,9 +19,9 @@ class NamesDifferError(KeyError):
 
 
 class Tensors(dict[str, Tensor]):
-    """A point in parameter space: tensors by name. All operations are element-wise and return new tensors.
+    """Tensors by name, a point in parameter space. All operations are element-wise and return new tensors.
 
-    Registered as a pytree, so that ``torch.func`` transforms (grad, vmap) take and return it.
+    The class is a registered pytree, so ``torch.func`` transforms (grad, vmap) accept and return it.
     """
 
     def _require_same_names(self, other: Mapping[str, Tensor]) -> None:
@@ -56,19 +56,19 @@ class Tensors(dict[str, Tensor]):
         return Tensors({**self, **other})
 
     def add(self, other: Tensors, alpha: float) -> Tensors:
-        """``self + alpha * other``, with memory read and written once, as ``torch.add``."""
+        """``self + alpha * other``, with one pass over memory, like ``torch.add``."""
         return self._zip(other, lambda a, b: torch.add(a, b, alpha=alpha))
 
     def map(self, f: Callable[[Tensor], Tensor]) -> Tensors:
-        """``f`` of each tensor."""
+        """Apply ``f`` to each tensor."""
         return Tensors((name, f(value)) for name, value in self.items())
 
     def only(self, names: Iterable[str]) -> Tensors:
-        """The tensors called ``names``, in this order."""
+        """Tensors with these names, in this order."""
         return Tensors((name, self[name]) for name in names)
 
     def without(self, names: Iterable[str]) -> Tensors:
-        """All but the tensors called ``names``."""
+        """All tensors except those with these names."""
         others = set(names)
         return self.only(name for name in self if name not in others)
 
@@ -90,29 +90,29 @@ class Tensors(dict[str, Tensor]):
         return self.dot(self)
 
     def norm(self) -> Tensor:
-        """Euclidean norm over all elements, a scalar; its gradient at 0 is 0."""
+        """Euclidean norm over all elements, a scalar. Its gradient at 0 is 0."""
         norm: Tensor = torch.linalg.vector_norm(self.flat())
         return norm
 
     def clipped(self, norm: float | None, inplace: bool = False) -> Tensors:
-        """Scaled down to a norm where it is larger, as ``torch.nn.utils.clip_grad_norm_`` does; None: as it is.
+        """Scale down to this norm if it is larger, like ``torch.nn.utils.clip_grad_norm_``. None means no limit.
 
-        Tensors that are ``inplace``, which nobody reads again, are changed in place.
+        With ``inplace`` the tensors themselves are changed. Use it if you don't need them any more.
         """
         if norm is None:
             return self
         total = torch.nn.utils.get_total_norm(self.values()) if inplace else self.norm()
         scale = (norm / (total + 1e-6)).clamp(max=1)
-        if inplace and scale.device.type == "cpu" and scale == 1:  # on a GPU the question would wait for it
+        if inplace and scale.device.type == "cpu" and scale == 1:  # on a GPU this test would synchronize
             return self
         return Tensors((name, torch.mul(value, scale, out=value if inplace else None)) for name, value in self.items())
 
     def flat(self) -> Tensor:
-        """All elements in one vector, in the order of the names as they stand."""
+        """All elements in one vector, in the order of the names."""
         return torch.cat([value.reshape(-1) for value in self.values()])
 
     def unflat(self, vector: Tensor) -> Tensors:
-        """Tensors of these names and shapes whose :meth:`flat` is this vector."""
+        """Tensors with these names and shapes whose :meth:`flat` is this vector."""
         parts = torch.split(vector, [value.numel() for value in self.values()])
         return Tensors((name, part.reshape(self[name].shape)) for name, part in zip(self, parts, strict=True))
 

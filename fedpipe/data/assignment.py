@@ -1,4 +1,4 @@
-"""Which client trains and tests on which sample."""
+"""Assigns each sample to a client for training, validation or testing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedpipe.data.partitions.base import Integers, SampleClientPairs, Scheme
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NO_CLIENT = -1  #: the client of a sample that belongs to the global test set alone
+NO_CLIENT = -1  #: client id of a sample that is only in the global test set
 
 
 def assign_samples(
@@ -36,24 +36,25 @@ def assign_samples(
     stratified: bool = False,
     validation_share: float = 0,
 ) -> pa.Table:
-    """Deal all samples of a data set to clients, for training, validation or testing.
+    """Assign all samples of a data set to clients, for training, validation or testing.
 
-    With the ``is_official`` split the scheme deals the official training samples. The official test samples of each
-    class follow in proportion to how many training samples of it each client has (largest remainder, ties at random),
-    so that local test sets have their client's class proportions. Those of a class that nobody trains on belong to
-    no client.
+    With ``split="official"`` the scheme partitions the official training samples. The official test samples of each
+    class are then distributed in proportion to the clients' training samples of that class (largest remainder, ties
+    at random), so that a local test set has the class proportions of its client. If no client trains on a class, its
+    test samples belong to no client.
 
-    With the ``pooled`` split the scheme deals training and test samples together, and each client keeps a random
-    share of its own for testing, rounded down: a client with one sample trains on it. A validation part is kept from
-    the client's training samples in the same way.
+    With ``split="pooled"`` the scheme partitions training and test samples together. Each client then sets aside a
+    random fraction of its samples for testing, rounded down, so that a client with one sample trains on it.
 
-    A scheme that says itself what each sample is for (a ``file`` with a column split) is taken at its word: neither
-    rule, no share and no seed has any effect.
+    In both cases each client sets aside its validation samples from its training samples in the same way.
+
+    A scheme with fixed splits (a ``file`` with a column split) already assigns each sample to a split. Then ``split``,
+    the fractions and the seed have no effect.
 
     Parameters
     ----------
     scheme
-        How to deal; its seed, if it has one, stands in for ``seed``.
+        The partition scheme. If it has a seed, that seed replaces ``seed``.
     labels
         Class of each sample, shape (n,), values 0 to C-1.
     test
@@ -61,28 +62,28 @@ def assign_samples(
     clients
         Number of clients N.
     split
-        Which rule makes the local test sets.
+        The rule for local test sets, see above.
     test_share
-        Share of a client's samples kept for testing, in (0, 1); for the pooled split.
+        Fraction of a client's samples for testing, in (0, 1), for ``split="pooled"``.
     seed
-        What all draws depend on.
+        Seed of all draws.
     stratified
-        Whether the samples that a client keeps for testing and validation have its class proportions (largest
-        remainder, ties at random).
+        If true, a client's test and validation samples have its class proportions (largest remainder, ties at
+        random).
     validation_share
-        Share of a client's training samples kept for validation, in [0, 1).
+        Fraction of a client's training samples for validation, in [0, 1).
 
     Returns
     -------
     pyarrow.Table
         One row for each pair of a sample and its client, sorted by both: ``sample`` (int64, index into the data set),
-        ``client`` (int32; -1: none, for test samples), ``label`` (int64), ``split`` ("train", "validation" or
-        "test"). A sample has one row, unless the scheme overlaps. The global test set is all samples of "test".
+        ``client`` (int32, -1 for a test sample of no client), ``label`` (int64), ``split`` ("train", "validation" or
+        "test"). A sample has one row, except if the scheme overlaps. The global test set is all samples of "test".
 
     Raises
     ------
     SettingsError
-        The scheme can't deal these samples, or there is no official test set.
+        The scheme can't partition these samples, or there is no official test set.
     """
     import pyarrow as pa
 
@@ -125,9 +126,9 @@ def assign_samples(
 
 
 def compute_assignment_sha256(table: pa.Table) -> str:
-    """SHA-256 of an assignment's canonical bytes, the same for every version of the file format.
+    """SHA-256 of an assignment's canonical bytes, independent of the file format's version.
 
-    For each column a line with name, dtype and length is hashed, then the values, little-endian.
+    The hash covers, for each column, a line with name, dtype and length, and then the values in little-endian order.
     """
     digest = hashlib.sha256()
     for name, dtype in (("sample", "<i8"), ("client", "<i4"), ("label", "<i8"), ("split", "S10")):
@@ -139,22 +140,22 @@ def compute_assignment_sha256(table: pa.Table) -> str:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Who owns what: the table that :func:`assign_samples` made, by client. Sample indices are sorted."""
+    """The table of :func:`assign_samples`, grouped by client. Sample indices are sorted."""
 
     train: list[Integers]  #: training samples of each client, N arrays
-    validation: list[Integers]  #: validation samples of each client, N arrays, empty ones unless the study has some
-    test: list[Integers]  #: local test samples of each client, N arrays, some perhaps empty
-    global_test: Integers  #: all test samples, those of no client included
+    validation: list[Integers]  #: validation samples of each client, N arrays, empty if the study has no validation
+    test: list[Integers]  #: local test samples of each client, N arrays, which may be empty
+    global_test: Integers  #: all test samples, including those of no client
     class_counts: Integers  #: training samples of each client and class, shape (N, C)
 
     @classmethod
     def read(cls, path: Path, sha256: str | None = None) -> Assignment:
-        """Read the table from its file, and check it as `fedpipe.core.storage.files.read_parquet` does."""
+        """Read the table from its file and check it (`fedpipe.core.storage.files.read_parquet`)."""
         return cls.from_table(files.read_parquet(path, sha256))
 
     @classmethod
     def from_table(cls, table: pa.Table) -> Assignment:
-        """Take the table apart; the number of classes is that of all rows, of "test" too."""
+        """Group the table by client. The number of classes is counted over all rows, including "test"."""
         sample, client, label = (table[name].to_numpy() for name in ("sample", "client", "label"))
         sample_split = table["split"].to_numpy()
         clients = int(client.max()) + 1
@@ -175,7 +176,7 @@ class Assignment:
 def _partition_samples(
     scheme: Scheme, labels: Integers, samples: Integers, clients: int, seed: int
 ) -> SampleClientPairs:
-    """What the scheme deals, by sample and client; it may be anybody's, so what it promises is checked."""
+    """Pairs of the scheme, sorted by sample and client. Checks them, because the scheme may be a user's."""
     scheme.check(clients, len(np.unique(labels[samples])), len(samples))
     sample, client, sample_split = scheme.partition_samples(labels, samples, clients, rng.generator(seed, "partition"))
     client = np.asarray(client)
@@ -203,7 +204,7 @@ def _require_disjoint_clients(sample: Integers, setting: str, verb: str, alterna
 def _assign_test_samples(
     labels: Integers, train_labels: Integers, train_owner: Integers, clients: int, seed: int
 ) -> Integers:
-    """The client of each test sample, in proportion to the training samples of its class."""
+    """Client of each test sample, in proportion to the clients' training samples of its class."""
     generator = rng.generator(seed, "deal")
     owner = np.full(len(labels), NO_CLIENT, dtype=np.int64)
     for label in np.unique(labels):
@@ -218,8 +219,8 @@ def _assign_test_samples(
 def _hold_out(
     client: Integers, groups: Integers, clients: int, share: float, seed: int, purpose: str
 ) -> npt.NDArray[np.bool_]:
-    """Which samples each client keeps from training: a random share of its own, in proportion to its groups."""
-    exact_fraction = Fraction(str(share))  # as written in params.yaml: 0.29 of 100 is 29, in binary it would be 28
+    """Mask of the samples that each client sets aside: a random fraction, in proportion to its groups."""
+    exact_fraction = Fraction(str(share))  # exact: 0.29 of 100 is 29, but 28 with binary floats
     held_out = np.zeros(len(client), dtype=np.bool_)
     for number, members in enumerate(_group_by_client(np.arange(len(client)), client, clients)):
         generator = rng.generator(seed, purpose, client=number)
@@ -233,7 +234,7 @@ def _hold_out(
 
 
 def apportion_count(count: int, weights: Integers, ties: npt.NDArray[np.float64]) -> Integers:
-    """Whole numbers that sum to ``count``, in proportion to the weights: largest remainder, the least tie first."""
+    """Integers that sum to ``count``, in proportion to the weights (largest remainder, smallest tie value first)."""
     quotas, remainders = np.divmod(count * weights, weights.sum())
     largest = np.lexsort((ties, -remainders))
     quotas[largest[: count - quotas.sum()]] += 1

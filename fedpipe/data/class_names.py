@@ -1,4 +1,4 @@
-"""What the classes of a data set are called. No result depends on it, so no key holds it."""
+"""Names of the classes of each data set. Results do not depend on them, so they are in no key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from fedpipe.core.components import pinned_files
 
 DIGITS = "0 1 2 3 4 5 6 7 8 9"
-#: By data set, the names of its classes in their order, as published.
+#: The published class names of each data set, in label order.
 CLASS_NAMES = {
     "digits": DIGITS,
     "mnist": DIGITS,
@@ -30,12 +30,12 @@ CLASS_NAMES = {
 
 
 def get_class_names(dataset_settings: Mapping[str, Any], count: int) -> tuple[str, ...]:
-    """The names of a data set's classes; their numbers where it gives them none.
+    """Class names of a data set, or the class numbers if it has no names.
 
     Parameters
     ----------
     dataset_settings
-        What it takes to obtain the data set: its name and parameters. A folder's names are known by its path alone.
+        Name and parameters of the data set. The class names of a ``folder`` are read from its path.
     count
         Number of classes C.
     """

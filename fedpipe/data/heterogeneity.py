@@ -1,6 +1,6 @@
-"""How far clients are from each other, from the number of samples of each client and class.
+"""Measures of label heterogeneity, computed from the number of samples of each client and class.
 
-Counts have shape (N, C). A client without samples has no label distribution: its numbers are NaN.
+Counts have shape (N, C). A client without samples has no label distribution, so its values are NaN.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class HeterogeneitySummary(NamedTuple):
-    """How far all clients are from each other, in three numbers."""
+    """Three measures of how heterogeneous the clients are."""
 
     entropy: float  #: mean of the clients' label entropies, in bits
     js_distance: float  #: mean of the clients' Jensen-Shannon distances to the label distribution of all
@@ -24,7 +24,7 @@ class HeterogeneitySummary(NamedTuple):
 
     @classmethod
     def from_counts(cls, counts: Integers) -> HeterogeneitySummary:
-        """The numbers of these clients."""
+        """Compute the measures from the counts of all clients, shape (N, C)."""
         return cls(
             float(compute_label_entropy(counts).mean()),
             compute_mean_js_distance(counts),
@@ -33,11 +33,11 @@ class HeterogeneitySummary(NamedTuple):
 
     @classmethod
     def from_table(cls, table: pa.Table) -> HeterogeneitySummary:
-        """The numbers that :func:`summarize_clients` wrote down."""
+        """Read the measures from the metadata of :func:`summarize_clients`."""
         return cls(*(float(table.schema.metadata[name.encode()]) for name in cls._fields))
 
     def __str__(self) -> str:
-        """In words."""
+        """One line of text."""
         return (
             f"mean label entropy {self.entropy:.2f} bits   ·   mean Jensen–Shannon distance {self.js_distance:.3f}   ·"
             f"   Gini coefficient of sizes {self.gini:.3f}"
@@ -45,13 +45,13 @@ class HeterogeneitySummary(NamedTuple):
 
 
 def compute_label_entropy(counts: Integers) -> Floats:
-    """Entropy of each client's label distribution in bits, shape (N,): 0 for one class, log2 C for all alike."""
+    """Entropy of each client's label distribution in bits, shape (N,): 0 for one class, log2 C for a uniform one."""
     distributions = _label_distributions(counts)
     return 0.0 - _kl_divergence(distributions, np.ones_like(distributions))
 
 
 def compute_js_distance(counts: Integers) -> Floats:
-    """Jensen-Shannon distance of each client's label distribution to that of all, base 2, shape (N,), in [0, 1].
+    """Jensen-Shannon distance of each client's label distribution to the global one, base 2, shape (N,), in [0, 1].
 
     The square root of :math:`(KL(p_k | m) + KL(q | m)) / 2` with :math:`m = (p_k + q) / 2`.
 
@@ -75,9 +75,9 @@ def compute_mean_js_distance(counts: Integers) -> float:
 
 
 def compute_gini(sizes: Integers) -> float:
-    """Gini coefficient of the clients' sizes, shape (N,): 0 for equal sizes, towards 1 when one has all.
+    """Gini coefficient of the clients' sizes, 0 for equal sizes, close to 1 if one client has all samples.
 
-    The mean absolute difference of all pairs over twice the mean, by ranks of the sorted sizes.
+    This is the mean absolute difference of all pairs divided by twice the mean, computed from ranks.
     """
     sorted_sizes, n = np.sort(sizes), len(sizes)
     ranks = np.arange(1, n + 1)
@@ -85,14 +85,13 @@ def compute_gini(sizes: Integers) -> float:
 
 
 def summarize_clients(counts: Integers) -> pa.Table:
-    """One row for each client.
+    """Table with one row per client.
 
     Returns
     -------
     pyarrow.Table
-        Columns ``client`` (int32), ``samples`` and ``classes`` (int64), ``entropy`` (bits) and ``compute_js_distance``;
-        the
-        numbers of :class:`HeterogeneitySummary` are metadata of the schema, as text.
+        Columns ``client`` (int32), ``samples`` and ``classes`` (int64), ``entropy`` (bits) and ``js_distance``. The
+        schema's metadata contain the values of :class:`HeterogeneitySummary` as text.
     """
     import pyarrow as pa
 
@@ -116,6 +115,6 @@ def _label_distributions(counts: Integers) -> Floats:
 
 
 def _kl_divergence(p: Floats, q: Floats) -> Floats:
-    """Sum of p log2(p / q) along the last axis, where 0 log 0 is 0."""
+    """Sum of p log2(p / q) along the last axis, with 0 log 0 = 0."""
     ratio = np.divide(p, q, out=np.ones_like(p), where=p != 0)
     return np.asarray((p * np.log2(ratio)).sum(axis=-1), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""What a data set's samples are, whoever reads or stores them."""
+"""The samples of a data set, for code that reads or stores them."""
 
 from __future__ import annotations
 

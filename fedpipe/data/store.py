@@ -1,4 +1,4 @@
-"""Where a data set's samples lie once obtained: checked against what a run's key says, as one file of tensors."""
+"""Stores the samples of a data set as one file of tensors, and checks them against the digest in a run's key."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class StoredSamples(NamedTuple):
 
 
 def compute_samples_sha256(samples: Samples | StoredSamples) -> str:
-    """SHA-256 of the canonical bytes of a data set: the same on every machine, and for every file format.
+    """SHA-256 of a data set's canonical bytes, independent of machine and file format.
 
-    For each of x, y and test in turn, a line with name, dtype and shape is hashed, then the values in C order and
+    The hash covers, for x, y and test, a line with name, dtype and shape, and then the values in C order and
     little-endian.
     """
     digest = hashlib.sha256()
@@ -44,10 +44,10 @@ def compute_samples_sha256(samples: Samples | StoredSamples) -> str:
 
 
 def locate_dataset(description: Mapping[str, Any]) -> Path:
-    """Where the tensors of a data set lie, which its description or a run's ``dataset`` names.
+    """Files of a data set, given its key parameters or a run's ``dataset`` settings.
 
-    The file's name holds a hash of all that its tensors depend on, so that two files of one's own, or two vocabularies
-    of one text, lie beside each other; how its samples are split is no part of it.
+    The file name contains a hash of all that the tensors depend on, so that two user files, or two vocabularies of one
+    text, have different names. The split of the samples is not part of it.
     """
     component = registry.find_component(DATASET, description["name"])
     fields = {"name", "code", "sha256", *(field.name for field in list_parameters(component))}
@@ -61,7 +61,7 @@ def read_dataset_info(path: Path) -> DatasetInfo:
     Raises
     ------
     ArtifactError
-        It is not stored, or was by a fedpipe that recorded less.
+        The data set is not stored, or an older fedpipe stored it without these facts.
     """
     manifest = files.read_json(path.with_suffix(".json"))
     if missing_fields := [name for name in DatasetInfo._fields if name not in manifest]:
@@ -72,24 +72,24 @@ def read_dataset_info(path: Path) -> DatasetInfo:
 
 
 def settings_file(name: str) -> Path:
-    """What a plan says of a data set that it calls so, as ``imdb-0123456789ab``."""
+    """File in a plan with the settings of the data set with this name, such as ``imdb-0123456789ab``."""
     return layout.dataset_file(name).with_suffix(".yaml")
 
 
 def save_samples(path: Path, samples: Samples) -> str:
-    """Write samples as one file of tensors, atomically; returns the SHA-256 of its bytes."""
+    """Write samples as one file of tensors, atomically. Return the SHA-256 of its bytes."""
     import torch
 
     return files.write_pt(path, {name: torch.from_numpy(array) for name, array in to_canonical_arrays(samples).items()})
 
 
 def load_samples(path: Path, sha256: str | None = None) -> StoredSamples:
-    """The samples that :func:`save_samples` wrote, mapped from the file: what is not used is not read.
+    """Load the samples of :func:`save_samples` as memory-mapped tensors.
 
     Raises
     ------
     ArtifactError
-        The file is missing, damaged, or holds something else.
+        The file is missing, damaged, or has other content.
     """
     tensors = files.read_pt(path, sha256)
     if tensors.keys() != set(Samples._fields):
@@ -98,7 +98,7 @@ def load_samples(path: Path, sha256: str | None = None) -> StoredSamples:
 
 
 def to_canonical_arrays(samples: Samples | StoredSamples) -> dict[str, npt.NDArray[Any]]:
-    """The arrays in the dtypes in which they are hashed and stored."""
+    """Convert the arrays to the dtypes in which they are hashed and stored."""
     if isinstance(samples, StoredSamples):
         samples = Samples(*(tensor.numpy() for tensor in samples))
     input_dtype = samples.x.dtype

@@ -1,4 +1,5 @@
-"""Networks, one family a module.
+"""Networks, one family per module.
 
-``base`` has the interface. Modules that several families share, such as ``blocks``, are no components.
+``base`` has the interface, ``from_function`` makes a model from a user's function, and ``purity`` checks that a network
+is a pure function. ``blocks`` and ``layers`` have code that several families use.
 """

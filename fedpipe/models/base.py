@@ -1,4 +1,4 @@
-"""What a model is, and how algorithms call it."""
+"""The interface of models, and the functional view of a network that algorithms call."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fedpipe.core.errors import SettingsError
 from fedpipe.core.tensors import Tensors
 from fedpipe.models.layers import NORMALISATIONS, BatchNorm, Dropout, Mode, replace_stateful_layers
 
-BATCH_COUNTER = "num_batches_tracked"  #: of BatchNorm, which nothing reads
+BATCH_COUNTER = "num_batches_tracked"  #: BatchNorm's counter, which is unused
 
 
 class Network(nn.Module):
-    """A body, which turns inputs into features of shape (B, d), and a head, which turns features into C logits."""
+    """A body that maps inputs to features of shape (B, d), and a head that maps features to C logits."""
 
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -41,49 +41,47 @@ class Network(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Component):
-    """A family of networks; its fields are widths and the like.
+    """A family of networks. Its fields are settings such as widths.
 
     Parameters
     ----------
     weights
-        A file with the tensors that every run begins with, all seeds alike, in place of random ones: what
-        ``torch.save`` makes of the network's ``state_dict()``, named ``body.*`` and ``head.*`` (a path from the
-        project's root). An algorithm that puts a head of its own in place of the model's draws that one as ever.
+        File with initial tensors for all runs and seeds, instead of random ones: the network's ``state_dict()`` with
+        the names ``body.*`` and ``head.*``, written by ``torch.save`` (a path from the project's root). An algorithm
+        that replaces the model's head still draws its own head at random.
     sha256
-        SHA-256 of that file, which makes it part of the run's key; `fedpipe download` fills it in.
+        SHA-256 of that file, which is part of the run's key. `fedpipe download` fills it in.
     """
 
     weights: Annotated[str, Field(min_length=1)] | None = None
     sha256: Sha256 | None = None
 
-    is_stackable: ClassVar[bool] = (
-        True  #: whether its clients can train in one call (an LSTM's can't: no batching rule)
-    )
+    is_stackable: ClassVar[bool] = True  #: clients can train in one vmap call (an LSTM has no batching rule)
 
     @property
     def has_frozen_base(self) -> bool:
-        """Whether the first part of the body never trains, so that its features are computed once; see `parted`."""
+        """Whether the first part of the body is frozen, so that its features are computed once."""
         return False
 
     def split_frozen_base(self, network: Network) -> tuple[nn.Module, Network]:
-        """A network's frozen base, and what is left, with its tensors' names, for features of shape (B, d)."""
+        """Split a network into its frozen base and the rest, which takes the base's features of shape (B, d)."""
         raise NotImplementedError
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Refuse inputs that this family can't take, before any job starts.
+        """Reject inputs that this family can't process, before any job starts.
 
         Raises
         ------
         SettingsError
-            One sentence that begins with the key of params.yaml.
+            The message is one sentence that begins with the key of params.yaml.
         """
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """A network with PyTorch's default initialization, for inputs of this shape and C classes."""
+        """Make a network with PyTorch's default initialization, for inputs of this shape and C classes."""
         raise NotImplementedError
 
     def build_without_weights(self, shape: tuple[int, ...], classes: int) -> Network:
-        """The same network for its layers alone: none of its weights are fetched, and it may lie on the meta device."""
+        """Make the same network to inspect its layers. It loads no weights and may be on the meta device."""
         return self.build(shape, classes)
 
     @property
@@ -93,16 +91,16 @@ class Model(Component):
 
     @property
     def has_full_weights(self) -> bool:
-        """Whether a file gives all tensors of the network, so that there is one initial model and no other."""
+        """Whether a file contains all tensors of the network, so that there is only one initial model."""
         return self.weights is not None
 
     def build_initial_network(self, shape: tuple[int, ...], classes: int) -> Network:
-        """The network that a run begins with: with the tensors of ``weights``, or those of :meth:`build`.
+        """Make the initial network of a run, with the tensors of ``weights`` or those of :meth:`build`.
 
         Raises
         ------
         SettingsError
-            The file of the weights is missing, is not the one that ``sha256`` says, or is of another network.
+            The weights file is missing, has another SHA-256, or belongs to another network.
         """
         network = self.build(shape, classes)
         if self.has_full_weights:
@@ -110,7 +108,7 @@ class Model(Component):
         return network
 
     def _load_weights(self, network: Network, tensors: Mapping[str, Tensor]) -> None:
-        """Put the tensors of a file into a network, all of it."""
+        """Load all tensors of a file into a network."""
         network_tensors = {
             name: value for name, value in network.state_dict().items() if not name.endswith(BATCH_COUNTER)
         }
@@ -140,13 +138,13 @@ class Model(Component):
                 f"have {expected_tensors}."
             )
         if any(value.dtype == torch.float64 for value in file_tensors.values()):
-            network.double()  # rounded where federation.dtype says so, and not before
+            network.double()  # rounded later, to federation.dtype
         network.load_state_dict(file_tensors, strict=False)
 
     def check_weights(self, shape: tuple[int, ...], classes: int) -> None:
-        """Refuse weights of another network, before any job starts.
+        """Reject weights of another network, before any job starts.
 
-        A file that is not there is no error yet: a study that has run is read where its weights are not.
+        A missing file is accepted here, because you can read the results of a study without its weights.
 
         Raises
         ------
@@ -162,12 +160,12 @@ class Model(Component):
                 self.build_initial_network(shape, classes)
 
     def weights_file(self) -> Path:
-        """Where the file of the weights lies, which is the one that ``sha256`` says.
+        """Path of the weights file, whose SHA-256 is checked.
 
         Raises
         ------
         SettingsError
-            It is missing, or another one.
+            The file is missing or has another SHA-256.
         """
         assert self.pinned_file is not None
         if not self.pinned_file.path.is_file():
@@ -180,7 +178,7 @@ class Model(Component):
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors in a file, by name, read once as long as it does not change; nothing else is ever unpickled."""
+    """Tensors of a file by name, cached until the file changes. Only tensors are unpickled."""
     return _read_tensors_cached(path, pinned_files.compute_stat_fingerprint(path))
 
 
@@ -190,7 +188,7 @@ def _read_tensors_cached(path: Path, fingerprint: str) -> dict[str, Tensor]:
         tensors = dict(torch.load(path, weights_only=True, map_location="cpu"))
         non_tensors = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
         reason = f"'{non_tensors[0]}' is no tensor" if non_tensors else ""
-    except Exception as error:  # the file is the user's own: anything may be in it
+    except Exception as error:  # a user's file may contain anything
         reason = str(error).split("\n", 1)[0] or type(error).__name__
     if reason:
         raise SettingsError(
@@ -204,40 +202,41 @@ def _describe_tensor(value: Tensor) -> str:
 
 
 class FunctionalNetwork:
-    """A network as a pure function of its parameters, which is how algorithms see it.
+    """A network as a pure function of its parameters, as algorithms use it.
 
-    A model holds its trained parameters and, with ``track``, its buffers: the running statistics of BatchNorm, which
-    travel and are averaged with it. Parameters that need no gradient are the network's own constants: never trained,
-    never sent. BatchNorm and dropout act as the pass at work says (`mode`).
+    A model contains its trained parameters and, with ``buffers="average"``, the running statistics of BatchNorm, which
+    are sent and averaged with it. Parameters without a gradient are constants, which are never trained or sent.
+    BatchNorm and dropout follow the mode of the current pass (`fedpipe.models.layers.Mode`).
 
     Parameters
     ----------
     build
-        Makes the network anew; called once for its structure and once for each fresh model.
+        Makes the network. It is called once for the structure and once for each initial model.
     dtype
-        Of every fresh model.
+        Data type of every initial model.
     device
-        Where calls are computed.
+        Device of all computations.
     buffers
-        ``average``: buffers are part of a model; ``keep``: each client has its own; ``drop``: there are none, and every
-        batch is normalized by its own statistics.
+        ``average``: buffers are part of a model. ``keep``: each client has its own buffers. ``drop``: there are none,
+        and every batch is normalized by its own statistics.
     precision
-        ``bfloat16``: so its products and convolutions are computed while it is trained; what comes out is of ``dtype``.
+        ``bfloat16``: products and convolutions in training are computed in this precision. Outputs have ``dtype``.
 
     Attributes
     ----------
     names
-        The trained parameters.
+        Names of the trained parameters.
     buffer_names
-        The buffers that a model holds.
+        Names of the buffers that are part of a model.
     body_names, head_names
-        All tensors of a model that belong to the body, or to the head; buffers too.
+        Names of all tensors of the body or the head, including buffers.
     norm_names
-        All tensors of a model that belong to normalization layers, wherever they are inside.
+        Names of all tensors of normalization layers, at any depth.
     random
-        Whether it has dropout, whose noise needs a key.
+        Whether the network has dropout, whose noise needs a key.
     by_batch
-        Whether evaluation normalizes by a batch's own statistics, so that logits hang on which samples share a call.
+        Whether evaluation normalizes by a batch's own statistics, so that logits depend on the other samples of a
+        batch.
     """
 
     def __init__(
@@ -278,15 +277,15 @@ class FunctionalNetwork:
         mode, network = Mode(), self._build()
         for module in network.modules():
             if BATCH_COUNTER in module._buffers:
-                del module._buffers[BATCH_COUNTER]  # a counter that nothing reads, and no mean makes sense of
+                del module._buffers[BATCH_COUNTER]  # unused, and its mean would be meaningless
         replace_stateful_layers(network, mode, track=self._buffers != "drop")
         return network, mode
 
     def __call__(self, model: Tensors, x: Tensor, *, teacher: bool = False) -> Tensor:
-        """Logits, shape (B, C), in the mode of the pass at work.
+        """Logits, shape (B, C), in the mode of the current pass.
 
-        A ``teacher`` is in evaluation mode whatever the pass; where statistics are the client's own, with those that it
-        had as it began.
+        A ``teacher`` is always in evaluation mode. If each client has its own statistics, the teacher uses those from
+        the start of the client's round.
         """
         with self.mode.eval_mode() if teacher else nullcontext(), self._enter_precision():
             tensors = {**self.mode.buffers, **model}
@@ -294,7 +293,7 @@ class FunctionalNetwork:
         return logits.to(self.dtype) if self.mode.autocast else logits
 
     def features(self, model: Tensors, x: Tensor, *, teacher: bool = False) -> Tensor:
-        """What the body makes of the inputs, shape (B, d); tensors of the head need not be given."""
+        """Features of the inputs, shape (B, d). The model may lack the head's tensors."""
         with self.mode.eval_mode() if teacher else nullcontext(), self._enter_precision():
             tensors = {**self.mode.buffers, **model}
             body = {name[5:]: value for name, value in tensors.items() if name.startswith("body.")}
@@ -302,44 +301,44 @@ class FunctionalNetwork:
         return features.flatten(1).to(self.dtype) if self.mode.autocast else features.flatten(1)
 
     def classify(self, model: Tensors, features: Tensor) -> Tensor:
-        """What the head makes of features of shape (B, d): logits, shape (B, C); for losses that need both."""
+        """Logits of features of shape (B, d), shape (B, C), for losses that need both."""
         head = {name[5:]: value for name, value in model.items() if name.startswith("head.")}
         with self._enter_precision():
             logits: Tensor = functional_call(self._module.head, head, (features,))
         return logits.to(self.dtype) if self.mode.autocast else logits
 
     def _enter_precision(self) -> AbstractContextManager[Any]:
-        """That of the pass at work, for one call of the network."""
+        """Enter the precision of the current pass, for one call of the network."""
         self.mode.calls.clear()
         return torch.autocast(self._device, torch.bfloat16) if self.mode.autocast else nullcontext()
 
     def parameters(self, model: Tensors) -> Tensors:
-        """The trained parameters of a model, or of a part of one, in the network's order."""
+        """Select the trained parameters of a model or of a part of it, in the network's order."""
         return model.only(name for name in self.names if name in model)
 
     def buffers(self, model: Tensors) -> Tensors:
-        """Its other tensors, the running statistics."""
+        """Select the other tensors: the running statistics."""
         return model.only(name for name in self.buffer_names if name in model)
 
     def to_model(self, tensors: Tensors) -> Tensors:
-        """A whole model of its tensors, in the network's order."""
+        """Make a model from all its tensors, in the network's order."""
         return self.parameters(tensors) | self.buffers(tensors)
 
     def layers(self) -> list[tuple[str, ...]]:
-        """The names of each parametrized layer's tensors, buffers included, from the input to the output."""
+        """Names of the tensors (with buffers) of each layer with parameters, from input to output."""
         names_by_layer: dict[str, list[str]] = {}
         for name in self.names + self.buffer_names:
             names_by_layer.setdefault(name.rpartition(".")[0], []).append(name)
         return [tuple(names) for names in names_by_layer.values()]
 
     def last_layer_names(self, count: int, buffers: bool = True) -> tuple[str, ...]:
-        """The names of the last ``count`` parametrized layers' tensors; where there are fewer, of all of them."""
+        """Names of the tensors of the last ``count`` layers with parameters, or of all if there are fewer."""
         layers = self.layers()
         names = [name for layer in layers[max(0, len(layers) - count) :] for name in layer]
         return tuple(name for name in names if buffers or name in self.names)
 
     def make_initial_model(self, entropy: int) -> Tensors:
-        """An initial model, on the host: a function of ``entropy`` alone, whatever the device and dtype."""
+        """Make an initial model on the CPU. It depends only on ``entropy``, not on device and dtype."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(entropy % 2**63)
             module, _ = self._build_module()
@@ -347,12 +346,12 @@ class FunctionalNetwork:
         return Tensors((name, tensors[name].detach().to(self.dtype)) for name in self.names + self.buffer_names)
 
     def copy_for_thread(self) -> FunctionalNetwork:
-        """The same function with a module of its own, for another thread (a call swaps its module's tensors)."""
+        """Copy with a separate module, for another thread (a call swaps the module's tensors)."""
         twin = copy.copy(self)
         twin._module, twin.mode = copy.deepcopy((self._module, self.mode))
         return twin
 
 
 def compute_class_relations(omega: Tensor) -> Tensor:
-    """The CR matrix of a classification layer of shape (C, d): the row softmax of its Gram matrix, shape (C, C)."""
+    """CR matrix of a classification layer of shape (C, d): the row softmax of its Gram matrix, shape (C, C)."""
     return (omega @ omega.T).softmax(-1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedpipe.models.base import Model, Network
 from fedpipe.models.blocks import require_tokens
 
-WIDTH = 128  #: of the embedding, of each direction and of the layers behind
+WIDTH = 128  #: width of the embedding, of each direction and of the next layers
 
 
 class Extractor(nn.Module):
@@ -22,7 +22,7 @@ class Extractor(nn.Module):
     vocabulary
         Number of token ids.
     dropout
-        Share of the embedding's and the LSTM's outputs that are dropped in training.
+        Fraction of the embedding's and the LSTM's outputs that dropout sets to zero.
     """
 
     def __init__(self, vocabulary: int, dropout: float) -> None:
@@ -41,7 +41,7 @@ class Extractor(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class BiLSTM(Model):
-    """A one-layer bidirectional LSTM over token ids with FedDW's mapping layers, for IMDB; runs in the loop executor.
+    """A one-layer bidirectional LSTM over token ids with FedDW's mapping layers, for IMDB. It needs the loop executor.
 
     Embedding of 128, BiLSTM of 128 each way, a layer of 128 with ReLU at each step, the mean over all steps (padding
     included), a mapping layer of 128 and the output layer. 1,593,858 parameters for IMDB. Source: FedDW, section
@@ -52,7 +52,7 @@ class BiLSTM(Model):
     vocabulary
         Number of token ids.
     dropout
-        Share of the embedding's and the LSTM's outputs that are dropped in training.
+        Fraction of the embedding's and the LSTM's outputs that dropout sets to zero.
     bias
         Whether the output layer has a bias.
     """
@@ -64,7 +64,7 @@ class BiLSTM(Model):
     bias: bool = True
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Sequences of token ids are needed."""
+        """Require sequences of token ids."""
         require_tokens(self, shape)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:

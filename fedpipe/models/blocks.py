@@ -1,4 +1,4 @@
-"""What several families share: refusals of inputs, FedDW's classifier, ReLU that writes to a tensor of its own."""
+"""Code that several families use: input checks, FedDW's classifier, and ReLU that does not write in place."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fedpipe.models.base import Model, Network
 
 
 def require_images(model: Model, shape: tuple[int, ...], side: int = 1, channels: int | None = None) -> None:
-    """Refuse inputs that are not images (channels, height, width) with sides of at least ``side`` pixels.
+    """Require images (channels, height, width) with sides of at least ``side`` pixels.
 
     Raises
     ------
     SettingsError
-        The inputs are no images, too small, or have another number of channels than ``channels``.
+        The inputs are not images, are too small, or have another number of channels than ``channels``.
     """
     if len(shape) == 3 and min(shape[1:]) >= side and channels in (None, shape[0]):
         return
@@ -30,7 +30,7 @@ def require_images(model: Model, shape: tuple[int, ...], side: int = 1, channels
 
 
 def require_tokens(model: Model, shape: tuple[int, ...]) -> None:
-    """Refuse inputs that are not sequences of token ids, of shape (length,).
+    """Require sequences of token ids, shape (length,).
 
     Raises
     ------
@@ -45,7 +45,7 @@ def require_tokens(model: Model, shape: tuple[int, ...]) -> None:
 
 
 def make_mapped_network(extractor: list[nn.Module], width: int, classes: int, bias: bool) -> Network:
-    """An extractor of flat features with FedDW's classifier: two mapping layers and the classification layer.
+    """Make a network from an extractor of flat features and FedDW's classifier (two mapping layers, one output layer).
 
     There is no activation between the second mapping layer, whose 128 outputs are the features, and the
     classification layer. Source: FedDW, section V-A, and its code.
@@ -57,16 +57,16 @@ def make_mapped_network(extractor: list[nn.Module], width: int, classes: int, bi
     width
         Features of the extractor.
     classes
-        C, the number of classes.
+        Number of classes C.
     bias
-        Whether the classification layer has one.
+        If true, the classification layer has a bias.
     """
     body = nn.Sequential(*extractor, nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, 128))
     return Network(body, nn.Linear(128, classes, bias=bias))
 
 
 def disable_inplace_relu(module: nn.Module) -> None:
-    """Make every ReLU write to a tensor of its own: torch.func can't overwrite one that is not batched."""
+    """Disable in-place ReLU, because torch.func can't overwrite a tensor that is not batched."""
     for layer in module.modules():
         if isinstance(layer, (nn.ReLU, nn.ReLU6)):
             layer.inplace = False

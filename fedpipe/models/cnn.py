@@ -14,7 +14,7 @@ from fedpipe.models.blocks import require_images
 
 @dataclass(frozen=True, kw_only=True)
 class CNN(Model):
-    """Two 3x3 convolutions with ReLU and 2x2 max-pooling, then one hidden layer; made for 8x8 digits.
+    """Two 3x3 convolutions with ReLU and 2x2 max-pooling, then one hidden layer, for 8x8 digits.
 
     Parameters
     ----------
@@ -23,9 +23,9 @@ class CNN(Model):
     hidden
         Width of the hidden layer, which is the feature width d.
     batch_norm
-        Batch normalization after each convolution.
+        If true, batch normalization follows each convolution.
     bias
-        Whether the output layer has a bias; without, it is the baseline that FedDW is to be compared with.
+        If true, the output layer has a bias. Compare FedDW with a network without it.
     """
 
     channels: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (16, 32)
@@ -34,7 +34,7 @@ class CNN(Model):
     bias: bool = True
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Images of at least 4x4 pixels are needed, for two poolings."""
+        """Require images of at least 4x4 pixels, for two poolings."""
         require_images(self, shape, side=4)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:

@@ -14,12 +14,12 @@ from fedpipe.models.blocks import require_images
 class CNN4(Model):
     """Two 5x5 convolutions (32, 64) with ReLU and 2x2 max-pooling, a layer of 512 and the output layer.
 
-    ReLU stands behind the pooling, which is the same function with a quarter of its work. Source: Lee and Choi,
-    cwFedAvg (ICCV 2025), the CNN of its experiments; 582,026 parameters for MNIST, 878,538 for CIFAR-10.
+    ReLU follows the pooling, which gives the same function with a quarter of the work. It has 582,026 parameters for
+    MNIST and 878,538 for CIFAR-10. Source: Lee and Choi, cwFedAvg (ICCV 2025), the CNN of its experiments.
     """
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Images of at least 16x16 pixels are needed."""
+        """Require images of at least 16x16 pixels."""
         require_images(self, shape, side=16)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:

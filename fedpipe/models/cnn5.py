@@ -18,20 +18,20 @@ PositiveIntPair = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]
 class CNN5(Model):
     """Two 5x5 convolutions with ReLU and 2x2 max-pooling, two hidden layers and the output layer.
 
-    PFPS-LWC says no more than "five-layer CNN", of which four layers are the extractor and the fifth is the
-    classifier. This reading takes two convolutions and three linear layers with the widths of LeNet-5 (6, 16, 120, 84),
-    which are the usual ones of CNNs for CIFAR-10 in personalized federated learning: 62,006 parameters. All are
-    settings, since the paper states none; FedBN, with which it compares, needs ``batch_norm``, whose layers stand where
-    FedBN's own network has them. Source: PFPS-LWC, its experimental setup.
+    The paper only describes a "five-layer CNN" with four layers in the extractor and one in the classifier. This
+    reading has two convolutions and three linear layers with the widths of LeNet-5 (6, 16, 120, 84), which are usual
+    for CIFAR-10 in personalized federated learning: 62,006 parameters. All widths are settings, because the paper does
+    not specify them. FedBN, one of its baselines, needs ``batch_norm``, which adds layers at the positions of FedBN's
+    own network. Source: PFPS-LWC, its experimental setup.
 
     Parameters
     ----------
     channels
         Channels of the two convolutions.
     hidden
-        Widths of the two hidden layers; the second is the feature width d.
+        Widths of the two hidden layers. The second is the feature width d.
     batch_norm
-        Batch normalization after each convolution and each hidden layer, before pooling and ReLU.
+        If true, batch normalization follows each convolution and hidden layer, before pooling and ReLU.
     """
 
     channels: PositiveIntPair = (6, 16)
@@ -39,7 +39,7 @@ class CNN5(Model):
     batch_norm: bool = False
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Images of at least 16x16 pixels are needed."""
+        """Require images of at least 16x16 pixels."""
         require_images(self, shape, side=16)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:

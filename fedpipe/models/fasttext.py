@@ -13,7 +13,7 @@ from fedpipe.models.blocks import require_tokens
 
 
 class Mean(nn.Module):
-    """The mean over the steps of a sequence."""
+    """Mean over the steps of a sequence."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (B, d) for x of shape (B, length, d)."""
@@ -24,13 +24,13 @@ class Mean(nn.Module):
 class FastText(Model):
     """The mean of the tokens' embeddings, a hidden layer without activation and the output layer, for AG News.
 
-    Token 0 is padding: its embedding is zero and stays so, but it counts in the mean. 3,157,508 parameters for AG
-    News. Source: Lee and Choi, cwFedAvg (ICCV 2025), its FastText, and its code.
+    Token 0 is padding. Its embedding is always zero, but it counts in the mean. The network has 3,157,508 parameters
+    for AG News. Source: Lee and Choi, cwFedAvg (ICCV 2025), its FastText, and its code.
 
     Parameters
     ----------
     vocabulary
-        Number of token ids, padding included.
+        Number of token ids, including padding.
     hidden
         Width of the embedding and of the hidden layer, which is the feature width d.
     """
@@ -39,7 +39,7 @@ class FastText(Model):
     hidden: Annotated[int, Field(ge=1)] = 32
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Sequences of token ids are needed."""
+        """Require sequences of token ids."""
         require_tokens(self, shape)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:

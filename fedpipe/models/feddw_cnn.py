@@ -25,9 +25,9 @@ class FedDWCNN(Model):
     channels
         Channels of the two convolutions.
     dropout
-        Share of the second convolution's outputs that are dropped in training.
+        Fraction of the second convolution's outputs that dropout sets to zero.
     bias
-        Whether the output layer has a bias.
+        If true, the output layer has a bias.
     """
 
     channels: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (6, 16)
@@ -35,7 +35,7 @@ class FedDWCNN(Model):
     bias: bool = True
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Images of at least 16x16 pixels are needed."""
+        """Require images of at least 16x16 pixels."""
         require_images(self, shape, side=16)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:

@@ -11,14 +11,14 @@ from fedpipe.models.blocks import make_mapped_network, require_images
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes.
+    """Two 3x3 convolutions with a shortcut, which is a 1x1 convolution if the shape changes.
 
     Parameters
     ----------
     inputs, outputs
         Channels.
     stride
-        Of the first convolution and of the shortcut.
+        Stride of the first convolution and of the shortcut.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -43,21 +43,22 @@ class Block(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class FedDWResNet18(Model):
-    """ResNet-18 for 32x32 images with FedDW's mapping layers of 256 and 128; has BatchNorm.
+    """ResNet-18 for 32x32 images with FedDW's mapping layers of 256 and 128 and BatchNorm.
 
-    The first convolution is 3x3 with stride 1 and no pooling follows it; all convolutions have biases, as in FedDW's
-    code. 11,350,756 parameters for CIFAR-100. `resnet18` is the usual one. Source: FedDW, section V-A, and its code.
+    The first convolution is 3x3 with stride 1, without a pooling after it. All convolutions have biases, as in FedDW's
+    code. It has 11,350,756 parameters for CIFAR-100. `resnet18` is the usual network. Source: FedDW, section V-A, and
+    its code.
 
     Parameters
     ----------
     bias
-        Whether the output layer has a bias.
+        If true, the output layer has a bias.
     """
 
     bias: bool = True
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Images are needed."""
+        """Require images."""
         require_images(self, shape)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:

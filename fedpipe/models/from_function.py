@@ -1,4 +1,4 @@
-"""Models of one's own, as functions: `model: {name: my_module.make}`."""
+"""Custom models as functions: `model: {name: my_module.make}`."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Factory = Callable[..., Network | tuple[nn.Module, nn.Module]]
 
 @functools.cache
 def make_model_class(factory: Factory) -> type[Model]:
-    """The family whose networks a function makes.
+    """Make the model class of a function that builds a network.
 
     Parameters
     ----------
     factory
-        Takes the shape of the inputs and the number of classes C; returns a body, which turns inputs of shape
-        (B, *shape) into features of shape (B, d), and a head, which turns features into C logits. What it takes beside
-        these two are parameters of the model, typed as it says, or as their defaults are.
+        Function of the input shape and the number of classes C. It returns a body that maps inputs of shape
+        (B, *shape) to features of shape (B, d), and a head that maps features to C logits. Its other arguments are the
+        model's parameters, with the types of their annotations or defaults.
 
     Raises
     ------
     SettingsError
-        A parameter has the name of something that every model has, or a default that can change.
+        A parameter has the name of a model attribute, or a mutable default.
     """
     fields = _read_fields(factory)
 
@@ -49,7 +49,7 @@ def make_model_class(factory: Factory) -> type[Model]:
         network_or_parts = make_network(self, shape, classes)
         network = network_or_parts if isinstance(network_or_parts, Network) else Network(*network_or_parts)
         if any(map(is_lazy, network.state_dict().values())):
-            with torch.no_grad():  # lazy layers learn their sizes in the first call, and draw their weights there
+            with torch.no_grad():  # lazy layers get their sizes and weights in the first call
                 compute_logits(network.eval(), shape)
         return network.train()
 
@@ -64,10 +64,10 @@ def make_model_class(factory: Factory) -> type[Model]:
 
 
 def _read_fields(factory: Factory) -> list[tuple[str, Any, Any]]:
-    """What a function takes beside shape and classes: names, types and defaults, as dataclasses want them."""
+    """Read the function's other arguments as dataclass fields: names, types and defaults."""
     try:
         types = get_type_hints(factory, include_extras=True)
-    except Exception as error:  # an annotation may be anything
+    except Exception as error:  # an annotation may be any expression
         raise SettingsError(
             f"model.name: the annotations of '{_format_name(factory)}' can't be read ({error})."
         ) from error
@@ -91,17 +91,17 @@ def _format_name(factory: Factory) -> str:
 
 
 def _check_factory(name: str, make: Callable[[], Any], shape: tuple[int, ...], classes: int) -> None:
-    """Make one network before any job does.
+    """Build one network before any job starts.
 
     Raises
     ------
     SettingsError
-        The function fails, or returns something else than a body and a head that turn such inputs into C logits.
+        The function fails, or does not return a body and a head that map such inputs to C logits.
     """
     try:
         with torch.random.fork_rng(devices=[]):
             result = make()
-    except Exception as error:  # it is the user's own code
+    except Exception as error:  # a user's code may raise anything
         raise SettingsError(
             f"model.name: '{name}' fails for inputs of shape {shape} and {classes} classes "
             f"({type(error).__name__}: {error}); it should return a body and a head."
@@ -116,7 +116,7 @@ def _check_factory(name: str, make: Callable[[], Any], shape: tuple[int, ...], c
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             logits = compute_logits(Network(*modules).eval(), shape)
-    except Exception as error:  # body and head may not fit
+    except Exception as error:  # body and head may not fit together
         raise SettingsError(
             f"model.name: the network of '{name}' fails for inputs of shape {shape} ({type(error).__name__}: {error})."
         ) from error

@@ -14,13 +14,13 @@ from fedpipe.models.blocks import require_images
 class LeNet(Model):
     """LeNet as in FedDUAL's code: two 5x5 convolutions, layers of 120 and 84 with tanh, and the output layer.
 
-    Both convolutions have 6 channels, the poolings average, and the layer of 120 maps the channels of each pixel before
-    they are flattened, which is a 1x1 convolution (its weights are those of a dense layer on the last axis in
-    TensorFlow). 164,116 parameters for Fashion-MNIST. Source: FedDUAL, its LeNet, and its code.
+    Both convolutions have 6 channels, and the poolings average. The layer of 120 maps the channels of each pixel before
+    they are flattened. It is a 1x1 convolution, like a dense layer on the last axis in TensorFlow. The network has
+    164,116 parameters for Fashion-MNIST. Source: FedDUAL, its LeNet, and its code.
     """
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Images of at least 16x16 pixels are needed."""
+        """Require images of at least 16x16 pixels."""
         require_images(self, shape, side=16)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:

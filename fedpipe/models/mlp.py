@@ -15,14 +15,14 @@ from fedpipe.models.base import Model, Network
 
 @dataclass(frozen=True, kw_only=True)
 class MLP(Model):
-    """Fully connected layers with ReLU between them; the features are the last hidden layer's output.
+    """Fully connected layers with ReLU. The features are the last hidden layer's output.
 
     Parameters
     ----------
     hidden
         Widths of the hidden layers.
     biases
-        Whether layers have biases, all of them or none.
+        If true, all layers have biases.
     """
 
     hidden: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (64,)

@@ -14,16 +14,16 @@ STAGES = ((1, 8, 1, 1), (6, 12, 2, 1), (6, 16, 3, 2), (6, 32, 4, 2), (6, 48, 3, 
 
 
 class Block(nn.Module):
-    """1x1 convolution that widens, 3x3 depthwise and 1x1 convolution; with stride 1 beside a shortcut.
+    """Expanding 1x1, 3x3 depthwise and 1x1 convolution, with a shortcut if the stride is 1.
 
     Parameters
     ----------
     inputs, outputs
         Channels.
     expansion
-        By which factor the first convolution widens.
+        Factor by which the first convolution multiplies the channels.
     stride
-        Of the depthwise convolution.
+        Stride of the depthwise convolution.
     """
 
     def __init__(self, inputs: int, outputs: int, expansion: int, stride: int) -> None:
@@ -52,23 +52,23 @@ class Block(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class MobileNet(Model):
-    """MobileNetV2 with halved channels and FedDW's mapping layers of 256 and 128; has BatchNorm.
+    """MobileNetV2 with halved channels, FedDW's mapping layers of 256 and 128, and BatchNorm.
 
-    Not torchvision's with ``width_mult=0.5``: the first convolution keeps its 32 channels and has stride 1, as has the
-    second stage, for 32x32 images; the channels are halved exactly and so are the last 1,280; shortcuts with
-    a convolution stand where channels change; ReLU is not capped at 6. 807,660 parameters for CIFAR-100. Source:
-    Sandler et al., MobileNetV2 (CVPR 2018); FedDW, table II, and its code.
+    It differs from torchvision's with ``width_mult=0.5``. The first convolution has 32 channels. It and the second
+    stage have stride 1, for 32x32 images. All channels are halved exactly, including the last 1,280. Shortcuts have a
+    convolution if the channels change. ReLU has no upper limit. It has 807,660 parameters for CIFAR-100. Source:
+    Sandler et al., MobileNetV2 (CVPR 2018), and FedDW, table II, and its code.
 
     Parameters
     ----------
     bias
-        Whether the output layer has a bias.
+        If true, the output layer has a bias.
     """
 
     bias: bool = True
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Images are needed."""
+        """Require images."""
         require_images(self, shape)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:

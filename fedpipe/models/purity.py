@@ -1,4 +1,4 @@
-"""Whether a network computes what its tensors, its inputs and a batch's key say, and nothing else."""
+"""Checks that a network's output depends only on its tensors, its inputs and a batch's noise key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ModelCheck = Callable[..., None]
 
 
 def check_once(check: ModelCheck) -> ModelCheck:
-    """Let a check of a model be made once for the same parameters, which may be lists, and the same inputs."""
+    """Cache a check of a model by its parameters, which may be lists, and its inputs."""
     passed_keys = set()
 
     @functools.wraps(check)
@@ -35,30 +35,31 @@ def check_once(check: ModelCheck) -> ModelCheck:
 
 @check_once
 def require_pure_network(model: Model, shape: tuple[int, ...], classes: int, has_tokens: bool | None = None) -> None:
-    """Refuse networks whose results would hang on more than their run's settings.
+    """Reject networks whose results would depend on more than the run's settings.
 
-    BatchNorm and dropout layers act as the pass at work says. Any other layer is taken to act alike in training and in
-    evaluation, without random numbers and without writing into itself; one that does not is found by calling it.
+    BatchNorm and dropout layers follow the mode of the current pass. Any other layer must be the same function in
+    training and evaluation, without random numbers and without changing itself. The check calls the network to
+    find layers that are not.
 
     Parameters
     ----------
     model
-        One of its networks is made and called.
+        Model whose network is built and called.
     shape, classes
-        What it is for.
+        Input shape and number of classes.
     has_tokens
-        Whether inputs are token ids; None if that is not known.
+        Whether inputs are token ids. None if unknown.
 
     Raises
     ------
     SettingsError
-        A sentence that names the layer, or the buffer.
+        The message names the layer or the buffer.
     """
     name, mode = f"{type(model).__module__}.{type(model).__qualname__}", Mode()
     try:
         with torch.random.fork_rng(devices=[]):
             network = model.build(shape, classes)
-    except Exception:  # a file that it reads may not be here yet: the job tells
+    except Exception:  # a file that it reads may be missing until the job runs
         return
     try:
         replace_stateful_layers(network, mode, track=True)
@@ -69,7 +70,7 @@ def require_pure_network(model: Model, shape: tuple[int, ...], classes: int, has
             with mode.activate(False):
                 train_logits = compute_logits(network, shape, has_tokens)
                 eval_logits = compute_logits(network.eval(), shape, has_tokens)
-    except Exception as error:  # it is the user's own code
+    except Exception as error:  # a user's code may raise anything
         raise SettingsError(
             f"model.name: the network of '{name}' can't be trained on {KINDS[has_tokens]} of shape {shape} "
             f"({type(error).__name__}: {error})."
@@ -96,7 +97,7 @@ def require_pure_network(model: Model, shape: tuple[int, ...], classes: int, has
 
 
 def compute_logits(network: Network, shape: tuple[int, ...], has_tokens: bool | None = None) -> Tensor:
-    """The logits of two inputs: of numbers, or of token ids; where neither is known, a row may be either."""
+    """Logits of two inputs: floats or token ids. If the kind is unknown, both are tried."""
     inputs = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     tokens = torch.zeros(2, *shape, dtype=torch.int64)
     try:
@@ -110,7 +111,7 @@ def compute_logits(network: Network, shape: tuple[int, ...], has_tokens: bool | 
 
 @contextmanager
 def _record_random_layers(network: nn.Module) -> Iterator[list[str]]:
-    """The layers within whose calls PyTorch's generator moves on, the innermost first."""
+    """Layers whose calls use PyTorch's random generator, innermost first."""
     random_layers: list[str] = []
     states: list[Tensor] = []
     hooks = []

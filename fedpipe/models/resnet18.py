@@ -13,15 +13,15 @@ from fedpipe.models.blocks import disable_inplace_relu, require_images
 
 @dataclass(frozen=True, kw_only=True)
 class ResNet18(Model):
-    """torchvision's ResNet-18, with random weights; has BatchNorm.
+    """torchvision's ResNet-18 with random weights and BatchNorm.
 
-    For images of 64x64 and more, since it begins with a 7x7 convolution and a pooling, both with stride 2; smaller
-    ones are taken too (`feddw_resnet18` is made for them). 11,279,112 parameters for Tiny ImageNet. Source: He et al.,
-    Deep residual learning (CVPR 2016); Lee and Choi, cwFedAvg (ICCV 2025), its ResNet-18.
+    Use it for images of 64x64 pixels or more, because it begins with a 7x7 convolution and a pooling, both with stride
+    2. For smaller images, use `feddw_resnet18`. It has 11,279,112 parameters for Tiny ImageNet. Source: He et al.,
+    Deep residual learning (CVPR 2016), and Lee and Choi, cwFedAvg (ICCV 2025), its ResNet-18.
     """
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Color images are needed."""
+        """Require color images."""
         require_images(self, shape, channels=3)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:

@@ -15,17 +15,17 @@ FIRST_CHANNELS = 24  #: channels of the first convolution
 
 
 class Unit(nn.Module):
-    """Grouped 1x1 convolution, channel shuffle, 3x3 depthwise and grouped 1x1 convolution, beside a shortcut.
+    """Grouped 1x1 convolution, channel shuffle, 3x3 depthwise and grouped 1x1 convolution, with a shortcut.
 
-    With stride 2 the shortcut is a 3x3 average pooling, whose channels are put behind the convolutions'; otherwise
-    the two are added. Source: Zhang et al., ShuffleNet (CVPR 2018), figure 2.
+    With stride 2 the shortcut is a 3x3 average pooling, whose channels are concatenated with the convolutions'.
+    Otherwise the two are added. Source: Zhang et al., ShuffleNet (CVPR 2018), figure 2.
 
     Parameters
     ----------
     inputs, outputs
-        Channels; with stride 2, ``inputs`` of the outputs are the shortcut's.
+        Channels. With stride 2, ``inputs`` of the outputs come from the shortcut.
     stride
-        Of the depthwise convolution and of the shortcut.
+        Stride of the depthwise convolution and of the shortcut.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -56,22 +56,22 @@ class Unit(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleNet(Model):
-    """ShuffleNet with 2 groups (200, 400, 800 channels) and FedDW's mapping layers of 256 and 128; has BatchNorm.
+    """ShuffleNet with 2 groups (200, 400, 800 channels), FedDW's mapping layers of 256 and 128, and BatchNorm.
 
     The first convolution is 1x1 with stride 1, for 32x32 images, and ReLU also follows each depthwise convolution, as
-    in FedDW's code; torchvision has ShuffleNet V2 only. 1,130,424 parameters for CIFAR-100. Source: Zhang et al.,
-    ShuffleNet (CVPR 2018); FedDW, table II, and its code.
+    in FedDW's code. torchvision has only ShuffleNet V2. It has 1,130,424 parameters for CIFAR-100. Source: Zhang et
+    al., ShuffleNet (CVPR 2018), and FedDW, table II, and its code.
 
     Parameters
     ----------
     bias
-        Whether the output layer has a bias.
+        If true, the output layer has a bias.
     """
 
     bias: bool = True
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Images are needed."""
+        """Require images."""
         require_images(self, shape)
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:

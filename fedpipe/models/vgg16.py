@@ -19,34 +19,34 @@ from fedpipe.core.errors import SettingsError
 from fedpipe.models.base import Model, Network, read_tensors
 from fedpipe.models.blocks import disable_inplace_relu, require_images
 
-IMAGENET = "imagenet"  #: what stands for torchvision's weights
+IMAGENET = "imagenet"  #: value of ``weights`` for torchvision's weights
 WEIGHTS_URL = VGG16_Weights.IMAGENET1K_V1.url
 BASE_PREFIX = "features."  #: the convolutional base in torchvision's state dict
-BASE_LENGTH = 3  #: of the body: convolutions, average pool, flattening
+BASE_LENGTH = 3  #: number of modules of the base: convolutions, average pool, flattening
 IMAGENET_SHA256 = "397923af8e79cdbb6a7127f12361acd7a2f83e06b05044ddf496e83de57a5bf0"
 
 
 @dataclass(frozen=True, kw_only=True)
 class VGG16(Model):
-    """torchvision's VGG16 with ImageNet weights, a layer of 64 and the output layer; its convolutions are frozen.
+    """torchvision's VGG16 with ImageNet weights, a layer of 64 and the output layer. Its convolutions are frozen.
 
-    The convolutional base, a global average pool, 64 ReLU units and the output layer. With the frozen base, the
-    default as in FedDUAL's code, 33,482 parameters train for CIFAR-10 and 39,332 for CIFAR-100; frozen ones are part
-    of the model's definition and are never sent. Its features are computed once for a data set and kept in
-    ``results/features``, so that images can't change at random. Source: Simonyan and
-    Zisserman, VGG (ICLR 2015); FedDUAL and its code.
+    The convolutional base, a global average pool, 64 ReLU units and the output layer. With the frozen base (the
+    default, as in FedDUAL's code) 33,482 parameters are trained for CIFAR-10 and 39,332 for CIFAR-100. Frozen
+    parameters are part of the model's definition and are never sent. The base's features are computed once per data
+    set and stored in ``results/features``, so you can't use augmentation. Source: Simonyan and Zisserman, VGG (ICLR
+    2015), and FedDUAL with its code.
 
     Parameters
     ----------
     weights
-        `imagenet`: torchvision's, which it downloads once to its own cache; null: random ones; otherwise a file (a path
-        from the project's root), either torchvision's state dict of VGG16, for the convolutional base alone, or the
-        state dict of this network, ``body.*`` and ``head.*``, for all of it.
+        `imagenet`: torchvision's weights, which torchvision downloads once to its cache. null: random weights.
+        Otherwise a file (a path from the project's root) with either torchvision's state dict of VGG16, for the
+        convolutional base only, or the complete state dict of this network, ``body.*`` and ``head.*``.
     sha256
-        SHA-256 of that file, which makes it part of the run's key; `fedpipe download` fills it in, and the one of
-        torchvision's is known.
+        SHA-256 of that file, which is part of the run's key. `fedpipe download` fills it in. You need none for
+        `imagenet`.
     frozen
-        Whether the convolutional base keeps its weights; if not, all layers train.
+        If true, the convolutional base keeps its weights. If false, all layers are trained.
     """
 
     weights: Annotated[str, Field(min_length=1)] | None = IMAGENET
@@ -54,7 +54,7 @@ class VGG16(Model):
 
     @property
     def pinned_file(self) -> PinnedFile | None:
-        """See :class:`~fedpipe.core.components.component.Component`: torchvision's weights are nobody's own."""
+        """None for torchvision's weights."""
         return None if self.weights == IMAGENET else super().pinned_file
 
     def key_parameters(self) -> dict[str, Any]:
@@ -63,13 +63,13 @@ class VGG16(Model):
 
     @property
     def has_full_weights(self) -> bool:
-        """See :class:`~fedpipe.models.base.Model`: not with weights of the convolutional base alone."""
+        """False if the file contains only the convolutional base."""
         if self.pinned_file is None or not self.pinned_file.path.is_file():
             return False
         return not any(name.startswith(BASE_PREFIX) for name in read_tensors(self.weights_file()))
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Color images of at least 32x32 pixels are needed."""
+        """Require color images of at least 32x32 pixels."""
         require_images(self, shape, side=32, channels=3)
         if self.weights is None and self.frozen:
             raise SettingsError(
@@ -85,7 +85,7 @@ class VGG16(Model):
         return self.frozen
 
     def split_frozen_base(self, network: Network) -> tuple[nn.Module, Network]:
-        """See :class:`~fedpipe.models.base.Model`: the convolutions with their pool, and the classifier."""
+        """Split off the convolutions with their pool."""
         body = cast(nn.Sequential, network.body)
         layers = list(body.children())
         placeholders = [nn.Identity() for _ in layers[:BASE_LENGTH]]
@@ -93,16 +93,16 @@ class VGG16(Model):
 
     @property
     def imagenet_file(self) -> Path:
-        """Where torchvision keeps its weights."""
+        """Path of torchvision's weights in its cache."""
         return Path(torch.hub.get_dir(), "checkpoints", Path(WEIGHTS_URL).name)
 
     def weights_file(self) -> Path:
-        """See :class:`~fedpipe.models.base.Model`; torchvision's weights are downloaded if they are not there yet.
+        """Path of the weights file. Downloads torchvision's weights if they are missing.
 
         Raises
         ------
         SettingsError
-            The file is missing, can't be downloaded, or is not the one that ``sha256`` says.
+            The file is missing, can't be downloaded, or has another SHA-256.
         """
         if self.weights != IMAGENET:
             return super().weights_file()
@@ -131,17 +131,17 @@ class VGG16(Model):
             )
 
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """See :class:`~fedpipe.models.base.Model`: with the weights of the convolutional base, where a file has those.
+        """Make the network, with the weights of the convolutional base if the file contains only those.
 
         Raises
         ------
         SettingsError
-            The file of the weights is missing, is not the one that ``sha256`` says, or is of another network.
+            The weights file is missing, has another SHA-256, or belongs to another network.
         """
         base = make_layers(cfgs["D"])
         disable_inplace_relu(base)
         if self.weights is None:
-            for value in base.parameters():  # as torchvision's VGG does, whose big classifier need not be made
+            for value in base.parameters():  # like torchvision's VGG, without its big classifier
                 if value.dim() == 4:
                     nn.init.kaiming_normal_(value, mode="fan_out", nonlinearity="relu")
                 else:

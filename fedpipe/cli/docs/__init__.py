@@ -1,1 +1,1 @@
-"""The pages and help texts that are generated from the code."""
+"""Pages and help texts that are generated from the code."""

@@ -1,4 +1,4 @@
-r"""Equations of docstrings for a terminal: LaTeX as the plain text nearest to it, ``\theta_k^{t+1}`` as θₖᵗ⁺¹."""
+r"""Renders LaTeX equations of docstrings as plain text for a terminal, such as ``\theta_k^{t+1}`` as θₖᵗ⁺¹."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ FUNCTION_NAMES = {
     "cos",
     "sin",
     "softmax",
-}  #: functions, which stand off from their arguments
+}  #: functions, with a space before their arguments
 SUPERSCRIPTS = dict(
     zip("0123456789+-=()abcdefghijklmnoprstuvwxyzTNK*⊤'", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻᵀᴺᴷ*ᵀ'", strict=True)
 )
@@ -71,7 +71,7 @@ TOKEN_PATTERN = re.compile(r"\\([a-zA-Z]+|.)|([{}_^&])|(\s+)|(.)", re.S)
 
 
 def render_docstring(text: str) -> str:
-    """A docstring with its equations in plain text; displayed ones stand on lines of their own."""
+    """Render a docstring with its equations as plain text, displayed equations on separate lines."""
 
     def render_displayed(match: re.Match[str]) -> str:
         lines = [line.strip() for line in render_equation(match[1]).splitlines()]
@@ -83,14 +83,14 @@ def render_docstring(text: str) -> str:
 
 
 def render_equation(tex: str) -> str:
-    """An equation in plain text."""
+    """Render an equation as plain text."""
     text, _ = _parse_sequence(list(TOKEN_PATTERN.finditer(tex)), 0, is_top_level=True)
-    text = re.sub(r" {4,}", "\t", text)  # what sets formulas apart
+    text = re.sub(r" {4,}", "\t", text)  # wide spaces separate formulas
     return re.sub(r" *\n *", "\n", re.sub(r" +", " ", text).replace("\t", "    "))
 
 
 def _parse_sequence(tokens: list[re.Match[str]], position: int, is_top_level: bool) -> tuple[str, int]:
-    """What stands up to the closing brace, or to the end, and where that is."""
+    """Parse up to the closing brace or the end. Return the text and the position."""
     parts: list[str] = []
     while position < len(tokens):
         if tokens[position][2] == "}" and not is_top_level:
@@ -101,7 +101,7 @@ def _parse_sequence(tokens: list[re.Match[str]], position: int, is_top_level: bo
 
 
 def _parse_token(tokens: list[re.Match[str]], position: int) -> tuple[str, int]:
-    """One symbol, group or command with its arguments."""
+    """Parse one symbol, group, or command with its arguments."""
     command, sign, space, character = tokens[position].groups()
     position += 1
     if space:
@@ -113,7 +113,7 @@ def _parse_token(tokens: list[re.Match[str]], position: int) -> tuple[str, int]:
     if sign in {"_", "^"}:
         argument, position = _parse_argument(tokens, position)
         return _format_script(sign, argument), position
-    if sign:  # an alignment, or a brace too many
+    if sign:  # an alignment sign or an extra brace
         return "", position
     if command in IGNORED_COMMANDS:
         return "", position
@@ -151,7 +151,7 @@ def _parse_argument(tokens: list[re.Match[str]], position: int) -> tuple[str, in
 
 
 def _format_script(sign: str, argument: str) -> str:
-    """An index or exponent: as small letters where there are all of them."""
+    """Format an index or exponent, with Unicode letters if all of them exist."""
     letters, argument = SUPERSCRIPTS if sign == "^" else SUBSCRIPTS, argument.strip()
     compact = argument.replace(" ", "")
     if all(letter in letters for letter in compact):

@@ -1,7 +1,6 @@
-r"""The components' docstrings as Markdown, which GitHub shows with their equations.
+r"""Renders docstrings and settings as Markdown pages with equations for GitHub.
 
-Mathematics stands as $`...`$ and in ``math`` fences: between plain dollars GitHub takes a backslash off ``\,`` and
-``\\``.
+Equations use $`...`$ and ``math`` fences, because GitHub removes backslashes between plain dollar signs.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from fedpipe.core.storage import files
 from fedpipe.settings import diagnostics
 from fedpipe.settings.schema import build_json_schema
 
-#: What of Snakemake's assets has no part in Vega.
+#: Snakemake's assets that Vega does not need.
 NON_VEGA_ASSETS = {"snakemake", "pygments", "tailwindcss", "react", "prop-types", "heroicons"}
 
 PLOTS_PAGE = """\
@@ -58,16 +57,16 @@ PLOTS_PAGE = """\
 </html>
 """
 
-SECTION_HEADING = re.compile(r"^(\w[\w ]*)\n-+\n", re.M)  #: of a numpydoc section
+SECTION_HEADING = re.compile(r"^(\w[\w ]*)\n-+\n", re.M)  #: heading of a numpydoc section
 
 
 def write_docs() -> None:
-    """Write all that is generated into the clone in whose folder this is called.
+    """Write all generated files into the clone in the current folder.
 
     Raises
     ------
     SettingsError
-        This is no clone's folder.
+        The current folder is not a clone.
     """
     if not Path("docs").is_dir():
         raise SettingsError("docs: there is no such folder here; type this in the folder of a clone.")
@@ -78,12 +77,12 @@ def write_docs() -> None:
 
 
 def render_schema() -> str:
-    """The JSON Schema of params.yaml."""
+    """Render the JSON Schema of params.yaml."""
     return json.dumps(build_json_schema(), indent=1) + "\n"
 
 
 def render_components_page(kind: ComponentKind) -> str:
-    """A page of all components of a kind: a list of contents, then a section each."""
+    """Render the page of a kind of components: a table of contents and one section per component."""
     components = {name: registry.find_component(kind, name) for name in registry.list_components(kind)}
     documented_components = {
         name: registry.add_extension_parameters(kind, component) for name, component in components.items()
@@ -125,7 +124,7 @@ def render_components_page(kind: ComponentKind) -> str:
 
 
 def render_settings_page() -> str:
-    """A page of all that params.yaml may hold, by section, made of its JSON Schema."""
+    """Render the page of all keys of params.yaml by section, from its JSON Schema."""
     schema = build_json_schema()
     kinds = {kind.section: kind for kind in COMPONENT_KINDS}
     paragraphs = [
@@ -161,12 +160,12 @@ def render_settings_page() -> str:
 
 
 def get_probe_summary(kind: str) -> str:
-    """What a kind of probe looks at, in a line."""
+    """One-line description of a kind of probe."""
     return _read_probe_docstring(kind).split("\n", 1)[0]
 
 
 def describe_probe(kind: str) -> str:
-    """A kind of probe in plain text: what its module says, its settings with their defaults, its table's columns."""
+    """Describe a kind of probe as plain text: docstring, settings with defaults, and columns of its table."""
     (section,) = (
         probe_class
         for probe_class in get_args(diagnostics.Probe)
@@ -193,15 +192,15 @@ def _find_probe_module(kind: str) -> Path:
 
 
 def _read_probe_docstring(kind: str) -> str:
-    """The docstring of its module, which is not imported."""
+    """Docstring of the probe's module, read without importing it."""
     text = ast.get_docstring(ast.parse(_find_probe_module(kind).read_text())) or ""
     return text.replace(f" (`{kind}`)", "", 1)
 
 
 def render_plots_page() -> str:
-    """The page that DVC fills with plots, Vega within, so that it needs no network: .dvc/plots/page.html.
+    """Render the template of DVC's plots with Vega included, so that it works offline: .dvc/plots/page.html.
 
-    The libraries are those that Snakemake brings for its own reports, with the licenses of all that is in them.
+    The libraries and their licenses are those of Snakemake's reports.
     """
     from snakemake.assets import Assets
 
@@ -218,13 +217,13 @@ def render_plots_page() -> str:
 
 
 def _resolve_reference(entry: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """An entry of a JSON Schema, or what it refers to, with what the entry itself says on top."""
+    """Resolve a reference in a JSON Schema. The entry's own values take precedence."""
     definition = schema["$defs"][entry["$ref"].rpartition("/")[2]] if "$ref" in entry else {}
     return {**definition, **entry}
 
 
 def _get_common_keys(section: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a section; where it names a component, those that all of them have."""
+    """Keys of a section. If it names a component, the keys that all components have."""
     choices = [choice for choice in section.get("anyOf", ()) if choice["title"] != "own"]
     choices = choices or [entry for entry in section.get("properties", {}).values() if entry.get("properties")]
     if not choices:
@@ -234,14 +233,14 @@ def _get_common_keys(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def _render_keys_table(entries: dict[str, Any], schema: dict[str, Any]) -> str:
-    """A table of keys with their defaults; those of a mapping within follow it."""
+    """Render a table of keys with their defaults. Keys of a nested mapping follow it."""
     rows = list(_iter_key_rows(entries, schema, ""))
     return "\n".join(["| key | default | |", "|---|---|---|", *rows]) if rows else ""
 
 
 def _iter_key_rows(entries: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[str]:
     for name, entry in entries.items():
-        if "const" in entry:  # what names a component
+        if "const" in entry:  # key with a component's name
             continue
         resolved_entry = _resolve_reference(entry, schema)
         nested_entries = resolved_entry.get("properties", {})
@@ -256,7 +255,7 @@ def _iter_key_rows(entries: dict[str, Any], schema: dict[str, Any], prefix: str)
 
 
 def _describe_allowed_values(entry: dict[str, Any]) -> str:
-    """Which values a key may have, where that is a choice or a range."""
+    """Describe the choices or the range of a key."""
     choices = [choice for choice in entry.get("anyOf", [entry]) if choice.get("type") != "null"]
     if all("enum" in choice or "const" in choice for choice in choices):
         values = [value for choice in choices for value in choice.get("enum", [choice.get("const")])]
@@ -267,12 +266,12 @@ def _describe_allowed_values(entry: dict[str, Any]) -> str:
 
 
 def format_default(field: dataclasses.Field[Any]) -> str:
-    """A parameter's default as it would stand in params.yaml."""
+    """Format a parameter's default as in params.yaml."""
     return "(required)" if field.default is dataclasses.MISSING else json.dumps(field.default)
 
 
 def render_parameter_table(component: type[Component], names: set[str]) -> str:
-    """A table of these parameters, in the order of the class; nothing where there are none."""
+    """Render a table of parameters in the order of the class. Empty without parameters."""
     parameter_docs = _get_parameter_docs(component)
     rows = [
         f"| `{name}` | `{value}` | {convert_inline(parameter_docs.get(name, '')).replace('|', chr(92) + '|')} |"
@@ -283,12 +282,12 @@ def render_parameter_table(component: type[Component], names: set[str]) -> str:
 
 
 def _get_parameter_docs(component: type[Component]) -> dict[str, str]:
-    """What is said of each parameter."""
+    """Documentation of each parameter."""
     return get_inherited_docs(component) | _parse_parameter_docs(component)
 
 
 def get_inherited_docs(component: type[Component]) -> dict[str, str]:
-    """What is said of each parameter that the component's own docstring does not name, by those it derives from."""
+    """Documentation of inherited parameters, from the docstrings of base classes."""
     inherited_docs: dict[str, str] = {}
     for base in component.__mro__[1:]:
         inherited_docs = _parse_parameter_docs(base) | inherited_docs
@@ -297,7 +296,7 @@ def get_inherited_docs(component: type[Component]) -> dict[str, str]:
 
 
 def convert_blocks(text: str) -> str:
-    """Paragraphs, displayed equations and literal blocks of reStructuredText as Markdown."""
+    """Convert paragraphs, displayed equations and literal blocks from reStructuredText to Markdown."""
     converted_blocks = []
     for block in re.split(r"\n\n(?! )", text.strip()):
         paragraph, directive, equation = block.partition(".. math::")
@@ -312,7 +311,7 @@ def convert_blocks(text: str) -> str:
 
 
 def convert_inline(text: str) -> str:
-    """Running text: roles and literals; what Markdown would take for markup is escaped."""
+    """Convert roles and literals in running text, and escape Markdown markup."""
     segments = re.split(r"((?::\w+:)?`[^`]+`|``[^`]+``)", text)
     for index, segment in enumerate(segments):
         if segment.startswith(":math:"):
@@ -326,12 +325,12 @@ def convert_inline(text: str) -> str:
 
 
 def _render_docstring(component: type[Component]) -> str:
-    """All of a docstring before its first section."""
+    """Render the part of a docstring before its first section."""
     return convert_blocks(SECTION_HEADING.split(inspect.getdoc(component) or "")[0])
 
 
 def _parse_parameter_docs(component: type) -> dict[str, str]:
-    """What a class's own docstring says of each parameter, on one line."""
+    """One line of documentation per parameter, from the class's own docstring."""
     sections = SECTION_HEADING.split(inspect.cleandoc(vars(component).get("__doc__") or ""))
     section = dict(zip(sections[1::2], sections[2::2], strict=True)).get("Parameters", "")
     parameter_docs: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""A starting file for an algorithm, and its test, made of `the folder ``templates```."""
+"""Writes a new algorithm and its test from the folder ``templates``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedpipe.core.storage import files
 
 
 def write_algorithm_template(name: str) -> list[Path]:
-    """Write ``fedpipe/algorithms/<name>.py`` and its test below the working directory; returns both paths.
+    """Write ``fedpipe/algorithms/<name>.py`` and its test below the working directory. Return both paths.
 
     Raises
     ------
     SettingsError
-        The name is taken or is none, or the working directory is no clone of fedpipe; nothing is written.
+        The name exists or is invalid, or the working directory is not a clone of fedpipe. Nothing is written.
     """
     if keyword.iskeyword(name):
         raise SettingsError(f"'{name}' is a keyword of Python; it should be a name that can be imported, as my_avg.")

@@ -1,6 +1,7 @@
-"""A project outside of a clone: the files that every study needs, laid out in a folder, and brought up to date there.
+"""Creates and updates projects outside a clone.
 
-They stand in the root of the clone, and nowhere else in git; `setup.py` takes them into the wheel.
+A project has copies of the files that every study needs. In git these files are only in the root of the clone.
+`setup.py` copies them into the wheel.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import subprocess
 from pathlib import Path
 
-#: What is laid out: files, and folders with all that is in them.
+#: Files and folders of a project.
 PROJECT_FILES = (
     "Snakefile",
     "workflow",
@@ -30,14 +31,14 @@ USER_FILES = (
     ".gitignore",
     ".dvc/config",
     "own.py",
-)  #: what is the user's from then on, and never updated
-PROFILE_LINKS = {"slurm": "workflow/profiles/slurm"}  #: so that `--profile slurm` is short
-BUNDLE_FOLDER = "bundled"  #: the folder of the package in which an installed wheel has them
-RECORD_PATH = Path("workflow/laid_out.json")  #: what was laid out: the version, and the SHA-256 of each file
+)  #: files that belong to the user and are never updated
+PROFILE_LINKS = {"slurm": "workflow/profiles/slurm"}  #: links for short profile names, `--profile slurm`
+BUNDLE_FOLDER = "bundled"  #: folder with these files in an installed wheel
+RECORD_PATH = Path("workflow/laid_out.json")  #: version, and the SHA-256 of each created file
 
 
 def list_project_files(root: Path) -> list[str]:
-    """The files to lay out that lie under a root, by their paths there."""
+    """Files of a project below a root, by relative path."""
     file_names = []
     for name in PROJECT_FILES:
         path_in_root = root / name
@@ -47,7 +48,7 @@ def list_project_files(root: Path) -> list[str]:
 
 
 def read_project_files() -> dict[str, bytes]:
-    """What this version lays out, by path."""
+    """Content of this version's project files, by path."""
     import fedpipe
     from fedpipe.cli.scaffold import templates
 
@@ -56,7 +57,7 @@ def read_project_files() -> dict[str, bytes]:
     files = {name: (root / name).read_bytes() for name in list_project_files(root)}
     if root == package.parent:
         files["params.yaml"] = _read_committed_file(root / "params.yaml")
-    environment = "workflow/envs/fedpipe.yaml"  # a clone installs itself there
+    environment = "workflow/envs/fedpipe.yaml"  # which installs fedpipe from the clone
     lines = files[environment].decode().splitlines()
     kept_lines = [line for line in lines if "../.." not in line] + [f"      - fedpipe =={fedpipe.__version__}"]
     files[environment] = ("\n".join(kept_lines) + "\n").encode()
@@ -64,7 +65,7 @@ def read_project_files() -> dict[str, bytes]:
 
 
 def _read_committed_file(path: Path) -> bytes:
-    """A file of a clone as its last commit has it, since it may be edited there; as it lies there without git."""
+    """Content of a clone's file at the last commit, because you may have edited it. Without git, the file itself."""
     try:
         return subprocess.run(
             ["git", "show", f"HEAD:./{path.name}"], cwd=path.parent, capture_output=True, check=True
@@ -74,12 +75,12 @@ def _read_committed_file(path: Path) -> bytes:
 
 
 def create_project(folder: Path) -> list[str]:
-    """Lay out a project; gives what is there now.
+    """Create a project. Return its files.
 
     Raises
     ------
     SettingsError
-        Something of it is there already; nothing is written.
+        A file exists already. Nothing is written.
     """
     from fedpipe.core.errors import SettingsError
     from fedpipe.core.storage.files import sha256_of, write_bytes
@@ -103,14 +104,14 @@ def create_project(folder: Path) -> list[str]:
 
 
 def update_project(folder: Path) -> tuple[list[str], list[str]]:
-    """Bring a project's files to this version, but those that are the user's; gives what changed, and what was kept.
+    """Update a project's files to this version, except the user's. Return the changed files and the edited ones.
 
-    What was edited since it was laid out stays as it is, if this version has another text for it.
+    A file that you have edited is not updated.
 
     Raises
     ------
     SettingsError
-        The folder is no project that was laid out.
+        The folder is not a project.
     """
     from fedpipe.core.storage.files import sha256_of, write_bytes
 
@@ -122,9 +123,9 @@ def update_project(folder: Path) -> tuple[list[str], list[str]]:
         if current_sha256 in (recorded_hashes.get(name), None) and current_sha256 != new_sha256:
             write_bytes(path, data)
             changed_files.append(name)
-        elif current_sha256 != new_sha256 != recorded_hashes.get(name):  # edited, and new: told once
+        elif current_sha256 != new_sha256 != recorded_hashes.get(name):  # edited, and this version has a new text
             edited_files.append(name)
-    for name in recorded_hashes.keys() - new_files.keys():  # this version does without it
+    for name in recorded_hashes.keys() - new_files.keys():  # removed in this version
         path = folder / name
         if path.is_file() and sha256_of(path) == recorded_hashes[name]:
             path.unlink()
@@ -134,7 +135,7 @@ def update_project(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def get_outdated_warning(folder: Path) -> str | None:
-    """One sentence where a project was laid out by a version that has other files; None elsewhere, as in a clone."""
+    """Warning if another version with other files created the project. None otherwise, and in a clone."""
     from fedpipe import __version__
 
     if not (folder / RECORD_PATH).is_file():

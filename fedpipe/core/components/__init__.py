@@ -1,4 +1,5 @@
-"""Components that params.yaml names.
+"""Components: the algorithms, models, data sets and partition schemes that params.yaml names.
 
-Their base class, how they are found, and the digests of their code, which are part of the keys of runs.
+``component`` has their base class, ``registry`` finds them by name, and ``code_digest`` computes the digests of their
+code, which are part of the keys of runs.
 """

@@ -1,9 +1,9 @@
-"""What a number was computed by: digests of the code that defines a component, and of the code that all runs share.
+"""Digests of the code that defines a component, and of the code that all runs share.
 
-A digest is of the syntax trees of a class, its bases and everything that they use, transitively, without comments,
-docstrings and formatting; it is the same on every version of Python that fedpipe runs on. What is followed are the
-user's own modules and, in fedpipe, the modules that define components; anything else (PyTorch, the shared code) stands
-in the digest by name alone. Nothing here executes what it reads. Imports nothing but the standard library.
+A digest covers the syntax trees of a class, its bases and everything that they use, transitively, without comments,
+docstrings and formatting. It is the same for all Python versions that fedpipe supports. Digests follow the user's
+modules and fedpipe's modules that define components. Other code (PyTorch, the shared code) enters a digest only by
+name. The code is never executed. This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from fedpipe.core.components.module_graph import (
 )
 from fedpipe.core.errors import SettingsError
 
-SHARED_ENTRY_POINTS = (  #: where the shared code begins
+SHARED_ENTRY_POINTS = (  #: entry points of the shared code
     ("fedpipe.engine.run", "Run"),
     ("fedpipe.engine.run", "open_run"),
     ("fedpipe.planning.download", "obtain_dataset"),
     ("fedpipe.planning.partition", "partition_dataset"),
 )
-PROBE_MODULES = {  #: kinds of probes, and the modules that compute them
+PROBE_MODULES = {  #: module that computes each kind of probe
     "head-norms": "fedpipe.engine.diagnostics.head_norms",
     "features": "fedpipe.engine.diagnostics.features",
     "surface": "fedpipe.engine.diagnostics.surface",
@@ -49,26 +49,26 @@ PROBE_MODULES = {  #: kinds of probes, and the modules that compute them
     "locals": "fedpipe.engine.diagnostics.step_traces",
 }
 DIGEST_DIGITS = 12
-INTROSPECTION_ATTRIBUTES = {"__globals__", "__subclasses__"}  #: attributes that lead to what no name leads to
+INTROSPECTION_ATTRIBUTES = {"__globals__", "__subclasses__"}  #: attributes that reach objects without a name
 DYNAMIC_BUILTINS = {
     "globals",
     "locals",
     "vars",
     "eval",
     "exec",
-}  #: functions of Python that may read any name of a module
+}  #: functions that may read any name of a module
 
 
 @dataclass(frozen=True)
 class Digest:
-    """A digest, and what it was made of.
+    """A digest and its source files.
 
     Parameters
     ----------
     text
         Twelve hexadecimal digits.
     files
-        The source files and declared data files.
+        Source files and declared data files.
     """
 
     text: str
@@ -77,34 +77,34 @@ class Digest:
 
 @functools.cache
 def compute_code_digest(*objects: Any) -> Digest:
-    """The digest of classes and functions, with all that they use of fedpipe's components and of own modules.
+    """Digest of classes and functions, with all code of components and user modules that they use.
 
-    It is computed once a process, as the code is imported once.
+    It is computed once per process, because code is imported once.
 
     Raises
     ------
     SettingsError
         A source or a declared data file is missing, or the declaration is not a list of names.
     """
-    followed_packages.clear()  # a digest must not depend on those that were made before it
+    followed_packages.clear()  # a digest must not depend on earlier digests
     followed_packages.update(item.__module__.partition(".")[0] for item in objects)
     bases = [base for item in objects if isinstance(item, type) for base in item.__mro__[1:]]
     return _digest_names(map(_locate_definition, objects), is_component_module, map(_locate_definition, bases))
 
 
 def recompute_code_digests(*object_groups: tuple[Any, ...]) -> list[str]:
-    """Digests as they are by now; :func:`compute_code_digest` gives them as they were when a process first asked."""
+    """Digests of the current files. :func:`compute_code_digest` returns those of the first call in this process."""
     return [compute_code_digest.__wrapped__(*objects).text for objects in object_groups]
 
 
 @functools.cache
 def compute_shared_digest() -> str:
-    """The digest of the code that all runs share: executors, optimizers, streams, layers, base classes, evaluation."""
+    """Digest of the code that all runs share, such as executors, optimizers, random streams and base classes."""
     return _digest_names([*SHARED_ENTRY_POINTS, *_list_shared_imports()], is_shared_module).text
 
 
 def _list_shared_imports() -> Iterator[tuple[str, str]]:
-    """What fedpipe's components import of the rest of fedpipe: names of modules that no key follows."""
+    """Names that components import from the rest of fedpipe, which component digests do not follow."""
     for package in COMPONENT_PACKAGES:
         folder = find_source_file(package)
         for path in sorted(folder.parent.rglob("*.py")) if folder else ():
@@ -113,7 +113,7 @@ def _list_shared_imports() -> Iterator[tuple[str, str]]:
             for target in itertools.chain(*source.imports.values()):
                 module, _, name = target.rpartition(".")
                 if is_shared_module(target) and is_first_party_module(target):
-                    if target.count("."):  # `import fedpipe.x`, else fedpipe itself
+                    if target.count("."):  # `import fedpipe.x`, but not `import fedpipe`
                         yield target, ""
                 elif is_shared_module(module) and is_first_party_module(module):
                     yield module, name
@@ -121,7 +121,7 @@ def _list_shared_imports() -> Iterator[tuple[str, str]]:
 
 @functools.cache
 def compute_probe_digest(kind: str) -> str:
-    """The digest of the code of a kind of probe, ``head-norms``: of what probes have of their own."""
+    """Digest of the code of a kind of probe, such as ``head-norms``, within `fedpipe.engine.diagnostics`."""
     return _digest_names(
         [(PROBE_MODULES[kind], "compute_table")], lambda module: module.startswith("fedpipe.engine.diagnostics.")
     ).text
@@ -137,7 +137,7 @@ def _locate_definition(value: Any) -> tuple[str, str]:
 def _digest_names(
     names: Iterable[tuple[str, str]], is_followed: Callable[[str], bool], optional_names: Iterable[tuple[str, str]] = ()
 ) -> Digest:
-    """The digest of some modules' names, and of those others that lie in modules that are followed."""
+    """Digest of names of modules. Optional names count if digests follow their module."""
     for lookup in (find_source_file, is_first_party_module, is_external_package):
         lookup.cache_clear()
     walk = _DependencyWalk(is_followed)
@@ -156,7 +156,7 @@ def _digest_names(
 
 
 class _DependencyWalk:
-    """Everything that some names of modules reach, as canonical text by place."""
+    """Collects the canonical text, by location, of all code that names reach."""
 
     def __init__(self, is_followed: Callable[[str], bool]) -> None:
         self._is_followed, self._visited_names = functools.cache(is_followed), set[tuple[str, str]]()
@@ -165,7 +165,7 @@ class _DependencyWalk:
         self.files: set[Path] = set()
 
     def visit_entry(self, module: str, name: str) -> None:
-        """What to begin with, wherever it lies; all of its module where that does not say which part it is."""
+        """Visit an entry point, or its complete module if the name is not bound there."""
         source = parse_module(module)
         if name in source.bindings or name in source.imports:
             self._visit_name(module, name)
@@ -173,7 +173,7 @@ class _DependencyWalk:
             self._visit_whole_module(module)
 
     def visit_name_if_followed(self, module: str, name: str) -> None:
-        """What a module binds to a name, and what that uses, if the module is followed."""
+        """Visit a name of a module and everything it uses, if digests follow the module."""
         if self._is_followed(module):
             self._visit_name(module, name)
 
@@ -190,11 +190,11 @@ class _DependencyWalk:
             self.visit_name_if_followed(star, name)
             if self._is_followed(star) and is_first_party_module(
                 f"{star}.{name}"
-            ):  # named in `__all__`, or imported somewhere
+            ):  # may be in `__all__`, or imported elsewhere
                 self._visit_whole_module(f"{star}.{name}")
 
     def _visit_module(self, module: str) -> None:
-        """What importing a module does beside binding names, and the data files that it declares."""
+        """Visit the effects of importing a module, and its declared data files."""
         if (module, "") in self._visited_names:
             return
         self._visited_names.add((module, ""))
@@ -223,7 +223,7 @@ class _DependencyWalk:
                     self.texts[f"{module}:{path.as_posix()}"] = hashlib.file_digest(stream, "sha256").hexdigest()
 
     def _visit_whole_module(self, module: str) -> None:
-        """All of a module, where it can't be told what of it is used."""
+        """Visit a complete module, because any part of it may be used."""
         self._visit_module(module)
         source = parse_module(module)
         for name in [*source.bindings, *source.imports]:
@@ -267,7 +267,7 @@ class _DependencyWalk:
                 self._visit_whole_module(target)
 
     def _visit_module_and_imports(self, source: syntax.ParsedModule) -> None:
-        """All of a module and of those that it imports: where code asks for modules by ways that name none."""
+        """Visit a complete module and all its imports, because its code may reach them without names."""
         self._visit_whole_module(source.name)
         for target in dict.fromkeys(itertools.chain(*source.imports.values())):
             module = target if is_first_party_module(target) else target.rpartition(".")[0]
@@ -275,7 +275,7 @@ class _DependencyWalk:
                 self._visit_whole_module(module)
 
     def _has_import_side_effects(self, source: syntax.ParsedModule, statement: ast.stmt) -> bool:
-        """Whether a definition does something where it stands: decorated by own code, a subclass that is told of."""
+        """Whether a definition has an effect on import, by a user's decorator, a class body or a subclass hook."""
         if not isinstance(statement, syntax.DEFINITIONS):
             return False
         if any(
@@ -305,7 +305,7 @@ class _DependencyWalk:
         )
 
     def _has_subclass_hook(self, source: syntax.ParsedModule, name: str, depth: int = 8) -> bool:
-        """Whether a class of one's own is told of its subclasses, by `__init_subclass__` or a metaclass."""
+        """Whether a user's class reacts to its subclasses, by `__init_subclass__` or a metaclass."""
         for statement in source.bindings.get(name, ()) if depth else ():
             if not isinstance(statement, ast.ClassDef):
                 continue
@@ -329,20 +329,20 @@ class _DependencyWalk:
         return False
 
     def _visit_targets(self, location: str, targets: Iterable[str], attributes: list[str]) -> None:
-        """All that an imported name may stand for."""
+        """Visit everything that an imported name may refer to."""
         for number, target in enumerate(targets):
             self._visit_target(f"{location}/{number}" if number else location, target, attributes)
 
     def _visit_target(self, location: str, target: str, attributes: list[str]) -> None:
-        """What an imported name stands for; the name of what is not followed is all that the digest holds of it."""
+        """Visit the object of an imported name. Code that digests do not follow enters only by name."""
         self.texts[location] = f"= {target}"
-        if (target, *attributes) in self._visited_targets:  # also where a package imports what it does not have
+        if (target, *attributes) in self._visited_targets:  # also ends cycles of packages that import missing names
             return
         self._visited_targets.add((target, *attributes))
         module, _, name = target.rpartition(".")
         if is_first_party_module(target) and self._is_followed(target):
             self._visit_attribute(target, attributes)
-            if module and self._is_followed(module):  # a package may bind that name to something else
+            if module and self._is_followed(module):  # the package may bind the name to another object
                 parent_module = parse_module(module)
                 if name in parent_module.bindings or name in parent_module.imports or parent_module.star_imports:
                     self._visit_name(module, name)
@@ -354,7 +354,7 @@ class _DependencyWalk:
             self._visit_attribute_chain(target, attributes)
 
     def _visit_attribute_chain(self, package: str, attributes: list[str]) -> None:
-        """A package that is not followed may lead to a module that is: ``fedpipe.algorithms.fedavg.FedAvg``."""
+        """Follow a chain such as ``fedpipe.algorithms.fedavg.FedAvg`` to a module that digests follow."""
         for index, part in enumerate(attributes):
             package = f"{package}.{part}"
             if not is_first_party_module(package):
@@ -364,7 +364,7 @@ class _DependencyWalk:
                 return
 
     def add_statement_order(self) -> None:
-        """Of own modules where it counts what comes first: that something acts, or that a name is bound twice."""
+        """Add the order of statements of user modules in which it matters: effects on import, or names bound twice."""
         for module in {
             module for module, name in self._visited_names if not name and module.partition(".")[0] != PACKAGE
         }:
@@ -392,7 +392,7 @@ class _DependencyWalk:
                 self.texts[f"{module}#"] = "\n".join(statement_texts)
 
     def _visit_attribute(self, module: str, attributes: list[str]) -> None:
-        """``module.a.b``: what the module binds to ``a``, or its submodule ``a``; all of it where there is neither."""
+        """Visit ``module.a.b``: the name ``a`` of the module or its submodule ``a``, otherwise the complete module."""
         if not attributes:
             self._visit_whole_module(module)
             return
@@ -408,7 +408,7 @@ class _DependencyWalk:
                 and is_first_party_module(f"{module}.{first}")
                 and self._is_followed(f"{module}.{first}")
             ):
-                self._visit_attribute(f"{module}.{first}", others)  # what stands behind a star is known to none
+                self._visit_attribute(f"{module}.{first}", others)  # a star import may also bind this name
         elif is_first_party_module(f"{module}.{first}"):
             self._visit_module(module)
             if self._is_followed(f"{module}.{first}"):
@@ -418,7 +418,7 @@ class _DependencyWalk:
 
 
 def _find_data_files(source: syntax.ParsedModule) -> Iterator[Path]:
-    """The data files that a custom module lists in ``FILES``, one literal list that later code leaves alone."""
+    """Data files in a user module's ``FILES``, which must be one literal list that is never changed."""
     for node in itertools.chain.from_iterable(map(syntax.list_nodes, source.effect_statements)):
         if (
             isinstance(node, ast.Attribute)

@@ -1,4 +1,4 @@
-"""The base class of components, their kinds, and what is known of their parameters."""
+"""The base class of components, their kinds, and their parameters."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from fedpipe.core.errors import SettingsError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Component:
-    """Base of everything that is found by name; its dataclass fields are its parameters in params.yaml."""
+    """Base class of all components. The dataclass fields are the parameters in params.yaml."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
     )
 
     def code_objects(self) -> tuple[Any, ...]:
-        """The classes and functions whose code is part of the keys of all runs that use it."""
+        """Classes and functions whose code is part of the key of each run with this component."""
         return (type(self),)
 
     @property
     def pinned_file(self) -> PinnedFile | None:
-        """The file of the user's own that it is made of."""
+        """User file that the component reads, pinned by its SHA-256."""
         return None
 
     def key_parameters(self) -> dict[str, Any]:
-        """Its parameters as keys hold them: where a file lies is none of them."""
+        """Parameters that enter keys. The path of a file does not enter a key."""
         parameters = dataclasses.asdict(self)
         if self.pinned_file:
             del parameters[self.pinned_file.parameter]
@@ -39,26 +39,26 @@ class Component:
 
     @property
     def origin(self) -> dict[str, str]:
-        """Where its file lies, beside a key that does not hold that."""
+        """Path of its file, which the key omits."""
         return {self.pinned_file.parameter: str(self.pinned_file.path)} if self.pinned_file else {}
 
 
 @dataclasses.dataclass(frozen=True)
 class ComponentKind:
-    """A family of components: where its modules lie, and how params.yaml and runs' settings speak of it."""
+    """A kind of component: its package, and its names in params.yaml and in the settings of a run."""
 
-    name: str  #: as in "unknown algorithm"
-    package: str  #: the package whose modules define one component each
-    section: str  #: the section of params.yaml in which it is named
-    selector: str  #: the key there that names it
-    default: str = ""  #: what it is where that key is missing; for an algorithm its label
-    run_selector: str = "name"  #: the key that names it in the settings of a run
-    helpers: tuple[str, ...] = ()  #: modules of the package that components share
-    function_module: str = ""  #: the module that makes components of functions, too
+    name: str  #: name for messages, such as "unknown algorithm"
+    package: str  #: package whose modules define one component each
+    section: str  #: section of params.yaml that names it
+    selector: str  #: key of that section with the name
+    default: str = ""  #: name if that key is missing (an algorithm's label is used instead)
+    run_selector: str = "name"  #: key with the name in the settings of a run
+    helpers: tuple[str, ...] = ()  #: modules of the package that are not components
+    function_module: str = ""  #: module that makes components from functions
 
     @property
     def plural(self) -> str:
-        """Its word on the command line: ``algorithms``."""
+        """Name on the command line, such as ``algorithms``."""
         return self.package.rpartition(".")[2]
 
 
@@ -83,7 +83,7 @@ COMPONENT_KINDS = (ALGORITHM, MODEL, PARTITION, DATASET)
 
 @functools.cache
 def get_type_adapter(component: Any) -> TypeAdapter[Component]:
-    """What checks a component's parameters and writes their JSON Schema."""
+    """Pydantic adapter that validates the parameters and writes their JSON Schema."""
     try:
         return TypeAdapter(component)
     except PydanticUserError as error:
@@ -95,10 +95,10 @@ def get_type_adapter(component: Any) -> TypeAdapter[Component]:
 
 
 def list_parameters(component: type[Component]) -> tuple[dataclasses.Field[Any], ...]:
-    """The fields of a component that params.yaml may set."""
+    """Fields of a component that you can set in params.yaml."""
     return tuple(field for field in dataclasses.fields(component) if field.init)
 
 
 def get_docstring_summary(component: type) -> str:
-    """The first line of a component's docstring."""
+    """First line of a component's docstring."""
     return (inspect.getdoc(component) or "").split("\n", 1)[0]

@@ -1,4 +1,4 @@
-"""Which modules a component's code comes from, read from source files without executing them."""
+"""Finds the source files of the modules that a component uses, without executing them."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from fedpipe.core.components import syntax
 from fedpipe.core.errors import SettingsError
 
 PACKAGE = "fedpipe"
-DATA_FILES_VARIABLE = "FILES"  #: in an own module: the data files that it reads, from the folder of params.yaml
-LIST_ADDERS = {"append", "extend", "insert"}  #: methods of a list that add to it
-#: Packages whose modules define components, each with the modules of its interface, whose code is in no key.
+DATA_FILES_VARIABLE = "FILES"  #: variable of a user's module with its data files, relative to params.yaml
+LIST_ADDERS = {"append", "extend", "insert"}  #: methods that add to a list
+#: Packages of components, each with the modules of its interface, whose code is in no component's digest.
 COMPONENT_PACKAGES = {
     "fedpipe.algorithms": ("base", "batch", "passes", "uploads"),
     "fedpipe.models": ("base", "layers"),
     "fedpipe.data.partitions": ("base",),
     "fedpipe.data.datasets": ("base",),
 }
-SITE_FOLDERS = {"site-packages", "dist-packages"}  #: folders of what is nobody's own
+SITE_FOLDERS = {"site-packages", "dist-packages"}  #: folders of installed packages
 
 
 # -- modules -----------------------------------------------------------------------------------------------------------
 
 
 def _reject_stale_bytecode(path: Path) -> None:
-    """Refuse where Python would execute, or has executed, other code than the source: it tells by time and size alone.
+    """Reject stale bytecode, which Python would execute because it compares only time and size of the source.
 
     Raises
     ------
     SettingsError
-        What it has compiled before is of another source, which was of the same size and time.
+        The bytecode belongs to another source with the same size and time.
     """
     bytecode_path = Path(importlib.util.cache_from_source(str(path)))
     try:
@@ -50,7 +50,7 @@ def _reject_stale_bytecode(path: Path) -> None:
     source_stamp = b"".join(
         (number & 0xFFFFFFFF).to_bytes(4, "little") for number in (int(stat.st_mtime), stat.st_size)
     )
-    unchecked_flag = (1).to_bytes(4, "little")  # as `compileall --invalidation-mode unchecked-hash` leaves it
+    unchecked_flag = (1).to_bytes(4, "little")  # written by `compileall --invalidation-mode unchecked-hash`
     magic = importlib.util.MAGIC_NUMBER
     if cached_bytes[:16] != magic + bytes(4) + source_stamp and cached_bytes[:8] != magic + unchecked_flag:
         return
@@ -63,7 +63,7 @@ def _reject_stale_bytecode(path: Path) -> None:
 
 
 def _is_same_code(one: Any, other: Any) -> bool:
-    """Whether two compiled codes do the same; which columns tracebacks name (`PYTHONNODEBUGRANGES`) does not count."""
+    """Whether two code objects are equal, apart from column numbers (`PYTHONNODEBUGRANGES`)."""
     if type(one) is not type(other):
         return False
     if isinstance(one, CodeType):
@@ -73,7 +73,7 @@ def _is_same_code(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_is_same_code, one, other))
     if isinstance(one, frozenset):
         return sorted(map(repr, one)) == sorted(map(repr, other))
-    return repr(one) == repr(other)  # also NaN
+    return repr(one) == repr(other)  # also equal for NaN
 
 
 def _find_spec(top: str) -> ModuleSpec | None:
@@ -83,7 +83,7 @@ def _find_spec(top: str) -> ModuleSpec | None:
 
 @functools.cache
 def find_source_file(module: str) -> Path | None:
-    """The file of a module; None where it is a folder alone. Nothing is imported for it.
+    """File of a module, found without importing it. None for a folder without ``__init__.py``.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def find_source_file(module: str) -> Path | None:
 
 
 def parse_module(module: str) -> syntax.ParsedModule:
-    """A module taken apart; once for as long as its file does not change."""
+    """Parse a module. Cached until its file changes."""
     path = find_source_file(module)
     stat = path.stat() if path else None
     return _parse_module_cached(module, path, (stat.st_mtime_ns, stat.st_size, stat.st_ino) if stat else ())
@@ -132,7 +132,7 @@ def _parse_module_cached(module: str, path: Path | None, file_stat: tuple[int, .
 
 @functools.cache
 def is_first_party_module(name: str) -> bool:
-    """Whether it is a module of fedpipe or of somebody's own; others are not looked for, since that may import them."""
+    """Whether it is a module of fedpipe or of the user. Installed packages are not searched, which may import them."""
     if is_external_package(name.partition(".")[0]):
         return False
     try:
@@ -142,38 +142,38 @@ def is_first_party_module(name: str) -> bool:
     return True
 
 
-#: Top-level packages that are followed although they are installed: those in which a component itself lies.
+#: Installed top-level packages that are followed because they contain a component.
 followed_packages: set[str] = set()
 
 
 @functools.cache
 def is_external_package(top: str) -> bool:
-    """Whether a top-level package is Python's own, or installed from somewhere."""
+    """Whether a top-level package belongs to Python or is installed."""
     if top == PACKAGE or (top in followed_packages and top not in sys.stdlib_module_names):
         return False
     try:
         path = find_source_file(top)
     except (ModuleNotFoundError, ValueError):
         return True
-    if path is None:  # a folder alone; built into Python
+    if path is None:  # a folder without `__init__.py`, or built into Python
         folders = list(getattr(_find_spec(top), "submodule_search_locations", None) or ())
         is_installed = bool(folders) and all(SITE_FOLDERS & set(Path(folder).parts) for folder in folders)
         return top in sys.stdlib_module_names or is_installed
     if top in sys.stdlib_module_names and any(
         path.is_relative_to(stdlib_folder) for stdlib_folder in _find_stdlib_folders()
     ):
-        return True  # else it is one's own, of the same name
+        return True  # otherwise a user's module with the same name
     return bool(SITE_FOLDERS & set(path.parts))
 
 
 @functools.cache
 def _find_stdlib_folders() -> tuple[Path, ...]:
-    """Where Python's own modules lie."""
+    """Folders of the standard library."""
     return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
 
 
 def is_component_module(module: str) -> bool:
-    """Whether a module is followed for a component: one of fedpipe's that defines some, or the user's own."""
+    """Whether digests follow a module: a user's module, or one of fedpipe's that defines components."""
     if module.partition(".")[0] == PACKAGE:
         return any(
             module.startswith(f"{package}.") and module.removeprefix(f"{package}.") not in interface
@@ -188,7 +188,7 @@ def is_shared_module(module: str) -> bool:
 
 
 def find_dynamic_imports(statement: ast.stmt, source: syntax.ParsedModule) -> Iterator[str]:
-    """Modules that are imported by ``import_module`` under another name."""
+    """Modules imported by an alias of ``import_module``."""
     others = {name for name, targets in source.imports.items() if "importlib.import_module" in targets}
     for node in syntax.list_nodes(statement) if others - {"import_module"} else ():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in others:
@@ -198,7 +198,7 @@ def find_dynamic_imports(statement: ast.stmt, source: syntax.ParsedModule) -> It
 
 
 def parse_data_files(source: syntax.ParsedModule, statement: ast.stmt) -> Iterator[Path]:
-    """The data files that modules list in ``FILES``, or an error if one is missing or the list is not literal."""
+    """Data files in a module's list ``FILES``. Raises an error if a file is missing or the list is not literal."""
     try:
         names = ast.literal_eval(getattr(statement, "value", ast.Constant(None)))
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Files of the user's own that a study names, each pinned by its SHA-256: a key holds that, and not where they lie."""
+"""User files in params.yaml, each pinned by its SHA-256. A key contains the SHA-256 and not the path."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pydantic import Field
 from fedpipe.core.storage import files
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-STAT_PREFIX = "stat:"  #: how a stamp begins, where a SHA-256 may stand too
+STAT_PREFIX = "stat:"  #: prefix of a stat fingerprint, which may replace a SHA-256
 
 
 class PinnedFile(NamedTuple):
-    """A file, or a folder, that a component is made of."""
+    """A file or folder that a component reads."""
 
-    parameter: str  #: the parameter that names it
-    path: Path  #: where it lies
-    sha256: str | None  #: as declared; of a folder that of the list of its files, each with its own
+    parameter: str  #: parameter with the path
+    path: Path  #: path of the file or folder
+    sha256: str | None  #: declared SHA-256, for a folder that of the list of its files and their hashes
 
     def explain_mismatch(self, section: str, download_command: str | None) -> str | None:
-        """One sentence if the file is not declared, or is there and another one than was; None where all is well.
+        """Message if the SHA-256 is not declared or the file differs from it. None if the file matches.
 
         Parameters
         ----------
         section
-            The section of the study in which it is named.
+            Section of params.yaml that names the file.
         download_command
-            The command that declares it; None where no command does.
+            Command that declares the SHA-256. None if there is none.
         """
         if self.sha256 is None and not self.path.exists():
             return f"{section}.{self.parameter}: {self.path} is missing; it should lie there."
@@ -52,12 +52,12 @@ class PinnedFile(NamedTuple):
 
 
 def compute_content_sha256(path: Path) -> str:
-    """SHA-256 of a file, or of the list of a folder's files, each with its own; once as long as nothing changes."""
+    """SHA-256 of a file, or of the list of a folder's files and their hashes. Cached until something changes."""
     return _compute_content_sha256_cached(path, compute_stat_fingerprint(path))
 
 
 def compute_stat_fingerprint(path: Path) -> str:
-    """What changes when a file, or anything in a folder, is written or replaced, by its size and times alone."""
+    """Hash of size and times, which changes if the file or any file of the folder is written or replaced."""
     digest = hashlib.sha256()
     for file in _list_files(path):
         stat = file.stat()
@@ -66,7 +66,7 @@ def compute_stat_fingerprint(path: Path) -> str:
 
 
 def has_changed(path: Path, fingerprint: str) -> bool:
-    """Whether a file is another, or gone, since it was marked: with its stamp where it may be large, or its SHA-256."""
+    """Whether a file has changed or is missing, compared with its stat fingerprint or its SHA-256."""
     return (
         compute_stat_fingerprint(path) != fingerprint
         if fingerprint.startswith(STAT_PREFIX)
@@ -83,7 +83,7 @@ def _compute_content_sha256_cached(path: Path, fingerprint: str) -> str:
 
 
 def _list_files(path: Path) -> list[Path]:
-    """The file, or all of a folder in the order of their names; none where nothing is there."""
+    """The file, or all files of a folder sorted by name. Empty if it does not exist."""
     if path.is_dir():
         return sorted((file for file in path.rglob("*") if file.is_file()), key=lambda file: file.as_posix())
     return [path] if path.is_file() else []

@@ -1,8 +1,8 @@
-"""Finding things by name: algorithms, models, partition schemes and data sets.
+"""Finds algorithms, models, partition schemes and data sets by name.
 
-Each kind is a package in which every module defines one class; the module's name is the name used in params.yaml.
-Adding one is adding a file (`base` and names that begin with an underscore are not components). Anything outside
-fedpipe is named by a dotted path, ``my_module.MyAlgorithm``.
+Each kind is a package in which every module defines one class. The module's name is the name in params.yaml, so you
+add a component by adding a file. `ComponentKind.helpers` lists the modules that are not components. Name a component
+outside fedpipe by its dotted path, such as ``my_module.MyAlgorithm``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedpipe.core.errors import SettingsError, format_validation_errors, refuse_
 
 @functools.cache
 def list_components(kind: ComponentKind) -> tuple[str, ...]:
-    """The names of all components of a kind that ship with fedpipe, in alphabetical order."""
+    """Names of fedpipe's components of a kind, in alphabetical order."""
     package = importlib.import_module(kind.package)
     modules = (module.name for module in pkgutil.iter_modules(package.__path__) if not module.ispkg)
     shared_modules = {*COMPONENT_PACKAGES[kind.package], *kind.helpers}
@@ -45,19 +45,19 @@ def list_components(kind: ComponentKind) -> tuple[str, ...]:
 
 
 def find_component(kind: ComponentKind, name: str, key: str | None = None) -> type[Component]:
-    """The class called ``name``, or at the dotted path ``name``; for a model that may be a function, too.
+    """Find the class of a component by its name or dotted path. A model may also be a function.
 
     Raises
     ------
     SettingsError
-        There is no such component; the sentence names ``key`` (default: the kind's section) and the nearest name.
+        There is no such component. The message has ``key`` (default: the kind's section) and the nearest name.
     """
     key = key or kind.section
     if "." in name:
         module_name, _, class_name = name.rpartition(".")
         try:
             candidate = getattr(importlib.import_module(module_name), class_name)
-        except Exception as error:  # whatever a module of the user's own does as it is imported
+        except Exception as error:  # a user's module may raise anything
             raise SettingsError(
                 f"{key}: '{name}' can't be imported ({_describe_import_error(error, module_name)}); "
                 f"{_import_advice(kind, error)}."
@@ -105,7 +105,7 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
 
 
 def _takes_inputs(function: Any) -> bool:
-    """Whether a function takes shape and classes; torchvision's take neither, and would download weights for them."""
+    """Whether a function has the arguments shape and classes. torchvision's functions have not."""
     try:
         inspect.signature(function).bind_partial((1,), 2)
     except TypeError:
@@ -114,7 +114,7 @@ def _takes_inputs(function: Any) -> bool:
 
 
 def _describe_import_error(error: Exception, module: str) -> str:
-    """What went wrong at an import, and in which line of that module."""
+    """Describe an import error with the line of the module."""
     if isinstance(error, SyntaxError):
         return str(error)
     stem = module.rpartition(".")[2]
@@ -125,14 +125,14 @@ def _describe_import_error(error: Exception, module: str) -> str:
 
 
 def _import_advice(kind: ComponentKind, error: Exception) -> str:
-    """What to do where an import fails."""
+    """Advice for a failed import."""
     if isinstance(error, TypeError) and "non-frozen dataclass from a frozen one" in str(error):
         traceback_entry = error.__traceback__
         while traceback_entry and traceback_entry.tb_next:
             traceback_entry = traceback_entry.tb_next
         rejected_class = (
             traceback_entry.tb_frame.f_locals.get("cls") if traceback_entry else None
-        )  # of `dataclass`, which raised it
+        )  # frames of `dataclass`, which raised it
         location = f"above class {rejected_class.__name__}" if inspect.isclass(rejected_class) else "above the class"
         return f"write `@dataclass(frozen=True, kw_only=True)` {location}"
     if kind.function_module:
@@ -153,18 +153,18 @@ def is_component(kind: ComponentKind, name: str) -> bool:
 
 
 def parse_component(kind: ComponentKind, settings: Any, label: str = "", other_keys: Sequence[str] = ()) -> Component:
-    """The component that a section of params.yaml describes: a selector, and the component's parameters.
+    """Make the component of a section of params.yaml, which has a name and parameters.
 
     Parameters
     ----------
     kind
-        The kind.
+        Kind of the component.
     settings
-        The section; for an algorithm, the entry of its label.
+        The section. For an algorithm, the entry of its label.
     label
-        The label, which is also the algorithm's name where the entry names none.
+        Label of the entry, which is the algorithm's name if the entry has none.
     other_keys
-        Keys of the section that are not the component's.
+        Keys of the section that are not parameters of the component.
 
     Raises
     ------
@@ -184,7 +184,7 @@ def parse_component(kind: ComponentKind, settings: Any, label: str = "", other_k
 
 
 def component_to_run_settings(kind: ComponentKind, component: Component) -> dict[str, Any]:
-    """What keys and a run's settings hold of a component, as JSON gives it back: its name, code and parameters."""
+    """Name, code digest and parameters of a component for keys and run settings, as JSON values."""
     identity = {
         kind.run_selector: get_component_name(kind, type(component)),
         "code": code_digest.compute_code_digest(*component.code_objects()).text,
@@ -194,7 +194,7 @@ def component_to_run_settings(kind: ComponentKind, component: Component) -> dict
 
 
 def component_from_run_settings(kind: ComponentKind, run_settings: Mapping[str, Any]) -> Component:
-    """The component that settings of a run describe; see :func:`component_to_run_settings`."""
+    """Make the component from the settings of a run (see :func:`component_to_run_settings`)."""
     parameters = {name: value for name, value in run_settings.items() if name not in {kind.run_selector, "code"}}
     return build_component(kind, run_settings[kind.run_selector], parameters)
 
@@ -206,23 +206,23 @@ def build_component(
     key: str | None = None,
     other_keys: Sequence[str] = (),
 ) -> Component:
-    """A component with its parameters checked and its defaults filled in.
+    """Make a component with validated parameters and defaults.
 
     Parameters
     ----------
     kind, name
-        What :func:`find_component` finds.
+        Arguments of :func:`find_component`.
     parameters
-        As they stand in params.yaml.
+        Parameters from params.yaml.
     key
-        Where they stand there; by default the kind's section.
+        Key of params.yaml that contains them (default: the kind's section).
     other_keys
-        Keys that stand there too, which a mistyped parameter may have meant.
+        Other keys of the section, for suggestions about a mistyped parameter.
 
     Raises
     ------
     SettingsError
-        The name or a parameter is unknown, of the wrong type or out of range; the sentence begins with its key.
+        The name or a parameter is unknown, of the wrong type or out of range. The message begins with its key.
     """
     component_class, key = find_component(kind, name, key), key or kind.section
     if kind is ALGORITHM:
@@ -243,7 +243,7 @@ def build_component(
 
 
 def add_extension_parameters(kind: ComponentKind, component: type[Component]) -> type[Component]:
-    """The class with all that params.yaml may set of it: of most algorithms, with FedDW's regularizer too."""
+    """Class with the parameters of extensions. Most algorithms can have FedDW's regularizer `dw`."""
     if kind is not ALGORITHM or _import_dw().get_dw_refusal(component):
         return component
     extended_class: type[Component] = _import_dw().add_dw_mixin(component)
@@ -255,7 +255,7 @@ def _import_dw() -> Any:
 
 
 def get_component_name(kind: ComponentKind, component: type[Component]) -> str:
-    """The name by which :func:`find_component` gives this class."""
+    """Name with which :func:`find_component` finds this class."""
     package, _, module = component.__module__.rpartition(".")
     if package == kind.package:
         return module.replace("_", "-") if kind is PARTITION else module

@@ -1,6 +1,6 @@
-"""A module's source as a syntax tree: its text without what has no effect, what it binds, imports and does.
+"""Parses a module's source: its canonical text, the names that it binds and imports, and its import effects.
 
-Nothing here executes what it reads. Imports nothing but the standard library.
+The source is never executed. This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def to_canonical_text(node: ast.AST) -> str:
-    """A syntax tree as text, the same on every Python: without what has no effect, and f-strings in one way only."""
+    """Convert a syntax tree to text that is equal for all Python versions, without docstrings and comments."""
     if isinstance(node, ast.Constant):
         value = node.value.hex() if isinstance(node.value, (float, bytes)) else ascii(node.value)
         return f"{type(node.value).__name__}:{value}"
@@ -37,7 +37,7 @@ def _value_to_text(value: Any) -> str:
 
 
 def _merge_constants(values: list[ast.expr]) -> list[ast.expr]:
-    """The parts of an f-string with neighboring texts as one: Pythons cut them in different places."""
+    """Merge adjacent texts of an f-string, because Python versions split them differently."""
     parts: list[ast.expr] = []
     for value in values:
         last = parts[-1] if parts else None
@@ -51,7 +51,7 @@ def _merge_constants(values: list[ast.expr]) -> list[ast.expr]:
 
 
 def _list_children(node: ast.AST) -> list[ast.AST]:
-    """The nodes below a node, without what says that a name is read or set; `ast` has this at thrice the time."""
+    """Child nodes without contexts (load, store). `ast.iter_child_nodes` takes three times as long."""
     children: list[ast.AST] = []
     for name in node._fields:
         value = getattr(node, name, None)
@@ -63,7 +63,7 @@ def _list_children(node: ast.AST) -> list[ast.AST]:
 
 
 def list_nodes(node: ast.AST) -> list[ast.AST]:
-    """A node and all that lies below it."""
+    """A node and all its descendants."""
     nodes = [node]
     for node in nodes:
         nodes += _list_children(node)
@@ -71,23 +71,23 @@ def list_nodes(node: ast.AST) -> list[ast.AST]:
 
 
 def is_noop(statement: Any) -> bool:
-    """Whether a statement does nothing: a docstring or another bare constant, or ``pass``."""
+    """Whether a statement has no effect: a docstring or another constant, or ``pass``."""
     is_constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
     return is_constant or isinstance(statement, ast.Pass)
 
 
 @dataclass
 class ParsedModule:
-    """A module's source, taken apart: what each name is bound by, what is imported, and what always acts."""
+    """A parsed module: the statements that bind each name, its imports, and its statements with effects."""
 
     name: str
     path: Path | None  #: None for a folder without ``__init__.py``
-    source: bytes = b""  #: of a module that is no Python source
+    source: bytes = b""  #: bytes of a module that is not Python source
     bindings: dict[str, list[ast.stmt]] = field(default_factory=dict)
-    imports: dict[str, list[str]] = field(default_factory=dict)  #: local name: all that it may stand for, dotted
-    imports_by_statement: dict[ast.stmt, dict[str, list[str]]] = field(default_factory=dict)  #: the same by statement
+    imports: dict[str, list[str]] = field(default_factory=dict)  #: by local name, the dotted names that it may refer to
+    imports_by_statement: dict[ast.stmt, dict[str, list[str]]] = field(default_factory=dict)  #: imports by statement
     star_imports: list[str] = field(default_factory=list)  #: modules of ``from x import *``
-    effect_statements: list[ast.stmt] = field(default_factory=list)  #: statements whose effect needs no name
+    effect_statements: list[ast.stmt] = field(default_factory=list)  #: statements with an effect on import
 
     def __post_init__(self) -> None:
         if self.path is None:
@@ -107,7 +107,7 @@ class ParsedModule:
             for names in (
                 statement_imports,
                 self.imports,
-            ):  # of several (`try`, `if`, two methods) any may be what is executed
+            ):  # any branch of `try` or `if` may be executed
                 if target not in names.setdefault(name, []):
                     names[name].append(target)
         if (
@@ -123,13 +123,13 @@ class ParsedModule:
 
     @property
     def package(self) -> str:
-        """What a relative import starts from."""
+        """Package that relative imports start from."""
         is_package = self.path is None or self.path.stem == "__init__"
         return self.name if is_package else self.name.rpartition(".")[0]
 
 
 def _list_bound_names(statement: ast.stmt) -> Iterator[str]:
-    """The names of the module that a statement binds, its own and those of blocks within it."""
+    """Names that a statement binds in the module, including its blocks."""
     if isinstance(statement, DEFINITIONS):
         yield statement.name
         return
@@ -141,7 +141,7 @@ def _list_bound_names(statement: ast.stmt) -> Iterator[str]:
 
 
 def _is_plain_assignment(statement: ast.stmt) -> bool:
-    """Whether a statement gives names a value and does nothing else: ``SIZE = 3``."""
+    """Whether a statement only assigns values to names, such as ``SIZE = 3``."""
     if isinstance(statement, ast.Assign):
         names = [node for target in statement.targets for node in list_nodes(target) if isinstance(node, ast.expr)]
         is_plain = all(isinstance(node, (ast.Name, ast.Tuple, ast.List)) for node in names)
@@ -151,7 +151,7 @@ def _is_plain_assignment(statement: ast.stmt) -> bool:
 
 
 def _is_type_checking_block(statement: ast.stmt) -> bool:
-    """Whether it is ``if TYPE_CHECKING:``, which never runs."""
+    """Whether a statement is ``if TYPE_CHECKING:``, which never runs."""
     if not isinstance(statement, ast.If) or statement.orelse:
         return False
     condition = statement.test
@@ -159,13 +159,13 @@ def _is_type_checking_block(statement: ast.stmt) -> bool:
 
 
 def find_imports(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
-    """What is imported anywhere within a statement: the local name, and what it stands for."""
+    """Imports anywhere in a statement: pairs of a local name and the dotted name that it refers to."""
     for child in list_nodes(node):
         if isinstance(child, ast.Import):
             for alias in child.names:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
                 if not alias.asname and "." in alias.name:
-                    yield f"{alias.name}!", alias.name  # no name by itself, but the submodule is executed
+                    yield f"{alias.name}!", alias.name  # binds no name, but executes the submodule
         elif isinstance(child, ast.ImportFrom):
             base = package.split(".")[: len(package.split(".")) - child.level + 1] if child.level else []
             module = ".".join([*base, *([child.module] if child.module else [])])
@@ -184,7 +184,7 @@ def find_imports(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
 
 
 def find_used_names(statement: ast.AST) -> Iterator[tuple[str, list[str]]]:
-    """Names that a statement reads, each with the attributes taken of it: ``helper.TABLE.shape``."""
+    """Names that a statement reads, each with its chain of attributes, such as ``helper.TABLE.shape``."""
     stack = [statement]
     while stack:
         node = stack.pop()
@@ -202,13 +202,13 @@ def find_used_names(statement: ast.AST) -> Iterator[tuple[str, list[str]]]:
 
 
 def is_deferred(statement: ast.stmt) -> bool:
-    """Whether nothing of it is evaluated where it stands: a function without defaults and decorators."""
+    """Whether a statement is a function without defaults and decorators, which evaluates nothing on import."""
     if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return False
     return not (statement.decorator_list or statement.args.defaults or statement.args.kw_defaults)
 
 
 def has_external_assignment(statement: ast.stmt) -> bool:
-    """Whether it sets something of another object: ``helper.table = 3``, ``TABLE["mu"] = 3``."""
+    """Whether a statement changes another object: ``helper.table = 3``, ``TABLE["mu"] = 3``."""
     nodes = list_nodes(statement)
     return any(isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store) for node in nodes)

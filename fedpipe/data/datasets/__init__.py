@@ -1,1 +1,1 @@
-"""Data sets: one a file, each knows its shape, its checksum and how it is obtained."""
+"""Data sets, one per file: shape, number of classes, checksum, and the code that obtains the samples."""

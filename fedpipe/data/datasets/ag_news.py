@@ -1,4 +1,4 @@
-"""AG News: short news in four classes."""
+"""AG News: short news articles in four classes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MD5 = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a
 
 @dataclass(frozen=True, kw_only=True)
 class AGNews(PublishedTexts):
-    """127,600 news of the world, sports, business and science, 7,600 of them for testing; token ids.
+    """127,600 news articles (world, sports, business, science) as token ids, 7,600 of them for testing.
 
-    Title and description are one text, taken apart as by torchtext's "basic_english"; ids are those of PFLlib's
-    generator, which cwFedAvg's code builds on: 0 pads, 1 starts a text, 2 is an unknown word, the most frequent word is
-    4. There the test texts have a share in the vocabulary, whose 98,635 ids are the default; here they have none, so
-    that its last ids stand for no word.
+    Title and description are one text, tokenized like torchtext's "basic_english". The ids are those of PFLlib's
+    generator, which cwFedAvg's code uses: 0 is padding, 1 starts a text, 2 is an unknown word, and 4 is the most
+    frequent word. PFLlib's vocabulary of 98,635 ids, the default here, includes words of the test texts. Here the
+    vocabulary comes from the training texts alone, so its last ids are unused.
 
     Source: X. Zhang, J. Zhao and Y. LeCun, Character-level Convolutional Networks for Text Classification, NeurIPS
     2015.
@@ -35,9 +35,9 @@ class AGNews(PublishedTexts):
     vocabulary
         Number of token ids.
     length
-        Token ids of a text.
+        Token ids per text.
     sha256
-        SHA-256 of a mirror's ``ag_news.parquet`` to take instead; `fedpipe download` fills it in.
+        SHA-256 of a mirror's ``ag_news.parquet``, if you use it instead. `fedpipe download` fills it in.
     """
 
     classes: ClassVar[int] = 4

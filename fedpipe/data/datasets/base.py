@@ -1,4 +1,4 @@
-"""What a data set is."""
+"""Base classes of data sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedpipe.core.components.component import Component
 from fedpipe.core.components.pinned_files import PinnedFile, Sha256
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage.files import sha256_of
-from fedpipe.data.samples import Samples as Samples  # those who write a data set find it here
+from fedpipe.data.samples import Samples as Samples  # re-exported for files that define a data set
 from fedpipe.data.sources import formats
 from fedpipe.data.sources.fetch import Fetcher, PublishedFile
 
@@ -26,49 +26,47 @@ Length = Annotated[int, Field(ge=1)]
 
 
 class DatasetInfo(NamedTuple):
-    """What partition schemes and models have to know before any job starts."""
+    """Facts of a data set that partition schemes and models need before any job starts."""
 
     shape: tuple[int, ...]  #: shape of one input, channels first
     classes: int  #: number of classes C
     size: int  #: number of samples n
     tests: int  #: how many of them are the official test set
-    vocabulary: int | None = None  #: number of token ids, where the inputs are text
+    vocabulary: int | None = None  #: number of token ids, if the inputs are text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Component):
-    """A named collection of labeled samples, with the official split that belongs to it."""
+    """A named collection of labeled samples with its official training and test split."""
 
     shape: ClassVar[tuple[int, ...]]  #: shape of one input, channels first
     classes: ClassVar[int]  #: number of classes C
     size: ClassVar[int]  #: number of samples n
     tests: ClassVar[int]  #: how many of them are the official test set
-    checksum: ClassVar[str] = (
-        ""  #: of the canonical samples (`fedpipe.data.store.compute_samples_sha256`), where that is known
-    )
+    checksum: ClassVar[str] = ""  #: of the canonical samples (`fedpipe.data.store.compute_samples_sha256`), if known
 
     @property
     def expected_checksum(self) -> str:
-        """The checksum that the loaded samples should have; empty if it is not known before."""
+        """Checksum of the samples after loading. Empty if it is unknown before."""
         return self.checksum
 
     @property
     def content_digest(self) -> str:
-        """What stands for these samples in every run's key, as ``sha256``; empty if it is not known yet."""
+        """Digest of these samples, which enters every run's key as ``sha256``. Empty if it is not known yet."""
         return self.expected_checksum
 
     @property
     def info(self) -> DatasetInfo | None:
-        """Shape, classes and size; None if only the stored samples tell."""
+        """Shape, classes and size. None if they are known only once the samples are stored."""
         return DatasetInfo(self.shape, self.classes, self.size, self.tests)
 
     def key_parameters(self) -> dict[str, Any]:
-        """Its parameters and its identity, which are all that its tensors depend on beside the code that reads it.
+        """Parameters and content digest. The tensors depend only on these and on the code that reads the data set.
 
         Raises
         ------
         SettingsError
-            Its identity is not known yet.
+            The content digest is not known yet.
         """
         if not self.content_digest:
             name = registry.get_component_name(component.DATASET, type(self))
@@ -80,17 +78,17 @@ class Dataset(Component):
         return {**parameters, "sha256": self.content_digest}
 
     def infer_info(self, samples: Samples) -> DatasetInfo:
-        """The facts of loaded samples, in which a class or a word may be missing."""
+        """Facts of the loaded samples, which may lack a class or a word."""
         return DatasetInfo(self.shape, self.classes, len(samples.y), int(samples.test.sum()))
 
     def load(self, fetch: Fetcher) -> Samples:
-        """Obtain the samples, from the package, a mirror or the network."""
+        """Load the samples from the package, a mirror or the network."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class PinnedDataset(Dataset):
-    """Samples in a file that params.yaml declares, by its SHA-256."""
+    """Samples in a file whose SHA-256 is in params.yaml."""
 
     sha256: Sha256 | None = None
 
@@ -105,22 +103,22 @@ class PinnedDataset(Dataset):
         return self.sha256 or ""
 
     def find_missing_sha256(self, fetch: Fetcher) -> str | None:
-        """The SHA-256 of the file that params.yaml should declare, and does not yet; None if it need not.
+        """SHA-256 that is still missing in params.yaml. None if none is missing.
 
         Raises
         ------
         ArtifactError
-            There is no such file.
+            The file does not exist.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedDataset(PinnedDataset):
-    """A data set that somebody publishes; a mirror's ``<name>.npz`` or ``<name>.parquet`` may stand in for it."""
+    """A published data set. A mirror may have ``<name>.npz`` or ``<name>.parquet`` instead of the published files."""
 
-    files: ClassVar[tuple[PublishedFile, ...]]  #: as published, with their checksums
-    suffix: ClassVar[str]  #: of the file that may stand in
+    files: ClassVar[tuple[PublishedFile, ...]]  #: published files with their checksums
+    suffix: ClassVar[str]  #: suffix of the mirror's substitute file
 
     @property
     def expected_checksum(self) -> str:
@@ -129,7 +127,7 @@ class PublishedDataset(PinnedDataset):
 
     @property
     def content_digest(self) -> str:
-        """The canonical samples' checksum where it is known, else a hash of the published files' checksums."""
+        """Checksum of the canonical samples if it is known, otherwise a hash of the published files' checksums."""
         lines = "".join(f"{file.name} {file.checksum}\n" for file in self.files)
         return self.sha256 or self.checksum or hashlib.sha256(lines.encode()).hexdigest()
 
@@ -143,7 +141,7 @@ class PublishedDataset(PinnedDataset):
         return self._make_info(len(samples.y), int(samples.test.sum()))
 
     def find_missing_sha256(self, fetch: Fetcher) -> str | None:
-        """See :class:`PinnedDataset`: the published files come first."""
+        """SHA-256 of the substitute, if the mirror has it and lacks the published files."""
         if self.sha256 or all(fetch.has_file(file.name) for file in self.files):
             return None
         path = fetch.fetch_unpinned(self.substitute_name)
@@ -151,7 +149,7 @@ class PublishedDataset(PinnedDataset):
 
     @property
     def substitute_name(self) -> str:
-        """The name of the mirror's file that may stand in."""
+        """File name of the mirror's substitute."""
         return f"{registry.get_component_name(component.DATASET, type(self))}{self.suffix}"
 
     def load(self, fetch: Fetcher) -> Samples:
@@ -164,17 +162,17 @@ class PublishedDataset(PinnedDataset):
         return DatasetInfo(self.shape, self.classes, size, tests)
 
     def _read(self, files: Sequence[Path]) -> Samples:
-        """The samples in the published files."""
+        """Read the samples from the published files."""
         raise NotImplementedError
 
     def _read_substitute(self, path: Path) -> Samples:
-        """The samples in the file that stands in."""
+        """Read the samples from the mirror's substitute file."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedImages(PublishedDataset):
-    """Published images; an ``.npz`` may stand in (`fedpipe.data.sources.formats.read_npz`)."""
+    """Published images. The substitute is an ``.npz`` file (`fedpipe.data.sources.formats.read_npz`)."""
 
     suffix: ClassVar[str] = ".npz"
 
@@ -184,7 +182,7 @@ class PublishedImages(PublishedDataset):
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTexts(PublishedDataset):
-    """Published texts; a Parquet file may stand in (`fedpipe.data.sources.formats.read_parquet`)."""
+    """Published texts. The substitute is a Parquet file (`fedpipe.data.sources.formats.read_parquet`)."""
 
     suffix: ClassVar[str] = ".parquet"
     vocabulary: Vocabulary
@@ -202,13 +200,13 @@ class PublishedTexts(PublishedDataset):
     def _encode_texts(
         self, texts: Sequence[str], labels: npt.NDArray[np.int64], test: npt.NDArray[np.bool_]
     ) -> Samples:
-        """The texts as token ids."""
+        """Convert the texts to token ids."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserDataset(PinnedDataset):
-    """The user's own samples, in a file or folder; its shape, classes and size are known once it is stored."""
+    """A user's samples in a file or folder. Shape, classes and size are known once they are stored."""
 
     path: str
 

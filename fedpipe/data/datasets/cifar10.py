@@ -18,13 +18,13 @@ from fedpipe.data.sources.fetch import PublishedFile
 class CIFAR10(PublishedImages):
     """60,000 color 32x32 photographs in ten classes, 10,000 of them for testing.
 
-    Source: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; read by
-    `torchvision.datasets.CIFAR10`, with its checksums.
+    Source: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009. Read by
+    `torchvision.datasets.CIFAR10` and checked with its checksums.
 
     Parameters
     ----------
     sha256
-        SHA-256 of a mirror's ``cifar10.npz`` to take instead; `fedpipe download` fills it in.
+        SHA-256 of a mirror's ``cifar10.npz``, if you use it instead. `fedpipe download` fills it in.
     """
 
     shape: ClassVar[tuple[int, ...]] = (3, 32, 32)
@@ -46,7 +46,7 @@ class CIFAR10(PublishedImages):
 
 
 def read_archive(reader: Any, archive: Path) -> Samples:
-    """What torchvision's reader, which checks once more, makes of the archive."""
+    """Read the archive with torchvision's reader, which checks it again."""
     with tempfile.TemporaryDirectory() as root:
         (Path(root) / archive.name).symlink_to(archive.resolve())
         splits = [reader(root, train=train, download=True) for train in (True, False)]

@@ -16,13 +16,13 @@ from fedpipe.data.sources.fetch import PublishedFile
 class CIFAR100(PublishedImages):
     """60,000 color 32x32 photographs in 100 (fine) classes, 10,000 of them for testing.
 
-    Source: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; read by
-    `torchvision.datasets.CIFAR100`, with its checksums.
+    Source: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009. Read by
+    `torchvision.datasets.CIFAR100` and checked with its checksums.
 
     Parameters
     ----------
     sha256
-        SHA-256 of a mirror's ``cifar100.npz`` to take instead; `fedpipe download` fills it in.
+        SHA-256 of a mirror's ``cifar100.npz``, if you use it instead. `fedpipe download` fills it in.
     """
 
     shape: ClassVar[tuple[int, ...]] = (3, 32, 32)

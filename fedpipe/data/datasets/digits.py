@@ -1,4 +1,4 @@
-"""Handwritten digits of 8x8 pixels, which come with scikit-learn: no network needed."""
+"""Handwritten digits of 8x8 pixels, which are part of scikit-learn, so you need no network."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fedpipe.data.sources.fetch import Fetcher
 class Digits(Dataset):
     """1,797 gray 8x8 images of the digits 0 to 9, pixels in [0, 1].
 
-    The collection has no test set of its own. Here a stratified fifth of it, drawn once (``random_state=0``), is the
-    official one: it belongs to the data set and depends on no seed of a study.
+    The published collection has no test set. Here the official test set is a stratified fifth, drawn once
+    (``random_state=0``). It is the same for all seeds of a study.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998
-    (its test part, which is what ``sklearn.datasets.load_digits`` holds).
+    (its test part, as in ``sklearn.datasets.load_digits``).
     """
 
     shape: ClassVar[tuple[int, ...]] = (1, 8, 8)
@@ -34,7 +34,7 @@ class Digits(Dataset):
         from sklearn.model_selection import train_test_split
 
         digits = load_digits()
-        x = (digits.images / 16).astype(np.float32)[:, None]  # sixteenths: exact in float32
+        x = (digits.images / 16).astype(np.float32)[:, None]  # multiples of 1/16 are exact in float32
         y = digits.target.astype(np.int64)
         _, held_out = train_test_split(np.arange(len(y)), stratify=y, test_size=0.2, random_state=0)
         test = np.zeros(len(y), dtype=np.bool_)

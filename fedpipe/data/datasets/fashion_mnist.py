@@ -25,12 +25,12 @@ class FashionMNIST(PublishedImages):
     """70,000 gray 28x28 images of clothes in ten classes, 10,000 of them for testing.
 
     Source: H. Xiao, K. Rasul and R. Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
-    Algorithms, arXiv:1708.07747, 2017; read by `torchvision.datasets.FashionMNIST`, with its checksums.
+    Algorithms, arXiv:1708.07747, 2017. Read by `torchvision.datasets.FashionMNIST` and checked with its checksums.
 
     Parameters
     ----------
     sha256
-        SHA-256 of a mirror's ``fashion_mnist.npz`` to take instead; `fedpipe download` fills it in.
+        SHA-256 of a mirror's ``fashion_mnist.npz``, if you use it instead. `fedpipe download` fills it in.
     """
 
     shape: ClassVar[tuple[int, ...]] = (1, 28, 28)

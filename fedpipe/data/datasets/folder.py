@@ -1,4 +1,4 @@
-"""One's own images by class."""
+"""A user's images, one folder per class."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedpipe.data.datasets.base import Samples, UserDataset
 class Folder(UserDataset):
     """Your own images, all of one size, in one folder per class, below train and test or directly.
 
-    Images are grey if all of them are. Without the folders train and test there is no test set.
+    Images are gray if all of them are. Without the folders train and test there is no test set.
 
     Parameters
     ----------
     path
         The folder.
     sha256
-        SHA-256 of the list of its files, each with its own; `fedpipe download` fills it in.
+        SHA-256 of the list of its files and their hashes. `fedpipe download` fills it in.
     """
 
     def _compute_sha256(self) -> str:

@@ -1,4 +1,4 @@
-"""Samples that are none: what stands in for a published data set in a try, in its shape."""
+"""Synthetic samples that replace a published data set in a smoke test."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from fedpipe.core.errors import SettingsError
 from fedpipe.data.datasets.base import Dataset, DatasetInfo, PublishedDataset, Samples
 from fedpipe.data.sources.fetch import Fetcher
 
-PATTERN_SIDE = 4  #: of a class's pattern, which is drawn as large as the images
-CONTRAST, NOISE = 40, 50  #: of patterns and of each pixel, in steps of 255
-WORDS_PER_CLASS = 50  #: of a class's own among the token ids
-CLASS_WORD_FRACTION = 0.3  #: share of a text's words that are its class's own
+PATTERN_SIDE = 4  #: side of a class's pattern before it is scaled to the image
+CONTRAST, NOISE = 40, 50  #: of the patterns and of each pixel, in units of 1/255
+WORDS_PER_CLASS = 50  #: number of token ids that are typical of one class
+CLASS_WORD_FRACTION = 0.3  #: fraction of a text's words that are typical of its class
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generated(Dataset):
-    """Noise in the shape of a published data set, to try a study without its data: numbers made of it are no results.
+    """Synthetic samples in the shape of a published data set, for smoke tests. Do not report numbers made from them.
 
-    An image is its class's pattern of 4x4 squares under noise; a text's words are drawn at random, a part of them from
-    its class's own. Classes are as large as each other, and as large a share is for testing as in the data set.
-    `dataset.absent: generate` takes it in place of a data set that is not at hand.
+    An image is its class's pattern of 4x4 squares plus noise. A text's words are drawn at random, a fraction of them
+    from words that are typical of its class. Classes have equal sizes, and the fraction of test samples is that of the
+    published data set. With `dataset.absent: generate` they replace a data set that is missing.
 
     Parameters
     ----------
     like
-        The published data set whose shape, classes and share of tests it has.
+        Published data set whose shape, classes and test fraction are used.
     samples
-        How many.
+        Number of samples.
     """
 
     like: Annotated[str, Field(min_length=1)] = "mnist"

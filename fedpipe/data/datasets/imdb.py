@@ -1,4 +1,4 @@
-"""IMDB: film reviews."""
+"""IMDB: movie reviews."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LABELS = {"neg": 0, "pos": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class IMDB(PublishedTexts):
-    """50,000 film reviews, for or against, half of them for testing; token ids.
+    """50,000 movie reviews, positive or negative, as token ids, half of them for testing.
 
-    Ids and defaults are those of Keras's reader, which FedDW's code uses: 0 pads, 1 starts a review, 2 is an unknown
-    word, the most frequent word of the training reviews is 4; what exceeds the length is cut off at the end. Words are
-    ranked here, from the training reviews; the ranks in Keras's own file, whose making is not published, differ from
-    these by a few places (the ids 14, 22, 16, 43, 530 of a review are 14, 22, 16, 43, 528 here).
+    Ids and defaults are those of Keras's reader, which FedDW's code uses: 0 is padding, 1 starts a review, 2 is an
+    unknown word, and 4 is the most frequent word of the training reviews. Longer reviews are truncated at the end.
+    Words are ranked by their frequency in the training reviews. Keras does not publish how its own ranks were
+    computed, and they differ by a few positions (the ids 14, 22, 16, 43, 530 of a review are 14, 22, 16, 43, 528 here).
 
     Source: A. L. Maas et al., Learning Word Vectors for Sentiment Analysis, ACL 2011.
 
@@ -34,9 +34,9 @@ class IMDB(PublishedTexts):
     vocabulary
         Number of token ids.
     length
-        Token ids of a review.
+        Token ids per review.
     sha256
-        SHA-256 of a mirror's ``imdb.parquet`` to take instead; `fedpipe download` fills it in.
+        SHA-256 of a mirror's ``imdb.parquet``, if you use it instead. `fedpipe download` fills it in.
     """
 
     classes: ClassVar[int] = 2

@@ -27,12 +27,12 @@ class MNIST(PublishedImages):
     """70,000 gray 28x28 images of handwritten digits, 10,000 of them for testing.
 
     Source: Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, Gradient-Based Learning Applied to Document Recognition,
-    Proceedings of the IEEE 86, 1998; read by `torchvision.datasets.MNIST`, with its checksums.
+    Proceedings of the IEEE 86, 1998. Read by `torchvision.datasets.MNIST` and checked with its checksums.
 
     Parameters
     ----------
     sha256
-        SHA-256 of a mirror's ``mnist.npz`` to take instead; `fedpipe download` fills it in.
+        SHA-256 of a mirror's ``mnist.npz``, if you use it instead. `fedpipe download` fills it in.
     """
 
     shape: ClassVar[tuple[int, ...]] = (1, 28, 28)
@@ -52,7 +52,7 @@ class MNIST(PublishedImages):
 
 
 def read_idx_files(reader: Any, files: Sequence[Path]) -> Samples:
-    """What torchvision's reader, which checks once more, makes of the four compressed files."""
+    """Read the four compressed files with torchvision's reader, which checks them again."""
     with tempfile.TemporaryDirectory() as root:
         raw = Path(root) / reader.__name__ / "raw"
         raw.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""One's own arrays."""
+"""A user's arrays in an .npz file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fedpipe.data.datasets.base import Samples, UserDataset
 class Npz(UserDataset):
     """Your own arrays: x_train and y_train (x_test and y_test), or x and y (and test, a mask), in an .npz.
 
-    Inputs of uint8 are images, with or without channels, which stand first or last; of floats, anything; of other
-    integers, token ids. Labels are integers from 0, or anything that can be sorted.
+    Inputs of dtype uint8 are images, with channels first, last or absent. Floats can have any shape. Other integers
+    are token ids. Labels are integers from 0, or values that can be sorted.
 
     Parameters
     ----------
     path
         The file.
     sha256
-        Its SHA-256; `fedpipe download` fills it in.
+        SHA-256 of the file. `fedpipe download` fills it in.
     """
 
     def _read(self, path: Path) -> Samples:

@@ -1,4 +1,4 @@
-"""One's own table of texts or images."""
+"""A user's table of texts or images."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fedpipe.data.sources import text
 class Parquet(UserDataset):
     """Your own table with the columns label, text or image (encoded, all of one size), and split ("train", "test").
 
-    Without a column split there is no test set. Labels are integers from 0, or anything that can be sorted. Texts are
-    taken apart as IMDB's are.
+    Without a column split there is no test set. Labels are integers from 0, or values that can be sorted. Texts are
+    tokenized like IMDB's.
 
     Parameters
     ----------
     path
         The file.
     vocabulary
-        Number of token ids of texts.
+        Number of token ids.
     length
-        Token ids of a text.
+        Token ids per text.
     sha256
-        Its SHA-256; `fedpipe download` fills it in.
+        SHA-256 of the file. `fedpipe download` fills it in.
     """
 
     vocabulary: Vocabulary = 10_000

@@ -1,4 +1,4 @@
-"""Tiny ImageNet: 200 classes of ImageNet, made small."""
+"""Tiny ImageNet: 200 classes of ImageNet at 64x64 pixels."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fedpipe.data.sources.fetch import PublishedFile
 
 @dataclass(frozen=True, kw_only=True)
 class TinyImageNet(PublishedImages):
-    """110,000 color 64x64 photographs in 200 classes; the 10,000 for validation serve as test set.
+    """110,000 color 64x64 photographs in 200 classes. The 10,000 for validation are the test set.
 
-    The labels of the published test part are secret. Classes are in the order of their WordNet ids, training images
-    in that of their numbers within a class.
+    The labels of the published test part are secret. Classes are ordered by WordNet id, and the training images of a
+    class by number.
 
     Source: Y. Le and X. Yang, Tiny ImageNet Visual Recognition Challenge, Stanford CS 231N, 2015.
 
     Parameters
     ----------
     sha256
-        SHA-256 of a mirror's ``tiny_imagenet.npz`` to take instead; `fedpipe download` fills it in.
+        SHA-256 of a mirror's ``tiny_imagenet.npz``, if you use it instead. `fedpipe download` fills it in.
     """
 
     shape: ClassVar[tuple[int, ...]] = (3, 64, 64)

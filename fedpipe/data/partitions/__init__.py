@@ -1,1 +1,1 @@
-"""Partition schemes: one rule a file, found by its name."""
+"""Partition schemes, one per file. The file's name is the name in params.yaml, with hyphens for underscores."""

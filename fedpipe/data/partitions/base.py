@@ -1,4 +1,4 @@
-"""What a partition scheme is, and what several of them share."""
+"""Base classes of partition schemes."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from fedpipe.core.errors import SettingsError
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-REDRAWS = 20  # with a small alpha and many clients no number of redraws would do
+REDRAWS = 20  # with a small alpha and many clients redrawing may never succeed
 
 
 class SampleClientPairs(NamedTuple):
-    """Who owns what: a row for each pair of a sample and a client that owns it, in any order."""
+    """Pairs of a sample and a client that owns it, in any order."""
 
     sample: Integers  #: index into the data set, shape (m,)
     client: Integers  #: 0 to N-1, shape (m,)
-    split: npt.NDArray[np.str_] | None = None  #: "train", "validation" or "test", where the scheme itself decides that
+    split: npt.NDArray[np.str_] | None = None  #: "train", "validation" or "test", if the scheme decides it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme(Component):
-    """A rule that deals samples to clients.
+    """A rule that assigns samples to clients.
 
-    Most schemes are partitions, and define :meth:`assign`. One that can give a sample to several clients, or to none,
-    defines :meth:`deal` instead.
+    Most schemes give each sample one client. They define :meth:`assign`. A scheme that can give a sample to several
+    clients, or to none, defines :meth:`partition_samples` instead.
 
     Parameters
     ----------
     seed
-        Fixes the partition for all seeds of a study; without it each seed deals anew.
+        Seed of the partition, the same for all seeds of a study. Without it each seed of the study draws a partition.
     """
 
-    has_overlap: ClassVar[bool] = False  #: whether samples have several clients, which the pooled split can't do with
-    is_index_based: ClassVar[bool] = False  #: whether it names samples of the data set as it is stored, whole
+    has_overlap: ClassVar[bool] = False  #: samples may have several clients (needs split: official)
+    is_index_based: ClassVar[bool] = False  #: refers to samples by their index in the stored data set
 
     seed: int | None = None
 
     @property
     def has_validation(self) -> bool:
-        """Whether it says by itself which samples are for validation."""
+        """Whether the scheme itself assigns samples to validation."""
         return False
 
     @property
     def has_fixed_splits(self) -> bool:
-        """Whether it says itself what each sample is for, so that nothing is split, and nothing is drawn."""
+        """Whether the scheme itself assigns each sample to training, validation or test."""
         return False
 
     def check(self, clients: int, classes: int, samples: int) -> None:
-        """Refuse what can't be done, before any job starts; schemes add their own conditions to this one.
+        """Reject impossible settings before any job starts. Schemes add conditions to this one.
 
         Raises
         ------
         SettingsError
-            One sentence that begins with the key of params.yaml.
+            The message is one sentence that begins with the key of params.yaml.
         """
         if clients > samples:
             raise SettingsError(
@@ -71,14 +71,14 @@ class Scheme(Component):
     def partition_samples(
         self, labels: Integers, samples: Integers, clients: int, rng: np.random.Generator
     ) -> SampleClientPairs:
-        """Who owns which of the samples.
+        """Assign samples to clients.
 
         Parameters
         ----------
         labels
             Class of each sample of the data set, shape (n,), values 0 to C-1.
         samples
-            The samples to deal, ascending, shape (m,).
+            The samples to assign, ascending, shape (m,).
         clients
             Number of clients N.
         rng
@@ -86,18 +86,18 @@ class Scheme(Component):
 
         Returns
         -------
-        Pairs
+        SampleClientPairs
             Every client owns at least one sample.
         """
         return SampleClientPairs(samples, self.assign(labels[samples], clients, rng))
 
     def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
-        """The client of each sample.
+        """Choose one client for each sample.
 
         Parameters
         ----------
         labels
-            Class of each sample that is dealt, shape (m,), values 0 to C-1.
+            Class of each sample to assign, shape (m,), values 0 to C-1.
         clients
             Number of clients N.
         rng
@@ -106,25 +106,26 @@ class Scheme(Component):
         Returns
         -------
         Integers
-            Shape (m,), values 0 to N-1; every client owns at least one sample.
+            Shape (m,), values 0 to N-1. Every client owns at least one sample.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class DirichletBase(Scheme):
-    """A rule that draws shares from a symmetric Dirichlet distribution, which may leave a client with too few samples.
+    """A rule that draws fractions from a symmetric Dirichlet distribution and gives each client a minimum.
 
-    If a client has fewer than ``minimum`` samples, everything is drawn again, at most 20 times; then random samples
-    of the client that is largest at that moment move, one by one, to those that lack them. So it always ends (the
-    usual loop until all clients are large enough does not), and at most N * minimum samples stray from the draw.
+    If a client has fewer than ``minimum`` samples, all clients are drawn again, at most 20 times. After that, random
+    samples move one by one from the client that is currently the largest to the clients that are too small. So the
+    rule always ends (the usual loop until all clients are large enough may not), and it moves at most N * minimum
+    samples.
     """
 
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
     minimum: Annotated[int, Field(ge=1)] = 1
 
     def check(self, clients: int, classes: int, samples: int) -> None:
-        """There have to be enough samples for everybody's minimum."""
+        """Require enough samples for the minimum of every client."""
         super().check(clients, classes, samples)
         if clients * self.minimum > samples:
             max_clients = samples // self.minimum
@@ -143,12 +144,12 @@ class DirichletBase(Scheme):
         return top_up_clients(owner, clients, self.minimum, rng)
 
     def draw_owners(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
-        """The client of each sample by one draw, shape (m,); a client may own less than the minimum, or nothing."""
+        """Client of each sample by one draw, shape (m,). A client may own less than the minimum."""
         raise NotImplementedError
 
 
 def top_up_clients(owner: Integers, clients: int, minimum: int, rng: np.random.Generator) -> Integers:
-    """Move random samples of whoever is largest, one by one, to clients that have fewer than ``minimum``."""
+    """Move random samples one by one from the largest client to clients with fewer than ``minimum``."""
     owner, sizes = owner.copy(), np.bincount(owner, minlength=clients)
     shuffled = rng.permutation(len(owner))
     grouped = shuffled[np.argsort(owner[shuffled], kind="stable")]
@@ -158,11 +159,11 @@ def top_up_clients(owner: Integers, clients: int, minimum: int, rng: np.random.G
             rich = sizes.argmax()
             sizes[rich] -= 1
             sizes[poor] += 1
-            owner[members[rich][sizes[rich]]] = poor  # a client that gives has never received
+            owner[members[rich][sizes[rich]]] = poor  # a client that gives samples has never received any
     return owner
 
 
 def assign_by_fractions(count: int, fractions: Floats) -> Integers:
-    r"""The client of each of ``count`` samples in a row, cut at :math:`\lfloor n \sum_{j \le k} p_j \rfloor`."""
+    r"""Client of each of ``count`` consecutive samples, cut at :math:`\lfloor n \sum_{j \le k} p_j \rfloor`."""
     boundaries = (np.cumsum(fractions)[:-1] * count).astype(np.int64)
     return np.searchsorted(boundaries, np.arange(count), side="right")

@@ -11,27 +11,29 @@ from fedpipe.data.partitions.base import DirichletBase, Floats, Integers, assign
 
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet(DirichletBase):
-    r"""Each class is dealt to the clients in proportions drawn from a symmetric Dirichlet distribution.
+    r"""Each class is divided among the clients in proportions drawn from a symmetric Dirichlet distribution.
 
     For each class c, :math:`p_c \sim \mathrm{Dir}_N(\alpha)`, and the shuffled samples of c are cut at
-    :math:`\lfloor n_c \sum_{j \le k} p_{c,j} \rfloor`. The smaller alpha, the fewer clients share a class.
-    (Rounding down leaves the last client a sample of nearly every class, in the published code too.)
+    :math:`\lfloor n_c \sum_{j \le k} p_{c,j} \rfloor`. A smaller alpha gives
+    more heterogeneous clients. (Because of rounding, the last client has a sample of nearly every class, as in the
+    published code.)
 
-    If a client has fewer than ``minimum`` samples, everything is drawn again, at most 20 times; then random samples
-    of the client that is largest at that moment move, one by one, to those that lack them. So it always ends (the
-    usual loop until all clients are large enough does not), and at most N * minimum samples stray from the draw.
+    If a client has fewer than ``minimum`` samples, all clients are drawn again, at most 20 times. After that, random
+    samples move one by one from the client that is currently the largest to the clients that are too small. So the
+    rule always ends (the usual loop until all clients are large enough may not), and it moves at most N * minimum
+    samples.
 
     Source: Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification,
     2019, and Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019 (proportions
-    over clients for each class, as here). Nothing balances the sizes of clients, unlike in NIID-Bench and PFLlib
+    over clients for each class, as here). NIID-Bench and PFLlib also balance the sizes of clients
     (``dirichlet-balanced``).
 
     Parameters
     ----------
     alpha
-        Concentration; towards 0 each class goes to one client, towards infinity all clients have the same share.
+        Concentration. Close to 0 each class has one client. As it grows, all clients get equal fractions.
     minimum
-        Samples that every client has at least.
+        Minimum number of samples per client.
     """
 
     def draw_owners(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
@@ -44,12 +46,12 @@ class Dirichlet(DirichletBase):
         return owner
 
     def draw_fractions(self, sizes: Integers, samples: int, rng: np.random.Generator) -> Floats:
-        """Each client's share of the next class, shape (N,).
+        """Draw each client's fraction of the next class, shape (N,).
 
         Parameters
         ----------
         sizes
-            Samples that each client has of the classes before, shape (N,).
+            Number of samples of earlier classes that each client has, shape (N,).
         samples
             Number of samples of all classes.
         rng

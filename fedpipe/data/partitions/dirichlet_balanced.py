@@ -1,4 +1,4 @@
-"""Class proportions drawn from a Dirichlet distribution, for clients that have not got their fair share yet."""
+"""Class proportions drawn from a Dirichlet distribution, with balanced client sizes."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from fedpipe.data.partitions.dirichlet import Dirichlet
 
 @dataclass(frozen=True, kw_only=True)
 class DirichletBalanced(Dirichlet):
-    """As dirichlet, but a client that holds n/N samples or more gets none of later classes (PFLlib, NIID-Bench, MOON).
+    """Like dirichlet, but a client with n/N samples or more gets none of later classes (PFLlib, NIID-Bench, MOON).
 
-    The classes are dealt in order. Of each class's proportions over the clients, those of the clients that already
-    hold n/N samples are set to 0, and the others are scaled to sum to 1. So no client gets much more than n/N samples
-    and one class: the same alpha is another data set than with ``dirichlet``. (The last client takes the sample of a
-    class that rounding can leave over, there too.)
+    The classes are divided in order. For each class, the proportions of clients that already have n/N samples are set
+    to 0, and the others are scaled to sum to 1. So a client gets at most n/N samples and one more class. The same
+    alpha gives other data than with ``dirichlet``. (If rounding leaves a sample of a class, the last client gets it,
+    as in these systems.)
 
-    The systems draw everything again until all clients have ``minimum`` samples, without end where alpha is small and
-    clients are many. Here that is done at most 20 times; then samples move as in ``dirichlet``. Where all of a draw
-    falls on clients that are full (there: a division of 0 by 0), the others' proportions are drawn among themselves,
-    which is the same distribution.
+    These systems draw again until all clients have ``minimum`` samples, which may never end if alpha is small and
+    there are many clients. Here that is done at most 20 times, and then samples move as in ``dirichlet``. If a draw
+    gives a class only to clients that are full (there: a division of 0 by 0), the proportions of the other clients
+    are drawn among themselves, which is the same distribution.
 
     Source: the "dir" partition of PFLlib (Zhang et al., 2023), used by cwFedAvg, whose minimum is 40 (a batch of 10
-    over the test share of 0.25) unless that is more than half of n/N; with minimum 10 that of NIID-Bench (Li et al.,
-    ICDE 2022) and MOON (Li et al., CVPR 2021). The draws are theirs in their order.
+    over the test share of 0.25) unless that is more than half of n/N. With minimum 10 it is the partition of NIID-Bench
+    (Li et al., ICDE 2022) and MOON (Li et al., CVPR 2021). The draws have the same order as there.
 
     Parameters
     ----------
     alpha
-        Concentration; towards 0 each class goes to one client, towards infinity all clients have the same share.
+        Concentration. Close to 0 each class has one client. As it grows, all clients get equal fractions.
     minimum
-        Samples that every client has at least.
+        Minimum number of samples per client.
     """
 
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1

@@ -13,19 +13,20 @@ from fedpipe.data.partitions.base import Integers, Scheme, assign_by_fractions
 
 @dataclass(frozen=True, kw_only=True)
 class DirichletFedDW(Scheme):
-    r"""As dirichlet, but without a minimum and in stored order; an empty client gets one sample (FedDW's code).
+    r"""Like dirichlet, but without a minimum and in stored order. An empty client gets one sample (FedDW's code).
 
     For each class c, :math:`p_c \sim \mathrm{Dir}_N(\alpha)`, and the samples of c, in the order in which the data set
     stores them, are cut at :math:`\lfloor n_c \sum_{j \le k} p_{c,j} \rfloor`.
 
     Source: the official code of FedDW, ``dirichlet_split_noniid`` and the start of ``main.py``. Deviation: there, each
-    empty client trains on sample 0, which stays with its owner too. So that each sample has one client, here it moves
-    to the empty client: sample 0 to the first one, and to each further one the first sample whose owner has another.
+    empty client trains on sample 0, which its owner keeps. Here a sample moves to the empty client, so that each
+    sample has one client: sample 0 moves to the first empty client, and each further empty client gets the first
+    sample whose owner has another one.
 
     Parameters
     ----------
     alpha
-        Concentration (the paper's beta); 0.5 is its "practical" and 0.1 its "pathological" environment.
+        Concentration (the paper's beta). 0.5 is its "practical" and 0.1 its "pathological" environment.
     """
 
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5

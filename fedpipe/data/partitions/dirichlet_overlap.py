@@ -14,13 +14,13 @@ from fedpipe.data.partitions.base import Integers, SampleClientPairs, Scheme
 
 @dataclass(frozen=True, kw_only=True)
 class DirichletOverlap(Scheme):
-    r"""Each client draws its own share of each class, at least one sample: clients overlap (FedDUAL's code).
+    r"""Each client draws samples of each class independently, so that clients overlap (FedDUAL's code).
 
     For each class c, :math:`p_c \sim \mathrm{Dir}_N(\alpha)`, and client k draws
-    :math:`\max(1, \lfloor p_{c,k} n_c \rfloor)` samples of c without replacement, whatever the others draw. So clients
-    share samples, some samples have no client, and every client owns every class: this is no partition, and milder
+    :math:`\max(1, \lfloor p_{c,k} n_c \rfloor)` samples of c without replacement, independently of the others. So
+    clients share samples, some samples have no client, and every client owns every class. This is less heterogeneous
     than ``dirichlet`` with the same alpha. It needs ``dataset.split: official`` and no
-    ``dataset.validation_share``, since one client would train on what another tests or validates on.
+    ``dataset.validation_share``, because otherwise a client could train on test samples of another.
 
     Source: the official code of FedDUAL, ``Data Prepration.py`` (alpha 0.01, 100 clients, seed 42).
 
@@ -35,7 +35,7 @@ class DirichletOverlap(Scheme):
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
 
     def check(self, clients: int, classes: int, samples: int) -> None:
-        """Any number of clients can share any samples."""
+        """Accept any number of clients."""
         if not samples:
             raise SettingsError("dataset.name: there are no samples to deal; the data set should have some.")
 

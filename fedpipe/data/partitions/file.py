@@ -1,4 +1,4 @@
-"""The user's own assignment."""
+"""A user's table of samples and clients."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ SPLITS = ("train", "validation", "test")
 class File(Scheme):
     """Each client owns the samples that your own table assigns to it.
 
-    The table has a row for each pair of a sample and its client, with columns ``sample`` (index into the data set as
-    it is stored, from 0, so that there is no ``dataset.subset``) and ``client`` (0 to N-1). A sample may stand nowhere.
+    The table has a row for each pair of a sample and its client, with columns ``sample`` (index into the stored data
+    set, from 0, so you can't use ``dataset.subset``) and ``client`` (0 to N-1). The table may omit samples.
 
-    With a column ``split`` ("train", "validation" or "test") the table says what each sample is for, as the
-    ``assignment.parquet`` of any partition does. Then ``dataset.split``, its shares and all seeds have no say in the
-    partition, which is one for all seeds; the data set needs no official test set. A sample may stand with several
-    clients, unless some train on it and others test on it; a test sample of client -1 is in the global test set alone.
+    With a column ``split`` ("train", "validation" or "test") the table also assigns each sample to a split, like the
+    ``assignment.parquet`` of any partition. Then ``dataset.split``, its fractions and all seeds have no effect, all
+    seeds have the same partition, and the data set needs no official test set. A sample may have several clients, but
+    not be a training sample of one and a test sample of another. A test sample of client -1 is only in the global
+    test set.
 
-    Without it the table deals what any scheme deals: training samples if ``dataset.split`` is official, all samples
-    if it is pooled; where it is official a sample may stand with several clients.
+    Without that column the table partitions the training samples if ``dataset.split`` is official, and all samples
+    if it is pooled. If it is official, a sample may have several clients.
 
-    The file's SHA-256 is part of the run's key, and its path is not: another file is another run.
+    The file's SHA-256 is part of the run's key, but its path is not.
 
     Parameters
     ----------
     path
         A Parquet file (``.parquet``) or else a CSV file with a header, from the folder of params.yaml.
     sha256
-        SHA-256 of the file's bytes; `fedpipe download` fills it in.
+        SHA-256 of the file. `fedpipe download` fills it in.
     """
 
     is_index_based: ClassVar[bool] = True
@@ -65,7 +66,7 @@ class File(Scheme):
         return self._load_pairs().split is not None
 
     def key_parameters(self) -> dict[str, Any]:
-        """See :class:`~fedpipe.core.components.component.Component`: no seed, where nothing is drawn."""
+        """Omit the seed if the table has fixed splits."""
         return {
             name: value
             for name, value in super().key_parameters().items()
@@ -74,12 +75,12 @@ class File(Scheme):
 
     @property
     def has_validation(self) -> bool:
-        """Whether some samples of the table are for validation."""
+        """Whether the table has validation samples."""
         split = self._load_pairs().split
         return split is not None and bool((split == "validation").any())
 
     def check(self, clients: int, classes: int, samples: int) -> None:
-        """The file has to be the one that is meant, and give every client a training sample."""
+        """Require the declared file and a training sample for every client."""
         pairs = self._load_pairs()
         if self.has_fixed_splits and pairs.sample.max(initial=0) >= samples:
             raise SettingsError(
@@ -110,7 +111,7 @@ class File(Scheme):
         Raises
         ------
         SettingsError
-            The file is not the one that is meant, or names samples that are not to be dealt.
+            The file's SHA-256 differs, or it contains samples that it must not assign.
         """
         pairs = self._load_pairs()
         invalid_samples = np.setdiff1d(pairs.sample, samples if pairs.split is None else np.arange(len(labels)))
@@ -127,12 +128,12 @@ class File(Scheme):
         return _read_pairs_cached(self, pinned_files.compute_stat_fingerprint(Path(self.path)))
 
     def read_pairs(self) -> SampleClientPairs:
-        """The table's columns, each row a pair that can be.
+        """Columns of the table after validation.
 
         Raises
         ------
         SettingsError
-            The file is not the one that is meant, or holds no such table.
+            The file's SHA-256 differs, or it contains no such table.
         """
         try:
             content = Path(self.path).read_bytes()
@@ -195,7 +196,7 @@ class File(Scheme):
 
 @functools.lru_cache(maxsize=8)
 def _read_pairs_cached(scheme: File, fingerprint: str) -> SampleClientPairs:
-    """What a scheme's file holds, read once as long as it does not change."""
+    """Columns of a scheme's file, cached until the file changes."""
     return scheme.read_pairs()
 
 
@@ -207,11 +208,11 @@ def _parse_table(content: bytes, path: str) -> pa.Table:
         if path.endswith(".parquet"):
             return files.decode_parquet(io.BytesIO(content))
         frame = pd.read_csv(io.BytesIO(content), dtype_backend="pyarrow")
-        if not isinstance(frame.index, pd.RangeIndex):  # the first fields of longer rows became the rows' names
+        if not isinstance(frame.index, pd.RangeIndex):  # rows are longer than the header
             raise ValueError("its rows have more fields than its header has names")
         header = pd.read_csv(io.BytesIO(content), header=None, nrows=1, dtype=str, keep_default_na=False)
         table = pa.Table.from_pandas(frame, preserve_index=False, nthreads=1)
-        return table.rename_columns(header.iloc[0].tolist())  # pandas numbers names that stand twice
+        return table.rename_columns(header.iloc[0].tolist())  # pandas renames duplicate columns
     except (ValueError, OSError) as error:  # of Arrow and pandas
         reason = str(error).split("\n", 1)[0]
         raise SettingsError(f"partition.path: {path} is neither Parquet nor CSV as its name says ({reason}).") from None

@@ -14,14 +14,14 @@ from fedpipe.data.partitions.base import Integers, Scheme
 
 @dataclass(frozen=True, kw_only=True)
 class Pathological(Scheme):
-    """Each client owns exactly k random classes, and each class is split among its owners in random unequal parts.
+    """Each client owns exactly k random classes. Each class is divided among its owners in random unequal parts.
 
-    Each of the C classes has :math:`N k / C` owners, rounded down or up, and each owner at least one sample of it;
-    how many is drawn uniformly among all ways to cut the class.
+    Each of the C classes has :math:`N k / C` owners, rounded down or up. Each owner has at least one sample of
+    the class, and all ways to divide the class are equally likely.
 
     Source: the "pathological" partition of PFLlib (Zhang et al., 2023), used by FedALA and cwFedAvg. Deviation: there
-    classes are dealt in order, so that with 20 clients, 10 classes and k = 2 groups of four clients own the same two
-    classes (``pathological-ordered``); here the classes of each client are random.
+    classes are assigned in order, so that with 20 clients, 10 classes and k = 2 groups of four clients own the same
+    two classes (``pathological-ordered``). Here the classes of each client are random.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Pathological(Scheme):
     classes_per_client: Annotated[int, Field(ge=1)] = 2
 
     def check(self, clients: int, classes: int, samples: int) -> None:
-        """Every client needs k classes, every class an owner, and every owner a sample."""
+        """Require k classes for every client, an owner for every class, and a sample for every owner."""
         super().check(clients, classes, samples)
         k, key = self.classes_per_client, "partition.classes_per_client"
         if k > classes:
@@ -71,7 +71,7 @@ class Pathological(Scheme):
         return result
 
     def check_class(self, label: int, clients: int, owners: int, samples: int) -> None:
-        """Every owner of a class needs a sample of it."""
+        """Require a sample for every owner of a class."""
         if samples < owners:
             raise SettingsError(
                 f"partition.classes_per_client: {self.classes_per_client} for each of {clients} clients gives "
@@ -80,11 +80,11 @@ class Pathological(Scheme):
             )
 
     def _choose_owners(self, clients: int, classes: int, rng: np.random.Generator) -> np.ndarray:
-        """Which client owns which class, shape (N, C), k a row and N k / C a column, rounded down or up.
+        """Mask of the classes of each client, shape (N, C): k per row and N k / C per column, rounded down or up.
 
-        Each client in turn takes the classes that all clients left must own, and fills up at random. The owners that
-        the classes still want always sum to k times the clients left, none wants more owners than there are clients
-        left, and so there are always k to choose from.
+        Each client in turn takes the classes that all remaining clients must own, and then random ones. The owners
+        that the classes still need always sum to k times the remaining clients, and no class needs more owners than
+        there are remaining clients. So there are always k classes to choose from.
         """
         k = self.classes_per_client
         owners, remainder = divmod(clients * k, classes)

@@ -1,4 +1,4 @@
-"""A fixed number of classes for each client, dealt in order."""
+"""A fixed number of classes for each client, assigned in order."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fedpipe.data.partitions.pathological import Pathological
 
 @dataclass(frozen=True, kw_only=True)
 class PathologicalOrdered(Pathological):
-    r"""Each client owns k classes, dealt in order, so that neighbors own the same ones (PFLlib's rule).
+    r"""Each client owns k classes, assigned in order, so that neighbors own the same ones (PFLlib's rule).
 
     Class by class, the first :math:`m = \lceil N k / C \rceil` clients that own fewer than k classes share the class.
     With :math:`n_c` samples, all of them but the last get a random number from
     :math:`\lfloor n_c / 10 m \rfloor` to :math:`\lfloor n_c / m \rfloor - 1`, at least 1, and the last gets the rest,
-    at least its fair share. Samples are taken in the order in which the data set stores them. With 20 clients, 10
-    classes and k = 2, groups of four clients own the same two classes. Where the groups do not come out even (k divides
-    C, and C / k divides N), the last clients can own fewer than k classes.
+    at least an equal fraction. Samples are taken in stored order. With 20 clients, 10 classes and k = 2, groups of
+    four clients own the same two classes. The groups are even if k divides C and C / k divides N. Otherwise the last
+    clients can own fewer than k classes.
 
-    Source: the "pat" partition of PFLlib (Zhang et al., 2023), used by cwFedAvg. Deviations: where the last class
-    would find no client (there: a division by 0), this is refused; an owner has at least one sample.
+    Source: the "pat" partition of PFLlib (Zhang et al., 2023), used by cwFedAvg. Deviations: settings that
+    leave the last class without a client (there: a division by 0) are rejected, and an owner has at least one sample.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class PathologicalOrdered(Pathological):
     """
 
     def check(self, clients: int, classes: int, samples: int) -> None:
-        """No class may be left when all clients own k."""
+        """Require that no class is left when all clients own k."""
         super().check(clients, classes, samples)
         unowned_classes = [
             label for label, owners in enumerate(self._list_class_owners(clients, classes)) if not len(owners)
@@ -64,7 +64,7 @@ class PathologicalOrdered(Pathological):
         return result
 
     def _list_class_owners(self, clients: int, classes: int) -> list[Integers]:
-        """The clients of each class."""
+        """Owners of each class."""
         class_counts, max_owners = np.zeros(clients, dtype=np.int64), -(-clients * self.classes_per_client // classes)
         owners = []
         for _ in range(classes):

@@ -13,10 +13,10 @@ from fedpipe.data.partitions.base import DirichletBase, Integers, assign_by_frac
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity(DirichletBase):
-    r"""Clients differ in size, drawn from a symmetric Dirichlet distribution, but not in their classes.
+    r"""Client sizes are drawn from a symmetric Dirichlet distribution, independently of the classes.
 
     With :math:`p \sim \mathrm{Dir}_N(\alpha)` the shuffled samples are cut at
-    :math:`\lfloor n \sum_{j \le k} p_j \rfloor`, whatever their classes. A minimum is kept as in ``dirichlet``.
+    :math:`\lfloor n \sum_{j \le k} p_j \rfloor`. The minimum works as in ``dirichlet``.
 
     Source: the "iid-diff-quantity" partition of NIID-Bench (Li et al., Federated Learning on Non-IID Data Silos: An
     Experimental Study, ICDE 2022), whose minimum is 10.
@@ -24,9 +24,9 @@ class Quantity(DirichletBase):
     Parameters
     ----------
     alpha
-        Concentration; towards 0 one client has nearly all samples, towards infinity all have the same number.
+        Concentration. Close to 0 one client has nearly all samples. As it grows, all clients get the same number.
     minimum
-        Samples that every client has at least.
+        Minimum number of samples per client.
     """
 
     minimum: Annotated[int, Field(ge=1)] = 10

@@ -14,10 +14,11 @@ from fedpipe.data.partitions.base import Integers, Scheme
 
 @dataclass(frozen=True, kw_only=True)
 class Shards(Scheme):
-    """Samples are sorted by class and cut into equal shards, of which each client receives a few at random.
+    """Samples are sorted by class and cut into equal shards. Each client receives a few shards at random.
 
-    A shard can hold samples of two or more classes, so ``shards_per_client`` shards are about, not exactly, that many
-    classes. Shard sizes differ by at most one; the order within a class is random (the paper does not say).
+    A shard can contain samples of two or more classes, so the number of classes per client is only close to
+    ``shards_per_client``. Shard sizes differ by at most one. The order within a class is random (the paper does not
+    specify it).
 
     Source: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
     section 3 (MNIST: 200 shards of 300 samples, two for each of 100 clients).
@@ -31,7 +32,7 @@ class Shards(Scheme):
     shards_per_client: Annotated[int, Field(ge=1)] = 2
 
     def check(self, clients: int, classes: int, samples: int) -> None:
-        """Every shard needs a sample."""
+        """Require a sample for every shard."""
         super().check(clients, classes, samples)
         if clients * self.shards_per_client > samples:
             raise SettingsError(

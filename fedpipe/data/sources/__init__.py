@@ -1,1 +1,1 @@
-"""Where samples come from: downloads, file formats and texts."""
+"""Downloads, file formats and tokenizers."""

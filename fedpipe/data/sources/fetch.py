@@ -1,4 +1,4 @@
-"""Getting files from where they are published, or from a mirror; what arrives is checked before anybody reads it."""
+"""Downloads files from their publishers or a mirror, and checks them before they are read."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from urllib.request import url2pathname
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage.files import sha256_of
 
-MIRROR_VARIABLE = "FEDPIPE_MIRROR"  #: names a mirror where `dataset.mirror` does not
+MIRROR_VARIABLE = "FEDPIPE_MIRROR"  #: mirror to use if params.yaml has no `dataset.mirror`
 
 
 class PublishedFile(NamedTuple):
-    """A file as it is published."""
+    """A published file."""
 
-    name: str  #: where it lies below a mirror, as "mnist/t10k-labels-idx1-ubyte.gz"
-    checksum: str  #: as published, with its kind: "md5:..." or "sha256:..."
-    urls: tuple[str, ...]  #: where it is published, tried in this order
+    name: str  #: path below a mirror, such as "mnist/t10k-labels-idx1-ubyte.gz"
+    checksum: str  #: published checksum with its kind: "md5:..." or "sha256:..."
+    urls: tuple[str, ...]  #: addresses, tried in this order
 
 
 def get_cache_folder() -> Path:
-    """The folder of this user in which downloads are kept."""
+    """Folder for the user's downloads."""
     import pooch
 
     return Path(pooch.os_cache("fedpipe"))
@@ -34,20 +34,20 @@ def get_cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class Fetcher:
-    """Finds files in a mirror, in the cache, or at their published addresses, in this order.
+    """Gets files from a mirror, the cache, or their published addresses, in this order.
 
     Parameters
     ----------
     mirror
         A folder or a base address (http, https or file).
     cache
-        Where downloads are kept, whole ones and parts of them that a later attempt resumes.
+        Folder for complete downloads and for partial ones, which a later attempt resumes.
     timeout
-        Seconds without a byte after which an attempt is given up.
+        Seconds without new bytes after which an attempt fails.
     tries
-        Attempts in a row that bring nothing new until an address is given up.
+        Consecutive attempts without new bytes after which an address is abandoned.
     pause
-        Seconds between attempts, more after each.
+        Seconds between attempts, which increase with each attempt.
     """
 
     mirror: str | None = None
@@ -57,29 +57,29 @@ class Fetcher:
     pause: float = 1.0
 
     def fetch(self, files: Sequence[PublishedFile]) -> list[Path]:
-        """Where these files lie on this machine, each with its published checksum.
+        """Local paths of these files, whose checksums are checked.
 
         Raises
         ------
         ArtifactError
-            A file is not what its checksum says, or could not be fetched; the sentence says where to put it.
+            A file differs from its checksum or could not be downloaded. The message names the path to put it at.
         """
         paths: list[Path] = []
         for file in files:
             try:
                 paths.append(self._fetch_file(file))
-            except OSError as error:  # of requests, too
+            except OSError as error:  # includes errors of requests
                 missing_files = [file for file in files[len(paths) :] if not self.has_file(file.name)]
                 raise ArtifactError(self._format_download_error(missing_files, file, error)) from error
         return paths
 
     def fetch_pinned(self, name: str, sha256: str) -> Path:
-        """Where the mirror's file with this SHA-256 lies on this machine.
+        """Local path of the mirror's file with this SHA-256.
 
         Raises
         ------
         ArtifactError
-            There is no mirror, or its file is missing or another one.
+            There is no mirror, or its file is missing or differs.
         """
         cached_file = self.cache / sha256[:12] / name
         if cached_file.is_file() and sha256_of(cached_file) == sha256:
@@ -102,7 +102,7 @@ class Fetcher:
             ) from error
 
     def fetch_unpinned(self, name: str) -> Path | None:
-        """The mirror's file of that name, whatever is in it, on this machine; None if the mirror has none."""
+        """Local path of the mirror's file with that name, without a check. None if the mirror has none."""
         if self.mirror is None or not self.has_file(name):
             return None
         if (path := self._local_mirror_path(name)) is not None:
@@ -115,7 +115,7 @@ class Fetcher:
             ) from error
 
     def has_file(self, name: str) -> bool:
-        """Whether the mirror has a file of that name."""
+        """Whether the mirror has a file with that name."""
         if self.mirror is None:
             return False
         if (path := self._local_mirror_path(name)) is not None:
@@ -129,7 +129,7 @@ class Fetcher:
 
     @property
     def is_local(self) -> bool:
-        """Whether looking into the mirror needs no network."""
+        """Whether the mirror can be read without a network."""
         return self.mirror is None or self._local_mirror_path("") is not None
 
     def _fetch_file(self, file: PublishedFile) -> Path:
@@ -150,7 +150,7 @@ class Fetcher:
         raise AssertionError
 
     def _local_mirror_path(self, name: str) -> Path | None:
-        """The file's path in a mirror that is a folder."""
+        """Path of the file in a mirror that is a folder."""
         if self.mirror is None:
             return None
         url = urlsplit(self.mirror)
@@ -162,7 +162,7 @@ class Fetcher:
         return f"{(self.mirror or '').rstrip('/')}/{name}"
 
     def _download(self, source_url: str, checksum: str | None, path: Path) -> Path:
-        """The file from that address, unless the cache has it; without a checksum nothing in the cache is trusted."""
+        """Download the file unless it is cached. Without a checksum the cache is not used."""
         import pooch
         from filelock import FileLock
 
@@ -174,7 +174,7 @@ class Fetcher:
             self._download_with_retries(url, part_file)
             part_file.replace(output)
 
-        with FileLock(f"{path}.lock"):  # two jobs may want the same file
+        with FileLock(f"{path}.lock"):  # two jobs may download the same file
             for stale_file in (path, part_file) if checksum is None else ():
                 stale_file.unlink(missing_ok=True)
             for is_resumed in (part_file.exists(), False):
@@ -191,7 +191,7 @@ class Fetcher:
             raise AssertionError
 
     def _download_with_retries(self, url: str, part_file: Path) -> None:
-        """Go on where the last attempt broke off, until the file is whole or nothing new arrives any more."""
+        """Resume after the last attempt until the file is complete or no more bytes arrive."""
         import requests
 
         failures = 0
@@ -207,7 +207,7 @@ class Fetcher:
                 time.sleep(self.pause * failures)
 
     def _resume_download(self, url: str, part_file: Path) -> None:
-        """One attempt, from the byte at which the part ends."""
+        """Make one attempt, starting at the end of the partial file."""
         import requests
         from tqdm import tqdm
 
@@ -215,7 +215,7 @@ class Fetcher:
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
         with requests.get(url, stream=True, timeout=self.timeout, headers=headers) as response:
             if offset and response.status_code == requests.codes.requested_range_not_satisfiable:
-                return  # nothing is missing; whether it is the right file, its checksum tells
+                return  # complete: the checksum is checked next
             response.raise_for_status()
             offset = offset if response.status_code == requests.codes.partial_content else 0
             total = offset + int(response.headers.get("Content-Length", 0)) or None

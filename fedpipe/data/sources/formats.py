@@ -1,4 +1,4 @@
-"""Files of samples: arrays, tables, and images by class."""
+"""Reads samples from .npz files, Parquet tables and folders of images."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from fedpipe.data.samples import Samples
 if TYPE_CHECKING:
     from PIL import Image
 
-CHANNELS = (1, 3)  #: of grey and of color images
-SAMPLE_COLUMNS = {"label", "text", "image", "split"}  #: that a table of samples may have
-HIGH_DEPTH_MODES = ("I", "F")  #: how Pillow's modes of more than 8 bits begin, which it cuts off at 255
+CHANNELS = (1, 3)  #: of gray and of color images
+SAMPLE_COLUMNS = {"label", "text", "image", "split"}  #: columns that a table of samples may have
+HIGH_DEPTH_MODES = ("I", "F")  #: prefixes of Pillow's modes with more than 8 bits, which it clips at 255
 
 
 class ParquetSamples(NamedTuple):
     """The rows of a Parquet file."""
 
-    texts: list[str] | None  #: n texts, or none where the rows hold images
+    texts: list[str] | None  #: n texts, or None if the rows contain images
     images: npt.NDArray[np.uint8] | None  #: shape (n, c, h, w)
     labels: npt.NDArray[np.int64]  #: shape (n,)
     test: npt.NDArray[np.bool_]  #: shape (n,)
 
 
 def read_npz(path: Path) -> Samples:
-    """Arrays ``x_train`` and ``y_train`` (with ``x_test`` and ``y_test``), or ``x`` and ``y`` (with ``test``, a mask).
+    """Read ``x_train`` and ``y_train`` (with ``x_test`` and ``y_test``), or ``x`` and ``y`` (with ``test``, a mask).
 
-    ``x`` of uint8 are images, shape (n, h, w), (n, h, w, c) or (n, c, h, w); of floats, anything; of other integers,
-    token ids of shape (n, length), from 0.
+    If ``x`` has dtype uint8, it contains images, shape (n, h, w), (n, h, w, c) or (n, c, h, w). Floats can have any
+    shape. Other integers are token ids from 0, shape (n, length).
 
     Raises
     ------
     ArtifactError
-        The file is no such file.
+        The file has another format.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
             array_names = {"x", "y", "test", "x_train", "y_train", "x_test", "y_test"}
             arrays = {name: file[name] for name in file.files if name in array_names}
-    except Exception as error:  # of zip, NumPy or the system: these bytes are no .npz
+    except Exception as error:  # any error of zip, NumPy or the system
         raise ArtifactError(f"{path} can't be read as .npz ({_format_error(error)}).") from error
     if unpaired := {"x_test", "y_test"} & arrays.keys() and {"x_test", "y_test"} - arrays.keys():
         raise ArtifactError(f"{path} lacks {unpaired.pop()}; it should hold both x_test and y_test, or neither.")
@@ -73,16 +73,16 @@ def read_npz(path: Path) -> Samples:
 
 
 def read_parquet(path: Path) -> ParquetSamples:
-    """Columns ``label``, and ``text`` or ``image`` (encoded, as PNG or JPEG); ``split``, if any, is "train" or "test".
+    """Read the columns ``label``, ``text`` or ``image`` (PNG or JPEG), and optionally ``split`` ("train", "test").
 
     Raises
     ------
     ArtifactError
-        The file is no such file.
+        The file has another format.
     """
     try:
         table = decode_parquet(path)
-    except Exception as error:  # of Arrow or the system: these bytes are no Parquet
+    except Exception as error:  # any error of Arrow or the system
         raise ArtifactError(f"{path} can't be read as Parquet ({_format_error(error)}).") from error
     names = set(table.column_names)
     if duplicates := sorted(name for name in names & SAMPLE_COLUMNS if table.column_names.count(name) > 1):
@@ -115,12 +115,12 @@ def read_parquet(path: Path) -> ParquetSamples:
 
 
 def read_folder(path: Path) -> Samples:
-    """Images in one folder a class, below ``train`` and ``test`` or directly; classes in alphabetical order.
+    """Read images from one folder per class, below ``train`` and ``test`` or directly. Classes are sorted by name.
 
     Raises
     ------
     ArtifactError
-        There are no images, or not all of one size.
+        There are no images, or their sizes differ.
     """
     from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes
 
@@ -145,14 +145,14 @@ def read_folder(path: Path) -> Samples:
 
 
 def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], color: bool = False) -> npt.NDArray[np.uint8]:
-    """Decoded images of one size, shape (n, c, h, w): grey if all are, and ``color`` is not wanted.
+    """Decode images of one size, shape (n, c, h, w). They are gray if all files are gray and ``color`` is false.
 
-    ``files`` are names (for errors) and what opens them.
+    ``files`` are pairs of a name (for errors) and a function that opens the file.
 
     Raises
     ------
     ArtifactError
-        One is no image, of another size, or of more than 8 bits.
+        A file is not an image, has another size, or has more than 8 bits per channel.
     """
     modes = {
         name: _decode_image(name, open_file, lambda image: image.mode)
@@ -182,7 +182,7 @@ def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], color: boo
 
 
 def encode_labels(path: Path, labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Classes 0 to C-1: integers as they are, anything else in its sorted order."""
+    """Convert labels to classes 0 to C-1. Integers stay as they are, other values are numbered in sorted order."""
     if not len(labels) or labels.ndim != 1:
         raise ArtifactError(f"{path} has labels of shape {labels.shape}; it should be one for each sample.")
     if np.issubdtype(labels.dtype, np.integer):
@@ -217,7 +217,7 @@ def _prepare_inputs(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return x.astype(signed_dtype, copy=False)
     if has_floats:
         with np.errstate(over="ignore"):
-            x = x.astype(np.float32, order="C", copy=False)  # as they are stored
+            x = x.astype(np.float32, order="C", copy=False)  # dtype of stored samples
         if (is_invalid := ~np.isfinite(x).reshape(len(x), -1).all(1)).any():
             raise ArtifactError(
                 f"{path}: {is_invalid.sum()} of its inputs hold NaN or infinity, first that of sample "
@@ -235,7 +235,7 @@ def _require_equal_lengths(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -
 
 
 def _concatenate_splits(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """The training and the test samples' array as one."""
+    """Concatenate the arrays of training and test samples."""
     kinds = {(array.shape[1:], array.dtype.kind.replace("u", "i")) for array in arrays.values()}
     if len(kinds) > 1:
         descriptions = " and ".join(
@@ -255,7 +255,7 @@ def _to_bool_mask(path: Path, test: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _flatten_column(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """One value a sample, each of which may stand in a row of its own."""
+    """Flatten an array with one value per sample."""
     return array.ravel() if array.size == len(array) else array
 
 
@@ -265,7 +265,7 @@ def _decode_image(name: str, open_file: Callable[[], IO[bytes]], extract: Callab
     try:
         with open_file() as stream, Image.open(stream) as image:
             return extract(image)
-    except Exception as error:  # of Pillow or the system: these bytes are no image
+    except Exception as error:  # any error of Pillow or the system
         raise ArtifactError(f"{name} can't be read as an image ({_format_error(error)}).") from error
 
 

@@ -1,4 +1,4 @@
-"""Sentences as token ids: words are ranked by how often the training samples hold them."""
+"""Converts texts to token ids. Words are ranked by their frequency in the training samples."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy.typing as npt
 
 Analyzer = Callable[[str], list[str]]
 
-#: The ids of Keras's IMDB reader, and of PFLlib's for AG News: padding, start, unknown word, (end, which neither uses).
+#: Ids of the readers of Keras (IMDB) and PFLlib (AG News): padding, start, unknown word, end (unused in both).
 PADDING, START, UNKNOWN, END = range(4)
-FIRST_WORD_ID = 4  #: the most frequent word has this id
+FIRST_WORD_ID = 4  #: id of the most frequent word
 
 
 def make_word_analyzer() -> Analyzer:
-    """Lower-case words between blanks and punctuation, the apostrophe being part of a word.
+    """Analyzer for lower-case words between blanks and punctuation. Apostrophes are part of a word.
 
-    Source: Keras's ``text_to_word_sequence``, with which its IMDB reader was made (88,582 different words in the
+    Source: Keras's ``text_to_word_sequence``, on which its IMDB reader is based (88,582 different words in the
     training reviews).
     """
     return _make_analyzer(r"""[^ \t\n!"#$%&()*+,\-./:;<=>?@\[\\\]^_`{|}~]+""")
 
 
 def make_basic_english_analyzer() -> Analyzer:
-    """Lower-case words, of which ``. , ( ) ! ? '`` are words of their own; quotes, ``;`` and ``:`` are dropped.
+    """Analyzer for lower-case words, in which ``. , ( ) ! ? '`` are separate words and ``" ; :`` are dropped.
 
     Source: torchtext's tokeniser "basic_english", which PFLlib uses for AG News.
     """
@@ -38,26 +38,26 @@ def make_basic_english_analyzer() -> Analyzer:
 def encode_texts(
     texts: Sequence[str], test: npt.NDArray[np.bool_], analyze: Analyzer, vocabulary: int, length: int
 ) -> npt.NDArray[np.signedinteger]:
-    """Token ids of each text, which begins with `START`; longer ones lose their end, shorter ones are padded there.
+    """Convert each text to token ids, beginning with `START`, truncated or padded at the end.
 
     Parameters
     ----------
     texts
         Training and test samples, n of them.
     test
-        Which samples are for testing, shape (n,): the vocabulary knows nothing of these.
+        Test samples, shape (n,). The vocabulary ignores them.
     analyze
-        Takes a text apart.
+        Splits a text into words.
     vocabulary
-        Number of ids: the reserved ones, and those of the most frequent words (the first in the alphabet where
-        several are as frequent). All other words are `UNKNOWN`.
+        Number of ids: the reserved ones and those of the most frequent words (ties in alphabetical order). All other
+        words are `UNKNOWN`.
     length
-        Number of ids of a sample.
+        Number of ids per sample.
 
     Returns
     -------
     numpy.ndarray
-        Ids in the smallest signed integers that hold them, shape (n, length).
+        Ids in the smallest sufficient signed integer type, shape (n, length).
     """
     counts: Counter[str] = Counter()
     for text, held_out in zip(texts, test, strict=True):

@@ -1,1 +1,1 @@
-"""The files that `fedpipe new-algorithm` and `fedpipe init` start from."""
+"""Templates for `fedpipe new-algorithm` and `fedpipe init`."""
