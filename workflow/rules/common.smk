@@ -294,7 +294,7 @@ onerror:
             subprocess.run(
                 [
                     *(sys.executable, "-m", "fedpipe", "papers", "--scale", SCALE),
-                    *("--said", compute_plans_fingerprint(WORK.plans)),
+                    *("--plan-fingerprint", compute_plans_fingerprint(WORK.plans)),
                 ]
             )
 
