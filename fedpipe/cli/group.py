@@ -58,7 +58,7 @@ app = typer.Typer(
 StudyFile = Annotated[Path, typer.Option("--params", help="File of the study.")]
 Scale = Annotated[str, typer.Option("--scale", help="One of the study's scales.")]
 PlanFingerprint = Annotated[
-    str | None, typer.Option("--said", help="Refuse a plan that says anything else, by its hash.")
+    str | None, typer.Option("--plan-fingerprint", help="Refuse a plan with any other fingerprint.")
 ]
 RunPath = Annotated[Path, typer.Argument(help="A run's folder, results/runs/ALGORITHM/KEY.")]
 RoundNumber = Annotated[int, typer.Option("--round", min=1, help="The round.")]

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import shlex
 import shutil
 import sys
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.layout import FULL_SCALE, PARAMS, StudyFiles
-from fedpipe.planning.plan import FORECAST_CORES, Plan
+from fedpipe.planning.plan import Plan
 
 if TYPE_CHECKING:
     from fedpipe.planning.planner import NewPlan
@@ -32,7 +31,6 @@ def plan(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the settings and show the runs; write nothing.")
     ] = False,
-    at_once: Annotated[int | None, typer.Option(envvar=FORECAST_CORES, hidden=True)] = None,
 ) -> None:
     """Check params.yaml, or another study, or all in a folder, and write the plan: runs, keys, jobs."""
     from fedpipe.cli.scaffold import project
@@ -44,8 +42,6 @@ def plan(
     study_paths = layout.list_studies(params)
     has_several_studies = len(study_paths) > 1
     plans = [_make_plan(path, scale, has_several_studies) for path in study_paths]
-    if at_once:
-        _require_short_study(plans[0], at_once)
     for study_plan in plans:
         prefix = f"{study_plan.params}: " if has_several_studies else ""
         for sentence in code_changes.describe_code_changes(study_plan):
@@ -89,9 +85,6 @@ def run(
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", min=1, help="Jobs at once: cores here, jobs in a cluster's queue.")
     ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Start it even if it takes more than a day on this machine.")
-    ] = False,
 ) -> None:
     """Run a whole study: print the snakemake command that does it, and become that command.
 
@@ -114,17 +107,11 @@ def run(
     snakemake = _find_snakemake()
     if snakemake_options:
         _refuse_unreadable(snakemake_options, params)
-    extra_environment = {}
-    if not (yes or dry_run) and _is_local_profile(profile):
-        cores_option = re.search(r"(?<!\S)(?:--cores|-c)[ =]?(\d+)", " ".join(snakemake_options))
-        extra_environment[FORECAST_CORES] = str(
-            _count_parallel_runs(profile, int(cores_option[1]) if cores_option else jobs)
-        )
     targets = get_snakemake_targets(layout.normalize_study_path(params), scale)
     job_limit = [] if jobs is None else ["--cores" if _is_local_profile(profile) else "--jobs", str(jobs)]
     command = [snakemake, *targets, "--profile", profile, *(["-n"] if dry_run else []), *job_limit, *snakemake_options]
     typer.echo(shlex.join(command), err=True)
-    os.execvpe(command[0], command, os.environ | extra_environment)
+    os.execvp(command[0], command)
 
 
 @app.command(rich_help_panel=PEOPLE_PANEL)
@@ -198,48 +185,13 @@ def _refuse_unreadable(words: list[str], params: Path) -> None:
         parser.parse_args(words)
 
 
-def _require_short_study(study_plan: NewPlan, parallel_runs: int) -> None:
-    """Refuse a study that would keep this machine busy for more than a day."""
-    from fedpipe.planning import planner
-    from fedpipe.report import forecast
-
-    study_forecast = forecast.compute_forecast(study_plan, cores=parallel_runs)
-    if study_forecast.seconds > forecast.DAY:
-        other_scales = [
-            other_scale
-            for other_scale in planner.list_scales(study_plan.params)
-            if other_scale not in {study_plan.scale, FULL_SCALE}
-        ]
-        scale_hint = f", --scale {' or '.join(other_scales)} for a smaller one" if other_scales else ""
-        raise SettingsError(
-            f"{study_plan.params}: {study_forecast} Type --yes to start it{scale_hint}, or --profile for a cluster."
-        )
-
-
 def _is_local_profile(profile: str) -> bool:
-    """Whether jobs under a profile of Snakemake run on this machine, where `cores: all` in it outdoes --jobs."""
-    return bool(_read_profile(profile).get("executor", "local") == "local")
+    """Whether jobs under a profile of Snakemake run on this machine, where `cores: all` in it would override --jobs."""
+    from snakemake.cli import get_argument_parser
 
-
-def _count_parallel_runs(profile: str, jobs: int | None) -> int:
-    """How many runs train at once on this machine: one a core, or a GPU where the profile counts these."""
-    limits = (str(limit).partition("=") for limit in _read_profile(profile).get("resources") or ())
-    gpus = [int(count) for name, _, count in limits if name == "gpu" and count.isdigit()]
-    return min([jobs or os.cpu_count() or 1, *gpus])
-
-
-def _read_profile(name: str) -> dict[str, Any]:
-    """What a profile of Snakemake says; nothing where it can't be read, which snakemake tells."""
-    from snakemake.cli import get_profile_dir
-
-    from fedpipe.core.yaml_text import read_yaml
-
-    profile_dir = get_profile_dir(name)
-    try:
-        settings = read_yaml(profile_dir[1].read_text(), profile_dir[1]) if profile_dir else None
-    except SettingsError:
-        settings = None
-    return settings if isinstance(settings, dict) else {}
+    with suppress(SystemExit), redirect_stderr(io.StringIO()):  # Snakemake itself reports an unreadable profile
+        return get_argument_parser(profiles=[profile]).parse_args([]).executor in (None, "local")
+    return True
 
 
 def _make_plan(path: Path, scale: str, has_several_studies: bool) -> NewPlan:

@@ -20,10 +20,6 @@ from fedpipe.core.storage.files import read_json, write_json
 from fedpipe.core.storage.layout import MergedFiles, ProbeFiles, RunFiles, StudyFiles
 from fedpipe.settings.choices import Average, ReportedRound, Statistic
 
-#: In the environment of what `fedpipe run` starts on this machine: how many runs go on at once. While some are missing,
-#: a plan is made anew, and refused if they would take more than a day.
-FORECAST_CORES = "FEDPIPE_AT_ONCE"
-
 LABEL_PATTERN = r"[a-z][a-z0-9_]*"  #: of an algorithm
 PROBE_KIND_PATTERN = r"[a-z][a-z-]*"  #: of a probe
 KEY_PATTERN = r"[0-9a-f]{12}"  #: of a run or partition

@@ -28,7 +28,6 @@ from fedpipe.planning.planner import NewPlan
 from fedpipe.planning.run_settings import RunSettings, digest_json
 from fedpipe.report.words import format_bytes, format_duration
 
-DAY = 86400  #: seconds: a longer study is not started unasked
 RUNS_PER_KIND = 3  #: of each kind, the newest, whose means are taken
 _YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a study may have a thousand runs
 
@@ -85,7 +84,7 @@ class Forecast:
         )
 
 
-def compute_forecast(*plans: NewPlan, cores: int | None = None) -> Forecast:
+def compute_forecast(*plans: NewPlan) -> Forecast:
     """What the runs of studies will take that are not complete, with so many of them at once as there are cores.
 
     Of several studies, runs that they share count once, and those whose data are not here, which are left out, never.
@@ -111,7 +110,7 @@ def compute_forecast(*plans: NewPlan, cores: int | None = None) -> Forecast:
         states, clients = _count_stored_states(plan.keep_models, run), settings.build_federation().clients
         stored_bytes += states * run_rates.server + (states * run.participants + clients) * run_rates.client
         traffic_bytes += rounds * run.participants * run_rates.sent
-    parallel_runs = max(min(cores or os.cpu_count() or 1, len(seconds)), 1)
+    parallel_runs = max(min(os.cpu_count() or 1, len(seconds)), 1)
     return Forecast(
         len(remaining_runs),
         total_rounds,

@@ -188,10 +188,15 @@ def test_a_snakemake_makes_no_table_of_a_plan_that_was_made_meanwhile(
     Path("params.yaml").write_text(yaml.safe_dump(params))
     assert CliRunner().invoke(app.app, ["plan"]).exit_code == 0
     for what in (["table"], ["figure", "curves"], ["figure", "matrices"]):
-        _, sentence = said(monkeypatch, capsys, *what, "--said", began)
+        _, sentence = said(monkeypatch, capsys, *what, "--plan-fingerprint", began)
         assert "results/plan.json is another plan than this snakemake began with, since params.yaml was" in sentence
     assert {name: Path(name).read_bytes() for name in FILES} == before
-    assert CliRunner().invoke(app.app, ["table", "--said", contents.compute_report_fingerprint(plan())]).exit_code == 0
+    assert (
+        CliRunner()
+        .invoke(app.app, ["table", "--plan-fingerprint", contents.compute_report_fingerprint(plan())])
+        .exit_code
+        == 0
+    )
     assert Path(SHOWN).read_bytes() != before[SHOWN]
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from fedpipe.cli import app, study
+from fedpipe.cli import app
 from fedpipe.core.storage import files, layout
 from fedpipe.engine.collect import collect_rounds
 from fedpipe.planning import planner
-from fedpipe.planning.plan import FORECAST_CORES
 from fedpipe.report import forecast
 from tests import small_studies as studies
-from tests.pipeline.conftest import Project, jobs
 
 
 @pytest.fixture
@@ -42,7 +39,9 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float
 
 def foreseen(cores: int = 1, **sections: object) -> forecast.Forecast:
     studies.write(studies.settings(**sections), Path())  # type: ignore[arg-type]
-    return forecast.compute_forecast(planner.make_plan(), cores=cores)
+    with pytest.MonkeyPatch.context() as machine:
+        machine.setattr("os.cpu_count", lambda: cores)
+        return forecast.compute_forecast(planner.make_plan())
 
 
 def test_a_study_is_foreseen_by_runs_of_its_kind(measured: dict[str, float]) -> None:
@@ -100,70 +99,3 @@ def test_hours_of_a_cell_are_those_of_the_nearest_kind(measured: dict[str, float
     }
     studies.write(studies.settings(model={"name": "cnn", "hidden": 16}), Path())
     assert not forecast.estimate_hours_per_round(planner.make_plan())
-
-
-def test_a_study_of_more_than_a_day_is_not_started_unasked(
-    measured: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(study, "_is_local_profile", lambda profile: profile != "slurm")
-    studies.write(
-        studies.settings(rounds=9999, study={"seeds": list(range(1, 200))})
-        | {"scales": {"smoke": {"federation.rounds": 3, "study.seeds": [1]}}},
-        Path(),
-    )
-    before = Path("results/plan.json").read_bytes()
-    refused = run(monkeypatch)
-    assert "199 of 199 runs that are left would take about" in refused
-    assert "Type --yes to start it, --scale smoke for a smaller one, or --profile for a cluster." in refused
-    assert Path("results/plan.json").read_bytes() == before, "it is refused before it is written"
-    for options in (["--yes"], ["--profile", "slurm"], ["--scale", "smoke"], ["-n"]):
-        assert not run(monkeypatch, *options)
-    told = CliRunner().invoke(app.app, ["plan", "--dry-run", "--scale", "smoke"])
-    assert "fedpipe: 1 of 1 runs that are left would take about" in told.output
-
-
-def test_as_many_runs_go_on_at_once_as_the_profile_has_gpus(
-    measured: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four runs of half a day: side by side on sixteen cores, one after another on a GPU."""
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
-    for name in ("local", "gpu"):
-        shutil.copytree(studies.ROOT / "workflow/profiles" / name, name)
-    studies.write(studies.settings(rounds=9999, study={"seeds": [1, 2, 3, 4]}), Path())
-    assert not run(monkeypatch, "--profile", "local")
-    assert "4 of 4 runs that are left would take about 2 d" in run(monkeypatch, "--profile", "gpu")
-    for cores in (["--cores", "1"], ["--cores=1"], ["-c1"], ["-j", "1"]):
-        refused = run(monkeypatch, "--profile", "local", *cores)
-        assert "4 of 4 runs that are left would take about 2 d" in refused, cores
-
-
-@pytest.mark.slow
-def test_fedpipe_run_is_refused_before_any_job(measured: dict[str, float], tmp_path: Path) -> None:
-    """By the Snakefile, where a plan is due, and where there is one; not where all runs are there."""
-    project = Project(studies.copy_project(tmp_path / "project"))
-    shutil.copytree("results", project.folder / "results", dirs_exist_ok=True)
-    (project.folder / "results/plan.json").unlink()
-    studies.write(studies.settings(rounds=9999, study={"seeds": list(range(1, 200))}), project.folder)
-    assert "Type --yes to start it" in project.run("fedpipe", "run", check=False)
-    assert not (project.folder / "results/plan.json").exists()
-    project.run("fedpipe", "plan")
-    said = project.run("fedpipe", "run", check=False)
-    assert "Type --yes to start it" in said
-    assert not jobs(said)
-    studies.write(studies.settings(rounds=2), project.folder)
-    assert not jobs(project.run("fedpipe", "run"))["segment"], "its rounds are there"
-    assert "Nothing to be done" in project.run("fedpipe", "run")
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> str:
-    """What `fedpipe run` is refused with by the plan that it makes snakemake ask for; nothing where it isn't."""
-    started: list[dict[str, str]] = []
-    monkeypatch.setattr("os.execvpe", lambda _, command, environment: started.append(environment))
-    assert not CliRunner().invoke(app.app, ["run", *options]).exit_code
-    told = {FORECAST_CORES: started[0][FORECAST_CORES]} if FORECAST_CORES in started[0] else {}
-    scale = options if "--scale" in options else ()
-    refused = CliRunner(env=told).invoke(app.app, ["plan", *(() if told else ["--dry-run"]), *scale])
-    return str(refused.exception or "")
-    gpu = Path("gpu/config.yaml")
-    gpu.write_text(gpu.read_text().replace("- gpu=1", "- gpu=4"))
-    assert CliRunner().invoke(app.app, ["run", "--profile", "gpu"]).exit_code == 0

@@ -23,7 +23,7 @@ from fedpipe.core.errors import UserError
 from fedpipe import papers
 from fedpipe.cli.job_server import SNAKEMAKE_PID_VARIABLE
 from fedpipe.planning.combined import CombinedPlan
-from fedpipe.planning.plan import FORECAST_CORES, Plan
+from fedpipe.planning.plan import Plan
 from fedpipe.report.contents import (
     compute_plans_fingerprint,
     compute_report_fingerprint,
@@ -127,18 +127,11 @@ def stale(path):
         return True
 
 
-def unforeseen():
-    """Whether the study may start only if it takes no more than a day, and runs of it are missing."""
-    return FORECAST_CORES in os.environ and not all(
-        joined.marker.is_file() for joined in Plan.read(FILES[STUDY].plan).merged_files
-    )
-
-
 def outdated():
     """Whether a study has no plan, or a stale one; where data may have come meanwhile, all are planned again."""
     if not workflow.is_main_process:
         return not all(files.plan.is_file() for files in FILES.values())
-    return TOGETHER or any(map(stale, FILES)) or unforeseen()
+    return TOGETHER or any(map(stale, FILES))
 
 
 # Jobs of this machine share one import of PyTorch, see fedpipe/cli/job_server.py; not those that run here beside submitted ones.
@@ -301,7 +294,7 @@ onerror:
             subprocess.run(
                 [
                     *(sys.executable, "-m", "fedpipe", "papers", "--scale", SCALE),
-                    *("--said", compute_plans_fingerprint(WORK.plans)),
+                    *("--plan-fingerprint", compute_plans_fingerprint(WORK.plans)),
                 ]
             )
 

@@ -45,4 +45,4 @@ rule pages:
         printed=printed(),
         shown=compute_plans_fingerprint(WORK.plans),
     shell:
-        "fedpipe papers --scale {params.scale} --said {params.shown} > {log:q} 2>&1"
+        "fedpipe papers --scale {params.scale} --plan-fingerprint {params.shown} > {log:q} 2>&1"

@@ -52,7 +52,7 @@ for STUDY_PLAN in WORK.plans:
             shown=shown(STUDY_PLAN),
             shared=STUDY_PLAN.shared,  # the table tells which runs are of other code
         shell:
-            "fedpipe table --params {params.study:q} --scale {params.scale} --said {params.shown} > {log:q} 2>&1"
+            "fedpipe table --params {params.study:q} --scale {params.scale} --plan-fingerprint {params.shown} > {log:q} 2>&1"
 
     rule:
         name:
@@ -78,7 +78,7 @@ for STUDY_PLAN in WORK.plans:
             scale=SCALE,
             shown=shown(STUDY_PLAN),
         shell:
-            "fedpipe figure curves --params {params.study:q} --scale {params.scale} --said {params.shown} > {log:q} 2>&1"
+            "fedpipe figure curves --params {params.study:q} --scale {params.scale} --plan-fingerprint {params.shown} > {log:q} 2>&1"
 
     rule:
         name:
@@ -104,7 +104,7 @@ for STUDY_PLAN in WORK.plans:
             scale=SCALE,
             shown=shown(STUDY_PLAN),
         shell:
-            "fedpipe figure matrices --params {params.study:q} --scale {params.scale} --said {params.shown} > {log:q} 2>&1"
+            "fedpipe figure matrices --params {params.study:q} --scale {params.scale} --plan-fingerprint {params.shown} > {log:q} 2>&1"
 
     rule:
         name:

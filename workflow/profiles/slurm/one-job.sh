@@ -15,5 +15,5 @@
 
 # As many runs at once as `gpu` says; each has one of the cores.
 exec srun --ntasks=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-	fedpipe run --yes --profile workflow/profiles/gpu --cores "$SLURM_CPUS_PER_TASK" --resources gpu=8 \
+	fedpipe run --profile workflow/profiles/gpu --cores "$SLURM_CPUS_PER_TASK" --resources gpu=8 \
 	--quiet rules host "$@"
