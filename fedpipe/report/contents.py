@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from fedpipe.core.errors import ArtifactError, SettingsError, UserError
+from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import json_bytes, read_json, write_bytes
+from fedpipe.core.storage.files import json_bytes, write_bytes
+from fedpipe.planning import freshness
 from fedpipe.planning.plan import Cell, Plan
 
 FileContents = dict[Path, bytes]  #: files with what shall stand in them
@@ -158,22 +159,8 @@ def require_same_plan(plan: Plan, expected_fingerprint: str | None) -> None:
 
 def get_staleness_warning(plan: Plan) -> str | None:
     """One sentence where the study's file, or code, gives other tables by now; None where it does not."""
-    from fedpipe.core.components import pinned_files
-
-    sources_path = plan.study_files.sources
-    sources = read_json(sources_path) if sources_path.is_file() else None
-    if sources is not None and not any(pinned_files.has_changed(Path(path), mark) for path, mark in sources.items()):
+    if freshness.check_plan(plan, get_reported_fields).state != "stale":  # unknown: a clone may lack data to plan with
         return None
-    from fedpipe.planning import planner
-
-    try:
-        current_plan = planner.make_plan(plan.params, plan.scale)
-    except UserError:
-        if sources is None:  # a clone may lack what it takes to plan
-            return None
-    else:
-        if json_bytes(get_reported_fields(current_plan)) == json_bytes(get_reported_fields(plan)):
-            return None
     return (
         f"{plan.params} or code has changed since this was made, and gives another table; `{get_run_command(plan)}` "
         "makes it."
