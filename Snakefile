@@ -29,15 +29,14 @@ localrules:
 rule all:
     default_target: True
     input:
-        all_results(),
+        STUDY_DAG.get_final_output(),
 
 
 rule runs:
     input:
-        collected(WORK, "joined.json"),
-        ended(),
+        STUDY_DAG.get_run_output(),
 
 
 rule partitions:
     input:
-        expand("results/partitions/{key}/assignment.parquet", key=WORK.partitions),
+        STUDY_DAG.get_partition_output(),

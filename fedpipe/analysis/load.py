@@ -17,13 +17,13 @@ from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import (
     RESULTS,
-    json_bytes,
     read_json,
     read_parquet,
     read_recorded_sha256,
     table_to_frame,
 )
 from fedpipe.core.storage.layout import PARAMS, RunFiles, StudyFiles
+from fedpipe.planning import freshness
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results, statistics, tables
 
@@ -430,16 +430,15 @@ def _read_current_plan(params: Path) -> Plan:
     if not files.plan.is_file():
         raise ArtifactError(f"{files.plan} is missing; type `{layout.format_run_command(params)}` first.")
     plan = Plan.read(files.plan)
-    sources = read_json(files.sources) if files.sources.is_file() else None
-    if sources is None or any(pinned_files.has_changed(Path(path), mark) for path, mark in sources.items()):
-        from fedpipe.planning import planner
-
-        if json_bytes(planner.make_plan(params).to_dict()) != json_bytes(plan.to_dict()):
-            raise ArtifactError(
-                f"{files.plan} is not the plan of {params} as it is now; type "
-                f"`{layout.format_run_command(params)}`, or load "
-                f"the folder {files.path} for the results of the earlier one."
-            )
+    current = freshness.check_plan(plan)
+    if current.error:
+        raise current.error
+    if current.state == "stale":
+        raise ArtifactError(
+            f"{files.plan} is not the plan of {params} as it is now; type "
+            f"`{layout.format_run_command(params)}`, or load "
+            f"the folder {files.path} for the results of the earlier one."
+        )
     return plan
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fedpipe.analysis.verify import VerificationResult
-from fedpipe.core.components import pinned_files
 from fedpipe.core.errors import UserError
 from fedpipe.core.storage import files
-from fedpipe.planning import planner
+from fedpipe.planning import freshness
 from fedpipe.planning.plan import Plan
 from fedpipe.report import contents, results
 
@@ -16,14 +13,12 @@ from fedpipe.report import contents, results
 def verify_study(plan: Plan) -> VerificationResult:
     """Recompute a study's plan and all its numbers and compare them. Check that its probes are complete."""
     study_files = plan.study_files
-    sources = files.read_json(study_files.sources) if study_files.sources.is_file() else {}
-    replanned_paths = {str(study_files.plan), planner.CUSTOM_MODULES_MARK}  # compared below
-    source_marks = {path: mark for path, mark in sources.items() if path not in replanned_paths}
-    changed_files = [path for path, mark in source_marks.items() if pinned_files.has_changed(Path(path), mark)]
-    if changed_files and _is_still_current(plan):  # local marks, which may be newer
-        changed_files = []
+    current = freshness.compare_new_plan(plan)
+    changed_files = current.changed_files
     try:
-        if not changed_files and not _is_same_plan(plan, planner.make_plan(plan.params, plan.scale)):
+        if current.error and not changed_files:
+            raise current.error
+        if current.state != "fresh" and not changed_files:
             command = contents.get_run_command(plan)
             message = f"{study_files.plan}: not what {plan.params} gives; delete it and type `{command}`"
             return VerificationResult(message, False)
@@ -44,16 +39,3 @@ def verify_study(plan: Plan) -> VerificationResult:
     change_note = f"; {changed_files[0]}{more_files} changed since they were made" if changed_files else ""
     message = f"{study_files.path}: {len(report_files)} files are what the runs of {plan.params} give{change_note}"
     return VerificationResult(message, True, "file", len(report_files))
-
-
-def _is_still_current(plan: Plan) -> bool:
-    """Whether a study's current files give this plan."""
-    try:
-        return _is_same_plan(plan, planner.make_plan(plan.params, plan.scale))
-    except UserError:
-        return False
-
-
-def _is_same_plan(plan: Plan, other_plan: Plan) -> bool:
-    """Whether two plans are equal when written to a file."""
-    return files.json_bytes(plan.to_dict()) == files.json_bytes(other_plan.to_dict())

@@ -91,7 +91,7 @@ def _measure_accuracy(study: PaperStudy, method: str, column: str) -> MeasuredCe
     first = next(cell for cell in study.finished_cells if cell.key in measured_cell.keys and cell.algorithm == method)
     point = results.describe_point(results.format_point(study.plan, first))
     cell = ".".join(name_part for name_part in (method, point, study.get_protocol(method)) if name_part)
-    table = study.plan.study_files.tables / "results.md"
+    table = study.plan.study_files.result_table("md")
     return replace(
         measured_cell,
         test_samples=study.count_test_samples(first),

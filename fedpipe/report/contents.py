@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from fedpipe.core.errors import ArtifactError, SettingsError, UserError
+from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import json_bytes, read_json, write_bytes
+from fedpipe.core.storage.files import json_bytes, write_bytes
+from fedpipe.planning import freshness
 from fedpipe.planning.plan import Cell, Plan
 
 FileContents = dict[Path, bytes]  #: files with what shall stand in them
@@ -36,13 +37,13 @@ def build_tables(plan: Plan) -> FileContents:
 
     files, table, times = plan.study_files, tables.build_result_table(plan), tables.average_times(plan)
     return {
-        files.tables / "results.csv": tables.encode_csv(table),
-        files.tables / "results.html": tables.render_html(plan, table).encode(),
-        files.tables / "results.md": tables.render_markdown(plan, table).encode(),
-        files.tables / "statistics.csv": tables.encode_csv(statistics.build_statistics_table(plan)),
-        files.tables / "times.csv": tables.encode_csv(times),
+        files.result_table("csv"): tables.encode_csv(table),
+        files.result_table("html"): tables.render_html(plan, table).encode(),
+        files.result_table("md"): tables.render_markdown(plan, table).encode(),
+        files.statistics_table: tables.encode_csv(statistics.build_statistics_table(plan)),
+        files.times_table: tables.encode_csv(times),
         files.metrics: json_bytes(tables.build_dvc_metrics(plan, table)),
-        files.plots / "curves.csv": plots.csv(plots.build_learning_curves(plan)),
+        files.plot_numbers("curves"): plots.csv(plots.build_learning_curves(plan)),
     }
 
 
@@ -55,7 +56,7 @@ def build_plots(plan: Plan) -> FileContents:
         "matrices": plots.build_matrix_cells(plan),
         "partition": plots.build_partition_counts(plan),
     }
-    return {plan.study_files.plots / f"{name}.csv": plots.csv(frame) for name, frame in frames.items()}
+    return {plan.study_files.plot_numbers(name): plots.csv(frame) for name, frame in frames.items()}
 
 
 def build_keys(plan: Plan) -> FileContents:
@@ -91,7 +92,7 @@ def write_figure_partition(plan: Plan, key: str) -> None:
 
     if key not in plan.partitions:
         raise SettingsError(f"'{key}' can't be drawn; it should be a partition of {plan.params}.")
-    stem = plan.study_files.figures / f"partition-{plan.partition_names[key]}"
+    stem = plan.study_files.partition_figure(plan.partition_names[key])
     partition.draw_partition(key, plan.partitions[key], stem)
 
 
@@ -110,7 +111,7 @@ def render_results(plan: Plan, form: TableFormat = "markdown") -> str:
     ArtifactError
         There is no table yet, or it is not what the runs give.
     """
-    folder, table = plan.study_files.figures, plan.study_files.tables / "results.md"
+    table = plan.study_files.result_table("md")
     if table.is_file() and len(_get_complete_cells(plan)) < len(plan.cells):
         raise ArtifactError(
             f"{table} is of an earlier plan; type `{get_run_command(plan)}` to make the runs of this one."
@@ -120,10 +121,11 @@ def render_results(plan: Plan, form: TableFormat = "markdown") -> str:
         from fedpipe.report import tables, wide
 
         return wide.TABLE_RENDERERS[form](plan, tables.build_result_table(plan), None).rstrip("\n")
-    names = ["curves", "matrices", *(f"partition-{name}" for name in plan.partition_names.values())]
-    figures: list[Path] = [path for name in names if (path := folder / f"{name}.svg").is_file()]
-    figure_lines = "".join(f"\n  {path}" for path in figures)
-    return table.read_text(encoding="utf-8") + (f"\nFigures (PDF and PNG beside SVG):{figure_lines}" if figures else "")
+    figures = plan.study_files.figure_files(plan.partition_names.values())
+    figure_lines = "".join(f"\n  {path}" for path in figures if path.suffix == ".svg" and path.is_file())
+    return table.read_text(encoding="utf-8") + (
+        f"\nFigures (PDF and PNG beside SVG):{figure_lines}" if figure_lines else ""
+    )
 
 
 def get_reported_fields(plan: Plan) -> dict[str, Any]:
@@ -158,22 +160,8 @@ def require_same_plan(plan: Plan, expected_fingerprint: str | None) -> None:
 
 def get_staleness_warning(plan: Plan) -> str | None:
     """One sentence where the study's file, or code, gives other tables by now; None where it does not."""
-    from fedpipe.core.components import pinned_files
-
-    sources_path = plan.study_files.sources
-    sources = read_json(sources_path) if sources_path.is_file() else None
-    if sources is not None and not any(pinned_files.has_changed(Path(path), mark) for path, mark in sources.items()):
+    if freshness.check_plan(plan, get_reported_fields).state != "stale":  # unknown: a clone may lack data to plan with
         return None
-    from fedpipe.planning import planner
-
-    try:
-        current_plan = planner.make_plan(plan.params, plan.scale)
-    except UserError:
-        if sources is None:  # a clone may lack what it takes to plan
-            return None
-    else:
-        if json_bytes(get_reported_fields(current_plan)) == json_bytes(get_reported_fields(plan)):
-            return None
     return (
         f"{plan.params} or code has changed since this was made, and gives another table; `{get_run_command(plan)}` "
         "makes it."

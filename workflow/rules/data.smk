@@ -15,7 +15,7 @@ rule download:
 rule partition:
     input:
         settings=ancient("results/partitions/{key}/partition.yaml"),
-        data=dataset_of_partition,
+        data=STUDY_DAG.get_partition_input,
     output:
         "results/partitions/{key}/assignment.parquet",
         "results/partitions/{key}/assignment.json",

@@ -2,21 +2,21 @@
 # from those it finds: all of a run's, and then it collects them (the default), or so many (execution.rounds_per_job).
 # Single rounds (execution.clients_per_job) train blocks of participants, aggregate, evaluate.
 
-if BLOCK is None:
+if STUDY_DAG.block_size is None:
 
     rule segment:
         input:
-            unpack(segment_inputs),
+            unpack(STUDY_DAG.get_segment_input),
         output:
             "results/runs/{algorithm}/{key}/segments/{stop}.json",
-            JOINED if WHOLE else [],
+            dag.MERGED_PATTERN if STUDY_DAG.has_run_jobs else [],
         log:
             "results/logs/segment/{algorithm}-{key}-{stop}.log",
         conda:
             CONDA
         params:
             stop=lambda wildcards: int(wildcards.stop),
-            collect="--collect" if WHOLE else "",
+            collect="--collect" if STUDY_DAG.has_run_jobs else "",
         shell:  # exec: so that SIGTERM ends no shell above it, and the segment stops at a round's end
             "exec fedpipe segment results/runs/{wildcards.algorithm}/{wildcards.key} --stop {params.stop} "
             "--threads {threads} {params.collect} > {log} 2>&1"
@@ -25,7 +25,7 @@ else:
 
     rule init:
         input:
-            unpack(run_inputs),
+            unpack(STUDY_DAG.get_run_input),
         output:
             "results/runs/{algorithm}/{key}/rounds/0000/state.json",
         log:
@@ -37,7 +37,7 @@ else:
 
     rule train:
         input:
-            unpack(train_inputs),
+            unpack(STUDY_DAG.get_round_input),
         output:
             temp("results/runs/{algorithm}/{key}/rounds/{round}/block-{block}.pt"),
         log:
@@ -47,15 +47,15 @@ else:
         params:
             round=lambda wildcards: int(wildcards.round),
             block=lambda wildcards: int(wildcards.block),
-            size=BLOCK,
+            size=STUDY_DAG.block_size,
         shell:
             "fedpipe train results/runs/{wildcards.algorithm}/{wildcards.key} --round {params.round} "
             "--block {params.block} --size {params.size} --threads {threads} > {log} 2>&1"
 
     rule aggregate:
         input:
-            unpack(train_inputs),
-            blocks=block_files,
+            unpack(STUDY_DAG.get_round_input),
+            blocks=STUDY_DAG.get_block_input,
         output:
             "results/runs/{algorithm}/{key}/rounds/{round}/state.json",
         log:
@@ -64,14 +64,14 @@ else:
             CONDA
         params:
             round=lambda wildcards: int(wildcards.round),
-            blocks=lambda wildcards: len(blocks(wildcards)),
+            blocks=STUDY_DAG.count_blocks,
         shell:
             "fedpipe aggregate results/runs/{wildcards.algorithm}/{wildcards.key} --round {params.round} "
             "--blocks {params.blocks} > {log} 2>&1"
 
     rule evaluate:
         input:
-            unpack(run_inputs),
+            unpack(STUDY_DAG.get_run_input),
             state="results/runs/{algorithm}/{key}/rounds/{round}/state.json",
         output:
             "results/runs/{algorithm}/{key}/rounds/{round}/round.json",
@@ -86,13 +86,13 @@ else:
             "--threads {threads} > {log} 2>&1"
 
 
-if not WHOLE:
+if not STUDY_DAG.has_run_jobs:
 
     rule collect:
         input:
-            rounds_done,
+            STUDY_DAG.get_collect_input,
         output:
-            JOINED,
+            dag.MERGED_PATTERN,
         log:
             "results/logs/collect/{algorithm}-{key}-{stop}.log",
         conda:

@@ -1,16 +1,13 @@
 # The papers' pages: the studies of a folder, made together, then what print has beside what came of them. They are made
 # after a failure, too (`onerror`): what did not come is a dash with its reason.
-PAGES = f"results/papers/{SCALE}"
-MADE_OF = [
-    *(name for plan in WORK.complete_plans for name in summaries(plan)),
-    *collected(WORK, "joined.json"),
-    *WORK.probes,
-]
+from fedpipe import papers
+
+PAGES = f"results/papers/{SELECTION.scale}"
 
 
 rule papers:
     input:
-        MADE_OF,  # so that what was deleted is made again
+        STUDY_DAG.get_pages_input(),  # so that deleted files are made again
         pages=f"{PAGES}/index.html",
     log:
         f"{PAGES}/papers.log",
@@ -22,7 +19,7 @@ rule papers:
 
 rule pages:
     input:
-        MADE_OF,
+        STUDY_DAG.get_pages_input(),
     output:
         expand(
             f"{PAGES}/{{name}}",
@@ -41,8 +38,8 @@ rule pages:
     conda:
         CONDA
     params:
-        scale=SCALE,
-        printed=printed(),
-        shown=compute_plans_fingerprint(WORK.plans),
+        scale=SELECTION.scale,
+        printed=dag.hash_files(Path(papers.__file__).parent.glob("*.*")),  # and how pages show it
+        shown=STUDY_DAG.plans_fingerprint,
     shell:
         "fedpipe papers --scale {params.scale} --plan-fingerprint {params.shown} > {log:q} 2>&1"

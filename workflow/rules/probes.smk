@@ -8,7 +8,7 @@ for name in ("probes", "features"):
 
 rule probe:
     input:
-        unpack(probe_inputs),
+        unpack(STUDY_DAG.get_probe_input),
     output:
         "results/probes/{algorithm}/{key}/{round}/{probe}.parquet",
         "results/probes/{algorithm}/{key}/{round}/{probe}.json",

@@ -1,133 +1,97 @@
-# The tables and figures of a study; of several that are made together, rules of the same make for each.
-for STUDY_PLAN in WORK.plans:
-    STUDY_FILES = STUDY_PLAN.study_files
-    STUDY_RULE = "_" + re.sub(r"\W", "_", str(STUDY_FILES.path)) if TOGETHER else ""
+# The tables and figures of a study. Several studies that are made together have such rules each.
+from fedpipe.core.storage.layout import assignment_file
+from fedpipe.report.contents import compute_report_fingerprint
+
+for PLAN in STUDY_DAG.plan.plans:
+    FILES = PLAN.study_files
+    SUFFIX = STUDY_DAG.get_rule_suffix(PLAN)
 
     rule:
         name:
-            f"table{STUDY_RULE}"
+            f"table{SUFFIX}"
         input:
-            collected(
-                STUDY_PLAN,
-                "metrics.parquet",
-                "matrices.parquet",
-                "rounds.parquet",
-                "joined.json",
-                "times.json",
-            ),
-            expand(
-                "results/partitions/{key}/{name}.parquet",
-                key=STUDY_PLAN.partitions,
-                name=["assignment", "heterogeneity"],
-            ),
+            STUDY_DAG.get_table_input(PLAN),
         output:
-            f"{STUDY_FILES.tables}/results.csv",
-            f"{STUDY_FILES.tables}/results.md",
             report(
-                f"{STUDY_FILES.tables}/results.html",
+                str(FILES.result_table("html")),
                 caption="../report/table.rst",
                 category="Results",
                 labels={"shows": "table of accuracies"},
             ),
-            f"{STUDY_FILES.tables}/statistics.csv",
-            f"{STUDY_FILES.tables}/times.csv",
-            f"{STUDY_FILES.metrics}",
-            f"{STUDY_FILES.plots}/curves.csv",
             [
-                f"{STUDY_FILES.plots}/{name}.csv"
-                for name in ("clients", "matrices", "partition")
-            ],
-            recorded=[
-                str(STUDY_FILES.run_keys(algorithm))
-                for algorithm in STUDY_PLAN.algorithms
+                path
+                for path in dag.get_table_output(PLAN)
+                if path != str(FILES.result_table("html"))
             ],
         log:
-            f"{STUDY_FILES.path}/logs/table.log",
+            f"{FILES.path}/logs/table.log",
         localrule: True
         conda:
             CONDA
         params:
-            study=str(STUDY_PLAN.params),
-            scale=SCALE,
-            shown=shown(STUDY_PLAN),
-            shared=STUDY_PLAN.shared,  # the table tells which runs are of other code
+            study=str(PLAN.params),
+            scale=PLAN.scale,
+            shown=compute_report_fingerprint(PLAN),
+            shared=PLAN.shared,  # the table tells which runs are of other code
         shell:
             "fedpipe table --params {params.study:q} --scale {params.scale} --plan-fingerprint {params.shown} > {log:q} 2>&1"
 
-    rule:
-        name:
-            f"curves{STUDY_RULE}"
-        input:
-            collected(STUDY_PLAN, "metrics.parquet"),
-        output:
-            report(
-                f"{STUDY_FILES.figures}/curves.svg",
-                caption="../report/curves.rst",
-                category="Results",
-                labels={"shows": "learning curves"},
-            ),
-            f"{STUDY_FILES.figures}/curves.pdf",
-            f"{STUDY_FILES.figures}/curves.png",
-        log:
-            f"{STUDY_FILES.path}/logs/curves.log",
-        localrule: True
-        conda:
-            CONDA
-        params:
-            study=str(STUDY_PLAN.params),
-            scale=SCALE,
-            shown=shown(STUDY_PLAN),
-        shell:
-            "fedpipe figure curves --params {params.study:q} --scale {params.scale} --plan-fingerprint {params.shown} > {log:q} 2>&1"
+    # Each figure is drawn of one of the joined files of all runs.
+    for FIGURE, LABEL in {
+        "curves": "learning curves",
+        "matrices": "SL and CR matrices",
+    }.items():
+
+        rule:
+            name:
+                f"{FIGURE}{SUFFIX}"
+            input:
+                dag.get_figure_input(PLAN, FIGURE),
+            output:
+                report(
+                    f"{FILES.figures}/{FIGURE}.svg",
+                    caption=f"../report/{FIGURE}.rst",
+                    category="Results",
+                    labels={"shows": LABEL},
+                ),
+                f"{FILES.figures}/{FIGURE}.pdf",
+                f"{FILES.figures}/{FIGURE}.png",
+            log:
+                f"{FILES.path}/logs/{FIGURE}.log",
+            localrule: True
+            conda:
+                CONDA
+            params:
+                figure=FIGURE,
+                study=str(PLAN.params),
+                scale=PLAN.scale,
+                shown=compute_report_fingerprint(PLAN),
+            shell:
+                "fedpipe figure {params.figure} --params {params.study:q} --scale {params.scale} "
+                "--plan-fingerprint {params.shown} > {log:q} 2>&1"
 
     rule:
         name:
-            f"matrices{STUDY_RULE}"
+            f"partition_figure{SUFFIX}"
         input:
-            collected(STUDY_PLAN, "matrices.parquet"),
+            dag.with_partition_key(PLAN, lambda key: str(assignment_file(key))),
         output:
             report(
-                f"{STUDY_FILES.figures}/matrices.svg",
-                caption="../report/matrices.rst",
-                category="Results",
-                labels={"shows": "SL and CR matrices"},
-            ),
-            f"{STUDY_FILES.figures}/matrices.pdf",
-            f"{STUDY_FILES.figures}/matrices.png",
-        log:
-            f"{STUDY_FILES.path}/logs/matrices.log",
-        localrule: True
-        conda:
-            CONDA
-        params:
-            study=str(STUDY_PLAN.params),
-            scale=SCALE,
-            shown=shown(STUDY_PLAN),
-        shell:
-            "fedpipe figure matrices --params {params.study:q} --scale {params.scale} --plan-fingerprint {params.shown} > {log:q} 2>&1"
-
-    rule:
-        name:
-            f"partition_figure{STUDY_RULE}"
-        input:
-            of_partition(STUDY_PLAN, "results/partitions/{}/assignment.parquet".format),
-        output:
-            report(
-                f"{STUDY_FILES.figures}/partition-{{partition}}.svg",
+                f"{FILES.partition_figure('{partition}')}.svg",
                 caption="../report/partition.rst",
                 category="Partitions",
-                labels=of_partition(STUDY_PLAN, STUDY_PLAN.describe_partition),
+                labels=dag.with_partition_key(PLAN, PLAN.describe_partition),
             ),
-            f"{STUDY_FILES.figures}/partition-{{partition}}.pdf",
-            f"{STUDY_FILES.figures}/partition-{{partition}}.png",
+            f"{FILES.partition_figure('{partition}')}.pdf",
+            f"{FILES.partition_figure('{partition}')}.png",
         log:
-            f"{STUDY_FILES.path}/logs/partition-figure/{{partition}}.log",
+            f"{FILES.path}/logs/partition-figure/{{partition}}.log",
         localrule: True
         conda:
             CONDA
         params:
-            study=str(STUDY_PLAN.params),
-            scale=SCALE,
-            key=of_partition(STUDY_PLAN, str),
+            study=str(PLAN.params),
+            scale=PLAN.scale,
+            key=dag.with_partition_key(PLAN, str),
         shell:
             "fedpipe figure partition {params.key} --params {params.study:q} --scale {params.scale} > {log:q} 2>&1"

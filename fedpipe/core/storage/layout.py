@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,9 @@ FULL_SCALE = "paper"  #: the scale of a study as it stands in its file
 STUDIES = Path("studies")  #: where other studies lie
 PAPERS = STUDIES / "papers"  #: those of the four papers
 DVC_YAML = "dvc.yaml"  #: beside studies, a file of DVC's own
+PLOTS = ("curves", "clients", "matrices", "partition")  #: names of the figures' numbers
+FIGURES = ("curves", "matrices")  #: names of the figures of a study, next to one of each partition
+FIGURE_FORMATS = ("svg", "pdf", "png")
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,11 @@ class MergedFiles:
         return self.path / "joined.json"
 
     @property
+    def all_files(self) -> tuple[Path, ...]:
+        """All of these files, the marker last."""
+        return self.metrics, self.matrices, self.rounds, self.times, self.marker
+
+    @property
     def round_count(self) -> int:
         """The number of rounds."""
         return int(self.path.name)
@@ -166,7 +175,7 @@ class MergedFiles:
         ArtifactError
             One is missing, damaged, or of another number of rounds.
         """
-        for path in (self.metrics, self.matrices, self.rounds, self.times):
+        for path in self.all_files[:-1]:
             read_verified(path, self.read_recorded_sha256(path))
 
 
@@ -329,6 +338,44 @@ class StudyFiles:
     def run_keys(self, label: str) -> Path:
         """Keys of all runs of an algorithm, each with its number of rounds."""
         return self.path / "keys" / f"{label}.json"
+
+    def result_table(self, file_format: str) -> Path:
+        """The result table as ``csv``, ``md`` or ``html``."""
+        return self.tables / f"results.{file_format}"
+
+    @property
+    def statistics_table(self) -> Path:
+        """The table of all statistics."""
+        return self.tables / "statistics.csv"
+
+    @property
+    def times_table(self) -> Path:
+        """The table of times."""
+        return self.tables / "times.csv"
+
+    def plot_numbers(self, name: str) -> Path:
+        """The numbers of one of the `PLOTS`."""
+        return self.plots / f"{name}.csv"
+
+    def partition_figure(self, name: str) -> Path:
+        """The figure of the partition with this name, without the ending of a format."""
+        return self.figures / f"partition-{name}"
+
+    def table_files(self, labels: Iterable[str]) -> list[Path]:
+        """All files with numbers that rule `table` makes of the runs of these algorithms."""
+        return [
+            *map(self.result_table, ("csv", "md", "html")),
+            self.statistics_table,
+            self.times_table,
+            self.metrics,
+            *map(self.plot_numbers, PLOTS),
+            *map(self.run_keys, labels),
+        ]
+
+    def figure_files(self, partition_names: Iterable[str]) -> list[Path]:
+        """All figures, in each format."""
+        stems = [*(self.figures / name for name in FIGURES), *map(self.partition_figure, partition_names)]
+        return [stem.with_name(f"{stem.name}.{file_format}") for stem in stems for file_format in FIGURE_FORMATS]
 
 
 #: What lies in a study's folder; no study below it may have such a name.

@@ -1,0 +1,135 @@
+"""Whether a plan is current."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedpipe.core.storage.files import read_json, write_json
+from fedpipe.core.storage.layout import FULL_SCALE, PARAMS
+from fedpipe.planning import freshness, planner
+from fedpipe.planning.freshness import Freshness
+from fedpipe.planning.plan import Plan
+from fedpipe.report.contents import get_reported_fields
+from tests import studies
+
+OWN = '''"""FedAvg by another name."""
+from dataclasses import dataclass
+
+from fedpipe.algorithms.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(FedAvg):
+    """FedAvg by another name."""
+'''
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def write_plan(**sections: object) -> Plan:
+    studies.write(studies.settings(**sections), Path())  # type: ignore[arg-type]
+    planner.write_plan(planner.make_plan())
+    return Plan.read(Path("results/plan.json"))
+
+
+def edit(old: str, new: str) -> None:
+    PARAMS.write_text(PARAMS.read_text().replace(old, new))
+
+
+def test_a_plan_is_fresh_until_a_source_changes() -> None:
+    plan = write_plan()
+    assert freshness.compare_sources(plan) == freshness.check_plan(plan) == Freshness("fresh")
+    assert not freshness.needs_planning(PARAMS, FULL_SCALE)
+    edit("study:", "# a comment\nstudy:")
+    assert freshness.compare_sources(plan) == Freshness("stale", ("params.yaml",))
+    assert freshness.check_plan(plan) == Freshness("fresh"), "it gives the same plan"
+    assert freshness.needs_planning(PARAMS, FULL_SCALE)
+    edit("learning_rate: 0.1", "learning_rate: 0.2")
+    assert freshness.check_plan(plan) == Freshness("stale", ("params.yaml",))
+
+
+def test_the_fields_that_matter_are_compared() -> None:
+    plan = write_plan()
+    studies.write(studies.settings(execution={"stack": 4}), Path())
+    assert freshness.check_plan(plan) == Freshness("stale", ("params.yaml",))
+    assert freshness.check_plan(plan, get_reported_fields) == Freshness("fresh")
+
+
+def test_a_study_that_cannot_be_planned_is_stale_and_has_the_reason() -> None:
+    plan = write_plan()
+    PARAMS.write_text("study: {seeds: []}\n")
+    answer = freshness.check_plan(plan)
+    assert (answer.state, answer.changed_files) == ("stale", ("params.yaml",))
+    assert "seeds" in str(answer.error)
+    PARAMS.unlink()
+    answer = freshness.check_plan(plan)
+    assert (answer.state, answer.changed_files) == ("stale", ("params.yaml",))
+    assert answer.error
+
+
+@pytest.mark.parametrize("record", [None, "", "[]", '{"params.yaml": 1}'], ids=["missing", "empty", "list", "number"])
+def test_without_a_record_of_the_sources_it_is_unknown_until_it_is_planned(record: str | None) -> None:
+    plan = write_plan()
+    if record is None:
+        plan.study_files.sources.unlink()
+    else:
+        plan.study_files.sources.write_text(record)
+    assert freshness.compare_sources(plan) == Freshness("unknown")
+    assert freshness.needs_planning(PARAMS, FULL_SCALE)
+    assert freshness.check_plan(plan) == Freshness("fresh")
+    edit("learning_rate: 0.1", "learning_rate: 0.2")
+    assert freshness.check_plan(plan) == Freshness("stale")
+    PARAMS.write_text("study: {seeds: []}\n")
+    answer = freshness.check_plan(plan)
+    assert (answer.state, answer.changed_files) == ("unknown", ())
+    assert answer.error
+
+
+def test_a_plan_that_another_has_replaced_is_stale_without_a_changed_file() -> None:
+    """As when DVC brings plan.json of another commit, or somebody edits it."""
+    write_plan()
+    write_json(Path("results/plan.json"), read_json(Path("results/plan.json")) | {"seeds": [7]})
+    replaced = Plan.read(Path("results/plan.json"))
+    assert freshness.compare_sources(replaced) == Freshness("stale")
+    assert freshness.check_plan(replaced) == Freshness("stale")
+    assert freshness.needs_planning(PARAMS, FULL_SCALE)
+
+
+def test_a_study_with_custom_modules_is_always_planned() -> None:
+    """Another module of the same name may come first by now."""
+    Path("own_fresh.py").write_text(OWN)
+    plan = write_plan(algorithms={"fedavg": {"algorithm": "own_fresh.Own"}})
+    assert freshness.compare_sources(plan) == Freshness("stale")
+    assert freshness.needs_planning(PARAMS, FULL_SCALE)
+    assert freshness.check_plan(plan) == Freshness("fresh")
+    Path("own_fresh.py").write_text(f"{OWN}# edited\n")
+    assert freshness.compare_sources(plan) == Freshness("stale", ("own_fresh.py",))
+
+
+def test_a_plan_is_needed_if_it_or_what_is_written_with_it_is_gone() -> None:
+    plan = write_plan()
+    assert freshness.needs_planning(PARAMS, "smoke")
+    assert freshness.needs_planning(Path("studies/other.yaml"), FULL_SCALE)
+    plan.runs[0].files.settings.unlink()
+    assert freshness.needs_planning(PARAMS, FULL_SCALE)
+    planner.write_plan(planner.make_plan())
+    assert not freshness.needs_planning(PARAMS, FULL_SCALE)
+    plan.study_files.plan.write_text("{}")
+    assert freshness.needs_planning(PARAMS, FULL_SCALE)
+    plan.study_files.plan.unlink()
+    assert freshness.needs_planning(PARAMS, FULL_SCALE)
+
+
+def test_generated_data_may_be_real_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: Path("cache").absolute())
+    plan = write_plan(dataset={"name": "mnist", "absent": "generate"})
+    assert all(run.dataset.startswith("generated-") for run in plan.runs)
+    assert freshness.compare_sources(plan) == Freshness("fresh")
+    assert freshness.needs_planning(PARAMS, FULL_SCALE)

@@ -1,0 +1,366 @@
+"""What the rules of the Snakefile call, without Snakemake: exact paths of three grains and of a folder, bad plans."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from snakemake.io import is_flagged
+from snakemake.iocontainers import Wildcards
+
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.engine.collect import collect_rounds
+from fedpipe.planning import planner
+from fedpipe.report import contents
+from fedpipe.workflow import dag
+from fedpipe.workflow.dag import Dag, StudySelection
+from tests import studies
+
+LABELS = ("fedavg",)
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def write_study(path: str = "params.yaml", labels: tuple[str, ...] = LABELS, rounds: int = 4, **sections: Any) -> Path:
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    studies.write(studies.settings(labels, rounds, **sections), target.parent)
+    if target.name != "params.yaml":
+        target.with_name("params.yaml").rename(target)
+    return target
+
+
+def build(path: str = "params.yaml", labels: tuple[str, ...] = LABELS, rounds: int = 4, **sections: Any) -> Dag:
+    target = write_study(path, labels, rounds, **sections)
+    planner.write_plan(planner.make_plan(target))
+    return Dag.from_selection(StudySelection(target))
+
+
+def ask(**values: str) -> Wildcards:
+    return Wildcards(fromdict=values)
+
+
+def first_run(built: Dag) -> tuple[str, dict[str, str]]:
+    """The path of a run, and the wildcards of its jobs."""
+    path, run = next(iter(built.plan.runs.items()))
+    return path, {"algorithm": run.algorithm, "key": run.key}
+
+
+def run_input(built: Dag, path: str) -> dict[str, str]:
+    run = built.plan.runs[path]
+    return {
+        "settings": f"{path}/run.yaml",
+        "data": f"results/data/{run.dataset}.pt",
+        "assignment": f"results/partitions/{run.partition}/assignment.parquet",
+    }
+
+
+# -- grains ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_one_job() -> None:
+    built = build()
+    path, names = first_run(built)
+    assert (built.has_run_jobs, built.block_size) == (True, None)
+    wanted = built.get_segment_input(ask(**names, stop="0004"))
+    assert wanted == run_input(built, path)
+    assert [name for name, file in wanted.items() if is_flagged(file, "ancient")] == ["settings"]
+    assert built.get_run_output() == [f"{path}/joined/0004/joined.json", f"{path}/segments/0004.json"]
+    assert built.get_partition_input(ask(key=built.plan.partitions[0])) == run_input(built, path)["data"]
+    assert built.get_partition_output() == [run_input(built, path)["assignment"]]
+    assert set(dag.MERGED_PATTERN) == {
+        f"results/runs/{{algorithm}}/{{key}}/joined/{{stop}}/{name}"
+        for name in ("metrics.parquet", "matrices.parquet", "rounds.parquet", "times.json", "joined.json")
+    }
+
+
+def test_a_segment_follows_the_one_before_it() -> None:
+    """And a run also stops at each number of rounds that a table shows, whose collection waits for shorter ones."""
+    built = build(rounds=7, execution={"rounds_per_job": 3}, study={"grid": {"federation.rounds": [4, 7]}})
+    path, names = first_run(built)
+    assert not built.has_run_jobs
+    assert built.get_segment_ends(built.plan.runs[path]) == [3, 4, 6, 7]
+    assert built.get_segment_input(ask(**names, stop="0003")) == run_input(built, path)
+    for stop, previous in (("0004", "0003"), ("0006", "0004"), ("0007", "0006")):
+        assert built.get_segment_input(ask(**names, stop=stop)) == run_input(built, path) | {
+            "previous": f"{path}/segments/{previous}.json"
+        }
+    manifests = [f"{path}/segments/{stop}.json" for stop in ("0003", "0004", "0006", "0007")]
+    assert built.get_collect_input(ask(**names, stop="0004")) == manifests
+    assert built.get_collect_input(ask(**names, stop="0007")) == [*manifests, f"{path}/joined/0004/joined.json"]
+    assert built.get_run_output() == [f"{path}/joined/{stop}/joined.json" for stop in ("0004", "0007")]
+
+
+def test_a_round_has_blocks_of_participants() -> None:
+    """Five of ten clients take part: blocks of three and two."""
+    built = build(rounds=2, execution={"rounds_per_job": 1, "clients_per_job": 3})
+    path, names = first_run(built)
+    assert built.block_size == 3
+    wildcards = ask(**names, round="0002")
+    assert built.get_round_input(wildcards) == run_input(built, path) | {"state": f"{path}/rounds/0001/state.json"}
+    assert built.count_blocks(wildcards) == 2
+    assert built.get_block_input(wildcards) == [f"{path}/rounds/0002/block-{block}.pt" for block in ("0000", "0001")]
+    assert built.get_collect_input(ask(**names, stop="0002")) == [
+        f"{path}/rounds/{number}/round.json" for number in ("0001", "0002")
+    ]
+    assert built.get_run_output() == [f"{path}/joined/0002/joined.json"]
+
+
+def test_jobs_execute_as_the_study_says() -> None:
+    built = build(execution={"stack": 4, "device": "cpu"}, artifacts={"keep_models": "last"})
+    assert built.job_environment == {
+        "FEDPIPE_DEVICE": "cpu",
+        "FEDPIPE_STACK": 4,
+        "FEDPIPE_GRAPHS": 0,
+        "FEDPIPE_KEEP_MODELS": "last",
+        "FEDPIPE_CALLBACKS": "",
+    }
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def test_all_results_of_a_study() -> None:
+    built = build(labels=("fedavg", "fedprox"), study={"seeds": [0, 1]})
+    (plan,) = built.plan.plans
+    runs, names = built.plan.runs.values(), plan.partition_names.values()
+    assert sorted(names) == ["dirichlet-0.3-seed0", "dirichlet-0.3-seed1"]
+    assert sorted(built.get_final_output()) == sorted(
+        [
+            f"results/data/{plan.runs[0].dataset}.pt",
+            *(f"results/partitions/{key}/assignment.parquet" for key in plan.partitions),
+            *(f"{run.path}/joined/0004/joined.json" for run in runs),
+            *(f"{run.path}/segments/0004.json" for run in runs),
+            *(f"results/tables/results.{kind}" for kind in ("csv", "md", "html")),
+            "results/tables/statistics.csv",
+            "results/tables/times.csv",
+            "results/metrics.json",
+            *(f"results/plots/{name}.csv" for name in ("curves", "clients", "matrices", "partition")),
+            *(f"results/keys/{label}.json" for label in ("fedavg", "fedprox")),
+            *(
+                f"results/figures/{name}.{kind}"
+                for name in ("curves", "matrices", *(f"partition-{name}" for name in names))
+                for kind in ("svg", "pdf", "png")
+            ),
+        ]
+    )
+    assert sorted(built.get_table_input(plan)) == sorted(
+        [
+            *(
+                f"{run.path}/joined/0004/{name}"
+                for run in runs
+                for name in ("metrics.parquet", "matrices.parquet", "rounds.parquet", "times.json", "joined.json")
+            ),
+            *(
+                f"results/partitions/{key}/{name}.parquet"
+                for key in plan.partitions
+                for name in ("assignment", "heterogeneity")
+            ),
+        ]
+    )
+    for name, file in (("curves", "metrics"), ("matrices", "matrices")):
+        assert dag.get_figure_input(plan, name) == [f"{run.path}/joined/0004/{file}.parquet" for run in runs]
+    assert built.get_rule_suffix(plan) == ""
+    key = next(key for key, name in plan.partition_names.items() if name == "dirichlet-0.3-seed1")
+    assert dag.with_partition_key(plan, str)(ask(partition="dirichlet-0.3-seed1")) == key
+
+
+def test_the_outputs_of_rule_table_are_what_the_command_writes() -> None:
+    made = studies.prepare(studies.settings(rounds=1))
+    for run in studies.open_runs(made):
+        assert max(run.run_segment(1)) == 1
+        collect_rounds(run.files, 1, "all")
+    written = contents.build_report_files(made)
+    assert sorted(map(str, written)) == sorted(dag.get_table_output(made))
+
+
+def test_a_probe_waits_for_the_joined_rounds() -> None:
+    built = build(probes={"norms": {"kind": "head-norms"}})
+    ((table, probe),) = built.plan.probes.items()
+    path, names = first_run(built)
+    assert table == f"results/probes/fedavg/{probe.run_key}/0004/head-norms-{probe.key}.parquet"
+    wildcards = ask(**names, round="0004", probe=f"head-norms-{probe.key}")
+    assert built.get_probe(wildcards) == probe
+    wanted = built.get_probe_input(wildcards)
+    assert wanted == run_input(built, path) | {
+        "settings": table.replace(".parquet", ".yaml"),
+        "joined": f"{path}/joined/0004/joined.json",
+    }
+    assert is_flagged(wanted["settings"], "ancient")
+    assert is_flagged(wanted["joined"], "ancient")
+    assert table in built.get_final_output()
+    assert table in built.get_pages_input()
+
+
+# -- several studies ---------------------------------------------------------------------------------------------------
+
+
+def plan_folder(scale: str = "paper") -> StudySelection:
+    selection = StudySelection(Path("studies/a"), scale)
+    for path in selection.studies:
+        planner.write_plan(planner.make_plan(path, scale))
+    return selection
+
+
+def test_studies_in_a_folder_share_runs() -> None:
+    """A run is made once, in its full length, and stops where each study shows it."""
+    write_study("studies/a/short.yaml", rounds=2)
+    write_study("studies/a/b/long (1).yaml", labels=("fedavg", "fedprox"), rounds=4)
+    built = Dag.from_selection(plan_folder())
+    path, names = first_run(built)
+    assert (names["algorithm"], built.plan.runs[path].rounds) == ("fedavg", 4)
+    assert len(built.plan.runs) == 2
+    assert built.get_segment_ends(built.plan.runs[path]) == [2, 4]
+    assert built.get_segment_input(ask(**names, stop="0004"))["previous"] == f"{path}/segments/0002.json"
+    assert [built.get_rule_suffix(plan) for plan in built.plan.plans] == [
+        "_results_studies_a_b_long__1_",
+        "_results_studies_a_short",
+    ]
+    final = built.get_final_output()
+    assert {"results/studies/a/short/tables/results.md", "results/studies/a/b/long (1)/figures/curves.svg"} <= {*final}
+    assert "results/studies/a/short/tables/results.md" in built.get_pages_input()
+    assert "results/studies/a/short/figures/curves.svg" not in built.get_pages_input()
+    assert built.format_done_message() == (
+        "fedpipe: done; `fedpipe show --params FILE` prints each study's table and where the figures lie."
+    )
+
+
+def test_what_the_machine_lacks_is_left_out_of_a_folder_only() -> None:
+    write_study("studies/a/here.yaml")
+    away = write_study("studies/a/away.yaml", labels=("fedprox",))
+    selection = plan_folder()
+    files = selection.studies[away]
+    (missing,) = planner.make_plan(away).runs
+    files.unavailable_runs.write_text(json.dumps({str(missing.path): "data not here"}))
+    built = Dag.from_selection(selection)
+    assert [run.algorithm for run in built.plan.runs.values()] == ["fedavg"]
+    assert not [path for path in built.get_final_output() if str(missing.path) in path or "/away/" in path]
+    files.unavailable_runs.unlink()
+    assert len(Dag.from_selection(selection).plan.runs) == 2
+    files.unavailable_runs.write_text(json.dumps({str(missing.path): "data not here"}))
+    alone = Dag.from_selection(StudySelection(away))
+    assert list(alone.plan.runs) == [str(missing.path)], "its job reports what is missing"
+
+
+def test_studies_that_execute_otherwise_are_not_made_together() -> None:
+    write_study("studies/a/one.yaml")
+    write_study("studies/a/two.yaml", execution={"stack": 2})
+    with pytest.raises(SettingsError, match=r"^studies/a/two\.yaml: execution differs from that of studies/a/one"):
+        Dag.from_selection(plan_folder())
+
+
+# -- which studies, and their plans ------------------------------------------------------------------------------------
+
+
+def test_config_selects_studies() -> None:
+    Path("studies/a").mkdir(parents=True)
+    assert StudySelection.from_config({}) == StudySelection(Path("params.yaml"), "paper")
+    selection = StudySelection.from_config({"params": "studies/a", "scale": "smoke"})
+    assert (selection, selection.is_folder) == (StudySelection(Path("studies/a"), "smoke"), True)
+    absolute = StudySelection.from_config({"params": str(Path("studies/b.yaml").absolute())})
+    assert absolute == StudySelection(Path("studies/b.yaml"))
+    assert str(absolute.studies[Path("studies/b.yaml")].plan) == "results/studies/b/plan.json"
+    with pytest.raises(SettingsError, match=r"^'rounds', 'seed' in --config or --configfile would change nothing; "):
+        StudySelection.from_config({"rounds": 3, "params": "params.yaml", "seed": 1})
+    with pytest.raises(SettingsError, match=r"^studies/a: there is no study in that folder"):
+        _ = selection.studies
+    with pytest.raises(SettingsError, match=r"^elsewhere\.yaml: a study is params\.yaml, or lies below"):
+        _ = StudySelection(Path("elsewhere.yaml")).studies
+
+
+def test_a_folder_that_would_part_pythonpath_is_refused() -> None:
+    dag.require_simple_folder(Path("/home/me/study"))
+    with pytest.raises(SettingsError, match=r"^/home/a:b: ':' can't be part of the path of a study's folder"):
+        dag.require_simple_folder(Path("/home/a:b"))
+
+
+def test_a_missing_or_stale_plan_is_made_by_the_main_process() -> None:
+    """A job's process plans only if there is no plan at all: another one may be made while it runs."""
+    write_study()
+    selection = StudySelection(Path("params.yaml"))
+    assert selection.needs_planning(is_main_process=True)
+    assert selection.needs_planning(is_main_process=False)
+    selection.write_plans()
+    assert not selection.needs_planning(is_main_process=True)
+    assert Dag.from_selection(selection).get_final_output()
+    with Path("params.yaml").open("a") as file:
+        file.write("# a comment\n")
+    assert selection.needs_planning(is_main_process=True)
+    assert not selection.needs_planning(is_main_process=False)
+    Path("results/plan.json").write_text("{}")
+    assert selection.needs_planning(is_main_process=True)
+    with pytest.raises(ArtifactError, match=r"^results/plan.json is not the plan of the study that belongs there"):
+        Dag.from_selection(selection)
+
+
+def test_a_folder_is_always_planned() -> None:
+    """Data of runs that were left out may be here by now."""
+    write_study("studies/a/one.yaml")
+    selection = plan_folder()
+    assert selection.needs_planning(is_main_process=True)
+    assert not selection.needs_planning(is_main_process=False)
+
+
+def test_a_study_that_cannot_be_planned_ends_snakemake_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("params.yaml").write_text("study: {seeds: []}\n")
+    with pytest.raises(SystemExit) as ended:
+        StudySelection(Path("params.yaml")).write_plans()
+    assert ended.value.code == 2
+    assert "fedpipe: " in capsys.readouterr().err
+
+
+# -- messages and the shell --------------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_reported_if_it_is_of_these_studies() -> None:
+    built = build("studies/two words.yaml")
+    path, _ = first_run(built)
+    assert not built.has_locked_files()
+    dag.LOCKS.mkdir(parents=True)
+    lock = dag.LOCKS / "0.output.lock"
+    dataset, partition = built.plan.runs[path].dataset, built.plan.partitions[0]
+    for locked, is_own in (
+        ("results/runs/fedavg/0123456789ab/segments/0004.json", False),
+        ("results/tables/results.md", False),
+        (f"{path}/segments/0004.json", True),
+        (f"{path}/joined/0004/metrics.parquet", True),
+        (f"results/data/{dataset}.pt", True),
+        (f"results/partitions/{partition}/assignment.json", True),
+        ("results/studies/two words/tables/results.md", True),
+    ):
+        lock.write_text(f"results/other\n{locked}\n")
+        assert built.has_locked_files() == is_own, locked
+    message = dag.format_lock_message(["all", "--config", "params=studies/two words.yaml"])
+    assert "    snakemake all --config 'params=studies/two words.yaml'\n" in message
+    assert dag.format_error_message(["all"]).endswith(":\n    snakemake all")
+    assert built.format_done_message() == (
+        "fedpipe: done; `fedpipe show --params 'studies/two words.yaml'` prints the table, "
+        "results/studies/two words/tables/results.md, and where the figures lie."
+    )
+
+
+def test_the_prefix_of_jobs_sets_their_environment(tmp_path: Path) -> None:
+    prefix = dag.format_shell_prefix({"FEDPIPE_CALLBACKS": "a {b} 'c'", "FEDPIPE_STACK": 4})
+    command = prefix.format() + ' echo "$FEDPIPE_CALLBACKS|$FEDPIPE_STACK|$PYTHONPATH|${PATH%%:*}"'
+    done = subprocess.run(["bash", "-c", command], env=os.environ | {"PYTHONPATH": "x"}, capture_output=True, text=True)
+    assert done.stdout == f"a {{b}} 'c'|4|{tmp_path.resolve()}:x|{Path(sys.executable).parent}\n"
+
+
+def test_importing_it_imports_nothing_that_takes_time() -> None:
+    """Every job's process does so."""
+    program = (
+        "import sys; import snakemake.io; before = {*sys.modules}; import fedpipe.workflow.dag\n"
+        "print(*{'torch', 'pydantic', 'pandas', 'pyarrow', 'numpy'} & ({*sys.modules} - before))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(studies.ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
