@@ -52,12 +52,9 @@ DRY = any(
     for word in sys.argv
 )
 
-# What becomes of jobs on Slurm, and of several snakemakes at once; not where jobs themselves read this.
+# For several snakemakes at once; not where jobs themselves read this.
 if workflow.is_main_process:
-    from fedpipe.workflow import slurm_executor
-
     snakemake_patches.patch_scheduler()
-    slurm_executor.register_executor()
     if not UNLOCKS:
         snakemake_patches.patch_locks()
 
