@@ -46,7 +46,7 @@ test-all: setup
 lint: setup
 	ruff check
 	ruff format --check
-	mypy --strict fedpipe
+	mypy --strict fedpipe snakemake_executor_plugin_fedpipe_slurm snakemake_logger_plugin_fedpipe
 	lint-imports
 	snakefmt --check Snakefile workflow
 	snakemake --lint

@@ -155,7 +155,12 @@ def _find_committed_keys() -> set[str]:
 
 
 def _iter_snakemake_records() -> Iterator[tuple[Path, str]]:
-    """Snakemake's records, each with the output that it is of: the file's name, encoded, cut where it is long."""
+    """Snakemake's records, each with the output that it is of: the file's name, encoded, cut where it is long.
+
+    `snakemake --cleanup-metadata FILES` deletes records, too. But it needs the names of outputs that are gone, such as
+    those that moved into rounds.zip, it ends with status 1 if one of the files has no record, and it reads the
+    Snakefile, so that a plan is made.
+    """
     for record in SNAKEMAKE_RECORDS.rglob("*"):
         if record.is_file():
             path_parts = record.relative_to(SNAKEMAKE_RECORDS).parts

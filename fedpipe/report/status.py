@@ -1,4 +1,7 @@
-"""How far a study has come, read from what its runs and Snakemake have written; touches nothing, imports no torch."""
+"""How far a study has come, read from the files of its runs and the records of jobs; touches nothing, imports no torch.
+
+The logger plugin `fedpipe` writes the records. A stage that was typed by hand has none, so only its files count.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,9 @@ import functools
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +30,7 @@ from fedpipe.planning.plan import Plan, PlannedRun
 from fedpipe.report import results
 from fedpipe.report.tables import DASH
 from fedpipe.report.words import format_duration
+from snakemake_logger_plugin_fedpipe import RECORDS_FOLDER, read_records
 
 #: In the order in which they are shown.
 RunState = Literal["failed", "running", "queued", "stopped", "waiting", "done"]
@@ -38,12 +41,6 @@ LOG_LINES = 5  #: of the log of a failed job
 REFRESH_SECONDS = 2  #: seconds between two drawings
 
 SNAKEMAKE_FOLDER = Path(".snakemake")
-FAILED_COMMAND_PATTERN = (
-    r"^Command '.*fedpipe (\w+) (\S+).* > (\S+) 2>&1' "
-    r"(?:returned non-zero exit status (?!130\.)\d+|died with <Signals\.(?!SIGINT)\w+: \d+>)\.$"
-)
-INTERRUPTED = r"^Command '.* > (\S+) 2>&1' (?:returned non-zero exit status 130|died with <Signals\.SIGINT: 2>)\.$"
-CTRL_C = "Terminating processes on user request"  #: all errors below it are of jobs that Snakemake ended
 STOPPED_PATTERN = (
     r": stopped by SIGTERM after round \d+;[^\n]*\s*\Z"  #: the end of a segment's log, which is no failure
 )
@@ -111,20 +108,22 @@ class Failure:
 
 @dataclass(frozen=True)
 class LoggedJob:
-    """What Snakemake last said of a job."""
+    """The last record of a job."""
 
     rule: str
     has_failed: bool
     outputs: list[Path]
     logs: list[Path]  #: its own, then Slurm's
-    timestamp: float  #: seconds since the epoch, whole
-    submit_time: float = 0.0  #: when it was submitted, as far as Snakemake told
+    timestamp: float  #: of the record, in seconds since the epoch
+    submit_time: float = 0.0  #: when it was submitted
+    error: str = ""  #: why it failed, by its executor
     interrupted: bool = False  #: by Ctrl+C
 
     @property
     def has_started(self) -> bool:
         """Whether it has written its log since it was submitted."""
-        return any(modification_time >= self.timestamp for modification_time in _get_modification_times(self.logs[:1]))
+        # A file system may round times down to a whole second.
+        return any(time >= math.floor(self.timestamp) for time in _get_modification_times(self.logs[:1]))
 
     @property
     def is_stopped(self) -> bool:
@@ -135,7 +134,7 @@ class LoggedJob:
         if self.interrupted:
             return True
         with suppress(FileNotFoundError):
-            is_current_log = self.logs[0].stat().st_mtime >= self.submit_time
+            is_current_log = self.logs[0].stat().st_mtime >= math.floor(self.submit_time)
             return (
                 self.has_failed
                 and is_current_log
@@ -146,7 +145,7 @@ class LoggedJob:
 
 def load_progress(plan: Plan) -> tuple[list[RunProgress], list[Failure]]:
     """All runs of a study, in the plan's order, and the jobs that failed."""
-    jobs = {job.logs[0]: job for job in _read_logged_jobs()}
+    jobs = {job.logs[0]: job for job in _read_logged_jobs()}  # the last record of each
     sorted_runs = sorted(plan.runs, key=lambda run: plan.algorithms.index(run.algorithm))
     markers_by_run = {run.path: run.merged_files.marker for run in sorted_runs}
     unfinished_jobs = [
@@ -163,7 +162,7 @@ def load_progress(plan: Plan) -> tuple[list[RunProgress], list[Failure]]:
     study_failures = [job for job in failed_jobs if any(study_paths & {path, *path.parents} for path in job.outputs)]
     names = dict(zip(markers_by_run, (run.name for run in runs), strict=True))
     return runs, [
-        Failure(_find_run_name(names, job), job.rule, job.logs[0], _read_log_tail(job.logs)) for job in study_failures
+        Failure(_find_run_name(names, job), job.rule, job.logs[0], _read_log_tail(job)) for job in study_failures
     ]
 
 
@@ -262,7 +261,7 @@ def _get_run_progress(
         state = "stopped"
     elif snakemake_start is not None and (
         jobs or _has_written_log(files, snakemake_start)
-    ):  # without jobs: a quiet Snakemake tells only failures
+    ):  # without jobs: this snakemake writes no records
         state = "running" if not jobs or any(job.has_started for job in jobs) else "queued"
     else:
         state = "stopped" if complete_rounds or jobs else "waiting"
@@ -321,77 +320,39 @@ def _read_round_seconds(files: RunFiles, complete_rounds: int) -> float | None:
     return sum(round_seconds) / len(round_seconds) if round_seconds else None
 
 
-def _read_logged_jobs() -> Iterator[LoggedJob]:
-    """What Snakemake's logs say of each job, in the order of time."""
-    for log in sorted((SNAKEMAKE_FOLDER / "log").glob("*.log"), key=lambda path: path.name):
-        size = log.stat().st_size
-        yield from (job for job in _parse_failed_commands(log, size) if not job.has_started)
-        yield from _parse_job_log(log, size)
+def _read_logged_jobs() -> list[LoggedJob]:
+    """The records of all snakemakes' jobs, in the order of time."""
+    jobs = []
+    for path in RECORDS_FOLDER.glob("*.jsonl"):
+        with suppress(FileNotFoundError):  # a snakemake that begins removes the oldest
+            jobs += _parse_records(path, path.stat().st_size)
+    return sorted(jobs, key=lambda job: job.timestamp)
 
 
 @functools.cache
-def _parse_failed_commands(log: Path, size: int) -> list[LoggedJob]:
-    """The jobs whose commands failed by a log of this size: all that a quiet Snakemake tells of errors.
-
-    It does not name their outputs; what each works for stands for them. What Ctrl+C ends is no failure.
-    """
-    failed_commands = re.findall(FAILED_COMMAND_PATTERN, log.read_text(errors="replace").partition(CTRL_C)[0], re.M)
-    log_time = log.stat().st_mtime
-    return [
-        LoggedJob(rule, True, [_get_command_output(rule, argument, Path(job))], [Path(job)], log_time)
-        for rule, argument, job in failed_commands
-    ]
-
-
-def _get_command_output(command: str, argument: str, log: Path) -> Path:
-    """What a stage's command works for, by its first argument and the place of its log: a run, or a file."""
-    match command:
-        case "download":
-            return layout.dataset_file(argument)
-        case "partition":
-            return layout.assignment_file(argument)
-        case "probe":
-            return Path(argument).with_suffix(".parquet")
-        case "table":
-            return log.parents[1] / "tables" / "results.md"
-        case "figure" if argument == "partition":
-            return log.parents[2] / "figures" / f"partition-{log.stem}.svg"
-        case "figure":
-            return log.parents[1] / "figures" / f"{argument}.svg"
-    return Path(argument)
-
-
-@functools.cache
-def _parse_job_log(log: Path, size: int) -> list[LoggedJob]:
-    """The jobs that a log of this size speaks of."""
-    logged_jobs: list[LoggedJob] = []
-    submit_times: dict[Path, float] = {}  #: by log
-    interrupted: set[str] = set()  #: logs
-    timestamp, rule, has_failed, fields, ended = 0.0, "", False, dict[str, str](), False
-    for line in [*log.read_text(errors="replace").splitlines(), ""]:
-        if rule_match := re.fullmatch(r"(Error in )?(?:local)?rule (\w+):", line):
-            rule, has_failed, fields = rule_match[2], bool(rule_match[1]), {}
-        elif field_match := re.fullmatch(r"    (output|log): (.+)", line):
-            fields[field_match[1]] = field_match[2]
-        elif time_match := re.fullmatch(r"\[(\w{3} \w{3} +\d+ [\d:]+ \d{4})\]", line):
-            timestamp = datetime.strptime(time_match[1], "%a %b %d %H:%M:%S %Y").timestamp()
-        elif command := re.fullmatch(INTERRUPTED, line):
-            interrupted.add(command[1])
-        elif line.startswith(CTRL_C):
-            ended = True
-        if rule and len(fields) == 2:  # the output, then the log
-            # An error's log line ends with advice in brackets, and has the cluster's log behind the job's own.
-            logs = [*map(Path, re.sub(r" \(.*\)$", "", fields["log"]).split(", "))]
-            outputs = [*map(Path, fields["output"].split(", "))]
-            if not has_failed:
-                submit_times[logs[0]] = timestamp
-                interrupted.discard(str(logs[0]))
-            by_user = has_failed and (ended or str(logs[0]) in interrupted)
-            logged_jobs.append(
-                LoggedJob(rule, has_failed, outputs, logs, timestamp, submit_times.get(logs[0], 0.0), by_user)
+def _parse_records(path: Path, size: int) -> list[LoggedJob]:
+    """The jobs in a file of records of this size."""
+    jobs = []
+    submit_times: dict[int, float] = {}  #: by the job's number
+    for record in read_records(path):
+        with suppress(LookupError, TypeError, ValueError):  # a damaged line, or the end of a job
+            if not record["log"]:
+                continue
+            if record["event"] == "job_info":
+                submit_times[record["job"]] = record["time"]
+            jobs.append(
+                LoggedJob(
+                    record["rule"],
+                    record["event"] == "job_error",
+                    [Path(output) for output in record["output"]],
+                    [Path(log) for log in record["log"]],
+                    float(record["time"]),
+                    submit_times.get(record["job"], 0.0),
+                    record.get("error", ""),
+                    record.get("interrupted", False),
+                )
             )
-            rule = ""
-    return logged_jobs
+    return jobs
 
 
 def _get_modification_times(paths: Iterable[Path]) -> list[float]:
@@ -403,12 +364,12 @@ def _get_modification_times(paths: Iterable[Path]) -> list[float]:
     return modification_times
 
 
-def _read_log_tail(logs: list[Path]) -> list[str]:
-    for log in logs:
+def _read_log_tail(job: LoggedJob) -> list[str]:
+    for log in job.logs:
         with suppress(FileNotFoundError):
             if text := log.read_text(errors="replace").strip():
                 return text.splitlines()[-LOG_LINES:]
-    return ["its log is empty: it was killed, or did not start"]
+    return [f"its log is empty: {job.error or 'it was killed, or did not start'}"]
 
 
 def _render_failure(failure: Failure) -> list[Text]:

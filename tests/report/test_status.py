@@ -1,14 +1,15 @@
-"""What `fedpipe status` reads off a study's files and Snakemake's logs."""
+"""What `fedpipe status` reads in a study's files and the records of its jobs."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import os
 import subprocess
 import sys
-from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -51,27 +52,32 @@ def shown(made: NewPlan, height: int | None = None) -> str:
     return screen.file.getvalue()
 
 
-def snakemake(made: NewPlan, *lines: str, number: int = 1, lock: bool = True) -> str:
-    """A log of Snakemake that tells of FedProx's segment; where that logs."""
+def snakemake(made: NewPlan, *events: dict[str, Any], number: int = 1, lock: bool = True) -> str:
+    """Records of FedProx's segment by the snakemake of that number; the segment's log."""
     key = made.runs[1].path
     log = f"results/logs/segment/fedprox-{key.name}-0003.log"
-    text = "\n".join(lines).format(output=f"{key}/segments/0003.json", log=log)
-    files.write_bytes(Path(f".snakemake/log/2026-01-01T0000{number:02}.snakemake.log"), f"{text}\n".encode())
+    job = {"job": 3, "rule": "segment", "output": [f"{key}/segments/0003.json"], "log": [log]}
+    slurm_log = {"log": [log, "slurm_logs/8.log"]}
+    records = [
+        {"time": BEGIN + 100 * number + place} | job | (slurm_log if event["event"] == "job_error" else {}) | event
+        for place, event in enumerate(events)
+    ]
+    write_records(*records, number=number)
     if lock:
         files.write_bytes(Path(".snakemake/locks/0.output.lock"), b"")
     return log
 
 
-BEGUN = ("[Thu Jan  1 00:00:01 2026]", "rule segment:", "    input: a, b", "    output: {output}", "    log: {log}", "")
-FAILED = (
-    "[Thu Jan  1 00:00:09 2026]",
-    "Error in rule segment:",
-    "    message: SLURM-job '8' failed",
-    "    output: {output}",
-    "    log: {log}, slurm_logs/8.log (check log file(s) for error details)",
-    "    shell:",
-    "        fedpipe segment",
-)
+def write_records(*records: dict[str, Any], number: int = 1) -> Path:
+    path = Path(f".snakemake/fedpipe/jobs/{number}-8.jsonl")
+    files.write_bytes(path, "".join(f"{json.dumps(record)}\n" for record in records).encode())
+    return path
+
+
+BEGIN = 1.7e9 + 0.25  #: seconds since the epoch
+BEGUN = {"event": "job_info"}
+FAILED = {"event": "job_error", "error": "", "interrupted": False}
+INTERRUPTED = FAILED | {"interrupted": True}
 
 
 def states(made: NewPlan) -> dict[str, str]:
@@ -115,7 +121,7 @@ def test_time_left_counts_what_runs_at_once() -> None:
 
 
 def test_queued_running_failed_and_begun_again(made: NewPlan) -> None:
-    log = Path(snakemake(made, *BEGUN))
+    log = Path(snakemake(made, BEGUN))
     assert states(made)["fedprox"] == "queued"
     files.write_bytes(log, b"one\ntwo\n")
     assert states(made)["fedprox"] == "running"
@@ -123,101 +129,111 @@ def test_queued_running_failed_and_begun_again(made: NewPlan) -> None:
     os.utime(log, (0, 0))
     assert states(made)["fedprox"] == "queued", "the log is of an earlier attempt"
 
-    snakemake(made, *BEGUN, *FAILED)
+    snakemake(made, BEGUN, FAILED)
     assert states(made)["fedprox"] == "failed"
     (failure,) = status.load_progress(made)[1]
     assert (failure.rule, failure.log, failure.lines) == ("segment", log, ["one", "two"])
-    snakemake(made, *BEGUN, *FAILED, *BEGUN)
+    snakemake(made, BEGUN, FAILED, BEGUN)
     assert states(made)["fedprox"] == "queued", "it was begun again"
     assert not status.load_progress(made)[1]
-    snakemake(made, *BEGUN, *FAILED, number=2)
-    snakemake(made, *BEGUN, number=3)
+    snakemake(made, BEGUN, FAILED, number=2)
+    snakemake(made, BEGUN, number=3)
     assert states(made)["fedprox"] == "queued", "another snakemake began it again"
     Path(".snakemake/locks/0.output.lock").unlink()
     assert states(made)["fedprox"] == "stopped"
 
 
-def test_a_quiet_snakemake_tells_only_of_failed_commands(made: NewPlan) -> None:
-    """`--quiet rules`, as in `make demo`, keeps what Snakemake says of errors in rules for itself, too."""
-    log = Path(snakemake(made))
+def test_a_snakemake_without_records_counts_by_its_files(made: NewPlan) -> None:
+    """Such as one with `--workflow-profile none`, or a stage that was typed by hand."""
     assert states(made)["fedprox"] == "stopped"
+    files.write_bytes(Path(".snakemake/locks/0.output.lock"), b"")
+    assert states(made)["fedprox"] == "stopped"
+    log = Path(f"results/logs/segment/fedprox-{made.runs[1].path.name}-0003.log")
     files.write_bytes(log, b"one\n")
     os.utime(log, (2e9, 2e9))
     assert states(made)["fedprox"] == "running"
-    command = f"Command 'PATH='x':\"$PATH\"; exec fedpipe segment {made.runs[1].path} --stop 3 > {log} 2>&1' "
-    said = [
-        "RuleException:",
-        'CalledProcessError in file "federate.smk", line 18:',
-        command + "returned non-zero exit ",
-    ]
-    os.utime(log, (1e9, 1e9))
-    snakemake(made, *said[:-1], said[-1] + "status 130.")
-    assert states(made)["fedprox"] == "stopped"
-    snakemake(made, CTRL_C, *said[:-1], said[-1] + "status 143.")
-    assert states(made)["fedprox"] == "stopped"
-    snakemake(made, *said[:-1], command + "died with <Signals.SIGKILL: 9>.")
-    assert states(made)["fedprox"] == "failed"
-    snakemake(made, *said[:-1], said[-1] + "status 2.")
-    assert states(made)["fedprox"] == "failed"
-    (failure,) = status.load_progress(made)[1]
-    assert (failure.rule, failure.log, failure.lines) == ("segment", log, ["one"])
-    os.utime(log, (2e9, 2e9))
-    assert states(made)["fedprox"] == "running", "it was begun again"
+    assert not status.load_progress(made)[1]
 
 
-CTRL_C = "Terminating processes on user request, this might take some time."
-COMMAND = "Command 'exec fedpipe segment results/runs --stop 3 > {log} 2>&1' "
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        (COMMAND + "returned non-zero exit status 130.",),
-        (COMMAND + "died with <Signals.SIGINT: 2>.",),
-        (CTRL_C, COMMAND + "returned non-zero exit status 143."),
-    ],
-    ids=["before snakemake says so", "before Python was up", "by snakemake"],
-)
-def test_what_ctrl_c_ended_is_stopped(said: tuple[str, ...], made: NewPlan) -> None:
-    log = Path(snakemake(made, *BEGUN, *said, *FAILED))
+def test_what_ctrl_c_ended_is_stopped(made: NewPlan) -> None:
+    log = Path(snakemake(made, BEGUN, INTERRUPTED))
     files.write_bytes(log, b"one\n")
     os.utime(log, (0, 0))
     assert states(made)["fedprox"] == "stopped"
     assert not status.load_progress(made)[1]
-    snakemake(made, *BEGUN, *said, *FAILED, *BEGUN, *FAILED, CTRL_C)
-    assert states(made)["fedprox"] == ("stopped" if CTRL_C in said else "failed"), "the next one failed by itself"
-    snakemake(made, *BEGUN, *FAILED, number=2)
+    snakemake(made, BEGUN, INTERRUPTED, BEGUN, FAILED)
+    assert states(made)["fedprox"] == "failed", "the next one failed by itself"
+    snakemake(made, BEGUN, INTERRUPTED)
+    snakemake(made, BEGUN, FAILED, number=2)
     assert states(made)["fedprox"] == "failed", "another snakemake began it again"
     assert len(status.load_progress(made)[1]) == 1
 
 
-@pytest.mark.parametrize("quiet", [True, False])
-def test_a_segment_that_sigterm_ended_after_a_round_is_stopped(quiet: bool, made: NewPlan) -> None:
+def test_snakemakes_at_once_do_not_mix(made: NewPlan) -> None:
+    """The last record of a job counts, whichever snakemake began first; a number is another job's in each."""
+    other = {"job": 3, "rule": "table", "output": ["results/tables/results.md"], "log": ["results/logs/table.log"]}
+    snakemake(made, BEGUN | {"time": BEGIN + 20}, number=1)
+    write_records(
+        BEGUN | other | {"time": BEGIN + 1},
+        FAILED | other | {"time": BEGIN + 2},
+        *(
+            {"job": 5, "rule": "segment", "output": [f"{made.runs[1].path}/segments/0003.json"], "log": ["one.log"]}
+            | event
+            for event in (BEGUN | {"time": BEGIN + 3}, FAILED | {"time": BEGIN + 4})
+        ),
+        number=2,
+    )
+    assert {(failure.rule, str(failure.log)) for failure in status.load_progress(made)[1]} == {
+        ("table", "results/logs/table.log"),
+        ("segment", "one.log"),
+    }
+    assert states(made)["fedprox"] == "failed"
+    log = Path(snakemake(made, BEGUN, number=1))
+    write_records(FAILED | {"job": 9, "time": BEGIN, "rule": "segment", "output": ["a"], "log": [str(log)]}, number=2)
+    assert states(made)["fedprox"] == "queued", "a later snakemake's name sorts last, and its record is older"
+
+
+def test_damaged_records_are_skipped(made: NewPlan) -> None:
+    """As by a snakemake that was killed while it wrote, or a full disk."""
+    snakemake(made, BEGUN, FAILED)
+    path = Path(".snakemake/fedpipe/jobs/1-8.jsonl")
+    whole = path.read_bytes()
+    for damage in (b'{"event": "job_inf', b"\xff\x00", b"[1]\n3\nnull", b'{"event": "job_error", "time": "x"}'):
+        files.write_bytes(path, damage + b"\n" + whole + damage)
+        assert states(made)["fedprox"] == "failed"
+    for field in ("time", "rule", "output", "log", "job"):
+        records = [json.loads(line) for line in whole.splitlines()]
+        for value in (None, 7.5):
+            write_records(*(record | {field: value} for record in records), number=2)
+            assert states(made)["fedprox"] == "failed", (field, value)
+    write_records(number=2)
+    files.write_bytes(path, whole[:-20])
+    assert states(made)["fedprox"] == "queued", "the failure is half written"
+
+
+def test_a_segment_that_sigterm_ended_after_a_round_is_stopped(made: NewPlan) -> None:
     path = made.runs[1].path
-    log = Path(snakemake(made))
+    log = Path(snakemake(made, BEGUN, FAILED))
     end = f"{path}: stopped by SIGTERM after round 2; the same command goes on from there"
-    command = f"Command 'exec fedpipe segment {path} --stop 3 > {log} 2>&1' returned non-zero exit status 143."
     files.write_bytes(log, f"one\n{end}\n".encode())
-    moment = datetime(2026, 1, 1, 0, 0, 8).timestamp()  # before the end that snakemake tells of
+    moment = BEGIN + 100.5  # between its begin and its end
     os.utime(log, (moment, moment))
-    snakemake(made, *([command] if quiet else [*BEGUN, *FAILED]))
     assert states(made)["fedprox"] == "stopped"
     assert not status.load_progress(made)[1]
     files.write_bytes(log, f"one\n{end}\nTraceback\n".encode())
     os.utime(log, (moment, moment))
     assert states(made)["fedprox"] == "failed", "it was begun again since"
-    if not quiet:
-        files.write_bytes(log, f"one\n{end}\n".encode())
-        snakemake(made, *BEGUN, *FAILED, *BEGUN)
-        os.utime(log, (0, 0))
-        assert states(made)["fedprox"] == "queued"
-        snakemake(made, *BEGUN, *FAILED, "[Thu Jan  1 00:00:10 2026]", *BEGUN[1:], *FAILED)
-        os.utime(log, (moment, moment))
-        assert states(made)["fedprox"] == "failed", "the next one died before its log"
+    files.write_bytes(log, f"one\n{end}\n".encode())
+    snakemake(made, BEGUN, FAILED, BEGUN)
+    os.utime(log, (0, 0))
+    assert states(made)["fedprox"] == "queued"
+    snakemake(made, BEGUN, FAILED, BEGUN, FAILED)
+    os.utime(log, (moment, moment))
+    assert states(made)["fedprox"] == "failed", "the next one died before its log"
 
 
 def test_failed_jobs_of_all_kinds_are_told(made: NewPlan) -> None:
-    """Also where they are of no run: by a quiet Snakemake, and by one that tells of rules and outputs."""
+    """Also if they are of no run."""
     run = made.runs[0]
     probe = PlannedProbe(
         name="norms", kind="head-norms", algorithm="fedavg", run_key=run.key, rounds=3, round=3, key="0" * 12
@@ -225,37 +241,40 @@ def test_failed_jobs_of_all_kinds_are_told(made: NewPlan) -> None:
     made = dataclasses.replace(made, probes=(probe,))
     layout.dataset_file(run.dataset).unlink()
     layout.assignment_file(run.partition).unlink()
-    commands = {
-        "results/logs/probe/one.log": f"probe {probe.files.settings} --threads 1",
-        "results/logs/download/one.log": f"download {run.dataset}",
-        "results/logs/partition/one.log": f"partition {run.partition}",
-        "results/logs/table.log": "table --params params.yaml --scale paper",
-        "results/logs/curves.log": "figure curves --params params.yaml --scale paper",
-        "results/logs/partition-figure/iid.log": f"figure partition {run.partition} --params params.yaml",
+    outputs = {
+        "probe": [probe.files.table, probe.files.marker],
+        "download": [layout.dataset_file(run.dataset)],
+        "partition": [layout.assignment_file(run.partition)],
+        "table": ["results/tables/results.md"],
+        "curves": ["results/figures/curves.svg"],
+        "partition_figure": ["results/figures/partition-iid.svg"],
     }
-    for log, command in commands.items():
-        files.write_bytes(Path(log), f"{command} failed\n".encode())
-        os.utime(log, (1e9, 1e9))
-    said = "Command 'PATH='x':\"$PATH\"; fedpipe {} > {} 2>&1' returned non-zero exit status 2."
-    snakemake(made, *(said.format(command, log) for log, command in commands.items()))
-    assert {str(failure.log): failure.lines for failure in status.load_progress(made)[1]} == {
-        log: [f"{command} failed"] for log, command in commands.items()
+    for rule in outputs:
+        files.write_bytes(Path(f"results/logs/{rule}.log"), f"{rule} failed\n".encode())
+    write_records(
+        *(
+            FAILED
+            | {"time": BEGIN, "job": 1, "rule": rule, "output": [str(path) for path in paths]}
+            | {"log": [f"results/logs/{rule}.log"]}
+            for rule, paths in outputs.items()
+        )
+    )
+    assert {failure.rule: failure.lines for failure in status.load_progress(made)[1]} == {
+        rule: [f"{rule} failed"] for rule in outputs
     }
     other = dataclasses.replace(made, params=Path("studies/other.yaml"), probes=())
     assert {failure.rule for failure in status.load_progress(other)[1]} == {"download", "partition"}, "what both need"
-
-    log = "results/logs/probe/one.log"
-    snakemake(made, "Error in rule probe:", f"    output: {probe.files.table}, {probe.files.marker}", f"    log: {log}")
-    (failure,) = status.load_progress(made)[1]
-    assert (failure.rule, str(failure.log)) == ("probe", log)
     files.write_bytes(probe.files.table, b"")
+    assert "probe" in {failure.rule for failure in status.load_progress(made)[1]}
     files.write_bytes(probe.files.marker, b"")
-    assert not status.load_progress(made)[1], "it was made since"
+    assert "probe" not in {failure.rule for failure in status.load_progress(made)[1]}, "it was made since"
 
 
 def test_a_failed_job_is_shown_with_the_end_of_its_log(made: NewPlan) -> None:
-    log = Path(snakemake(made, *BEGUN, *FAILED))
+    log = Path(snakemake(made, BEGUN, FAILED))
     assert "its log is empty: it was killed, or did not start" in shown(made)
+    snakemake(made, BEGUN, FAILED | {"error": "It asks for more time than its partition allows."})
+    assert "its log is empty: It asks for more time than its partition allows." in shown(made)
     files.write_bytes(Path("slurm_logs/8.log"), b"slurmstepd: out of memory\n")
     text = "\n".join(f"line {number}" for number in range(9))
     assert "  slurmstepd: out of memory\n" in shown(made)
@@ -266,13 +285,12 @@ def test_a_failed_job_is_shown_with_the_end_of_its_log(made: NewPlan) -> None:
 
 
 def test_a_failed_job_of_another_study_is_not_ours(made: NewPlan) -> None:
-    lines = [line.replace("{output}", "results/runs/other/0123456789ab/segments/0003.json") for line in FAILED]
-    snakemake(made, *lines)
+    snakemake(made, FAILED | {"output": ["results/runs/other/0123456789ab/segments/0003.json"]})
     assert not status.load_progress(made)[1]
 
 
 def test_runs_at_work_come_first_and_what_has_no_room_is_counted(made: NewPlan) -> None:
-    log = Path(snakemake(made, *BEGUN))
+    log = Path(snakemake(made, BEGUN))
     files.write_bytes(log, b"")
     rows = [line.split()[0] for line in shown(made).splitlines()[3:]]
     assert rows == ["fedprox", "scaffold", "fedavg"]

@@ -36,12 +36,9 @@ with suppress(FileExistsError):
     os.symlink("../results/.provenance", ".snakemake/metadata")
 snakemake_patches.patch_records()
 
-# How jobs are submitted to Slurm, and how several Snakemakes share a folder, only concerns the main process.
+# Several Snakemakes may share a folder. This only concerns the main process.
 if workflow.is_main_process:
-    from fedpipe.workflow import slurm_executor
-
     snakemake_patches.patch_scheduler()
-    slurm_executor.register_executor()
     if not UNLOCKS:
         snakemake_patches.patch_locks()
 

@@ -1,30 +1,37 @@
-"""What Snakemake's executor for Slurm lacks: jobs that Slurm forgot, limits that no job can keep, memory that ran out.
+"""The executor `fedpipe-slurm`: Snakemake's plugin for Slurm, with its defects fixed.
 
-The plugin asks Slurm how its jobs are. Where slurmctld does not answer, it loses sight of them all; and for one that
-Slurm has forgotten (it remembers for ``MinJobAge``) it waits for ever. It tries a job again that needs more time than
-it may have, and knows no way to ask for more memory after a job that ran out of it, and no other. The Snakefile puts
-this executor in its place, so that `executor: slurm` and all options stay as they are. Imports no torch.
+Snakemake finds this package by its name. Its options are those of the plugin, so `--slurm-requeue` becomes
+`--fedpipe-slurm-requeue`. docs/upstream.md has a reproduction and a patch for each defect:
+
+- If slurmctld does not answer, the plugin loses all its jobs.
+- It waits forever for a job that Slurm has forgotten. Slurm remembers a finished job for ``MinJobAge``.
+- It waits forever for a job with ``PartitionTimeLimit``, and submits one again that cannot end within its time limit.
+- It cannot ask for more memory after a job that ran out of memory, and only then.
+
+Snakemake imports this package before it reads a Snakefile. So nothing here imports fedpipe at the top: the Snakefile
+would get that fedpipe, and not the one of its own folder.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import snakemake_executor_plugin_slurm as plugin
+from snakemake_executor_plugin_slurm import ExecutorSettings as ExecutorSettings
+from snakemake_executor_plugin_slurm import common_settings as common_settings
 from snakemake_executor_plugin_slurm.job_cancellation import cancel_slurm_jobs
 from snakemake_executor_plugin_slurm.job_status_query import query_job_status
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
-
-from fedpipe.core.errors import UserError
-from fedpipe.core.storage.layout import RunFiles
 
 #: How Slurm says in a job's log that its memory ran out; PyTorch says the same of a GPU's.
 OUT_OF_MEMORY_PATTERN = re.compile(
@@ -47,6 +54,11 @@ class Executor(plugin.Executor):  # type: ignore[misc]
     """The plugin's, which in addition sees what becomes of each job."""
 
     def __init__(self, workflow: Any, logger: Any) -> None:
+        if ignored := _find_ignored_options():
+            raise WorkflowError(
+                f"fedpipe: the executor fedpipe-slurm does not read {ignored[0]}. Use --fedpipe-{ignored[0][2:]}, in a "
+                f"profile fedpipe-{ignored[0][2:]}."
+            )
         path = f"{Path.cwd()}{sys.executable}"
         if not workflow.executor_settings.pass_command_as_script and (special_character := re.search(r"[$`\\]", path)):
             raise WorkflowError(
@@ -145,9 +157,19 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         super().report_job_error(job_info, msg=message, **details)
 
 
-def register_executor() -> None:
-    """Let Snakemake's `executor: slurm` be this one."""
-    ExecutorPluginRegistry().get_plugin("slurm").executor = Executor
+def _find_ignored_options() -> list[str]:
+    """Options of Snakemake's own plugin, on the command line or in a profile, which nothing reads here."""
+    from snakemake.cli import parse_args
+
+    try:
+        with redirect_stderr(io.StringIO()):  # it prints which profiles it reads
+            parser, arguments = parse_args(sys.argv[1:])
+    except SystemExit:  # this process is not the command line of Snakemake
+        return []
+    slurm = ExecutorPluginRegistry().get_plugin("slurm")
+    options = [slurm.get_cli_arg(field.name) for field in fields(ExecutorSettings)]
+    names = {option: option[2:].replace("-", "_") for option in options}
+    return [option for option, name in names.items() if getattr(arguments, name) != parser.get_default(name)]
 
 
 def _get_output_times(job: Any) -> list[int | None]:
@@ -158,6 +180,9 @@ def _get_output_times(job: Any) -> list[int | None]:
 
 def _count_complete_rounds(job: Any) -> int:
     """Complete rounds of the run that a segment works on; of other jobs none, since they do one thing each."""
+    from fedpipe.core.errors import UserError  # the Snakefile has imported its own fedpipe by now
+    from fedpipe.core.storage.layout import RunFiles
+
     with suppress(UserError, IndexError):
         return sum(number > 0 for number in RunFiles(Path(str(job.output[0])).parents[1]).list_complete_rounds())
     return 0
