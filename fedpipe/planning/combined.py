@@ -10,7 +10,8 @@ from pathlib import Path
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage.files import RESULTS
 from fedpipe.core.storage.layout import MergedFiles
-from fedpipe.planning.plan import ExecutionSettings, Plan, PlannedProbe, PlannedRun
+from fedpipe.planning.plan import Plan, PlannedProbe, PlannedRun
+from fedpipe.settings.execution import Execution
 
 
 def read_plans() -> Iterator[tuple[Path, Plan | None]]:
@@ -78,7 +79,7 @@ class CombinedPlan:
         return {str(probe.files.table): probe for probe in probes}
 
     @property
-    def execution(self) -> ExecutionSettings:
+    def execution(self) -> Execution:
         """How jobs are cut and where they run, which is one for all.
 
         Raises
