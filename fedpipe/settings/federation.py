@@ -124,11 +124,8 @@ class Schedule(Choice):
         return base
 
 
-class Federation(Section):
-    """Who trains, how often, and with which optimizer.
-
-    Runs' keys contain all fields. Declare a new one by `late_field`, so that it changes no key while it is off.
-    """
+class Federation(Section):  # declare a new field by `late_field`, because all others are in runs' keys
+    """Who trains, how often, and with which optimizer."""
 
     clients: int = Field(10, ge=1, strict=True, description="Number of clients N.")
     participation: float = Field(1.0, gt=0, le=1, description="Share of clients in a round: max(1, round(p N)).")
