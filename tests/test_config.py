@@ -929,7 +929,7 @@ def test_any_algorithm_takes_dw() -> None:
     parsed = parser.parse_params(
         {"algorithms": {"scaffold": {"dw": {"mu": 2.0}}}, "study": {"algorithms": ["scaffold"]}}
     )
-    assert parsed.algorithms["scaffold"].dw.mu == 2.0  # type: ignore[attr-defined]
+    assert parsed.algorithms["scaffold"].algorithm.dw.mu == 2.0
     with pytest.raises(SettingsError) as refused:
         parser.parse_params({"algorithms": {"scaffold": {"dw": {"mu": -1}}}, "study": {"algorithms": ["scaffold"]}})
     assert str(refused.value).startswith("algorithms.scaffold.dw.mu: -1")
