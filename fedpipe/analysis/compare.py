@@ -18,11 +18,12 @@ from fedpipe.core.errors import ArtifactError, SettingsError, UserError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.layout import PARAMS, StudyFiles
 from fedpipe.planning import planner
-from fedpipe.planning.plan import Cell, Plan, ReportSettings
+from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results, table_parts
 from fedpipe.report.contents import get_reported_fields
 from fedpipe.report.statistics import PAIRED_EXPLANATION, compute_paired_difference
 from fedpipe.report.tables import DASH
+from fedpipe.settings.report import Report
 
 WORKSPACE = "workspace"  #: what lies here, as DVC calls it
 
@@ -58,7 +59,7 @@ def compare_revisions(names: Sequence[str]) -> tuple[str, list[str]]:
     names = [*(names or ["HEAD"]), *([WORKSPACE] if len(names) < 2 else [])]
     if repeated_names := [name for name in names if names.count(name) > 1]:
         raise SettingsError(f"'{repeated_names[0]}' is named twice; each revision may be named once.")
-    report: ReportSettings | None = None
+    report: Report | None = None
     revisions: list[Revision] = []
     warnings: list[str] = []
     for name in names:
@@ -79,7 +80,7 @@ def compare_revisions(names: Sequence[str]) -> tuple[str, list[str]]:
 # -- what a revision has -----------------------------------------------------------------------------------------------
 
 
-def _read_revision(name: str, report: ReportSettings | None) -> Revision:
+def _read_revision(name: str, report: Report | None) -> Revision:
     """The revision whose files are in the current folder, as the baseline reports its numbers."""
     plan = _plan(name)
     report_settings = report or plan.report

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import RESULTS, remove
 from fedpipe.core.storage.layout import PARAMS, STUDIES, RunFiles
@@ -25,7 +26,7 @@ from fedpipe.data import store
 from fedpipe.engine.clients import frozen
 from fedpipe.planning import planner
 from fedpipe.planning.plan import KEY_PATTERN
-from fedpipe.planning.run_settings import RunSettings, digest_json
+from fedpipe.planning.run_settings import RunSettings
 
 SNAKEMAKE_RECORDS = RESULTS / ".provenance"
 

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
+from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import (
     RESTORE_ADVICE,
@@ -24,10 +25,11 @@ from fedpipe.core.storage.files import (
 )
 from fedpipe.core.storage.layout import MergedFiles, RunFiles
 from fedpipe.data import store
-from fedpipe.planning.plan import Cell, Plan, ReportSettings
-from fedpipe.planning.run_settings import RunSettings, digest_json
+from fedpipe.planning.plan import Cell, Plan
+from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import results, table_parts, tables
 from fedpipe.report.contents import check_tables
+from fedpipe.settings.report import Report
 
 
 def trace_cell(table: Path, cell: str) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def _is_at_point(plan: Plan, cell: Cell, row: dict[Any, Any]) -> bool:
     return all(row[name] == value for name, value in results.format_point(plan, cell).items())
 
 
-def _get_reported_rounds(frame: pd.DataFrame, report: ReportSettings) -> list[int]:
+def _get_reported_rounds(frame: pd.DataFrame, report: Report) -> list[int]:
     """Rounds whose accuracies a run's number combines."""
     if report.round == "best":
         frame = frame[frame["accuracy"] == frame["accuracy"].max()].head(1)

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import UserError
+from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import archive, layout
 from fedpipe.core.storage.files import (
     RESTORE_ADVICE,
@@ -30,7 +31,7 @@ from fedpipe.engine import collect, replay
 from fedpipe.engine.run import Run
 from fedpipe.planning import partition
 from fedpipe.planning.code_changes import is_from_other_code
-from fedpipe.planning.run_settings import RunSettings, digest_json
+from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.execution import Execution
 
 

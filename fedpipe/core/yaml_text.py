@@ -1,4 +1,8 @@
-"""YAML that somebody wrote, read in one place: plain values alone, in bounded time, each mistake one sentence."""
+"""Reading and writing YAML.
+
+What somebody wrote is read as plain values alone, in bounded time, and each mistake is one sentence. What fedpipe wrote
+is read and written by the fast parser of libyaml, because a study may have a thousand runs.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,14 @@ from typing import Any
 
 import yaml
 
-from fedpipe.core.errors import SettingsError
+from fedpipe.core.errors import ArtifactError, SettingsError
 
 DEPTH = 100  #: of lists and mappings in one another; settings need some ten
 ALIASED = 100_000  #: values that all aliases of a text may repeat
 DIGITS = 100  #: of a number; nothing takes one of more, and reading it takes time
 PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")  #: kinds of values: those of JSON
+_FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_FAST_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class _Loader(yaml.SafeLoader):
@@ -84,6 +90,28 @@ def read_yaml(text: str, name: Path | str) -> Any:
         raise SettingsError(f"{name}: it is not valid YAML ({' '.join(str(error).split())}).") from None
     except RecursionError:
         raise SettingsError(f"{name}: its lists or mappings lie too deep in one another to be read.") from None
+
+
+def read_generated_yaml(path: Path) -> Any:
+    """The values in a file that `fedpipe plan` wrote.
+
+    Raises
+    ------
+    ArtifactError
+        It is missing or damaged.
+    """
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_FAST_LOADER)
+    except FileNotFoundError:
+        raise ArtifactError(f"{path} is missing; run `fedpipe plan` to write it again.") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ArtifactError(f"{path} is damaged ({reason}); delete it and run `fedpipe plan`.") from None
+
+
+def format_yaml(value: Any) -> str:
+    """YAML with keys in their order."""
+    return str(yaml.dump(value, Dumper=_FAST_DUMPER, sort_keys=False))
 
 
 def _reject_endless_aliases(root: yaml.Node) -> None:

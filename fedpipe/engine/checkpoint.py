@@ -242,7 +242,10 @@ def prune_states(files: RunFiles, number: int, keep_models: str | int) -> None:
 
 
 def _read_retention_requests(files: RunFiles) -> Iterator[RetentionRequest]:
-    """Of all studies that were planned here; one whose plan can't be read may want everything."""
+    """Of all studies that are planned by now, also after this job began.
+
+    A study whose plan can't be read may want everything.
+    """
     for _, plan in read_plans():
         if plan is None:
             yield RetentionRequest(0, "all")

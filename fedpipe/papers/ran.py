@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import pandas as pd
-import yaml
 
-from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import files, layout
 from fedpipe.core.storage.layout import PAPERS, StudyFiles
+from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.data import store
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Cell, Plan, PlannedProbe, PlannedRun
 from fedpipe.report import forecast, results, status
 from fedpipe.settings import base, loader, parser
 
-_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAX_QUOTED_LETTERS = 160  #: letters of a failed job's last line that a reason quotes
 GENERATED_DATASET = "generated"  #: the name of the data set that stands in for one that is not here
 OMITTED_SETTINGS = {"code", "sha256", "origin", "seed"}  #: parts of settings that a reader of a cell has no use for
@@ -260,10 +258,7 @@ def _read_merged_frame(path: Path) -> pd.DataFrame:
 
 @functools.lru_cache(maxsize=2048)
 def _read_run_settings(path: Path) -> dict[str, Any]:
-    try:
-        run_settings: dict[str, Any] = yaml.load(path.read_text(), Loader=_YAML_LOADER)
-    except FileNotFoundError:
-        raise ArtifactError(f"{path} is missing; run `fedpipe plan` to write it again.") from None
+    run_settings: dict[str, Any] = read_generated_yaml(path)
     return run_settings
 
 

@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage.files import read_json
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning.combined import read_plans
@@ -24,7 +23,6 @@ COMPONENT_SECTIONS = {
     "model": "model",
     "algorithm": "algorithm",
 }
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a study may have a thousand runs
 
 
 def describe_code_changes(plan: NewPlan) -> list[str]:
@@ -94,8 +92,8 @@ def _read_run_settings(folders: list[Path]) -> Iterator[tuple[str, dict[str, Any
     """The settings of runs that have rounds; those of another version of fedpipe are left out."""
     for files in map(RunFiles, folders):
         if files.list_complete_rounds():
-            with suppress(OSError, yaml.YAMLError, LookupError, TypeError, AttributeError):
-                settings = vars(RunSettings(**yaml.load(files.settings.read_text(), Loader=_LOADER)))
+            with suppress(ArtifactError, LookupError, TypeError, AttributeError):
+                settings = vars(RunSettings.read_unchecked(files.settings))
                 yield _settings_without_code(settings), settings
 
 

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
+from fedpipe.core.components.pinned_files import compute_stat_fingerprint
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage.files import RESULTS
 from fedpipe.core.storage.layout import MergedFiles
-from fedpipe.planning.plan import ExecutionSettings, Plan, PlannedProbe, PlannedRun
+from fedpipe.planning.plan import Plan, PlannedProbe, PlannedRun
+from fedpipe.settings.execution import Execution
 
 
 def read_plans() -> Iterator[tuple[Path, Plan | None]]:
-    """The plans of all studies that were planned here, by their places; None for one that can't be read."""
+    """The plans of all studies that were planned here, by their paths; None for one that can't be read.
+
+    A file is read once as long as it does not change, because a job asks after each round.
+    """
     for path in filter(Path.exists, [RESULTS / "plan.json", *sorted(RESULTS.glob("studies/**/plan.json"))]):
-        try:
-            yield path, Plan.read(path)
-        except ArtifactError:
-            yield path, None
+        yield path, _read_plan_cached(path, compute_stat_fingerprint(path))
+
+
+@cache
+def _read_plan_cached(path: Path, fingerprint: str) -> Plan | None:
+    try:
+        return Plan.read(path)
+    except ArtifactError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,7 @@ class CombinedPlan:
         return {str(probe.files.table): probe for probe in probes}
 
     @property
-    def execution(self) -> ExecutionSettings:
+    def execution(self) -> Execution:
         """How jobs are cut and where they run, which is one for all.
 
         Raises

@@ -5,18 +5,15 @@ A probe's key is a hash of its settings, of its run's key and round, and of its 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
+from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage.layout import ProbeFiles
-from fedpipe.core.yaml_text import read_yaml
+from fedpipe.core.yaml_text import format_yaml, read_yaml
 from fedpipe.planning.plan import Cell, PlannedProbe
 from fedpipe.settings.diagnostics import HeadNorms, Probe
 from fedpipe.settings.params import Params
@@ -47,9 +44,7 @@ def plan_probes(study_params: Params, cells: Iterable[Cell]) -> tuple[PlannedPro
 def format_probe_settings(study_params: Params, probe: PlannedProbe) -> str:
     """The text of a probe's settings file, which its job reads."""
     head = "# All that this probe depends on; the key in the file's name is a hash of it.\n"
-    return head + yaml.safe_dump(
-        _build_probe_settings(study_params.probes[probe.name], probe.run_key, probe.round), sort_keys=False
-    )
+    return head + format_yaml(_build_probe_settings(study_params.probes[probe.name], probe.run_key, probe.round))
 
 
 def read_probe_settings(files: ProbeFiles) -> dict[str, Any]:
@@ -63,7 +58,7 @@ def read_probe_settings(files: ProbeFiles) -> dict[str, Any]:
     path = files.settings
     try:
         settings: dict[str, Any] = read_yaml(path.read_text(), path)
-        kind, key = str(settings["kind"]), compute_probe_key(settings)
+        kind, key = str(settings["kind"]), digest_json(settings)
     except FileNotFoundError:
         raise ArtifactError(f"{path} is missing; run `fedpipe plan` to write it again.") from None
     except (LookupError, TypeError, ValueError) as error:
@@ -79,18 +74,12 @@ def read_probe_settings(files: ProbeFiles) -> dict[str, Any]:
     return settings
 
 
-def compute_probe_key(settings: dict[str, Any]) -> str:
-    """A probe's key."""
-    text = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
 def _plan_probe(name: str, probe: Probe, cell: Cell, number: int) -> PlannedProbe:
     if number > cell.rounds:
         raise SettingsError(
             f"probes.{name}.rounds: {number} is beyond the last round, {cell.rounds}; it should be that at most."
         )
-    key = compute_probe_key(_build_probe_settings(probe, cell.key, number))
+    key = digest_json(_build_probe_settings(probe, cell.key, number))
     return PlannedProbe(
         name=name,
         kind=probe.kind,
@@ -140,7 +129,7 @@ def _check_probe(study_params: Params, name: str, probe: Probe) -> None:
         from fedpipe.algorithms.cwfedavg import CwFedAvg  # here, since the table's commands import no torch
 
         for label in probe.algorithms or study_params.study.algorithms:
-            if not isinstance(study_params.algorithms[label], CwFedAvg):
+            if not isinstance(study_params.algorithms[label].algorithm, CwFedAvg):
                 raise SettingsError(
                     f"probes.{name}.models: 'class' can't be used with {label}, which has no models of classes; "
                     f"probes.{name}.algorithms should do without it."

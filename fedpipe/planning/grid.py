@@ -27,7 +27,7 @@ class GridPoint:
         return {name: value for name, value in self.values.items() if has_effect_on(keys[name], label)}
 
 
-def collect_grid_keys(raw: dict[str, Any], study_params: Params, scale_changes: dict[str, Any]) -> dict[str, list[str]]:
+def collect_grid_keys(study_params: Params, scale_changes: dict[str, Any]) -> dict[str, list[str]]:
     """The keys that each list or axis of a study's grid sets; ``scale_changes`` are those that the scale sets.
 
     Raises
@@ -43,7 +43,7 @@ def collect_grid_keys(raw: dict[str, Any], study_params: Params, scale_changes: 
         axis = values.values() if isinstance(values, dict) else [[name]]
         keys_by_name[name] = list(dict.fromkeys(key for part in axis for key in part))
         for key in keys_by_name[name]:
-            _check_grid_key(name, key, raw, study_params)
+            _check_grid_key(name, key, study_params)
         if not keys_by_name[name]:
             raise SettingsError(f"study.grid.{name}: its values set no keys; at least one of them should.")
         if not any(has_effect_on(keys_by_name[name], label) for label in study_params.study.algorithms):
@@ -105,7 +105,7 @@ def resolve_point_settings(
     groups: dict[str, list[str]] = {}
     method_changes: dict[str, dict[str, Any]] = {}
     for label in study_params.study.algorithms:
-        changes = methods.parse_method(point_settings, label).settings
+        changes = methods.parse_options(point_settings, label).settings
         name = json.dumps(changes, sort_keys=True, default=str)
         groups.setdefault(name, []).append(label)
         method_changes[name] = changes
@@ -155,7 +155,7 @@ def is_within(key: str, section: str) -> bool:
     return f"{key}.".startswith(f"{section}.")
 
 
-def _check_grid_key(name: str, key: str, raw: dict[str, Any], study_params: Params) -> None:
+def _check_grid_key(name: str, key: str, study_params: Params) -> None:
     location = f"study.grid.{name}" if isinstance(study_params.study.grid[name], dict) else "study.grid"
     _reject_unknown_key(location, key, study_params)
     fixed_section = next(
@@ -174,7 +174,7 @@ def _check_grid_key(name: str, key: str, raw: dict[str, Any], study_params: Para
             f"defaults; name its keys, as {key}.rounds."
         )
     for label in study_params.study.algorithms:
-        method_key = next((one for one in methods.parse_method(raw, label).settings if is_within(key, one)), None)
+        method_key = next((one for one in study_params.algorithms[label].options.settings if is_within(key, one)), None)
         if method_key:
             raise SettingsError(
                 f"{location}: '{key}' varies nothing for {label}, since algorithms.{label}.with sets '{method_key}'."
@@ -185,7 +185,9 @@ def _reject_unknown_key(location: str, key: str, study_params: Params) -> None:
     """Refuse a key that begins with no section, as `mu`; the sentence names the full keys that end in it."""
     if key.partition(".")[0] in Params.model_fields:
         return
-    components = {f"algorithms.{label}": study_params.algorithms[label] for label in study_params.study.algorithms}
+    components = {
+        f"algorithms.{label}": study_params.algorithms[label].algorithm for label in study_params.study.algorithms
+    }
     components |= {
         "partition": study_params.partition,
         "model": study_params.model,

@@ -13,12 +13,12 @@ import numpy.typing as npt
 from fedpipe.core import rng
 from fedpipe.core.components import code_digest, component, registry
 from fedpipe.core.errors import ArtifactError
+from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import files, layout
 from fedpipe.core.yaml_text import read_yaml
 from fedpipe.data import heterogeneity, store
 from fedpipe.data.assignment import Assignment, apportion_count, assign_samples, compute_assignment_sha256
 from fedpipe.data.partitions.base import Integers, Scheme
-from fedpipe.planning import run_settings
 
 LISTED = 20  #: clients that a sentence lists
 
@@ -70,7 +70,7 @@ def read_partition_settings(key: str) -> dict[str, Any]:
     settings_path = layout.assignment_file(key).with_name("partition.yaml")
     try:
         settings: dict[str, Any] = read_yaml(settings_path.read_text(), settings_path)
-        computed_key = run_settings.digest_json({name: value for name, value in settings.items() if name != "origin"})
+        computed_key = digest_json({name: value for name, value in settings.items() if name != "origin"})
     except FileNotFoundError:
         raise ArtifactError(
             f"{settings_path} is missing; '{key}' should be a partition of results/plan.json."
@@ -110,7 +110,7 @@ def collect_warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str
     """
     seen = set()
     for key, settings in partitions.items():
-        alike = run_settings.digest_json({name: value for name, value in settings.items() if name != "seed"})
+        alike = digest_json({name: value for name, value in settings.items() if name != "seed"})
         path = store.locate_dataset(settings["dataset"])
         if alike in seen or not path.is_file():
             continue

@@ -18,14 +18,16 @@ import fedpipe
 from fedpipe.core.components import pinned_files
 from fedpipe.core.components.code_digest import compute_code_digest, compute_shared_digest
 from fedpipe.core.components.component import Component
+from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout, packing
 from fedpipe.core.storage.files import sha256_of, write_bytes, write_json
 from fedpipe.core.storage.layout import FULL_SCALE, PARAMS
+from fedpipe.core.yaml_text import format_yaml
 from fedpipe.data import store
 from fedpipe.planning import diagnostics, grid, partition
-from fedpipe.planning.plan import Cell, ExecutionSettings, Plan, PlannedRun, ReportSettings
-from fedpipe.planning.run_settings import RunSettings, digest_json, dump
-from fedpipe.settings import loader, methods, parser
+from fedpipe.planning.plan import Cell, Plan, PlannedRun
+from fedpipe.planning.run_settings import RunSettings
+from fedpipe.settings import loader, parser
 from fedpipe.settings.dataset import format_download_command
 from fedpipe.settings.params import Params
 
@@ -67,7 +69,7 @@ def make_plan(path: Path = PARAMS, scale: str = FULL_SCALE) -> NewPlan:
     study_params = parser.parse_params(
         raw, None if has_scale_files else download_command, obtain_command=download_command
     )
-    draft = _Draft(study_params, grid.collect_grid_keys(raw, study_params, scale_changes))
+    draft = _Draft(study_params, grid.collect_grid_keys(study_params, scale_changes))
     for point in grid.iterate_points(study_params):
         point_settings = grid.resolve_point_settings(raw, study_params, point, scale_changes, download_command)
         draft.add_point(point, {label: (params, own) for params, labels, own in point_settings for label in labels})
@@ -76,6 +78,7 @@ def make_plan(path: Path = PARAMS, scale: str = FULL_SCALE) -> NewPlan:
     draft.file_texts |= {
         str(probe.files.settings): diagnostics.format_probe_settings(study_params, probe) for probe in probes
     }
+    method_options = {label: study_params.algorithms[label].options for label in study_params.study.algorithms}
     return NewPlan(
         params=layout.normalize_study_path(path),
         scale=scale,
@@ -83,24 +86,18 @@ def make_plan(path: Path = PARAMS, scale: str = FULL_SCALE) -> NewPlan:
         seeds=study_params.study.seeds,
         grid={name: list(values) for name, values in study_params.study.grid.items()},
         protocols=study_params.evaluation.protocols,
-        shown={
-            label: shown_protocol
-            for label in study_params.study.algorithms
-            if (shown_protocol := methods.parse_method(raw, label).shown)
-        },
+        shown={label: options.shown for label, options in method_options.items() if options.shown},
         partitions=draft.partitions,
         runs=tuple(draft.runs.values()),
         cells=tuple(draft.cells.values()),
         warnings=tuple(dict.fromkeys(draft.warnings)),
         files=tuple(sorted(draft.file_texts)),
         shared=compute_shared_digest(),
-        execution=ExecutionSettings(**study_params.execution.model_dump()),
-        keep_models=study_params.artifacts.keep_models,
-        report=ReportSettings(**study_params.report.model_dump()),
+        execution=study_params.execution,
+        artifacts=study_params.artifacts,
+        report=study_params.report,
         probes=probes,
-        titles={
-            label: title for label in study_params.study.algorithms if (title := methods.parse_method(raw, label).title)
-        },
+        titles={label: options.title for label, options in method_options.items() if options.title},
         run_settings=draft.run_settings,
         file_texts=draft.file_texts,
         sample_counts=draft.sample_counts,
@@ -142,9 +139,9 @@ class _Draft:
             }
             self.components += [params.partition, params.model, params.dataset.effective_dataset]
             data = params.dataset.file.stem
-            self.file_texts[str(store.settings_file(data))] = dump(params.dataset.origin)
+            self.file_texts[str(store.settings_file(data))] = format_yaml(params.dataset.origin)
         for label in algorithms:
-            self.components.append(algorithm := params_by_label[label].algorithms[label])
+            self.components.append(algorithm := params_by_label[label].algorithms[label].algorithm)
             self.warnings += algorithm.warnings(params_by_label[label], f"algorithms.{label}")
         settings = {
             label: RunSettings.from_params(params, label, seeds[0]) for label, params in params_by_label.items()
@@ -189,7 +186,7 @@ class _Draft:
             self.sample_counts[key] = _count_samples(params)
             partition_file = layout.assignment_file(key).with_name("partition.yaml")
             origin = {"origin": params.partition.origin} if params.partition.origin else {}
-            self.file_texts[str(partition_file)] = dump(settings.partition_settings | origin)
+            self.file_texts[str(partition_file)] = format_yaml(settings.partition_settings | origin)
         return key
 
 

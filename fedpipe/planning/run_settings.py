@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from fedpipe.core.components import registry
 from fedpipe.core.components.code_digest import compute_code_digest
 from fedpipe.core.components.component import ALGORITHM, MODEL, PARTITION, Component, ComponentKind
 from fedpipe.core.errors import ArtifactError, SettingsError
-from fedpipe.core.yaml_text import read_yaml
+from fedpipe.core.hashing import digest_json
+from fedpipe.core.yaml_text import format_yaml, read_generated_yaml, read_yaml
 from fedpipe.settings.dataset import SPLIT_KEYS, Data
 from fedpipe.settings.evaluation import Evaluation
 from fedpipe.settings.federation import Federation
@@ -23,7 +20,6 @@ from fedpipe.settings.params import Params
 from fedpipe.settings.transforms import Transforms
 
 DATA_SOURCE_KEYS = {"mirror", "absent"}  #: keys of `dataset` that say where its samples come from, not which they are
-_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  #: a study may have a thousand runs
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ class RunSettings:
             transforms=params.transforms.model_dump(mode="json"),
             partition=registry.component_to_run_settings(PARTITION, params.partition),
             model=registry.component_to_run_settings(MODEL, params.model),
-            algorithm=registry.component_to_run_settings(ALGORITHM, params.algorithms[label]),
+            algorithm=registry.component_to_run_settings(ALGORITHM, params.algorithms[label].algorithm),
             federation=params.federation.model_dump(mode="json", exclude={"rounds"}),
             evaluation=evaluation,
             seed=seed,
@@ -91,11 +87,19 @@ class RunSettings:
             raise ArtifactError(f"{path} was edited: its key would be {key}; change params.yaml instead.")
         return settings
 
+    @classmethod
+    def read_unchecked(cls, path: Path) -> RunSettings:
+        """The settings in a ``run.yaml`` that nothing is computed with, read fast."""
+        try:
+            return cls(**read_generated_yaml(path))
+        except TypeError as error:  # as of another version of fedpipe
+            raise ArtifactError(f"{path} is damaged ({error}); delete it and run `fedpipe plan`.") from None
+
     def to_yaml(self) -> str:
         """The text of ``run.yaml``."""
         head = "# All that this run's bits depend on; its key, the folder's name, is a hash of it.\n"
         content = {name: value for name, value in dataclasses.asdict(self).items() if name != "origin" or value}
-        return head + dump(content)
+        return head + format_yaml(content)
 
     @property
     def key(self) -> str:
@@ -148,14 +152,3 @@ class RunSettings:
     def build_evaluation(self) -> Evaluation:
         """The evaluation's settings."""
         return Evaluation(**self.evaluation)
-
-
-def dump(value: Any) -> str:
-    """YAML, with keys in their order."""
-    return str(yaml.dump(value, Dumper=_DUMPER, sort_keys=False))
-
-
-def digest_json(value: Any) -> str:
-    """Twelve hexadecimal digits of the SHA-256 of the canonical JSON."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]

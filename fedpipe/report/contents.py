@@ -8,13 +8,12 @@ it can be told whether a file is what the runs give.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import json_bytes, write_bytes
 from fedpipe.planning import freshness
@@ -135,12 +134,12 @@ def get_reported_fields(plan: Plan) -> dict[str, Any]:
 
 def compute_report_fingerprint(plan: Plan) -> str:
     """A hash of what they say."""
-    return hashlib.sha256(json.dumps(get_reported_fields(plan), sort_keys=True).encode()).hexdigest()
+    return digest_json(get_reported_fields(plan))
 
 
 def compute_plans_fingerprint(plans: Iterable[Plan]) -> str:
     """A hash of all that several plans hold, for pages, which tell of probes and code, too."""
-    return hashlib.sha256(json.dumps([plan.to_dict() for plan in plans], sort_keys=True).encode()).hexdigest()
+    return digest_json([plan.to_dict() for plan in plans])
 
 
 def require_same_plan(plan: Plan, expected_fingerprint: str | None) -> None:

@@ -15,21 +15,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
-
-import yaml
+from typing import NamedTuple
 
 from fedpipe.core.errors import ArtifactError
+from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import RESULTS, read_json, read_parquet, read_recorded_sha256
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning.plan import PlannedRun
 from fedpipe.planning.planner import NewPlan
-from fedpipe.planning.run_settings import RunSettings, digest_json
+from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report.words import format_bytes, format_duration
 
 RUNS_PER_KIND = 3  #: of each kind, the newest, whose means are taken
-_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a study may have a thousand runs
 
 
 class RunKind(NamedTuple):
@@ -169,9 +167,9 @@ def _load_rates(requested_kinds: set[RunKind] | None) -> dict[RunKind, Rates]:
             len(rates_by_kind.get(kind, ())) >= RUNS_PER_KIND for kind in requested_kinds
         ):
             break
-        with suppress(ArtifactError, OSError, LookupError, TypeError, ValueError, yaml.YAMLError):
+        with suppress(ArtifactError, OSError, LookupError, TypeError, ValueError):
             files = RunFiles(marker.parent.parent.parent)
-            settings = RunSettings(**yaml.load(files.settings.read_text(), Loader=_YAML_LOADER))
+            settings = RunSettings.read_unchecked(files.settings)
             kind = RunKind.from_settings(settings)
             if requested_kinds is None or (
                 kind in requested_kinds and len(rates_by_kind.get(kind, ())) < RUNS_PER_KIND

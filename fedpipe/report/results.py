@@ -15,7 +15,7 @@ from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files, layout
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.settings.base import Protocol, to_validation_protocol
-from fedpipe.settings.choices import ReportedRound
+from fedpipe.settings.report import ReportedRound
 
 AVERAGES = ("sample", "client", "worst")  #: over test samples; over clients; over the worst tenth of the clients
 REPORTED_ROUNDS: tuple[ReportedRound, ...] = get_args(ReportedRound)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results
-from fedpipe.settings.choices import Statistic
+from fedpipe.settings.report import Statistic
 
 CONFIDENCE = 0.95  #: of intervals
 EQUALITY_TOLERANCE = 1e-9  #: half an interval, in points, up to which differences are equal but for rounding

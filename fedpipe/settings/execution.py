@@ -10,7 +10,6 @@ from pydantic import (
     model_validator,
 )
 
-from fedpipe.core import callbacks
 from fedpipe.settings.base import Section, require_unique
 
 
@@ -37,12 +36,7 @@ class Execution(Section):
         description="What looks on while runs go: dvclive, or classes of your own, as own.Board (docs/callbacks.md).",
     )
 
-    @field_validator("callbacks")
-    @classmethod
-    def _check_callbacks(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in require_unique(names):
-            callbacks.find_callback(name)
-        return names
+    _require_unique_callbacks = field_validator("callbacks")(require_unique)
 
     @field_validator("stack")
     @classmethod

@@ -7,8 +7,6 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -126,18 +124,7 @@ class Schedule(Choice):
         return base
 
 
-#: Keys of the federation that came later, each with its value where nothing is asked for. Without those that have it,
-#: keys of runs are as they were before.
-OMITTED_DEFAULTS: dict[str, Any] = {
-    "precision": "full",
-    "schedule": {"name": "constant", "warmup": 0},
-    "local_epochs": None,
-    "local_steps": None,
-    "clip_norm": None,
-}
-
-
-class Federation(Section):
+class Federation(Section):  # declare a new field by `late_field`, because all others are in runs' keys
     """Who trains, how often, and with which optimizer."""
 
     clients: int = Field(10, ge=1, strict=True, description="Number of clients N.")
@@ -221,14 +208,6 @@ class Federation(Section):
                 "federation.dtype float32."
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _omit_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in handler(self).items()
-            if name not in OMITTED_DEFAULTS or value != OMITTED_DEFAULTS[name]
-        }
 
     def with_round_learning_rate(self, number: int) -> Federation:
         """The same settings with the learning rate of a round."""

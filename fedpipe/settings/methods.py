@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -27,7 +28,7 @@ def _to_component(kind: ComponentKind, value: Any) -> Component:
     return value if isinstance(value, Component) else registry.parse_component(kind, value)
 
 
-class Method(Section):
+class MethodOptions(Section):
     """What an entry of `algorithms` says beside the algorithm's parameters."""
 
     settings: dict[str, Any] = Field(
@@ -73,11 +74,19 @@ class Method(Section):
         return settings
 
 
-METHOD_KEYS = tuple(str(field.alias or name) for name, field in Method.model_fields.items())  #: with, shown, title
+METHOD_KEYS = tuple(str(field.alias or name) for name, field in MethodOptions.model_fields.items())
 
 
-def parse_method(settings: Any, label: str) -> Method:
-    """What settings, as they stand in the YAML file, say of one method beside its algorithm's parameters.
+@dataclass(frozen=True)
+class Method:
+    """A method of a study: an entry of `algorithms`."""
+
+    algorithm: Component
+    options: MethodOptions
+
+
+def parse_options(settings: Any, label: str) -> MethodOptions:
+    """The options of a method in settings that are not checked yet, as at a point of the grid.
 
     Raises
     ------
@@ -86,24 +95,33 @@ def parse_method(settings: Any, label: str) -> Method:
     """
     entries = settings.get("algorithms") or {}
     entry = entries.get(label) if isinstance(entries, Mapping) else None
-    return _parse_method_entry(entry, label)
+    return _parse_entry_options(entry, label)
 
 
-def _parse_method_entry(entry: Any, label: str) -> Method:
+def _parse_entry_options(entry: Any, label: str) -> MethodOptions:
     method_settings = (
         {name: value for name, value in entry.items() if name in METHOD_KEYS} if isinstance(entry, Mapping) else {}
     )
     try:
-        return Method.model_validate(method_settings)
+        return MethodOptions.model_validate(method_settings)
     except ValidationError as error:
         raise SettingsError(
             "\n".join(format_validation_errors(error, method_settings, f"algorithms.{label}", lambda _: []))
         ) from None
 
 
+def parse_method(entry: Any, label: str) -> Method:
+    """The method that an entry of `algorithms` describes.
+
+    Raises
+    ------
+    SettingsError
+        One sentence for each mistake.
+    """
+    return Method(options=_parse_entry_options(entry, label), algorithm=_parse_algorithm_entry(entry, label))
+
+
 def _parse_algorithm_entry(entry: Any, label: str) -> Component:
-    if isinstance(entry, Component):
-        return entry
     if isinstance(entry, Mapping):
         entry = {name: value for name, value in entry.items() if name not in METHOD_KEYS}
     component = registry.parse_component(ALGORITHM, entry, label, METHOD_KEYS)
@@ -143,18 +161,17 @@ def parse_algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[st
     return _parse_algorithm_entry({**entry, **changes} if isinstance(entry, dict) else entry, label)
 
 
-def _parse_algorithms(entries: dict[str, Any]) -> dict[str, Component]:
-    """The algorithm of each entry; the mistakes of all entries are told at once."""
-    components, mistakes = {}, []
-    for label, value in entries.items():
+def _parse_methods(entries: dict[str, Any]) -> dict[str, Method]:
+    """The method of each entry; the mistakes of all entries are told at once."""
+    methods, mistakes = {}, []
+    for label, entry in entries.items():
         try:
-            _parse_method_entry(value, label)
-            components[label] = _parse_algorithm_entry(value, label)
+            methods[label] = parse_method(entry, label)
         except SettingsError as error:
             mistakes.append(str(error))
     if mistakes:
         raise SettingsError("\n".join(mistakes))
-    return components
+    return methods
 
 
 def _dump_component(kind: ComponentKind, value: Component) -> dict[str, Any]:
@@ -176,7 +193,7 @@ ModelSection = Annotated[Any, *_component_section(MODEL)]
 #: Entries that do so, by label.
 AlgorithmSections = Annotated[
     dict[Label, Any],
-    AfterValidator(_parse_algorithms),
-    PlainSerializer(lambda found: {label: _dump_component(ALGORITHM, found[label]) for label in found}),
+    AfterValidator(_parse_methods),
+    PlainSerializer(lambda found: {label: _dump_component(ALGORITHM, found[label].algorithm) for label in found}),
     Field(default_factory=dict),
 ]

@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedpipe.core import callbacks
 from fedpipe.core.components import registry
 from fedpipe.core.components.component import ALGORITHM, MODEL
 from fedpipe.core.components.pinned_files import PinnedFile
@@ -58,6 +59,12 @@ def _check_scales(scales: dict[str, Any]) -> dict[str, Any]:
     return scales
 
 
+def _check_callbacks(execution: Execution) -> Execution:
+    for name in execution.callbacks:
+        callbacks.find_callback(name)
+    return execution
+
+
 class Params(Section):
     """A whole params.yaml."""
 
@@ -69,7 +76,7 @@ class Params(Section):
     evaluation: Evaluation = Evaluation()
     algorithms: AlgorithmSections
     study: Study = Study()
-    execution: Execution = Execution()
+    execution: Annotated[Execution, AfterValidator(_check_callbacks)] = Execution()
     artifacts: Artifacts = Artifacts()
     report: Report = Report()
     scales: Annotated[dict[Label, dict[str, Any]], AfterValidator(_check_scales)] = Field(
@@ -129,9 +136,6 @@ class Params(Section):
     @model_validator(mode="after")
     def _check_consistency(self, info: ValidationInfo) -> Params:
         context = info.context or {}
-        labels, raw_settings = context.get("labels"), context.get("settings", {})
-        if labels is None:
-            labels = [label for label in self.study.algorithms if not parse_method(raw_settings, label).settings]
         for label in self.study.algorithms:
             if label not in self.algorithms:  # one of fedpipe's needs no entry
                 known_names = sorted({*self.algorithms, *registry.list_components(ALGORITHM)})
@@ -139,7 +143,11 @@ class Params(Section):
                     raise SettingsError(
                         f"study.algorithms: unknown algorithm '{label}'; {suggest_name(label, known_names)}"
                     )
-                self.algorithms[label] = registry.parse_component(ALGORITHM, {}, label)
+                self.algorithms[label] = parse_method({}, label)
+        options = {label: self.algorithms[label].options for label in self.study.algorithms}
+        labels = context.get("labels")
+        if labels is None:
+            labels = [label for label in self.study.algorithms if not options[label].settings]
         if self.report.baseline not in (None, *self.study.algorithms):
             raise SettingsError(
                 f"report.baseline: '{self.report.baseline}' is not in study.algorithms; "
@@ -152,14 +160,14 @@ class Params(Section):
                     f"report.best_over: '{name}' is not in study.grid; {suggest_name(name, known_names)}"
                 )
         self._check_validation_samples()
-        titles = {label: title for label in self.study.algorithms if (title := parse_method(raw_settings, label).title)}
-        for (label, title), other in itertools.product(titles.items(), self.study.algorithms):
-            if other != label and title == titles.get(other, other):
+        for label, other in itertools.permutations(self.study.algorithms, 2):
+            title = options[label].title
+            if title and title == (options[other].title or other):
                 raise SettingsError(
                     f"algorithms.{label}.title: {title!r} is what tables call {other}; each method should have another."
                 )
         for label in self.study.algorithms:
-            shown_protocol = parse_method(raw_settings, label).shown
+            shown_protocol = options[label].shown
             selection_protocol = to_validation_protocol(shown_protocol or self.evaluation.protocols[0])
             if self.report.best_on == "validation" and selection_protocol not in self.evaluation.protocols:
                 raise SettingsError(
@@ -174,7 +182,7 @@ class Params(Section):
                     f"{', '.join(self.evaluation.protocols)}."
                 )
         for label in labels:
-            algorithm = self.algorithms[label]
+            algorithm = self.algorithms[label].algorithm
             if algorithm.needs_sgd and self.federation.optimizer != "sgd":
                 raise SettingsError(
                     f"federation.optimizer: {self.federation.optimizer} can't be used with {label}, whose theory "
@@ -199,7 +207,7 @@ class Params(Section):
                 )
         self._check_declared_files(context.get("download"), context.get("obtain", DOWNLOAD_COMMAND))
         for label in labels if self.model.has_full_weights else ():
-            if self.algorithms[label].needs_several_models:
+            if self.algorithms[label].algorithm.needs_several_models:
                 raise single_initial_model_error(label)
         facts = self.dataset.facts
         if self.dataset.subset and self.partition.is_index_based:

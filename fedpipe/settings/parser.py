@@ -85,7 +85,6 @@ def parse_params(
     context = {
         "download": download_command,
         "labels": labels,
-        "settings": settings,
         "obtain": obtain_command or download_command or DOWNLOAD_COMMAND,
     }
     try:

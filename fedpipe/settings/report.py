@@ -11,7 +11,19 @@ from pydantic import (
 )
 
 from fedpipe.settings.base import Label, Section, require_unique
-from fedpipe.settings.choices import Average, ReportedRound, Statistic
+
+ReportedRound = Literal["last", "best", "mean-last"]
+Average = Literal["sample", "client"]
+Statistic = Literal[
+    "client_std",
+    "worst_tenth",
+    "lowest",
+    "macro_f1",
+    "balanced_accuracy",
+    "rounds_to_target",
+    "bytes_to_target",
+    "difference",
+]
 
 
 class Report(Section):

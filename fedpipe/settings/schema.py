@@ -16,7 +16,7 @@ from fedpipe.core.components.component import (
     get_docstring_summary,
     get_type_adapter,
 )
-from fedpipe.settings.methods import Method
+from fedpipe.settings.methods import MethodOptions
 from fedpipe.settings.params import Params
 
 DOTTED_PATH_SCHEMA = {"type": "string", "pattern": r"\."}  #: a dotted path, in the JSON Schema
@@ -52,7 +52,7 @@ def build_json_schema() -> dict[str, Any]:
     properties = schema["properties"]
     properties["partition"] = build_options(PARTITION)
     properties["model"] = build_options(MODEL)
-    method_properties = Method.model_json_schema(mode="validation")["properties"]
+    method_properties = MethodOptions.model_json_schema(mode="validation")["properties"]
     properties["algorithms"] = {
         "type": "object",
         "properties": {

@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from fedpipe.settings.base import Label, Section, require_unique, to_number
-from fedpipe.settings.choices import Statistic
+from fedpipe.settings.report import Statistic
 
 #: Columns of a study's tables, which no axis may be called.
 TABLE_COLUMNS = (

@@ -40,8 +40,9 @@ from fedpipe.core.storage.layout import (
 )
 from fedpipe.planning import freshness
 from fedpipe.planning.combined import CombinedPlan
-from fedpipe.planning.plan import ExecutionSettings, Plan, PlannedProbe, PlannedRun
+from fedpipe.planning.plan import Plan, PlannedProbe, PlannedRun
 from fedpipe.report.contents import compute_plans_fingerprint
+from fedpipe.settings.execution import Execution
 
 LOCKS = Path(".snakemake/locks")  #: Snakemake's lists of the outputs that its processes are making
 #: The files of a run's joined rounds, as an output of rules with these wildcards.
@@ -163,7 +164,7 @@ class Dag:
 
     selection: StudySelection
     plan: CombinedPlan
-    execution: ExecutionSettings
+    execution: Execution
 
     @classmethod
     def from_selection(cls, selection: StudySelection) -> Dag:

@@ -184,7 +184,7 @@ def test_a_layer_that_the_network_lacks_is_refused_by_the_plan():
     def planned(**parameters):
         params = studies.settings(("feddual",), algorithms={"feddual": parameters})
         found = parse_params(params)
-        return found.algorithms["feddual"].warnings(found, "algorithms.feddual")
+        return found.algorithms["feddual"].algorithm.warnings(found, "algorithms.feddual")
 
     assert planned(layers=["body.1"]) == ()
     with pytest.raises(
@@ -435,9 +435,8 @@ def test_the_gradient_is_that_of_the_network_at_rest(make_clients, make_trial, a
 
 
 def study(**parameters):
-    return parse_params({"algorithms": {"feddual": parameters}, "study": {"algorithms": ["feddual"]}}).algorithms[
-        "feddual"
-    ]
+    params = parse_params({"algorithms": {"feddual": parameters}, "study": {"algorithms": ["feddual"]}})
+    return params.algorithms["feddual"].algorithm
 
 
 def test_each_mode_brings_its_own_values():

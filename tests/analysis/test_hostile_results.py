@@ -98,7 +98,7 @@ def test_every_command_names_a_hostile_pack_and_writes_nothing(
         lambda plan: plan.update(protocols=[]),
         lambda plan: plan.update(grid=[]),
         lambda plan: plan["report"].update(round="first"),
-        lambda plan: plan["report"].pop("last_k"),
+        lambda plan: plan["report"].update(last_k="five"),
         lambda plan: plan["artifacts"].update(keep_models=0),
         lambda plan: plan["execution"].update(device="/dev/sda"),
         lambda plan: plan["partitions"].update({"../../secret": {}}),

@@ -77,7 +77,7 @@ def test_the_first_commit_where_git_knows_it(study: Path, tmp_path: Path, monkey
 
 def test_the_best_round_is_the_one_traced(study: Path) -> None:
     made = Plan.read(Path("results/plan.json"))
-    made = dataclasses.replace(made, report=dataclasses.replace(made.report, round="best"))
+    made = dataclasses.replace(made, report=made.report.model_copy(update={"round": "best"}))
     made.write()
     contents.write_files(contents.build_tables(made))
     found = trace_cell(TABLE, "fedavg.global-on-global")

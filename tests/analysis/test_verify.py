@@ -14,13 +14,14 @@ from typer.testing import CliRunner
 from fedpipe.analysis import verify
 from fedpipe.cli.app import app
 from fedpipe.core.errors import ArtifactError
+from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout, packing
 from fedpipe.core.storage.files import read_json, read_parquet, read_pt, sha256_of, write_json, write_parquet, write_pt
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine import collect
 from fedpipe.engine.checkpoint import prune_states
 from fedpipe.planning import partition
-from fedpipe.planning.run_settings import RunSettings, digest_json
+from fedpipe.planning.run_settings import RunSettings
 from tests import small_studies as studies
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedpipe.cli import app, study
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
-from fedpipe.core.yaml_text import ALIASED, read_yaml
+from fedpipe.core.yaml_text import ALIASED, format_yaml, read_generated_yaml, read_yaml
 from fedpipe.planning import download, partition, planner
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings import parser
@@ -116,6 +116,18 @@ def test_plain_yaml_is_read_as_ever() -> None:
     assert read_yaml(text, "params.yaml") == yaml.safe_load(text)
     assert read_yaml("", "params.yaml") is None
     assert read_yaml("day: 2026-01-02", "params.yaml") == {"day": "2026-01-02"}, "text, which JSON has"
+
+
+def test_a_file_that_fedpipe_wrote_is_read_back_and_a_damaged_one_is_a_sentence() -> None:
+    path, value = Path("run.yaml"), {"name": "μ", "alpha": 0.1, "hidden": [16, 16], "off": None, "day": "2026-01-02"}
+    with pytest.raises(ArtifactError, match=r"^run\.yaml is missing; run `fedpipe plan` to write it again\.$"):
+        read_generated_yaml(path)
+    path.write_text(format_yaml(value), encoding="utf-8")
+    assert read_generated_yaml(path) == read_yaml(path.read_text(encoding="utf-8"), path) == value
+    for damage in (b"name: [", b"name: \xff", b"when: 2026-13-45"):
+        path.write_bytes(damage)
+        with pytest.raises(ArtifactError, match=r"^run\.yaml is damaged \(.*\); delete it and run `fedpipe plan`\.$"):
+            read_generated_yaml(path)
 
 
 def test_a_wrong_value_of_any_size_is_one_short_sentence() -> None:

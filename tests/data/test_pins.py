@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from fedpipe.cli import app
 from fedpipe.core.components import component, pinned_files, registry
 from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import files, layout
 from fedpipe.data.assignment import Assignment
 from fedpipe.planning import download as stage
-from fedpipe.planning import run_settings
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import table_notes
 from fedpipe.settings import loader, parser
@@ -419,7 +419,7 @@ def test_without_that_column_the_split_and_the_seed_have_their_say() -> None:
         parser.parse_params(settings)
     settings["dataset"]["split"] = "pooled"
     runs = [of(settings, seed) for seed in (0, 1)]
-    assert len({run_settings.digest_json(run.partition_settings) for run in runs}) == 2
+    assert len({digest_json(run.partition_settings) for run in runs}) == 2
     assert of(settings | {"dataset": settings["dataset"] | {"test_share": 0.4}}).key != runs[0].key
 
 

@@ -11,6 +11,7 @@ from fedpipe.core.storage import files
 from fedpipe.engine import collect
 from fedpipe.engine.checkpoint import prune_states
 from fedpipe.planning import planner
+from fedpipe.planning.plan import Plan
 from tests import small_studies as studies
 
 ROUNDS = 6
@@ -52,6 +53,23 @@ def test_a_longer_study_leaves_what_a_shorter_one_keeps(run: Any) -> None:
     for end in (4, ROUNDS):  # each can go on from its last round, with what every client kept
         for last in set(files.read_json(run.files.round(end).state_marker)["last"]) - {-1}:
             assert run.files.round(last).client_states.exists()
+
+
+def test_a_study_that_is_planned_meanwhile_keeps_its_rounds_and_each_plan_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (run,) = studies.open_runs(
+        studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": "last"}))
+    )
+    read_paths: list[Path] = []
+    read = Plan.read
+    monkeypatch.setattr(Plan, "read", lambda path: read_paths.append(path) or read(path))
+    for number in run.run_segment(ROUNDS):
+        if number == 2:
+            other("late", ROUNDS + 1, 3)
+    assert servers(run) == [0, 3, ROUNDS - 1, ROUNDS]
+    assert sorted(map(str, read_paths)) == ["results/plan.json", "results/studies/late/plan.json"]
 
 
 def test_a_plan_that_can_not_be_read_may_want_everything(run: Any) -> None:

@@ -13,6 +13,7 @@ from fedpipe.core.storage import layout
 from fedpipe.planning import planner
 from fedpipe.planning.combined import CombinedPlan
 from fedpipe.planning.plan import Plan
+from fedpipe.settings.execution import Artifacts
 from tests import small_studies as studies
 
 
@@ -62,7 +63,7 @@ def test_studies_that_execute_otherwise_are_refused(plans: tuple[Plan, Plan]) ->
     long, short = plans
     assert CombinedPlan(plans).execution == long.execution
     with pytest.raises(SettingsError, match=r"studies/a/short\.yaml: artifacts\.keep_models differs from that of"):
-        assert CombinedPlan((long, dataclasses.replace(short, keep_models="last"))).execution
+        assert CombinedPlan((long, dataclasses.replace(short, artifacts=Artifacts(keep_models="last")))).execution
 
 
 def test_a_folder_names_its_studies_but_not_dvcs_file(plans: tuple[Plan, Plan]) -> None:

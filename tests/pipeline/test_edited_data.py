@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fedpipe.planning.run_settings import digest_json
+from fedpipe.core.hashing import digest_json
 from tests import small_studies as studies
 from tests.pipeline.conftest import Project, jobs
 

@@ -13,7 +13,7 @@ from fedpipe.planning import freshness, planner
 from fedpipe.planning.freshness import Freshness
 from fedpipe.planning.plan import Plan
 from fedpipe.report.contents import get_reported_fields
-from tests import studies
+from tests import small_studies as studies
 
 OWN = '''"""FedAvg by another name."""
 from dataclasses import dataclass

@@ -17,7 +17,9 @@ from fedpipe.core.storage import files as storage_files
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.layout import MergedFiles
 from fedpipe.data import heterogeneity
-from fedpipe.planning.plan import Cell, ExecutionSettings, Plan, PlannedRun, ReportSettings
+from fedpipe.planning.plan import Cell, Plan, PlannedRun
+from fedpipe.settings.execution import Artifacts, Execution
+from fedpipe.settings.report import Report
 
 Counts = Sequence[tuple[int, int]]  #: (correct, total) of each client; one alone is the server's
 
@@ -74,11 +76,9 @@ class Tree:
             warnings=(),
             files=(),
             shared=code_digest.compute_shared_digest(),
-            execution=ExecutionSettings(
-                rounds_per_job=None, clients_per_job=None, device="auto", stack="auto", graphs=False
-            ),
-            keep_models="all",
-            report=ReportSettings(round="last", last_k=2, average="sample"),
+            execution=Execution(),
+            artifacts=Artifacts(),
+            report=Report(last_k=2),
         )
         partition = layout.assignment_file(PARTITION).with_name("heterogeneity.parquet")
         self.write_table(partition, heterogeneity.summarize_clients(np.array([[4, 0], [3, 3]])), "assignment.json")

@@ -240,7 +240,7 @@ def test_curves_are_those_of_the_best_values_that_the_table_shows(make):
         tree.write(run, [found] * 3)
     protocols = ("personal-on-local", "personal-on-validation")
     tree.change(
-        protocols=protocols, report=dataclasses.replace(tree.plan.report, best_over=("federation.learning_rate",))
+        protocols=protocols, report=tree.plan.report.model_copy(update={"best_over": ("federation.learning_rate",)})
     )
     first, second, *_ = curves_figure.build_curves_figure(tree.plan, curves.load_table_curves(tree.plan)).axes
     assert [first.get_title(loc="left"), second.get_title(loc="left")] == [
@@ -252,7 +252,7 @@ def test_curves_are_those_of_the_best_values_that_the_table_shows(make):
     assert ends == {"fedavg": 60, "fedprox": 30}
     shown = curves.load_table_curves(tree.plan)
     assert len(shown) == 2 * 2 * 2 * 3
-    chosen = dataclasses.replace(tree.plan.report, best_on="validation")
+    chosen = tree.plan.report.model_copy(update={"best_on": "validation"})
     tree.change(report=chosen)
     shown = curves.load_table_curves(tree.plan)
     assert set(shown["protocol"]) == {"personal-on-local"}
@@ -271,7 +271,7 @@ def test_matrices_are_of_the_best_values_that_the_table_shows(make):
         tree.write(run, [{"global-on-global": [(count, 10)]}] * 3)
         tree.write_matrices(run, {"SL": count / 10, "CR": count / 10})
     assert list(matrices.select_model_matrices(tree.plan)) == ["fedavg (learning_rate=0.01)"]
-    tree.change(report=dataclasses.replace(tree.plan.report, best_over=("federation.learning_rate",)))
+    tree.change(report=tree.plan.report.model_copy(update={"best_over": ("federation.learning_rate",)}))
     assert list(matrices.select_model_matrices(tree.plan)) == ["fedavg (learning_rate=0.1)"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -16,12 +15,13 @@ from sklearn import metrics as sklearn
 
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.planning import planner
-from fedpipe.planning.plan import Plan, ReportSettings
+from fedpipe.planning.plan import Plan
 from fedpipe.report import contents, statistics, tables
+from fedpipe.settings.report import Report
 from tests import small_studies as studies
 from tests.report.conftest import Tree
 
-EVERYTHING = ReportSettings(
+EVERYTHING = Report(
     round="last",
     last_k=2,
     average="sample",
@@ -62,7 +62,9 @@ def test_a_target_that_some_seeds_reach_says_how_many(make: Any) -> None:
             index, [{"personal-on-local": [(right - 1, 10), (right, 10)]}, {"personal-on-local": [(right, 10)] * 2}]
         )
     chosen = ("rounds_to_target", "bytes_to_target")
-    tree.change(report=dataclasses.replace(EVERYTHING, target=0.8, statistics=chosen), protocols=("personal-on-local",))
+    tree.change(
+        report=EVERYTHING.model_copy(update={"target": 0.8, "statistics": chosen}), protocols=("personal-on-local",)
+    )
     frame = statistics.build_statistics_table(tree.plan)
     found = told(frame, algorithm="fedavg", protocol="personal-on-local", statistic="rounds_to_target")
     assert (found[0], found[2]) == (2, 1)
@@ -161,7 +163,7 @@ def test_the_last_round_measured_counts() -> None:
 def test_the_table_has_them_below_where_they_are_asked_for(two: Tree) -> None:
     plain = tables.render_markdown(two.plan, tables.build_result_table(two.plan))
     chosen = ("worst_tenth", "client_std", "rounds_to_target", "bytes_to_target", "difference")
-    two.change(report=dataclasses.replace(EVERYTHING, statistics=chosen), protocols=("personal-on-local",))
+    two.change(report=EVERYTHING.model_copy(update={"statistics": chosen}), protocols=("personal-on-local",))
     text = tables.render_markdown(two.plan, tables.build_result_table(two.plan))
     assert "worst tenth" not in plain
     below = text.partition("By personal-on-local")[2].splitlines()
@@ -180,7 +182,7 @@ def test_below_the_best_of_a_grid_differences_are_to_the_best_of_the_baseline(ma
     tree = make(["fedavg", "fedprox"], grid={rate: [0.01, 0.05]})
     for run, right in enumerate((5, 5, 7, 7, 8, 8, 6, 6)):
         tree.write(run, [{"global-on-global": [(right, 10)]}])
-    report = dataclasses.replace(EVERYTHING, statistics=("difference",), best_over=(rate,))
+    report = EVERYTHING.model_copy(update={"statistics": ("difference",), "best_over": (rate,)})
     tree.change(report=report, protocols=("global-on-global",))
     text = tables.render_markdown(tree.plan, tables.build_result_table(tree.plan))
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:5] == "| fed"]
@@ -198,7 +200,7 @@ def test_what_is_not_searched_is_the_same_for_the_baseline(make: Any) -> None:
     tree = make(["fedavg", "fedprox"], [0], grid={alpha: [0.1, 0.5], rate: [0.01, 0.05]})
     for run, right in enumerate((5, 6, 8, 7, 3, 2, 1, 4)):  # by alpha, rate and method
         tree.write(run, [{"global-on-global": [(right, 10)]}])
-    report = dataclasses.replace(EVERYTHING, statistics=("difference",), best_over=(rate,))
+    report = EVERYTHING.model_copy(update={"statistics": ("difference",), "best_over": (rate,)})
     tree.change(report=report, protocols=("global-on-global",))
     found = (
         statistics.build_statistics_table(tree.plan).query("statistic == 'difference'").set_index([alpha, rate])["mean"]

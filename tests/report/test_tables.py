@@ -14,9 +14,9 @@ import pytest
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import layout
 from fedpipe.data import heterogeneity
-from fedpipe.planning.plan import ReportSettings
 from fedpipe.report import contents, curves, table_notes, tables
 from fedpipe.report.words import format_bytes
+from fedpipe.settings.report import Report
 
 
 def cell(table, **wanted):
@@ -114,7 +114,7 @@ def test_markdown(two):
 
 
 def test_settings_of_the_report_choose_the_number(two):
-    two.change(report=ReportSettings(round="best", last_k=2, average="client"))
+    two.change(report=Report(round="best", last_k=2, average="client"))
     table = tables.build_result_table(two.plan)
     text = tables.render_markdown(two.plan, table)
     assert "in each run's best round" in text
@@ -239,9 +239,7 @@ def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
 
 
 def test_people_read_titles_and_programs_labels(grid):
-    searched = dataclasses.replace(
-        grid.plan.report, best_over=("algorithms.fedprox.mu",), statistics=("difference",), baseline="fedavg"
-    )
+    searched = Report(best_over=("algorithms.fedprox.mu",), last_k=2, statistics=("difference",), baseline="fedavg")
     grid.change(report=searched)
     before = contents.build_tables(grid.plan)
     grid.change(titles={"fedavg": "FedAvg <b>", "fedprox": "FedProx (μ ≥ 1)"})
@@ -326,7 +324,7 @@ def test_nothing_that_a_user_calls_something_is_markup(make):
 
 def test_the_best_of_a_grid_stands_in_peoples_table_for_each_method_and_column(grid):
     """Runs by grid point, then algorithm: right answers of 10 are 0 to 5; the last of each column is its best."""
-    grid.change(report=dataclasses.replace(grid.plan.report, best_over=("algorithms.fedprox.mu",)))
+    grid.change(report=grid.plan.report.model_copy(update={"best_over": ("algorithms.fedprox.mu",)}))
     grid.write(1, one_round(9))  # fedprox at alpha 0.1 and mu 1
     table = tables.build_result_table(grid.plan)
     text = tables.render_markdown(grid.plan, table)

@@ -255,7 +255,7 @@ def searched(make):
     grid = {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.01, 0.05, 0.1]}
     tree = make(["fedavg", "fedprox"], [0], grid)
     tree.change(
-        protocols=(LAST,), report=dataclasses.replace(tree.plan.report, best_over=("federation.learning_rate",))
+        protocols=(LAST,), report=tree.plan.report.model_copy(update={"best_over": ("federation.learning_rate",)})
     )
     for index, server in enumerate((10, 30, 20, 10, 30, 20, 40, 50, 60, 20, 10, 50)):
         tree.write(index, right(server))
@@ -311,7 +311,7 @@ def test_no_edge_is_told_of_what_has_none(searched):
     for index, server in enumerate((*inside, *inside)):
         searched.write(index, right(server))
     assert table_notes.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == []
-    searched.change(report=dataclasses.replace(searched.plan.report, best_over=()))
+    searched.change(report=searched.plan.report.model_copy(update={"best_over": ()}))
     assert table_notes.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == []
 
 
@@ -319,7 +319,7 @@ def test_no_edge_is_told_of_names_nor_of_methods_without_a_number(make):
     tree = make(["fedavg", "local"], [0], {"data": ["A", "B"], "federation.learning_rate": [0.1, 0.2, 0.3]})
     tree.change(
         protocols=(LAST,),
-        report=dataclasses.replace(tree.plan.report, best_over=("data", "federation.learning_rate")),
+        report=tree.plan.report.model_copy(update={"best_over": ("data", "federation.learning_rate")}),
     )
     for index, run in enumerate(tree.runs):
         tree.write(index, right(90 if index == 2 else 50) if run.algorithm == "fedavg" else [{}])

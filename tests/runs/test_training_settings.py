@@ -10,10 +10,13 @@ import pytest
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.files import read_json, write_pt
+from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.run import Run
-from fedpipe.planning import planner
-from fedpipe.settings.federation import Federation
+from fedpipe.planning import planner, run_settings
+from fedpipe.planning.run_settings import RunSettings
+from fedpipe.settings.base import late_field
+from fedpipe.settings.federation import Federation, Schedule
 from tests import small_studies as studies
 
 FALLING = {"name": "cosine", "period": 4, "minimum": 0.01, "warmup": 1}
@@ -27,11 +30,11 @@ def key(**federation: Any) -> str:
     return run.key
 
 
-def test_what_is_not_asked_for_is_in_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spelled out or not, runs from before these settings are found; each other value is another run."""
+def test_each_value_is_another_key_and_a_default_that_is_spelled_out_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     plain = key()
-    assert not {"schedule", "local_steps", "clip_norm"} & Federation().model_dump(mode="json").keys()
     nothing = {"schedule": {"name": "constant"}, "local_steps": None, "clip_norm": None, "local_epochs": 1}
     assert key(**nothing) == plain
     assert key(schedule={"name": "constant", "warmup": 0}) == plain
@@ -47,6 +50,29 @@ def test_what_is_not_asked_for_is_in_no_key(tmp_path: Path, monkeypatch: pytest.
     assert len({plain, *others}) == len(others) + 1
     assert key(schedule={"name": "step", "step_size": 3, "gamma": 0.1}) == others[1], "a default spelled out"
     assert key(rounds=40, schedule={"name": "cosine", "period": 9}) == others[4], "more rounds go on with the same"
+
+
+def test_a_late_field_is_in_no_key_while_it_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys of runs that a later version does not change stay, and their run.yaml can still be read."""
+
+    class LaterFederation(Federation):
+        prox: float = late_field(0.0, ge=0)
+        server_schedule: Schedule = late_field(Schedule())
+
+    assert set(Federation().model_dump(mode="json")) == set(Federation.model_fields), "all of today's are in keys"
+    assert LaterFederation().model_dump(mode="json") == Federation().model_dump(mode="json")
+    assert LaterFederation(prox=0, server_schedule={"name": "constant"}).model_dump() == Federation().model_dump()
+    on = LaterFederation(prox=0.5, server_schedule={"name": "exponential", "gamma": 0.9}).model_dump(mode="json")
+    assert on == Federation().model_dump(mode="json") | {
+        "prox": 0.5,
+        "server_schedule": {"name": "exponential", "gamma": 0.9, "warmup": 0},
+    }
+    monkeypatch.chdir(tmp_path)
+    plain = key()
+    files = RunFiles.from_key("fedavg", plain)
+    planner.write_plan(planner.make_plan())
+    monkeypatch.setattr(run_settings, "Federation", LaterFederation)
+    assert RunSettings.read(files.settings).build_federation().prox == 0
 
 
 def states(run: Run) -> dict[str, str]:

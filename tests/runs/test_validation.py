@@ -103,7 +103,7 @@ def test_the_best_is_chosen_by_validation_and_the_caption_says_so() -> None:
     table = tables.build_result_table(plan)
     assert [row[1] for row in table_parts.select_table_rows(plan, table)] == ["0.1"]
     assert "which was chosen on the clients' validation samples." in tables.build_caption(plan)
-    by_test = dataclasses.replace(plan, report=dataclasses.replace(plan.report, best_on="test"))
+    by_test = dataclasses.replace(plan, report=plan.report.model_copy(update={"best_on": "test"}))
     assert [row[1] for row in table_parts.select_table_rows(by_test, table)] == ["0.01"]
     assert "which was chosen on the test samples themselves." in tables.build_caption(by_test)
 

@@ -755,7 +755,7 @@ def test_what_is_given_replaces_its_default_and_no_other() -> None:
         {"federation": {"clients": 7}, "algorithms": {"fedavg": {}, "feddw": {"mode": "code"}}}
     )
     assert params.federation == federation.Federation(clients=7)
-    algorithm: Any = params.algorithms["feddw"]
+    algorithm: Any = params.algorithms["feddw"].algorithm
     assert (algorithm.mu, algorithm.mode) == (0.1, "code")
 
 
@@ -763,7 +763,7 @@ def test_an_entry_may_have_a_name_of_its_own() -> None:
     params = parser.parse_params(
         {"algorithms": {"strong": {"algorithm": "fedprox", "mu": 5}}, "study": {"algorithms": ["strong"]}}
     )
-    algorithm: Any = params.algorithms["strong"]
+    algorithm: Any = params.algorithms["strong"].algorithm
     assert type(algorithm).__name__ == "FedProx"
     assert algorithm.mu == 5.0
 
@@ -929,7 +929,7 @@ def test_any_algorithm_takes_dw() -> None:
     parsed = parser.parse_params(
         {"algorithms": {"scaffold": {"dw": {"mu": 2.0}}}, "study": {"algorithms": ["scaffold"]}}
     )
-    assert parsed.algorithms["scaffold"].dw.mu == 2.0  # type: ignore[attr-defined]
+    assert parsed.algorithms["scaffold"].algorithm.dw.mu == 2.0
     with pytest.raises(SettingsError) as refused:
         parser.parse_params({"algorithms": {"scaffold": {"dw": {"mu": -1}}}, "study": {"algorithms": ["scaffold"]}})
     assert str(refused.value).startswith("algorithms.scaffold.dw.mu: -1")

@@ -19,7 +19,7 @@ from fedpipe.planning import planner
 from fedpipe.report import contents
 from fedpipe.workflow import dag
 from fedpipe.workflow.dag import Dag, StudySelection
-from tests import studies
+from tests import small_studies as studies
 
 LABELS = ("fedavg",)
 

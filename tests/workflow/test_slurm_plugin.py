@@ -10,9 +10,9 @@ import venv
 from pathlib import Path
 
 import pytest
-
-from tests import studies
 from tests.studies import ROOT
+
+from tests import small_studies as studies
 
 OPTIONS = ("--executor {fedpipe-slurm,", "--logger {fedpipe}", "--fedpipe-slurm-requeue")
 

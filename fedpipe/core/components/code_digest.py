@@ -34,6 +34,7 @@ from fedpipe.core.components.module_graph import (
     parse_module,
 )
 from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage.files import sha256_of
 
 SHARED_ENTRY_POINTS = (  #: entry points of the shared code
     ("fedpipe.engine.run", "Run"),
@@ -219,8 +220,7 @@ class _DependencyWalk:
         if DATA_FILES_VARIABLE in source.bindings and module.partition(".")[0] != PACKAGE:
             for path in dict.fromkeys(_find_data_files(source)):
                 self.files.add(path)
-                with path.open("rb") as stream:
-                    self.texts[f"{module}:{path.as_posix()}"] = hashlib.file_digest(stream, "sha256").hexdigest()
+                self.texts[f"{module}:{path.as_posix()}"] = sha256_of(path)
 
     def _visit_whole_module(self, module: str) -> None:
         """Visit a complete module, because any part of it may be used."""

@@ -8,8 +8,6 @@ a run goes on with no others.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +17,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor, nn
 
+from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import files, packing
 from fedpipe.core.storage.files import RESULTS
 from fedpipe.data import store
@@ -37,7 +36,7 @@ def get_features_path(settings: RunSettings) -> Path:
         "transforms": settings.transforms,
         "dtype": settings.federation["dtype"],
     }
-    key = hashlib.sha256(json.dumps(key_settings, sort_keys=True).encode()).hexdigest()[:12]
+    key = digest_json(key_settings)
     return RESULTS / "features" / f"{store.locate_dataset(settings.dataset).stem}-{settings.model['name']}-{key}.pt"
 
 

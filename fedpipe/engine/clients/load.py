@@ -6,12 +6,13 @@ from pathlib import Path
 
 import torch
 
+from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import read_parquet, read_recorded_sha256
 from fedpipe.data import store
 from fedpipe.data.assignment import Assignment, compute_assignment_sha256
 from fedpipe.engine.clients.federated_data import FederatedData
-from fedpipe.planning.run_settings import RunSettings, digest_json
+from fedpipe.planning.run_settings import RunSettings
 
 
 def get_input_paths(settings: RunSettings) -> dict[str, Path]:

@@ -1,0 +1,19 @@
+"""The hash of settings, which keys and fingerprints are."""
+
+import hashlib
+import json
+from typing import Any
+
+DIGEST_LENGTH = 12  #: hexadecimal digits of a key
+
+
+def digest_json(value: Any) -> str:
+    """The first digits of the SHA-256 of a value's canonical JSON: keys sorted, no spaces, no NaN.
+
+    Examples
+    --------
+    >>> digest_json({"b": 1, "a": 2}) == digest_json({"a": 2, "b": 1})
+    True
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
