@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from snakemake.scheduling.job_scheduler import JobScheduler
-from tests.studies import ROOT
 
 import snakemake_logger_plugin_fedpipe as plugin
+from tests.small_studies import ROOT
 
 SNAKEFILE = """
 COMMANDS = {"good": "touch good.txt", "bad": "exit 3", "killed": "kill -9 $$", "interrupted": "kill -INT $$"}

@@ -10,9 +10,9 @@ import venv
 from pathlib import Path
 
 import pytest
-from tests.studies import ROOT
 
 from tests import small_studies as studies
+from tests.small_studies import ROOT
 
 OPTIONS = ("--executor {fedpipe-slurm,", "--logger {fedpipe}", "--fedpipe-slurm-requeue")
 
