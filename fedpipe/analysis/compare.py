@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-import yaml
 
 from fedpipe.analysis.diff import flatten_settings
 from fedpipe.core.errors import ArtifactError, SettingsError, UserError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.layout import PARAMS, StudyFiles
+from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results, table_parts
@@ -130,7 +130,7 @@ def _get_record_row(plan: Plan, record: dict[Any, Any]) -> Row:
 
 def _read_settings(cell: Cell) -> dict[str, Any]:
     """The settings of a cell's run, but for its seed."""
-    run_settings = yaml.safe_load(cell.files.settings.read_text())
+    run_settings = read_generated_yaml(cell.files.settings)
     return {name: value for name, value in flatten_settings(run_settings).items() if name != "seed"} | {
         "federation.rounds": cell.rounds
     }
@@ -145,7 +145,7 @@ def _is_overtaken(plan: Plan, folder: Path) -> bool:
         made = planner.make_plan(folder / PARAMS)
     except UserError:  # here may be no such file, or no such component
         return False
-    recorded_settings = {cell.key: yaml.safe_load((folder / cell.files.settings).read_text()) for cell in plan.cells}
+    recorded_settings = {cell.key: read_generated_yaml(folder / cell.files.settings) for cell in plan.cells}
     return _canonicalize_plan(
         made, {key: vars(settings) for key, settings in made.run_settings.items()}
     ) != _canonicalize_plan(plan, recorded_settings)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import yaml
 
 from fedpipe.core.components import pinned_files
 from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
@@ -23,6 +22,7 @@ from fedpipe.core.storage.files import (
     table_to_frame,
 )
 from fedpipe.core.storage.layout import PARAMS, RunFiles, StudyFiles
+from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.planning import freshness
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results, statistics, tables
@@ -221,9 +221,7 @@ class Results:
             ``**{"partition.alpha": 0.1}``.
         """
         with self._enter_folder():
-            run_settings: dict[str, Any] = yaml.safe_load(
-                self._find_cell(algorithm, seed, grid).files.settings.read_text()
-            )
+            run_settings: dict[str, Any] = read_generated_yaml(self._find_cell(algorithm, seed, grid).files.settings)
         return run_settings
 
     def model(
@@ -447,7 +445,7 @@ def _read_class_names(dataset: str, stamp: str) -> tuple[str, ...]:
     from fedpipe.data import class_names, store
 
     manifest = read_json(layout.dataset_file(dataset).with_suffix(".json"))
-    origin = yaml.safe_load(store.settings_file(dataset).read_text())
+    origin = read_generated_yaml(store.settings_file(dataset))
     return class_names.get_class_names(origin, manifest["classes"])
 
 

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
-
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import read_parquet
 from fedpipe.core.storage.layout import RunFiles
+from fedpipe.core.yaml_text import read_generated_yaml
 
 CALLBACKS_KEY = "execution.callbacks"
 DVCLIVE = "dvclive"  #: name of the built-in callback
@@ -147,7 +146,7 @@ class CallbackList:
         """Begin the job after this number of complete rounds."""
         if self._callbacks:
             label, key = self._files.path.parts[-2:]
-            seed = yaml.safe_load(self._files.settings.read_text())["seed"]
+            seed = read_generated_yaml(self._files.settings)["seed"]
             self._run = RunInfo(
                 algorithm=label, seed=seed, key=key, last_round=self._stop, completed_rounds=completed_rounds
             )
