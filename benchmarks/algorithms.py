@@ -41,7 +41,7 @@ GALLERY = Path(__file__).parent.parent / "studies/gallery.yaml"
 CLASSES, CLIENTS, BATCH = 10, 10, 10
 
 
-def dealt(samples: int) -> FederatedData:
+def make_federated_data(samples: int) -> FederatedData:
     """Pixels without meaning, of MNIST's shape, so many for each client."""
     random, count = np.random.default_rng(0), samples * CLIENTS
     x = torch.from_numpy(random.random((count, 1, 28, 28), np.float32))
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     names = list(dict.fromkeys(["fedavg", *(options.algorithms or loader.read_params(GALLERY)["study"]["algorithms"])]))
-    clients = dealt(options.samples)
+    clients = make_federated_data(options.samples)
     found: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         reference, numbers = open_run(Path(folder) / "reference", "fedavg", clients), itertools.count(1)

@@ -56,7 +56,7 @@ def forked(work: Callable[[], None]) -> int:
         os._exit(1)
 
 
-def whole(work: Callable[[], None]) -> bool:
+def run_in_child(work: Callable[[], None]) -> bool:
     """Whether a child did the work to its end."""
     return os.waitpid(forked(work), 0)[1] == 0
 
@@ -134,12 +134,12 @@ def campaign(kills: int, seed: int) -> bool:
             shutil.rmtree(files.path / name, ignore_errors=True)
         archive.pack_path(files.rounds_folder).unlink(missing_ok=True)
 
-    assert whole(prepare)
-    assert whole(counted)
+    assert run_in_child(prepare)
+    assert run_in_child(counted)
     writes, wanted = int(Path("writes").read_text()), bits(files.path)
     away()
     begin = time.perf_counter()
-    assert whole(segment)
+    assert run_in_child(segment)
     seconds = time.perf_counter() - begin
     print(f"a segment of {ROUNDS} rounds: {writes} writes, {seconds:.2f} s", flush=True)
 
@@ -166,7 +166,7 @@ def campaign(kills: int, seed: int) -> bool:
         where["in a write" if half else "between writes"] += 1
         complete = done(files)
         found[len(complete)] += 1
-        ended = whole(segment) and bits(files.path) == wanted and complete.items() <= done(files).items()
+        ended = run_in_child(segment) and bits(files.path) == wanted and complete.items() <= done(files).items()
         same += ended
         if not ended:
             how = f"write {write} after {share:.2f} of its bytes" if write else f"{moment:.3f} s"

@@ -63,7 +63,7 @@ CASES = (
 )
 
 
-def dealt(case: Case, steps: int) -> FederatedData:
+def make_federated_data(case: Case, steps: int) -> FederatedData:
     """One client with so many whole batches."""
     random, count = np.random.default_rng(0), steps * case.batch
     if case.words:
@@ -122,7 +122,7 @@ def loops(case: Case, steps: int) -> dict[str, Callable[[], None]]:
     """All that train on the same batches."""
     torch.manual_seed(0)
     family = cast(Model, registry.build_component(component.MODEL, case.model, case.parameters))
-    clients = dealt(case, steps)
+    clients = make_federated_data(case, steps)
     found = {
         "fedpipe": fedpipes(case, family, clients),
         "bfloat16": fedpipes(case, family, clients, precision="bfloat16"),

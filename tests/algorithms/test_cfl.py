@@ -49,11 +49,11 @@ def step(algorithm, server, updates, weights=None):
     return algorithm.aggregate(server, Uploads(list(updates), weights or [1.0] * len(updates), sent))
 
 
-def place(server, client):
+def read_weights(server, client):
     return select_model(server["models"], int(server["cluster"][client]))["head.weight"].flatten().tolist()
 
 
-def at(angle):
+def make_vector(angle):
     return math.cos(math.radians(angle)), math.sin(math.radians(angle))
 
 
@@ -62,7 +62,7 @@ def test_the_example_of_three_updates_splits(make_server):
     server = step(algorithm, server, dict(enumerate(EXAMPLE)))
     assert server["norms"].tolist() == pytest.approx([0.301846, 1], abs=1e-6)
     assert server["cluster"].tolist() == [0, 0, 2]
-    assert [place(server, client) for client in range(3)] == [[0.95, 0.05], [0.95, 0.05], [-1, 0]]
+    assert [read_weights(server, client) for client in range(3)] == [[0.95, 0.05], [0.95, 0.05], [-1, 0]]
     assert {name: float(value) for name, value in algorithm.metrics(server).items()}["clusters"] == 2
 
 
@@ -72,7 +72,7 @@ def test_each_condition_keeps_the_cluster_whole(make_server, parameters):
     algorithm, server = make_server(3, **parameters)
     server = step(algorithm, server, dict(enumerate(EXAMPLE)))
     assert server["cluster"].tolist() == [0, 0, 0]
-    assert place(server, 2) == pytest.approx([0.3, 0.1 / 3])
+    assert read_weights(server, 2) == pytest.approx([0.3, 0.1 / 3])
 
 
 def test_the_separation_that_is_reached(make_server):
@@ -98,18 +98,18 @@ def test_the_mean_update_is_weighted(make_server):
 def test_linkage_is_complete(make_server):
     """Directions 0, 55, 105 and 145 degrees: single linkage would leave the first one alone."""
     algorithm, server = make_server(4, eps1=10.0)
-    server = step(algorithm, server, {client: at(angle) for client, angle in enumerate((0, 55, 105, 145))})
+    server = step(algorithm, server, {client: make_vector(angle) for client, angle in enumerate((0, 55, 105, 145))})
     assert server["cluster"].tolist() == [0, 0, 2, 2]
 
 
 def test_a_part_can_split_again(make_server):
     algorithm, server = make_server(6, eps1=10.0)
     angles = (0, 180, 5, 100, 8, 190)
-    server = step(algorithm, server, {client: at(angle) for client, angle in enumerate(angles)})
+    server = step(algorithm, server, {client: make_vector(angle) for client, angle in enumerate(angles)})
     assert server["cluster"].tolist() == [0, 1, 0, 1, 0, 1]
-    server = step(algorithm, server, {client: at(angle) for client, angle in enumerate(angles)})
+    server = step(algorithm, server, {client: make_vector(angle) for client, angle in enumerate(angles)})
     assert server["cluster"].tolist() == [0, 1, 2, 3, 2, 1]
-    server = step(algorithm, server, {2: at(0), 4: at(180)})
+    server = step(algorithm, server, {2: make_vector(0), 4: make_vector(180)})
     assert server["cluster"].tolist() == [0, 1, 2, 3, 2, 1]
 
 
@@ -117,21 +117,21 @@ def test_who_is_not_in_the_round_goes_by_the_last_update(make_server):
     """Client 4 was there before, with the update of client 3; client 1 never was, and goes with client 0."""
     algorithm, server = make_server(5, eps1=1.0, after=1)
     server = step(algorithm, server, {0: (1.0, 0.0), 2: (1.0, 0.1), 3: (-1.0, 0.0), 4: (-1.0, 0.1)})
-    before = place(server, 0)
+    before = read_weights(server, 0)
     server = step(algorithm, server, {0: (1.0, 0.0), 2: (1.0, 0.1), 3: (-1.0, 0.0)})
     assert server["cluster"].tolist() == [0, 0, 0, 3, 3]
-    assert place(server, 4) == pytest.approx([before[0] - 1, before[1]])
-    assert place(server, 1) == pytest.approx([before[0] + 1, before[1] + 0.05])
+    assert read_weights(server, 4) == pytest.approx([before[0] - 1, before[1]])
+    assert read_weights(server, 1) == pytest.approx([before[0] + 1, before[1] + 0.05])
 
 
 def test_a_part_that_nobody_in_the_round_belongs_to_keeps_the_model(make_server):
     algorithm, server = make_server(5, eps1=10.0, after=1)
     server = step(algorithm, server, {0: (1.0, 0.0), 1: (1.0, 0.1), 2: (-1.0, 0.0), 3: (-1.0, 0.1), 4: (-1.0, 0.2)})
-    before = place(server, 0)
+    before = read_weights(server, 0)
     server = step(algorithm, server, {0: (1.0, 0.0), 1: (1.0, 0.1)})
     assert server["cluster"].tolist() == [0, 0, 2, 2, 2]
-    assert place(server, 2) == before
-    assert place(server, 0) == pytest.approx([before[0] + 1, before[1] + 0.05])
+    assert read_weights(server, 2) == before
+    assert read_weights(server, 0) == pytest.approx([before[0] + 1, before[1] + 0.05])
 
 
 def test_updates_of_zero_have_no_direction(make_server):
@@ -156,10 +156,10 @@ def test_without_a_split_it_is_fedavg(make_trial, assert_same, parameters, weigh
 
 def test_equal_uploads_are_each_clusters_next_model(make_server):
     algorithm, server = make_server(4, eps1=10.0)
-    server = step(algorithm, server, {client: at(angle) for client, angle in enumerate((0, 5, 180, 185))})
+    server = step(algorithm, server, {client: make_vector(angle) for client, angle in enumerate((0, 5, 180, 185))})
     sent = [{"model": Tensors({"head.weight": torch.tensor([[7.0, 8.0]], dtype=f64)})}] * 4
     server = algorithm.aggregate(server, Uploads(range(4), [1, 2, 3, 4], sent))
-    assert [place(server, client) for client in range(4)] == [pytest.approx([7, 8], abs=1e-14)] * 4
+    assert [read_weights(server, client) for client in range(4)] == [pytest.approx([7, 8], abs=1e-14)] * 4
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 Run = Callable[..., str]
 
 
-def told(*command: str) -> str:
+def run_command(*command: str) -> str:
     """What a command prints."""
     return subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout
 
@@ -42,8 +42,8 @@ def recorded(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("clients", "matrices", "partition"):
         (folder / f"results/plots/{name}.csv").write_text("")
     with contextlib.chdir(folder):
-        told("git", "init", "-q", "-b", "main")
-        told("dvc", "init", "-q")
+        run_command("git", "init", "-q", "-b", "main")
+        run_command("dvc", "init", "-q")
         record()
     return folder
 
@@ -55,16 +55,16 @@ def run(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     shutil.copytree(recorded, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", ENVIRONMENT["PATH"])
-    return told
+    return run_command
 
 
 def record(message: str = "a study") -> None:
-    told("dvc", "commit", "-f", "-q")
-    told("git", "add", "-A")
-    told("git", "commit", "-qm", message)
+    run_command("dvc", "commit", "-f", "-q")
+    run_command("git", "add", "-A")
+    run_command("git", "commit", "-qm", message)
 
 
-def again(alpha: float) -> set[Path]:
+def rerun_study(alpha: float) -> set[Path]:
     """The same study at another alpha: its runs' folders."""
     params = studies.settings(("fedavg", "scaffold"), ROUNDS, study={"seeds": [0]})
     params["partition"]["alpha"] = alpha
@@ -73,7 +73,7 @@ def again(alpha: float) -> set[Path]:
 
 def test_what_a_study_or_a_commit_needs_stays(run: Run) -> None:
     assert prune.find_unneeded_files() == []
-    again(9.0)
+    rerun_study(9.0)
     record("another alpha")
     assert prune.find_unneeded_files() == [], "the first commit needs the first runs"
     run("git", "commit", "-q", "--amend", "-m", "reworded")
@@ -84,7 +84,7 @@ def test_what_a_study_or_a_commit_needs_stays(run: Run) -> None:
 def test_what_only_a_try_needed_is_shown_and_removed(run: Run) -> None:
     before = {path for path in Path("results").rglob("*") if path.is_file()}
     params = Path("params.yaml").read_text()
-    tried = again(9.0)
+    tried = rerun_study(9.0)
     run("dvc", "commit", "-f", "-q")
     Path("params.yaml").write_text(params)
     found = prune.find_unneeded_files()
@@ -107,7 +107,7 @@ def test_what_only_a_try_needed_is_shown_and_removed(run: Run) -> None:
 def test_probes_go_with_their_runs_and_features_that_no_run_is_of(run: Run) -> None:
     needed = {Path("results/probes", *path.parts[2:]) for path in Path("results/runs").glob("*/*")}
     params = Path("params.yaml").read_text()
-    tried = {Path("results/probes", *path.parts[2:]) for path in again(9.0)}
+    tried = {Path("results/probes", *path.parts[2:]) for path in rerun_study(9.0)}
     for folder in needed | tried:
         (folder / "0001").mkdir(parents=True)
         (folder / "0001/gradients-0123456789ab.json").write_text(str(folder))
@@ -126,7 +126,7 @@ def test_probes_go_with_their_runs_and_features_that_no_run_is_of(run: Run) -> N
 
 def test_what_is_not_in_the_cache_is_never_removed(run: Run) -> None:
     params = Path("params.yaml").read_text()
-    tried = again(9.0)
+    tried = rerun_study(9.0)
     Path("params.yaml").write_text(params)
     found = prune.find_unneeded_files()
     assert all(entry.uncached_count for entry in found)
@@ -146,7 +146,7 @@ def test_why_git_refuses_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_another_study_keeps_its_runs(run: Run) -> None:
     params = Path("params.yaml").read_text()
-    again(9.0)
+    rerun_study(9.0)
     Path("studies/deep").mkdir(parents=True)
     Path("params.yaml").rename("studies/deep/other.yaml")
     Path("params.yaml").write_text(params)
@@ -159,7 +159,7 @@ def test_another_study_keeps_its_runs(run: Run) -> None:
 def test_a_merge_that_was_committed_with_its_conflicts_keeps_what_both_sides_name(run: Run) -> None:
     keys, params = Path("results/keys/fedavg.json"), Path("params.yaml").read_text()
     ours = keys.read_text()
-    again(9.0)
+    rerun_study(9.0)
     run("dvc", "commit", "-f", "-q")
     keys.write_text(f"<<<<<<< HEAD\n{ours}=======\n{keys.read_text()}>>>>>>> theirs\n")
     run("git", "commit", "-qam", "merged")
@@ -171,12 +171,12 @@ def test_a_merge_that_was_committed_with_its_conflicts_keeps_what_both_sides_nam
 def test_an_experiment_keeps_its_runs(run: Run) -> None:
     """A commit that only a ref of DVC's experiments holds."""
     head = run("git", "rev-parse", "HEAD").strip()
-    again(9.0)
+    rerun_study(9.0)
     record("an experiment")
     run("git", "update-ref", "refs/exps/ab/cd/try", "HEAD")
     run("git", "reset", "-q", "--hard", head)
     run("dvc", "checkout", "-q")
-    again(9.0)
+    rerun_study(9.0)
     Path("params.yaml").write_text(run("git", "show", "HEAD:params.yaml"))
     assert prune.find_unneeded_files() == []
     run("git", "update-ref", "-d", "refs/exps/ab/cd/try")
@@ -185,7 +185,7 @@ def test_an_experiment_keeps_its_runs(run: Run) -> None:
 
 def test_a_committed_run_of_another_version_keeps_what_it_may_need(run: Run) -> None:
     params = Path("params.yaml").read_text()
-    tried = again(9.0)
+    tried = rerun_study(9.0)
     record("another alpha")
     for path in tried:
         settings = path / "run.yaml"
@@ -196,7 +196,7 @@ def test_a_committed_run_of_another_version_keeps_what_it_may_need(run: Run) -> 
 
 def test_records_of_what_is_removed_go_too(run: Run) -> None:
     params = Path("params.yaml").read_text()
-    tried = sorted(again(9.0))[0]
+    tried = sorted(rerun_study(9.0))[0]
     Path("params.yaml").write_text(params)
     name, long = f"{tried}/metrics.parquet", f"{tried}/{'x' * 300}"
 

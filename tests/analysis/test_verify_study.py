@@ -38,7 +38,7 @@ def plan() -> Plan:
     return Plan.read(Path("results/plan.json"))
 
 
-def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
+def read_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
     """What a command that refuses prints, and its sentence."""
     monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
     with pytest.raises(SystemExit) as end:
@@ -91,9 +91,9 @@ def test_a_number_typed_into_the_table_is_told(
     number = next(line for line in text.splitlines() if line.startswith("| fedavg")).split("|")[2].split()[0]
     table.write_text(text.replace(number, "90.28"))
     sentence = f"fedpipe: {SHOWN} is not what the runs of params.yaml give; delete it and type `fedpipe run`.\n"
-    assert said(monkeypatch, capsys, "show") == ("", sentence)
-    assert said(monkeypatch, capsys, "trace", SHOWN, "fedavg.global-on-global") == ("", sentence)
-    assert said(monkeypatch, capsys, "trace", str(table.absolute()), "fedavg.global-on-global") == ("", sentence)
+    assert read_error(monkeypatch, capsys, "show") == ("", sentence)
+    assert read_error(monkeypatch, capsys, "trace", SHOWN, "fedavg.global-on-global") == ("", sentence)
+    assert read_error(monkeypatch, capsys, "trace", str(table.absolute()), "fedavg.global-on-global") == ("", sentence)
     table.write_text(text)
     assert CliRunner().invoke(app.app, ["show"]).stdout.startswith(text)
 
@@ -121,7 +121,7 @@ def test_a_table_of_another_folder_is_not_traced(
     Path("copy").mkdir()
     for name in (SHOWN, "results/tables/results.csv", "results/plan.json"):
         write_bytes(Path("copy", name), Path(name).read_bytes())
-    out, sentence = said(monkeypatch, capsys, "trace", f"copy/{SHOWN}", "fedavg.global-on-global")
+    out, sentence = read_error(monkeypatch, capsys, "trace", f"copy/{SHOWN}", "fedavg.global-on-global")
     assert out == ""
     assert sentence.startswith(f"fedpipe: 'copy/{SHOWN}' is not a table of this folder's studies")
 
@@ -164,7 +164,7 @@ def test_other_rounds_than_the_plans_are_refused_wherever_they_lie(
     dataclasses.replace(made, runs=runs, cells=cells).write()
     run, files = runs[0], runs[0].files
     missing = f"fedpipe: {files.merged_files(2).marker} is missing; type `fedpipe run` to make it again.\n"
-    assert said(monkeypatch, capsys, "record", run.algorithm)[1] == missing
+    assert read_error(monkeypatch, capsys, "record", run.algorithm)[1] == missing
     for other in runs:
         other.files.merged_files(3).path.rename(other.merged_files.path)
     wrong = (
@@ -175,7 +175,7 @@ def test_other_rounds_than_the_plans_are_refused_wherever_they_lie(
     assert "has changed since this was made" in since
     for command in (["record", run.algorithm], ["table"], ["figure", "curves"], ["show"]):
         before = since if command == ["show"] else ""
-        assert said(monkeypatch, capsys, *command)[1] == f"{before}fedpipe: {wrong}"
+        assert read_error(monkeypatch, capsys, *command)[1] == f"{before}fedpipe: {wrong}"
     assert CliRunner().invoke(app.app, ["verify", "--rerun", "0"]).exit_code == 1
 
 
@@ -188,7 +188,7 @@ def test_a_snakemake_makes_no_table_of_a_plan_that_was_made_meanwhile(
     Path("params.yaml").write_text(yaml.safe_dump(params))
     assert CliRunner().invoke(app.app, ["plan"]).exit_code == 0
     for what in (["table"], ["figure", "curves"], ["figure", "matrices"]):
-        _, sentence = said(monkeypatch, capsys, *what, "--plan-fingerprint", began)
+        _, sentence = read_error(monkeypatch, capsys, *what, "--plan-fingerprint", began)
         assert "results/plan.json is another plan than this snakemake began with, since params.yaml was" in sentence
     assert {name: Path(name).read_bytes() for name in FILES} == before
     assert (

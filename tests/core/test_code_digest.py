@@ -80,7 +80,7 @@ def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     monkeypatch.syspath_prepend(str(tmp_path))
     mine = ("own", "helper", "pack", "other")
 
-    def found(*edits: tuple[str, str, str], name: str = "Method") -> str:
+    def digest_edited(*edits: tuple[str, str, str], name: str = "Method") -> str:
         for file, text in FILES.items():
             for edited, old, new in edits:
                 if edited == file:
@@ -98,7 +98,7 @@ def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         code_digest.compute_code_digest.cache_clear()
         return code_digest.compute_code_digest(getattr(importlib.import_module("own"), name)).text
 
-    yield found
+    yield digest_edited
     for module in [name for name in sys.modules if name.partition(".")[0] in mine]:
         del sys.modules[module]
 

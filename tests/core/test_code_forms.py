@@ -35,7 +35,7 @@ print(before, code.compute_code_digest(own.M).text)
 """
 
 
-def asked(folder: Path) -> list[str]:
+def run_method(folder: Path) -> list[str]:
     """What ``own.M().f()`` gives, and the digest of ``own.M``; each time in a new process."""
     command = [sys.executable, "-B", "-P", "-c", ASKED, str(ROOT)]
     found: list[str] = json.loads(
@@ -49,13 +49,13 @@ def test_an_edit_that_changes_what_it_does_changes_its_digest(form: dict[str, An
     for name, text in form["files"].items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    value, digest = asked(tmp_path)
+    value, digest = run_method(tmp_path)
     edit, edited = form["edit"], tmp_path / form["edit"]["file"]
     edited.parent.mkdir(exist_ok=True)
     if "old" in edit:
         assert edit["old"] in edited.read_text()
     edited.write_text(edited.read_text().replace(edit["old"], edit["new"]) if "old" in edit else edit["new"])
-    other, changed = asked(tmp_path)
+    other, changed = run_method(tmp_path)
     assert other != value, "the edit should matter"
     assert changed != digest
 
@@ -68,7 +68,7 @@ def test_a_package_may_import_what_it_does_not_have(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import pack\nclass M:\n    def f(self): return pack.V, getattr(pack, '_version', 0)\n"
     )
-    assert asked(tmp_path)[0] == "(7, 0)"
+    assert run_method(tmp_path)[0] == "(7, 0)"
 
 
 def test_a_digest_does_not_depend_on_those_that_were_made_before(tmp_path: Path) -> None:

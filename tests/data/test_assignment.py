@@ -332,7 +332,7 @@ def test_overlapping_clients_can_not_share_a_pool() -> None:
 # -- a file ------------------------------------------------------------------------------------------------------------
 
 
-def own(path: Path, table: Any) -> File:
+def write_scheme(path: Path, table: Any) -> File:
     """A scheme that reads this table."""
     return File(path=str(path), sha256=files.write_parquet(path, table))
 
@@ -341,7 +341,7 @@ def own(path: Path, table: Any) -> File:
 @pytest.mark.parametrize("scheme", [Dirichlet(alpha=0.3), DirichletOverlap(alpha=0.3)], ids=repr)
 def test_an_assignment_is_a_file_that_gives_itself(tmp_path: Path, split: Split, scheme: Scheme) -> None:
     table, labels, for_test = table_of(scheme, "official", validation=0 if scheme.has_overlap else 0.1)
-    scheme = own(tmp_path / "assignment.parquet", table)
+    scheme = write_scheme(tmp_path / "assignment.parquet", table)
     for seed in (0, 1):
         assert assign_samples(scheme, labels, for_test, 10, split, 0.25, seed).equals(table)
 
@@ -350,13 +350,13 @@ def test_an_assignment_is_a_file_that_gives_itself(tmp_path: Path, split: Split,
 def test_a_file_without_splits_is_dealt_and_split_as_any_scheme(tmp_path: Path, split: Split) -> None:
     table, labels, for_test = table_of(Dirichlet(alpha=0.3), split, validation=0.1)
     dealt = table if split == "pooled" else table.filter(np.isin(table["split"].to_numpy(), ["train", "validation"]))
-    scheme = own(tmp_path / "own.parquet", dealt.select(["client", "sample"]))
+    scheme = write_scheme(tmp_path / "own.parquet", dealt.select(["client", "sample"]))
     assert assign_samples(scheme, labels, for_test, 10, split, 0.25, 0, validation_share=0.1).equals(table)
 
 
 def test_a_file_may_leave_samples_out(tmp_path: Path) -> None:
     table, labels, for_test = table_of(IID(), "pooled")
-    scheme = own(tmp_path / "own.parquet", table.slice(0, 100).select(["sample", "client"]))
+    scheme = write_scheme(tmp_path / "own.parquet", table.slice(0, 100).select(["sample", "client"]))
     dealt = Assignment.from_table(assign_samples(scheme, labels, for_test, 10, "pooled", 0.25, 0))
     assert sum(map(len, dealt.train)) + len(dealt.global_test) == 100
 
@@ -364,7 +364,7 @@ def test_a_file_may_leave_samples_out(tmp_path: Path) -> None:
 def test_clients_of_a_file_that_share_samples_can_not_share_a_pool(tmp_path: Path) -> None:
     table, labels, for_test = table_of(DirichletOverlap(alpha=0.3), "official")
     train = table.filter(table["split"].to_numpy() == "train").select(["sample", "client"])
-    scheme = own(tmp_path / "own.parquet", train)
+    scheme = write_scheme(tmp_path / "own.parquet", train)
     assign_samples(scheme, labels, for_test, 10, "official", 0.25, 0)
     with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' can't be used"):
         assign_samples(scheme, labels, for_test, 10, "pooled", 0.25, 0)

@@ -124,11 +124,11 @@ def test_no_two_data_sets_lie_in_one_place() -> None:
 
 
 def test_neither_the_mirror_nor_a_path_is_in_the_key() -> None:
-    def place(**settings: Any) -> Path:
+    def find_file(**settings: Any) -> Path:
         return parser.parse_dataset(settings).file
 
-    assert place(name="mnist", mirror="/somewhere") == place(name="mnist")
-    assert place(name="npz", path="a.npz", sha256="0" * 64) == place(name="npz", path="b.npz", sha256="0" * 64)
+    assert find_file(name="mnist", mirror="/somewhere") == find_file(name="mnist")
+    assert find_file(name="npz", path="a.npz", sha256="0" * 64) == find_file(name="npz", path="b.npz", sha256="0" * 64)
 
 
 # -- published formats, small ------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_the_environment_names_a_mirror_too(monkeypatch: pytest.MonkeyPatch) -> 
 # -- one's own ---------------------------------------------------------------------------------------------------------
 
 
-def own(**settings: Any) -> tuple[Samples, DatasetInfo]:
+def load_custom_dataset(**settings: Any) -> tuple[Samples, DatasetInfo]:
     """The samples of an own data set, declared and stored as `fedpipe download` does."""
     source: Any = parser.parse_dataset(settings).effective_dataset
     source = parser.parse_dataset({**settings, "sha256": source.find_missing_sha256(Fetcher())}).effective_dataset
@@ -347,7 +347,7 @@ def own(**settings: Any) -> tuple[Samples, DatasetInfo]:
 )
 def test_an_npz(x: np.ndarray, shape: tuple[int, ...], dtype: str) -> None:
     arrays("own.npz", x=x, y=np.array([0, 1, 2, 0, 1, 2]), test=np.array([0, 0, 0, 0, 1, 1]))
-    samples, facts = own(name="npz", path="own.npz")
+    samples, facts = load_custom_dataset(name="npz", path="own.npz")
     assert facts == DatasetInfo(shape, 3, 6, 2, int(x.max()) + 1 if dtype == "int32" else None)
     assert str(samples.x.dtype) == dtype
     assert samples.test.tolist() == [False] * 4 + [True] * 2
@@ -369,12 +369,12 @@ VALUES = np.arange(6 * 5 * 4 * 3).reshape(6, 5, 4, 3) % 251
 )
 def test_what_is_stored_of_an_npz_is_what_always_was(x: np.ndarray, checksum: str) -> None:
     arrays("own.npz", x=x, y=np.arange(6)[:, None], test=np.arange(6.0) == 5)
-    assert store.compute_samples_sha256(own(name="npz", path="own.npz")[0]) == checksum
+    assert store.compute_samples_sha256(load_custom_dataset(name="npz", path="own.npz")[0]) == checksum
 
 
 def test_labels_of_any_kind() -> None:
     arrays("own.npz", x_train=PIXELS, y_train=np.array(["cat", "dog", "ant", "cat", "dog", "ant"]))
-    samples, facts = own(name="npz", path="own.npz")
+    samples, facts = load_custom_dataset(name="npz", path="own.npz")
     assert samples.y.tolist() == [1, 2, 0, 1, 2, 0]
     assert facts.classes == 3
     assert not samples.test.any()
@@ -445,7 +445,7 @@ def test_labels_of_any_kind() -> None:
 def test_an_npz_of_something_else(given: dict[str, np.ndarray], sentence: str) -> None:
     arrays("own.npz", **given)
     with pytest.raises(ArtifactError) as error:
-        own(name="npz", path="own.npz")
+        load_custom_dataset(name="npz", path="own.npz")
     assert str(error.value).startswith("own.npz")
     assert sentence in str(error.value)
 
@@ -453,7 +453,7 @@ def test_an_npz_of_something_else(given: dict[str, np.ndarray], sentence: str) -
 def test_a_table_of_texts() -> None:
     table = {"text": ["a b", "b", "c"], "label": ["x", "y", "x"], "split": ["train", "train", "test"]}
     pd.DataFrame(table).to_parquet("own.parquet")
-    samples, facts = own(name="parquet", path="own.parquet", vocabulary=50, length=3)
+    samples, facts = load_custom_dataset(name="parquet", path="own.parquet", vocabulary=50, length=3)
     assert samples.x.tolist() == [[1, 5, 4], [1, 4, 0], [1, 2, 0]]
     assert samples.y.tolist() == [0, 1, 0]
     assert samples.test.tolist() == [False, False, True]
@@ -464,7 +464,7 @@ def test_a_table_of_texts() -> None:
 def test_a_table_of_images(cell: Callable[[bytes], Any]) -> None:
     images = [cell(picture(image.transpose(1, 2, 0))) for image in PIXELS]
     pd.DataFrame({"image": images, "label": [0, 1, 2, 3, 4, 5]}).to_parquet("own.parquet")
-    samples, facts = own(name="parquet", path="own.parquet")
+    samples, facts = load_custom_dataset(name="parquet", path="own.parquet")
     assert np.array_equal(samples.x, PIXELS)
     assert facts == DatasetInfo((3, 32, 32), 6, 6, 0)
 
@@ -488,7 +488,7 @@ def test_a_table_of_images(cell: Callable[[bytes], Any]) -> None:
 def test_a_table_of_something_else(table: dict[str, Any], sentence: str) -> None:
     pd.DataFrame(table).to_parquet("own.parquet")
     with pytest.raises(ArtifactError) as error:
-        own(name="parquet", path="own.parquet")
+        load_custom_dataset(name="parquet", path="own.parquet")
     assert str(error.value).startswith(sentence)
 
 
@@ -496,7 +496,7 @@ def test_a_table_with_a_column_twice() -> None:
     table = pa.table([["a"], [0], [1]], names=["text", "label", "label"])
     write_parquet(Path("own.parquet"), table)
     with pytest.raises(ArtifactError) as error:
-        own(name="parquet", path="own.parquet")
+        load_custom_dataset(name="parquet", path="own.parquet")
     assert str(error.value) == "own.parquet has the column label more than once; it should have it once."
 
 
@@ -509,7 +509,7 @@ def write_folder(*names: str, grey: bool = False) -> None:
 
 def test_a_folder_with_train_and_test() -> None:
     write_folder("train/dog/1.png", "train/ant/2.png", "test/ant/1.png", "train/ant/1.png")
-    samples, facts = own(name="folder", path="pictures")
+    samples, facts = load_custom_dataset(name="folder", path="pictures")
     assert np.array_equal(samples.x, PIXELS[[3, 1, 0, 2]])
     assert samples.y.tolist() == [0, 0, 1, 0]
     assert samples.test.tolist() == [False, False, False, True]
@@ -518,7 +518,7 @@ def test_a_folder_with_train_and_test() -> None:
 
 def test_a_folder_of_grey_images_without_test_set() -> None:
     write_folder("dog/1.png", "ant/1.png", grey=True)
-    samples, facts = own(name="folder", path="pictures")
+    samples, facts = load_custom_dataset(name="folder", path="pictures")
     assert np.array_equal(samples.x, PIXELS[[1, 0], :1])
     assert facts == DatasetInfo((1, 32, 32), 2, 2, 0)
     assert not samples.test.any()
@@ -537,10 +537,10 @@ def test_a_folder_of_something_else() -> None:
     write_folder("dog/1.png", "ant/1.png")
     Path("pictures/ant/2.png").write_bytes(picture(PIXELS[0, 0, :8, :8]))
     with pytest.raises(ArtifactError, match=r"^pictures/ant/2\.png has 8x8 pixels, others have 32x32; all should have"):
-        own(name="folder", path="pictures")
+        load_custom_dataset(name="folder", path="pictures")
     Path("pictures/ant/2.png").write_bytes(b"no image")
     with pytest.raises(ArtifactError, match=r"^pictures/ant/2\.png can't be read as an image"):
-        own(name="folder", path="pictures")
+        load_custom_dataset(name="folder", path="pictures")
 
 
 @pytest.mark.parametrize(
@@ -550,7 +550,7 @@ def test_images_of_more_than_8_bits_are_refused(kind: type[np.generic], name: st
     write_folder("dog/0.png", "dog/2.png", grey=True)
     Image.fromarray(np.full((32, 32), 300, kind)).save(f"pictures/dog/{name}")
     with pytest.raises(ArtifactError) as error:
-        own(name="folder", path="pictures")
+        load_custom_dataset(name="folder", path="pictures")
     assert str(error.value) == (
         f"pictures/dog/{name} has more than 8 bits a pixel (Pillow's mode {mode}); images should have 8, and other "
         f"samples should lie in an .npz, as floating-point numbers."
@@ -560,8 +560,8 @@ def test_images_of_more_than_8_bits_are_refused(kind: type[np.generic], name: st
 def test_two_own_files_lie_beside_each_other() -> None:
     arrays("one.npz", x=PIXELS, y=np.arange(6))
     arrays("two.npz", x=PIXELS[::-1], y=np.arange(6))
-    own(name="npz", path="one.npz")
-    own(name="npz", path="two.npz")
+    load_custom_dataset(name="npz", path="one.npz")
+    load_custom_dataset(name="npz", path="two.npz")
     assert len(list(Path("results/data").glob("npz-*.pt"))) == 2
 
 

@@ -454,7 +454,7 @@ def test_quantity_has_the_moments_of_the_distribution() -> None:
 # -- a file of one's own -----------------------------------------------------------------------------------------------
 
 
-def own(path: Path, **columns: list[object]) -> File:
+def write_scheme(path: Path, **columns: list[object]) -> File:
     """A scheme that reads these columns from a file, which is written."""
     if path.suffix == ".parquet":
         write_parquet(path, pa.table(columns))
@@ -467,7 +467,7 @@ def own(path: Path, **columns: list[object]) -> File:
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_file_is_dealt_as_it_says(tmp_path: Path, kind: str) -> None:
     labels = np.array([0, 1, 0, 1])
-    dealt = pairs(own(tmp_path / f"own.{kind}", sample=[3, 0, 2], client=[0, 1, 0]), labels, 2)
+    dealt = pairs(write_scheme(tmp_path / f"own.{kind}", sample=[3, 0, 2], client=[0, 1, 0]), labels, 2)
     assert dealt.sample.tolist() == [3, 0, 2]
     assert dealt.client.tolist() == [0, 1, 0]
     assert dealt.split is None
@@ -476,7 +476,7 @@ def test_a_file_is_dealt_as_it_says(tmp_path: Path, kind: str) -> None:
 def test_a_permutation_of_the_clients_of_a_file_is_one_of_the_assignment(tmp_path: Path) -> None:
     owner, order = np.arange(1400) % 7, np.random.default_rng(0).permutation(7)
     files = [
-        own(tmp_path / f"{name}.parquet", sample=list(range(1400)), client=clients.tolist())
+        write_scheme(tmp_path / f"{name}.parquet", sample=list(range(1400)), client=clients.tolist())
         for name, clients in (("as-is", owner), ("permuted", order[owner]))
     ]
     first, second = (deal(scheme, DIGITS, 7) for scheme in files)
@@ -484,7 +484,7 @@ def test_a_permutation_of_the_clients_of_a_file_is_one_of_the_assignment(tmp_pat
 
 
 def test_a_file_that_says_what_samples_are_for(tmp_path: Path) -> None:
-    scheme = own(
+    scheme = write_scheme(
         tmp_path / "own.csv",
         sample=[0, 1, 2, 3],
         client=[0, 1, 0, -1],
@@ -498,7 +498,7 @@ def test_a_file_that_says_what_samples_are_for(tmp_path: Path) -> None:
 
 def test_the_sha256_of_a_file_has_to_be_written(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
-    right = own(path, sample=[0, 1], client=[0, 1])
+    right = write_scheme(path, sample=[0, 1], client=[0, 1])
     for wrong, told in (("", f"missing for {path}"), ("12ab", f"'12ab' is not that of {path}")):
         with pytest.raises(SettingsError) as error:
             File(path=str(path), sha256=wrong).check(2, 1, 2)
@@ -529,7 +529,7 @@ def test_the_sha256_of_a_file_has_to_be_written(tmp_path: Path) -> None:
 )
 def test_a_file_that_can_not_be_used_says_why(tmp_path: Path, columns: dict[str, list[object]], sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence) as error:
-        own(tmp_path / "own.csv", **columns).check(2, 2, 10)
+        write_scheme(tmp_path / "own.csv", **columns).check(2, 2, 10)
     assert str(error.value).startswith(("partition.path: ", "federation.clients: "))
 
 
@@ -566,7 +566,7 @@ def test_a_column_that_stands_twice_is_refused(tmp_path: Path, kind: str, name: 
 
 
 def test_samples_that_are_not_to_be_dealt(tmp_path: Path) -> None:
-    scheme = own(tmp_path / "own.csv", sample=[0, 4], client=[0, 1])
+    scheme = write_scheme(tmp_path / "own.csv", sample=[0, 4], client=[0, 1])
     for samples in (np.arange(4), np.array([0, 1, 2, 3, 5])):
         with pytest.raises(SettingsError, match=r"^partition\.path: sample 4 of .* can't be dealt"):
             scheme.partition_samples(np.zeros(6, dtype=np.int64), samples, 2, np.random.default_rng(0))

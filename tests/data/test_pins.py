@@ -363,20 +363,20 @@ def test_a_file_is_hashed_once_as_long_as_it_does_not_change(monkeypatch: pytest
 # -- a partition that says what samples are for ------------------------------------------------------------------------
 
 
-def of(settings: dict[str, Any], seed: int = 0) -> RunSettings:
+def read_run_settings(settings: dict[str, Any], seed: int = 0) -> RunSettings:
     return RunSettings.from_params(parser.parse_params(settings), "fedavg", seed)
 
 
 def test_how_the_data_set_would_be_split_has_no_say_where_the_file_says_it() -> None:
     settings = declared()
-    plain = of(settings)
+    plain = read_run_settings(settings)
     assert not {"split", "test_share", "stratified", "validation_share"} & set(plain.dataset)
     for more in (
         {"split": "official"},  # and there is no official test set
         {"split": "pooled", "test_share": 0.4, "validation_share": 0.2, "stratified": True},
     ):
-        assert of(settings | {"dataset": settings["dataset"] | more}).key == plain.key
-    assert of(settings | {"partition": settings["partition"] | {"seed": 3}}).key == plain.key
+        assert read_run_settings(settings | {"dataset": settings["dataset"] | more}).key == plain.key
+    assert read_run_settings(settings | {"partition": settings["partition"] | {"seed": 3}}).key == plain.key
 
 
 def test_it_is_one_partition_for_all_seeds_and_wherever_the_file_lies() -> None:
@@ -418,9 +418,9 @@ def test_without_that_column_the_split_and_the_seed_have_their_say() -> None:
     with pytest.raises(SettingsError, match=r"^dataset\.split: 'official' needs a test set"):
         parser.parse_params(settings)
     settings["dataset"]["split"] = "pooled"
-    runs = [of(settings, seed) for seed in (0, 1)]
+    runs = [read_run_settings(settings, seed) for seed in (0, 1)]
     assert len({digest_json(run.partition_settings) for run in runs}) == 2
-    assert of(settings | {"dataset": settings["dataset"] | {"test_share": 0.4}}).key != runs[0].key
+    assert read_run_settings(settings | {"dataset": settings["dataset"] | {"test_share": 0.4}}).key != runs[0].key
 
 
 def test_a_subset_of_what_a_file_names_is_refused() -> None:

@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("own", None)  # other tests have their own
 
 
-def own(page: str) -> ModuleType:
+def import_page(page: str) -> ModuleType:
     Path("own.py").write_text(code(page))
     return importlib.import_module("own")
 
@@ -54,7 +54,7 @@ def own(page: str) -> ModuleType:
 @pytest.fixture
 def models(folder: Path) -> ModuleType:
     """The page's own.py, with the file of weights that it names, for digits."""
-    module = own(MODELS)
+    module = import_page(MODELS)
     body, _ = module.network((1, 8, 8), 10)
     torch.save(body.state_dict(), "backbone.pt")
     return module
@@ -64,7 +64,7 @@ def models(folder: Path) -> ModuleType:
 def algorithms(folder: Path) -> ModuleType:
     """The page's own.py, with the file that it names."""
     Path("temperature.txt").write_text("2.0\n")
-    return own(ALGORITHMS)
+    return import_page(ALGORITHMS)
 
 
 @pytest.mark.parametrize("study", studies(MODELS))

@@ -88,7 +88,7 @@ def elsewhere(clients, device):
     return before
 
 
-def told(tree):
+def replace_nans(tree):
     """A state in which nothing known yet, a NaN, is equal to itself."""
     return pytree.tree_map(lambda value: value.nan_to_num(-1e30) if value.is_floating_point() else value, tree)
 
@@ -112,7 +112,7 @@ def proved(trial, assert_same):
                 state = work.run(pass_, state)
                 continue
             recorded = make_fx(step)(before, row)
-            assert_same(told(recorded(before, row)), told(step(before, row)))
+            assert_same(replace_nans(recorded(before, row)), replace_nans(step(before, row)))
             kept = elsewhere(trial.clients, "meta")
             there = pytree.tree_map_only(torch.Tensor, lambda value: value.to("meta"), (before, row))
             assert_on_the_device(make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*there))

@@ -30,7 +30,7 @@ WIDTHS = [None, 3]
 LARGE = (1, MEASURE_BATCH + 10, 9, 2 * MEASURE_BATCH, 4)
 
 
-def sent(outcomes):
+def list_uploads(outcomes):
     return [
         (outcome.upload, outcome.keep, {test: tuple(score) for test, score in outcome.scores.items()})
         for outcome in outcomes
@@ -41,7 +41,7 @@ def sent(outcomes):
 def test_large_clients_are_measured_in_chunks_beside_small_ones(make_clients, make_trial, assert_same, name):
     settings = {"clients": make_clients(sizes=LARGE), "batch_size": 100, "participation": 1.0}
     loop, stack = (make_trial(name, width=width, **settings) for width in WIDTHS)
-    wanted, found = (sent(trial.train(tests=("local", "global"))) for trial in (loop, stack))
+    wanted, found = (list_uploads(trial.train(tests=("local", "global"))) for trial in (loop, stack))
     assert_same(found, wanted, within=1e-12)
 
 
@@ -50,17 +50,17 @@ def test_large_clients_are_measured_in_chunks_beside_small_ones(make_clients, ma
 def test_a_clients_bits_do_not_depend_on_the_size_of_its_mates(make_clients, make_trial, assert_same, name, width):
     settings = {"clients": make_clients(sizes=LARGE), "batch_size": 100, "participation": 1.0, "width": width}
     trial = make_trial(name, **settings).run()
-    together = sent(trial.train([0, 1, 2], tests=("local",)))
-    assert_same(sent(trial.train([0, 2], tests=("local",))), [together[0], together[2]])
-    assert_same(sent(trial.train([1], tests=("local",))), [together[1]])
+    together = list_uploads(trial.train([0, 1, 2], tests=("local",)))
+    assert_same(list_uploads(trial.train([0, 2], tests=("local",))), [together[0], together[2]])
+    assert_same(list_uploads(trial.train([1], tests=("local",))), [together[1]])
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["fedavg", "fedala", "cwfedavg", "ifca"])
 def test_blocks_of_images_give_the_same_bits(make_trial, assert_same, name, width):
     trial = make_trial(name, "cnn", width=width, local_epochs=1).run()
-    whole = sent(trial.train(range(5), tests=("local",)))
-    parts = sent([*trial.train([0, 1], tests=("local",)), *trial.train([2, 3, 4], tests=("local",))])
+    whole = list_uploads(trial.train(range(5), tests=("local",)))
+    parts = list_uploads([*trial.train([0, 1], tests=("local",)), *trial.train([2, 3, 4], tests=("local",))])
     assert_same(parts, whole)
 
 
@@ -316,13 +316,13 @@ def test_a_personal_model_is_made_once_for_evaluation_and_training(make_trial, a
     """And anew where what it is made of is not the same."""
     trial = make_trial(Counted(passes=3), participation=1.0).run(2)
     number, ids, everyone = 3, [1, 5], range(8)
-    wanted = sent(trial.train(ids))
+    wanted = list_uploads(trial.train(ids))
 
     def run(phase, clients, tests=(), again=()):
         Counted.steps.clear()
         kept = trial.kept.__getitem__
         outcomes = list(trial.executor.run(phase, number, clients, kept, trial.send, tests, clients_to_cache=again))
-        return sent(outcomes), len(Counted.steps)
+        return list_uploads(outcomes), len(Counted.steps)
 
     alone = {phase: run(phase, everyone, ("local",)) for phase in ("receive", "finetune")}
     for before, phase in enumerate(("receive", "finetune", "receive")):
@@ -351,11 +351,11 @@ def test_large_kernels_are_not_channels_last_nor_is_what_they_see(make_trial, as
         return forward(layer, x)
 
     monkeypatch.setattr(torch.nn.Conv2d, "forward", spied)
-    wanted = sent(make_trial("fedavg", "cnn").train(tests=("local",)))
+    wanted = list_uploads(make_trial("fedavg", "cnn").train(tests=("local",)))
     small, large = sorted(met)
     assert met[large] == (False, False)
     monkeypatch.setattr("fedpipe.models.layers.LARGE_KERNEL", small)
-    found = sent(make_trial("fedavg", "cnn").train(tests=("local",)))
+    found = list_uploads(make_trial("fedavg", "cnn").train(tests=("local",)))
     assert met[large] == (True, True)
     assert_same(found, wanted, within=1e-12)
 
@@ -387,11 +387,11 @@ def test_which_way_a_layer_lies_is_a_matter_of_speed_alone(make_trial, assert_sa
         return forward(layer, x)
 
     monkeypatch.setattr(torch.nn.Linear, "forward", spied)
-    wanted = sent(make_trial(name).run().train(tests=("local",)))
+    wanted = list_uploads(make_trial(name).run().train(tests=("local",)))
     assert met == {True}
     monkeypatch.setattr(layout, "PAGE", 6)
     monkeypatch.setattr(layout, "NARROW", 1)
-    found = sent(make_trial(name).run().train(tests=("local",)))
+    found = list_uploads(make_trial(name).run().train(tests=("local",)))
     assert met == {True, False} or name == "fednh", "but for its head, which is made of prototypes at each step"
     assert_same(found, wanted, within=1e-12)
 

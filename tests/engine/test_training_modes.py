@@ -34,7 +34,7 @@ def build(dropout=0.5):
     return Network(body, nn.Linear(6, 4))
 
 
-def sent(outcomes):
+def list_uploads(outcomes):
     return [
         (outcome.upload, outcome.keep, {test: tuple(score) for test, score in outcome.scores.items()})
         for outcome in outcomes
@@ -54,16 +54,16 @@ def trial(make_clients, make_trial):
 @pytest.mark.parametrize("buffers", ["average", "keep", "drop"])
 def test_a_stack_computes_what_the_loop_computes(trial, assert_same, buffers):
     loop, stack = (trial(width, buffers=buffers).run(2, tests=("local",)) for width in (None, 3))
-    assert_same(sent(stack.outcomes), sent(loop.outcomes), within=1e-10)
+    assert_same(list_uploads(stack.outcomes), list_uploads(loop.outcomes), within=1e-10)
     assert_same(stack.server, loop.server, within=1e-10)
 
 
 @pytest.mark.parametrize("width", [None, 3])
 def test_a_clients_bits_do_not_depend_on_its_mates(trial, assert_same, width):
     made = trial(width).run()
-    together = sent(made.train([1, 4, 7], tests=("local",)))
-    assert_same(sent(made.train([4], tests=("local",))), together[1:2])
-    assert_same(sent(trial(width, threads=2).run().train([1, 7], tests=("local",))), [together[0], together[2]])
+    together = list_uploads(made.train([1, 4, 7], tests=("local",)))
+    assert_same(list_uploads(made.train([4], tests=("local",))), together[1:2])
+    assert_same(list_uploads(trial(width, threads=2).run().train([1, 7], tests=("local",))), [together[0], together[2]])
 
 
 def test_noise_is_new_in_every_epoch_and_round_and_at_every_client(trial):
@@ -123,7 +123,7 @@ def test_test_images_of_the_server_change_only_if_asked_for(trial, width, assert
 def test_training_images_change(trial, assert_same):
     plain, changed = (trial(transforms=transforms).train() for transforms in (Transforms(), Transforms(crop=1)))
     with pytest.raises(AssertionError):
-        assert_same(sent(plain), sent(changed), within=1e-6)
+        assert_same(list_uploads(plain), list_uploads(changed), within=1e-6)
 
 
 def test_averaged_statistics_are_the_mean_of_the_clients(trial):

@@ -181,7 +181,7 @@ anonymous = lambda shape, classes: make(shape, classes)
 
 
 @pytest.fixture(autouse=True)
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def custom_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = tmp_path / "own_models.py"
     path.write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -190,7 +190,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("own_models", None)
 
 
-def found(name: str, **parameters: Any) -> Model:
+def build_model(name: str, **parameters: Any) -> Model:
     made = registry.build_component(component.MODEL, f"own_models.{name}", parameters)
     assert isinstance(made, Model)
     return made
@@ -198,7 +198,7 @@ def found(name: str, **parameters: Any) -> Model:
 
 @pytest.mark.parametrize("name", ["make", "network", "Family"])
 def test_its_networks_are_those_of_its_code(name: str) -> None:
-    family = found(name)
+    family = build_model(name)
     family.check((1, 2, 3), 4)
     net = FunctionalNetwork(lambda: family.build((1, 2, 3), 4))
     assert isinstance(family.build((1, 2, 3), 4), Network)
@@ -213,31 +213,31 @@ def test_its_networks_are_those_of_its_code(name: str) -> None:
 def test_it_is_named_in_the_settings_and_found_again(name: str) -> None:
     raw = {"model": {"name": f"own_models.{name}"}}
     params = parser.parse_params(raw)
-    assert params.model == found(name)
+    assert params.model == build_model(name)
     assert params.model_dump(mode="json")["model"]["name"] == f"own_models.{name}"
     settings = run_settings.RunSettings.from_params(params, params.study.algorithms[0], 0)
     assert settings.build_model() == params.model
 
 
 @pytest.mark.parametrize("name", ["make", "Family"])
-def test_a_change_of_its_source_changes_its_digest(name: str, own: Path) -> None:
-    before = code_digest.compute_code_digest(*found(name).code_objects())
-    assert own in before.files
-    own.write_text(OWN.replace("Tanh", "ReLU"))
+def test_a_change_of_its_source_changes_its_digest(name: str, custom_models: Path) -> None:
+    before = code_digest.compute_code_digest(*build_model(name).code_objects())
+    assert custom_models in before.files
+    custom_models.write_text(OWN.replace("Tanh", "ReLU"))
     code_digest.compute_code_digest.cache_clear()
-    assert code_digest.compute_code_digest(*found(name).code_objects()).text != before.text
+    assert code_digest.compute_code_digest(*build_model(name).code_objects()).text != before.text
 
 
 def test_what_it_is_can_be_asked() -> None:
-    assert component.get_docstring_summary(type(found("make"))) == "Two layers."
-    assert [field.name for field in component.list_parameters(type(found("make")))] == ["weights", "sha256"]
+    assert component.get_docstring_summary(type(build_model("make"))) == "Two layers."
+    assert [field.name for field in component.list_parameters(type(build_model("make")))] == ["weights", "sha256"]
     assert registry.is_component(component.MODEL, "own_models.make")
     assert not registry.is_component(component.ALGORITHM, "own_models.make")
 
 
 @pytest.mark.parametrize("name", ["Of", "anonymous", "OWN"])
-def test_what_is_no_model_is_refused(name: str, own: Path) -> None:
-    own.write_text(OWN + "OWN = 3\n")
+def test_what_is_no_model_is_refused(name: str, custom_models: Path) -> None:
+    custom_models.write_text(OWN + "OWN = 3\n")
     wanted = (
         rf"^model\.name: 'own_models\.{name}' is not a model; it should derive from Model, or be a function \(shape, "
     )
@@ -287,7 +287,7 @@ def test_a_network_that_does_not_fit_the_data_is_refused_before_any_job() -> Non
     wanted = r"^model\.name: the network of 'own_models\.other_features' fails for inputs of shape \(1, 8, 8\) "
     with pytest.raises(SettingsError, match=wanted):
         parser.parse_params({"model": {"name": "own_models.other_features"}})
-    found("of_words").check((6,), 4)
+    build_model("of_words").check((6,), 4)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_usual_layers_are_taken(name: str) -> None:
 
 def test_lazy_layers_have_their_sizes_before_a_model_is_made() -> None:
     parser.parse_params({"model": {"name": "own_models.lazy"}})
-    net = FunctionalNetwork(lambda: found("lazy").build((1, 8, 8), 10))
+    net = FunctionalNetwork(lambda: build_model("lazy").build((1, 8, 8), 10))
     model = net.make_initial_model(1)
     assert {name: tuple(value.shape) for name, value in model.items()} == {
         "body.1.weight": (5, 64),
@@ -336,7 +336,7 @@ def test_lazy_layers_have_their_sizes_before_a_model_is_made() -> None:
 
 
 def test_a_dropout_layer_in_two_places_is_one_in_each() -> None:
-    net = FunctionalNetwork(lambda: found("usual").build((1, 8, 8), 10))
+    net = FunctionalNetwork(lambda: build_model("usual").build((1, 8, 8), 10))
     assert net.has_dropout
     assert not [layer for layer in net._module.modules() if type(layer) is torch.nn.Dropout]
     model, x = net.make_initial_model(1), torch.ones(50, 1, 8, 8)
@@ -352,7 +352,7 @@ def test_a_dropout_layer_in_two_places_is_one_in_each() -> None:
 def test_a_class_whose_parameters_nobody_would_see_is_refused() -> None:
     wanted = r"^model: 'own_models\.Bare' has fields; it should be a @dataclass\(frozen=True, kw_only=True\)\.$"
     with pytest.raises(SettingsError, match=wanted):
-        found("Bare")
+        build_model("Bare")
 
 
 @pytest.mark.parametrize(
@@ -363,10 +363,10 @@ def test_a_class_whose_parameters_nobody_would_see_is_refused() -> None:
         ("\nx = y\n", "NameError: name 'y' is not defined, own_models.py, line 2"),
     ],
 )
-def test_a_module_that_fails_as_it_is_imported_is_told_in_a_sentence(text: str, said: str, own: Path) -> None:
-    own.write_text(text)
+def test_a_module_that_fails_as_it_is_imported_is_told_in_a_sentence(text: str, said: str, custom_models: Path) -> None:
+    custom_models.write_text(text)
     with pytest.raises(SettingsError) as refused:
-        found("make")
+        build_model("make")
     assert str(refused.value) == (
         f"model: 'own_models.make' can't be imported ({said}); it should be a function (shape, classes) -> (body, "
         "head), as own.network, a class, as my_module.MyClass, or a model of `fedpipe list models`."
@@ -374,7 +374,7 @@ def test_a_module_that_fails_as_it_is_imported_is_told_in_a_sentence(text: str, 
 
 
 def test_what_a_function_takes_beside_shape_and_classes_are_parameters() -> None:
-    wide, usual = found("sized", width=3, act="tanh"), found("sized")
+    wide, usual = build_model("sized", width=3, act="tanh"), build_model("sized")
     body = wide.build((9,), 2).body
     assert [tuple(value.shape) for value in body.state_dict().values()] == [(3, 9), (3,)]
     assert isinstance(body[2], torch.nn.Tanh)
@@ -423,5 +423,5 @@ def test_parameters_may_be_lists(name: str) -> None:
 
 def test_the_check_leaves_global_generators_alone() -> None:
     before = torch.get_rng_state()
-    found("make").check((9,), 2)
+    build_model("make").check((9,), 2)
     assert torch.equal(torch.get_rng_state(), before)

@@ -284,10 +284,10 @@ def test_a_replica_is_the_same_function_with_a_module_of_its_own(name: str) -> N
 
 
 def loss(made: FunctionalNetwork, x: Tensor) -> Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]:
-    def of(trained: dict[str, Tensor], held: dict[str, Tensor]) -> Tensor:
+    def compute_loss(trained: dict[str, Tensor], held: dict[str, Tensor]) -> Tensor:
         return made(Tensors({**trained, **held}), x).square().mean()
 
-    return of
+    return compute_loss
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -49,7 +49,7 @@ def measured_cells(seeds=(0, 1, 2), shift=0.0, keep=lambda place: True):
 
 
 @pytest.fixture(scope="session")
-def whole():
+def measured_table():
     """All cells, of three seeds."""
     return measured_cells()
 
@@ -61,13 +61,13 @@ def make():
 
 
 @pytest.fixture(scope="session")
-def judged(whole):
+def judged(measured_table):
     """All cells compared, by scale."""
-    return {scale: cells.compare_cells(whole, scale) for scale in ("paper", "reduced", "smoke")}
+    return {scale: cells.compare_cells(measured_table, scale) for scale in ("paper", "reduced", "smoke")}
 
 
 @pytest.fixture
-def at():
+def find_cell():
     """A cell's place by its paper, table, row and column."""
 
     def find(paper, table, row, column):

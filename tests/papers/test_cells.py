@@ -22,10 +22,10 @@ HEAD = [
 ]
 
 
-def one(at, *place, values, **others):
+def one(find_cell, *place, values, **others):
     """One measured cell, by its place."""
     told = {"keys": ("abc",), "hours": 1.0, "test_samples": 10_000, "classes": 10} | others
-    return {at(*place): MeasuredCell(Number.from_values(values), **told)}
+    return {find_cell(*place): MeasuredCell(Number.from_values(values), **told)}
 
 
 def each(measured, **others):
@@ -81,60 +81,60 @@ def test_orders_at_a_reduced_scale_and_none_at_smoke(judged):
     assert suspect.methods == 7, "FedNH and FedUV are no targets there"
 
 
-def test_words(at):
-    measured = one(at, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0, 1: 66.2, 2: 66.4})
+def test_words(find_cell):
+    measured = one(find_cell, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0, 1: 66.2, 2: 66.4})
     found = compared(measured)
-    assert found.cells[at("FedDW", "Table I", "FedDW", "practical/CIFAR-10")].word == "agrees"
-    assert found.cells[at("FedDW", "Table I", "FedAvg", "practical/CIFAR-10")].word == "not measured"
-    assert found.cells[at("FedDW", "Table III", "FedAvg", "CIFAR-100")].word == "not in print"
-    assert found.cells[at("FedDW", "Table IV", "FedAvg", "with DW")].word == "not in print"
+    assert found.cells[find_cell("FedDW", "Table I", "FedDW", "practical/CIFAR-10")].word == "agrees"
+    assert found.cells[find_cell("FedDW", "Table I", "FedAvg", "practical/CIFAR-10")].word == "not measured"
+    assert found.cells[find_cell("FedDW", "Table III", "FedAvg", "CIFAR-100")].word == "not in print"
+    assert found.cells[find_cell("FedDW", "Table IV", "FedAvg", "with DW")].word == "not in print"
 
 
-def test_a_single_seed_is_judged_by_what_the_columns_runs_vary(at):
+def test_a_single_seed_is_judged_by_what_the_columns_runs_vary(find_cell):
     place = ("FedDW", "Table I", "FedProto", "pathological/MNIST")
-    cell = compared(one(at, *place, values={0: 56.0})).cells[at(*place)]
+    cell = compared(one(find_cell, *place, values={0: 56.0})).cells[find_cell(*place)]
     assert cell.word == "agrees (one seed)"
     spread = np.sqrt(np.mean(np.square([0.5, 0.1, 0.2, 0.3, 0.4, 1.2, 4.2, 1.2, 0.5, 2.2, 9.2, 0.5])))
     assert cell.verdict.band.error == pytest.approx(np.sqrt(spread**2 + 4.2**2 / 5))
 
 
-def test_failed_in_print_is_met_by_failing(at):
+def test_failed_in_print_is_met_by_failing(find_cell):
     place = ("FedDW", "Table I", "Per-FedAvg", "pathological/CIFAR-10")
     values = {0: 40.0, 1: 41.0, 2: 42.0}
-    assert compared(one(at, *place, values=values)).cells[at(*place)].word == "differs"
-    assert compared(one(at, *place, values=values, diverged_runs=1)).cells[at(*place)].word == "agrees"
+    assert compared(one(find_cell, *place, values=values)).cells[find_cell(*place)].word == "differs"
+    assert compared(one(find_cell, *place, values=values, diverged_runs=1)).cells[find_cell(*place)].word == "agrees"
 
 
-def test_formulas_are_compared_exactly_with_the_studys_parameters(at):
+def test_formulas_are_compared_exactly_with_the_studys_parameters(find_cell):
     place = ("cwFedAvg", "Table 2", "FedFomo", "cost")
     for expected, word in ((6.0, "agrees"), (3.0, "differs"), (None, "not judged")):
-        measured = one(at, *place, values={0: 6.0}, expected=expected)
-        assert compared(measured).cells[at(*place)].word == word
+        measured = one(find_cell, *place, values={0: 6.0}, expected=expected)
+        assert compared(measured).cells[find_cell(*place)].word == word
     place = ("cwFedAvg", "Table 7", "cwFedAvg (All)", "100")
-    assert compared(one(at, *place, values={0: 1122.78})).cells[at(*place)].word == "agrees"
+    assert compared(one(find_cell, *place, values={0: 1122.78})).cells[find_cell(*place)].word == "agrees"
 
 
-def test_generated_data_are_never_judged(whole):
-    found = compared(each(whole, is_generated=True))
+def test_generated_data_are_never_judged(measured_table):
+    found = compared(each(measured_table, is_generated=True))
     assert not any(cell.verdict for cell in found.cells.values())
     assert found.orders == {}
 
 
-def test_differences_are_made_of_cells_by_seed(at):
-    ours = one(at, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 80.0, 1: 82.0})
-    theirs = one(at, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 75.0, 1: 78.0})
-    cell = compared(ours | theirs).cells[at("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
+def test_differences_are_made_of_cells_by_seed(find_cell):
+    ours = one(find_cell, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 80.0, 1: 82.0})
+    theirs = one(find_cell, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 75.0, 1: 78.0})
+    cell = compared(ours | theirs).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
     assert cell.number.values == {0: 5.0, 1: 4.0}
     assert (cell.number.mean, cell.number.std) == (4.5, pytest.approx(np.sqrt(0.5)))
     assert (cell.word, cell.verdict) == ("not judged", None)
-    alone = compared(ours).cells[at("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
+    alone = compared(ours).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
     assert (alone.number, alone.word) == (None, "not measured")
 
 
-def test_a_difference_of_what_diverged_is_marked_as_such(at):
-    both = one(at, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 10.0}, diverged_runs=1)
-    both |= one(at, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 10.0})
-    assert compared(both).cells[at("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")].measurement.diverged_runs == 1
+def test_a_difference_of_what_diverged_is_marked_as_such(find_cell):
+    both = one(find_cell, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 10.0}, diverged_runs=1)
+    both |= one(find_cell, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 10.0})
+    assert compared(both).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")].measurement.diverged_runs == 1
 
 
 def test_numbers_in_running_text_are_made_of_cells(judged):
@@ -142,26 +142,30 @@ def test_numbers_in_running_text_are_made_of_cells(judged):
     found = {tuple(place)[2:]: cell for place, cell in there.items() if place.table == "text"}
     mean = {place: cell.number.mean for place, cell in there.items() if cell.number}
 
-    def of(*names):
+    def get_mean(*names):
         return next(value for place, value in mean.items() if tuple(place)[:4] == names)
 
     drop = found["FedDW", "practical - pathological/CIFAR-10", "accuracy_drop_points"].number.mean
-    one_way, other = (of("FedDW", "Table I", "FedDW", f"{name}/CIFAR-10") for name in ("practical", "pathological"))
+    one_way, other = (
+        get_mean("FedDW", "Table I", "FedDW", f"{name}/CIFAR-10") for name in ("practical", "pathological")
+    )
     assert drop == pytest.approx(one_way - other)
     milliseconds = found["FedDW - FedAvg", "CIFAR-100", "time_difference_ms_per_epoch"].number.mean
     assert milliseconds == pytest.approx(0)
-    gains = [of("PFPS-LWC", "Table 2", "Δ", f"{beta}/{share}") for beta in (0.1, 0.3, 0.5) for share in (0.3, 0.5, 0.7)]
+    gains = [
+        get_mean("PFPS-LWC", "Table 2", "Δ", f"{beta}/{share}") for beta in (0.1, 0.3, 0.5) for share in (0.3, 0.5, 0.7)
+    ]
     assert found["PFPS-LWC - FedPer", "CIFAR-10", "best_gain_points"].number.mean == max(gains)
 
 
-def test_claims_are_contrasts_with_the_best_of_the_others(at):
+def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):
     paper = layouts.load_papers()["cwFedAvg"]
     rows = {"FedAvg": 79.0, "FedAMP": 98.4, "FedFomo": 98.0, "cwFedAvg": 98.9}
     shifts = {0: 0.0, 1: 0.3, 2: 0.6}
     measured = {}
     for row, mean in rows.items():
         values = {seed: mean + by for seed, by in shifts.items()}
-        measured |= one(at, "cwFedAvg", "Table 6", row, "AG News", values=values)
+        measured |= one(find_cell, "cwFedAvg", "Table 6", row, "AG News", values=values)
     (found,) = cells.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], compared(measured))
     assert (found.published_rival, found.measured_rival) == ("FedAMP", "FedAMP")
     assert found.published_contrast.difference == pytest.approx(0.24)
@@ -193,25 +197,25 @@ def test_counts_leave_out_what_another_table_has(judged):
         ({"classes": None}, "needs its tests and classes"),
     ],
 )
-def test_what_can_not_be_an_accuracy_is_refused(at, change, told):
-    measured = one(at, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0, 1: 66.2, 2: 66.4})
+def test_what_can_not_be_an_accuracy_is_refused(find_cell, change, told):
+    measured = one(find_cell, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0, 1: 66.2, 2: 66.4})
     with pytest.raises(ValueError, match=r"measured cells: .* 'practical/CIFAR-10'") as error:
         compared(each(measured, **change))
     assert told in str(error.value)
 
 
-def test_a_cell_of_no_paper_or_measured_beside_its_parts_is_refused(at):
-    ((place, cell),) = one(at, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0}).items()
+def test_a_cell_of_no_paper_or_measured_beside_its_parts_is_refused(find_cell):
+    ((place, cell),) = one(find_cell, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0}).items()
     with pytest.raises(ValueError, match=r"'FedNova', .* is no cell of a paper"):
         compared({place._replace(row="FedNova"): cell})
     both = {}
     for row in ("PFPS-LWC", "FedPer", "Δ"):
-        both |= one(at, "PFPS-LWC", "Table 2", row, "0.1/0.3", values={0: 50.0})
+        both |= one(find_cell, "PFPS-LWC", "Table 2", row, "0.1/0.3", values={0: 50.0})
     with pytest.raises(ValueError, match="made of other cells"):
         compared(both)
     with pytest.raises(ValueError, match="scale 'tiny' is unknown"):
         compared({}, "tiny")
 
 
-def test_the_same_bytes_each_time(judged, whole):
-    assert cells.encode_comparison_csv(judged["paper"]) == cells.encode_comparison_csv(compared(whole))
+def test_the_same_bytes_each_time(judged, measured_table):
+    assert cells.encode_comparison_csv(judged["paper"]) == cells.encode_comparison_csv(compared(measured_table))

@@ -42,7 +42,7 @@ class Parsed(html.parser.HTMLParser):
             self.headings.append(data)
             self.inside = False
 
-    def of(self, name):
+    def list_attributes(self, name):
         return [attributes[name] for _, attributes in self.elements if name in attributes]
 
 
@@ -53,13 +53,13 @@ def drawn():
 
 
 @pytest.fixture(scope="session")
-def folder(whole, tmp_path_factory):
+def folder(measured_table, tmp_path_factory):
     """Pages of all cells but some, with two figures and a reason."""
     here = tmp_path_factory.mktemp("pages")
     missing = MeasuredCell(None, reason="too costly", hours=150.0)
     told = {
         place: missing if (place.paper, "Tiny" in place.column) == ("cwFedAvg", True) else cell
-        for place, cell in whole.items()
+        for place, cell in measured_table.items()
     }
     some = {
         ("FedDW", "Figure 6"): drawn(),
@@ -82,7 +82,7 @@ def test_every_table_and_figure_has_its_heading(parsed):
         assert [heading for heading in headings if heading in wanted] == wanted
 
 
-def test_also_where_nothing_was_measured(whole, tmp_path):
+def test_also_where_nothing_was_measured(measured_table, tmp_path):
     pages.write_pages(tmp_path, "smoke", {}, {}, ABOUT)
     for paper in layouts.load_papers().values():
         text = (tmp_path / f"{paper.stem}.html").read_text()
@@ -91,10 +91,10 @@ def test_also_where_nothing_was_measured(whole, tmp_path):
 
 
 def test_ids_are_unique_and_links_lead_somewhere(folder, parsed):
-    ids = {name: page.of("id") for name, page in parsed.items()}
+    ids = {name: page.list_attributes("id") for name, page in parsed.items()}
     for name, page in parsed.items():
         assert len(set(ids[name])) == len(ids[name])
-        for link in page.of("href"):
+        for link in page.list_attributes("href"):
             file, _, target = link.partition("#")
             if link == "data:," or file == "cells.csv" or (file.startswith("figures/") and (folder / file).is_file()):
                 continue
@@ -169,18 +169,20 @@ def test_what_was_not_run_stands_below_with_its_cost(folder):
     assert "<td>18</td><td>some 2,700 h for 18 cells</td>" in row
 
 
-def test_a_cell_with_some_of_its_runs_says_so_and_what_the_others_would_take(whole, tmp_path):
-    place = next(place for place in whole if place[:4] == ("FedDW", "Table I", "FedDW", "practical/CIFAR-10"))
-    pages.write_pages(tmp_path, "paper", whole | {place: replace(whole[place], missing_hours=12.0)}, {}, ABOUT)
+def test_a_cell_with_some_of_its_runs_says_so_and_what_the_others_would_take(measured_table, tmp_path):
+    place = next(place for place in measured_table if place[:4] == ("FedDW", "Table I", "FedDW", "practical/CIFAR-10"))
+    pages.write_pages(
+        tmp_path, "paper", measured_table | {place: replace(measured_table[place], missing_hours=12.0)}, {}, ABOUT
+    )
     text = (tmp_path / "feddw.html").read_text()
     assert f"</sup> {views.INCOMPLETE_NOTE}</li>" in text.partition('id="table-i"')[2].partition("</section>")[0]
     below = text.partition('<section id="cost">')[2].partition("</section>")[0]
     assert f"{views.INCOMPLETE_NOTE}</td><td>1</td><td>some 12 h for 1 cell</td>" in below
 
 
-def test_no_signs_at_smaller_scales(whole, tmp_path):
+def test_no_signs_at_smaller_scales(measured_table, tmp_path):
     for scale in ("reduced", "smoke"):
-        pages.write_pages(tmp_path, scale, whole, {}, ABOUT)
+        pages.write_pages(tmp_path, scale, measured_table, {}, ABOUT)
         text = (tmp_path / "feddw.html").read_text()
         body = text[text.index('<section class="table"') :]
         assert not re.findall(r'<td class="(?:agrees|near|differs)"', body)
@@ -188,24 +190,28 @@ def test_no_signs_at_smaller_scales(whole, tmp_path):
         assert ("Order of methods" in body) == (scale == "reduced")
 
 
-def test_generated_data_are_marked(whole, tmp_path):
+def test_generated_data_are_marked(measured_table, tmp_path):
     pages.write_pages(
-        tmp_path, "smoke", {place: replace(cell, is_generated=True) for place, cell in whole.items()}, {}, ABOUT
+        tmp_path,
+        "smoke",
+        {place: replace(cell, is_generated=True) for place, cell in measured_table.items()},
+        {},
+        ABOUT,
     )
     assert views.GENERATED_NOTE in html.unescape((tmp_path / "feddw.html").read_text())
 
 
-def test_the_same_bytes_each_time(folder, whole, tmp_path):
+def test_the_same_bytes_each_time(folder, measured_table, tmp_path):
     found = []
     for name in ("one", "two"):
-        pages.write_pages(tmp_path / name, "paper", whole, {("FedDW", "Figure 6"): drawn()}, ABOUT)
+        pages.write_pages(tmp_path / name, "paper", measured_table, {("FedDW", "Figure 6"): drawn()}, ABOUT)
         files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
         found.append({str(path.relative_to(tmp_path / name)): path.read_bytes() for path in files})
     assert found[0] == found[1]
     figure = {f"figures/feddw-figure-6.{suffix}" for suffix in ("svg", "csv")}
     assert set(found[0]) == {*(f"{name}.html" for name in PAGES), "cells.csv", *figure}
     assert found[0]["figures/feddw-figure-6.csv"].decode() == drawn().csv
-    pages.write_pages(tmp_path / "one", "paper", whole, {("FedDW", "Figure 6"): "Not run."}, ABOUT)
+    pages.write_pages(tmp_path / "one", "paper", measured_table, {("FedDW", "Figure 6"): "Not run."}, ABOUT)
     assert not list((tmp_path / "one/figures").iterdir()), "what is no longer drawn does not stay"
 
 
@@ -270,7 +276,7 @@ def test_a_cell_may_have_two_notes(at):
     assert [notes[letter].partition(" ")[0] for letter in cell.measured_note.split(", ")] == ["diverged:", "on"]
 
 
-def test_figures_of_no_paper_are_refused(whole, tmp_path):
+def test_figures_of_no_paper_are_refused(measured_table, tmp_path):
     with pytest.raises(ValueError, match="no figure of a paper"):
         pages.write_pages(tmp_path, "smoke", {}, {("FedDW", "Figure 9"): "?"}, ABOUT)
     assert not list(tmp_path.iterdir())
@@ -285,12 +291,12 @@ class Browser:
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (there, back)]
 
-        def place():  # the browser reads from 3 and writes to 4
+        def move_ends():  # the browser reads from 3 and writes to 4
             for number, end in zip((3, 4), ends, strict=True):
                 os.dup2(end, number)
 
         command = [BROWSER, *flags, "about:blank"]
-        self.process = subprocess.Popen(command, preexec_fn=place, close_fds=False, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(command, preexec_fn=move_ends, close_fds=False, stderr=subprocess.DEVNULL)
         for end in (there, back, *ends):
             os.close(end)
         self.reading, self.writing = os.fdopen(read, "rb"), os.fdopen(write, "wb")

@@ -107,11 +107,11 @@ def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path
     assert (project.folder / PLACE / "pfps_lwc.html").read_bytes() == again
     study.write_text(planned)
 
-    _shown(project.folder / PLACE, tmp_path / "profile")
+    _check_pages(project.folder / PLACE, tmp_path / "profile")
     _recorded(project, tmp_path)
 
 
-def _shown(folder: Path, profile: Path) -> None:
+def _check_pages(folder: Path, profile: Path) -> None:
     """A browser shows the pages with every table and figure, and neither asks for anything nor complains."""
     if not BROWSER:
         return

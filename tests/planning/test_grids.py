@@ -21,7 +21,7 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def made(labels: tuple[str, ...] = ("fedavg",), **sections: Any) -> planner.NewPlan:
+def plan_study(labels: tuple[str, ...] = ("fedavg",), **sections: Any) -> planner.NewPlan:
     studies.write(studies.settings(labels, **sections), Path())
     return planner.make_plan()
 
@@ -30,10 +30,10 @@ LEFT_OUT = "partition.alpha: 0.3 is left out, since the scheme iid has no such p
 
 
 def test_a_grid_of_schemes_leaves_out_what_only_others_have_and_says_so() -> None:
-    plan = made(study={"grid": {"partition.scheme": ["iid", "dirichlet"]}})
+    plan = plan_study(study={"grid": {"partition.scheme": ["iid", "dirichlet"]}})
     assert plan.warnings == (LEFT_OUT,)
-    iid = made(partition={"scheme": "iid"})
-    alone = made()
+    iid = plan_study(partition={"scheme": "iid"})
+    alone = plan_study()
     assert {run.key for run in plan.runs} == {run.key for run in (*iid.runs, *alone.runs)}
 
 
@@ -41,7 +41,7 @@ def test_a_scheme_that_an_experiment_sets_leaves_the_former_ones_parameters_behi
     """What ``dvc exp run -S partition.scheme=iid`` makes of the file."""
     studies.write(studies.settings() | {"partition": {"scheme": "iid"}}, Path())
     clean = planner.make_plan()
-    plan = made(partition={"scheme": "iid"})
+    plan = plan_study(partition={"scheme": "iid"})
     assert (Path("params.yaml").read_text()).count("alpha: 0.3") == 1
     assert plan.warnings == (LEFT_OUT,)
     assert clean.warnings == ()
@@ -49,7 +49,7 @@ def test_a_scheme_that_an_experiment_sets_leaves_the_former_ones_parameters_behi
 
 
 def test_what_a_grid_varies_is_shown_only_where_the_scheme_has_it() -> None:
-    plan = made(study={"grid": {"partition.scheme": ["iid", "dirichlet"], "partition.alpha": [0.1, 0.5]}})
+    plan = plan_study(study={"grid": {"partition.scheme": ["iid", "dirichlet"], "partition.alpha": [0.1, 0.5]}})
     points = [cell.grid for cell in plan.cells]
     assert points == [
         {"partition.scheme": "iid"},
@@ -83,7 +83,7 @@ def test_what_no_scheme_has_stays_a_mistake(section: dict[str, Any], told: str) 
 )
 def test_a_key_that_is_cut_short_is_told_in_full(name: str, told: str) -> None:
     with pytest.raises(SettingsError) as error:
-        made(("fedavg", "fedprox"), study={"grid": {name: [0.1, 1.0]}})
+        plan_study(("fedavg", "fedprox"), study={"grid": {name: [0.1, 1.0]}})
     assert str(error.value) == told
 
 

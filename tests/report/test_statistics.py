@@ -31,7 +31,7 @@ EVERYTHING = Report(
 )
 
 
-def told(frame: pd.DataFrame, **wanted: Any) -> tuple[float, float, int]:
+def read_row(frame: pd.DataFrame, **wanted: Any) -> tuple[float, float, int]:
     """Mean, deviation and seeds of the only row with these values."""
     for name, value in wanted.items():
         frame = frame[frame[name] == value]
@@ -44,14 +44,14 @@ def test_spread_and_target_by_hand(two: Tree) -> None:
     two.change(report=EVERYTHING)
     frame = statistics.build_statistics_table(two.plan)
     local = {"algorithm": "fedavg", "protocol": "personal-on-local"}
-    assert told(frame, **local, statistic="client_std") == pytest.approx((12.5, math.sqrt(312.5), 2))
-    assert told(frame, **local, statistic="worst_tenth") == pytest.approx((50, 0, 2))
-    assert told(frame, **local, statistic="lowest") == pytest.approx((50, 0, 2))
-    assert told(frame, **local, statistic="rounds_to_target") == pytest.approx((1.5, math.sqrt(0.5), 2))
+    assert read_row(frame, **local, statistic="client_std") == pytest.approx((12.5, math.sqrt(312.5), 2))
+    assert read_row(frame, **local, statistic="worst_tenth") == pytest.approx((50, 0, 2))
+    assert read_row(frame, **local, statistic="lowest") == pytest.approx((50, 0, 2))
+    assert read_row(frame, **local, statistic="rounds_to_target") == pytest.approx((1.5, math.sqrt(0.5), 2))
     server = {"algorithm": "fedavg", "protocol": "global-on-global"}
-    assert told(frame, **server, statistic="rounds_to_target") == pytest.approx((2.5, math.sqrt(0.5), 2))
+    assert read_row(frame, **server, statistic="rounds_to_target") == pytest.approx((2.5, math.sqrt(0.5), 2))
     # seed 0 reaches it in round 2 (300 + 400), seed 1, whose traffic is twice as much, in round 3 (600 + 800 + 1000)
-    assert told(frame, **server, statistic="bytes_to_target")[0] == (2 * 700 + 2 * 2400) / 2
+    assert read_row(frame, **server, statistic="bytes_to_target")[0] == (2 * 700 + 2 * 2400) / 2
     assert frame[(frame["protocol"] == "global-on-global") & frame["statistic"].isin(statistics.FAIRNESS_COLUMNS)].empty
 
 
@@ -66,9 +66,9 @@ def test_a_target_that_some_seeds_reach_says_how_many(make: Any) -> None:
         report=EVERYTHING.model_copy(update={"target": 0.8, "statistics": chosen}), protocols=("personal-on-local",)
     )
     frame = statistics.build_statistics_table(tree.plan)
-    found = told(frame, algorithm="fedavg", protocol="personal-on-local", statistic="rounds_to_target")
+    found = read_row(frame, algorithm="fedavg", protocol="personal-on-local", statistic="rounds_to_target")
     assert (found[0], found[2]) == (2, 1)
-    assert told(frame, algorithm="local", protocol="personal-on-local", statistic="rounds_to_target")[2] == 0
+    assert read_row(frame, algorithm="local", protocol="personal-on-local", statistic="rounds_to_target")[2] == 0
     text = tables.render_markdown(tree.plan, tables.build_result_table(tree.plan))
     below = text.partition("By personal-on-local")[2].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in below if line.startswith("|")][:4]

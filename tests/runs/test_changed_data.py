@@ -30,7 +30,7 @@ def typed(*arguments: str) -> None:
 
 
 @pytest.fixture
-def made() -> NewPlan:
+def study_plan() -> NewPlan:
     """A study of one run, of which three rounds of four are done."""
     plan = studies.prepare(studies.settings(study={"seeds": [0]}))
     typed("segment", str(plan.runs[0].path), "--stop", "3")
@@ -59,8 +59,8 @@ def store_otherwise(plan: NewPlan) -> Path:
     return path
 
 
-def test_every_round_records_the_contents(made: NewPlan) -> None:
-    (run,) = made.runs
+def test_every_round_records_the_contents(study_plan: NewPlan) -> None:
+    (run,) = study_plan.runs
     data, dealt = layout.dataset_file(run.dataset), layout.assignment_file(run.partition)
     recorded = {
         "data set": store.compute_samples_sha256(store.load_samples(data)),
@@ -72,9 +72,9 @@ def test_every_round_records_the_contents(made: NewPlan) -> None:
 
 
 @pytest.mark.parametrize(("change", "name"), [(deal_otherwise, "partition"), (store_otherwise, "data set")])
-def test_no_step_goes_on_with_other_data(made: NewPlan, change: Any, name: str) -> None:
-    (run,) = made.runs
-    place = change(made)
+def test_no_step_goes_on_with_other_data(study_plan: NewPlan, change: Any, name: str) -> None:
+    (run,) = study_plan.runs
+    place = change(study_plan)
     before = studies.bits(run.path)
     steps = [
         ("segment", str(run.path), "--stop", "4"),
@@ -102,13 +102,13 @@ def test_an_aggregation_of_blocks_of_other_data_is_refused() -> None:
         typed("aggregate", str(run.path), "--round", "1", "--blocks", "1")
 
 
-def test_rounds_of_other_data_are_found_where_round_0_is_of_this_one(made: NewPlan) -> None:
+def test_rounds_of_other_data_are_found_where_round_0_is_of_this_one(study_plan: NewPlan) -> None:
     """As a kill leaves it: a run that was begun anew, over complete rounds of what lay here before."""
-    (run,) = made.runs
+    (run,) = study_plan.runs
     files = run.files
     old = Path("old")
     shutil.copytree(files.path, old)
-    deal_otherwise(made)
+    deal_otherwise(study_plan)
     studies.forget(files.path)
     typed("segment", str(run.path), "--stop", "1")
     packing.unpack_folder(files.rounds_folder)
@@ -119,8 +119,8 @@ def test_rounds_of_other_data_are_found_where_round_0_is_of_this_one(made: NewPl
         typed("segment", str(run.path), "--stop", "4")
 
 
-def test_the_same_data_made_again_is_the_same(made: NewPlan) -> None:
-    (run,) = made.runs
+def test_the_same_data_made_again_is_the_same(study_plan: NewPlan) -> None:
+    (run,) = study_plan.runs
     data, dealt = layout.dataset_file(run.dataset), layout.assignment_file(run.partition)
     for path in (data, dealt):
         path.unlink()
@@ -142,8 +142,8 @@ def test_the_same_data_made_again_is_the_same(made: NewPlan) -> None:
 # -- what the plan wrote for the stages --------------------------------------------------------------------------------
 
 
-def test_an_edited_partition_yaml_deals_nothing(made: NewPlan) -> None:
-    (key,) = made.partitions
+def test_an_edited_partition_yaml_deals_nothing(study_plan: NewPlan) -> None:
+    (key,) = study_plan.partitions
     path = layout.assignment_file(key)
     place = path.with_name("partition.yaml")
     right = place.read_text()
@@ -178,8 +178,8 @@ def test_an_edited_partition_yaml_deals_nothing(made: NewPlan) -> None:
     ],
     ids=str,
 )
-def test_an_edited_description_of_the_data_stores_nothing(made: NewPlan, settings: Any, told: str) -> None:
-    name = made.runs[0].dataset
+def test_an_edited_description_of_the_data_stores_nothing(study_plan: NewPlan, settings: Any, told: str) -> None:
+    name = study_plan.runs[0].dataset
     place = store.settings_file(name)
     before = studies.bits(Path("results/data"))
     place.write_text(yaml.safe_dump(settings))

@@ -52,7 +52,7 @@ def study(**values: Any) -> dict[str, Any]:
     )
 
 
-def said(settings: dict[str, Any]) -> list[str]:
+def list_errors(settings: dict[str, Any]) -> list[str]:
     """The sentences with which `fedpipe plan` refuses these settings."""
     studies.write(settings, Path())
     with pytest.raises(SettingsError) as refusal:
@@ -615,12 +615,12 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "sentence"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES])
 def test_a_mistake_is_one_sentence_that_begins_with_its_key(changes: dict[str, Any], sentence: str) -> None:
-    assert said(study(**changes)) == [sentence]
+    assert list_errors(study(**changes)) == [sentence]
 
 
 @pytest.mark.parametrize("section", ["dataset", "partition", "model", "federation", "study", "execution", "algorithms"])
 def test_an_empty_section_is_named_in_plain_words(section: str) -> None:
-    (sentence,) = said(studies.settings() | {section: None})
+    (sentence,) = list_errors(studies.settings() | {section: None})
     assert sentence.startswith(f"{section}: ")
     assert "it should be a" in sentence
     assert not JARGON.search(sentence), sentence
@@ -628,7 +628,7 @@ def test_an_empty_section_is_named_in_plain_words(section: str) -> None:
 
 def test_several_mistakes_are_several_lines() -> None:
     changes = {"federation__learning_rate": -1, "federation__client": 2, "datasett": {}}
-    assert sorted(said(study(**changes))) == [
+    assert sorted(list_errors(study(**changes))) == [
         "datasett: unknown key; did you mean 'dataset'?",
         "federation.client: unknown key; did you mean 'clients'?",
         "federation.learning_rate: -1 can't be used; it should be greater than or equal to 0.",
@@ -643,19 +643,19 @@ def test_mistakes_in_components_do_not_hide_others() -> None:
         "federation__clients": 0,
         "algorithms": {"fedavg": {}, "fedprox": {"muu": 1}},
     }
-    keys = [line.partition(":")[0] for line in said(study(**changes))]
+    keys = [line.partition(":")[0] for line in list_errors(study(**changes))]
     assert {"partition.alpha", "model.name", "dataset.name", "federation.clients"} <= set(keys)
 
 
 def test_the_grid_point_stands_in_every_line() -> None:
-    lines = said(study(study__grid={"federation.clients": [0], "federation.participation": [2]}))
+    lines = list_errors(study(study__grid={"federation.clients": [0], "federation.participation": [2]}))
     assert len(lines) == 2
     assert all(line.endswith("of study.grid)") for line in lines)
 
 
 def test_a_grid_value_for_an_algorithm_that_does_not_run_is_a_mistake() -> None:
     """It would be ignored in silence: fedprox is not in study.algorithms."""
-    (sentence,) = said(study(study__grid={"algorithms.fedprox.mu": [0.1, 1.0]}))
+    (sentence,) = list_errors(study(study__grid={"algorithms.fedprox.mu": [0.1, 1.0]}))
     assert sentence.startswith("study.grid: 'algorithms.fedprox.mu'")
 
 
@@ -718,7 +718,7 @@ def test_a_merge_key_is_no_key_of_its_own() -> None:
 
 
 def test_a_key_that_is_no_text() -> None:
-    assert said({**studies.settings(), 3: {}}) == [f"3: unknown key; it should be one of: {SECTIONS}."]
+    assert list_errors({**studies.settings(), 3: {}}) == [f"3: unknown key; it should be one of: {SECTIONS}."]
 
 
 # -- defaults ----------------------------------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ def write(folder: Path, body: str, base: str = "FedAvg") -> None:
     )
 
 
-def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[int, str, str]:
+def run_check(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[int, str, str]:
     """Status, output and errors of `fedpipe check` in this process."""
     monkeypatch.setattr(sys, "argv", ["fedpipe", "check", *args])
     with pytest.raises(SystemExit) as end:
@@ -245,7 +245,7 @@ def test_a_breach_is_told_in_a_sentence(
     body: str, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(project, body)
-    status, said, errors = told(capsys, monkeypatch, "own.Own")
+    status, said, errors = run_check(capsys, monkeypatch, "own.Own")
     assert status == 1
     assert BREACHES[body] in said, said
     assert all(line.startswith("own.Own") and line.endswith(".") for line in said.splitlines()), said
@@ -255,7 +255,7 @@ def test_a_breach_is_told_in_a_sentence(
 @pytest.mark.parametrize("body", LATER, ids=range(len(LATER)))
 def test_a_check_says_what_it_finds(body: str, project: Path) -> None:
     check, sentence = LATER[body]
-    found = check(own(project, body).Own())
+    found = check(import_module(project, body).Own())
     assert sentence in found[0]
 
 
@@ -267,7 +267,7 @@ def test_momentum_of_whole_models_keeps_the_contract(project: Path) -> None:
         "  speed = 0.9 * server['speed'] + (uploads.mean('model') - server['model'])\n"
         "  return {'model': server['model'] + speed, 'speed': speed}"
     )
-    assert checks.check_batch_normalization(own(project, body).Own()) == []
+    assert checks.check_batch_normalization(import_module(project, body).Own()) == []
 
 
 def fedpipe(folder: Path, *args: str) -> tuple[int, str]:
@@ -286,7 +286,7 @@ def test_a_studys_method_is_checked_with_its_parameters(
     entries = {"mine": {"algorithm": "own.Own", "size": 3, "title": "Mine", "with": {"federation.momentum": 0.5}}}
     (project / "study.yaml").write_text(yaml.safe_dump({"dataset": {"name": "nowhere"}, "algorithms": entries}))
     for more, number in (((), "1.5"), (("--set", "size=4"), "2.0")):
-        status, said, _ = told(capsys, monkeypatch, "mine", "--params", "study.yaml", *more)
+        status, said, _ = run_check(capsys, monkeypatch, "mine", "--params", "study.yaml", *more)
         assert status == 1
         assert f"own.Own.upload gives 'n' as {number}, a Python float" in said
 
@@ -309,7 +309,7 @@ def test_what_a_study_does_not_say(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (project / "study.yaml").write_text("algorithms: {mine: {algorithm: fedprox, mu: -1}, none: }\n")
-    status, said, errors = told(capsys, monkeypatch, *args, "--params", "study.yaml")
+    status, said, errors = run_check(capsys, monkeypatch, *args, "--params", "study.yaml")
     assert (status, errors) == (1, "")
     assert said.startswith(sentence)
 
@@ -349,7 +349,7 @@ def test_all_breaches_are_told_at_once(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(project, "def combin(self, server, uploads):\n  return server\n def sends(self):\n  pass")
-    status, said, _ = told(capsys, monkeypatch, "own.Own")
+    status, said, _ = run_check(capsys, monkeypatch, "own.Own")
     assert status == 1
     assert said == (
         "own.Own.combin is never called, since no hook has that name; if 'aggregate' is meant, rename it.\n"
@@ -381,7 +381,7 @@ def test_what_cannot_be_made(
     text: str, sentence: str, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "own.py").write_text(text)
-    status, said, errors = told(capsys, monkeypatch, "own.Own")
+    status, said, errors = run_check(capsys, monkeypatch, "own.Own")
     assert (status, errors) == (1, "")
     assert sentence in said
     assert "Traceback" not in said
@@ -403,10 +403,10 @@ def test_what_is_typed_wrong(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert told(capsys, monkeypatch, *args) == (status, f"{sentence}\n", "")
+    assert run_check(capsys, monkeypatch, *args) == (status, f"{sentence}\n", "")
 
 
-def own(folder: Path, body: str) -> ModuleType:
+def import_module(folder: Path, body: str) -> ModuleType:
     write(folder, body)
     import own  # type: ignore[import-not-found]
 
@@ -419,7 +419,7 @@ def test_what_is_hidden_from_all_states_is_found_by_its_effect(check: testing.Ch
         "def keep(self, client):\n  HIDDEN.calls += 1\n  return {}\n"
         " def upload(self, client):\n  return {'model': client['model'] * (1 + HIDDEN.calls / 100)}"
     )
-    found = check(own(project, body).Own())
+    found = check(import_module(project, body).Own())
     assert len(found) == 1
     assert "bits" in found[0]
 
@@ -429,7 +429,7 @@ def test_what_a_class_calls_itself_is_no_misspelling(project: Path) -> None:
         "def step(self, client):\n  return client\n"
         " def local_passes(self):\n  return Train(self.loss), Update(self.step)"
     )
-    assert checks.check_names(own(project, body).Own()) == []
+    assert checks.check_names(import_module(project, body).Own()) == []
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests import small_studies as studies
 NORMS = {"kind": "head-norms", "rounds": [2]}
 
 
-def made(probes: dict[str, Any], **sections: Any) -> planner.NewPlan:
+def plan_study(probes: dict[str, Any], **sections: Any) -> planner.NewPlan:
     params = studies.settings(("fedavg", "cwfedavg"), 4, probes=probes, **sections)
     studies.write(params, Path())
     return planner.make_plan(Path("params.yaml"))
@@ -34,19 +34,19 @@ def typed(*arguments: str) -> None:
 def test_a_probes_key_holds_its_run_round_settings_and_code_and_no_run_holds_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = made({"n": NORMS})
-    assert {run.key for run in one.runs} == {run.key for run in made({}).runs}
+    one = plan_study({"n": NORMS})
+    assert {run.key for run in one.runs} == {run.key for run in plan_study({}).runs}
     others = [
-        made({"n": NORMS | {"rounds": [3]}}),
-        made({"n": NORMS | {"models": ["received"]}}),
-        made({"n": NORMS | {"finetune_epochs": 5}}),
-        made({"n": NORMS}, federation={"learning_rate": 0.2}),
+        plan_study({"n": NORMS | {"rounds": [3]}}),
+        plan_study({"n": NORMS | {"models": ["received"]}}),
+        plan_study({"n": NORMS | {"finetune_epochs": 5}}),
+        plan_study({"n": NORMS}, federation={"learning_rate": 0.2}),
     ]
-    assert {probe.key for probe in made({"m": NORMS}).probes} == {probe.key for probe in one.probes}, (
+    assert {probe.key for probe in plan_study({"m": NORMS}).probes} == {probe.key for probe in one.probes}, (
         "names are for people"
     )
     monkeypatch.setattr(code_digest, "compute_probe_digest", lambda kind: "another")
-    others.append(made({"n": NORMS}))
+    others.append(plan_study({"n": NORMS}))
     keys = [probe.key for plan in (one, *others) for probe in plan.probes]
     assert len(set(keys)) == len(keys) == 12
 
@@ -71,7 +71,7 @@ def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> 
         },
     }
     grid = {"partition.alpha": [0.3, 0.5], "federation.batch_size": [10, 20, 30]}
-    plan = made(probes, study={"algorithms": ["fedavg", "cwfedavg"], "seeds": [0, 1], "grid": grid})
+    plan = plan_study(probes, study={"algorithms": ["fedavg", "cwfedavg"], "seeds": [0, 1], "grid": grid})
     assert len([probe for probe in plan.probes if probe.name == "all"]) == len(plan.runs) == 24
     chosen = [probe for probe in plan.probes if probe.name == "some"]
     cells = {(cell.algorithm, cell.key): cell for cell in plan.cells}
@@ -106,16 +106,16 @@ def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> 
 )
 def test_what_can_not_be_looked_at_is_refused_before_any_job(entry: dict[str, Any], told: str) -> None:
     with pytest.raises(SettingsError, match=told) as error:
-        made({"n": entry})
+        plan_study({"n": entry})
     assert "\n" not in str(error.value)
 
 
 def test_a_point_that_the_grid_never_has_is_refused() -> None:
     entry = NORMS | {"where": {"partition.alpha": 0.4}}
     with pytest.raises(SettingsError, match=r"probes\.n\.where: 'partition\.alpha' is never 0\.4 in study\.grid"):
-        made({"n": entry}, study={"algorithms": ["fedavg"], "grid": {"partition.alpha": [0.3, 0.5]}})
+        plan_study({"n": entry}, study={"algorithms": ["fedavg"], "grid": {"partition.alpha": [0.3, 0.5]}})
     with pytest.raises(SettingsError, match=r"study\.grid: 'probes\.n\.rounds' can't be varied"):
-        made({"n": NORMS}, study={"algorithms": ["fedavg"], "grid": {"probes.n.rounds": [[1], [2]]}})
+        plan_study({"n": NORMS}, study={"algorithms": ["fedavg"], "grid": {"probes.n.rounds": [[1], [2]]}})
 
 
 @pytest.mark.parametrize("label", ["fedavg", "scaffold"])
@@ -147,7 +147,7 @@ def test_the_states_that_a_probe_needs_stay(label: str) -> None:
 
 
 def test_edited_settings_of_a_probe_are_refused() -> None:
-    plan = made({"n": NORMS | {"algorithms": ["fedavg"]}})
+    plan = plan_study({"n": NORMS | {"algorithms": ["fedavg"]}})
     planner.write_plan(plan)
     (probe,) = plan.probes
     place = probe.files.settings
