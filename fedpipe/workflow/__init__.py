@@ -1,4 +1,4 @@
 """What the Snakefile needs of the package.
 
-The Slurm executor and the patches of Snakemake.
+The functions that rules call, the Slurm executor and the patches of Snakemake.
 """
