@@ -1,4 +1,5 @@
-"""What the Snakefile needs of the package: the patches of Snakemake.
+"""Code that the Snakefile uses.
 
-The executor `fedpipe-slurm` and the logger `fedpipe` are packages of their own, since Snakemake finds plugins by name.
+`dag` has the functions that rules call. `snakemake_patches` has all uses of private parts of Snakemake. The plugins for
+Slurm and for records of jobs are next to `fedpipe`.
 """

@@ -28,8 +28,8 @@ IS_DRY_RUN = any(
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
 
 # Snakemake's records of what made each file are in results/.provenance, which DVC versions: a clone that pulled the
-# results has nothing to do, and still notices a changed parameter. Snakemake would move records of an old version there
-# if there were no folder `incomplete`.
+# results has nothing to do, and still notices a changed parameter. Without a folder `incomplete`, Snakemake would take
+# the records for those of an old version.
 Path("results/.provenance").mkdir(parents=True, exist_ok=True)
 Path(".snakemake/incomplete").mkdir(parents=True, exist_ok=True)
 with suppress(FileExistsError):
@@ -42,7 +42,7 @@ if workflow.is_main_process:
     if not UNLOCKS:
         snakemake_patches.patch_locks()
 
-# Local jobs share one import of PyTorch, see fedpipe/cli/job_server.py. Those that run here next to submitted jobs don't.
+# Local jobs share one import of PyTorch, see fedpipe/cli/job_server.py. Local rules next to submitted jobs don't.
 ENVIRONMENT = {}
 if (
     workflow.is_main_process
@@ -72,7 +72,7 @@ def start_job_server():
         shell("fedpipe --version 2> /dev/null", iterable=True, resources=resources)
 
 
-# 3. Select the studies: --config params=studies/NAME.yaml scale=smoke, or all studies in a folder, --config params=studies/a.
+# 3. Select the studies: --config params=studies/NAME.yaml scale=smoke, or --config params=FOLDER for all in a folder.
 # Each study has its plan, tables and figures in results/studies/NAME@SCALE. Studies share runs, partitions and data.
 # 4. Plan the studies whose plans are not current, and read the plans.
 try:
@@ -96,9 +96,8 @@ if workflow.is_main_process and not UNLOCKS and STUDY_DAG.has_locked_files():
 onerror:
     if workflow.is_main_process:
         print(dag.format_error_message(WORDS), file=sys.stderr)
-        if (
-            MAKES_PAPERS
-        ):  # the pages show a dash with the reason for each missing number
+        # The pages show a dash with the reason for each missing number.
+        if MAKES_PAPERS:
             subprocess.run(
                 [
                     *(sys.executable, "-m", "fedpipe", "papers"),

@@ -34,7 +34,8 @@ for PLAN in STUDY_DAG.plan.plans:
             shown=compute_report_fingerprint(PLAN),
             shared=PLAN.shared,  # the table tells which runs are of other code
         shell:
-            "fedpipe table --params {params.study:q} --scale {params.scale} --plan-fingerprint {params.shown} > {log:q} 2>&1"
+            "fedpipe table --params {params.study:q} --scale {params.scale} "
+            "--plan-fingerprint {params.shown} > {log:q} 2>&1"
 
     # Each figure is drawn of one of the joined files of all runs.
     for FIGURE, LABEL in {
