@@ -1,0 +1,66 @@
+"""What fedpipe replaces in Snakemake and its Slurm plugin is there in the installed versions, or is missed early."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from snakemake.io import _IOFile
+from snakemake.persistence import PersistenceBase
+from snakemake.persistence.file import FilePersistence
+from snakemake.scheduling.job_scheduler import JobRateLimiter, JobScheduler
+from snakemake_executor_plugin_slurm import Executor
+from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
+
+import snakemake_executor_plugin_fedpipe_slurm as slurm_plugin
+from fedpipe.core.errors import SettingsError
+from fedpipe.workflow import snakemake_patches
+from fedpipe.workflow.snakemake_patches import patch_locks, patch_records, patch_scheduler
+
+REPLACED = [
+    (patch_locks, FilePersistence, {"_delete_locks"}),
+    (patch_scheduler, JobScheduler, {"_schedule_reevalutation"}),
+    (patch_records, FilePersistence, {"_io_write", "_record_path", "has_metadata", "metadata", "params_changed"}),
+    (patch_records, _IOFile, {"protected"}),
+]
+SOURCES = [
+    (snakemake_patches, (FilePersistence, PersistenceBase, JobScheduler, JobRateLimiter, _IOFile)),
+    (slurm_plugin, (Executor, RemoteExecutor)),
+]
+#: Used without an underscore, and no documented interface.
+PUBLIC = {"job_rate_limiter", "get_free_jobs", "run_uuid"}
+
+
+@pytest.mark.parametrize(
+    ("patch", "owner", "name", "names"),
+    [(patch, owner, name, names) for patch, owner, names in REPLACED for name in sorted(names)],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_version_without_it_is_rejected(
+    patch: Callable[[], None], owner: type, name: str, names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = type(owner.__name__, (), dict.fromkeys(names - {name}))
+    monkeypatch.setattr(snakemake_patches, owner.__name__, other)
+    with pytest.raises(SettingsError, match=rf"has no {owner.__name__}\.{name}, which fedpipe replaces. Install the"):
+        patch()
+    assert not any(vars(other)[key] for key in names - {name}), "nothing is replaced"
+
+
+@pytest.mark.parametrize(("module", "owners"), SOURCES, ids=["patches", "executor"])
+def test_the_installed_versions_have_all_private_names(module: object, owners: tuple[type, ...]) -> None:
+    nodes = list(ast.walk(ast.parse(Path(inspect.getfile(module)).read_text())))  # type: ignore[arg-type]
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    own_names = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    own_names |= {
+        node.attr
+        for node in attributes
+        if isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
+    used_names = {node.attr for node in attributes if re.match("_[a-z]", node.attr) or node.attr in PUBLIC} - own_names
+    assert len(used_names) >= 3
+    source = "".join(map(inspect.getsource, owners))
+    assert [name for name in sorted(used_names) if not re.search(rf"(def |self\.){name}\b", source)] == []
