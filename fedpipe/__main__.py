@@ -1,11 +1,12 @@
 """``fedpipe``, and ``python -m fedpipe``: the command line."""
 
+import atexit
 import gc
 import io
 import os
 import sys
 
-from fedpipe.cli import job_server
+from fedpipe.cli import fast_exit, job_server
 
 
 def main() -> None:
@@ -17,7 +18,8 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # in a locale that lacks ± or µ
     if sys.argv[1:2] == ["plan"]:  # half of its time would be spent on looking for garbage and on taking modules down
         gc.disable()
-        job_server.run_command_line()
+        atexit.register(fast_exit.end_process)
+        fast_exit.run_command_line()
     from fedpipe.cli.app import main as command_line
 
     command_line()
