@@ -47,6 +47,7 @@ docs/python
 :caption: Project
 
 docs/architecture
+docs/upstream
 CONTRIBUTING
 CHANGELOG
 benchmarks/RESULTS

@@ -158,7 +158,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
 
 
 def _find_ignored_options() -> list[str]:
-    """Options of Snakemake's own plugin, on the command line or in a profile, which nothing reads here."""
+    """List options of Snakemake's own plugin on the command line or in a profile. This executor ignores them."""
     from snakemake.cli import parse_args
 
     try:

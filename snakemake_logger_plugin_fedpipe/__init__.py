@@ -37,12 +37,12 @@ class LogHandler(LogHandlerBase):
 
     def __post_init__(self) -> None:
         self._file: TextIO | None = None
-        self._has_failed = False  #: to write, so that the user was told
+        self._has_failed = False  #: to write, which is reported once
         self._was_interrupted = False
-        self._error_messages: list[str] = []  #: of commands whose jobs Snakemake has not named yet
+        self._error_messages: list[str] = []  #: of commands. Snakemake names their jobs next
 
     def emit(self, record: Any) -> None:
-        """Write what a record says of a job."""
+        """Write a line if the record is about a job."""
         event, message = getattr(record, "event", None), str(record.msg)
         if message.startswith(CTRL_C_MESSAGE):
             self._was_interrupted = True
@@ -57,7 +57,7 @@ class LogHandler(LogHandlerBase):
             self._write(record, event, record.jobid, _describe_job(record) | self._describe_error(record))
 
     def _describe_error(self, record: Any) -> dict[str, Any]:
-        """Why a job failed: what its executor says, or how its command ended."""
+        """Why a job failed: the message of its executor, or how its command ended."""
         separator = f"{record.shellcmd}' "
         endings = [text.partition(separator)[2].partition("\n")[0] for text in self._error_messages]
         self._error_messages = [text for text in self._error_messages if separator not in text]

@@ -1,6 +1,7 @@
-"""How far a study has come, read from the files of its runs and the records of jobs; touches nothing, imports no torch.
+"""How far a study has come, read from the files of its runs and the records of its jobs.
 
 The logger plugin `fedpipe` writes the records. A stage that was typed by hand has none, so only its files count.
+Nothing here writes a file or imports torch.
 """
 
 from __future__ import annotations
