@@ -50,7 +50,6 @@ from fedpipe.testing.comparisons import (
     mean_loss,
     watch_generators,
 )
-from fedpipe.testing.passes import with_pass_validation
 from fedpipe.testing.trial import difference, make_trial, synthetic
 
 
@@ -103,7 +102,7 @@ def check_algorithm(algorithm: Algorithm, progress: Callable[[str, int, int], No
 
 
 def check_names(algorithm: Algorithm) -> list[str]:
-    """Public names that are nearly a hook's, former names, and arguments of hooks."""
+    """Public names that are nearly a hook's, and arguments of hooks."""
     return list(names.find_naming_mistakes(algorithm))
 
 
@@ -111,7 +110,7 @@ def check_names(algorithm: Algorithm) -> list[str]:
 def check_hooks(algorithm: Algorithm) -> Iterator[str]:
     """What each hook gives, in loop and stack: of the right kind, and of the same shapes in every round."""
     for width in (None, 3):
-        trial = make_trial(with_pass_validation(algorithm), width=width)
+        trial = make_trial(algorithm, width=width)
         initial_server = trial.server
         for _ in range(2):
             trial.run(tests=TESTS)

@@ -243,12 +243,23 @@ class ClientPass:
         """The client after a step on a batch, with the running statistics that the network recorded."""
         gradient = _BatchGradient(self, batch)
         if self._training.step is not None:
-            client = self._training.step(client, batch, gradient)
+            client = contract.update_client(self._algorithm, self._training.step, client, batch, gradient)
         else:
             client = self.descend(client, gradient(client)[0], self._can_overwrite)
         part = BUFFERS if BUFFERS in client else self._training.group
         statistics = {name: value for name, value in gradient.statistics.items() if name in client[part]}
         return client | {part: client[part] | statistics} if gradient.statistics else client
+
+    def is_due(self, client: State) -> Tensor:
+        """Whether the client's next epoch is due; True for a pass without a condition."""
+        if self._training.when is None:
+            return torch.tensor(True)
+        return contract.compute_condition(self._algorithm, self._training.when, client)
+
+    def finish_epoch(self, client: State) -> State:
+        """The client after the pass's change at the end of an epoch."""
+        after = self._training.after
+        return client if after is None else contract.update_client(self._algorithm, after, client)
 
     def compute_gradient(self, client: State, batch: Batch) -> GradientAndLoss:
         """The clipped gradient of loss and pull, the loss, and the running statistics."""

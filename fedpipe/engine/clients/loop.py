@@ -204,7 +204,7 @@ class ClientRun:
             case Measure():
                 return self._measure(pass_, state)
             case Update():
-                return pass_.then(state)
+                return contract.update_client(self.algorithm, pass_.then, state)
 
     def _train(self, training: Train, state: State) -> State:
         clients, client = self._clients, self.client
@@ -214,7 +214,7 @@ class ClientRun:
         size = clients.resolve_batch_size(self.algorithm.federation.batch_size) * training.batches
         has_noise = needs_noise_key(self.algorithm, training, clients.transforms)
         for epoch in epochs:
-            if training.when is not None and not bool(training.when(state)):
+            if not bool(client_pass.is_due(state)):
                 break
             random_context = self.round, training.stream, epoch
             order = clients.shuffle_indices(client, *random_context, training.share)
@@ -225,8 +225,7 @@ class ClientRun:
                         return state
                     steps -= 1
                 state = client_pass.step(state, batch)
-            if training.after is not None:
-                state = training.after(state)
+            state = client_pass.finish_epoch(state)
         return state
 
     def _measure(self, measuring: Measure, state: State) -> State:
@@ -235,9 +234,9 @@ class ClientRun:
         key = clients.get_noise_key(client, self.round, "measure", 0) if measuring.is_augmented else None
         with eval_mode(self.algorithm, state):
             for batch in self._make_batches(indices, MEASURE_BATCH, key):
-                terms = measuring.sums(state, batch)
+                terms = contract.compute_sums(self.algorithm, measuring, state, batch)
                 sums = {name: sums[name] + term if sums else term for name, term in terms.items()}
-            return measuring.then(state, sums)
+            return contract.update_client(self.algorithm, measuring.then, state, sums)
 
     def score(self, phase: Phase, state: State, test: Test) -> Score:
         """The client's model on a test set."""

@@ -19,6 +19,7 @@ from fedpipe.algorithms.batch import Batch, State
 from fedpipe.algorithms.passes import Measure, Pass, Train, Update
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.tensors import Tensors
+from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import (
     MEASURE_BATCH,
     ClientPass,
@@ -96,7 +97,7 @@ class StackRun:
             case Measure():
                 return self._measure(pass_, state)
             case Update():
-                return vmap(pass_.then)(state)
+                return vmap(functools.partial(contract.update_client, self._algorithm, pass_.then))(state)
 
     def _map_rows(self, get_value: Callable[[int], Any], default: Any) -> list[Any]:
         """What each row's client has; ``default`` where another job trains it."""
@@ -112,7 +113,7 @@ class StackRun:
         epoch_groups = [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)] if epochs else []
         for epoch_group in epoch_groups:
             if training.when is not None:
-                condition = vmap(training.when)(state)
+                condition = vmap(client_pass.is_due)(state)
                 active = condition if active is None else active & condition
                 if not bool(active[self._local_rows].any()):
                     break
@@ -128,7 +129,7 @@ class StackRun:
                     )
                     state = self._run_step_range(step, state, range_plan, active, name)
                 if training.after is not None:
-                    state = _step_live_clients(training.after, state, active)
+                    state = _step_live_clients(client_pass.finish_epoch, state, active)
         return state
 
     def make_client_pass(self, training: Train, state: State) -> ClientPass:
@@ -219,7 +220,7 @@ class StackRun:
     def _measure(self, measuring: Measure, state: State) -> State:
         def update_client(client: State, sums: dict[str, Tensor]) -> State:
             with eval_mode(self._algorithm, client):
-                return measuring.then(client, sums)
+                return contract.update_client(self._algorithm, measuring.then, client, sums)
 
         samples = self._clients.train if measuring.on == "train" else self._clients.validation_or_train
         noise_keys = self._map_rows(lambda client: self._clients.get_noise_key(client, self._round, "measure", 0), 0)
@@ -233,7 +234,7 @@ class StackRun:
 
         def measure(client: State, *batch: Tensor) -> dict[str, Tensor]:
             with eval_mode(self._algorithm, client, mask=batch[2]):
-                return measuring.sums(client, Batch(*batch))
+                return contract.compute_sums(self._algorithm, measuring, client, Batch(*batch))
 
         return lambda state, stack_batch: vmap(measure)(state, *_gather_batch(self._clients, stack_batch))
 
