@@ -20,7 +20,7 @@ from fedpipe.algorithms.batch import Batch, State
 from fedpipe.algorithms.passes import Measure, Pass, Train, Update
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError, UserError
-from fedpipe.core.tensors import NamesDifferError, Tensors
+from fedpipe.core.tensors import NamesDifferError, Tensors, describe_tensor
 from fedpipe.settings.base import Protocol
 
 #: Of what PyTorch says where clients that train in one call would have to part.
@@ -153,8 +153,8 @@ def validate_pull(algorithm: Algorithm, training: Train, names: Sequence[str], c
                 problem = f"no '{name}' in '{target_part}'"
             elif (target[name].shape, target[name].dtype) != (trained_tensors[name].shape, trained_tensors[name].dtype):
                 problem = (
-                    f"'{name}' in '{target_part}' as {_describe_tensor(target[name])}, where it trains "
-                    f"{_describe_tensor(trained_tensors[name])}"
+                    f"'{name}' in '{target_part}' as {describe_tensor(target[name])}, where it trains "
+                    f"{describe_tensor(trained_tensors[name])}"
                 )
     if problem:
         raise SettingsError(
@@ -261,10 +261,10 @@ def describe_state(state: State) -> dict[str, str]:
     flat: dict[str, str] = {}
     for part, value in state.items():
         if isinstance(value, Tensors):
-            flat |= {f"{part}.{name}": _describe_tensor(tensor) for name, tensor in value.items()}
+            flat |= {f"{part}.{name}": describe_tensor(tensor) for name, tensor in value.items()}
             flat |= {} if value else {part: "Tensors without a tensor"}
         else:
-            flat[part] = _describe_tensor(value)
+            flat[part] = describe_tensor(value)
     return flat
 
 
@@ -277,10 +277,6 @@ def describe_value(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)}"
     return "a bare tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-
-
-def _describe_tensor(value: Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
 
 
 # -- what fails --------------------------------------------------------------------------------------------------------

@@ -252,6 +252,20 @@ def get_global_model(run: Run, number: int) -> Tensors:
     return model
 
 
+def get_head_weight(run: Run, model: Tensors) -> Tensor:
+    """The weight of a model's last layer, shape (C, d).
+
+    Raises
+    ------
+    SettingsError
+        The network has no such layer.
+    """
+    if "head.weight" not in model:
+        kind = run.settings.algorithm["name"]
+        raise SettingsError(f"probes: the models of {kind} have no head.weight, whose rows could be looked at.")
+    return model["head.weight"]
+
+
 def count_max_steps(algorithm: Algorithm, clients: FederatedData, ids: Sequence[int]) -> int:
     """No client takes more steps of training in a round."""
     federation, max_steps = algorithm.federation, 0
