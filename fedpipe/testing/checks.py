@@ -98,6 +98,11 @@ def check_algorithm(algorithm: Algorithm, progress: Callable[[str, int, int], No
     return breaches
 
 
+def _list_evaluation_phases(algorithm: Algorithm) -> list[Phase]:
+    phases: list[Phase] = ["receive", "finetune"]
+    return [*phases, "prototype"] if algorithm.has_prototype_logits else phases
+
+
 # -- one algorithm by itself -------------------------------------------------------------------------------------------
 
 
@@ -121,8 +126,7 @@ def check_hooks(algorithm: Algorithm) -> Iterator[str]:
                     algorithm, "upload", outcome.upload, trial.outcomes[0].upload, "another client"
                 )
             yield from find_invalid_tensors(trial)
-        phases: list[Phase] = ["receive", "finetune", *(["prototype"] if algorithm.has_prototype_logits else [])]  # type: ignore[list-item]
-        for phase in phases:
+        for phase in _list_evaluation_phases(algorithm):
             trial.train([0, 1, 2], TESTS, phase)
         model = call_recording_hooks(trial)
         if model is not None and (missing_names := [name for name in trial.net.names if name not in model]):
@@ -199,8 +203,7 @@ def check_evaluation(algorithm: Algorithm) -> Iterator[str]:
     """All clients' models before training, and fine-tuned: in loop and stack alike, on all test samples."""
     loop, other = (make_trial(algorithm, width=width).run(2) for width in (None, 3))
     all_clients = range(len(loop.clients))
-    phases: list[Phase] = ["receive", "finetune", *(["prototype"] if algorithm.has_prototype_logits else [])]  # type: ignore[list-item]
-    for phase in phases:
+    for phase in _list_evaluation_phases(algorithm):
         stack_outcomes, loop_outcomes = (trial.train(all_clients, TESTS, phase) for trial in (other, loop))
         if message := difference(collect_results(stack_outcomes), collect_results(loop_outcomes), ROUNDING):
             yield (
