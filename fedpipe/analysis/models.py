@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine.clients.executor import Phase, Score, Test, eval_mode
-from fedpipe.engine.clients.loop import Loop
+from fedpipe.engine.clients.loop import ClientRun, Loop
 from fedpipe.engine.run import Run
 from fedpipe.engine.torch_env import numerics
 from fedpipe.models.base import BATCH_COUNTER, FunctionalNetwork, Model, Network
@@ -102,9 +101,7 @@ def _get_personal_model(run: Run, number: int, client: int) -> Tensors:
         raise SettingsError(f"client: {client} is none of the run's; it should be from 0 to {len(run.clients) - 1}.")
     with numerics.preserve_torch_flags():
         capture = _ModelCapture(run.algorithm, run.clients)
-        get_download = functools.partial(run.algorithm.send, run.load_server_state(number))
-        get_client_state = functools.partial(run.load_kept_state, number=number)
-        list(capture.run("receive", number + 1, [client], get_client_state, get_download, ["global"]))
+        list(capture.run(run.make_task("receive", number + 1, [client], ["global"])))
     return capture.captured_model
 
 
@@ -113,7 +110,8 @@ class _ModelCapture(Loop):
 
     captured_model: Tensors
 
-    def _score(self, algorithm: Algorithm, phase: Phase, state: State, round: int, client: int, test: Test) -> Score:
+    def _score(self, client_run: ClientRun, phase: Phase, state: State, test: Test) -> Score:
+        algorithm = client_run.algorithm
         calls: list[tuple[dict[str, Tensor], Tensor]] = []
         recording_algorithm = algorithm.bind(
             cast(FunctionalNetwork, _RecordingNet(algorithm.net, calls)), algorithm.federation

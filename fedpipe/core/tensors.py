@@ -123,3 +123,8 @@ pytree.register_pytree_node(
     lambda values, names: Tensors(zip(names, values, strict=True)),
     serialized_type_name="fedpipe.core.tensors.Tensors",
 )
+
+
+def describe_tensor(value: Tensor) -> str:
+    """A tensor's dtype and shape."""
+    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"

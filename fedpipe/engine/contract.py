@@ -1,7 +1,4 @@
-"""What an algorithm does against the contract, as a sentence in place of a traceback; `fedpipe check` says the same.
-
-Hooks are looked at where a client's phase or a round ends, not in its steps: that costs nothing that can be measured.
-"""
+"""What an algorithm does against the contract, as a sentence in place of a traceback; `fedpipe check` says the same."""
 
 from __future__ import annotations
 
@@ -9,21 +6,21 @@ import functools
 import linecache
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
 
 import fedpipe
 from fedpipe.algorithms.base import Algorithm
-from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.batch import Batch, State
 from fedpipe.algorithms.passes import Measure, Pass, Train, Update
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError, UserError
-from fedpipe.core.tensors import NamesDifferError, Tensors
+from fedpipe.core.tensors import NamesDifferError, Tensors, describe_tensor
 from fedpipe.settings.base import Protocol
 
 #: Of what PyTorch says where clients that train in one call would have to part.
@@ -40,9 +37,7 @@ STATE_ADVICE = "it should give named parts, each a tensor or Tensors"
 def get_algorithm_name(algorithm: Algorithm) -> str:
     """As params.yaml has it: a packaged algorithm's name, or a dotted path; without the modules that go on top."""
     classes = [base for base in type(algorithm).__mro__ if issubclass(base, Algorithm)]
-    named_classes = [
-        base for base in classes if not base.__module__.startswith(("fedpipe.algorithms.extensions", "fedpipe.testing"))
-    ]
+    named_classes = [base for base in classes if not base.__module__.startswith("fedpipe.algorithms.extensions")]
     return registry.get_component_name(component.ALGORITHM, named_classes[0])
 
 
@@ -158,8 +153,8 @@ def validate_pull(algorithm: Algorithm, training: Train, names: Sequence[str], c
                 problem = f"no '{name}' in '{target_part}'"
             elif (target[name].shape, target[name].dtype) != (trained_tensors[name].shape, trained_tensors[name].dtype):
                 problem = (
-                    f"'{name}' in '{target_part}' as {_describe_tensor(target[name])}, where it trains "
-                    f"{_describe_tensor(trained_tensors[name])}"
+                    f"'{name}' in '{target_part}' as {describe_tensor(target[name])}, where it trains "
+                    f"{describe_tensor(trained_tensors[name])}"
                 )
     if problem:
         raise SettingsError(
@@ -170,24 +165,68 @@ def validate_pull(algorithm: Algorithm, training: Train, names: Sequence[str], c
 
 
 def validate_loss(algorithm: Algorithm, training: Train, result: Any) -> None:
-    """Refuse a loss in which nothing has a part that its pass trains: nothing would be learned by it.
+    """Refuse a loss that is no scalar, or in which nothing has a part that its pass trains.
 
     Raises
     ------
     SettingsError
-        The sentence names what is trained.
+        The sentence names the loss, or what is trained.
     """
+    advice, problem = "a loss should be a scalar, a mean over the batch", ""
     if not isinstance(result, Tensor):
-        raise SettingsError(
-            f"{get_algorithm_name(algorithm)}: the loss of a Train pass is {describe_value(result)}; it should be a "
-            "scalar, a mean over the "
-            "batch, as a tensor."
-        )
+        problem = f"{describe_value(result)}; {advice}, as a tensor"
+    elif result.dim():
+        problem = f"a tensor of shape {tuple(result.shape)}; {advice}"
+    elif not result.is_floating_point():
+        problem = f"{result.dtype}; {advice} of floating point"
+    if problem:
+        raise _make_pass_error(algorithm, training.loss, problem)
     if not result.requires_grad:
         raise SettingsError(
             f"{get_algorithm_name(algorithm)}: the loss of a Train pass depends on nothing that the pass trains of "
             f"'{training.group}'; it should be computed from client['{training.group}'], without detach()."
         )
+
+
+def update_client(algorithm: Algorithm, function: Callable[..., Any], client: State, *args: Any) -> State:
+    """The client after a function of a pass, which should give the client with its changes."""
+    result = function(client, *args)
+    advice = "it should be the client with its changes, as client | {'model': model}"
+    if not isinstance(result, dict):
+        raise _make_pass_error(algorithm, function, f"{describe_value(result)}; {advice}")
+    if missing_parts := [part for part in client if part not in result]:
+        raise _make_pass_error(algorithm, function, f"no '{missing_parts[0]}', which the client had; {advice}")
+    return result
+
+
+def compute_condition(algorithm: Algorithm, function: Callable[[State], Any], client: State) -> Tensor:
+    """Whether a pass goes on, which should be one truth value."""
+    result = function(client)
+    if isinstance(result, Tensor) and not result.dim() and result.dtype == torch.bool:
+        return result
+    is_tensor = isinstance(result, Tensor)
+    description = f"{result.dtype} of shape {tuple(result.shape)}" if is_tensor else describe_value(result)
+    advice = "a condition should be one truth value, as a tensor: client['steps'] < 10"
+    raise _make_pass_error(algorithm, function, f"{description}; {advice}")
+
+
+def compute_sums(algorithm: Algorithm, measuring: Measure, client: State, batch: Batch) -> dict[str, Tensor]:
+    """The sums of a Measure pass over a batch, which should be named tensors."""
+    result: Any = measuring.sums(client, batch)
+    is_dict = isinstance(result, dict)
+    if invalid_values := [value for value in (result.values() if is_dict else [0]) if not isinstance(value, Tensor)]:
+        value = invalid_values[0] if is_dict else result
+        advice = "it should be named tensors, as {'loss': batch.sum(losses)}"
+        raise _make_pass_error(algorithm, measuring.sums, f"{describe_value(value)}; {advice}")
+    return cast(dict[str, Tensor], result)
+
+
+def _make_pass_error(algorithm: Algorithm, function: Callable[..., Any], problem: str) -> SettingsError:
+    """The error of a function of a pass, with its name, file and line."""
+    inner = getattr(function, "__func__", function)
+    code, name = getattr(inner, "__code__", None), getattr(inner, "__name__", "a pass")
+    label = f"{name} ({Path(code.co_filename).name}, line {code.co_firstlineno})" if code else name
+    return SettingsError(f"{get_algorithm_name(algorithm)}: {label} gives {problem}.")
 
 
 def require_same_structure(
@@ -222,10 +261,10 @@ def describe_state(state: State) -> dict[str, str]:
     flat: dict[str, str] = {}
     for part, value in state.items():
         if isinstance(value, Tensors):
-            flat |= {f"{part}.{name}": _describe_tensor(tensor) for name, tensor in value.items()}
+            flat |= {f"{part}.{name}": describe_tensor(tensor) for name, tensor in value.items()}
             flat |= {} if value else {part: "Tensors without a tensor"}
         else:
-            flat[part] = _describe_tensor(value)
+            flat[part] = describe_tensor(value)
     return flat
 
 
@@ -238,10 +277,6 @@ def describe_value(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)}"
     return "a bare tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-
-
-def _describe_tensor(value: Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
 
 
 # -- what fails --------------------------------------------------------------------------------------------------------

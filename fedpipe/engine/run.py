@@ -38,7 +38,7 @@ from fedpipe.engine import contract, replay
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.checkpoint import Checkpoint, prune_states
 from fedpipe.engine.clients import evaluation, frozen
-from fedpipe.engine.clients.executor import Executor, Score, Test, init_client
+from fedpipe.engine.clients.executor import ClientTask, Executor, Phase, Score, Test, init_client
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.load import get_input_paths, load_federated_data
 from fedpipe.engine.clients.loop import Loop
@@ -48,7 +48,7 @@ from fedpipe.engine.server.server import aggregate_uploads, init_server, make_do
 from fedpipe.engine.stack.graphs import make_cuda_graph_backend
 from fedpipe.engine.stack.stack import Stack
 from fedpipe.engine.torch_env.trees import is_finite, make_contiguous, move_state, size_in_bytes
-from fedpipe.engine.weights import WeightedUploads
+from fedpipe.engine.weights import WeightedUploads, compute_weights, draw_participants
 from fedpipe.models.base import FunctionalNetwork, Model, Network
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.execution import Execution
@@ -173,9 +173,7 @@ class Run:
 
     def participants(self, number: int) -> list[int]:
         """The clients of a round, in ascending order."""
-        draw = rng.generator(self.settings.seed, "participants", number)
-        count = self.federation.participants
-        return sorted(draw.choice(self.federation.clients, count, replace=False).tolist())
+        return draw_participants(self.federation, self.settings.seed, number)
 
     def load_kept_state(self, client: int, number: int) -> State:
         """What a client keeps after a round."""
@@ -184,6 +182,19 @@ class Run:
     def load_server_state(self, number: int) -> State:
         """The server's state after a round."""
         return self.checkpoint.load_server_state(number)
+
+    def make_task(
+        self,
+        phase: Phase,
+        number: int,
+        ids: Sequence[int],
+        tests: Sequence[Test] = (),
+        participants: Sequence[int] | None = None,
+    ) -> ClientTask:
+        """A phase of a round, which begins with the states after the round before it."""
+        send = functools.partial(make_download, self.algorithm.bind_round(number), self.load_server_state(number - 1))
+        get_kept_state = functools.partial(self.load_kept_state, number=number - 1)
+        return ClientTask(phase, number, ids, get_kept_state, send, tests, participants)
 
     def initialize(self) -> None:
         """Round 0: the server's initial state."""
@@ -204,17 +215,13 @@ class Run:
         """Local training of some participants."""
         self._require_resumable(number)
         start_time = time.perf_counter()
-        send_to_clients = functools.partial(
-            make_download, self.algorithm.bind_round(number), self.load_server_state(number - 1)
-        )
-        get_kept_state = functools.partial(self.load_kept_state, number=number - 1)
         test_lists = evaluation.get_post_training_tests(self.evaluation, self._is_measured(number)).values()
         tests: list[Test] = sorted({test for test_list in test_lists for test in test_list})
         participants = self.participants(number)
         block = Block(
             self.settings.key, number, self.get_environment(), stacks=self.executor.describe_stacks(participants)
         )
-        for outcome in self.executor.run("train", number, ids, get_kept_state, send_to_clients, tests, participants):
+        for outcome in self.executor.run(self.make_task("train", number, ids, tests, participants)):
             contract.require_same_structure(
                 self.algorithm, "keep", outcome.keep, self._initial_kept_state, "init_client"
             )
@@ -295,11 +302,8 @@ class Run:
             raise ArtifactError(f"{path}: its blocks hold the clients {block.ids}, not the round's participants.")
         client_states = zip(block.uploads, block.kept_states, strict=True)
         finite_mask = np.array(torch.stack([is_finite(states) for states in client_states]).tolist())
-        return WeightedUploads(
-            block,
-            finite_mask,
-            finite_mask * (self.clients.sizes[block.ids] if self.federation.weighting == "count" else 1),
-        )
+        weights = compute_weights(self.federation, self.clients.sizes[block.ids])
+        return WeightedUploads(block, finite_mask, finite_mask * weights)
 
     def _record_participants(self, number: int, weighted_uploads: WeightedUploads) -> dict[str, str]:
         """Write who took part, and how their models did right after training; gives the files' hashes."""
@@ -382,12 +386,8 @@ class Run:
 
     def _score_initial_models(self, ids: Sequence[int], tests: Sequence[Test]) -> dict[int, Mapping[Test, Score]]:
         """Scores of the models with which clients begin round 1, each measured once in this process."""
-        send_to_clients, get_kept_state = (
-            functools.partial(make_download, self.algorithm, self.load_server_state(0)),
-            functools.partial(self.load_kept_state, number=0),
-        )
         new_clients = [client for client in ids if client not in self._initial_score_cache]
-        outcomes = self.executor.run("begin", 1, new_clients, get_kept_state, send_to_clients, tests)
+        outcomes = self.executor.run(self.make_task("begin", 1, new_clients, tests))
         self._initial_score_cache |= {outcome.client: outcome.scores for outcome in outcomes}
         return {client: self._initial_score_cache[client] for client in ids}
 

@@ -1,4 +1,4 @@
-"""The weights of a round's uploads."""
+"""The participants of a round, and the weights of their uploads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,20 @@ import numpy.typing as npt
 
 from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core import rng
 from fedpipe.engine.blocks import Block
+from fedpipe.settings.federation import Federation
+
+
+def draw_participants(federation: Federation, seed: int, number: int) -> list[int]:
+    """The clients of a round, in ascending order."""
+    draw = rng.generator(seed, "participants", number)
+    return sorted(draw.choice(federation.clients, federation.participants, replace=False).tolist())
+
+
+def compute_weights(federation: Federation, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """What clients of these numbers of samples count for."""
+    return sizes if federation.weighting == "count" else np.ones_like(sizes)
 
 
 class WeightedUploads(NamedTuple):

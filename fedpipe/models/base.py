@@ -19,7 +19,7 @@ from fedpipe.core.components import pinned_files
 from fedpipe.core.components.component import Component
 from fedpipe.core.components.pinned_files import PinnedFile, Sha256
 from fedpipe.core.errors import SettingsError
-from fedpipe.core.tensors import Tensors
+from fedpipe.core.tensors import Tensors, describe_tensor
 from fedpipe.models.layers import NORMALISATIONS, BatchNorm, Dropout, Mode, replace_stateful_layers
 
 BATCH_COUNTER = "num_batches_tracked"  #: BatchNorm's counter, which is unused
@@ -124,8 +124,8 @@ class Model(Component):
                 )
             if file_tensors[name].shape != value.shape or not file_tensors[name].is_floating_point():
                 raise SettingsError(
-                    f"model.weights: '{name}' of {self.weights} is {_describe_tensor(file_tensors[name])}; it should "
-                    f"be {_describe_tensor(value)}."
+                    f"model.weights: '{name}' of {self.weights} is {describe_tensor(file_tensors[name])}; it should "
+                    f"be {describe_tensor(value)}."
                 )
             if not file_tensors[name].isfinite().all():
                 raise SettingsError(
@@ -195,10 +195,6 @@ def _read_tensors_cached(path: Path, fingerprint: str) -> dict[str, Tensor]:
             f"model.weights: {path} can't be read ({reason}); it should be a state dict, tensors by name."
         )
     return tensors
-
-
-def _describe_tensor(value: Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
 
 
 class FunctionalNetwork:

@@ -170,13 +170,13 @@ def _count_server_elements(label: str, classes: int) -> float:
     """Millions of elements that the server holds for ResNet-18, without what tells how its models are mixed."""
     from fedpipe.algorithms.cwfedavg import CwFedAvg
     from fedpipe.algorithms.fedavg import FedAvg
-    from fedpipe.engine.server import memory
     from fedpipe.models.resnet18 import ResNet18
+    from fedpipe.papers.server_memory import count_server_elements
     from fedpipe.settings.federation import Federation
 
     method = {"fedavg": FedAvg(), "all": CwFedAvg(class_wise="all"), "output": CwFedAvg()}[label]
     federation = Federation(clients=20, buffers="keep")
-    elements_by_part = memory.count_server_elements(method, ResNet18(), (3, 64, 64), classes, federation)
+    elements_by_part = count_server_elements(method, ResNet18(), (3, 64, 64), classes, federation)
     return (
         sum(count for part_name, count in elements_by_part.items() if part_name not in {"owned", "distributions"}) / 1e6
     )

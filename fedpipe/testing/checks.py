@@ -50,7 +50,6 @@ from fedpipe.testing.comparisons import (
     mean_loss,
     watch_generators,
 )
-from fedpipe.testing.passes import with_pass_validation
 from fedpipe.testing.trial import difference, make_trial, synthetic
 
 
@@ -99,11 +98,16 @@ def check_algorithm(algorithm: Algorithm, progress: Callable[[str, int, int], No
     return breaches
 
 
+def _list_evaluation_phases(algorithm: Algorithm) -> list[Phase]:
+    phases: list[Phase] = ["receive", "finetune"]
+    return [*phases, "prototype"] if algorithm.has_prototype_logits else phases
+
+
 # -- one algorithm by itself -------------------------------------------------------------------------------------------
 
 
 def check_names(algorithm: Algorithm) -> list[str]:
-    """Public names that are nearly a hook's, former names, and arguments of hooks."""
+    """Public names that are nearly a hook's, and arguments of hooks."""
     return list(names.find_naming_mistakes(algorithm))
 
 
@@ -111,7 +115,7 @@ def check_names(algorithm: Algorithm) -> list[str]:
 def check_hooks(algorithm: Algorithm) -> Iterator[str]:
     """What each hook gives, in loop and stack: of the right kind, and of the same shapes in every round."""
     for width in (None, 3):
-        trial = make_trial(with_pass_validation(algorithm), width=width)
+        trial = make_trial(algorithm, width=width)
         initial_server = trial.server
         for _ in range(2):
             trial.run(tests=TESTS)
@@ -122,8 +126,7 @@ def check_hooks(algorithm: Algorithm) -> Iterator[str]:
                     algorithm, "upload", outcome.upload, trial.outcomes[0].upload, "another client"
                 )
             yield from find_invalid_tensors(trial)
-        phases: list[Phase] = ["receive", "finetune", *(["prototype"] if algorithm.has_prototype_logits else [])]  # type: ignore[list-item]
-        for phase in phases:
+        for phase in _list_evaluation_phases(algorithm):
             trial.train([0, 1, 2], TESTS, phase)
         model = call_recording_hooks(trial)
         if model is not None and (missing_names := [name for name in trial.net.names if name not in model]):
@@ -200,8 +203,7 @@ def check_evaluation(algorithm: Algorithm) -> Iterator[str]:
     """All clients' models before training, and fine-tuned: in loop and stack alike, on all test samples."""
     loop, other = (make_trial(algorithm, width=width).run(2) for width in (None, 3))
     all_clients = range(len(loop.clients))
-    phases: list[Phase] = ["receive", "finetune", *(["prototype"] if algorithm.has_prototype_logits else [])]  # type: ignore[list-item]
-    for phase in phases:
+    for phase in _list_evaluation_phases(algorithm):
         stack_outcomes, loop_outcomes = (trial.train(all_clients, TESTS, phase) for trial in (other, loop))
         if message := difference(collect_results(stack_outcomes), collect_results(loop_outcomes), ROUNDING):
             yield (

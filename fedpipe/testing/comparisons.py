@@ -19,7 +19,7 @@ from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
-from fedpipe.engine.clients.executor import Outcome, Test
+from fedpipe.engine.clients.executor import ClientTask, Outcome, Test
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.torch_env.trees import stack_states, unstack_client
 from fedpipe.testing.trial import Trial, difference, make_trial
@@ -71,7 +71,8 @@ def check_omitted_parts(trial: Trial, outcomes: Sequence[Outcome], received_stat
     def send(ids: Sequence[int]) -> tuple[State, State]:
         return {}, stack_states([_scramble_omitted_parts(trial.algorithm, states[client]) for client in ids])
 
-    new_outcomes = list(trial.executor.run("train", trial.rounds + 1, list(states), trial.kept.__getitem__, send))
+    task = ClientTask("train", trial.rounds + 1, list(states), trial.kept.__getitem__, send)
+    new_outcomes = list(trial.executor.run(task))
     advice = "it should count all tensors, or leave out what nobody reads"
     for new_outcome, old_outcome in zip(new_outcomes, outcomes, strict=True):
         if difference((new_outcome.upload, new_outcome.keep), (old_outcome.upload, old_outcome.keep)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 from collections.abc import Iterator
@@ -12,25 +13,7 @@ from typing import Any
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.engine import contract
 
-#: Names that hooks had once.
-FORMER_HOOKS = {
-    "combine": "aggregate",
-    "work": "local_passes",
-    "prepare": "personalize",
-    "first": "init_client",
-    "deploy": "global_model",
-    "beside": "extra_models",
-    "observe": "metrics",
-    "exchanged": "matrices",
-    "nearest": "prototype_logits",
-    "averaged": "server_optimizer_part",
-    "several": "needs_several_models",
-    "ignores": "unsupported_settings",
-    "prototypes": "has_prototype_logits",
-    "needs_epochs": "local_steps_refusal",
-    "in_round": "bind_round",
-    "without_dw": "dw_refusal",
-}
+SIMILARITY = 0.75  #: of a name and the hook that it may be a misspelling of: "kepe" and "keep"
 FIELDS = frozenset(field.name for field in dataclasses.fields(Algorithm))
 HOOKS = tuple(name for name in dir(Algorithm) if not name.startswith("_") and name not in FIELDS)
 
@@ -73,10 +56,8 @@ def _check_other_name(label: str, name: str, used_names: set[str]) -> Iterator[s
     """A name that is no hook's and that the class itself never uses: nobody calls it, so that it has no effect."""
     if name in used_names:
         return
-    edits, nearest_name = min((compute_edit_distance(name, hook), hook) for hook in (*HOOKS, *FORMER_HOOKS))
-    if edits <= 2 and edits < len(nearest_name) / 2:
-        suggestion = FORMER_HOOKS.get(nearest_name, nearest_name)
-        yield f"{label}.{name} is never called, since no hook has that name; if '{suggestion}' is meant, rename it."
+    if matches := difflib.get_close_matches(name, HOOKS, n=1, cutoff=SIMILARITY):
+        yield f"{label}.{name} is never called, since no hook has that name; if '{matches[0]}' is meant, rename it."
 
 
 def _find_used_names(value: Any) -> set[str]:
@@ -92,16 +73,3 @@ def _find_used_names(value: Any) -> set[str]:
 def _find_names_in_code(code: CodeType) -> set[str]:
     inner = (_find_names_in_code(constant) for constant in code.co_consts if isinstance(constant, CodeType))
     return set(code.co_names).union(*inner)
-
-
-def compute_edit_distance(one: str, other: str) -> int:
-    """Letters to insert, to leave out, to change or to swap with their neighbor until two names are equal."""
-    previous_row: list[int] = []
-    row = list(range(len(other) + 1))
-    for i, letter in enumerate(one, 1):
-        last, previous_row, row = previous_row, row, [i]
-        for j, other_letter in enumerate(other, 1):
-            row.append(min(previous_row[j] + 1, row[j - 1] + 1, previous_row[j - 1] + (letter != other_letter)))
-            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == other_letter:
-                row[j] = min(row[j], last[j - 2] + 1)
-    return row[-1]

@@ -16,12 +16,13 @@ from fedpipe.core import rng
 from fedpipe.core.components import component, registry
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
-from fedpipe.engine.clients.executor import Executor, Outcome, Phase, Test, init_client, start_client
+from fedpipe.engine.clients.executor import ClientTask, Executor, Outcome, Phase, Test, init_client, start_client
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.loop import Loop
 from fedpipe.engine.server.server import aggregate_uploads, init_server
 from fedpipe.engine.stack.stack import Stack
 from fedpipe.engine.torch_env.trees import make_contiguous, unstack_client
+from fedpipe.engine.weights import compute_weights, draw_participants
 from fedpipe.models.base import FunctionalNetwork, Model, Network
 from fedpipe.models.cnn import CNN
 from fedpipe.models.mlp import MLP
@@ -101,9 +102,7 @@ class Trial:
 
     def participants(self, number: int) -> list[int]:
         """The clients of a round, in ascending order."""
-        draw = rng.generator(self.clients.seed, "participants", number)
-        federation = self.algorithm.federation
-        return sorted(draw.choice(federation.clients, federation.participants, replace=False).tolist())
+        return draw_participants(self.algorithm.federation, self.clients.seed, number)
 
     def train(
         self, ids: Sequence[int] | None = None, tests: Sequence[Test] = (), phase: Phase = "train"
@@ -112,7 +111,8 @@ class Trial:
         number = self.rounds + 1
         participants = self.participants(number) if ids is None else None
         ids = participants or ids or []
-        return list(self.executor.run(phase, number, ids, self.kept.__getitem__, self.send, tests, participants))
+        task = ClientTask(phase, number, ids, self.kept.__getitem__, self.send, tests, participants)
+        return list(self.executor.run(task))
 
     def send(self, ids: Sequence[int]) -> tuple[State, State]:
         """What clients receive from the server."""
@@ -121,9 +121,8 @@ class Trial:
     def uploads(self, outcomes: Sequence[Outcome]) -> Uploads:
         """As the server reads them."""
         ids = [outcome.client for outcome in outcomes]
-        by_count = self.algorithm.federation.weighting == "count"
-        weights = self.clients.sizes[ids].tolist() if by_count else [1] * len(ids)
-        return Uploads(ids, weights, [outcome.upload for outcome in outcomes])
+        weights = compute_weights(self.algorithm.federation, self.clients.sizes[ids])
+        return Uploads(ids, weights.tolist(), [outcome.upload for outcome in outcomes])
 
     def aggregate(self, uploads: Uploads) -> State:
         """The server's next state, were these the round's uploads."""

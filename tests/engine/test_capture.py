@@ -17,7 +17,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.passes import Measure, Train
 from fedpipe.core.components import component, registry
 from fedpipe.engine import contract
-from fedpipe.engine.clients.executor import get_passes, start_client, with_optimizer_state
+from fedpipe.engine.clients.executor import get_passes, start_client
 from fedpipe.engine.stack import schedule
 from fedpipe.engine.stack.graphs import copy_into
 from fedpipe.engine.stack.stack import Stack
@@ -101,8 +101,9 @@ def proved(trial, assert_same):
         for number, pass_ in enumerate(get_passes(trial.algorithm, "train", 1)):
             before = state
             if isinstance(pass_, Train):
-                before = vmap(functools.partial(with_optimizer_state, trial.algorithm, pass_))(state)
-                step, row = work.make_step(pass_, before), work.make_batch_plan(pass_, [0]).get_step_batch(0)
+                client_pass = work.make_client_pass(pass_, state)
+                before = vmap(client_pass.with_optimizer_state)(state)
+                step, row = work.make_step(client_pass), work.make_batch_plan(pass_, [0]).get_step_batch(0)
                 assert row.live.tolist() == [True, True, False]
             elif isinstance(pass_, Measure):
                 samples = trial.clients.train if pass_.on == "train" else trial.clients.validation_or_train

@@ -17,7 +17,7 @@ from fedpipe.algorithms.passes import Measure, Train, Update
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.tensors import Tensors
-from fedpipe.engine.clients.executor import MEASURE_BATCH, get_passes
+from fedpipe.engine.clients.executor import MEASURE_BATCH, ClientTask, get_passes
 from fedpipe.engine.stack import stack as stack_module
 from fedpipe.engine.stack import stack_run
 from fedpipe.engine.torch_env import layout
@@ -321,7 +321,8 @@ def test_a_personal_model_is_made_once_for_evaluation_and_training(make_trial, a
     def run(phase, clients, tests=(), again=()):
         Counted.steps.clear()
         kept = trial.kept.__getitem__
-        outcomes = list(trial.executor.run(phase, number, clients, kept, trial.send, tests, clients_to_cache=again))
+        task = ClientTask(phase, number, clients, kept, trial.send, tests, ids_to_cache=again)
+        outcomes = list(trial.executor.run(task))
         return list_uploads(outcomes), len(Counted.steps)
 
     alone = {phase: run(phase, everyone, ("local",)) for phase in ("receive", "finetune")}

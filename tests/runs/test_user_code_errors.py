@@ -82,7 +82,7 @@ BRANCH = "def loss(self, client, batch):\n        return self.risk(client, batch
         (
             "def loss(self, client, batch):\n        return 0.5",
             "1",
-            "fedpipe: own.Own: the loss of a Train pass is 0.5, a Python float; it should be a scalar, a mean over the",
+            "fedpipe: own.Own: loss (own.py, line 12) gives 0.5, a Python float; a loss should be a scalar, a mean",
         ),
         (
             "def init(self, fresh):\n        return {'model': fresh(0)['nothing']}",

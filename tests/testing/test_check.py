@@ -13,7 +13,6 @@ import yaml
 from fedpipe import testing
 from fedpipe.cli import app
 from fedpipe.testing import checks
-from fedpipe.testing.names import compute_edit_distance
 
 HEAD = """
 from dataclasses import dataclass
@@ -51,14 +50,11 @@ SEEN = {}
 #: A class's body to what is said of it.
 BREACHES = {
     # names
-    "def combin(self, server, uploads):\n  return server": (
-        "own.Own.combin is never called, since no hook has that name; if 'aggregate' is meant, rename it."
+    "def agregate(self, server, uploads):\n  return server": (
+        "own.Own.agregate is never called, since no hook has that name; if 'aggregate' is meant, rename it."
     ),
-    "def prepare(self):\n  return ()": (
-        "own.Own.prepare is never called, since no hook has that name; if 'personalize' is meant, rename it."
-    ),
-    "prototype = True": (
-        "own.Own.prototype is never called, since no hook has that name; if 'has_prototype_logits' is meant"
+    "def kepe(self, client):\n  return {}": (
+        "own.Own.kepe is never called, since no hook has that name; if 'keep' is meant, rename it."
     ),
     "def aggregate(self, uploads):\n  return {}": "own.Own.aggregate takes (uploads); it should take (server, uploads)",
     "risk: float = 0.1": "own.Own: its field 'risk' hides the hook of that name; it should have another name.",
@@ -348,11 +344,11 @@ def test_a_method_with_nothing_to_learn_from_one_class_keeps_the_contract(body: 
 def test_all_breaches_are_told_at_once(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(project, "def combin(self, server, uploads):\n  return server\n def sends(self):\n  pass")
+    write(project, "def agregate(self, server, uploads):\n  return server\n def sends(self):\n  pass")
     status, said, _ = run_check(capsys, monkeypatch, "own.Own")
     assert status == 1
     assert said == (
-        "own.Own.combin is never called, since no hook has that name; if 'aggregate' is meant, rename it.\n"
+        "own.Own.agregate is never called, since no hook has that name; if 'aggregate' is meant, rename it.\n"
         "own.Own.sends is never called, since no hook has that name; if 'send' is meant, rename it.\n"
     )
 
@@ -430,11 +426,3 @@ def test_what_a_class_calls_itself_is_no_misspelling(project: Path) -> None:
         " def local_passes(self):\n  return Train(self.loss), Update(self.step)"
     )
     assert checks.check_names(import_module(project, body).Own()) == []
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "edits"),
-    [("keep", "keep", 0), ("kepe", "keep", 1), ("combin", "combine", 1), ("uploads", "upload", 1), ("risk", "loss", 3)],
-)
-def test_distance(one: str, other: str, edits: int) -> None:
-    assert compute_edit_distance(one, other) == compute_edit_distance(other, one) == edits

@@ -24,7 +24,7 @@ from fedpipe.algorithms.base import Algorithm, one_hot
 from fedpipe.algorithms.batch import State
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
-from fedpipe.engine.clients.executor import Executor, Phase, Score, Test
+from fedpipe.engine.clients.executor import ClientTask, Executor, Phase, Score, Test
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.server.device import use_device_of
 from fedpipe.engine.server.server import make_download
@@ -162,17 +162,12 @@ def evaluate_round(
     for model, phase in PHASES.items():
         test_sets = get_test_sets(settings, model)
         if test_sets and (model != "prototype" or algorithm.has_prototype_logits):
-            send_to_clients = functools.partial(make_download, algorithm, server)
-            outcomes = executor.run(
-                phase,
-                round + 1,
-                range(len(clients)),
-                get_kept_state,
-                send_to_clients,
-                test_sets,
-                clients_to_cache=next_participants,
+            send, all_clients = functools.partial(make_download, algorithm, server), range(len(clients))
+            task = ClientTask(
+                phase, round + 1, all_clients, get_kept_state, send, test_sets, ids_to_cache=next_participants
             )
-            tables.append(make_metrics_table(round, model, {outcome.client: outcome.scores for outcome in outcomes}))
+            scores = {outcome.client: outcome.scores for outcome in executor.run(task)}
+            tables.append(make_metrics_table(round, model, scores))
     test_sets = get_test_sets(settings, "global")
     has_server_statistics = (
         not algorithm.net.client_buffers
@@ -185,8 +180,8 @@ def evaluate_round(
         )
     matrices_by_name = {}
     if global_model is not None:
-        scores, matrices_by_name["SL"] = _score_global_model(executor, clients, global_model, test_sets, round)
-        tables.append(make_metrics_table(round, "global", scores))
+        global_scores, matrices_by_name["SL"] = _score_global_model(executor, clients, global_model, test_sets, round)
+        tables.append(make_metrics_table(round, "global", global_scores))
         if "head.weight" in global_model:
             matrices_by_name["CR"] = compute_class_relations(global_model["head.weight"])
         for model, tensors in extra_models.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
@@ -24,6 +25,10 @@ from fedpipe.settings.transforms import Transforms
 Phase = Literal["train", "receive", "finetune", "prototype", "begin"]
 #: A client's own test samples, all of the server's, what it trains on, or what it keeps for validation.
 Test = Literal["local", "global", "train", "validation"]
+
+Statistics = dict[str, Tensor]  #: running statistics that a call of the network records, by name
+LossFunction = Callable[[Tensors], tuple[Tensor, Statistics]]  #: of the trained parameters
+GradientAndLoss = tuple[Tensors, tuple[Tensor, Statistics]]
 
 BUFFERS = "buffers"  #: part of a client's state: the running statistics that it keeps to itself
 TEACHER_BUFFERS = "buffers/began"  #: those with which it began, which its teachers keep
@@ -64,44 +69,48 @@ class Outcome(NamedTuple):
     seconds: float = 0.0  #: of its passes, where it trained; a client of a stack has its share of them
 
 
+@dataclass(frozen=True)
+class ClientTask:
+    """A phase of a round, for some clients.
+
+    Parameters
+    ----------
+    phase
+        Which passes run.
+    round
+        The round that begins, which seeds the order of samples.
+    ids
+        The clients of this job.
+    get_kept_state
+        A client's kept state.
+    send
+        What some clients receive, as :meth:`~fedpipe.algorithms.base.Algorithm.send`.
+    tests
+        Test sets on which the resulting models are measured.
+    participants
+        The clients of all jobs in this phase; all clients by default.
+    ids_to_cache
+        Clients that train next from the same states, in the same round. The loop keeps what `personalize` makes of
+        them until then.
+    """
+
+    phase: Phase
+    round: int
+    ids: Sequence[int]
+    get_kept_state: Callable[[int], State]
+    send: Callable[[Sequence[int]], tuple[State, State]]
+    tests: Sequence[Test] = ()
+    participants: Sequence[int] | None = None
+    ids_to_cache: Collection[int] = ()
+
+
 class Executor(Protocol):
     """Runs a phase for some clients."""
 
     name: str  #: how artifacts record it: where it and the versions are equal, the bits are
 
-    def run(
-        self,
-        phase: Phase,
-        round: int,
-        ids: Sequence[int],
-        get_kept_state: Callable[[int], State],
-        send: Callable[[Sequence[int]], tuple[State, State]],
-        tests: Sequence[Test] = (),
-        participants: Sequence[int] | None = None,
-        clients_to_cache: Collection[int] = (),
-    ) -> Iterator[Outcome]:
-        """Outcomes in the order of ``ids``.
-
-        Parameters
-        ----------
-        phase
-            Which passes run.
-        round
-            The round that begins, which seeds the order of samples.
-        ids
-            Clients.
-        get_kept_state
-            A client's kept state.
-        send
-            What some clients receive, as :meth:`~fedpipe.algorithms.base.Algorithm.send`.
-        tests
-            Test sets on which the resulting models are measured.
-        participants
-            Everyone who is at work in this phase, in any job; all clients by default.
-        clients_to_cache
-            Clients that are asked for again from the same states, in the same round: what `personalize` makes of them
-            may be held until then.
-        """
+    def run(self, task: ClientTask) -> Iterator[Outcome]:
+        """Outcomes in the order of the task's ``ids``."""
 
     def describe_stacks(self, participants: Sequence[int]) -> list[dict[str, Any]]:
         """Which of a round's participants are computed in one call, and at which widths; empty where none are."""
@@ -117,14 +126,14 @@ def seconds_since(start_time: float, device: torch.device) -> float:
     return time.perf_counter() - start_time
 
 
-def get_personal_passes(algorithm: Algorithm) -> list[Pass]:
-    """Those with which all phases but ``begin`` begin."""
-    return contract.validate_passes(algorithm, "personalize", algorithm.personalize())
+def get_personal_passes(algorithm: Algorithm, phase: Phase) -> list[Pass]:
+    """The passes that make the personal model, with which a phase begins."""
+    return contract.validate_passes(algorithm, "personalize", algorithm.personalize()) if phase != "begin" else []
 
 
 def get_passes(algorithm: Algorithm, phase: Phase, finetune_epochs: int) -> list[Pass]:
     """The passes of a phase, in order."""
-    phase_passes = get_personal_passes(algorithm) if phase != "begin" else []
+    phase_passes = get_personal_passes(algorithm, phase)
     if phase == "train":
         phase_passes += contract.validate_passes(algorithm, "local_passes", algorithm.local_passes())
     elif phase == "finetune":
@@ -162,18 +171,6 @@ def eval_mode(
     return algorithm.net.mode.activate(False, mask, None, state.get(BUFFERS), state.get(TEACHER_BUFFERS), autocast)
 
 
-def train_mode(
-    algorithm: Algorithm, training: Train, state: State, batch: Batch
-) -> AbstractContextManager[dict[str, Tensor]]:
-    """Calls of the network within are in the pass's mode, for this client; gives the statistics that they record."""
-    autocast = algorithm.net.is_bfloat16
-    if training.eval_mode:
-        return eval_mode(algorithm, state, batch.mask, autocast)
-    return algorithm.net.mode.activate(
-        True, batch.mask, batch.key, state.get(BUFFERS), state.get(TEACHER_BUFFERS), autocast
-    )
-
-
 def needs_noise_key(algorithm: Algorithm, training: Train, transforms: Transforms) -> bool:
     """Whether a pass's batches need a key, for dropout or for changes of images."""
     return not training.eval_mode and (algorithm.net.has_dropout or transforms.is_random)
@@ -194,57 +191,122 @@ def get_epochs_and_steps(algorithm: Algorithm, training: Train) -> tuple[int, in
     return steps, steps  # an epoch has one at least
 
 
-def get_trained_names(algorithm: Algorithm, training: Train, state: State) -> tuple[str, ...]:
-    """The names of the parameters that a pass trains, all of which its pull has a target for."""
-    buffer_names = set(algorithm.net.buffer_names)
-    names = tuple(name for name in training.only or state[training.group] if name not in buffer_names)
-    contract.validate_pull(algorithm, training, names, state)
-    return names
+def advance_epochs(algorithm: Algorithm, training: Train, epochs: dict[str, int]) -> tuple[range, int | None]:
+    """The next epochs of a pass, and its fixed steps; ``epochs`` counts those of each stream in the phase."""
+    count, steps = get_epochs_and_steps(algorithm, training)
+    first = epochs.get(training.stream, 0)
+    epochs[training.stream] = first + count
+    return range(first, first + count), steps
 
 
-def add_pull_and_clip(training: Train, client: State, gradient: Tensors, inplace: bool = False) -> Tensors:
-    """What a pass makes of the gradient of one client's loss; one that is ``inplace`` is changed in place."""
-    if training.pull is not None and training.pull.strength:
-        theta, target = client[training.group], client[training.pull.to]
-        out_tensors = gradient if inplace else {}
-        terms = (
-            (name, torch.add(g, theta[name] - target[name], alpha=training.pull.strength, out=out_tensors.get(name)))
-            for name, g in gradient.items()
-        )
-        gradient = Tensors(terms)
-    return gradient.clipped(training.clip, inplace)
+class ClientPass:
+    """A Train pass of one client: its gradient, its steps and its optimizer.
 
+    A stack maps these methods over its clients.
 
-def with_optimizer_state(algorithm: Algorithm, training: Train, state: State) -> State:
-    """One client's tensors with the slots of a pass's optimizer."""
-    if _get_optimizer_part(training) in state:
-        return state
-    parameters = state[training.group].only(get_trained_names(algorithm, training, state))
-    return state | {_get_optimizer_part(training): build_optimizer(algorithm.federation).init(parameters)}
-
-
-def descend(
-    algorithm: Algorithm, training: Train, client: State, gradient: Tensors, can_overwrite_gradient: bool = False
-) -> State:
-    """One client after a step of the federation's optimizer on what a pass trains.
-
-    A gradient that is ``can_overwrite_gradient``, which has memory of its own and nobody reads again, may give it to
-    what comes out.
+    Parameters
+    ----------
+    algorithm
+        Bound to its network and to the round.
+    training
+        The pass.
+    client
+        A client that begins the pass. It has the tensors that are trained, and the pull's targets for all of them.
+    differentiate
+        Computes the gradient of a loss at these parameters, its value and its statistics.
+    can_overwrite
+        Whether each gradient has memory of its own, which a step may overwrite.
     """
-    group, slots_part, limit = client[training.group], _get_optimizer_part(training), algorithm.federation.clip_norm
-    rule = build_optimizer(algorithm.federation)
-    gradient = gradient.clipped(limit, can_overwrite_gradient)
-    parameters, new_slots = rule.update(group.only(gradient), gradient, client[slots_part], can_overwrite_gradient)
-    return client | {training.group: group | parameters, slots_part: new_slots}
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        training: Train,
+        client: State,
+        differentiate: Callable[[LossFunction, Tensors], GradientAndLoss],
+        can_overwrite: bool = False,
+    ) -> None:
+        self._algorithm, self._training = algorithm, training
+        self._differentiate, self._can_overwrite = differentiate, can_overwrite
+        self._optimizer, self._optimizer_part = build_optimizer(algorithm.federation), f"optimizer/{training.stream}"
+        buffer_names = set(algorithm.net.buffer_names)
+        self._names = tuple(name for name in training.only or client[training.group] if name not in buffer_names)
+        contract.validate_pull(algorithm, training, self._names, client)
+
+    def with_optimizer_state(self, client: State) -> State:
+        """The client with the state of the optimizer, which passes of one stream share."""
+        if self._optimizer_part in client:
+            return client
+        return client | {self._optimizer_part: self._optimizer.init(client[self._training.group].only(self._names))}
+
+    def step(self, client: State, batch: Batch) -> State:
+        """The client after a step on a batch, with the running statistics that the network recorded."""
+        gradient = _BatchGradient(self, batch)
+        if self._training.step is not None:
+            client = contract.update_client(self._algorithm, self._training.step, client, batch, gradient)
+        else:
+            client = self.descend(client, gradient(client)[0], self._can_overwrite)
+        part = BUFFERS if BUFFERS in client else self._training.group
+        statistics = {name: value for name, value in gradient.statistics.items() if name in client[part]}
+        return client | {part: client[part] | statistics} if gradient.statistics else client
+
+    def is_due(self, client: State) -> Tensor:
+        """Whether the client's next epoch is due; True for a pass without a condition."""
+        if self._training.when is None:
+            return torch.tensor(True)
+        return contract.compute_condition(self._algorithm, self._training.when, client)
+
+    def finish_epoch(self, client: State) -> State:
+        """The client after the pass's change at the end of an epoch."""
+        after = self._training.after
+        return client if after is None else contract.update_client(self._algorithm, after, client)
+
+    def compute_gradient(self, client: State, batch: Batch) -> GradientAndLoss:
+        """The clipped gradient of loss and pull, the loss, and the running statistics."""
+        training, group = self._training, client[self._training.group]
+
+        def compute_loss(parameters: Tensors) -> tuple[Tensor, Statistics]:
+            with self._activate_mode(client, batch) as statistics:
+                loss = training.loss(client | {training.group: group | parameters}, batch)
+            contract.validate_loss(self._algorithm, training, loss)
+            return loss, statistics
+
+        gradient, results = self._differentiate(compute_loss, group.only(self._names))
+        if training.pull is not None and training.pull.strength:
+            target, out_tensors = client[training.pull.to], gradient if self._can_overwrite else {}
+            alpha = training.pull.strength
+            gradient = Tensors(
+                (name, torch.add(g, group[name] - target[name], alpha=alpha, out=out_tensors.get(name)))
+                for name, g in gradient.items()
+            )
+        return gradient.clipped(training.clip, self._can_overwrite), results
+
+    def descend(self, client: State, gradient: Tensors, can_overwrite: bool = False) -> State:
+        """The client after a step of the federation's optimizer; the step may overwrite the gradient."""
+        group, part = client[self._training.group], self._optimizer_part
+        gradient = gradient.clipped(self._algorithm.federation.clip_norm, can_overwrite)
+        parameters, slots = self._optimizer.update(group.only(gradient), gradient, client[part], can_overwrite)
+        return client | {self._training.group: group | parameters, part: slots}
+
+    def _activate_mode(self, client: State, batch: Batch) -> AbstractContextManager[Statistics]:
+        """Calls of the network within are in the pass's mode; gives the statistics that they record."""
+        net = self._algorithm.net
+        if self._training.eval_mode:
+            return eval_mode(self._algorithm, client, batch.mask, net.is_bfloat16)
+        own_buffers = client.get(BUFFERS), client.get(TEACHER_BUFFERS)
+        return net.mode.activate(True, batch.mask, batch.key, *own_buffers, net.is_bfloat16)
 
 
-def with_batch_stats(training: Train, client: State, statistics: dict[str, Tensor]) -> State:
-    """One client with the running statistics that a step recorded, in its buffers or in the model that it trains."""
-    part = BUFFERS if BUFFERS in client else training.group
-    known_statistics = {name: value for name, value in statistics.items() if name in client[part]}
-    return client | {part: client[part] | known_statistics}
+class _BatchGradient:
+    """The gradient that a custom step calls; see :class:`~fedpipe.algorithms.passes.Gradient`."""
 
+    def __init__(self, client_pass: ClientPass, batch: Batch) -> None:
+        self._pass, self._batch = client_pass, batch
+        self.statistics: Statistics = {}  #: of the last call
 
-def _get_optimizer_part(training: Train) -> str:
-    """The part of a client's state that holds the optimizer of a pass's stream."""
-    return f"optimizer/{training.stream}"
+    def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
+        gradient, (loss, self.statistics) = self._pass.compute_gradient(client, batch or self._batch)
+        return gradient, loss
+
+    def descend(self, client: State, gradient: Tensors) -> State:
+        return self._pass.descend(client, gradient)

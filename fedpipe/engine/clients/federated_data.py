@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
@@ -121,6 +121,10 @@ class FederatedData:
         elif not x.is_floating_point():
             return x.long(), self.y[rows]
         return self._normalization(x), self.y[rows]
+
+    def gather_batches(self, indices: Integers, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and classes of these samples, ``size`` of them at a time."""
+        return (self.gather(indices[first : first + size]) for first in range(0, len(indices), size))
 
     def gather_test_batch(self, indices: Integers, round: int, batch_number: int) -> Tensor:
         """Inputs of the ``batch_number``-th batch of test samples, as the server's model meets them after a round."""

@@ -34,17 +34,14 @@ def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
     from sklearn.manifold import TSNE  # takes a second to import
 
     model = local_models.get_global_model(run, number).map(lambda value: value.to(run.clients.device))
-    if "head.weight" not in model:
-        kind = run.settings.algorithm["name"]
-        raise SettingsError(f"probes: the models of {kind} have no head.weight, whose rows could be looked at.")
+    head_weight = local_models.get_head_weight(run, model)
     samples = sample_indices(run.clients.global_test, settings["samples"], settings["seed"])
     features, labels, net = [], [], run.algorithm.net
     with torch.no_grad(), net.mode.activate(False):
-        for first in range(0, len(samples), MEASURE_BATCH):
-            x, y = run.clients.gather(samples[first : first + MEASURE_BATCH])
+        for x, y in run.clients.gather_batches(samples, MEASURE_BATCH):
             features.append(net.features(model, x))
             labels += y.tolist()
-    rows = model["head.weight"].flatten(1)
+    rows = head_weight.flatten(1)
     if features and features[0].shape[1] != rows.shape[1]:
         raise SettingsError(
             "probes: the head's rows have another width than the features, so that they can't be shown."

@@ -44,8 +44,7 @@ def compute_gradient(run: Run, model: Tensors, buffers: Tensors | None, indices:
     names = [name for name in net.names if name in model]
     total: Tensors | None = None
     client_buffers = buffers.map(lambda value: value.to(device)) if buffers else None
-    for first in range(0, len(indices), MEASURE_BATCH):
-        x, y = run.clients.gather(indices[first : first + MEASURE_BATCH])
+    for x, y in run.clients.gather_batches(indices, MEASURE_BATCH):
         leaves = Tensors((name, model[name].detach().requires_grad_()) for name in names)
         with torch.enable_grad(), net.mode.activate(False, buffers=client_buffers, teacher_buffers=client_buffers):
             loss = F.cross_entropy(net(model | leaves, x), y, reduction="sum") / len(indices)

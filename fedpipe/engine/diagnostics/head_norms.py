@@ -17,6 +17,7 @@ from fedpipe.engine.diagnostics.local_models import (
     LocalModel,
     compute_personal_models,
     get_global_model,
+    get_head_weight,
     replay_local_models,
 )
 from fedpipe.engine.run import Run
@@ -39,7 +40,7 @@ def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
     rows: list[dict[str, Any]] = []
     for name in settings["models"]:
         for owner, model, counts in _iterate_models(run, number, name, settings["finetune_epochs"]):
-            rows += make_norm_rows(name, owner, _get_head_weight(run, model), counts)
+            rows += make_norm_rows(name, owner, get_head_weight(run, model), counts)
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
@@ -84,10 +85,3 @@ def _iterate_models(run: Run, number: int, name: str, epochs: int) -> Iterator[t
             local_models = compute_personal_models(run, number, epochs if name == "finetuned" else 0)
         for local in local_models:
             yield local.client, local.model, counts[local.client].tolist()
-
-
-def _get_head_weight(run: Run, model: Tensors) -> Tensor:
-    if "head.weight" not in model:
-        kind = run.settings.algorithm["name"]
-        raise SettingsError(f"probes: the models of {kind} have no head.weight, whose rows could be looked at.")
-    return model["head.weight"]

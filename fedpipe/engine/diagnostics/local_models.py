@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +22,9 @@ from fedpipe.algorithms.passes import Gradient, Pass, Train
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import replay
-from fedpipe.engine.clients.executor import BUFFERS, Executor, Outcome, Phase, Test, get_epochs_and_steps
+from fedpipe.engine.clients.executor import BUFFERS, ClientTask, Executor, Outcome, get_epochs_and_steps
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.run import Run
-from fedpipe.engine.server.server import make_download
 from fedpipe.models.base import FunctionalNetwork
 
 MODEL, CLIENT_BUFFERS, TRACE, STEP = "probe/model", "probe/own", "probe/trace", "probe/step"
@@ -179,22 +177,10 @@ class _CollectingExecutor:
         self._executor, self._trace_function, self.name = executor, trace_function, executor.name
         self.local_models: list[LocalModel] = []
 
-    def run(
-        self,
-        phase: Phase,
-        round: int,
-        ids: Sequence[int],
-        get_kept_state: Callable[[int], State],
-        send: Callable[[Sequence[int]], tuple[State, State]],
-        tests: Sequence[Test] = (),
-        participants: Sequence[int] | None = None,
-        clients_to_cache: Collection[int] = (),
-    ) -> Iterator[Outcome]:
+    def run(self, task: ClientTask) -> Iterator[Outcome]:
         """See :class:`~fedpipe.engine.clients.executor.Executor`."""
-        for outcome in self._executor.run(
-            phase, round, ids, get_kept_state, send, tests, participants, clients_to_cache
-        ):
-            if phase != "train":
+        for outcome in self._executor.run(task):
+            if task.phase != "train":
                 yield outcome
                 continue
             diagnostic_parts = {part: value for part, value in outcome.upload.items() if _is_diagnostic_part(part)}
@@ -246,11 +232,7 @@ def replay_local_models(run: Run, number: int, trace_function: TraceFunction | N
 def compute_personal_models(run: Run, number: int, finetune_epochs: int = 0) -> Iterator[LocalModel]:
     """All clients' personal models after a round, as the next one begins; fine-tuned, where epochs are asked for."""
     executor = _CollectingExecutor(run.make_executor(with_model_uploads(run.algorithm, finetune_epochs)), None)
-    get_kept_state, send_to_clients = (
-        functools.partial(run.load_kept_state, number=number),
-        functools.partial(make_download, run.algorithm, run.load_server_state(number)),
-    )
-    for _ in executor.run("train", number + 1, range(len(run.clients)), get_kept_state, send_to_clients):
+    for _ in executor.run(run.make_task("train", number + 1, range(len(run.clients)))):
         yield executor.local_models.pop()
 
 
@@ -268,6 +250,20 @@ def get_global_model(run: Run, number: int) -> Tensors:
         name = run.settings.algorithm["name"]
         raise SettingsError(f"probes: {name} has no global model to look at; its run should be left out (algorithms).")
     return model
+
+
+def get_head_weight(run: Run, model: Tensors) -> Tensor:
+    """The weight of a model's last layer, shape (C, d).
+
+    Raises
+    ------
+    SettingsError
+        The network has no such layer.
+    """
+    if "head.weight" not in model:
+        kind = run.settings.algorithm["name"]
+        raise SettingsError(f"probes: the models of {kind} have no head.weight, whose rows could be looked at.")
+    return model["head.weight"]
 
 
 def count_max_steps(algorithm: Algorithm, clients: FederatedData, ids: Sequence[int]) -> int:

@@ -71,7 +71,6 @@ def compute_loss(run: Run, model: Tensors, indices: Integers) -> float:
     """Mean cross-entropy of a model on samples as they are, in evaluation mode."""
     total, net = 0.0, run.algorithm.net
     with torch.no_grad(), net.mode.activate(False):
-        for first in range(0, len(indices), MEASURE_BATCH):
-            x, y = run.clients.gather(indices[first : first + MEASURE_BATCH])
+        for x, y in run.clients.gather_batches(indices, MEASURE_BATCH):
             total += float(F.cross_entropy(net(model, x), y, reduction="none").double().sum())
     return total / len(indices)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,8 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import (
     MEASURE_BATCH,
+    ClientTask,
     Outcome,
-    Phase,
-    Test,
     get_passes,
     make_kept_state,
     make_upload,
@@ -88,32 +87,21 @@ class Stack:
             self._clients.sizes, participants, self._width, batch_size, federation.local_steps
         )
 
-    def run(
-        self,
-        phase: Phase,
-        round: int,
-        ids: Sequence[int],
-        get_kept_state: Callable[[int], State],
-        send: Callable[[Sequence[int]], tuple[State, State]],
-        tests: Sequence[Test] = (),
-        participants: Sequence[int] | None = None,
-        clients_to_cache: Collection[int] = (),
-    ) -> Iterator[Outcome]:
+    def run(self, task: ClientTask) -> Iterator[Outcome]:
         """See :class:`~fedpipe.engine.clients.executor.Executor`."""
-        self._prepare_round(round)
-        outcomes_by_client: dict[int, Outcome] = {}
-        local_ids, all_participants = set(ids), range(len(self._clients)) if participants is None else participants
-        for stack_clients in schedule.make_stacks(self._clients.sizes, all_participants, self._width):
-            local_clients = [client for client in stack_clients if client in local_ids]
-            if local_clients:
+        self._prepare_round(task.round)
+        outcomes: dict[int, Outcome] = {}
+        participants = range(len(self._clients)) if task.participants is None else task.participants
+        for stack_clients in schedule.make_stacks(self._clients.sizes, participants, self._width):
+            if local_clients := [client for client in stack_clients if client in task.ids]:
                 with (
                     torch.no_grad(),
                     contract.explain_user_errors(self._algorithm),
                     explain_out_of_memory(self._width),
                 ):
-                    outcomes = self._run_stack(phase, round, stack_clients, local_clients, get_kept_state, send, tests)
-                outcomes_by_client |= {outcome.client: outcome for outcome in outcomes}
-        return (outcomes_by_client.pop(client) for client in ids)
+                    stack_outcomes = self._run_stack(task, stack_clients, local_clients)
+                outcomes |= {outcome.client: outcome for outcome in stack_outcomes}
+        return (outcomes.pop(client) for client in task.ids)
 
     def _prepare_round(self, round: int) -> None:
         """Have the round's learning rate; recorded steps, which hold the rate that they were made with, begin anew."""
@@ -121,38 +109,26 @@ class Stack:
         if self._backend is not None and self._round_algorithm.federation != previous_federation:
             self._graph_cache = GraphCache(self._backend)
 
-    def _run_stack(
-        self,
-        phase: Phase,
-        round: int,
-        stack_clients: list[int],
-        local_clients: list[int],
-        get_kept_state: Callable[[int], State],
-        send: Callable[[Sequence[int]], tuple[State, State]],
-        tests: Sequence[Test],
-    ) -> list[Outcome]:
-        algorithm, device = self._round_algorithm, self._clients.device
+    def _run_stack(self, task: ClientTask, stack_clients: list[int], local_clients: list[int]) -> list[Outcome]:
+        algorithm, clients, device = self._round_algorithm, self._clients, self._clients.device
         allowed_widths = schedule.get_allowed_widths(self._width)
         stack_run = StackRun(
-            algorithm, self._clients, round, stack_clients, local_clients, allowed_widths, self._graph_cache
+            algorithm, clients, task.round, stack_clients, local_clients, allowed_widths, self._graph_cache
         )
-        common, client_parts = contract.validate_download(algorithm, send(stack_run.rows))
+        common, client_parts = contract.validate_download(algorithm, task.send(stack_run.rows))
         axes = dict.fromkeys(common) | dict.fromkeys(client_parts, 0)
-        kept_states = stack_states([get_kept_state(client) for client in stack_run.rows], device)
-        client_infos, start = (
-            self._clients.get_client_info(stack_run.rows, round),
-            functools.partial(start_client, algorithm),
-        )
-        state: State = vmap(start, in_dims=(0, axes, 0))(
+        kept_states = stack_states([task.get_kept_state(client) for client in stack_run.rows], device)
+        client_infos = clients.get_client_info(stack_run.rows, task.round)
+        state: State = vmap(functools.partial(start_client, algorithm), in_dims=(0, axes, 0))(
             kept_states, move_state(common | client_parts, device), client_infos
         )
         start_time = time.perf_counter()
-        for number, pass_ in enumerate(get_passes(algorithm, phase, self._finetune_epochs)):
-            state = stack_run.run(pass_, state, f"pass {number} of the phase '{phase}'")
+        for number, pass_ in enumerate(get_passes(algorithm, task.phase, self._finetune_epochs)):
+            state = stack_run.run(pass_, state, f"pass {number} of the phase '{task.phase}'")
         seconds = seconds_since(start_time, device) / len(local_clients)
-        scores = {test: stack_run.score_clients(state, phase, test) for test in tests}
+        scores = {test: stack_run.score_clients(state, task.phase, test) for test in task.tests}
         uploads, kept_stack = {}, {}
-        if phase == "train":
+        if task.phase == "train":
             upload_state, kept_state = (
                 vmap(functools.partial(part, algorithm))(state) for part in (make_upload, make_kept_state)
             )

@@ -22,26 +22,25 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import (
     MEASURE_BATCH,
+    ClientPass,
+    GradientAndLoss,
+    LossFunction,
     Phase,
     Score,
     Test,
-    add_pull_and_clip,
+    advance_epochs,
     count_by_class,
-    descend,
     eval_mode,
     get_epochs_and_steps,
     get_logits_function,
-    get_trained_names,
     needs_noise_key,
-    train_mode,
-    with_batch_stats,
-    with_optimizer_state,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.clients.transforms import transform_images
 from fedpipe.engine.stack import schedule
 from fedpipe.engine.stack.graphs import GraphCache, StackStep
 from fedpipe.engine.stack.schedule import BatchPlan, StackBatch, StepRange
+from fedpipe.engine.torch_env.trees import unstack_client
 
 Flags = Tensor  #: one truth value a client, shape (width,)
 NO_SAMPLES: Integers = np.empty(0, np.int64)  #: the samples of a row that another job trains
@@ -98,7 +97,7 @@ class StackRun:
             case Measure():
                 return self._measure(pass_, state)
             case Update():
-                return vmap(pass_.then)(state)
+                return vmap(functools.partial(contract.update_client, self._algorithm, pass_.then))(state)
 
     def _map_rows(self, get_value: Callable[[int], Any], default: Any) -> list[Any]:
         """What each row's client has; ``default`` where another job trains it."""
@@ -107,15 +106,14 @@ class StackRun:
     # -- training ----------------------------------------------------------------------------------------------------
 
     def _train(self, training: Train, state: State, name: str) -> State:
-        first = self._epochs.get(training.stream, 0)
-        count, steps = get_epochs_and_steps(self._algorithm, training)
-        self._epochs[training.stream] = first + count
-        epochs = range(first, first + count)
-        state = vmap(functools.partial(with_optimizer_state, self._algorithm, training))(state)
-        step, step_ranges, active = self.make_step(training, state), self._make_step_ranges(training), None
-        for epoch_group in [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)][:count]:
+        epochs, steps = advance_epochs(self._algorithm, training, self._epochs)
+        client_pass = self.make_client_pass(training, state)
+        state = vmap(client_pass.with_optimizer_state)(state)
+        step, step_ranges, active = self.make_step(client_pass), self._make_step_ranges(training), None
+        epoch_groups = [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)] if epochs else []
+        for epoch_group in epoch_groups:
             if training.when is not None:
-                condition = vmap(training.when)(state)
+                condition = vmap(client_pass.is_due)(state)
                 active = condition if active is None else active & condition
                 if not bool(active[self._local_rows].any()):
                     break
@@ -131,24 +129,21 @@ class StackRun:
                     )
                     state = self._run_step_range(step, state, range_plan, active, name)
                 if training.after is not None:
-                    state = _step_live_clients(training.after, state, active)
+                    state = _step_live_clients(client_pass.finish_epoch, state, active)
         return state
 
-    def make_step(self, training: Train, state: State) -> StackStep:
+    def make_client_pass(self, training: Train, state: State) -> ClientPass:
+        """A pass as the clients of the stack do it; by its first row's client, since the others have the same names."""
+        return ClientPass(self._algorithm, training, unstack_client(state, 0), _differentiate)
+
+    def make_step(self, client_pass: ClientPass) -> StackStep:
         """A pass's step for a stack, of whatever width its state has."""
-        algorithm, clients = self._algorithm, self._clients
-        names = get_trained_names(algorithm, training, state)
 
         def step_client(client: State, *batch: Tensor) -> State:
-            gradient = _Gradient(algorithm, training, names, Batch(*batch))
-            if training.step is not None:
-                client = training.step(client, gradient.batch, gradient)
-            else:
-                client = gradient.descend(client, gradient(client)[0])
-            return with_batch_stats(training, client, gradient.batch_stats) if gradient.batch_stats else client
+            return client_pass.step(client, Batch(*batch))
 
         return lambda state, stack_batch: _step_live_clients(
-            step_client, state, stack_batch.live, *_gather_batch(clients, stack_batch)
+            step_client, state, stack_batch.live, *_gather_batch(self._clients, stack_batch)
         )
 
     def make_batch_plan(self, training: Train, epochs: Sequence[int]) -> BatchPlan:
@@ -225,7 +220,7 @@ class StackRun:
     def _measure(self, measuring: Measure, state: State) -> State:
         def update_client(client: State, sums: dict[str, Tensor]) -> State:
             with eval_mode(self._algorithm, client):
-                return measuring.then(client, sums)
+                return contract.update_client(self._algorithm, measuring.then, client, sums)
 
         samples = self._clients.train if measuring.on == "train" else self._clients.validation_or_train
         noise_keys = self._map_rows(lambda client: self._clients.get_noise_key(client, self._round, "measure", 0), 0)
@@ -239,7 +234,7 @@ class StackRun:
 
         def measure(client: State, *batch: Tensor) -> dict[str, Tensor]:
             with eval_mode(self._algorithm, client, mask=batch[2]):
-                return measuring.sums(client, Batch(*batch))
+                return contract.compute_sums(self._algorithm, measuring, client, Batch(*batch))
 
         return lambda state, stack_batch: vmap(measure)(state, *_gather_batch(self._clients, stack_batch))
 
@@ -347,27 +342,10 @@ def _replace_first_rows(first_rows: Any, all_rows: Any) -> Any:
     )
 
 
-class _Gradient:
-    """Gradient of a pass's loss for one client of a stack; see :class:`~fedpipe.algorithms.passes.Gradient`."""
-
-    def __init__(self, algorithm: Algorithm, training: Train, names: tuple[str, ...], batch: Batch) -> None:
-        self._algorithm, self._training, self._names, self.batch = algorithm, training, names, batch
-        self.batch_stats: dict[str, Tensor] = {}
-
-    def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
-        batch, group = batch or self.batch, client[self._training.group]
-
-        def compute_loss(parameters: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-            with train_mode(self._algorithm, self._training, client, batch) as statistics:
-                loss = self._training.loss(client | {self._training.group: group | parameters}, batch)
-            contract.validate_loss(self._algorithm, self._training, loss)
-            return loss, statistics
-
-        gradient, (loss, self.batch_stats) = grad_and_value(compute_loss, has_aux=True)(group.only(self._names))
-        return add_pull_and_clip(self._training, client, gradient), loss
-
-    def descend(self, client: State, gradient: Tensors) -> State:
-        return descend(self._algorithm, self._training, client, gradient)
+def _differentiate(compute_loss: LossFunction, parameters: Tensors) -> GradientAndLoss:
+    """See :class:`~fedpipe.engine.clients.executor.ClientPass`."""
+    gradient_and_loss: GradientAndLoss = grad_and_value(compute_loss, has_aux=True)(parameters)
+    return gradient_and_loss
 
 
 def _step_live_clients(step: Callable[..., State], state: State, live: Flags | None, *batch: Tensor) -> State:

@@ -8,10 +8,10 @@ from torch.utils import _pytree as pytree
 from fedpipe.algorithms.cwfedavg import CwFedAvg
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.core.components import component, registry
-from fedpipe.engine.server.memory import count_server_elements
 from fedpipe.models.resnet18 import ResNet18
 from fedpipe.papers import published
 from fedpipe.papers.published import CellId
+from fedpipe.papers.server_memory import count_server_elements
 from fedpipe.settings.federation import Federation
 from fedpipe.testing import trial
 
