@@ -25,6 +25,7 @@ from fedpipe.data import store
 from fedpipe.planning import diagnostics, grid, partition
 from fedpipe.planning.plan import Cell, ExecutionSettings, Plan, PlannedRun, ReportSettings
 from fedpipe.planning.run_settings import RunSettings, digest_json, dump
+from fedpipe.planning.study_facts import get_study_facts
 from fedpipe.settings import loader, methods, parser
 from fedpipe.settings.dataset import format_download_command
 from fedpipe.settings.params import Params
@@ -145,7 +146,8 @@ class _Draft:
             self.file_texts[str(store.settings_file(data))] = dump(params.dataset.origin)
         for label in algorithms:
             self.components.append(algorithm := params_by_label[label].algorithms[label])
-            self.warnings += algorithm.warnings(params_by_label[label], f"algorithms.{label}")
+            facts = get_study_facts(algorithm, params_by_label[label])
+            self.warnings += algorithm.warnings(facts, f"algorithms.{label}")
         settings = {
             label: RunSettings.from_params(params, label, seeds[0]) for label, params in params_by_label.items()
         }

@@ -26,6 +26,7 @@ Phase = Literal["train", "receive", "finetune", "prototype", "begin"]
 Test = Literal["local", "global", "train", "validation"]
 
 BUFFERS = "buffers"  #: part of a client's state: the running statistics that it keeps to itself
+FIRST = "info/first"  #: of a client's kept state in memory: 1 until it has trained; no file contains it
 TEACHER_BUFFERS = "buffers/began"  #: those with which it began, which its teachers keep
 MEASURE_BATCH = 250  #: samples in one call where nothing is trained; a fixed number, since bits may depend on it
 
@@ -141,7 +142,8 @@ def init_client(algorithm: Algorithm, server: State, fresh: Callable[[int], Tens
 def start_client(algorithm: Algorithm, kept_state: State, received_state: State, info: ClientInfo) -> State:
     """One client's tensors as it begins."""
     buffers = {BUFFERS: kept_state[BUFFERS], TEACHER_BUFFERS: kept_state[BUFFERS]} if BUFFERS in kept_state else {}
-    return contract.validate_state(algorithm, "start", algorithm.start(kept_state, received_state, info)) | buffers
+    kept_parts = {part: value for part, value in kept_state.items() if part != FIRST}
+    return contract.validate_state(algorithm, "start", algorithm.start(kept_parts, received_state, info)) | buffers
 
 
 def make_kept_state(algorithm: Algorithm, state: State) -> State:

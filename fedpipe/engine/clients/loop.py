@@ -21,6 +21,7 @@ from fedpipe.algorithms.passes import Measure, Pass, Train, Update
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import (
+    FIRST,
     MEASURE_BATCH,
     Outcome,
     Phase,
@@ -169,7 +170,7 @@ class Loop:
                 algorithm,
                 move_state(kept_state, clients.device),
                 received_state,
-                clients.get_client_info(client, round),
+                clients.get_client_info(client, round, kept_state[FIRST]),
             )
         )
         start_time, earlier_seconds = time.perf_counter(), 0.0
@@ -280,7 +281,7 @@ class Loop:
                 if training.step is not None:
                     state = training.step(state, batch, gradient)
                 else:
-                    state = descend(algorithm, training, state, gradient(state)[0], can_overwrite_gradient=True)
+                    state = descend(algorithm, training, state, gradient(state), can_overwrite_gradient=True)
                 if gradient.batch_stats:
                     state = with_batch_stats(training, state, gradient.batch_stats)
             if training.after is not None:
@@ -335,7 +336,10 @@ class _Gradient:
         self._algorithm, self._training, self._names, self._batch = algorithm, training, names, batch
         self.batch_stats: dict[str, Tensor] = {}
 
-    def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
+    def __call__(self, client: State, batch: Batch | None = None) -> Tensors:
+        return self.with_value(client, batch)[0]
+
+    def with_value(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
         batch, group = batch or self._batch, client[self._training.group]
         leaves = Tensors((name, group[name].detach().requires_grad_()) for name in self._names)
         with torch.enable_grad(), train_mode(self._algorithm, self._training, client, batch) as self.batch_stats:

@@ -21,6 +21,7 @@ from fedpipe.algorithms.batch import State
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import (
+    FIRST,
     MEASURE_BATCH,
     Outcome,
     Phase,
@@ -140,7 +141,7 @@ class Stack:
         axes = dict.fromkeys(common) | dict.fromkeys(client_parts, 0)
         kept_states = stack_states([get_kept_state(client) for client in stack_run.rows], device)
         client_infos, start = (
-            self._clients.get_client_info(stack_run.rows, round),
+            self._clients.get_client_info(stack_run.rows, round, kept_states[FIRST]),
             functools.partial(start_client, algorithm),
         )
         state: State = vmap(start, in_dims=(0, axes, 0))(

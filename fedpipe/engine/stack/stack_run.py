@@ -144,7 +144,7 @@ class StackRun:
             if training.step is not None:
                 client = training.step(client, gradient.batch, gradient)
             else:
-                client = gradient.descend(client, gradient(client)[0])
+                client = gradient.descend(client, gradient(client))
             return with_batch_stats(training, client, gradient.batch_stats) if gradient.batch_stats else client
 
         return lambda state, stack_batch: _step_live_clients(
@@ -354,7 +354,10 @@ class _Gradient:
         self._algorithm, self._training, self._names, self.batch = algorithm, training, names, batch
         self.batch_stats: dict[str, Tensor] = {}
 
-    def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
+    def __call__(self, client: State, batch: Batch | None = None) -> Tensors:
+        return self.with_value(client, batch)[0]
+
+    def with_value(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
         batch, group = batch or self.batch, client[self._training.group]
 
         def compute_loss(parameters: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
