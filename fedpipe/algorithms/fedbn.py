@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,6 +54,10 @@ class FedBN(SharedBody):
     def personal_names(self) -> tuple[str, ...]:
         """Names of the normalization layers' tensors."""
         return self.net.norm_names
+
+    def init(self, fresh: Callable[[int], Tensors]) -> State:
+        """The shared layers, with ``average`` also the normalization layers."""
+        return super().init(fresh) | (self.init_client({}, fresh) if self.average else {})
 
     def upload(self, client: State) -> State:
         """The shared layers, with ``average`` also the normalization layers."""

@@ -27,7 +27,7 @@ class SharedBody(Algorithm):
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The shared tensors."""
-        return self.upload({"model": fresh(0)})
+        return {self.shared_part: fresh(0).without(self.personal_names)}
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The personal tensors of the common initial model."""
