@@ -36,22 +36,21 @@ Rules:
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpipe.algorithms.batch import Batch, ClientInfo, State
+from fedpipe.algorithms.batch import Batch, ClientInfo, State, one_hot
 from fedpipe.algorithms.passes import Condition, Gradient, Loss, Measure, Pass, Pull, Step, Train, Update
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.components.component import Component
 from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.settings.federation import Federation
-from fedpipe.settings.params import Params
 
 #: What a custom method imports from here.
 __all__ = [
@@ -62,11 +61,11 @@ __all__ = [
     "Gradient",
     "Loss",
     "Measure",
-    "NetworkSummary",
     "Pass",
     "Pull",
     "State",
     "Step",
+    "StudyFacts",
     "Train",
     "Update",
     "Uploads",
@@ -75,14 +74,19 @@ __all__ = [
 ]
 
 
-class NetworkSummary(NamedTuple):
-    """What is known of a network before it is trained; None: nothing."""
+class StudyFacts(NamedTuple):
+    """What the planner knows of a study before it runs, for an algorithm's warnings."""
 
-    layer_count: int | None  #: parametrized ones
-    has_norm_layers: bool | None  #: whether some are normalizations
+    rounds: int
+    momentum: float
+    has_validation: bool  #: whether clients have validation data
+    has_batch_norm_setting: bool  #: whether the model has the parameter `batch_norm`
+    build_network: Callable[[], FunctionalNetwork | None]
 
-
-_network_summaries: dict[tuple[Any, ...], NetworkSummary] = {}
+    @property
+    def network(self) -> FunctionalNetwork | None:
+        """The network that the algorithm trains, without values. None: a custom model that can't be built here."""
+        return self.build_network()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +104,8 @@ class Algorithm(Component):
     #: `federation.server` may scale; None where nothing is, or where other parts count on where that step leads.
     server_optimizer_part: ClassVar[str | None] = None
 
+    #: what follows if the parameter `layers` is larger than the network; empty: it does not count layers
+    excess_layers_effect: ClassVar[str] = ""
     #: why FedDW's regularizer can't be added to this method (the key `dw`). Empty: it can.
     dw_refusal: ClassVar[str] = ""
     #: whether it begins with several initial models, which no file of weights has
@@ -157,9 +163,13 @@ class Algorithm(Component):
         """Passes that make the client's personal model of what it received, before training and before evaluation."""
         return ()
 
+    def training(self) -> Train:
+        """The pass that trains the model, which ``local_passes`` runs and ``finetune`` repeats."""
+        return Train(self.loss)
+
     def local_passes(self) -> Sequence[Pass]:
         """Passes of local training."""
-        return (Train(self.loss),)
+        return (self.training(),)
 
     def risk(self, client: State, batch: Batch) -> Tensor:
         """The empirical risk F_k on a batch, a scalar: mean cross-entropy."""
@@ -167,7 +177,7 @@ class Algorithm(Component):
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """Passes that adapt a copy of the personal model to the client's data, for the finetuned protocols."""
-        return (Train(self.loss, epochs=epochs, stream="finetune"),)
+        return (dataclasses.replace(self.training(), epochs=epochs, stream="finetune"),)
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The local objective on a batch, a scalar: the risk and what the algorithm adds to it."""
@@ -228,38 +238,21 @@ class Algorithm(Component):
 
     # -- what the plan says ------------------------------------------------------------------------------------------
 
-    def warnings(self, params: Params, key: str) -> Sequence[str]:
-        """What leaves this method idle, or another one than its name says, in a study: a sentence each.
+    def warnings(self, study: StudyFacts, key: str) -> Sequence[str]:
+        """Warnings about settings under which the method has no effect or becomes another method.
 
         Parameters
         ----------
-        params
+        study
             The study.
         key
-            Of this entry, as ``algorithms.fedbn``, with which the sentences begin.
+            The entry's key, such as ``algorithms.fedbn``, with which the warnings begin.
         """
-        return ()
-
-    def summarize_network(self, params: Params) -> NetworkSummary:
-        """The network that it would train in a study."""
-        info, model = params.dataset.facts, params.model
-        cache_key = (type(self), repr(self), type(model), repr(model), info.shape, info.classes)
-        if cache_key not in _network_summaries:
-            try:
-                net = FunctionalNetwork(
-                    lambda: self.adapt(model.build_without_weights(info.shape, info.classes)), device="meta"
-                )
-                _network_summaries[cache_key] = NetworkSummary(len(net.layers()), bool(net.norm_names))
-            except Exception:  # a user's own model that can't be built here: its jobs will say why
-                _network_summaries[cache_key] = NetworkSummary(None, None)
-        return _network_summaries[cache_key]
-
-    def warn_about_layers(self, params: Params, key: str, layers: int, consequence: str) -> Sequence[str]:
-        """The warning that the network has fewer parametrized layers than a setting counts."""
-        count = self.summarize_network(params).layer_count
-        if count is None or layers <= count:
+        layers = getattr(self, "layers", None) if self.excess_layers_effect else None
+        if not isinstance(layers, int) or study.network is None or layers <= (count := len(study.network.layers())):
             return ()
-        return (f"{key}: {layers} is more than the {count} parametrized layers of the network, {consequence}.",)
+        problem = f"{key}.layers: {layers} is more than the {count} parametrized layers of the network"
+        return (f"{problem}, {self.excess_layers_effect}.",)
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
@@ -267,8 +260,3 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     if batch.mask is None:
         return F.cross_entropy(logits, batch.y)
     return batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
-
-
-def one_hot(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """Rows of the identity, shape (B, C)."""
-    return (labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)).to(dtype)

@@ -53,6 +53,11 @@ class Batch(NamedTuple):
         mean = self.sum(values) / n.clamp(min=1)
         return self.sum((values - mean).square()) / (n - 1).clamp(min=1)
 
+    def class_sums(self, values: Tensor, classes: int) -> Tensor:
+        """Sum of ``values``, shape (B, d), over the samples of each class: shape (C, d)."""
+        labels = one_hot(self.y, classes, values.dtype)
+        return (labels if self.mask is None else labels * self.mask.unsqueeze(-1)).T @ values
+
     def size(self) -> Tensor:
         """Number of samples, a scalar."""
         return self.y.new_full((), len(self.y)) if self.mask is None else self.mask.sum()
@@ -69,3 +74,9 @@ class ClientInfo(NamedTuple):
     size: Tensor  #: number of samples n_k, a scalar
     classes: Tensor  #: samples of each class n_kc, shape (C,)
     round: Tensor  #: the round that begins, from 1, a scalar
+    first: Tensor  #: 1 until the client has trained in a round, then 0, a scalar
+
+
+def one_hot(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Rows of the identity, shape (B, C)."""
+    return (labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)).to(dtype)

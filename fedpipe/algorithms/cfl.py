@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.base import Algorithm, StudyFacts
 from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.model_stack import repeat_model, replace_models, select_model
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
-from fedpipe.settings.params import Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,38 +23,50 @@ class CFL(Algorithm):
     r"""FedAvg per cluster; a cluster is bisected once its mean update is small but single updates stay large.
 
     Source: Sattler, Mueller and Samek, Clustered Federated Learning, IEEE TNNLS 2021, and the authors' code.
-    With :math:`\Delta_k` the updates of a round's participants in a cluster c, their mean weighted as in FedAvg, c is
-    split when
+
+    Method: all clients begin in one cluster. With :math:`\Delta_k` the updates of a round's participants in a cluster
+    and their mean weighted as in FedAvg, the server splits the cluster in two if
 
     .. math::
         \Bigl\lVert mean_k \, \Delta_k \Bigr\rVert < \epsilon_1, \qquad \max_k \lVert \Delta_k \rVert > \epsilon_2,
         \qquad \sqrt{(1 - \alpha_{cross}) / 2} > \gamma,
 
-    by agglomerative clustering of the updates' cosine similarities with complete linkage (authors' code);
-    :math:`\alpha_{cross}` is the highest similarity across the two parts, which single linkage would make smallest. A
-    part is averaged by itself from that round on. Clusters of one or two clients stay whole, and so do all in the first
-    ``after`` rounds (authors' code): where ``federation.rounds`` is no more than that, CFL is FedAvg.
+    where :math:`\alpha_{cross}` is the highest cosine similarity of updates across the two parts. From that round on
+    each part has its own model and average. Norms and similarities are of the trained parameters.
 
-    Of a cluster that is split, clients that are not in the round go by their last update; who never uploaded goes with
-    the part of the lowest index. Norms and similarities are of trained parameters.
-
-    State: a slot for each client at the server, of which a cluster's lowest client holds its model, and all clients'
-    last updates. Traffic: the cluster's model down, a model up; there is no single global model. Deviations: the
-    federation's optimizer starts afresh in every round (the authors' momentum persists). Norms depend on learning rate,
-    epochs and model, so thresholds do not carry over: the recorded largest and mean norms show where they would lie
-    (the paper: eps1 about a tenth of the largest norm).
+    State: one model slot for each client at the server, of which a cluster uses that of its lowest client, and the last
+    updates of all clients. Traffic: the cluster's model down, a model up. There is no single global model.
     Values used: eps1 0.4, eps2 1.6 (authors' code), eps1 0.4, eps2 0.9 (cwFedAvg).
+
+    Deviations
+    ----------
+    Clustering
+        Code: agglomerative, of the cosine similarities with complete linkage. Here: as the code. Single linkage would
+        minimize :math:`\alpha_{cross}`.
+    Conditions of a split
+        Paper: norms and the gap of similarities. Code: norms, after round 20, for clusters of at least three clients.
+        Here: as the code, after round ``after``, and the gap with ``gamma``. If ``federation.rounds`` is not larger
+        than ``after``, CFL is FedAvg.
+    Absent clients of a split cluster
+        Here: assigned by their last update. Clients that have never
+        uploaded stay with the part that contains the lowest index.
+    Local optimizer
+        Code: momentum persists over rounds. Here: the federation's optimizer, restarted in every
+        round.
+    Thresholds
+        Paper: eps1 about a tenth of the largest norm. Here: fixed values. Norms depend on learning rate, epochs and
+        model, so choose eps1 and eps2 by the recorded largest and mean norms.
 
     Parameters
     ----------
     eps1
-        A cluster rests where its mean update is shorter.
+        Split a cluster only if the norm of its mean update is smaller.
     eps2
-        Its clients disagree where the longest update is longer.
+        Split a cluster only if the largest norm of its clients' updates is larger.
     gamma
-        Separation that a split must reach (paper); at 0 any will do.
+        Separation that a split must reach (paper). With 0 every split is allowed.
     after
-        No cluster is split up to this round; to see any split, it must be less than ``federation.rounds``.
+        Split no cluster up to this round. It must be less than ``federation.rounds`` for any split.
     """
 
     eps1: Annotated[float, Field(ge=0)] = 0.4
@@ -64,7 +75,7 @@ class CFL(Algorithm):
     after: Annotated[int, Field(ge=0)] = 20
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
-        """All clients in one cluster, whose model lies in the slot of client 0."""
+        """All clients in one cluster, whose model is in the slot of client 0."""
         model, clients = fresh(0), self.federation.clients
         parameters = self.net.parameters(model).flat()
         return {
@@ -82,38 +93,39 @@ class CFL(Algorithm):
         return {}, {"model": server["models"].map(lambda value: value[slots])}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """Clusters that are due are split; then each is averaged."""
-        models, cluster, number = server["models"], server["cluster"], server["round"] + 1
-        updates, has_uploaded = server["updates"].clone(), server["seen"].index_fill(0, torch.tensor(uploads.ids), 1)
+        """Record the updates, split the clusters that are due, then average each cluster."""
+        recorded = self._record_updates(server, uploads)
+        cluster, norms = self._split_clusters(recorded, uploads)
+        return recorded | {"models": self._average(server, cluster, uploads), "cluster": cluster, "norms": norms}
+
+    def _record_updates(self, server: State, uploads: Uploads) -> State:
+        """The server's state with the participants' updates, before any split."""
+        updates = server["updates"].clone()
         for client, _, upload in uploads:
-            change = upload["model"] - select_model(models, int(cluster[client]))
+            change = upload["model"] - select_model(server["models"], int(server["cluster"][client]))
             updates[client] = self.net.parameters(change).flat()
-        new_cluster, norms = cluster.clone(), []
-        for slot, cluster_uploads in _group_by_cluster(cluster, uploads):
-            weights = updates.new_tensor(cluster_uploads.weights)
+        return server | {"updates": updates, "seen": uploads.mark(server["seen"]), "round": server["round"] + 1}
+
+    def _split_clusters(self, server: State, uploads: Uploads) -> tuple[Tensor, Tensor]:
+        """Each client's cluster after the splits, and the largest norms of mean and single updates in a cluster."""
+        cluster, updates, norms = server["cluster"].clone(), server["updates"], []
+        for slot, cluster_uploads in _group_by_cluster(server["cluster"], uploads):
             cluster_updates = updates[list(cluster_uploads.ids)]
-            norms.append(torch.stack([(weights @ cluster_updates).norm(), cluster_updates.norm(dim=1).max()]))
-            members = torch.nonzero((cluster == slot) & (has_uploaded > 0)).flatten()
-            if number > self.after and len(members) > 2 and norms[-1][0] < self.eps1 and norms[-1][1] > self.eps2:
+            mean_update = updates.new_tensor(cluster_uploads.weights) @ cluster_updates
+            norms.append(torch.stack([mean_update.norm(), cluster_updates.norm(dim=1).max()]))
+            members = torch.nonzero((server["cluster"] == slot) & (server["seen"] > 0)).flatten()
+            if server["round"] > self.after and len(members) > 2 and self._is_heterogeneous(*norms[-1]):
                 separated_clients = members[self.bipartition(updates[members])]
                 if len(separated_clients):
-                    new_cluster[separated_clients] = separated_clients.min()
-        means = {
-            slot: cluster_uploads.mean("model") for slot, cluster_uploads in _group_by_cluster(new_cluster, uploads)
-        }
-        slots = _list_clusters(new_cluster)
-        new_models = [means[slot] if slot in means else select_model(models, int(cluster[slot])) for slot in slots]
-        return {
-            "models": replace_models(models, slots, new_models),
-            "cluster": new_cluster,
-            "updates": updates,
-            "seen": has_uploaded,
-            "round": number,
-            "norms": torch.stack(norms).amax(0),
-        }
+                    cluster[separated_clients] = separated_clients.min()
+        return cluster, torch.stack(norms).amax(0)
+
+    def _is_heterogeneous(self, mean_norm: Tensor, max_norm: Tensor) -> bool:
+        """Whether a cluster has converged as a whole, but not each of its clients."""
+        return bool(mean_norm < self.eps1 and max_norm > self.eps2)
 
     def bipartition(self, updates: Tensor) -> Tensor:
-        """Which ``updates``, shape (n, P), leave the first one's part, shape (n,); none where gamma is not reached."""
+        """Which ``updates``, shape (n, P), leave the first one's part, shape (n,). None do if gamma is not reached."""
         from sklearn.cluster import AgglomerativeClustering  # takes a second to import
 
         directions = F.normalize(updates, dim=1)
@@ -124,24 +136,30 @@ class CFL(Algorithm):
         separation = ((1 - similarity[is_separated][:, ~is_separated].max()) / 2).clamp(min=0).sqrt()
         return is_separated & (separation > self.gamma)
 
+    def _average(self, server: State, cluster: Tensor, uploads: Uploads) -> Tensors:
+        """All slots, with the mean of each cluster, or the model before a split if no participant is in the part."""
+        means = {slot: cluster_uploads.mean("model") for slot, cluster_uploads in _group_by_cluster(cluster, uploads)}
+        slots = _list_clusters(cluster)
+        models = [
+            means[slot] if slot in means else select_model(server["models"], int(server["cluster"][slot]))
+            for slot in slots
+        ]
+        return replace_models(server["models"], slots, models)
+
     def global_model(self, server: State) -> None:
-        """There are clusters' models and none that is global."""
+        """Each cluster has its own model."""
 
     def metrics(self, server: State) -> Mapping[str, Tensor]:
-        """Clusters; and, of the cluster where it is largest, the mean update's norm and the longest update's."""
-        mean, longest = server["norms"]
-        return {
-            "clusters": torch.tensor(len(_list_clusters(server["cluster"]))),
-            "mean_norm": mean,
-            "max_norm": longest,
-        }
+        """The number of clusters, and the largest norm of a cluster's mean update and of a client's update."""
+        mean_norm, max_norm = server["norms"]
+        clusters = torch.tensor(len(_list_clusters(server["cluster"])))
+        return {"clusters": clusters, "mean_norm": mean_norm, "max_norm": max_norm}
 
-    def warnings(self, params: Params, key: str) -> Sequence[str]:
-        """In a study that ends before the first split there is one cluster."""
-        rounds = params.federation.rounds
-        if self.after < rounds:
+    def warnings(self, study: StudyFacts, key: str) -> Sequence[str]:
+        """A study that ends before the first split."""
+        if self.after < study.rounds:
             return ()
-        problem = f"{key}.after: {self.after} is no less than federation.rounds ({rounds})"
+        problem = f"{key}.after: {self.after} is no less than federation.rounds ({study.rounds})"
         return (f"{problem}, so that no cluster is ever split and CFL is FedAvg.",)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
+from fedpipe.algorithms.class_means import divide_by_count
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 
@@ -21,39 +23,48 @@ class CwFedAvg(Algorithm):
     r"""One global model per class; each client gets a mixture of them, weighted by its class distribution.
 
     Source: Lee and Choi, Class-Wise Federated Averaging for Efficient Personalization, ICCV 2025, eq. 4-9, Alg. 1.
-    With :math:`p_{ij}` the share of class j at client i, and :math:`p_i` the client's weight,
+
+    Method: with :math:`p_{ij}` the fraction of class j at client i, and :math:`p_i` the client's weight,
 
     .. math::
         w^G_j = \sum_{i \in S} q_{ij} w_i, \quad q_{ij} = \frac{p_i p_{ij}}{\sum_{l \in S} p_l p_{lj}}, \qquad
         w_i \leftarrow \sum_j p_{ij} w^G_j .
 
-    The server need not be told :math:`p_{ij}`: it is read off the uploaded head, :math:`\tilde p_{ij} = \lVert row_j
-    \rVert / \sum_k \lVert row_k \rVert` (eq. 4), which weight-distribution regularization (WDR, eq. 8) brings near it:
+    The server computes :math:`p_{ij}` from the uploaded head, :math:`\tilde p_{ij} = \lVert row_j \rVert / \sum_k
+    \lVert row_k \rVert` (eq. 4), and weight-distribution regularization (WDR, eq. 8) makes the two similar:
 
     .. math:: \min_w F_i(w) + \lambda \lVert p_i - \tilde p_i(w) \rVert_2 .
 
-    Which tensors are class-wise is a setting; the others are averaged as in FedAvg. A client that is not in the round
-    keeps its last uploaded distribution (uniform before its first). A class that nobody in the round owns keeps its
-    model, and is left out of the mixtures of all clients that own another.
+    Which tensors are class-wise is a setting. The others are averaged as in FedAvg.
 
     State: class models and distributions at the server. Traffic: the model down (mixed by the server), the model up
-    (with ``distribution: empirical`` also C counts); there is no global model.
-
-    The authors' code halves lambda, and the published values are the code's: ``wdr_factor`` 0.5 (the default) is code
-    mode, 1 paper mode. Not followed, in either: its :math:`p_{ij}` count the client's test samples too; here they are
-    shares of what it trains on, since no label of a test may reach training (with ``dataset.stratified`` both are the
-    same, to rounding). Its loader drops an epoch's last batch where that is not full, in every method alike; here it
-    is kept, or a client of fewer samples than a batch would upload what it was sent.
+    (with ``distribution: empirical`` also C counts). There is no global model.
     Values of lambda used: 10 (MNIST, CIFAR-10), 1000 (CIFAR-100), 2000 (Tiny ImageNet).
+
+    Deviations
+    ----------
+    Factor of WDR
+        Paper: lambda. Code: half of it, and the published values are the code's. Here: ``wdr_factor``, by default 0.5.
+    Class fractions :math:`p_{ij}`
+        Code: also count the client's test samples. Here: those of its training samples, because no test label may reach
+        training. With ``dataset.stratified`` both are equal up to rounding.
+    Last batch of an epoch
+        Code: dropped in every method if it is not full. Here: used. Otherwise a client with fewer samples than a batch
+        would upload what it received.
+    Clients outside the round
+        Paper: Alg. 1 samples clients. Code: fails. Here: they keep their last uploaded distribution, which is uniform
+        before their first.
+    Classes without samples in a round
+        Here: their models do not change, and only clients without samples of other classes use them.
 
     Parameters
     ----------
     wdr
-        Strength lambda of WDR; 0 leaves it out.
+        Strength lambda of WDR. 0 turns it off.
     wdr_factor
         Factor of lambda: 1 as in the paper, 0.5 as in its code.
     class_wise
-        Which layers are class-wise: all, the output layer, or that many layers from the output down (0: FedAvg).
+        Which layers are class-wise: all, the output layer, or how many layers from the output (0: FedAvg).
     distribution
         approximate: from the uploaded head; empirical: from the client's class counts.
     """
@@ -108,29 +119,23 @@ class CwFedAvg(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """Eq. 5-6 for the class-wise tensors, FedAvg for the others."""
-        distributions, class_mass = server["distributions"].clone(), torch.zeros_like(server["owned"])
-        base, classes = server["base"].zeros(), server["classes"].zeros()
+        distributions, mass = server["distributions"].clone(), torch.zeros_like(server["owned"])
+        base, sums = server["base"].zeros(), server["classes"].zeros()
         for client, weight, upload in uploads:
-            model = upload["model"]
-            if self.distribution == "empirical":
-                p = upload["counts"] / upload["counts"].sum()
-            else:
-                p = approximate_distribution(model["head.weight"])
-            distributions[client] = p
+            model, p = upload["model"], self.read_distribution(upload)
+            distributions[client], q = p, weight * p
             base = base + weight * model.only(base)
-            classes = classes + model.only(classes).map(lambda value, q=weight * p: torch.tensordot(q, value, 0))
-            class_mass = class_mass + weight * p
+            sums = sums + model.only(sums).map(partial(torch.tensordot, q, dims=0))
+            mass = mass + q
+        classes = Tensors((name, divide_by_count(sums[name], mass, otherwise=server["classes"][name])) for name in sums)
+        return {"base": base, "classes": classes, "owned": (mass > 0).to(mass.dtype), "distributions": distributions}
 
-        def normalize_class_models(name: str) -> Tensor:
-            mass = class_mass.reshape(-1, *(1,) * (classes[name].dim() - 1))
-            return torch.where(mass > 0, classes[name] / mass, server["classes"][name])
-
-        return {
-            "base": base,
-            "classes": Tensors((name, normalize_class_models(name)) for name in self.class_wise_names),
-            "owned": (class_mass > 0).to(class_mass.dtype),
-            "distributions": distributions,
-        }
+    def read_distribution(self, upload: State) -> Tensor:
+        """The class distribution of the client that sent ``upload``, shape (C,)."""
+        if self.distribution == "empirical":
+            p: Tensor = upload["counts"] / upload["counts"].sum()
+            return p
+        return approximate_distribution(upload["model"]["head.weight"])
 
     def global_model(self, server: State) -> None:
         """There are class models and personal mixtures, but no global model."""

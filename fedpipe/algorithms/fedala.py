@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -14,9 +14,6 @@ from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.passes import Gradient, Pass, Train, Update
 from fedpipe.core.tensors import Tensors
-from fedpipe.settings.params import Params
-
-LOSS_WINDOW = 10  #: passes whose losses decide whether the first mixing has settled (authors' code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,43 +21,55 @@ class FedALA(FedAvg):
     r"""Before local training, each client learns an element-wise mixture of its last model and the global model.
 
     Source: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023, Alg. 1.
-    In the top layers, with weights W in [0, 1] of the same shape (ones at first),
+
+    Method: in the top layers, with weights W in [0, 1] of the same shape (ones at first), a client repeats
 
     .. math::
         \hat\theta = \theta_k + (\theta^t - \theta_k) \odot W, \qquad
         W \leftarrow clip_{[0, 1]} \bigl( W - \eta_w \nabla_{\hat\theta} F_k \odot (\theta^t - \theta_k) \bigr),
 
-    batch by batch on a random share of the training data; lower layers are the global ones. At the client's first
-    participation there is nothing to mix; the first time there is, passes repeat until the standard deviation of the
-    last ten passes' losses (each that of its last batch, as in the authors' code) falls below ``threshold``, capped at
-    ``passes``; later it is one pass a round. Then the whole model is trained and uploaded as in FedAvg.
+    batch by batch on a random fraction of its training data. Lower layers are the global ones. The first mixing repeats
+    passes until it converges: the standard deviation of the last ten passes' losses falls below ``threshold``. Later
+    mixings are one pass. Then the client trains and uploads the complete model as in FedAvg.
 
-    A client that is first sampled late, and one that is measured before that, takes the global model whole, since it
-    has trained nothing that could be mixed in; its long first mixing is at its second participation. The authors' code
-    mixes at all clients in every round but the first, sampled or not, so that such a client has learnt its weights
-    against the untrained initial model, and trains from that mixture.
-
-    Only parameters are mixed: BatchNorm's running statistics come from the global model and go on with every pass.
-
-    State: the local model's top and W at the client. Traffic: the model down, the model up. Deviations: the share is a
-    random one, drawn in each round (the authors' code takes a random stretch of the stored order).
-    Values used: rate 1, the output layer, 80 % of the data (its own paper); in FedDW's code all of the data and always
-    one pass (``share: 1``, ``passes: 1``); that code measures each client's model as it was last trained
+    State: the top of the local model and W at the client. Traffic: the model down, the model up.
+    Values used: rate 1, the output layer, 80 % of the data (its own paper). In FedDW's code all of the data and always
+    one pass (``share: 1``, ``passes: 1``). That code measures each client's model as it was last trained
     (``kept-on-global``), before it is mixed again.
+
+    Deviations
+    ----------
+    Clients that have not trained yet
+        Code: every client mixes in every round except the first, also if
+        it is not sampled, so that a late client has learned W against the untrained initial model and trains from that
+        mixture. Here: such a client trains and is evaluated with the global model. Its first mixing is at its second
+        participation.
+    Fraction of the data
+        Paper: a random fraction. Code: a random stretch of the stored order. Here: a random fraction, drawn in each
+        round.
+    Loss of a pass
+        Code: that of its last batch. Here: as the code.
+    Passes of the first mixing
+        Paper: until the losses converge. Code: the same, without a maximum. Here: at most ``passes``.
+    BatchNorm's running statistics
+        Here: only parameters are mixed. Statistics begin as the global ones, and every pass updates
+        them.
 
     Parameters
     ----------
     rate
         Learning rate of the weights, eta_w.
     share
-        Share of the training data that a pass sees.
+        Fraction of the training data that a pass uses.
     layers
         How many parametrized layers, from the output, are mixed.
     threshold
-        Standard deviation of losses at which the first mixing has settled.
+        Standard deviation of the losses at which the first mixing has converged.
     passes
-        At most so many passes in the first mixing.
+        Maximum number of passes in the first mixing.
     """
+
+    excess_layers_effect: ClassVar[str] = "so that all are mixed"
 
     rate: Annotated[float, Field(ge=0)] = 1.0
     share: Annotated[float, Field(gt=0, le=1)] = 0.8
@@ -76,29 +85,19 @@ class FedALA(FedAvg):
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model, and weights of one."""
         local = server["model"].only(self.mixed_names)
-        zero = next(iter(local.values())).new_zeros(())
-        return {"local": local, "weights": local.ones(), "seen": zero, "settled": zero}
+        return {"local": local, "weights": local.ones(), "settled": torch.zeros_like(local.norm())}
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, with its top mixed by the weights so far."""
+        """The global model, whose top is mixed with the local one if there is one."""
         model, local = received["model"], kept["local"]
         difference = model.only(self.mixed_names) - local
         mixture = local + difference * kept["weights"]
-        is_new = kept["seen"] == 0
-        return {
-            "model": model | {name: torch.where(is_new, model[name], value) for name, value in mixture.items()},
-            "local": local,
-            "towards": difference,
-            "weights": kept["weights"],
-            "seen": kept["seen"],
-            "settled": kept["settled"],
-            "done": torch.zeros_like(info.size),
-            "loss": torch.zeros_like(info.size),
-            "losses": info.size.new_zeros(LOSS_WINDOW),
-        }
+        top = {name: torch.where(info.first > 0, model[name], value) for name, value in mixture.items()}
+        window = LossWindow.start(info.size)
+        return {"model": model | top, "difference": difference, "first": info.first, "window": window, **kept}
 
     def personalize(self) -> Sequence[Pass]:
-        """Learning the weights."""
+        """Learn the weights."""
         mixing = Train(
             self.risk,
             only=self.mixed_names,
@@ -112,35 +111,57 @@ class FedALA(FedAvg):
         return (mixing, Update(self.mark_converged))
 
     def mix_models(self, client: State, batch: Batch, gradient: Gradient) -> State:
-        """One step of the weights, and the model that they make."""
-        g, loss = gradient(client)
-        weights = (client["weights"] - self.rate * (g * client["towards"])).map(lambda value: value.clamp(0, 1))
-        mixture = client["local"] + client["towards"] * weights
-        return client | {"weights": weights, "model": client["model"] | mixture, "loss": loss.to(client["loss"].dtype)}
+        """One step of the weights, and the model of the new mixture."""
+        g, loss = gradient.with_value(client)
+        weights = (client["weights"] - self.rate * (g * client["difference"])).map(lambda value: value.clamp(0, 1))
+        mixture = client["local"] + client["difference"] * weights
+        window = LossWindow.record(client["window"], loss)
+        return client | {"weights": weights, "model": client["model"] | mixture, "window": window}
 
     def record_loss(self, client: State) -> State:
-        """The pass's loss enters the window."""
-        losses = torch.cat([client["losses"][1:], client["loss"].reshape(1)])
-        return client | {"losses": losses, "done": client["done"] + 1}
+        """The client after a pass."""
+        return client | {"window": LossWindow.end_pass(client["window"])}
 
     def needs_another_pass(self, client: State) -> Tensor:
-        """Whether another pass is due: one if settled before, else until the window's losses stand still."""
-        has_unstable_loss = (client["done"] <= LOSS_WINDOW) | (client["losses"].std(correction=0) >= self.threshold)
-        return (client["seen"] > 0) & torch.where(client["settled"] > 0, client["done"] < 1, has_unstable_loss)
+        """One pass if an earlier mixing has converged, otherwise passes until this one has. None without a model."""
+        window = client["window"]
+        is_due = torch.where(client["settled"] > 0, window["passes"] < 1, LossWindow.varies(window, self.threshold))
+        return (client["first"] == 0) & is_due
 
     def mark_converged(self, client: State) -> State:
-        """Whoever has mixed once is settled."""
-        return client | {"settled": torch.maximum(client["settled"], (client["done"] > 0).to(client["settled"].dtype))}
+        """The client has completed its first mixing."""
+        has_mixed = (client["window"]["passes"] > 0).to(client["settled"].dtype)
+        return client | {"settled": torch.maximum(client["settled"], has_mixed)}
 
     def keep(self, client: State) -> State:
         """The trained top, and the weights."""
-        return {
-            "local": client["model"].only(self.mixed_names),
-            "weights": client["weights"],
-            "seen": torch.ones_like(client["seen"]),
-            "settled": client["settled"],
-        }
+        local = client["model"].only(self.mixed_names)
+        return {"local": local, "weights": client["weights"], "settled": client["settled"]}
 
-    def warnings(self, params: Params, key: str) -> Sequence[str]:
-        """Layers that do not exist."""
-        return self.warn_about_layers(params, f"{key}.layers", self.layers, "so that all are mixed")
+
+class LossWindow:
+    """The losses of the last ten passes (authors' code), by which the first mixing converges."""
+
+    LENGTH = 10
+
+    @staticmethod
+    def start(like: Tensor) -> Tensors:
+        """No pass yet, in the dtype of the scalar ``like``."""
+        zero = torch.zeros_like(like)
+        return Tensors({"passes": zero, "loss": zero, "losses": like.new_zeros(LossWindow.LENGTH)})
+
+    @staticmethod
+    def record(window: Tensors, loss: Tensor) -> Tensors:
+        """The window after a batch."""
+        return window | {"loss": loss.to(window["loss"].dtype)}
+
+    @staticmethod
+    def end_pass(window: Tensors) -> Tensors:
+        """The window after a pass, whose loss is that of its last batch."""
+        losses = torch.cat([window["losses"][1:], window["loss"].reshape(1)])
+        return window | {"losses": losses, "passes": window["passes"] + 1}
+
+    @staticmethod
+    def varies(window: Tensors, threshold: float) -> Tensor:
+        """Whether there are few losses, or their standard deviation is at least ``threshold``."""
+        return (window["passes"] <= LossWindow.LENGTH) | (window["losses"].std(correction=0) >= threshold)

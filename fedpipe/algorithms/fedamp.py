@@ -25,40 +25,52 @@ CHUNK_COLUMNS = 4096  #: coordinates that are compared at a time, so that those 
 class FedAMP(Algorithm):
     r"""Personal models that attract each other, more strongly the closer they are (attentive message passing).
 
-    Source: Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021, Alg. 1, with
-    :math:`A(x) = 1 - e^{-x/\sigma}`. The server mixes the clients' models for each client, who stays near the mixture:
+    Source: Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021, Alg. 1.
+
+    Method: the server computes a mixture of all clients' models for each client, whose training stays near it. With
+    :math:`A(x) = 1 - e^{-x/\sigma}`:
 
     .. math::
         u_i = \Bigl(1 - \sum_{j \ne i} \xi_{ij}\Bigr) w_i + \sum_{j \ne i} \xi_{ij} w_j, \quad
         \xi_{ij} = \frac{\alpha}{\sigma} e^{-\lVert w_i - w_j \rVert^2 / \sigma}, \qquad
         w_i \leftarrow \arg\min_w F_i(w) + \frac{\lambda}{2 \alpha} \lVert w - u_i \rVert^2 .
 
-    The own weight :math:`\xi_{ii}` is what the others leave of 1, and alpha a gradient step on A, which the paper takes
-    so small that the mixture is convex. A larger one is lowered where it is too large, for each client by itself, to
-    :math:`1 / \sum_j A'(\lVert w_i - w_j \rVert^2)` over all j, i included: then
-    :math:`\xi_{ij} \propto e^{-\lVert w_i - w_j \rVert^2 / \sigma}`, no model weighs more than the client's own, and a
-    client with nobody near goes on from its own. No step is lowered while :math:`N \alpha \le \sigma`.
+    Distances are of trained parameters. The personal model is :math:`w_i`, from which evaluation and fine-tuning begin.
 
-    Distances are of trained parameters. Only clients that have uploaded attract, or are attracted, by their last
-    uploads. The personal model is :math:`w_i`: it is what evaluation and fine-tuning begin with, and stays as it is
-    while its client is not in the round.
-
-    State: :math:`w_i` at the client; all clients' last uploads and :math:`\xi` at the server. Traffic: a model down, a
-    model up; there is no global model. Deviations: the paper lowers alpha as rounds go by; here it is constant, and the
-    pull's is not lowered. HeurFedAMP, whose :math:`\xi_{ii}` is a setting, is another method.
+    State: :math:`w_i` at the client, all clients' last uploads and :math:`\xi` at the server. Traffic: a model down, a
+    model up. There is no global model.
     Values used: alpha 1000, lambda 1 and sigma 0.1 (cwFedAvg, supplement). The defaults, lambda 1, alpha 1e4 and sigma
     1e6, are unverified: no source was compared for them. They mix almost evenly, 1 % of each other client. The pull is
-    weak at either; what acts is that training begins at :math:`u_i`. cwFedAvg's row is another thing: in PFLlib, on
-    which that study was built, the pull has no gradient and no model is ever overwritten by its mixture, so that FedAMP
-    is local training whatever its values. ``begin_at: own`` with ``attraction: 0`` reproduces that row: it is local
-    training to the bit.
+    weak at both, and the effect comes from training that begins at :math:`u_i`.
+
+    Deviations
+    ----------
+    Own weight :math:`\xi_{ii}`
+        Paper: 1 minus the others, with alpha so small that it is not negative. Code: not clipped. Here: if alpha is too
+        large for a client, it is reduced for this client to :math:`1 / \sum_j A'(\lVert w_i - w_j \rVert^2)` over all j
+        including i. Then :math:`\xi_{ij} \propto e^{-\lVert w_i - w_j \rVert^2 / \sigma}`, no model has a larger weight
+        than the client's own, and a client without neighbors continues from its own. Alpha is never reduced if
+        :math:`N \alpha \le \sigma`.
+    Alpha over rounds
+        Paper: decreases. Here: constant, and never reduced in the pull.
+    Clients outside the round
+        Here: they attract by their last uploads, and their personal models do not change. Clients that have never
+        uploaded do not attract and are not attracted.
+    Training
+        Paper: begins at the mixture and is pulled to it. Code: in PFLlib, on which cwFedAvg's study was built, the pull
+        has no gradient and no model is overwritten by its mixture, so that FedAMP is local training with any values.
+        Here: as the paper. ``begin_at: own`` with ``attraction: 0`` reproduces cwFedAvg's reported values: it equals
+        local training bit for bit.
+    HeurFedAMP
+        Paper: a variant in which :math:`\xi_{ii}` is a setting. Here: not included.
 
     Parameters
     ----------
     alpha
-        Step of the attraction, at most.
+        Maximum step of the attraction.
     sigma
-        Squared distance over which attraction falls by e; to tell clients apart, it must be of the order of theirs.
+        Squared distance over which the attraction decreases by a factor e. To distinguish clients, it must be of the
+        order of their squared distances.
     attraction
         Strength lambda of the pull to the mixture.
     begin_at
@@ -93,20 +105,14 @@ class FedAMP(Algorithm):
         """The personal model and the mixture."""
         return {"model": kept["model"], "mixture": received["mixture"]}
 
-    @property
-    def _pull(self) -> Pull:
-        """Towards the mixture."""
-        return Pull("mixture", self.attraction / self.alpha)
+    def training(self) -> Train:
+        """Training near the mixture."""
+        return Train(self.loss, pull=Pull("mixture", self.attraction / self.alpha))
 
     def local_passes(self) -> Sequence[Pass]:
-        """Training near the mixture, from there."""
-        start_pass = Update(lambda client: client | {"model": client["mixture"]})
-        training_pass = Train(self.loss, pull=self._pull)
-        return (start_pass, training_pass) if self.begin_at == "mixture" else (training_pass,)
-
-    def finetune(self, epochs: int) -> Sequence[Pass]:
-        """Training near the mixture, from the personal model."""
-        return (Train(self.loss, pull=self._pull, epochs=epochs, stream="finetune"),)
+        """Training near the mixture, from the mixture or from the personal model."""
+        start = (Update.copy("mixture", to="model"),) if self.begin_at == "mixture" else ()
+        return (*start, self.training())
 
     def keep(self, client: State) -> State:
         """The personal model."""
@@ -114,8 +120,8 @@ class FedAMP(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The last uploads, and how they are mixed."""
-        models = replace_models(server["models"], uploads.ids, [upload["model"] for _, _, upload in uploads])
-        has_uploaded = server["seen"].index_fill(0, torch.tensor(uploads.ids), 1)
+        models = replace_models(server["models"], uploads.ids, uploads["model"])
+        has_uploaded = uploads.mark(server["seen"])
         return {"models": models, "mixing": self.compute_mixing_weights(models, has_uploaded), "seen": has_uploaded}
 
     def compute_mixing_weights(self, models: Tensors, has_uploaded: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ class FedAvg(Algorithm):
 
     Source: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
 
-    Client k starts at the global model, minimizes its mean cross-entropy F_k for E epochs, and the server takes
+    Method: client k starts at the global model, minimizes its mean cross-entropy F_k for E epochs, and the server takes
 
     .. math:: \theta^{t+1} = \sum_{k \in S} w_k \theta_k, \qquad w_k = n_k / \sum_{j \in S} n_j
               \text{ or } 1 / |S|.

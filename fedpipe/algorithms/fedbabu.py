@@ -18,20 +18,28 @@ class FedBABU(SharedBody):
     r"""Trains only the body, under a fixed random head; fine-tuning on local data personalizes the model.
 
     Source: Oh et al., FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022, Alg. 1.
-    With h the head of the common initial model, in all rounds and for all clients:
+
+    Method: with h the head of the common initial model, in all rounds and for all clients:
 
     .. math:: \phi_k \leftarrow \arg\min_\phi F_k(\phi, h), \qquad \phi^{t+1} = \sum_{k \in S} w_k \phi_k .
 
-    State: the common head, everywhere. Traffic: the body down, the body up. The paper measures each client's copy after
-    a few epochs on its own data (5 by default: ``finetuned-on-local`` with ``finetune_epochs: 5``); FedDW measures the
-    global model, under its random head. Deviations: the authors' code takes uniform means; here the study's weighting
-    holds. Their rate falls a hundredfold in training; here fine-tuning takes the federation's, which may be too large
-    for the head, since under small random weights features grow large.
+    The paper evaluates each client's copy after a few epochs on its own data (5 by default: ``finetuned-on-local`` with
+    ``finetune_epochs: 5``). FedDW evaluates the global model with its random head.
+
+    State: the common head, at the server and the clients. Traffic: the body down, the body up.
+
+    Deviations
+    ----------
+    Averages
+        Code: uniform. Here: ``federation.weighting``.
+    Learning rate of fine-tuning
+        Code: decreases a hundredfold in training. Here: the federation's. It may be too large for the head, because
+        features grow large under small random weights.
 
     Parameters
     ----------
     finetuned
-        What fine-tuning trains: the whole model (as in the paper's main results), or its head or body alone.
+        What fine-tuning trains: the complete model (as in the paper's main results), or only its head or body.
     """
 
     finetuned: Literal["model", "head", "body"] = "model"
@@ -40,9 +48,9 @@ class FedBABU(SharedBody):
         """The body, and the head that stays."""
         return super().init(fresh) | {"head": fresh(0).only(self.personal_names)}
 
-    def local_passes(self) -> Sequence[Pass]:
-        """The body alone."""
-        return (Train(self.loss, only=self.net.body_names),)
+    def training(self) -> Train:
+        """The body."""
+        return Train(self.loss, only=self.net.body_names)
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """The whole model, or a part of it."""

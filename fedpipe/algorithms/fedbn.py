@@ -4,77 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from fedpipe.algorithms.batch import ClientInfo, State
-from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.base import StudyFacts
+from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.partial_sharing import SharedBody
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
-from fedpipe.settings.params import Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedBN(FedAvg):
+class FedBN(SharedBody):
     r"""FedAvg of all layers except normalization layers, which stay at their clients.
 
     Source: Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021, Alg. 1.
-    With :math:`\beta_k` the weights, biases and running statistics of client k's normalization layers and
-    :math:`\phi` all else,
+
+    Method: with :math:`\beta_k` the weights, biases and running statistics of client k's normalization layers and
+    :math:`\phi` all other parameters,
 
     .. math:: \phi^{t+1} = \sum_{k \in S} w_k \phi_k, \qquad \beta_k \text{ as client k trained it last.}
 
-    Normalization layers are told by their type, wherever they are inside (the authors' search for "bn" in names misses
-    those of shortcuts). A client that was not in a round yet has the initial ones. On a network without such layers it
-    is FedAvg, as on FedDUAL's LeNet and VGG16.
+    A client that has not been in a round yet has the initial normalization layers. On a network without such layers,
+    for example FedDUAL's LeNet and VGG16, it is FedAvg.
 
-    State: the normalization layers at the client. Traffic: all else down, all else up. There is no global model, unless
-    the network has no such layers or ``average`` asks for one. Deviations: the authors' code takes uniform means; here
-    the study's weighting holds.
+    State: the normalization layers at the client. Traffic: all other tensors down, all other tensors up. There is no
+    global model, unless the network has no normalization layers or ``average`` is set.
+
+    Deviations
+    ----------
+    Averages
+        Code: uniform. Here: ``federation.weighting``.
+    Normalization layers
+        Code: those with "bn" in their names, which misses those of shortcuts. Here: found by their type,
+        anywhere in the network.
 
     Parameters
     ----------
     average
-        Send the normalization layers up as well, for a global model with their mean; no client takes it.
+        Also upload the normalization layers, for a global model with their mean. Clients do not use it.
     """
+
+    shared_part: ClassVar[str] = "model"
+    personal_part: ClassVar[str] = "norm"
+    server_optimizer_part: ClassVar[str | None] = "model"
 
     average: bool = False
 
+    @property
+    def personal_names(self) -> tuple[str, ...]:
+        """Names of the normalization layers' tensors."""
+        return self.net.norm_names
+
     def init(self, fresh: Callable[[int], Tensors]) -> State:
-        """The shared layers; the mean of the others where it is asked for."""
-        return self._select_shared(fresh(0))
-
-    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
-        """The initial normalization layers."""
-        return self.keep({"model": fresh(0)})
-
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The shared layers with the client's own normalization."""
-        return {"model": self.net.to_model(received["model"] | kept["norm"])}
+        """The shared layers, with ``average`` also the normalization layers."""
+        return super().init(fresh) | (self.init_client({}, fresh) if self.average else {})
 
     def upload(self, client: State) -> State:
-        """The shared layers."""
-        return self._select_shared(client["model"])
-
-    def _select_shared(self, model: Tensors) -> State:
-        shared = model.without(self.net.norm_names)
-        return {"model": shared} | ({"norm": model.only(self.net.norm_names)} if self.average else {})
-
-    def keep(self, client: State) -> State:
-        """The normalization layers."""
-        return {"norm": client["model"].only(self.net.norm_names)}
+        """The shared layers, with ``average`` also the normalization layers."""
+        return super().upload(client) | (self.keep(client) if self.average else {})
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted means."""
-        return {part: uploads.mean(part) for part in ("model", "norm") if part in server}
+        return {part: uploads.mean(part) for part in server}
 
     def global_model(self, server: State) -> Tensors | None:
-        """The shared layers with the mean normalization, if there is one."""
-        if self.net.norm_names and not self.average:
-            return None
-        return self.net.to_model(server["model"] | server.get("norm", {}))
+        """The shared layers with the mean normalization layers, if there are any."""
+        return self.net.to_model(server["model"] | server["norm"]) if self.average else super().global_model(server)
 
-    def warnings(self, params: Params, key: str) -> Sequence[str]:
-        """Without normalization layers there is nothing to keep."""
-        if self.summarize_network(params).has_norm_layers is not False:
+    def warnings(self, study: StudyFacts, key: str) -> Sequence[str]:
+        """A network without normalization layers."""
+        if study.network is None or study.network.norm_names:
             return ()
-        hint = "; model.batch_norm true adds some" if hasattr(params.model, "batch_norm") else ""
+        hint = "; model.batch_norm true adds some" if study.has_batch_norm_setting else ""
         return (f"{key}: the network of model.name has no normalization layers, so that FedBN is FedAvg{hint}.",)

@@ -4,81 +4,88 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedpipe.algorithms.base import cross_entropy
-from fedpipe.algorithms.batch import Batch, ClientInfo, State
-from fedpipe.algorithms.feddw import FedDW
+from fedpipe.algorithms.batch import Batch, State
+from fedpipe.algorithms.class_means import class_mean
+from fedpipe.algorithms.soft_labels import SoftLabels
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
-from fedpipe.models.base import Network
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDistillPlus(FedDW):
+class FedDistillPlus(SoftLabels):
     r"""FedAvg plus distillation from the mean soft labels of each class over all clients.
 
     Source: Jeong et al., Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation
-    under Non-IID Private Data, arXiv 1811.11479, 2018 (FedDistill); "+": the models are averaged too, as in FedDW's
-    and FedGen's code. Clients measure, and the server averages, the same table of soft labels :math:`\Omega` as in
-    FedDW; here row y is the teacher of the outputs p of each sample of class y:
+    under Non-IID Private Data, arXiv 1811.11479, 2018 (FedDistill). "+": the models are averaged too, as in FedDW's
+    and FedGen's code.
+
+    Method: clients measure, and the server averages, the same table of soft labels :math:`\Omega` as in FedDW. Row y is
+    the teacher of the outputs p of each sample of class y, so that client k minimizes
 
     .. math:: F_k(\theta) + \mu \, KL(\Omega[y] \,\|\, p(x)).
 
-    Before round 1 the table is the identity, as in FedDW's code, and a class that nobody in the round owns keeps its
-    row. The divergence from a row of the identity is the cross-entropy once more: in round 1, and later for classes
-    that nobody owned so far, clients follow the risk's gradient :math:`1 + \mu` times, with the default mu twice, which
-    with SGD is a doubled learning rate. (FedGen's code has no such term before the first table; in ``mode: code`` it is
-    :math:`-p_y`, no cross-entropy.)
+    With a row of the identity the divergence equals the cross-entropy. So in round 1, and later for classes that no
+    client has had so far, the gradient of the risk is scaled by :math:`1 + \mu`. With the default mu and SGD that
+    doubles the learning rate.
 
-    - ``mode: kl`` is this.
-    - ``mode: paper``: the teacher of client k leaves out what k itself sent in the round before (by counts; Jeong et
-      al. have equal clients), and a class that no other client in the round owns keeps its row. Their cross-entropy has
-      the gradient of the divergence.
-    - ``mode: code`` follows FedDW's code for it: the table is that of FedDW's ``mode: code`` (means over all uploads
-      since round 1, smoothed by a half), and the "divergence" is given probabilities instead of their logarithms,
-      :math:`\sum_c \Omega[y]_c (\log \Omega[y]_c - p_c)`, which raises :math:`\langle \Omega[y], p \rangle`.
+    State: :math:`\Omega` at the server (``mode: paper``: one for each client). Traffic: model and C x C down. Model,
+    C x C and C counts up. Value of mu used: 1 (FedDW's code).
 
-    State: :math:`\Omega` at the server (``paper``: one for each client). Traffic: model and C x C down; model, C x C
-    and C counts up. Value of mu used: 1 (FedDW's code).
+    Deviations
+    ----------
+    Averaged models
+        Paper: none, only soft labels travel. Code: FedDW's and FedGen's average the models. Here: averaged.
+    Teacher of client k
+        Paper: the mean over the other clients, which all have as many samples. Code: FedDW's has all uploads since
+        round 1, smoothed by a half, as in FedDW's ``mode: code``. Here: all clients of the last round, by counts. With
+        ``mode: paper`` without what k uploaded in that round, by counts. With ``mode: code`` as the code.
+    Classes without samples in a round
+        Code: the mean over earlier rounds. Here: the row does not change. With ``mode: paper`` it
+        does not change for client k if no other client in the round has samples of the class.
+    Distance
+        Paper: the cross-entropy, whose gradient is that of the divergence. Code: FedDW's uses probabilities instead of
+        their logarithms, :math:`\sum_c \Omega[y]_c (\log \Omega[y]_c - p_c)`, which increases
+        :math:`\langle \Omega[y], p \rangle`. Here: the divergence. As the code with ``mode: code``.
+    Before the first table
+        Code: FedDW's begins with the identity, FedGen's has no distillation term. Here: the
+        identity. With ``mode: code`` the term is :math:`-p_y`, not a cross-entropy.
 
     Parameters
     ----------
     mu
-        Strength of the teaching.
+        Strength of the distillation.
     mode
-        Which teacher and which distance; see above.
+        kl: as above. paper: the teacher leaves out the client's own soft labels. code: the table and the distance of
+        FedDW's code. See the deviations.
     """
 
-    dw_refusal: ClassVar[str] = ""
-
     mu: Annotated[float, Field(ge=0)] = 1.0
-    mode: Literal["kl", "paper", "code"] = "kl"  # type: ignore[assignment]
+    mode: Literal["kl", "paper", "code"] = "kl"
 
-    def adapt(self, network: Network) -> Network:
-        """The network as it is: the last layer keeps its bias."""
-        return network
+    @property
+    def has_running_means(self) -> bool:
+        """As in FedDW's code."""
+        return self.mode == "code"
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
-        """The model, and the identity as table: of each client (paper) or of all."""
+        """The model and the identity, with ``mode: paper`` for each client."""
         state = super().init(fresh)
         if self.mode == "paper":
             state["omega"] = state["omega"].repeat(self.federation.clients, 1, 1)
         return state
 
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
-        """The model and the table."""
+        """The model and the table, with ``mode: paper`` that of each client."""
         if self.mode == "paper":
             return {"model": server["model"]}, {"omega": server["omega"][list(ids)]}
         return super().send(server, ids)
-
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model and the table."""
-        return {"model": received["model"], "omega": received["omega"]}
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the distance from the teacher."""
@@ -88,26 +95,23 @@ class FedDistillPlus(FedDW):
         return cross_entropy(logits, batch) + self.mu * batch.mean(divergences)
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """The mean model, and the rows' means."""
-        if self.mode == "code":
+        """The mean model and the mean rows, with ``mode: paper`` for each client over the others."""
+        if self.mode != "paper":
             return super().aggregate(server, uploads)
-        uploads_by_client = {client: upload for client, _, upload in uploads}
-        model, omega = uploads.mean("model"), server["omega"]
-        if self.mode == "kl":
-            return {"model": model, "omega": self.average_rows(omega, list(uploads_by_client.values()))}
-        uploads_of_others = [
-            [upload for other_client, upload in uploads_by_client.items() if other_client != client]
-            for client in range(len(omega))
-        ]
-        rows = [
-            self.average_rows(row, other_uploads) if other_uploads else row
-            for row, other_uploads in zip(omega, uploads_of_others, strict=True)
-        ]
-        return {"model": model, "omega": torch.stack(rows)}
+        tables = [average_others(uploads, client, omega) for client, omega in enumerate(server["omega"])]
+        return {"model": uploads.mean("model"), "omega": torch.stack(tables)}
 
     def matrices(self, state: State) -> Mapping[str, Tensor]:
-        """The table as it travels, where it is one for all."""
+        """The table as it travels, if it is the same for all clients."""
         return {"SL": state["omega"]} if state["omega"].dim() == 2 else {}
+
+
+def average_others(uploads: Uploads, client: int, omega: Tensor) -> Tensor:
+    """The mean rows of all uploads except the client's, or the rows of ``omega`` if there are none."""
+    others = [upload for other, _, upload in uploads if other != client]
+    if not others:
+        return omega
+    return class_mean([upload["omega"] for upload in others], [upload["counts"] for upload in others], otherwise=omega)
 
 
 def divergence(teacher: Tensor, log_p: Tensor) -> Tensor:
@@ -116,5 +120,5 @@ def divergence(teacher: Tensor, log_p: Tensor) -> Tensor:
 
 
 def wrong_divergence(teacher: Tensor, log_p: Tensor) -> Tensor:
-    """As FedDW's code computes it: with probabilities where their logarithms belong."""
+    """As FedDW's code computes it: with probabilities instead of their logarithms."""
     return (torch.xlogy(teacher, teacher) - teacher * log_p.exp()).sum(-1)

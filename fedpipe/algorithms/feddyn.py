@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -20,7 +20,9 @@ from fedpipe.core.tensors import Tensors
 class FedDyn(FedAvg):
     r"""Dynamic regularization: a linear term, updated each round, aligns the clients' optima with the global one.
 
-    Source: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Alg. 1:
+    Source: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Alg. 1.
+
+    Method: with N clients, of which m are in the round,
 
     .. math::
         \theta_k &= \arg\min_\theta F_k(\theta) - \langle g_k, \theta \rangle
@@ -29,36 +31,40 @@ class FedDyn(FedAvg):
         h &\leftarrow h - \tfrac{\alpha}{N} \sum_{k \in S} (\theta_k - \theta^t), \qquad
         \theta^{t+1} = \tfrac{1}{m} \sum_{k \in S} \theta_k - h / \alpha
 
-    Averages are uniform, by definition of the method; h is the mean of all :math:`g_k`. The minimization is the
-    federation's local epochs. As alpha goes to 0 it does not become FedAvg: the server keeps adding the mean drift.
-    Both memories are of parameters only; BatchNorm's running statistics are averaged.
-
-    The global model is the "cloud", :math:`\theta^{t+1}`, which is sent. The participants' mean, whose accuracy the
-    authors' code reports, is measured beside it as ``mean-on-global`` wherever ``global-on-global`` is; the distance
-    between the two, :math:`\lVert h \rVert / \alpha`, is recorded in every round. Deviations: the authors' code also
-    divides alpha by the client's share of the samples; here it is the paper's. Gradients are clipped, as in their code
-    but not in the paper, since h grows large where clients are rarely in the round. What is clipped here is the
-    gradient of all three terms; theirs leaves :math:`\alpha \theta` out, which it adds behind the clip as weight decay,
-    and clips the methods that it compares with too, FedAvg among them. Weight decay proper is added behind the clip in
-    both.
+    The averages are uniform by definition of the method, and h is the mean of all :math:`g_k`. Client k minimizes for
+    the federation's local epochs. As alpha goes to 0 it does not become FedAvg, because the server keeps adding the
+    mean drift. Both memories are of parameters only, and BatchNorm's running statistics are averaged.
 
     State: :math:`g_k` at the client, :math:`h` at the server. Traffic: the model down, the model up.
-    Values of alpha used by the authors: 0.1, 0.01, 0.001; FedDUAL does not say what it used.
+    Values of alpha used by the authors: 0.1, 0.01, 0.001. FedDUAL does not report its value.
+
+    Deviations
+    ----------
+    Global model
+        Paper: the "cloud" :math:`\theta^{t+1}`, which is sent. Code: evaluates the participants' mean. Here: the cloud,
+        or the mean with ``evaluated``. The mean is also evaluated, as ``mean-on-global``, if ``global-on-global`` is.
+        The distance between the two, :math:`\lVert h \rVert / \alpha`, is recorded in every round.
+    Alpha
+        Paper: the same for all clients. Code: divided by the client's fraction of the samples. Here: as the paper.
+    Clipping
+        Paper: none. Code: the gradient without :math:`\alpha \theta`, which is added after the clip as weight decay. It
+        also clips the methods that it compares with, FedAvg among them. Here: the gradient of all three terms, because
+        h becomes large if clients are rarely in the round. Weight decay is added after the clip, as in the code.
 
     Parameters
     ----------
     alpha
-        Strength of the regularizer; 0 would divide by zero.
+        Strength of the regularizer. It must be positive, because the method divides by it.
     clip
-        Gradients are scaled down to this norm; null: never.
+        Gradients are scaled down to this norm. null: never.
     evaluated
-        Which model is the global one: cloud, :math:`\theta^{t+1}`; or mean, that of the participants. The other one is
-        measured beside it.
+        Which model is the global one: cloud, :math:`\theta^{t+1}`, or mean, that of the participants. The other one is
+        evaluated too.
     adam
-        Obey ``federation.optimizer: adam`` for the minimization, although the paper's is SGD's.
+        Use ``federation.optimizer: adam`` for the minimization, although the paper uses SGD.
     """
 
-    server_optimizer_part: ClassVar[str | None] = None  # h tells where the mean is from where the model is
+    server_optimizer_part: ClassVar[str | None] = None  # h is the distance of the model from the mean
 
     alpha: Annotated[float, Field(gt=0)] = 0.01
     clip: Annotated[float, Field(gt=0)] | None = 10.0
@@ -83,18 +89,13 @@ class FedDyn(FedAvg):
         model, anchor = received["model"], self.net.parameters(received["model"])
         return {"model": model, "anchor": anchor, "g": kept["g"], "target": anchor + kept["g"] / self.alpha}
 
-    @property
-    def _pull(self) -> Pull:
-        r"""The linear term and the proximal one, which are a pull to :math:`\theta^t + g_k / \alpha`."""
-        return Pull("target", self.alpha)
+    def training(self) -> Train:
+        r"""The minimization: the linear term and the proximal one are a pull to :math:`\theta^t + g_k / \alpha`."""
+        return Train(self.loss, pull=Pull("target", self.alpha))
 
     def local_passes(self) -> Sequence[Pass]:
-        """The minimization, then the new linear term."""
-        return (Train(self.loss, pull=self._pull, clip=self.clip), Update(self.update_linear_term))
-
-    def finetune(self, epochs: int) -> Sequence[Pass]:
-        """Minimization of the same, without a clip."""
-        return (Train(self.loss, pull=self._pull, epochs=epochs, stream="finetune"),)
+        """The minimization with clipped gradients, then the new linear term."""
+        return (replace(self.training(), clip=self.clip), Update(self.update_linear_term))
 
     def update_linear_term(self, client: State) -> State:
         """The gradient's memory: at an exact minimum, the risk's gradient there."""

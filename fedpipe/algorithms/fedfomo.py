@@ -11,13 +11,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.base import Algorithm, StudyFacts
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.model_stack import flatten_models, repeat_model, replace_models, select_model
-from fedpipe.algorithms.passes import Measure, Pass, Train, Update
+from fedpipe.algorithms.passes import Measure, Pass, Update
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
-from fedpipe.settings.params import Params
 
 EPSILON = 1e-5  #: added to distances, one of which may be 0 (PFLlib)
 
@@ -26,33 +25,41 @@ EPSILON = 1e-5  #: added to distances, one of which may be 0 (PFLlib)
 class FedFomo(Algorithm):
     r"""Each client downloads a few other clients' models and mixes in those that do better on its validation data.
 
-    Source: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021, eq. 3-5. Of
-    its own last trained model and M others :math:`\theta_n`, measured on validation data against the model
-    :math:`\theta_i` with which its last training began,
+    Source: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021, eq. 3-5.
+
+    Method: client i evaluates its last trained model and M others :math:`\theta_n` on validation data and compares them
+    with the model :math:`\theta_i` from which its last training began,
 
     .. math::
         w_n = \frac{L_i(\theta_i) - L_i(\theta_n)}{\lVert \theta_n - \theta_i \rVert}, \qquad
         \theta_i \leftarrow \theta_i + \sum_n \frac{\max(w_n, 0)}{\sum_l \max(w_l, 0)} (\theta_n - \theta_i);
 
-    where no :math:`w_n` is positive, the client goes on with its last trained model. Then it trains. The server adds
-    :math:`w_n` to the affinity :math:`P_{in}` and sends client i the M models of highest affinity, of those that have
-    been uploaded: none in round 1, and fewer than M while fewer other clients have been there. Ties go to the lowest
-    index, and models that client i has not tried yet rank above harmful ones.
+    then it trains. The server adds :math:`w_n` to the affinity :math:`P_{in}` and sends client i the M uploaded models
+    of highest affinity: none in round 1, and fewer than M as long as fewer other clients have uploaded. Ties go to the
+    lowest index, and models that client i has not tried yet rank above harmful ones.
 
-    Validation data is ``dataset.validation_share`` of a client's training samples: 0.2 in the libraries, but 0 by
-    default. A client without any, as are all then, weighs the models on the data that it trains on.
-
-    State: last trained model and :math:`\theta_i` at the client; all clients' last uploads and P at the server.
-    Traffic: up to M models down; a model and their weights up; there is no global model. Deviations: distances are
-    Euclidean (the authors' code has L1 by default) and of trained parameters; the own model is always a candidate, and
-    never sent, as in the authors' code; no model is sent for exploration only, as in PFLlib (epsilon-greedy in the
-    paper).
+    State: last trained model and :math:`\theta_i` at the client, all clients' last uploads and P at the server.
+    Traffic: up to M models down. A model and their weights up. There is no global model.
     Values used: M 5 (PFLlib, on which cwFedAvg's study was built).
+
+    Deviations
+    ----------
+    No positive weight
+        Paper: not stated. Here: the client continues from its last trained model.
+    Validation data
+        Code: 20 % in the libraries. Here: ``dataset.validation_share`` of a client's training samples, 0 by default.
+        Without any, a client evaluates the models on its training data.
+    Distance
+        Code: L1 by default. Here: Euclidean, of trained parameters.
+    Own model
+        Code: always a candidate, and never sent. Here: as the code.
+    Exploration
+        Paper: epsilon-greedy. Code: none in PFLlib. Here: none.
 
     Parameters
     ----------
     downloads
-        Models sent to each client, M; 0 is local training.
+        Models sent to each client, M. 0 is local training.
     """
 
     downloads: Annotated[int, Field(ge=0)] = 5
@@ -128,7 +135,7 @@ class FedFomo(Algorithm):
 
     def local_passes(self) -> Sequence[Pass]:
         """Training, from what is the next comparison's baseline."""
-        return (Update(lambda client: client | {"previous": client["model"]}), Train(self.loss))
+        return (Update.copy("model", to="previous"), self.training())
 
     def upload(self, client: State) -> State:
         """The model, and the others' weights, as many as there were others."""
@@ -153,19 +160,15 @@ class FedFomo(Algorithm):
         for client, _, upload in uploads:
             candidates = self.select_candidates(server, client)
             affinity[client, candidates] += upload["gains"][: len(candidates)]
-        models = replace_models(server["models"], uploads.ids, [upload["model"] for _, _, upload in uploads])
-        return {
-            "models": models,
-            "affinity": affinity,
-            "seen": server["seen"].index_fill(0, torch.tensor(uploads.ids), 1),
-        }
+        models = replace_models(server["models"], uploads.ids, uploads["model"])
+        return {"models": models, "affinity": affinity, "seen": uploads.mark(server["seen"])}
 
     def global_model(self, server: State) -> None:
         """There are personal models only."""
 
-    def warnings(self, params: Params, key: str) -> Sequence[str]:
+    def warnings(self, study: StudyFacts, key: str) -> Sequence[str]:
         """Without validation data, models that fit the training data rank first."""
-        if params.dataset.validation_share or params.partition.has_validation:
+        if study.has_validation:
             return ()
         problem = f"{key}: dataset.validation_share is 0, so that clients weigh models on the data that they train on"
         return (f"{problem}; 0.2 is usual.",)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
-from fedpipe.algorithms.fedproto import sum_by_class
+from fedpipe.algorithms.class_means import sum_class_rows
 from fedpipe.algorithms.passes import Measure, Pass, Train
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.errors import SettingsError
@@ -26,29 +26,35 @@ CLIP_NORM = 10.0  #: largest norm of a gradient (authors' code)
 class FedNH(Algorithm):
     r"""A head of class prototypes on the unit sphere, which clients do not train and the server smooths over rounds.
 
-    Source: Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes, AAAI 2023, Alg. 1. With
-    features z, prototypes :math:`W_c` of norm 1 that begin orthogonal to each other (as far as the width allows), and
-    a trained scale s, the logits are :math:`s \, W z / \lVert z \rVert`. Clients train the body and s on the
-    cross-entropy, with gradients clipped to norm 10, then measure their class means :math:`\mu_{kc}` of the normalized
-    features, themselves normalized; the server averages bodies and moves the prototypes:
+    Source: Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes, AAAI 2023, Alg. 1.
+
+    Method: with features z, prototypes :math:`W_c` of norm 1 that are orthogonal at first (as far as the width allows),
+    and a trained scale s, the logits are :math:`s \, W z / \lVert z \rVert`. Clients train the body and s on the
+    cross-entropy, with gradients clipped to norm 10. Then they measure their class means :math:`\mu_{kc}` of the
+    normalized features, and normalize them. The server averages the bodies and updates the prototypes:
 
     .. math::
         \mu_c = normalize \Bigl( \sum_{k \in S} n_{kc} \mu_{kc} \Bigr), \qquad
         W_c \leftarrow normalize (\rho W_c + (1 - \rho) \mu_c) .
 
-    A class that nobody in the round owns keeps its prototype (the authors' code makes it zero where rho is 0).
-
-    State: none at the client. Traffic: the model down; body, s, C prototypes of width d and C counts up. Deviations:
-    bodies are weighted as the study says (all alike in the authors' code); the learning rate falls by
-    ``federation.schedule`` alone.
+    State: none at the client. Traffic: the model down. Body, s, C prototypes of width d and C counts up.
     Values used: rho 0.9, s 1 for a small network and 20 for ResNet (authors' code), rho 0.9 (cwFedAvg).
+
+    Deviations
+    ----------
+    Classes without samples in a round
+        Code: the prototype becomes zero if rho is 0. Here: it does not change.
+    Averages of bodies
+        Code: uniform. Here: ``federation.weighting``.
+    Learning rate
+        Here: only ``federation.schedule`` changes it.
 
     Parameters
     ----------
     rho
-        Share of a prototype that stays in a round; at 1 the head never changes.
+        Momentum of the prototypes. With 1 the head never changes.
     scale
-        The scale s to begin with.
+        Initial scale s.
     """
 
     dw_refusal: ClassVar[str] = "FedNH trains no classification layer to regularize; leave it out"
@@ -82,21 +88,18 @@ class FedNH(Algorithm):
         model = received["model"]
         return {"model": model, "own": torch.zeros_like(model["head.weight"]), "counts": info.classes}
 
-    def local_passes(self) -> Sequence[Pass]:
-        """Training under the prototypes, then the client's own ones."""
-        return (
-            Train(self.loss, only=self.trained_names, clip=CLIP_NORM),
-            Measure(self.sum_features, self.store_prototypes),
-        )
+    def training(self) -> Train:
+        """Training under fixed prototypes."""
+        return Train(self.loss, only=self.trained_names, clip=CLIP_NORM)
 
-    def finetune(self, epochs: int) -> Sequence[Pass]:
-        """As in training."""
-        return (Train(self.loss, only=self.trained_names, clip=CLIP_NORM, epochs=epochs, stream="finetune"),)
+    def local_passes(self) -> Sequence[Pass]:
+        """Training, then the client's prototypes."""
+        return (self.training(), Measure(self.sum_features, self.store_prototypes))
 
     def sum_features(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Sums of the normalized features by class."""
         z = F.normalize(self.net.features(client["model"], batch.x), dim=-1)
-        return {"sums": sum_by_class(z, batch, len(client["counts"]))}
+        return {"sums": batch.class_sums(z, len(client["counts"]))}
 
     def store_prototypes(self, client: State, sums: dict[str, Tensor]) -> State:
         """The client's prototypes, with rows of zeros for classes it does not own."""
@@ -110,10 +113,7 @@ class FedNH(Algorithm):
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean of what was trained, and the smoothed prototypes."""
         weight = server["model"]["head.weight"]
-        sums = sum(
-            (upload["counts"].unsqueeze(-1) * upload["prototypes"] for _, _, upload in uploads),
-            torch.zeros_like(weight),
-        )
+        sums, _ = sum_class_rows(uploads["prototypes"], uploads["counts"])
         smoothed_prototypes = F.normalize(self.rho * weight + (1 - self.rho) * F.normalize(sums, dim=-1), dim=-1)
         has_samples = torch.linalg.vector_norm(sums, dim=-1, keepdim=True) > 0
         return {

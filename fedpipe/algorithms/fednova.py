@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.fedprox import FedProx
-from fedpipe.algorithms.passes import Gradient, Pass, Train
+from fedpipe.algorithms.passes import Gradient, Pass
 from fedpipe.algorithms.uploads import Uploads
 
 
@@ -20,29 +20,36 @@ class FedNova(FedProx):
     r"""Normalizes updates by local steps, so that clients that take more steps do not weigh more.
 
     Source: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization,
-    NeurIPS 2020, Alg. 1. Client k's update is a weighted sum of the gradients that it met; with :math:`a_k` the sum of
-    those weights and :math:`p_k` the client's weight,
+    NeurIPS 2020, Alg. 1.
+
+    Method: client k's update is a weighted sum of the gradients of its steps. With :math:`a_k` the sum of their weights
+    and :math:`p_k` the client's weight,
 
     .. math:: d_k = (\theta^t - \theta_k) / a_k, \qquad
               \theta^{t+1} = \theta^t - \Bigl( \sum_{k \in S} p_k a_k \Bigr) \sum_{k \in S} p_k d_k .
 
-    :math:`a_k` is where the client's own rule would go if all gradients were 1 (in units of :math:`-\eta`): with
-    momentum :math:`\rho` and FedProx's pull :math:`\mu`, each step is
-    :math:`v \leftarrow \rho v + 1 - \eta \mu a, \; a \leftarrow a + v`. For plain SGD it is the number of steps, with
-    momentum or a pull the paper's formula. Deviations: the authors' code applies both formulas to one counter where
-    both are on, which is no such sum, and replaces :math:`\sum p_k a_k` by the mean number of steps where there is a
-    pull. A client without steps is left out; BatchNorm's running statistics are averaged.
+    :math:`a_k` is the displacement, divided by :math:`-\eta`, that the local optimizer would make if every gradient
+    were 1. With momentum :math:`\rho` and FedProx's pull :math:`\mu`, each step is :math:`v \leftarrow \rho v + 1 -
+    \eta \mu a, \; a \leftarrow a + v`. For plain SGD it is the number of steps. Parameters of clients without a step
+    are not in the mean. BatchNorm's running statistics of all are averaged.
 
-    State: none. Traffic: the model down; the model and :math:`a_k` up.
+    State: none. Traffic: the model down. The model and :math:`a_k` up.
     Values of mu used: {0.001, 0.003, 0.05, 0.1} (tuned in FedDUAL).
+
+    Deviations
+    ----------
+    Momentum together with a pull
+        Paper: a formula for each of them. Code: applies both to one counter, which is not the sum of the weights. Here:
+        the recursion above, which gives the paper's formula for each of them.
+    Factor :math:`\sum p_k a_k` with a pull
+        Paper: as above. Code: the mean number of steps. Here: as the paper.
 
     Parameters
     ----------
     mu
         Strength of the local solver's pull towards the global model, as FedProx's.
     adam
-        Obey ``federation.optimizer: adam``, although the theory sums SGD's gradients: :math:`a_k` is then the number of
-        steps.
+        Use ``federation.optimizer: adam``, although the theory is about SGD. :math:`a_k` is then the number of steps.
     """
 
     mu: Annotated[float, Field(ge=0)] = 0.0
@@ -60,14 +67,14 @@ class FedNova(FedProx):
 
     def local_passes(self) -> Sequence[Pass]:
         """FedProx's steps, which are counted."""
-        return (Train(self.loss, pull=self._pull, step=self.step),)
+        return (replace(self.training(), step=self.step),)
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """A step of the federation's optimizer, and the same with a gradient of 1."""
         federation, is_sgd = self.federation, self.federation.optimizer == "sgd"
         rho, shrink = (federation.momentum, federation.learning_rate * self.mu) if is_sgd else (0.0, 0.0)
         v = rho * client["v"] + 1 - shrink * client["a"]
-        return gradient.descend(client, gradient(client)[0]) | {"a": client["a"] + v, "v": v}
+        return gradient.descend(client, gradient(client)) | {"a": client["a"] + v, "v": v}
 
     def upload(self, client: State) -> State:
         """The model, and the sum of the gradients' weights."""

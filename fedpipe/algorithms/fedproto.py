@@ -10,9 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpipe.algorithms.base import Algorithm, cross_entropy, one_hot
+from fedpipe.algorithms.base import Algorithm, cross_entropy
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
-from fedpipe.algorithms.passes import Measure, Pass, Train
+from fedpipe.algorithms.class_means import class_mean
+from fedpipe.algorithms.passes import Measure, Pass
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 
@@ -21,35 +22,49 @@ from fedpipe.core.tensors import Tensors
 class FedProto(Algorithm):
     r"""Clients keep their models and exchange only class prototypes, towards which features are regularized.
 
-    Source: Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022, Alg. 1. With
-    :math:`f` the extractor (of width d) and :math:`\bar C_j` the global prototype of class j,
+    Source: Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022, Alg. 1.
+
+    Method: with :math:`f` the extractor (of width d) and :math:`\bar C_j` the global prototype of class j,
 
     .. math::
         \min_\theta F_k(\theta) + \frac{\lambda}{d} \; mean_x \lVert f(x) - \bar C_{y(x)} \rVert^2, \qquad
         \bar C_j \leftarrow mean_{k \in S: n_{kj} > 0} \; C_{kj}, \quad C_{kj} = mean_{x: y(x) = j} f(x) .
 
-    A client measures its prototypes with the trained model in evaluation mode (paper; the authors' code averages
-    features while it trains). A class that has no global prototype yet pulls nothing; one that nobody in the round
-    owns keeps its own (the authors' code drops it). The paper's weights normalize twice; here a class's prototypes
-    count alike, as in the authors' code, or by samples, as in FedDW's; here f is what enters the output layer.
-
-    FedDW's code differs, and no setting here gives its FedProto: f is what enters the mapping layers; prototypes are
-    means over all uploads since round 1, not those of the round; a class that nobody has uploaded yet has, from round 2
-    on, a prototype of zeros, to which its samples are pulled; it measures prototypes on images that are changed at
-    random; its lambda is 1 whatever the settings say.
+    A class without a global prototype has no pull.
 
     State: the model at the client, prototypes at the server. Traffic: C x d and C flags of classes that have a
-    prototype down; C x d and C counts up; there is no global model. The paper classifies by the nearest global
-    prototype (protocols ``prototype-on-...``), FedDW's study by the client's own head, in each client's model as it
-    was last trained (``kept-on-global``, which here is ``personal-on-global``).
+    prototype down. C x d and C counts up. There is no global model.
     Values of lambda used: 1 (MNIST), 0.1 (CIFAR-10), 1 (FedDW's code), 0.1 (FedNH's).
+
+    Deviations
+    ----------
+    Measured prototypes
+        Paper: with the trained model in evaluation mode. Code: averages of the features during training. FedDW's: on
+        augmented images. Here: as the paper.
+    Weights of the prototypes of a class
+        Paper: normalized twice. Code: uniform. FedDW's: by sample counts. Here: ``prototype_weights``.
+    Classes without samples in a round
+        Code: their prototypes are dropped. FedDW's: the mean over all uploads since round 1. Here: their prototypes do
+        not change.
+    Classes that no client has uploaded
+        Code: FedDW's has prototypes of zeros from round 2, to which samples are pulled. Here: no pull.
+    Features f
+        Code: FedDW's takes the input of the mapping layers. Here: the input of the output layer.
+    Lambda
+        Code: FedDW's is 1 with any settings. Here: ``penalty``.
+    Classification
+        Paper: by the nearest global prototype. Code: FedDW's by the client's head, in each client's model as it was
+        last trained. Here: both, as the protocols ``prototype-on-...`` and ``kept-on-global``, which equals
+        ``personal-on-global``.
+    FedDW's FedProto
+        Code: the differences above. Here: no setting gives it.
 
     Parameters
     ----------
     penalty
         Strength lambda of the pull.
     prototype_weights
-        Weight of a client's prototype of a class: the same for all that own it, or its samples of the class.
+        Weight of a client's prototype of a class: uniform over clients with such samples, or their count.
     """
 
     has_prototype_logits: ClassVar[bool] = True
@@ -77,7 +92,7 @@ class FedProto(Algorithm):
 
     def local_passes(self) -> Sequence[Pass]:
         """Training, then the client's own prototypes."""
-        return (Train(self.loss), Measure(self.sum_features, self.store_prototypes))
+        return (self.training(), Measure(self.sum_features, self.store_prototypes))
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the pull."""
@@ -89,7 +104,7 @@ class FedProto(Algorithm):
     def sum_features(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Sums of the features by class."""
         z = self.net.features(client["model"], batch.x)
-        return {"sums": sum_by_class(z, batch, len(client["counts"]))}
+        return {"sums": batch.class_sums(z, len(client["counts"]))}
 
     def store_prototypes(self, client: State, sums: dict[str, Tensor]) -> State:
         """The client's prototypes, with rows of zeros for classes it does not own."""
@@ -111,24 +126,14 @@ class FedProto(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean prototype of each class over those who own it."""
-        sums, total = torch.zeros_like(server["prototypes"]), torch.zeros_like(server["known"])
-        for _, _, upload in uploads:
-            counts = upload["counts"]
-            weights = counts if self.prototype_weights == "count" else (counts > 0).to(counts.dtype)
-            sums, total = sums + weights.unsqueeze(-1) * upload["prototypes"], total + weights
-        means = sums / total.clamp(min=1).unsqueeze(-1)
+        weights = uploads["counts"]
+        if self.prototype_weights == "uniform":
+            weights = [(counts > 0).to(counts.dtype) for counts in weights]
+        is_owned = (sum(weights) > 0).to(server["known"].dtype)
         return {
-            "prototypes": torch.where(total.unsqueeze(-1) > 0, means, server["prototypes"]),
-            "known": torch.maximum(server["known"], (total > 0).to(total.dtype)),
+            "prototypes": class_mean(uploads["prototypes"], weights, otherwise=server["prototypes"]),
+            "known": torch.maximum(server["known"], is_owned),
         }
 
     def global_model(self, server: State) -> None:
         """Nothing but prototypes is global."""
-
-
-def sum_by_class(values: Tensor, batch: Batch, classes: int) -> Tensor:
-    """Sums over each class's samples of ``values``, shape (B, d): shape (C, d)."""
-    one_hot_labels = one_hot(batch.y, classes, values.dtype)
-    if batch.mask is not None:
-        one_hot_labels = one_hot_labels * batch.mask.unsqueeze(-1)
-    return one_hot_labels.T @ values

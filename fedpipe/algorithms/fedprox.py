@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,20 +9,28 @@ from pydantic import Field
 
 from fedpipe.algorithms.batch import ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.algorithms.passes import Pass, Pull, Train
+from fedpipe.algorithms.passes import Pull, Train
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
     r"""FedAvg with a proximal term: local training is pulled towards the global model.
 
-    Source: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, eq. 2:
+    Source: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, eq. 2.
+
+    Method: client k minimizes
 
     .. math:: \min_\theta F_k(\theta) + \frac{\mu}{2} \lVert \theta - \theta^t \rVert^2.
 
-    State: none. Traffic: the model down, the model up. The pull is a term of the loss, so that Adam scales it too.
-    Deviations: in the paper slow clients may do fewer epochs, whose work counts; here all do the federation's.
+    The pull is a term of the loss, so that Adam scales it too.
+
+    State: none. Traffic: the model down, the model up.
     Values used: 0.01 (FedDW's code), {0.001, 0.1, 0.4, 0.7} (tuned in FedDUAL), 0.001 (cwFedAvg).
+
+    Deviations
+    ----------
+    Slow clients
+        Paper: may train for fewer epochs, and their updates count. Here: all train for the federation's epochs.
 
     Parameters
     ----------
@@ -37,15 +44,6 @@ class FedProx(FedAvg):
         """The global model, twice: to train, and to stay near."""
         return {"model": received["model"], "anchor": self.net.parameters(received["model"])}
 
-    @property
-    def _pull(self) -> Pull:
-        """Towards the global model."""
-        return Pull("anchor", self.mu)
-
-    def local_passes(self) -> Sequence[Pass]:
+    def training(self) -> Train:
         """Training near the global model."""
-        return (Train(self.loss, pull=self._pull),)
-
-    def finetune(self, epochs: int) -> Sequence[Pass]:
-        """The same."""
-        return (Train(self.loss, pull=self._pull, epochs=epochs, stream="finetune"),)
+        return Train(self.loss, pull=Pull("anchor", self.mu))

@@ -8,8 +8,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from fedpipe.algorithms.base import StudyFacts
+from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.passes import Gradient
 from fedpipe.algorithms.scaffold import Scaffold
-from fedpipe.settings.params import Params
+from fedpipe.core.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,30 +20,38 @@ class FedPVR(Scaffold):
     r"""SCAFFOLD's variance reduction on the last layers only, where clients differ most.
 
     Source: Li et al., On the Effectiveness of Partial Variance Reduction in Federated Learning with Heterogeneous Data,
-    CVPR 2023, Alg. 1. With V the parameters of the last ``layers`` layers,
+    CVPR 2023, Alg. 1.
+
+    Method: with V the parameters of the last ``layers`` layers,
 
     .. math:: y_V \leftarrow y_V - \eta \, (\nabla_V F_k(y) - c_k + c), \qquad
               y_{\bar V} \leftarrow \text{a step of the federation's optimizer},
 
-    so that momentum acts outside V only (the authors use 0.9 there and none inside); controls and averages are
+    so that momentum acts only outside V (the authors use 0.9 there and none inside). Controls and averages are
     SCAFFOLD's.
 
     State: :math:`c_k` and :math:`c` on V. Traffic: the model and V down, the model and V up.
     Values used by the authors: the output layer (ResNet-8), the three fully connected layers (VGG-11). FedDUAL does not
-    say what it used.
+    report its value.
+
+    Deviations
+    ----------
+    Local optimizer and clipping
+        Paper: SGD. Here: see SCAFFOLD, except that momentum is allowed.
 
     Parameters
     ----------
     layers
-        How many parametrized layers, from the output, are corrected; with all of them it is SCAFFOLD, with 0 FedAvg of
+        How many parametrized layers, from the output, are corrected. All of them give SCAFFOLD, 0 gives FedAvg with
         equal weights.
     server_rate
         The server's step :math:`\eta_g`.
     adam
-        Obey ``federation.optimizer: adam``; see SCAFFOLD.
+        Use ``federation.optimizer: adam``. See SCAFFOLD.
     """
 
-    unsupported_settings: ClassVar[tuple[str, ...]] = ()  # outside V, steps are the federation's
+    unsupported_settings: ClassVar[tuple[str, ...]] = ()  # momentum acts outside V
+    excess_layers_effect: ClassVar[str] = "so that all are corrected, which is SCAFFOLD"
 
     layers: Annotated[int, Field(ge=0)] = 1
 
@@ -49,14 +60,20 @@ class FedPVR(Scaffold):
         """Names of V's parameters."""
         return self.net.last_layer_names(self.layers, buffers=False)
 
-    def warnings(self, params: Params, key: str) -> Sequence[str]:
-        """Layers that do not exist, and momentum that acts nowhere."""
-        layers_key, momentum = f"{key}.layers", params.federation.momentum
-        is_momentum_unused = momentum and self.layers >= (self.summarize_network(params).layer_count or self.layers + 1)
-        momentum_warnings = (
-            f"{layers_key}: {self.layers} corrects all layers, so that federation.momentum ({momentum}) acts nowhere.",
-        )
-        layer_warnings = self.warn_about_layers(
-            params, layers_key, self.layers, "so that all are corrected, which is SCAFFOLD"
-        )
-        return (*layer_warnings, *(momentum_warnings if is_momentum_unused else ()))
+    def descend(self, client: State, direction: Tensors, gradient: Gradient) -> State:
+        """The client after a step of the federation's optimizer, with a step of plain SGD on V."""
+        federation, new_client = self.federation, super().descend(client, direction, gradient)
+        if federation.optimizer == "adam" or not federation.momentum:
+            return new_client
+        y = client["model"].only(self.corrected_names)
+        direction = direction.clipped(federation.clip_norm).only(y)
+        y = y - federation.learning_rate * (direction + federation.weight_decay * y)
+        return new_client | {"model": new_client["model"] | y}
+
+    def warnings(self, study: StudyFacts, key: str) -> Sequence[str]:
+        """Too many layers, and momentum without an effect."""
+        warnings, momentum = super().warnings(study, key), study.momentum
+        if not momentum or study.network is None or self.layers < len(study.network.layers()):
+            return warnings
+        problem = f"{key}.layers: {self.layers} corrects all layers"
+        return (*warnings, f"{problem}, so that federation.momentum ({momentum}) acts nowhere.")

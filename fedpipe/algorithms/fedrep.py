@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import Field
@@ -17,23 +17,33 @@ class FedRep(SharedBody):
     r"""A shared representation and personal heads; each client trains its head first, then the representation.
 
     Source: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021, Alg. 1.
-    From the downloaded representation :math:`\phi^t`, client k fits its own head h, then the representation under it:
+
+    Method: from the downloaded representation :math:`\phi^t`, client k fits its own head h, then the representation
+    under it:
 
     .. math::
         h_k \leftarrow \arg\min_h F_k(\phi^t, h), \qquad
         \phi_k \leftarrow \arg\min_\phi F_k(\phi, h_k), \qquad
         \phi^{t+1} = \sum_{k \in S} w_k \phi_k ,
 
-    by ``head_epochs`` and ``body_epochs`` epochs, which stand in for the federation's local epochs. Each phase has an
-    optimizer of its own and leaves the other's parameters bit by bit as they are (one Adam for both, as in FedDW's
-    code, would let the head drift in the second phase).
+    by ``head_epochs`` and ``body_epochs`` epochs, which replace the federation's local epochs. Fine-tuning trains only
+    the head, also for clients that never took part.
 
-    State: the head at the client. Traffic: the representation down, the representation up; there is no global model.
-    Fine-tuning trains the head alone, as all clients do at the end of the authors' code (there: 10 epochs), which also
-    gives a head to those who never took part. Deviations: the paper takes uniform means; here the study's weighting
-    holds (the authors' code has both). FedDW's code measures each client's model as it was last trained
-    (``kept-on-global``). Values used: 10 and 1 epochs (CIFAR-10) or 5 (CIFAR-100) in its own paper, 1 and 4 in FedDW's
-    code.
+    State: the head at the client. Traffic: the representation down, the representation up. There is no global model.
+    Values used: 10 and 1 epochs (CIFAR-10) or 5 (CIFAR-100) in its own paper, 1 and 4 in FedDW's code.
+
+    Deviations
+    ----------
+    Averages
+        Paper: uniform. Code: both occur. Here: ``federation.weighting``.
+    Optimizer
+        Code: FedDW's has one Adam for both phases, with which the head drifts in the second. Here: each phase has its
+        own optimizer and does not change the other's parameters.
+    Heads at the end
+        Code: all clients train their heads for 10 more epochs. Here: ``finetuned`` protocols do.
+    Evaluated model
+        Code: FedDW's evaluates each client's model as it was last trained. Here: the new representation with the old
+        head. For FedDW's use ``kept-on-global``.
 
     Parameters
     ----------
@@ -48,16 +58,16 @@ class FedRep(SharedBody):
 
     @property
     def local_steps_refusal(self) -> str | None:
-        """It counts its own."""
+        """It has its own numbers of epochs."""
         return "whose head_epochs and body_epochs say how long it trains"
+
+    def training(self) -> Train:
+        """The head."""
+        return Train(self.loss, only=self.net.head_names)
 
     def local_passes(self) -> Sequence[Pass]:
         """The head, then the representation."""
         return (
-            Train(self.loss, only=self.net.head_names, epochs=self.head_epochs, stream="head"),
+            replace(self.training(), epochs=self.head_epochs, stream="head"),
             Train(self.loss, only=self.net.body_names, epochs=self.body_epochs),
         )
-
-    def finetune(self, epochs: int) -> Sequence[Pass]:
-        """The head alone."""
-        return (Train(self.loss, only=self.net.head_names, epochs=epochs, stream="finetune"),)

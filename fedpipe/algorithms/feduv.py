@@ -19,8 +19,9 @@ from fedpipe.algorithms.fedavg import FedAvg
 class FedUV(FedAvg):
     r"""FedAvg with two regularizers that emulate IID training: variance of predictions and uniformity of features.
 
-    Source: Son et al., FedUV: Uniformity and Variance for Heterogeneous Federated Learning, CVPR 2024. With p the
-    softmax outputs and z the features of a batch,
+    Source: Son et al., FedUV: Uniformity and Variance for Heterogeneous Federated Learning, CVPR 2024.
+
+    Method: with p the softmax outputs and z the features of a batch,
 
     .. math::
         \min_\theta F_k(\theta) + a_V V + a_U U, \qquad
@@ -28,18 +29,26 @@ class FedUV(FedAvg):
         U = \mathrm{mean}_{i < j} \, e^{-\lVert z_i - z_j \rVert^2 / s} ,
 
     where std is the unbiased standard deviation over the batch (:math:`C^{-1/2}` is what balanced one-hot predictions
-    have) and s the median of the distances that are not 0, squared; of an even number of them the lower middle one. As
-    in the authors' code, z is not normalized and the gradient flows through s. A term that is undefined (a batch of one
-    sample; features that are all equal) is 0.
+    have) and s the squared median of the distances that are not 0 (of an even number, the lower middle one). A term
+    that is undefined, for a batch of one sample or features that are all equal, is 0.
 
-    State: none. Traffic: the model down, the model up. Deviations: the authors put a projection between the body and
-    the output layer; here z is what enters the output layer of the study's own model, as in FedDW's code. Values used:
-    2.5 and 0.5 (its own code, FedDW, cwFedAvg; the names lambda and mu are swapped between them).
+    State: none. Traffic: the model down, the model up.
+    Values used: 2.5 and 0.5 (its own code, FedDW, cwFedAvg, with the names lambda and mu swapped between them).
+
+    Deviations
+    ----------
+    Features z
+        Code: the output of a projection between the body and the output layer. FedDW's code: the input of the output
+        layer. Here: the input of the output layer of the study's model.
+    Kernel width s
+        Code: z is not normalized, and the gradient flows through s. Here: as the code.
+    Strength of the variance for C classes
+        Paper: C / 4. Code: 2.5. Here: 2.5, or C / 4 with ``variance: C/4``.
 
     Parameters
     ----------
     variance
-        Strength a_V of the predictions' variance; C/4 makes it grow with the number of classes.
+        Strength a_V of the predictions' variance. C/4 is proportional to the number of classes.
     uniformity
         Strength a_U of the features' uniformity.
     """

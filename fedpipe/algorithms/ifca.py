@@ -24,18 +24,25 @@ class IFCA(Algorithm):
     r"""k models; each client trains the one with the lowest loss on its data, and models are averaged per cluster.
 
     Source: Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020, Alg. 1 (model
-    averaging):
+    averaging).
+
+    Method: client i chooses a model, trains it, and the server averages the models of each cluster:
 
     .. math:: \hat\jmath_i = \arg\min_j F_i(\theta_j), \qquad
               \theta_j \leftarrow \sum_{i \in S: \hat\jmath_i = j} w_i \theta_i / \sum_{i \in S: \hat\jmath_i = j} w_i .
 
-    The choice is made on the client's training data, in evaluation too (the authors' code looks at test labels). Ties
-    go to the lowest index; a model that nobody chose stays. The k initial models differ, so that ``model.weights``,
-    which holds one, is refused.
+    Ties go to the lowest index, and a model that no client chose does not change. The k initial models differ, so
+    ``model.weights``, which contains one model, is an error.
 
-    State: k models at the server. Traffic: k models down; a model and its index up; there is no single global model.
-    Deviations: the authors' code takes uniform means; here the study's weighting holds.
+    State: k models at the server. Traffic: k models down. A model and its index up. There is no single global model.
     Values of k used: 2 (CIFAR-10), 8 (CIFAR-100, Tiny ImageNet).
+
+    Deviations
+    ----------
+    Choice in evaluation
+        Paper: on training data. Code: on test data, with their labels. Here: on training data.
+    Averages
+        Code: uniform. Here: ``federation.weighting``.
 
     Parameters
     ----------
@@ -74,7 +81,7 @@ class IFCA(Algorithm):
     def choose_model(self, client: State, sums: dict[str, Tensor]) -> State:
         """The model with the lowest loss."""
         is_best = sums["loss"] == sums["loss"].amin(-1, keepdim=True)
-        order = torch.arange(self.clusters, device=is_best.device)
+        order = torch.arange(self.clusters, device=is_best.device)  # the lowest index of those that are best
         index = torch.where(is_best, order, self.clusters - 1).amin(-1)
         model = client["models"].map(lambda value: value.index_select(0, index.reshape(1)).squeeze(0))
         return client | {"model": model, "cluster": index}

@@ -15,13 +15,19 @@ from fedpipe.core.tensors import Tensors
 class Local(Algorithm):
     r"""Each client trains alone: the baseline that a federation has to beat.
 
-    Source: a baseline of the papers, with none of its own. From a common initial model, client k minimizes its mean
-    cross-entropy :math:`F_k` for E epochs in every round in which it is a participant, with a fresh optimizer; in the
-    others its model stays as it is.
+    Source: a baseline of the papers, without a paper of its own.
 
-    State: the model at the client. Traffic: none; there is no global model. Some codes (NIID-Bench) train once for E
-    epochs: here it is E epochs a round, as in FedDW's code, so that all methods of a study take as many steps.
-    A client's personal model is the one that it trained last: ``kept-on-global``, FedDW's protocol, says the same.
+    Method: from a common initial model, client k minimizes its mean cross-entropy :math:`F_k` for E epochs in every
+    round in which it is a participant, with a new optimizer. In other rounds its model does not change. The personal
+    model is the one that the client trained last, so FedDW's protocol ``kept-on-global`` gives the same.
+
+    State: the model at the client. Traffic: none. There is no global model.
+
+    Deviations
+    ----------
+    Length of training
+        Code: E epochs in total (NIID-Bench), or E epochs in each round (FedDW). Here: E epochs in each round, so that
+        all methods of a study take as many steps.
     """
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:

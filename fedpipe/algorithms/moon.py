@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
@@ -21,22 +20,30 @@ from fedpipe.core.tensors import Tensors
 class MOON(FedAvg):
     r"""Model-contrastive: features are pulled towards the global model's and away from the client's previous model's.
 
-    Source: Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021, eq. 3-4, Alg. 1. With z, :math:`z_g` and
-    :math:`z_p` a sample's features by the model in training, the downloaded one and the client's previous one,
+    Source: Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021, eq. 3-4, Alg. 1.
+
+    Method: with z, :math:`z_g` and :math:`z_p` a sample's features by the model in training, the downloaded one and the
+    client's previous one,
 
     .. math::
         \min_\theta F_k(\theta) + \mu \, \mathbb{E}_x \ell(x), \qquad
         \ell = -\log \frac{e^{\cos(z, z_g) / \tau}}{e^{\cos(z, z_g) / \tau} + e^{\cos(z, z_p) / \tau}}
              = -\log \sigma \Bigl( \frac{\cos(z, z_g) - \cos(z, z_p)}{\tau} \Bigr).
 
-    The other two models are in evaluation mode; where running statistics are the client's own (``buffers: keep``), with
-    those that it had as the round began. At a client's first participation there is no previous model and no
-    contrast (in the authors' code a client that first comes later contrasts with a random model that it never had).
+    The other two models are in evaluation mode. If the client keeps its running statistics (``buffers: keep``), they
+    use those from the beginning of the round.
 
-    State: the previous model at the client. Traffic: the model down, the model up. Deviations: the authors put a
-    projection of two layers between the body and the output layer; here z is what enters the output layer of the
-    study's own model, whatever that is, as in FedDW's code. Values used: mu 5 (CIFAR-10), 1 (CIFAR-100, Tiny ImageNet)
-    in its own paper, 5 in FedDW's code, with tau 0.5.
+    State: the previous model at the client. Traffic: the model down, the model up. Values used: mu 5 (CIFAR-10),
+    1 (CIFAR-100, Tiny ImageNet) in its own paper, 5 in FedDW's code, with tau 0.5.
+
+    Deviations
+    ----------
+    Features z
+        Paper: the output of a projection of two layers between the body and the output layer. Code: FedDW's takes the
+        input of the output layer. Here: the input of the output layer of the study's model.
+    First participation of a client
+        Code: a client that is first sampled in a later round contrasts with a random model that it never had. Here: no
+        contrast, because there is no previous model.
 
     Parameters
     ----------
@@ -50,20 +57,19 @@ class MOON(FedAvg):
     temperature: Annotated[float, Field(gt=0)] = 0.5
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
-        """No previous model yet."""
-        model = server["model"]
-        return {"previous": model, "seen": next(iter(model.values())).new_zeros(())}
+        """The initial model, as long as there is no previous one."""
+        return {"previous": server["model"]}
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, twice, and the previous one."""
+        """The global model, to train and to compare with, and the previous one."""
         model = received["model"]
-        return {"model": model, "global": model, "previous": kept["previous"], "seen": kept["seen"]}
+        return {"model": model, "global": model, "previous": kept["previous"], "first": info.first}
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the contrast."""
         z = self.net.features(client["model"], batch.x)
         risk = cross_entropy(self.net.classify(client["model"], z), batch)
-        return risk + self.mu * client["seen"] * batch.mean(self.compute_contrast(client, z, batch.x))
+        return risk + self.mu * (1 - client["first"]) * batch.mean(self.compute_contrast(client, z, batch.x))
 
     def compute_contrast(self, client: State, z: Tensor, x: Tensor) -> Tensor:
         """Eq. 3 for each sample, shape (B,); z are its features, shape (B, d)."""
@@ -75,4 +81,4 @@ class MOON(FedAvg):
 
     def keep(self, client: State) -> State:
         """The trained model, which is the previous one next time."""
-        return {"previous": client["model"], "seen": torch.ones_like(client["seen"])}
+        return {"previous": client["model"]}

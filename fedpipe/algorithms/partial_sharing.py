@@ -1,4 +1,4 @@
-"""What the methods have in common whose clients keep the top of the model to themselves."""
+"""Partial sharing: one part of the model is averaged over the clients, and each client keeps its own rest."""
 
 from __future__ import annotations
 
@@ -14,43 +14,45 @@ from fedpipe.core.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class SharedBody(Algorithm):
-    """A body that travels and is averaged, under a head that stays at the client."""
+    """A body that travels and is averaged, and personal tensors, by default the head, that stay at the client."""
 
+    shared_part: ClassVar[str] = "body"  #: name of the shared tensors in states
+    personal_part: ClassVar[str] = "head"  #: name of the personal tensors in states
     server_optimizer_part: ClassVar[str | None] = "body"
 
     @property
     def personal_names(self) -> tuple[str, ...]:
-        """Names of the head's tensors."""
+        """Names of the personal tensors."""
         return self.net.head_names
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
-        """The body."""
-        return {"body": fresh(0).without(self.personal_names)}
+        """The shared tensors."""
+        return {self.shared_part: fresh(0).without(self.personal_names)}
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
-        """The common initial head."""
-        return {"head": fresh(0).only(self.personal_names)}
+        """The personal tensors of the common initial model."""
+        return {self.personal_part: fresh(0).only(self.personal_names)}
 
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
-        """The body."""
-        return {"body": server["body"]}, {}
+        """The shared tensors."""
+        return {self.shared_part: server[self.shared_part]}, {}
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The downloaded body with the client's own head."""
-        return {"model": received["body"] | kept["head"]}
+        """The downloaded tensors with the client's own ones."""
+        return {"model": self.net.to_model(received[self.shared_part] | kept[self.personal_part])}
 
     def upload(self, client: State) -> State:
-        """The body."""
-        return {"body": client["model"].without(self.personal_names)}
+        """The shared tensors."""
+        return {self.shared_part: client["model"].without(self.personal_names)}
 
     def keep(self, client: State) -> State:
-        """The head."""
-        return {"head": client["model"].only(self.personal_names)}
+        """The personal tensors."""
+        return {self.personal_part: client["model"].only(self.personal_names)}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """The weighted mean of the bodies."""
-        return {"body": uploads.mean("body")}
+        """The weighted mean of the shared tensors."""
+        return {self.shared_part: uploads.mean(self.shared_part)}
 
     def global_model(self, server: State) -> Tensors | None:
-        """There is no global head, hence no global model."""
-        return None
+        """The shared tensors if they are the complete model, otherwise None."""
+        return None if self.personal_names else server[self.shared_part]

@@ -13,10 +13,13 @@ from fedpipe.core.tensors import Tensors
 
 
 class Gradient(Protocol):
-    """Gradient of a pass's loss and pull in the parameters that it trains, clipped as it says, and the loss's value."""
+    """Gradient of a pass's loss and pull in the parameters that it trains, clipped to the pass's norm."""
 
-    def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
-        """At this point, on the batch at hand or on another one."""
+    def __call__(self, client: State, batch: Batch | None = None) -> Tensors:
+        """The gradient at this client's tensors, on the batch of the step or on another one."""
+
+    def with_value(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
+        """The gradient and the value of the loss."""
 
     def descend(self, client: State, gradient: Tensors) -> State:
         """The client after a step of the federation's optimizer along this gradient."""
@@ -69,6 +72,11 @@ class Update:
     """A change of the client's tensors that needs no data."""
 
     then: Callable[[State], State]  #: client -> client
+
+    @classmethod
+    def copy(cls, part: str, to: str) -> Update:
+        """The part ``to`` becomes equal to ``part``."""
+        return cls(lambda client: client | {to: client[part]})
 
 
 Pass = Train | Measure | Update

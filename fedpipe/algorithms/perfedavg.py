@@ -20,35 +20,41 @@ class PerFedAvg(FedAvg):
     r"""Meta-learning (MAML): a global model that does well after one gradient step on a client's data.
 
     Source: Fallah, Mokhtari and Ozdaglar, Personalized Federated Learning with Theoretical Guarantees: A
-    Model-Agnostic Meta-Learning Approach, NeurIPS 2020, Alg. 1:
-    :math:`\min_w \sum_k F_k(w - \alpha \nabla F_k(w))`. With three batches D, D', D'' and :math:`\beta` the
-    federation's learning rate, a local step is
+    Model-Agnostic Meta-Learning Approach, NeurIPS 2020, Alg. 1.
+
+    Method: minimize :math:`\min_w \sum_k F_k(w - \alpha \nabla F_k(w))`. With three batches D, D', D'' and
+    :math:`\beta` the federation's learning rate, a local step is
 
     .. math::
         \tilde w = w - \alpha \nabla F(w; D), \quad v = \nabla F(\tilde w; D'), \quad
         w \leftarrow w - \beta (v - \alpha \nabla^2 F(w; D'') v).
 
-    ``first-order`` leaves the Hessian out and needs two batches; ``hessian-free`` takes
-    :math:`\nabla^2 F v \approx (\nabla F(w + \delta v) - \nabla F(w - \delta v)) / 2 \delta`. Steps are plain
-    gradient steps, by definition of the method: adam, momentum and clipping of the federation are refused (FedDW's code
-    ran it so, beside Adam for other methods). A step takes its batches' worth of samples at once (a part that none is
-    left for sees the first one's), and there are as many epochs more, so that a client takes about as many steps as
-    FedAvg's, and just as many by ``federation.local_steps``.
-    BatchNorm's running statistics are those of a step's last gradient.
+    ``first-order`` omits the Hessian and needs two batches. ``hessian-free`` takes
+    :math:`\nabla^2 F v \approx (\nabla F(w + \delta v) - \nabla F(w - \delta v)) / 2 \delta`. The personal model is one
+    alpha-step from the global one, on a batch of the client's training data. The global model is evaluated unchanged,
+    which is what FedDW reports. BatchNorm's running statistics are those of a step's last gradient.
 
-    The personal model is one alpha-step away, on a batch of the client's training data; the global model is measured as
-    it is (which is what FedDW reports).
-
-    State: none. Traffic: the model down, the model up. Deviations: the paper takes uniform means; here the study's
-    weighting holds.
+    State: none. Traffic: the model down, the model up.
     Values used: alpha 0.01, beta 0.001, first-order, one batch for all (FedDW's code).
+
+    Deviations
+    ----------
+    Averages
+        Paper: uniform. Here: ``federation.weighting``.
+    Optimizer
+        Paper: plain gradient steps. Code: FedDW's has plain steps too, and Adam for other methods. Here: plain steps.
+        To set Adam, momentum or clipping is an error.
+    Length of training
+        Here: a step draws two or three batches at once, and an empty one is replaced by the first. The number of epochs
+        is multiplied accordingly, so that a client takes about as many steps as in FedAvg, and exactly as many with
+        ``federation.local_steps``.
 
     Parameters
     ----------
     alpha
         Rate of the personal step.
     variant
-        What becomes of the Hessian.
+        How the Hessian term is computed: first-order (omitted) or hessian-free (a finite difference).
     delta
         Width of the Hessian-free difference.
     same_batch
@@ -76,7 +82,7 @@ class PerFedAvg(FedAvg):
         personal_pass = Train(
             self.personal_risk, "personal", epochs=1, steps=1, step=self.take_alpha_step, stream="personal"
         )
-        return (Update(lambda client: client | {"personal": client["model"]}), personal_pass)
+        return (Update.copy("model", to="personal"), personal_pass)
 
     def local_passes(self) -> Sequence[Pass]:
         """Meta-learning; then the personal step anew."""
@@ -93,7 +99,7 @@ class PerFedAvg(FedAvg):
 
     def take_alpha_step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """One alpha-step of the personal model."""
-        g, w = gradient(client)[0], client["personal"]
+        g, w = gradient(client), client["personal"]
         return client | {"personal": w | (w.only(g) - self.alpha * g)}
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
@@ -103,7 +109,7 @@ class PerFedAvg(FedAvg):
         w = self.net.parameters(model)
 
         def compute_gradient(point: Tensors, sub_batch: Batch) -> Tensors:
-            return gradient(client | {"model": model | point}, sub_batch)[0]
+            return gradient(client | {"model": model | point}, sub_batch)
 
         v = compute_gradient(w - self.alpha * compute_gradient(w, first), second)
         if self.variant == "hessian-free":

@@ -20,8 +20,10 @@ from fedpipe.core.tensors import Tensors
 class PFedMe(Algorithm):
     r"""Personal models by Moreau envelopes: each is a proximal point of the client's loss around the global model.
 
-    Source: Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, Alg. 1. For each
-    batch, with K gradient steps of ``inner_rate`` for the minimization and :math:`\eta` the federation's rate,
+    Source: Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, Alg. 1.
+
+    Method: for each batch, with K gradient steps of ``inner_rate`` for the minimization and :math:`\eta` the
+    federation's learning rate,
 
     .. math::
         \tilde\theta \approx \arg\min_\theta F_k(\theta; batch) + \tfrac{\lambda}{2} \lVert \theta - w_k \rVert^2,
@@ -29,27 +31,35 @@ class PFedMe(Algorithm):
 
     and the server takes :math:`w \leftarrow (1 - \beta) w + \beta \sum_k p_k w_k`.
 
-    The inner minimization starts at the downloaded w and goes on from batch to batch. The personal model is the last
-    :math:`\tilde\theta`, kept by value (the authors' code overwrites it with w); it stays as it is while its client is
-    not in the round, and is w before its first. Their code's hidden weight decay of the inner steps is left out.
-    BatchNorm's running statistics are those that :math:`\tilde\theta` met; they travel with w_k and are averaged.
-    Both kinds of steps are plain gradient steps, by definition of the method: adam, momentum, weight decay and clipping
-    of the federation are refused. ``federation.schedule`` is of eta alone.
+    The inner minimization begins at the downloaded w and continues from batch to batch. The personal model is the last
+    :math:`\tilde\theta`. It does not change if its client is not in the round, and equals the initial model before the
+    client's first round. Both kinds of steps are plain gradient steps by definition of the method, so Adam, momentum,
+    weight decay and clipping are errors. ``federation.schedule`` applies to eta only. BatchNorm's running statistics
+    are those of :math:`\tilde\theta`, which travel with w_k and are averaged.
 
-    State: the personal model at the client. Traffic: w down, w_k up. Deviations: in the paper all clients train in
-    every round and the participants are those that upload; here the others rest. It takes uniform means and its code
-    means by counts; here the study's weighting holds.
-    Values used: lambda 15, K 5, eta 0.005, inner rate 0.09 to 0.1, beta 1; PFPS-LWC does not say what it used.
+    State: the personal model at the client. Traffic: w down, w_k up.
+    Values used: lambda 15, K 5, eta 0.005, inner rate 0.09 to 0.1, beta 1. PFPS-LWC does not report its values.
+
+    Deviations
+    ----------
+    Personal model
+        Paper: :math:`\tilde\theta`. Code: overwritten by w. Here: :math:`\tilde\theta`, kept by value.
+    Clients outside the round
+        Paper: all clients train in every round, and the participants upload. Here: they do not train.
+    Averages
+        Paper: uniform. Code: by sample counts. Here: ``federation.weighting``.
+    Weight decay of the inner steps
+        Code: a hidden one. Here: none.
 
     Parameters
     ----------
     attraction
-        Strength lambda of the proximal term; eta * lambda should be below 2.
+        Strength lambda of the proximal term. eta * lambda should be below 2.
     inner_steps, inner_rate
         Gradient steps of the inner minimization, K, and their rate, which times lambda plus the loss's curvature
         should be below 2.
     beta
-        Share of the mean in the new global model.
+        Fraction of the mean in the new global model.
     """
 
     server_optimizer_part: ClassVar[str | None] = "model"
@@ -72,7 +82,7 @@ class PFedMe(Algorithm):
     def local_passes(self) -> Sequence[Pass]:
         """Inner minimization and outer step for each batch."""
         training_pass = Train(self.loss, pull=Pull("local", self.attraction), step=self.step)
-        return (training_pass, Update(lambda client: client | {"personal": client["model"]}))
+        return (training_pass, Update.copy("model", to="personal"))
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """Steps of the personal model itself."""
@@ -87,7 +97,7 @@ class PFedMe(Algorithm):
         model, w = client["model"], client["local"]
         theta = model.only(w)
         for _ in range(self.inner_steps):
-            g, _ = gradient(client | {"model": model | theta})
+            g = gradient(client | {"model": model | theta})
             theta = theta.add(g, alpha=-self.inner_rate)
         rate = self.federation.learning_rate * self.attraction
         return client | {"model": model | theta, "local": w - rate * (w - theta)}

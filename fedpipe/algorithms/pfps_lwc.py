@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
@@ -22,31 +21,42 @@ class PFPSLWC(SharedBody):
     r"""A shared extractor and personal heads; clients first recall their last extractor, and heads are kept small.
 
     Source: Liu et al., Personalized Federated Learning with Progressive Local Training Strategy and Lightweight
-    Classifier, Appl. Sci. 2025, 15, 2481, eq. 1-10, Alg. 1. A client k first lets the downloaded extractor
-    :math:`\phi` imitate the one it uploaded last, :math:`\phi_k` (Progressive Local Training, PLT; before its first
-    participation there is nothing to recall). The recalled extractor under the client's own head h is its initial local
-    model (Alg. 1, lines 4-8): the personal one, which evaluation and fine-tuning begin with too. From there a
-    participant trains extractor and head together (lightweight classifier, LWC: the norm is not squared, eq. 7 and 9,
-    and joint over weight and bias):
+    Classifier, Appl. Sci. 2025, 15, 2481, eq. 1-10, Alg. 1.
+
+    Method: client k first trains the downloaded extractor :math:`\phi` to imitate the one that it uploaded last,
+    :math:`\phi_k` (Progressive Local Training, PLT). The recalled extractor with the client's own head h is its
+    personal model (Alg. 1, lines 4-8), from which evaluation and fine-tuning begin too. Then a participant trains
+    extractor and head together (lightweight classifier, LWC, eq. 7 and 9):
 
     .. math::
         \min_\phi \; 1 - \cos(f(\phi_k, x), f(\phi, x)), \qquad
         \min_{\phi, h} \; F_k(\phi, h) + \lambda \lVert h \rVert_2 .
 
-    State: last uploaded extractor and head at the client. Traffic: the extractor down, the extractor up; there is no
-    global model. Deviations: the paper gives neither epochs nor optimizer of the recall: here ``recall_epochs`` (1, as
-    for one reading of eq. 4) with the federation's optimizer, in training mode; :math:`\phi_k` teaches in evaluation
-    mode, with the running statistics that it was uploaded with. It does not say either which model its tables measure.
-    Value of lambda used: 0.02 (stable from 0 to 0.2).
+    Before its first participation a client has nothing to recall.
+
+    State: last uploaded extractor and head at the client. Traffic: the extractor down, the extractor up. There is no
+    global model. Value of lambda used: 0.02 (stable from 0 to 0.2).
+
+    Deviations
+    ----------
+    Epochs and optimizer of the recall
+        Paper: not stated. Here: ``recall_epochs`` (1, as for one reading of eq. 4) with the federation's optimizer, in
+        training mode.
+    Mode of the teacher :math:`\phi_k`
+        Paper: not stated. Here: evaluation mode, with the running statistics of its upload.
+    Norm of the head
+        Paper: not squared, one norm of weight and bias. Here: the same, or squared with ``squared: true``.
+    Evaluated model
+        Paper: not stated. Here: the model after the recall.
 
     Parameters
     ----------
     penalty
-        Strength lambda of the head's norm; 0 is the ablation "PLT only".
+        Strength lambda of the head's norm. 0 is the ablation "PLT only".
     recall_epochs
-        Epochs of the recall; 0 is the ablation "LWC only" (both 0: FedPer).
+        Epochs of the recall. 0 is the ablation "LWC only" (both 0: FedPer).
     squared
-        Penalise the squared norm instead.
+        Penalize the squared norm instead.
     """
 
     penalty: Annotated[float, Field(ge=0)] = 0.02
@@ -54,13 +64,12 @@ class PFPSLWC(SharedBody):
     squared: bool = False
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
-        """The common initial head, and nothing to recall."""
-        zero = next(iter(server["body"].values())).new_zeros(())
-        return super().init_client(server, fresh) | {"extractor": server["body"], "seen": zero}
+        """The common initial head and extractor."""
+        return super().init_client(server, fresh) | {"extractor": server["body"]}
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The downloaded extractor with the client's own head, and what to recall."""
-        return super().start(kept, received, info) | {"extractor": kept["extractor"], "seen": kept["seen"]}
+        return super().start(kept, received, info) | {"extractor": kept["extractor"], "first": info.first}
 
     def personalize(self) -> Sequence[Pass]:
         """The recall, Alg. 1, lines 4-7."""
@@ -68,7 +77,7 @@ class PFPSLWC(SharedBody):
             self.recall_loss,
             only=self.net.body_names,
             epochs=self.recall_epochs,
-            when=lambda client: client["seen"] > 0,
+            when=lambda client: client["first"] == 0,
             stream="recall",
         )
         return (recall_pass,)
@@ -85,7 +94,4 @@ class PFPSLWC(SharedBody):
 
     def keep(self, client: State) -> State:
         """The head, and the extractor as uploaded."""
-        return super().keep(client) | {
-            "extractor": self.upload(client)["body"],
-            "seen": torch.ones_like(client["seen"]),
-        }
+        return super().keep(client) | {"extractor": self.upload(client)["body"]}

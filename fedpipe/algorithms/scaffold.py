@@ -21,8 +21,10 @@ class Scaffold(FedAvg):
     r"""Control variates correct local steps for the difference between a client's gradient and the average one.
 
     Source: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, Alg. 1
-    with option II. With :math:`c_k` the client's and :math:`c` the server's control, K local steps of rate
-    :math:`\eta` and the server's rate :math:`\eta_g`:
+    with option II.
+
+    Method: with :math:`c_k` the client's and :math:`c` the server's control, K local steps of rate :math:`\eta` and the
+    server's rate :math:`\eta_g`:
 
     .. math::
         y &\leftarrow y - \eta \, (\nabla F_k(y) - c_k + c) \\
@@ -30,21 +32,29 @@ class Scaffold(FedAvg):
         \theta^{t+1} &= \theta^t + \eta_g \tfrac{1}{m} \sum_{k \in S} (y_k - \theta^t), \qquad
         c \leftarrow c + \tfrac{1}{N} \sum_{k \in S} (c_k^+ - c_k)
 
-    K is the number of steps that this client really took, and :math:`\eta` the rate of its round. Averages are uniform,
-    by definition of the method; local steps are plain SGD (weight decay is part of the gradient; momentum is refused;
-    ``federation.clip_norm`` clips the corrected gradient, so that the control has what was left of it). Controls are of
-    parameters only; BatchNorm's running statistics are averaged.
+    K is the number of steps that the client took, and :math:`\eta` the learning rate of the round. The averages are
+    uniform by definition of the method. Controls are of parameters only, and BatchNorm's running statistics are
+    averaged.
 
     State: :math:`c_k` at the client, :math:`c` at the server. Traffic: twice the model down, twice up.
     Value of the server's rate used: 1. FedDUAL ran it with Adam, and reports that it did not converge.
+
+    Deviations
+    ----------
+    Local optimizer
+        Paper: plain SGD. Here: plain SGD, or Adam with ``adam: true``. Weight decay is part of the gradient, and
+        momentum is an error.
+    Clipping
+        Here: ``federation.clip_norm`` clips the corrected gradient, so that the control contains the
+        clipped one.
 
     Parameters
     ----------
     server_rate
         The server's step :math:`\eta_g`.
     adam
-        Obey ``federation.optimizer: adam``, although the theory needs SGD: Adam follows the corrected gradient, and the
-        control is the mean of the gradients met, which is what option II amounts to with SGD.
+        Use ``federation.optimizer: adam``, although the theory needs SGD. Adam follows the corrected gradient. The new
+        control is the mean of the gradients of the round, which is what option II computes with SGD.
     """
 
     unsupported_settings: ClassVar[tuple[str, ...]] = ("momentum",)
@@ -54,7 +64,7 @@ class Scaffold(FedAvg):
 
     @property
     def needs_sgd(self) -> bool:
-        """Option II divides by SGD's rate."""
+        """Option II divides by SGD's learning rate."""
         return not self.adam
 
     @property
@@ -75,7 +85,7 @@ class Scaffold(FedAvg):
         return {"model": server["model"], "control": server["control"]}, {}
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, both controls, by how much they correct a gradient, and no step taken."""
+        """The global model, both controls, their difference, and the number of steps."""
         return {
             "model": received["model"],
             "anchor": received["model"].only(self.corrected_names),
@@ -83,31 +93,27 @@ class Scaffold(FedAvg):
             "all": received["control"],
             "correction": received["control"] - kept["control"],
             "steps": torch.zeros_like(info.size),
-        } | ({"met": kept["control"].zeros()} if self.federation.optimizer == "adam" else {})
+        } | (start_gradient_sum(kept["control"]) if self.federation.optimizer == "adam" else {})
 
     def local_passes(self) -> Sequence[Pass]:
         """Corrected steps, then the new control."""
         return (Train(self.loss, step=self.step), Update(self.update_control))
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
-        """One step: corrected and plain SGD where there are controls, the federation's optimizer elsewhere."""
-        federation, g, y = self.federation, gradient(client)[0], client["model"].only(self.corrected_names)
-        direction = g | (g.only(y) + client["correction"])
-        client = client | {"steps": client["steps"] + 1}
-        if federation.optimizer == "adam":
-            client = client | {"met": client["met"] + g.only(y)}
-        new_client = gradient.descend(client, direction)
-        if federation.optimizer == "adam" or not federation.momentum:
-            return new_client
-        direction = direction.clipped(federation.clip_norm).only(y)
-        y = y - federation.learning_rate * (direction + federation.weight_decay * y)
-        return new_client | {"model": new_client["model"] | y}
+        """One step along the corrected gradient."""
+        g = gradient(client)
+        client = add_gradient(client, g) | {"steps": client["steps"] + 1}
+        return self.descend(client, g | (g.only(client["correction"]) + client["correction"]), gradient)
+
+    def descend(self, client: State, direction: Tensors, gradient: Gradient) -> State:
+        """The client after a step of the federation's optimizer along ``direction``."""
+        return gradient.descend(client, direction)
 
     def update_control(self, client: State) -> State:
         """Option II: the client's new control, and its change."""
         if self.federation.optimizer == "adam":
-            mean = client["met"] / client["steps"].clamp(min=1)
-            return client | {"own": mean, "change": mean - client["own"]}
+            control = compute_mean_gradient(client)
+            return client | {"own": control, "change": control - client["own"]}
         learning_rate_sum = (client["steps"] * self.federation.learning_rate).clamp(
             min=torch.finfo(client["steps"].dtype).tiny
         )
@@ -130,3 +136,24 @@ class Scaffold(FedAvg):
             "model": theta + self.server_rate * (uploads.mean("model") - theta),
             "control": server["control"] + participation_rate * uploads.mean("change"),
         }
+
+
+# -- with Adam: the control is the mean of the gradients of a round --------------------------------------------------
+
+
+def start_gradient_sum(control: Tensors) -> State:
+    """A sum of the gradients that have a control."""
+    return {"gradients": control.zeros()}
+
+
+def add_gradient(client: State, g: Tensors) -> State:
+    """The client with one more gradient in its sum, if it has one."""
+    if "gradients" not in client:
+        return client
+    return client | {"gradients": client["gradients"] + g.only(client["gradients"])}
+
+
+def compute_mean_gradient(client: State) -> Tensors:
+    """The mean of the gradients of the client's steps."""
+    mean: Tensors = client["gradients"] / client["steps"].clamp(min=1)
+    return mean

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedpipe.algorithms.batch import State
 
 
@@ -13,22 +16,30 @@ class Uploads(Sequence[tuple[int, float, State]]):
 
     def __init__(self, ids: Sequence[int], weights: Sequence[float], uploads: Sequence[State]) -> None:
         total = sum(weights)
-        self.ids, self.weights, self._uploads = tuple(ids), tuple(weight / total for weight in weights), uploads
+        self.ids, self.weights = tuple(ids), tuple(weight / total for weight in weights)
+        self.states = uploads  #: what each client sent
         self.effective_uploads = self  #: with the weights that a method took: these, or those of `uniform`
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.ids[index], self.weights[index], self._uploads[index]
+        """The entry of one client by its position, or one part of all uploads by its name."""
+        if isinstance(index, str):
+            return [upload[index] for upload in self.states]
+        return self.ids[index], self.weights[index], self.states[index]
 
     def __iter__(self) -> Iterator[tuple[int, float, State]]:
-        return zip(self.ids, self.weights, self._uploads, strict=True)
+        return zip(self.ids, self.weights, self.states, strict=True)
 
     def uniform(self) -> Uploads:
         """The same uploads with equal weights, for methods that are defined so."""
-        self.effective_uploads = Uploads(self.ids, [1.0] * len(self), self._uploads)
+        self.effective_uploads = Uploads(self.ids, [1.0] * len(self), self.states)
         return self.effective_uploads
+
+    def mark(self, flags: Tensor) -> Tensor:
+        """The flags of all clients, shape (N,), with 1 for those of these uploads."""
+        return flags.index_fill(0, torch.tensor(self.ids), 1)
 
     def mean(self, part: str, names: Iterable[str] | None = None) -> Any:
         """Weighted mean of one part of the uploads, or of these tensors of it, summed in client order."""

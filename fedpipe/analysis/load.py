@@ -317,7 +317,7 @@ class Results:
             if client is not None:
                 _require_client(client, len(run.clients))
             _require_state(cell.files, number, client)
-            return run.load_server_state(number) if client is None else run.load_kept_state(client, number)
+            return run.load_server_state(number) if client is None else run.checkpoint.load_kept_state(client, number)
 
     def test(
         self, algorithm: str, seed: int | None = None, *, client: int | None = None, **grid: Any

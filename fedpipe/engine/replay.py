@@ -182,7 +182,7 @@ def _states(run: Run, number: int, state_round: int) -> dict[str, torch.Tensor]:
     """All tensors after round ``state_round`` by name: the server's, and what a round's participants keep."""
     tensors = dict(_leaves(run.load_server_state(state_round), "server/"))
     for client in run.checkpoint.read_state_json(number)["participants"]:
-        tensors |= _leaves(run.load_kept_state(client, state_round), f"{client}/")
+        tensors |= _leaves(run.checkpoint.load_kept_state(client, state_round), f"{client}/")
     return tensors
 
 

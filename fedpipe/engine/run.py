@@ -38,7 +38,7 @@ from fedpipe.engine import contract, replay
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.checkpoint import Checkpoint, prune_states
 from fedpipe.engine.clients import evaluation, frozen
-from fedpipe.engine.clients.executor import ClientTask, Executor, Phase, Score, Test, init_client
+from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Phase, Score, Test, init_client
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.load import get_input_paths, load_federated_data
 from fedpipe.engine.clients.loop import Loop
@@ -176,8 +176,9 @@ class Run:
         return draw_participants(self.federation, self.settings.seed, number)
 
     def load_kept_state(self, client: int, number: int) -> State:
-        """What a client keeps after a round."""
-        return self.checkpoint.load_kept_state(client, number)
+        """What a client keeps after a round, and whether it has not trained yet."""
+        first = float(self.checkpoint.read_state_json(number)["last"][client] < 0)
+        return self.checkpoint.load_kept_state(client, number) | {FIRST: torch.tensor(first)}
 
     def load_server_state(self, number: int) -> State:
         """The server's state after a round."""

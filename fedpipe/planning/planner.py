@@ -27,6 +27,7 @@ from fedpipe.data import store
 from fedpipe.planning import diagnostics, grid, partition
 from fedpipe.planning.plan import Cell, Plan, PlannedRun
 from fedpipe.planning.run_settings import RunSettings
+from fedpipe.planning.study_facts import get_study_facts
 from fedpipe.settings import loader, parser
 from fedpipe.settings.dataset import format_download_command
 from fedpipe.settings.params import Params
@@ -142,7 +143,8 @@ class _Draft:
             self.file_texts[str(store.settings_file(data))] = format_yaml(params.dataset.origin)
         for label in algorithms:
             self.components.append(algorithm := params_by_label[label].algorithms[label].algorithm)
-            self.warnings += algorithm.warnings(params_by_label[label], f"algorithms.{label}")
+            facts = get_study_facts(algorithm, params_by_label[label])
+            self.warnings += algorithm.warnings(facts, f"algorithms.{label}")
         settings = {
             label: RunSettings.from_params(params, label, seeds[0]) for label, params in params_by_label.items()
         }

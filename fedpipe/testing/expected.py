@@ -16,6 +16,7 @@ from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
+from fedpipe.engine.clients.executor import FIRST
 from fedpipe.models.mlp import MLP
 from fedpipe.testing.comparisons import ADAM, SGD, TESTS
 from fedpipe.testing.trial import CLASSES, difference, make_trial, synthetic
@@ -105,7 +106,7 @@ def expect_equal_uploads(build: Build, expected: Expected) -> str | None:
         return "no model is uploaded"
     ids = [outcome.client for outcome in trial.outcomes]
     trial.server = trial.aggregate(Uploads(ids, trial.clients.sizes[ids].tolist(), [upload] * len(ids)))
-    trial.kept = dict.fromkeys(trial.kept, trial.initial)
+    trial.kept = dict.fromkeys(trial.kept, trial.initial | {FIRST: torch.ones(())})
     starts = (trial.start(client)["model"].only(model) for client in ids)
     return next((message for start in starts if (message := difference(start, model, 1e-14))), None)
 

@@ -16,7 +16,7 @@ from fedpipe.core import rng
 from fedpipe.core.components import component, registry
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
-from fedpipe.engine.clients.executor import ClientTask, Executor, Outcome, Phase, Test, init_client, start_client
+from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Outcome, Phase, Test, init_client, start_client
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.loop import Loop
 from fedpipe.engine.server.server import aggregate_uploads, init_server
@@ -96,7 +96,7 @@ class Trial:
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             self.server = make_contiguous(init_server(self.algorithm, self.fresh))
             self.initial = make_contiguous(init_client(self.algorithm, self.server, self.fresh))
-        self.kept: dict[int, State] = dict.fromkeys(range(len(clients)), self.initial)
+        self.kept: dict[int, State] = dict.fromkeys(range(len(clients)), self.initial | {FIRST: torch.ones(())})
         self.outcomes: list[Outcome] = []
         self.rounds = 0
 
@@ -134,7 +134,7 @@ class Trial:
         for _ in range(rounds):
             self.outcomes = self.train(ids, tests)
             self.server = self.aggregate(self.uploads(self.outcomes))
-            self.kept |= {outcome.client: outcome.keep for outcome in self.outcomes}
+            self.kept |= {outcome.client: outcome.keep | {FIRST: torch.zeros(())} for outcome in self.outcomes}
             self.rounds += 1
         return self
 
@@ -142,7 +142,7 @@ class Trial:
         """A client's tensors as it begins the next round, before any pass."""
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             common, client_parts = contract.validate_download(self.algorithm, self.send([client]))
-            info = self.clients.get_client_info(client, self.rounds + 1)
+            info = self.clients.get_client_info(client, self.rounds + 1, self.kept[client][FIRST])
             return start_client(self.algorithm, self.kept[client], common | unstack_client(client_parts, 0), info)
 
 

@@ -4,6 +4,7 @@ from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.fedala import FedALA
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.engine.clients.executor import FIRST
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(
@@ -19,7 +20,7 @@ def make_mixing(make_toy, scalar):
     def make(algorithm, weight, a=1.0, b=4.9, settled=1.0, **settings):
         trial = make_toy(algorithm, [(a, b)], start=5.0, **{"learning_rate": 0.0} | settings)
         one = torch.ones((), dtype=torch.float64)
-        trial.kept[0] = {"local": scalar(2), "weights": scalar(weight), "seen": one, "settled": settled * one}
+        trial.kept[0] = {"local": scalar(2), "weights": scalar(weight), "settled": settled * one, FIRST: 0 * one}
         return trial
 
     return make
@@ -149,7 +150,7 @@ def test_the_first_mixing_ends_when_losses_stand_still(make_mixing):
 
     class Watching(FedALA):
         def record_loss(self, client):
-            seen.append(client["loss"].item())
+            seen.append(client["window"]["loss"].item())
             return super().record_loss(client)
 
     trial = make_mixing(Watching(threshold=1e-6), 1.0, b=-1.0, settled=0.0)

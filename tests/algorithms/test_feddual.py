@@ -8,13 +8,16 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fedpipe.algorithms.adaptive_loss import compute_divergence_gradient
+from fedpipe.algorithms.barycenter import compute_barycenter
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.algorithms.feddual import FedDUAL, compute_barycenter, compute_divergence_gradient
+from fedpipe.algorithms.feddual import FedDUAL
 from fedpipe.algorithms.passes import Train
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import Network
+from fedpipe.planning.study_facts import get_study_facts
 from fedpipe.settings.parser import parse_params
 from fedpipe.settings.transforms import Transforms
 from fedpipe.testing import Expected
@@ -184,7 +187,8 @@ def test_a_layer_that_the_network_lacks_is_refused_by_the_plan():
     def planned(**parameters):
         params = studies.settings(("feddual",), algorithms={"feddual": parameters})
         found = parse_params(params)
-        return found.algorithms["feddual"].algorithm.warnings(found, "algorithms.feddual")
+        feddual = found.algorithms["feddual"].algorithm
+        return feddual.warnings(get_study_facts(feddual, found), "algorithms.feddual")
 
     assert planned(layers=["body.1"]) == ()
     with pytest.raises(

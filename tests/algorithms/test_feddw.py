@@ -210,7 +210,7 @@ def test_both_matrices_are_recorded(make_trial):
 def test_the_codes_mu_falls_at_every_ninth_round(make_trial, mode, decay):
     trial = make_trial(FedDW(mu=5.0, mode=mode))
     received = {"model": trial.server["model"], "omega": trial.server["omega"]}
-    facts = (trial.clients.get_client_info(1, number) for number in (8, 9, 17, 18, 27))
+    facts = (trial.clients.get_client_info(1, number, torch.ones(())) for number in (8, 9, 17, 18, 27))
     assert [float(trial.algorithm.start({}, received, info)["mu"]) for info in facts] == pytest.approx(
         [5 * factor for factor in decay], rel=1e-14
     )

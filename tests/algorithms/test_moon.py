@@ -35,9 +35,9 @@ def make_linear(make_trial):
     return make
 
 
-def client_of(model, other, previous, seen=1.0):
+def client_of(model, other, previous):
     head = {"head.weight": torch.zeros(1, 2, dtype=f64), "head.bias": torch.zeros(1, dtype=f64)}
-    return {"model": model | head, "global": other, "previous": previous, "seen": torch.tensor(seen, dtype=f64)}
+    return {"model": model | head, "global": other, "previous": previous, "first": torch.zeros((), dtype=f64)}
 
 
 BATCH = Batch(torch.ones(3, 1, dtype=f64), torch.zeros(3, dtype=torch.long))

@@ -79,11 +79,6 @@ def test_without_a_learning_rate_controls_stay_finite(make_trial):
     assert all(torch.equal(value, torch.zeros_like(value)) for value in trial.server["control"].values())
 
 
-def test_momentum_is_not_used(make_trial, assert_same):
-    heavy, plain = (make_trial(Scaffold(), momentum=momentum).run(2) for momentum in (0.9, 0.0))
-    assert_same(heavy.server, plain.server, within=1e-15)
-
-
 def test_adam_is_obeyed_where_it_is_insisted_on(make_trial, assert_same):
     """With controls of zeros, its first round is uniform FedAvg's with Adam; the next one is not."""
     settings = {"optimizer": "adam", "learning_rate": 0.01, "weighting": "uniform", "participation": 1.0}

@@ -95,6 +95,29 @@ def test_parameters_have_their_own_and_their_parents_words() -> None:
     assert pages.render_parameter_table(Child, set()) == ""
 
 
+class Deviating(Component):
+    """A method.
+
+    Deviations
+    ----------
+    Averages of :math:`w_k`
+        Paper: as eq. 3. Code: uniform, e.g. 1 | 2. Here:
+        by samples.
+    Clipping
+        Here: none. As the paper.
+    """
+
+
+def test_deviations_are_a_table_of_paper_code_and_here() -> None:
+    assert pages.render_deviations_table(Deviating).splitlines() == [
+        "| deviation | paper | authors' code | here |",
+        "|---|---|---|---|",
+        "| Averages of $`w_k`$ | As eq. 3. | Uniform, e.g. 1 \\| 2. | By samples. |",
+        "| Clipping | – | – | None. As the paper. |",
+    ]
+    assert pages.render_deviations_table(Parent) == ""
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

@@ -28,8 +28,6 @@ INNER = {
     Algorithm: {
         "bind",
         "bind_round",
-        "summarize_network",
-        "warn_about_layers",
         "net",
         "federation",
         "pinned_file",

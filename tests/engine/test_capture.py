@@ -17,7 +17,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.passes import Measure, Train
 from fedpipe.core.components import component, registry
 from fedpipe.engine import contract
-from fedpipe.engine.clients.executor import get_passes, start_client
+from fedpipe.engine.clients.executor import FIRST, get_passes, start_client
 from fedpipe.engine.stack import schedule
 from fedpipe.engine.stack.graphs import copy_into
 from fedpipe.engine.stack.stack import Stack
@@ -77,7 +77,8 @@ def at_work(trial, ids):
     common, own = contract.validate_download(algorithm, trial.send(work.rows))
     axes = dict.fromkeys(common) | dict.fromkeys(own, 0)
     kept, start = stack_states([trial.kept[client] for client in work.rows]), functools.partial(start_client, algorithm)
-    return work, vmap(start, in_dims=(0, axes, 0))(kept, common | own, clients.get_client_info(work.rows, number))
+    info = clients.get_client_info(work.rows, number, kept[FIRST])
+    return work, vmap(start, in_dims=(0, axes, 0))(kept, common | own, info)
 
 
 def elsewhere(clients, device):

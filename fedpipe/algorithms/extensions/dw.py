@@ -14,8 +14,10 @@ from torch import Tensor
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
-from fedpipe.algorithms.feddw import FedDW, compute_regularizer
+from fedpipe.algorithms.class_means import class_mean
+from fedpipe.algorithms.feddw import compute_regularizer, remove_head_bias
 from fedpipe.algorithms.passes import Loss, Measure, Pass, Train
+from fedpipe.algorithms.soft_labels import compute_soft_labels, make_identity, sum_soft_labels
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.tensors import Tensors
@@ -52,21 +54,17 @@ class WithDW(Algorithm):
 
     dw: DW | None = None
 
-    @property
-    def _feddw(self) -> FedDW:
-        return FedDW(mu=(self.dw or DW()).mu)
-
     def code_objects(self) -> tuple[Any, ...]:
         """X, and this."""
         return (*super().code_objects(), WithDW)
 
     def adapt(self, network: Network) -> Network:
         """X's network with a head without bias."""
-        return self._feddw.adapt(super().adapt(network))
+        return remove_head_bias(super().adapt(network))
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """X's state, and the identity as SL matrix."""
-        return super().init(fresh) | {OMEGA: self._feddw.init(fresh)["omega"]}
+        return super().init(fresh) | {OMEGA: make_identity(fresh(0))}
 
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """What X sends, and the SL matrix."""
@@ -87,18 +85,16 @@ class WithDW(Algorithm):
         return [*map(self._regularize_pass, super().local_passes()), measure]
 
     def _regularize_pass(self, local_pass: Pass) -> Pass:
-        if not isinstance(local_pass, Train) or isinstance(
-            local_pass.loss, _RegularizedLoss
-        ):  # X may list its personal passes again
-            return local_pass
-        return dataclasses.replace(local_pass, loss=_RegularizedLoss(local_pass.loss, local_pass.group, self._feddw.mu))
+        if not isinstance(local_pass, Train) or isinstance(local_pass.loss, _RegularizedLoss):
+            return local_pass  # without a loss, or regularized already, as X may repeat its personal passes
+        loss = _RegularizedLoss(local_pass.loss, local_pass.group, (self.dw or DW()).mu)
+        return dataclasses.replace(local_pass, loss=loss)
 
     def _sum_soft_labels(self, client: State, batch: Batch) -> dict[str, Tensor]:
-        return self._feddw.sum_outputs_by_class(self.predict(client, batch.x), batch)
+        return sum_soft_labels(self.predict(client, batch.x), batch)
 
     def _store_soft_labels(self, client: State, sums: dict[str, Tensor]) -> State:
-        soft_labels = self._feddw.store_soft_labels({}, sums)
-        return client | {CLIENT_OMEGA: soft_labels["own"], COUNTS: soft_labels["counts"]}
+        return client | {CLIENT_OMEGA: compute_soft_labels(sums), COUNTS: sums["counts"]}
 
     def upload(self, client: State) -> State:
         """What X uploads, the client's SL matrix and its class counts."""
@@ -106,8 +102,8 @@ class WithDW(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """X's next state, and the rows' means."""
-        matrices = [{"omega": upload[CLIENT_OMEGA], "counts": upload[COUNTS]} for _, _, upload in uploads]
-        return super().aggregate(server, uploads) | {OMEGA: self._feddw.average_rows(server[OMEGA], matrices)}
+        omega = class_mean(uploads[CLIENT_OMEGA], uploads[COUNTS], otherwise=server[OMEGA])
+        return super().aggregate(server, uploads) | {OMEGA: omega}
 
     def matrices(self, state: State) -> Mapping[str, Tensor]:
         """What X exchanges, and the SL matrix as it travels."""

@@ -112,6 +112,7 @@ def render_components_page(kind: ComponentKind) -> str:
                 None,
                 (
                     _render_docstring(component),
+                    render_deviations_table(component),
                     render_parameter_table(component, set(_get_defaults(component)) - common),
                 ),
             )
@@ -329,14 +330,30 @@ def _render_docstring(component: type[Component]) -> str:
     return convert_blocks(SECTION_HEADING.split(inspect.getdoc(component) or "")[0])
 
 
+def render_deviations_table(component: type[Component]) -> str:
+    """A table of the deviations of an algorithm: what the paper, the authors' code and fedpipe do."""
+    rows = []
+    for subject, text in _parse_section(component, "Deviations").items():
+        _, *parts = re.split(r"(?:^|(?<=\.) )(Paper|Code|Here): ", text)
+        cells = {label: cell[0].upper() + cell[1:] for label, cell in zip(parts[::2], parts[1::2], strict=True)}
+        row = [subject, *(cells.get(label, "–") for label in ("Paper", "Code", "Here"))]
+        rows.append("| " + " | ".join(convert_inline(cell).replace("|", chr(92) + "|") for cell in row) + " |")
+    return "\n".join(["| deviation | paper | authors' code | here |", "|---|---|---|---|", *rows]) if rows else ""
+
+
 def _parse_parameter_docs(component: type) -> dict[str, str]:
     """One line of documentation per parameter, from the class's own docstring."""
-    sections = SECTION_HEADING.split(inspect.cleandoc(vars(component).get("__doc__") or ""))
-    section = dict(zip(sections[1::2], sections[2::2], strict=True)).get("Parameters", "")
     parameter_docs: dict[str, str] = {}
-    for names, text in re.findall(r"^(\S.*)\n((?:[ \n].*\n?)*)", section, re.M):
-        parameter_docs |= dict.fromkeys(re.split(r", ?", names.partition(" :")[0]), " ".join(text.split()))
+    for names, text in _parse_section(component, "Parameters").items():
+        parameter_docs |= dict.fromkeys(re.split(r", ?", names.partition(" :")[0]), text)
     return parameter_docs
+
+
+def _parse_section(component: type, title: str) -> dict[str, str]:
+    """The entries of a section of a class's own docstring by their heads, each text on one line."""
+    sections = SECTION_HEADING.split(inspect.cleandoc(vars(component).get("__doc__") or ""))
+    section = dict(zip(sections[1::2], sections[2::2], strict=True)).get(title, "")
+    return {head: " ".join(text.split()) for head, text in re.findall(r"^(\S.*)\n((?:[ \n].*\n?)*)", section, re.M)}
 
 
 def _get_defaults(component: type[Component]) -> dict[str, str]:

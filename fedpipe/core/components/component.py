@@ -63,7 +63,11 @@ class ComponentKind:
 
 
 ALGORITHM = ComponentKind(
-    "algorithm", "fedpipe.algorithms", "algorithms", "algorithm", helpers=("model_stack", "partial_sharing")
+    "algorithm",
+    "fedpipe.algorithms",
+    "algorithms",
+    "algorithm",
+    helpers=("adaptive_loss", "barycenter", "class_means", "model_stack", "partial_sharing", "soft_labels"),
 )
 MODEL = ComponentKind(
     "model",

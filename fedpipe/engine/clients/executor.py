@@ -31,6 +31,7 @@ LossFunction = Callable[[Tensors], tuple[Tensor, Statistics]]  #: of the trained
 GradientAndLoss = tuple[Tensors, tuple[Tensor, Statistics]]
 
 BUFFERS = "buffers"  #: part of a client's state: the running statistics that it keeps to itself
+FIRST = "info/first"  #: of a client's kept state in memory: 1 until it has trained; no file contains it
 TEACHER_BUFFERS = "buffers/began"  #: those with which it began, which its teachers keep
 MEASURE_BATCH = 250  #: samples in one call where nothing is trained; a fixed number, since bits may depend on it
 
@@ -150,7 +151,8 @@ def init_client(algorithm: Algorithm, server: State, fresh: Callable[[int], Tens
 def start_client(algorithm: Algorithm, kept_state: State, received_state: State, info: ClientInfo) -> State:
     """One client's tensors as it begins."""
     buffers = {BUFFERS: kept_state[BUFFERS], TEACHER_BUFFERS: kept_state[BUFFERS]} if BUFFERS in kept_state else {}
-    return contract.validate_state(algorithm, "start", algorithm.start(kept_state, received_state, info)) | buffers
+    kept_parts = {part: value for part, value in kept_state.items() if part != FIRST}
+    return contract.validate_state(algorithm, "start", algorithm.start(kept_parts, received_state, info)) | buffers
 
 
 def make_kept_state(algorithm: Algorithm, state: State) -> State:
@@ -245,7 +247,7 @@ class ClientPass:
         if self._training.step is not None:
             client = contract.update_client(self._algorithm, self._training.step, client, batch, gradient)
         else:
-            client = self.descend(client, gradient(client)[0], self._can_overwrite)
+            client = self.descend(client, gradient(client), self._can_overwrite)
         part = BUFFERS if BUFFERS in client else self._training.group
         statistics = {name: value for name, value in gradient.statistics.items() if name in client[part]}
         return client | {part: client[part] | statistics} if gradient.statistics else client
@@ -304,7 +306,10 @@ class _BatchGradient:
         self._pass, self._batch = client_pass, batch
         self.statistics: Statistics = {}  #: of the last call
 
-    def __call__(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
+    def __call__(self, client: State, batch: Batch | None = None) -> Tensors:
+        return self.with_value(client, batch)[0]
+
+    def with_value(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
         gradient, (loss, self.statistics) = self._pass.compute_gradient(client, batch or self._batch)
         return gradient, loss
 

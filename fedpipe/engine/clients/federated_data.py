@@ -93,11 +93,14 @@ class FederatedData:
         largest = int(self.sizes.max())
         return largest if size == "full" else min(size, largest)
 
-    def get_client_info(self, client: int | Sequence[int], round: int) -> ClientInfo:
-        """What a client knows of itself as a round begins; with a first axis for several clients."""
+    def get_client_info(self, client: int | Sequence[int], round: int, first: Tensor) -> ClientInfo:
+        """What a client knows of itself as a round begins; with a first axis for several clients.
+
+        ``first`` is 1 for clients that have not trained yet and 0 for others.
+        """
         classes = self.class_counts[client if isinstance(client, int) else list(client)]
         size = classes.sum(-1)
-        return ClientInfo(size=size, classes=classes, round=torch.full_like(size, float(round)))
+        return ClientInfo(size=size, classes=classes, round=torch.full_like(size, float(round)), first=first.to(size))
 
     def shuffle_indices(self, client: int, round: int, stream: str, epoch: int, share: float = 1.0) -> Integers:
         """The client's training samples in the order of one epoch, or a random share of them."""

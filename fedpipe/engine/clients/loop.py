@@ -21,6 +21,7 @@ from fedpipe.algorithms.passes import Measure, Pass, Train, Update
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import (
+    FIRST,
     MEASURE_BATCH,
     ClientPass,
     ClientTask,
@@ -129,8 +130,9 @@ class Loop:
         clients, device = self._clients, self._clients.device
         common, client_parts = contract.validate_download(algorithm, task.send([client]))
         received_state = move_state(common | unstack_client(client_parts, 0), device)
-        kept_state, info = move_state(task.get_kept_state(client), device), clients.get_client_info(client, task.round)
-        state = optimize_layout(start_client(algorithm, kept_state, received_state, info))
+        kept_state = task.get_kept_state(client)
+        info = clients.get_client_info(client, task.round, kept_state[FIRST])
+        state = optimize_layout(start_client(algorithm, move_state(kept_state, device), received_state, info))
         client_run, start_time = ClientRun(algorithm, clients, task.round, client), time.perf_counter()
         passes, earlier_seconds = get_passes(algorithm, task.phase, self._finetune_epochs), 0.0
         if personal_passes := get_personal_passes(algorithm, task.phase):

@@ -167,7 +167,7 @@ def _is_diagnostic_part(part: str) -> bool:
 
 
 def _descend(client: State, batch: Batch, gradient: Gradient) -> State:
-    return gradient.descend(client, gradient(client)[0])
+    return gradient.descend(client, gradient(client))
 
 
 class _CollectingExecutor:

@@ -21,6 +21,7 @@ from fedpipe.algorithms.batch import State
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import (
+    FIRST,
     MEASURE_BATCH,
     ClientTask,
     Outcome,
@@ -118,7 +119,7 @@ class Stack:
         common, client_parts = contract.validate_download(algorithm, task.send(stack_run.rows))
         axes = dict.fromkeys(common) | dict.fromkeys(client_parts, 0)
         kept_states = stack_states([task.get_kept_state(client) for client in stack_run.rows], device)
-        client_infos = clients.get_client_info(stack_run.rows, task.round)
+        client_infos = clients.get_client_info(stack_run.rows, task.round, kept_states[FIRST])
         state: State = vmap(functools.partial(start_client, algorithm), in_dims=(0, axes, 0))(
             kept_states, move_state(common | client_parts, device), client_infos
         )

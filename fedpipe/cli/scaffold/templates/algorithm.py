@@ -13,23 +13,30 @@ from fedpipe.algorithms.base import Batch, ClientInfo, State, Uploads
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.core.tensors import Tensors
 
-# This file works as it stands: FedAvg, with a pull of each client towards the model that it trained last. Change the
-# hooks that your method changes and delete the others (FedAvg's then hold). fedpipe/algorithms/base.py has the rest:
-# send, personalize, local_passes (Train, Measure and Update passes), predict, global_model. Everything is written for
-# one client, as pure functions of tensors without `if` on values. Models are added and scaled whole, a + b or a * 0.5;
-# norms and distances are of self.net.parameters(a), since a model may hold BatchNorm's running statistics too. Those of
-# the server's next model are the mean of the uploads' whatever `aggregate` computes.
+# You can run this file unchanged: it is FedAvg with a pull of each client towards the model that it trained last.
+# Change the hooks that your method changes and delete the others, which are then FedAvg's. fedpipe/algorithms/base.py
+# has the other hooks: send, personalize, training, local_passes (Train, Measure and Update passes), predict,
+# global_model. Write the hooks for one client, as pure functions of tensors without `if` on values. Add and scale
+# complete models, a + b or a * 0.5. Take norms and distances of self.net.parameters(a), because a model may contain
+# BatchNorm's running statistics. Those of the server's next model are the mean of the uploads' with any `aggregate`.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Template(FedAvg):
     r"""FedAvg with a pull towards the client's own last model.
 
-    Source: authors, title, venue and year, equation:
+    Source: authors, title, venue and year, equation.
+
+    Method: client k minimizes, with its last model theta_k,
 
     .. math:: \min_\theta F_k(\theta) + \frac{\lambda}{2} \lVert \theta - \theta_k \rVert^2.
 
-    State: the client's last model, theta_k. Traffic: the model down, the model up.
+    State: theta_k at the client. Traffic: the model down, the model up.
+
+    Deviations
+    ----------
+    First participation of a client
+        Paper: what it does. Code: what the authors' code does. Here: a pull to the initial model.
 
     Parameters
     ----------
@@ -37,11 +44,11 @@ class Template(FedAvg):
         Strength of the pull, lambda.
     """
 
-    # A hyper-parameter a line: its bounds are checked before any job starts; its words stand in the docstring above.
+    # One hyperparameter a line. Its bounds are checked before any job starts. The docstring above describes it.
     pull: Annotated[float, Field(ge=0)] = 0.01
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
-        """What the server holds before round 1: add whatever it carries from round to round."""
+        """The server's state before round 1. Add what it needs from round to round."""
         return {"model": fresh(0)}
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
@@ -49,7 +56,10 @@ class Template(FedAvg):
         return {"last": self.net.parameters(server["model"])}
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """What a client has at hand in a round: what it trains (``model``), and what its loss needs."""
+        """A client's tensors in a round: what it trains (``model``), and what its loss needs.
+
+        ``info`` has the client's sample counts, the round, and ``first``, which is 1 until the client has trained.
+        """
         return {"model": received["model"], "last": kept["last"]}
 
     def loss(self, client: State, batch: Batch) -> Tensor:
@@ -58,13 +68,13 @@ class Template(FedAvg):
         return self.risk(client, batch) + self.pull / 2 * drift.square_norm()
 
     def upload(self, client: State) -> State:
-        """What travels to the server; its bytes are counted."""
+        """What travels to the server. Its bytes are counted."""
         return {"model": client["model"]}
 
     def keep(self, client: State) -> State:
-        """What stays at the client until it takes part again: here without the running statistics of BatchNorm."""
+        """What stays at the client until its next round: here without the running statistics of BatchNorm."""
         return {"last": self.net.parameters(client["model"])}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """The server's next state: ``uploads`` gives (client, weight, upload) in client order; the weights sum to 1."""
+        """The server's next state. ``uploads["model"]`` lists the models in client order, ``mean`` averages them."""
         return {"model": uploads.mean("model")}

@@ -1,0 +1,145 @@
+"""FedDUAL's dynamic aggregation: a Wasserstein barycenter of the updates of the last layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpipe.algorithms.base import StudyFacts
+from fedpipe.algorithms.batch import Batch, ClientInfo, State
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.passes import Gradient, Pass, Train
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.errors import SettingsError, suggest_name
+from fedpipe.core.tensors import Tensors
+from fedpipe.models.base import FunctionalNetwork
+
+
+@dataclass(frozen=True, kw_only=True)
+class Barycenter(FedAvg):
+    """Part (ii) of FedDUAL, eq. 7-13: FedAvg with uniform means, except for the last layers."""
+
+    excess_layers_effect: ClassVar[str] = "so that the barycenter combines all of them"
+
+    epsilon: Annotated[float, Field(gt=0)] = 1e-5
+    iterations: Annotated[int, Field(ge=1)] | None = None
+    layers: Annotated[int, Field(ge=1)] | Annotated[tuple[str, ...], Field(min_length=1)] = 1
+    vector: Literal["pseudo-gradient", "gradient"] | None = None
+    dynamic_aggregation: bool = True
+
+    @property
+    def has_underflow(self) -> bool:
+        """Whether the kernel is not in the log domain, as in the authors' code."""
+        return False
+
+    @property
+    def barycenter_names(self) -> tuple[str, ...]:
+        """Names of the parameters that the barycenter combines."""
+        if not self.dynamic_aggregation:
+            return ()
+        if isinstance(self.layers, int):
+            return self.net.last_layer_names(self.layers, buffers=False)
+        self._check_layer_names("algorithms.feddual", self.net)
+        return tuple(name for name in self.net.names if get_layer_name(name) in self.layers)
+
+    def init(self, fresh: Callable[[int], Tensors]) -> State:
+        """The model, and all participants as effective clients."""
+        model = fresh(0)
+        one = next(iter(model.values())).new_ones(())
+        effective = Tensors((name, one * self.federation.participants) for name in self.barycenter_names)
+        return {"model": model, "effective": effective}
+
+    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+        """The global model, and a sum of gradients."""
+        gradient = received["model"].only(self.barycenter_names).zeros()
+        return super().start(kept, received, info) | {"gradient": gradient}
+
+    def local_passes(self) -> Sequence[Pass]:
+        """Training, then the gradient at the trained model if the barycenter combines gradients."""
+        if not self.dynamic_aggregation or self.vector != "gradient":
+            return super().local_passes()
+        gradient_pass = Train(
+            self.risk,
+            only=self.barycenter_names,
+            epochs=1,
+            step=self.accumulate_gradient,
+            stream="gradient",
+            eval_mode=True,
+        )
+        return (*super().local_passes(), gradient_pass)
+
+    def accumulate_gradient(self, client: State, batch: Batch, gradient: Gradient) -> State:
+        """Add the gradient of the batch's summed loss. The model does not change."""
+        return client | {"gradient": client["gradient"] + batch.size() * gradient(client)}
+
+    def upload(self, client: State) -> State:
+        """The model, and the gradient if the barycenter combines gradients."""
+        return super().upload(client) | ({"gradient": client["gradient"]} if self.vector == "gradient" else {})
+
+    def aggregate(self, server: State, uploads: Uploads) -> State:
+        """Alg. 1, lines 17-24."""
+        uploads, theta = uploads.uniform(), server["model"]
+        model, effective, iterations = uploads.mean("model"), Tensors(), cast(int, self.iterations)
+        for name in self.barycenter_names:
+            vectors = torch.stack(self._list_updates(name, theta, uploads)).flatten(1)
+            mixture, weights = compute_barycenter(vectors, self.epsilon, iterations, self.has_underflow)
+            model[name] = theta[name] - mixture.reshape(theta[name].shape)
+            effective[name] = 1 / weights.square().sum()
+        return {"model": model, "effective": effective}
+
+    def _list_updates(self, name: str, theta: Tensors, uploads: Uploads) -> list[Tensor]:
+        """The clients' updates of one tensor: their gradients or their pseudo-gradients."""
+        if self.vector == "gradient":
+            return [gradient[name] for gradient in uploads["gradient"]]
+        return [theta[name] - model[name] for model in uploads["model"]]
+
+    def metrics(self, server: State) -> Mapping[str, Tensor]:
+        """The effective number of clients of each tensor of the last layers."""
+        return {f"effective_clients.{name}": value for name, value in server["effective"].items()}
+
+    def warnings(self, study: StudyFacts, key: str) -> Sequence[str]:
+        """Too many layers. Unknown names of layers are an error."""
+        if isinstance(self.layers, int):
+            return super().warnings(study, key) if self.dynamic_aggregation else ()
+        if study.network is not None:
+            self._check_layer_names(key, study.network)
+        return ()
+
+    def _check_layer_names(self, key: str, net: FunctionalNetwork) -> None:
+        layer_names = list(dict.fromkeys(map(get_layer_name, net.names)))
+        for name in () if isinstance(self.layers, int) else self.layers:
+            if name not in layer_names:
+                raise SettingsError(
+                    f"{key}.layers: the network has no layer '{name}'; {suggest_name(name, layer_names)}"
+                )
+
+
+def get_layer_name(name: str) -> str:
+    """The layer that a tensor belongs to."""
+    return name.rpartition(".")[0]
+
+
+def compute_barycenter(
+    updates: Tensor, epsilon: float, iterations: int, has_underflow: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Eq. 12-13 in the log domain: the kernel-weighted mean of m vectors, shape (m, L), and its m weights.
+
+    With ``has_underflow`` the mean becomes 0 when the kernel underflows, as in the authors' code.
+    """
+    sorted_updates, b = updates.sort(1).values, updates.mean(0)
+    weights = updates.new_full((len(updates),), 1 / len(updates))
+    for _ in range(iterations):
+        distances = (b.sort().values - sorted_updates).abs().mean(1)  # of as many values each: rank by rank
+        weights = (-distances / epsilon).softmax(0)
+        previous, b = b, weights @ updates
+        if has_underflow:
+            kernel = (-distances / epsilon).exp().mean()
+            b = b * kernel / (kernel + 1e-10)
+        if torch.equal(previous, b):
+            break
+    return b, weights

@@ -1,0 +1,37 @@
+"""The facts of a study about which algorithms warn before it runs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from fedpipe.algorithms.base import Algorithm, StudyFacts
+from fedpipe.models.base import FunctionalNetwork
+from fedpipe.settings.params import Params
+
+_networks: dict[tuple[Any, ...], FunctionalNetwork | None] = {}
+
+
+def get_study_facts(algorithm: Algorithm, params: Params) -> StudyFacts:
+    """The facts of a study for one of its algorithms."""
+    return StudyFacts(
+        rounds=params.federation.rounds,
+        momentum=params.federation.momentum,
+        has_validation=bool(params.dataset.validation_share or params.partition.has_validation),
+        has_batch_norm_setting=hasattr(params.model, "batch_norm"),
+        build_network=functools.partial(_build_network, algorithm, params),
+    )
+
+
+def _build_network(algorithm: Algorithm, params: Params) -> FunctionalNetwork | None:
+    """The network that an algorithm trains, without values; each one is built once in a process."""
+    info, model = params.dataset.facts, params.model
+    cache_key = (type(algorithm), repr(algorithm), type(model), repr(model), info.shape, info.classes)
+    if cache_key not in _networks:
+        try:
+            _networks[cache_key] = FunctionalNetwork(
+                lambda: algorithm.adapt(model.build_without_weights(info.shape, info.classes)), device="meta"
+            )
+        except Exception:  # a custom model that can't be built here: its jobs report why
+            _networks[cache_key] = None
+    return _networks[cache_key]
