@@ -175,8 +175,8 @@ def test_the_seed_is_in_the_key() -> None:
 
 
 def test_every_field_of_the_federation_is_in_the_key_but_rounds() -> None:
-    run = RunSettings.from_params(parser.parse_params(study()), "fedavg", 0)
-    assert set(run.federation) == set(federation.Federation.model_fields) - {"rounds"}
+    held = RunSettings.from_params(parser.parse_params(study()), "fedavg", 0).federation
+    assert set(held) == set(federation.Federation.model_fields) - {"rounds"}
 
 
 @pytest.mark.parametrize(
