@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import snakemake
 
-from tests import small_studies as studies
+from snakemake_logger_plugin_fedpipe import read_records
+from tests import studies
 from tests.pipeline.conftest import BIN, ENVIRONMENT, Project, jobs
 
 LOCAL = "--profile workflow/profiles/local"
@@ -151,6 +152,12 @@ def test_ctrl_c_stops_a_study_and_the_same_command_goes_on(project: Project) -> 
     stopped = project.run("fedpipe", "status")
     assert stopped.startswith("1 run (1 stopped), 1 of 3 rounds"), stopped
     assert "failed" not in stopped
+    (records,) = (project.folder / ".snakemake/fedpipe/jobs").glob("*.jsonl")
+    segments = [record for record in read_records(records) if record.get("rule") == "segment"]
+    assert [(record["event"], record.get("interrupted")) for record in segments] == [
+        ("job_info", None),
+        ("job_error", True),
+    ]
     project.run("fedpipe", "run")
     assert project.run("fedpipe", "status").startswith("1 run (1 done), 3 of 3 rounds")
 
