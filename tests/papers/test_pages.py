@@ -265,8 +265,8 @@ def test_a_column_that_is_another_tables_counts_once(make):
     assert told["held"].endswith("of 1")
 
 
-def test_a_cell_may_have_two_notes(at):
-    place = at("FedDW", "Table I", "FedAvg", "practical/MNIST")
+def test_a_cell_may_have_two_notes(find_cell):
+    place = find_cell("FedDW", "Table I", "FedAvg", "practical/MNIST")
     both = MeasuredCell(Number.from_values({0: 9.0}), test_samples=10, classes=10, diverged_runs=1, is_generated=True)
     (table, *_) = views.build_paper_context(
         layouts.load_papers()["FedDW"], cells.compare_cells({place: both}, "smoke"), {}, {}
