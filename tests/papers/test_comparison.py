@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedpipe.papers import cells, layouts, published
-from fedpipe.papers.cells import MeasuredCell
-from fedpipe.papers.verdicts import Number
+from fedpipe.papers import comparison, layouts, published, statistics
+from fedpipe.papers.comparison import MeasuredCell
+from fedpipe.papers.statistics import Number
 from tests.studies import ROOT
 
 HEAD = [
@@ -24,7 +24,7 @@ HEAD = [
 
 def one(at, *place, values, **others):
     """One measured cell, by its place."""
-    told = {"keys": ("abc",), "hours": 1.0, "test_samples": 10_000, "classes": 10} | others
+    told = {"keys": ("abc",), "test_samples": 10_000, "classes": 10} | others
     return {at(*place): MeasuredCell(Number.from_values(values), **told)}
 
 
@@ -34,13 +34,13 @@ def each(measured, **others):
 
 
 def compared(measured, scale="paper"):
-    return cells.compare_cells(measured, scale)
+    return comparison.compare_cells(measured, scale)
 
 
 @pytest.mark.parametrize("scale", ["paper", "reduced", "smoke"])
 def test_a_row_for_every_printed_number_at_every_scale(judged, scale):
-    for comparison in (judged[scale], cells.compare_cells({}, scale)):
-        table = pd.read_csv(io.BytesIO(cells.encode_comparison_csv(comparison)), keep_default_na=False)
+    for compared_ in (judged[scale], comparison.compare_cells({}, scale)):
+        table = pd.read_csv(io.BytesIO(comparison.encode_comparison_csv(compared_)), keep_default_na=False)
         assert list(table.columns) == HEAD
         assert len(table) == 641
         assert set(table["scale"]) == {scale}
@@ -66,8 +66,8 @@ def test_what_was_published_of_runs_here_stands_beside_what_is_printed_now(folde
 
 
 def test_no_value_is_judged_at_a_smaller_scale(judged):
-    verdicts = {"agrees", "agrees (one seed)", "agrees (two seeds)", "near", "differs"}
-    words = {scale: {cell.word for cell in comparison.cells.values()} for scale, comparison in judged.items()}
+    verdicts = {"agrees", "differs"}
+    words = {scale: {cell.word for cell in found.cells.values()} for scale, found in judged.items()}
     assert not verdicts & (words["reduced"] | words["smoke"])
     assert verdicts & words["paper"]
 
@@ -90,12 +90,37 @@ def test_words(at):
     assert found.cells[at("FedDW", "Table IV", "FedAvg", "with DW")].word == "not in print"
 
 
-def test_a_single_seed_is_judged_by_what_the_columns_runs_vary(at):
+@pytest.mark.parametrize(("values", "word"), [((66.0, 66.2, 66.4), "agrees"), ((70.0, 70.2, 70.4), "differs")])
+def test_a_value_agrees_if_the_interval_of_its_difference_contains_zero(at, values, word):
+    """Print has 66.24 ± 0.6 of 5 runs. Runs vary by the sampling error of 10,000 tests at least: 0.47 points."""
+    place = ("FedDW", "Table I", "FedDW", "practical/CIFAR-10")
+    cell = compared(one(at, *place, values=dict(enumerate(values)))).cells[at(*place)]
+    difference = np.mean(values) - 66.24
+    sampling_variance = values[1] * (100 - values[1]) / 10_000
+    variances = [0.6**2 / 5, sampling_variance / 3]  # ours has no degrees of freedom to lose
+    half_width = stats.t.ppf(0.975, sum(variances) ** 2 / (variances[0] ** 2 / 4)) * math.sqrt(sum(variances))
+    assert cell.word == word
+    assert cell.verdict.contrast[:3] == pytest.approx((difference, difference - half_width, difference + half_width))
+
+
+def test_a_single_seed_is_judged_by_the_columns_spread(at):
     place = ("FedDW", "Table I", "FedProto", "pathological/MNIST")
     cell = compared(one(at, *place, values={0: 56.0})).cells[at(*place)]
-    assert cell.word == "agrees (one seed)"
+    assert cell.word == "agrees"
     spread = np.sqrt(np.mean(np.square([0.5, 0.1, 0.2, 0.3, 0.4, 1.2, 4.2, 1.2, 0.5, 2.2, 9.2, 0.5])))
-    assert cell.verdict.band.error == pytest.approx(np.sqrt(spread**2 + 4.2**2 / 5))
+    variances = [spread**2, 4.2**2 / 5]
+    df = sum(variances) ** 2 / (variances[0] ** 2 / 48 + variances[1] ** 2 / 4)
+    contrast = cell.verdict.contrast
+    assert contrast.high - contrast.low == pytest.approx(2 * stats.t.ppf(0.975, df) * math.sqrt(sum(variances)))
+
+
+def test_without_any_standard_deviation_the_test_sets_error_counts(at):
+    """PFPS-LWC prints single runs."""
+    place = ("PFPS-LWC", "Table 2", "FedPer", "0.5/0.3")
+    target = published.load_published()[at(*place)].mean
+    for gap, word in ((1.0, "agrees"), (1.5, "differs")):
+        assert compared(one(at, *place, values={0: target + gap})).cells[at(*place)].word == word
+    assert statistics.compute_sampling_error(target, 10_000) * 1.96 * math.sqrt(2) == pytest.approx(1.19, abs=0.01)
 
 
 def test_failed_in_print_is_met_by_failing(at):
@@ -103,6 +128,8 @@ def test_failed_in_print_is_met_by_failing(at):
     values = {0: 40.0, 1: 41.0, 2: 42.0}
     assert compared(one(at, *place, values=values)).cells[at(*place)].word == "differs"
     assert compared(one(at, *place, values=values, diverged_runs=1)).cells[at(*place)].word == "agrees"
+    by_chance = compared(one(at, *place, values={0: 20.0})).cells[at(*place)]
+    assert by_chance.word == "agrees", "twice the accuracy of chance"
 
 
 def test_formulas_are_compared_exactly_with_the_studys_parameters(at):
@@ -111,7 +138,8 @@ def test_formulas_are_compared_exactly_with_the_studys_parameters(at):
         measured = one(at, *place, values={0: 6.0}, expected=expected)
         assert compared(measured).cells[at(*place)].word == word
     place = ("cwFedAvg", "Table 7", "cwFedAvg (All)", "100")
-    assert compared(one(at, *place, values={0: 1122.78})).cells[at(*place)].word == "agrees"
+    for value, word in ((1122.78, "agrees"), (1124.0, "differs")):
+        assert compared(one(at, *place, values={0: value})).cells[at(*place)].word == word
 
 
 def test_generated_data_are_never_judged(whole):
@@ -162,7 +190,7 @@ def test_claims_are_contrasts_with_the_best_of_the_others(at):
     for row, mean in rows.items():
         values = {seed: mean + by for seed, by in shifts.items()}
         measured |= one(at, "cwFedAvg", "Table 6", row, "AG News", values=values)
-    (found,) = cells.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], compared(measured))
+    (found,) = comparison.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], compared(measured))
     assert (found.published_rival, found.measured_rival) == ("FedAMP", "FedAMP")
     assert found.published_contrast.difference == pytest.approx(0.24)
     assert found.measured_contrast.is_paired
@@ -172,14 +200,14 @@ def test_claims_are_contrasts_with_the_best_of_the_others(at):
         stats.norm.ppf(0.975) * math.sqrt(sum(mean * (100 - mean) / 10_000 / 3 for mean in shares))
     ), "its seeds agree to the digit: what is left is the sampling error of 10,000 tests"
     for unjudged in (compared(measured, "smoke"), compared(each(measured, is_generated=True))):
-        (found,) = cells.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
+        (found,) = comparison.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
         assert found.measured_contrast is None
 
 
 def test_counts_leave_out_what_another_table_has(judged):
     paper, found = layouts.load_papers()["FedDW"], judged["paper"]
     tables = ["Table I", "Table II"]
-    twice, once = (cells.count_verdicts(paper, tables, found, once) for once in (False, True))
+    twice, once = (comparison.count_verdicts(paper, tables, found, once) for once in (False, True))
     assert [(counts["all"], counts["measured"]) for counts in (twice, once)] == [(192, 192), (168, 168)]
     assert sum(count for word, count in once.items() if word not in {"all", "measured"}) == 168
 
@@ -214,4 +242,4 @@ def test_a_cell_of_no_paper_or_measured_beside_its_parts_is_refused(at):
 
 
 def test_the_same_bytes_each_time(judged, whole):
-    assert cells.encode_comparison_csv(judged["paper"]) == cells.encode_comparison_csv(compared(whole))
+    assert comparison.encode_comparison_csv(judged["paper"]) == comparison.encode_comparison_csv(compared(whole))
