@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import pandas as pd
 
-from fedpipe.papers import layouts, published, statistics
-from fedpipe.papers.layouts import Claim, Paper, Text
+from fedpipe.papers import layouts, published
+from fedpipe.papers.layouts import Claim, Paper
 from fedpipe.papers.published import CellId, PublishedNumber
-from fedpipe.papers.statistics import ColumnOrder, Contrast, Number, Spread
+from fedpipe.report import contrasts
+from fedpipe.report.contrasts import ColumnOrder, Contrast, Number, Spread
 
 Scale: TypeAlias = Literal["paper", "reduced", "smoke"]
 ColumnKey: TypeAlias = tuple[str, str, str, str]  #: paper, table, column and metric
@@ -57,7 +57,7 @@ class MeasuredCell:
 
     def add_sampling_error(self, number: Number) -> Number:
         """The number of runs on this cell's test set."""
-        error = statistics.compute_sampling_error(number.mean, self.test_samples) if self.test_samples else 0.0
+        error = contrasts.compute_sampling_error(number.mean, self.test_samples) if self.test_samples else 0.0
         return replace(number, min_std=error)
 
     def subtract(self, subtrahend: MeasuredCell, factor: float = 1.0) -> MeasuredCell:
@@ -123,48 +123,44 @@ class ClaimCheck(NamedTuple):
 
 @dataclass(frozen=True)
 class PaperComparison:
-    """All cells by id, and the order of each column with at least two methods, by paper, table and column."""
+    """All cells by id, the targets and measured numbers of each column by row, and the orders of columns."""
 
     scale: Scale
     cells: Mapping[CellId, ComparedCell]
+    columns: Mapping[ColumnKey, tuple[dict[str, Number], dict[str, Number]]]
     orders: Mapping[tuple[str, str, str], ColumnOrder]
 
 
 def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], scale: Scale) -> PaperComparison:
-    """Join measured with published cells, and judge what the scale allows: values only at scale ``paper``.
-
-    Raises
-    ------
-    ValueError
-        The scale or a cell is unknown, a cell is computed from others, or a number can't be an accuracy.
-    """
+    """Join measured with published cells, and judge what the scale allows: values only at scale ``paper``."""
     if scale not in get_args(Scale):
         raise ValueError(f"scale {scale!r} is unknown; it should be one of {', '.join(get_args(Scale))}.")
     known_ids = set(iter_cell_ids())
-    for cell_id, cell in measured_cells.items():
-        if cell_id not in known_ids:
-            raise ValueError(f"measured cells: {tuple(cell_id)} is no cell of a paper.")
-        _check_accuracy(cell_id, cell)
     all_measured = dict(measured_cells)
+    for cell_id, cell in measured_cells.items():
+        name = f"measured cells: {tuple(cell_id)}"
+        if cell_id not in known_ids:
+            raise ValueError(f"{name} is no cell of a paper.")
+        if cell_id.metric == "accuracy_pct" and cell.number:
+            if not 0 <= cell.number.mean <= 100:
+                raise ValueError(f"{name}: {cell.number.mean} is no accuracy in percent.")
+            if cell.test_samples is None or cell.classes is None:
+                raise ValueError(f"{name}: an accuracy needs its tests and classes.")
     for paper in layouts.load_papers().values():
-        for cell_id, cell in _derive_cells(paper, all_measured).items():
-            if cell_id in measured_cells:
-                raise ValueError(
-                    f"measured cells: {tuple(cell_id)} is made of other cells, and can't be measured beside them."
-                )
-            all_measured[cell_id] = cell
-    published_numbers = published.load_published()
-    columns = _group_by_column(published_numbers, all_measured)
-    spreads = {
-        key: statistics.pool_spreads([*targets.values(), *ours.values()]) for key, (targets, ours) in columns.items()
-    }
+        derived_cells = _derive_cells(paper, all_measured)
+        for cell_id in derived_cells.keys() & measured_cells.keys():
+            raise ValueError(
+                f"measured cells: {tuple(cell_id)} is made of other cells, and can't be measured beside them."
+            )
+        all_measured |= derived_cells
+    columns = _group_by_column({} if scale == "smoke" else all_measured)
     cells = {}
     for cell_id in iter_cell_ids():
-        pair = published_numbers.get(cell_id), all_measured.get(cell_id)
-        verdict = _judge_cell(*pair, spreads.get(_get_column_key(cell_id))) if scale == "paper" else None
-        cells[cell_id] = ComparedCell(cell_id, *pair, verdict)
-    orders = {key[:3]: statistics.compare_orders(*numbers) for key, numbers in columns.items() if scale != "smoke"}
-    return PaperComparison(scale, cells, {key: order for key, order in orders.items() if order})
+        pair = published.load_published().get(cell_id), all_measured.get(cell_id)
+        spread = _pool_column(*columns.get(_get_column_key(cell_id), ({}, {})))
+        cells[cell_id] = ComparedCell(cell_id, *pair, _judge_cell(*pair, spread) if scale == "paper" else None)
+    orders = {key[:3]: order for key, numbers in columns.items() if (order := contrasts.compare_orders(*numbers))}
+    return PaperComparison(scale, cells, columns, orders)
 
 
 def encode_comparison_csv(comparison: PaperComparison) -> bytes:
@@ -198,59 +194,15 @@ def get_table_cell_ids(paper: Paper, name: str) -> list[CellId]:
     return [cell_id for cell_id in paper.iter_cell_ids(name) if cell_id in published_numbers or not is_sparse]
 
 
-def count_verdicts(
-    paper: Paper, tables: Sequence[str], comparison: PaperComparison, is_without_repeats: bool = False
-) -> Counter[str]:
-    """The number of cells of some tables (``all``), of ``measured`` ones, and of each verdict.
-
-    ``is_without_repeats`` leaves out what another table contains, too.
-    """
-    cells = [
-        comparison.cells[cell_id]
-        for name in tables
-        for cell_id in get_table_cell_ids(paper, name)
-        if not (is_without_repeats and paper.find_original(cell_id))
-    ]
-    counts = Counter(cell.word for cell in cells)
-    return counts | Counter({"all": len(cells), "measured": sum(cell.number is not None for cell in cells)})
-
-
 def check_claim(paper: Paper, name: str, claim: Claim, comparison: PaperComparison) -> list[ClaimCheck]:
     """Check a claim column by column. Runs at scale smoke or on generated data show nothing."""
-    table = paper.tables[name]
     checks = []
-    for column in claim.columns or table.column_paths:
-        cells = {
-            row: comparison.cells[paper.make_cell_id(name, row, column)]
-            for row, entry in table.rows.items()
-            if not entry.minus
-        }
-        targets = {
-            row: _get_target(cell.published_number)
-            for row, cell in cells.items()
-            if cell.published_number and cell.published_number.status == "target"
-        }
-        ours = {
-            row: number
-            for row, cell in cells.items()
-            if comparison.scale != "smoke" and cell.measurement and (number := cell.measurement.comparable_number)
-        }
-        spreads = (
-            statistics.pool_spreads(targets.values()),
-            statistics.pool_spreads([*targets.values(), *ours.values()]),
-        )
-        contrasts = [_contrast_claim(claim, *side) for side in zip((targets, ours), spreads, strict=True)]
-        checks.append(ClaimCheck(column, *contrasts[0], *contrasts[1]))
+    for column in claim.columns or paper.tables[name].column_paths:
+        key = _get_column_key(paper.make_cell_id(name, claim.own, column))
+        targets, ours = comparison.columns.get(key, ({}, {}))
+        paper_contrast = _contrast_claim(claim, targets, _pool_column(targets, {}))
+        checks.append(ClaimCheck(column, *paper_contrast, *_contrast_claim(claim, ours, _pool_column(targets, ours))))
     return checks
-
-
-def _check_accuracy(cell_id: CellId, cell: MeasuredCell) -> None:
-    if cell_id.metric != "accuracy_pct" or cell.number is None:
-        return
-    if not 0 <= cell.number.mean <= 100:
-        raise ValueError(f"measured cells: {tuple(cell_id)}: {cell.number.mean} is no accuracy in percent.")
-    if cell.test_samples is None or cell.classes is None:
-        raise ValueError(f"measured cells: {tuple(cell_id)}: an accuracy needs its tests and classes.")
 
 
 def _judge_cell(number: PublishedNumber | None, cell: MeasuredCell | None, spread: Spread | None) -> Verdict | None:
@@ -262,14 +214,14 @@ def _judge_cell(number: PublishedNumber | None, cell: MeasuredCell | None, sprea
         return None
     if number.status == "target":
         target = cell.add_sampling_error(_get_target(number))
-        contrast = statistics.compute_contrast(cell.add_sampling_error(cell.number), target, spread)
+        contrast = contrasts.compute_contrast(cell.add_sampling_error(cell.number), target, spread)
         return None if contrast.low is None else Verdict(contrast.sign == "?", contrast)
     if number.status == "failed":
         return Verdict(bool(cell.diverged_runs) or cell.number.mean <= 200 / (cell.classes or 1))
     expected = cell.expected if number.mean is None else number.mean
     if number.status in {"formula", "setting"} and expected is not None:
         difference = cell.number.mean - expected
-        return Verdict(abs(difference) <= statistics.RELATIVE_TOLERANCE * abs(expected), Contrast(difference))
+        return Verdict(abs(difference) <= contrasts.RELATIVE_TOLERANCE * abs(expected), Contrast(difference))
     return None
 
 
@@ -284,11 +236,11 @@ def _get_column_key(cell_id: CellId) -> ColumnKey:
 
 
 def _group_by_column(
-    published_numbers: Mapping[CellId, PublishedNumber], measured_cells: Mapping[CellId, MeasuredCell]
+    measured_cells: Mapping[CellId, MeasuredCell],
 ) -> dict[ColumnKey, tuple[dict[str, Number], dict[str, Number]]]:
     """The targets of each column by row, and the measured numbers of these rows."""
     columns: dict[ColumnKey, tuple[dict[str, Number], dict[str, Number]]] = {}
-    for cell_id, number in published_numbers.items():
+    for cell_id, number in published.load_published().items():
         if number.status == "target":
             targets, ours = columns.setdefault(_get_column_key(cell_id), ({}, {}))
             targets[cell_id.row] = _get_target(number)
@@ -297,47 +249,39 @@ def _group_by_column(
     return columns
 
 
+def _pool_column(targets: Mapping[str, Number], ours: Mapping[str, Number]) -> Spread | None:
+    return contrasts.pool_spreads([*targets.values(), *ours.values()])
+
+
 def _contrast_claim(claim: Claim, numbers: Mapping[str, Number], spread: Spread | None) -> tuple[Contrast | None, str]:
     """The difference that a claim is about, with the row that it is to."""
     rivals = [row for row in numbers if row != claim.own and claim.over in {None, row}]
     if claim.own not in numbers or not rivals:
         return None, ""
     best = max(rivals, key=lambda row: numbers[row].mean)
-    return statistics.compute_contrast(numbers[claim.own], numbers[best], spread), best
+    return contrasts.compute_contrast(numbers[claim.own], numbers[best], spread), best
 
 
 def _derive_cells(paper: Paper, measured_cells: Mapping[CellId, MeasuredCell]) -> dict[CellId, MeasuredCell]:
     """Rows that are differences of rows, then numbers in running text, as far as their cells were measured."""
     cells = dict(measured_cells)
-    derived_cells: dict[CellId, MeasuredCell] = {}
-    for name, table in paper.tables.items():
-        for row, entry in table.rows.items():
-            for column in table.column_paths if entry.minus else ():
-                operands = [cells.get(paper.make_cell_id(name, operand, column)) for operand in entry.minus or ()]
-                derived_cells |= _subtract_operands(paper.make_cell_id(name, row, column), operands)
-    cells |= derived_cells
+    differences = [
+        (paper.make_cell_id(name, row, column), [(name, operand, column) for operand in entry.minus], 1.0)
+        for name, table in paper.tables.items()
+        for row, entry in table.rows.items()
+        if entry.minus
+        for column in table.column_paths
+    ]
+    differences += [(paper.make_text_id(text), list(text.minus), text.factor) for text in paper.text if text.minus]
+    for cell_id, operands, factor in differences:
+        first, second = (cells.get(paper.make_cell_id(*names)) for names in operands)
+        if first and second and first.number and second.number:
+            cells[cell_id] = first.subtract(second, factor)
     for text in paper.text:
-        operands = [cells.get(paper.make_cell_id(*names)) for names in text.minus or ()]
-        derived_cells |= _subtract_operands(paper.make_text_id(text), operands, text.factor)
-        derived_cells |= _find_largest(paper, text, cells)
-    return derived_cells
-
-
-def _subtract_operands(
-    cell_id: CellId, operands: Sequence[MeasuredCell | None], factor: float = 1.0
-) -> dict[CellId, MeasuredCell]:
-    measured_operands = [operand for operand in operands if operand and operand.number]
-    if len(measured_operands) < 2:
-        return {}
-    return {cell_id: measured_operands[0].subtract(measured_operands[1], factor)}
-
-
-def _find_largest(paper: Paper, text: Text, cells: Mapping[CellId, MeasuredCell]) -> dict[CellId, MeasuredCell]:
-    """The largest cell of a row, if all of them were measured."""
-    if text.largest is None:
-        return {}
-    table, row = text.largest
-    row_cells = [cells.get(paper.make_cell_id(table, row, column)) for column in paper.tables[table].column_paths]
-    means = {index: cell.number.mean for index, cell in enumerate(row_cells) if cell and cell.number}
-    best = row_cells[max(means, key=means.__getitem__)] if len(means) == len(row_cells) else None
-    return {paper.make_text_id(text): best} if best else {}
+        if text.largest:
+            name, row = text.largest
+            gains = [cells.get(paper.make_cell_id(name, row, column)) for column in paper.tables[name].column_paths]
+            measured = [(cell.number.mean, index) for index, cell in enumerate(gains) if cell and cell.number]
+            best = gains[max(measured)[1]] if len(measured) == len(gains) else None
+            cells |= {paper.make_text_id(text): best} if best else {}
+    return {cell_id: cell for cell_id, cell in cells.items() if measured_cells.get(cell_id) is not cell}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ from fedpipe.papers.layouts import Figure, Paper, RunSelection
 from fedpipe.papers.measurements import NO_STUDY, StudyFinder, find_contradictions
 from fedpipe.papers.studies import PaperStudy
 from fedpipe.planning.plan import Cell
+from fedpipe.report import results
 from fedpipe.report.figures import panels
 
 TRAIN_PROTOCOL = "personal-on-train"
@@ -27,7 +28,6 @@ MAX_CLIENTS = 3  #: clients of each run whose norms are drawn against their shar
 MEASURE_LABELS = {"accuracy": "test accuracy (%)", "loss": "training loss", "error": "R, mean |p − p̃|"}
 SYMBOLS = {"alpha": "α", "participation": "P", "epsilon": "ε", "wdr": "λ", "layers": "last layers"}
 DATASET_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion_mnist": "FMNIST", "mnist": "MNIST"}
-ONE_SEED = "One seed."
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class SvgFigure:
     missing: str = ""
 
 
-@dataclass(frozen=True)
-class FigureRun:
+class FigureRun(NamedTuple):
     """A finished run of a figure, with the names by which the figure shows it."""
 
     study: PaperStudy
@@ -50,10 +49,6 @@ class FigureRun:
     method: str
     panel: str
     line: str
-
-    def load_probes(self, kind: str) -> list[pd.DataFrame]:
-        """The tables of a kind of probe."""
-        return self.study.load_probes(kind, self.cell)
 
 
 def draw_figures(paper: Paper, find_study: StudyFinder) -> dict[tuple[str, str], SvgFigure | str]:
@@ -66,7 +61,7 @@ def render_figure(paper: Paper, figure: Figure, frame: pd.DataFrame) -> str:
     if "panel" in frame:  # an empty name is missing in a CSV
         frame = frame.assign(panel=frame["panel"].astype(object).fillna(""))
     y_label = MEASURE_LABELS[figure.measures[0]]
-    note = "" if "std" in frame else ONE_SEED
+    note = "" if "std" in frame else "One seed."
     x_label = figure.x_label if isinstance(figure.x_label, str) else ""
     emphasis = ("FedAvg", paper.paper)
     match figure.form:
@@ -79,9 +74,8 @@ def render_figure(paper: Paper, figure: Figure, frame: pd.DataFrame) -> str:
             frame = frame.rename(columns={"step": "x", "value": "mean", "share": "target"})
             return panels.render_lines(frame, "step of the first epoch", "estimated share p̃", note="◂: true share p.")
         case "bars":
-            return panels.render_bars(
-                frame.rename(columns={"line": "category", "value": "mean"}), "rounds to the target"
-            )
+            frame = frame.rename(columns={"line": "category", "value": "mean"})
+            return panels.render_bars(frame, "rounds to the target")
         case "layers":
             names = {name: f"layer {index + 1}" for index, name in enumerate(frame["layer"].unique())}
             frame = frame.assign(category=frame["layer"].map(names))
@@ -111,7 +105,7 @@ def _draw_figure(paper: Paper, figure: Figure, find_study: StudyFinder) -> SvgFi
     if not len(rows):
         reason = comparison.NOT_RUN if not runs else "its probes were not run"
         return f"Not drawn: {next(iter(missing), reason)}."
-    frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(rows).drop_duplicates()
+    frame = pd.DataFrame(rows)
     texts = [f"{', '.join(dict.fromkeys(names))} ({reason})" for reason, names in missing.items()]
     csv = frame.to_csv(index=False, lineterminator="\n", float_format="%.6g")
     is_generated = any(run.study.is_generated(run.cell) for run in runs)
@@ -129,16 +123,17 @@ def _select_runs(paper: Paper, figure: Figure, find_study: StudyFinder) -> tuple
         if study is None:
             missing.setdefault(NO_STUDY, []).append(selection.study or "")
             continue
-        cells = [cell for cell in study.plan.cells if _is_selected(selection, cell)]
+        cells = [cell for cell in results.sort_cells(study.plan) if _is_selected(selection, cell)]
         if not cells:
             missing.setdefault(f"not part of scale {study.plan.scale}", []).append(selection.study or "")
-        for cell in (cell for cell in cells if cell not in study.finished_cells):
-            name = ", ".join(filter(None, (titles.get(cell.algorithm, cell.algorithm), study.get_column(cell))))
-            missing.setdefault(study.explain_missing(cell.algorithm, study.get_column(cell)), []).append(name)
-        for cell in (cell for cell in study.finished_cells if cell in cells):
-            title = titles.get(cell.algorithm, cell.algorithm)
+        for cell in cells:
+            title, column = titles.get(cell.algorithm, cell.algorithm), study.get_column(cell)
             labels = [_format_names(study, cell, title, names) for names in (figure.panels, figure.lines)]
-            runs.append(FigureRun(study, selection, cell, title, *labels))
+            if cell in study.finished_cells:
+                runs.append(FigureRun(study, selection, cell, title, *labels))
+            else:
+                name = ", ".join(filter(None, (title, column)))
+                missing.setdefault(study.explain_missing(cell.algorithm, column), []).append(name)
     return runs, missing
 
 
@@ -170,17 +165,17 @@ def _get_symbol(name: str) -> str:
 Rows = list[dict[str, Any]] | pd.DataFrame
 
 
-def _average_over_seeds(rows: Sequence[Mapping[str, Any]]) -> Rows:
+def _average_over_seeds(rows: pd.DataFrame) -> Rows:
     """Mean and, if there are several seeds, standard deviation of ``value``."""
-    if not rows:
+    if rows.empty:
         return []
-    keys = [name for name in rows[0] if name != "value"]
-    frame = pd.DataFrame(rows).groupby(keys, sort=False)["value"].agg(["mean", "std", "count"]).reset_index()
+    keys = [name for name in rows if name != "value"]
+    frame = rows.groupby(keys, sort=False)["value"].agg(["mean", "std", "count"]).reset_index()
     return frame.drop(columns=["count", "std"] if frame["count"].max() < 2 else ["count"])
 
 
 def _build_curves(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
-    rows = []
+    frames = []
     for run in runs:
         if figure.measures == ("accuracy",):
             curves = {run.panel: run.study.load_curve(run.cell)}
@@ -189,12 +184,8 @@ def _build_curves(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
             metrics = metrics[(metrics["protocol"] == TRAIN_PROTOCOL) & (metrics["total"] > 0)]
             groups = metrics.groupby("client") if "client" in figure.panels else [("", metrics)]
             curves = {f"client {client}" if client != "" else run.panel: _load_loss(rows_) for client, rows_ in groups}
-        for panel, curve in curves.items():
-            rows += [
-                {"panel": panel, "line": run.line, "x": int(x), "value": float(value)}
-                for x, value in curve.to_numpy(dtype=float)
-            ]
-    return _average_over_seeds(rows)
+        frames += [curve.assign(panel=panel, line=run.line) for panel, curve in curves.items()]
+    return _average_over_seeds(pd.concat(frames)[["panel", "line", "x", "value"]])
 
 
 def _load_loss(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -207,7 +198,7 @@ def _build_sweep(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     rows = []
     for measure in figure.measures:
         for run in runs:
-            tables = run.load_probes("head-norms") if measure == "error" else []
+            tables = run.study.load_probes("head-norms", run.cell) if measure == "error" else []
             value = run.study.get_accuracy(run.cell) if measure == "accuracy" else None
             value = compute_distribution_error(tables[0]) if tables else value
             if value is None or figure.x not in run.cell.grid:
@@ -218,7 +209,7 @@ def _build_sweep(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
                 panel = figure.x_label[panel] if isinstance(figure.x_label, Mapping) else panel
             entry = {"measure": MEASURE_LABELS[measure]} if len(figure.measures) > 1 else {}
             rows.append(entry | {"panel": panel, "line": run.line, "x": float(x), "value": value})
-    return _average_over_seeds(rows)
+    return _average_over_seeds(pd.DataFrame(rows))
 
 
 def compute_distribution_error(table: pd.DataFrame) -> float:
@@ -268,7 +259,7 @@ def _build_norms(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
         changes = (
             "" if run.selection is figure else ", ".join(f"{_get_symbol(k)} = {v:g}" for k, v in parameters.items())
         )
-        for table in run.load_probes("head-norms"):
+        for table in run.study.load_probes("head-norms", run.cell):
             for model, norms in table.groupby("model", sort=False):
                 if run.selection.models and model not in run.selection.models:
                     continue
@@ -290,77 +281,72 @@ def _build_matrices(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     rows = []
     for run in runs:
         frame = files.table_to_frame(layout.read_merged_table(run.cell.merged_files.matrices))
-        frame = frame[
-            (frame["source"] == "measured") & (frame["client"] == -1) & (frame["round"] == frame["round"].max())
-        ]
+        frame = frame[frame["round"] == frame["round"].max()].query("source == 'measured' and client == -1")
         rows.append(frame.assign(panel=run.panel))
     classes = [name for name in pd.concat(rows).columns if str(name).isdecimal()]
     long = pd.concat(rows).melt(["panel", "matrix", "class"], classes, "column").dropna(subset="value")
-    long = long.assign(
-        measure=long["matrix"], panel=long["panel"] + ", " + long["matrix"], column=long["column"].astype(int)
-    )
-    long = long[long["measure"].isin(["SL", "CR"])].sort_values("measure", ascending=False, kind="stable")
-    return long.rename(columns={"class": "row"})[["panel", "row", "column", "value", "measure"]]
+    long = long[long["matrix"].isin(["SL", "CR"])].sort_values("matrix", ascending=False, kind="stable")
+    long = long.assign(panel=long["panel"] + ", " + long["matrix"], column=long["column"].astype(int))
+    long = long.rename(columns={"class": "row", "matrix": "measure"})
+    return pd.DataFrame(long, columns=["panel", "row", "column", "value", "measure"])
 
 
-def _build_shares(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
-    """Shares and norms of a few clients, first of those with a counterexample, because the paper shows them, too."""
-    frames = []
-    for run in runs:
-        for table in run.load_probes("head-norms"):
-            clients = [
-                norms.assign(contrary=find_contradictions(norms), panel=f"{run.panel}, client {owner}")
-                for owner, norms in table.groupby("owner")
-            ]
-            frames += sorted(clients, key=lambda norms: not norms["contrary"].any())[:MAX_CLIENTS]
-    if not frames:
-        return []
-    return pd.concat(frames).assign(norm=lambda frame: frame["relative"])[
-        ["panel", "class", "share", "norm", "contrary"]
-    ]
-
-
-def _build_features(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
-    tables = [table for run in runs for table in run.load_probes("features")]
-    return tables[0][["kind", "class", "x", "y"]] if tables else []
-
-
-def _load_first_seed(runs: Sequence[FigureRun], kind: str) -> list[pd.DataFrame]:
-    """The tables of a probe of the study's first seed, with their panels and lines."""
-    return [
+def _build_probes(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+    """What a probe of the runs of the first seed contains."""
+    tables = [
         table.assign(panel=run.panel, line=run.line, method=run.cell.algorithm)
         for run in runs
         if run.cell.seed == run.study.plan.seeds[0]
-        for table in run.load_probes(kind)
+        for table in run.study.load_probes(PROBES[figure.form], run.cell)
     ]
+    return PROBE_BUILDERS[figure.form](tables) if tables else []
 
 
-def _build_surface(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
-    tables = _load_first_seed(runs, "surface")
-    return pd.concat(tables).rename(columns={"loss": "value"})[["panel", "x", "y", "value"]] if tables else []
+def _build_shares(tables: Sequence[pd.DataFrame]) -> Rows:
+    """Shares and norms of a few clients, first of those with a counterexample, because the paper shows them, too."""
+    frames = []
+    for table in tables:
+        clients = [
+            norms.assign(contrary=find_contradictions(norms), panel=f"{norms['panel'].iloc[0]}, client {owner}")
+            for owner, norms in table.groupby("owner")
+        ]
+        frames += sorted(clients, key=lambda norms: not norms["contrary"].any())[:MAX_CLIENTS]
+    return pd.concat(frames).assign(norm=lambda rows: rows["relative"])[["panel", "class", "share", "norm", "contrary"]]
 
 
-def _build_layers(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _build_surface(tables: Sequence[pd.DataFrame]) -> Rows:
+    return pd.concat(tables).rename(columns={"loss": "value"})[["panel", "x", "y", "value"]]
+
+
+def _build_layers(tables: Sequence[pd.DataFrame]) -> Rows:
     """Norms of the gradients on each client's data: mean and standard deviation over the clients."""
-    tables = _load_first_seed(runs, "gradients")
-    if not tables:
-        return []
     frame = pd.concat(tables).query("client >= 0").rename(columns={"layer": "position", "name": "layer"})
-    norms = frame.groupby(["line", "position", "layer"], sort=False)["norm"].agg(["mean", "std"]).reset_index()
-    return norms.drop(columns="position")
+    norms = frame.groupby(["line", "position", "layer"], sort=False)["norm"].agg(["mean", "std"])
+    return norms.reset_index().drop(columns="position")
 
 
-def _build_traces(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _build_traces(tables: Sequence[pd.DataFrame]) -> Rows:
     """The estimated class shares of the first client by step, without WDR and with it."""
-    tables = _load_first_seed(runs, "locals")
-    if not tables:
-        return []
     frame = pd.concat([table[table["client"] == table["client"].min()] for table in tables])
-    frame["panel"] = np.where(frame["method"] == "cwfedavg", "with WDR", "without WDR")
+    frame = frame.assign(panel=np.where(frame["method"] == "cwfedavg", "with WDR", "without WDR"))
     frame = frame.sort_values("panel", ascending=False, kind="stable").rename(columns={"approximate": "value"})
-    return frame[["panel", "client", "class", "step", "value", "share"]]
+    return pd.DataFrame(frame, columns=["panel", "client", "class", "step", "value", "share"])
 
 
+PROBES = {
+    "shares": "head-norms",
+    "features": "features",
+    "surface": "surface",
+    "layers": "gradients",
+    "traces": "locals",
+}
+PROBE_BUILDERS: Mapping[str, Callable[[Sequence[pd.DataFrame]], Rows]] = {
+    "shares": _build_shares,
+    "features": lambda tables: tables[0][["kind", "class", "x", "y"]],
+    "surface": _build_surface,
+    "layers": _build_layers,
+    "traces": _build_traces,
+}
 FRAME_BUILDERS: Mapping[str, Callable[[Figure, Sequence[FigureRun]], Rows]] = {
     "curves": _build_curves,
     "sweep": _build_sweep,
@@ -368,9 +354,4 @@ FRAME_BUILDERS: Mapping[str, Callable[[Figure, Sequence[FigureRun]], Rows]] = {
     "counts": _build_counts,
     "norms": _build_norms,
     "matrices": _build_matrices,
-    "shares": _build_shares,
-    "features": _build_features,
-    "surface": _build_surface,
-    "layers": _build_layers,
-    "traces": _build_traces,
-}
+} | dict.fromkeys(PROBES, _build_probes)

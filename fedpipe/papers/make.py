@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast, get_args
@@ -21,7 +20,6 @@ from fedpipe.papers.pages import BuildInfo
 from fedpipe.papers.published import CellId
 from fedpipe.papers.studies import PaperStudy
 from fedpipe.planning.plan import Plan
-from fedpipe.report import results
 from fedpipe.report.contents import compute_plans_fingerprint, get_staleness_warning
 
 
@@ -33,20 +31,8 @@ def get_pages_folder(scale: str) -> Path:
 def write_papers(scale: str, plans_fingerprint: str | None = None) -> PaperComparison:
     """Write the pages, ``cells.csv`` and the figures.
 
-    Parameters
-    ----------
-    scale
-        ``paper``, ``reduced`` or ``smoke``.
-    plans_fingerprint
-        The plans with which a snakemake began, so that it writes no pages of other plans.
-
-    Raises
-    ------
-    SettingsError
-        The papers' studies have no such scale.
-    ArtifactError
-        A study was edited after it was planned, so that the pages would show other settings than its runs had. Or
-        other plans were written meanwhile.
+    It rejects studies that were edited after they were planned, because the pages would show other settings than the
+    runs had, and other plans than those with which a snakemake began (``plans_fingerprint``).
     """
     if scale not in get_args(Scale):
         raise SettingsError(
@@ -67,8 +53,9 @@ def write_papers(scale: str, plans_fingerprint: str | None = None) -> PaperCompa
             f"type `make papers SCALE={scale}` again."
         )
     changes = {key: study.scale_changes for key, study in studies.items()}
-    about = describe_build(list(studies.values()))
-    return pages.write_pages(get_pages_folder(scale), cast(Scale, scale), measured_cells, drawings, about, changes)
+    return pages.write_pages(
+        get_pages_folder(scale), cast(Scale, scale), measured_cells, drawings, describe_build(), changes
+    )
 
 
 def _load_studies(paper: Paper, scale: str) -> dict[str, PaperStudy]:
@@ -88,17 +75,11 @@ def _load_studies(paper: Paper, scale: str) -> dict[str, PaperStudy]:
     return studies
 
 
-def describe_build(studies: Sequence[PaperStudy]) -> BuildInfo:
-    """The commit and its day, and what the runs were made by."""
-    makers = {
-        ", ".join(f"{name} {value}" for name, value in maker.items() if name not in {"code", "shared"}): None
-        for study in studies
-        for cell in study.finished_cells
-        for maker in results.read_times(cell)["made_by"]
-    }
+def describe_build() -> BuildInfo:
+    """The commit and its day."""
     seconds = os.environ.get("SOURCE_DATE_EPOCH") or _run_git("show", "-s", "--format=%ct", "HEAD")
     date = datetime.fromtimestamp(int(seconds), UTC).date().isoformat() if seconds.isdigit() else ""
-    return BuildInfo(_run_git("describe", "--always", "--dirty"), tuple(makers), date)
+    return BuildInfo(_run_git("describe", "--always", "--dirty"), date)
 
 
 def _run_git(*words: str) -> str:

@@ -9,18 +9,20 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import pandas as pd
 
+from fedpipe.algorithms.base import Algorithm
 from fedpipe.core.components import component, registry
 from fedpipe.papers import comparison
 from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.papers.layouts import Paper, Table, Text
 from fedpipe.papers.published import CellId
-from fedpipe.papers.statistics import Number
 from fedpipe.papers.studies import PaperStudy
 from fedpipe.planning.plan import Cell
 from fedpipe.report import results
+from fedpipe.report.contrasts import Number
 
 StudyFinder = Callable[[str], PaperStudy | None]  #: a paper's study by its name
 NO_STUDY = "no study of it is planned at this scale"
@@ -149,7 +151,7 @@ def _count_server_elements(label: str, classes: int) -> float:
     from fedpipe.settings.federation import Federation
 
     name, parameters = SERVER_METHODS[label]
-    method = registry.build_component(component.ALGORITHM, name, parameters)
+    method = cast(Algorithm, registry.build_component(component.ALGORITHM, name, parameters))
     federation = Federation(clients=20, buffers="keep")
     elements = memory.count_server_elements(method, ResNet18(), (3, 64, 64), classes, federation)
     return sum(count for part, count in elements.items() if part not in {"owned", "distributions"}) / 1e6

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
-import itertools
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from fedpipe.papers.comparison import ComparedCell, MeasuredCell, PaperCompariso
 from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.layouts import Paper
 from fedpipe.papers.published import CellId
-from fedpipe.papers.statistics import Contrast, Number
+from fedpipe.report.contrasts import Contrast, Number
 
 DASH = "–"
 SIGNS = {comparison.AGREES: "✓", comparison.DIFFERS: "✗"}
@@ -39,10 +39,9 @@ Figures = Mapping[tuple[str, str], SvgFigure | str]  #: by paper and heading: th
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """What made the pages: the commit and its day, and what the runs were made by."""
+    """What made the pages: the commit and its day."""
 
     commit: str
-    made_by: tuple[str, ...] = ()
     date: str = ""
 
 
@@ -63,14 +62,8 @@ def write_pages(
     if unknown_figures := sorted(figures.keys() - known_figures):
         raise ValueError(f"figures: {unknown_figures[0]} is no figure of a paper.")
     compared = comparison.compare_cells(measured_cells, scale)
-    drawn = Counter(paper for (paper, _), figure in figures.items() if isinstance(figure, SvgFigure))
-    context = {
-        "drawn": drawn,
-        "comparison": compared,
-        "figures": figures,
-        "about": about,
-        "changes": scale_changes or {},
-    }
+    context = {"comparison": compared, "figures": figures, "about": about, "changes": scale_changes or {}}
+    context["drawn"] = Counter(paper for (paper, _), figure in figures.items() if isinstance(figure, SvgFigure))
     pages = {f"{paper.stem}.html": _render_page("paper.html", context | {"paper": paper}) for paper in papers}
     pages["index.html"] = _render_page("index.html", context | {"paper": None})
     for name, text in pages.items():
@@ -123,19 +116,18 @@ def _build_environment() -> jinja2.Environment:
 
 def summarize_tables(paper: Paper, tables: list[str], compared: PaperComparison) -> dict[str, Any]:
     """Numbers of cells by verdict, mean tau, and confirmed winners. Of several tables, without repeated cells."""
-    is_without_repeats = len(tables) > 1
-    originals = {
-        cell_id[1:4:2]
+    cells = [
+        compared.cells[cell_id]
         for name in tables
         for cell_id in comparison.get_table_cell_ids(paper, name)
-        if not (is_without_repeats and paper.find_original(cell_id))
-    }
-    orders = [
-        order for (name, *key), order in compared.orders.items() if name == paper.paper and tuple(key) in originals
+        if len(tables) == 1 or not paper.find_original(cell_id)
     ]
+    counts = Counter(cell.word for cell in cells)
+    counts |= Counter({"all": len(cells), "measured": sum(cell.number is not None for cell in cells)})
+    columns = dict.fromkeys((paper.paper, cell.cell_id.table, cell.cell_id.column) for cell in cells)
+    orders = [compared.orders[column] for column in columns if column in compared.orders]
     taus = [order.tau for order in orders if order.tau is not None]
     winners = f"{sum(order.is_winner_confirmed for order in orders)} of {len(orders)}" if orders else DASH
-    counts = comparison.count_verdicts(paper, tables, compared, is_without_repeats)
     return {"counts": counts, "tau": f"{np.mean(taus):.2f}".replace("-", "−") if taus else DASH, "winners": winners}
 
 
@@ -149,29 +141,18 @@ def check_main_claim(paper: Paper, compared: PaperComparison) -> dict[str, Any]:
         known = [contrast for contrast in contrasts if contrast]
         ahead = sum(contrast.difference > 0 for contrast in known)
         mean = f"{np.mean([contrast.difference for contrast in known]):+.1f}".replace("-", "−") if known else ""
-        texts.append(f"ahead in {ahead} of {len(known)} columns, {mean} points on average" if known else "not measured")
+        texts.append(f"ahead in {ahead} of {len(known)} columns, {mean} points on average" if known else "not compared")
     signs = [contrast.sign for contrast in sides[1] if contrast]
-    all_signs = {"+": "yes", "−": "no", "?": "undecided (the 95% intervals contain 0)"}
-    reproduced = all_signs[signs[0]] if len(set(signs)) == 1 else f"in {signs.count('+')} of {len(signs)} columns"
-    return {
-        "table": table,
-        "says": claim.says,
-        "published": texts[0],
-        "measured": texts[1],
-        "reproduced": reproduced if signs else "not judged",
-    }
+    words = {"+": "yes", "−": "no", "?": "undecided (the 95% intervals contain 0)", "": "not compared"}
+    reproduced = f"in {signs.count('+')} of {len(signs)} columns"
+    reproduced = reproduced if len(set(signs)) > 1 else words[signs[0] if signs else ""]
+    names = ("table", "says", "published", "measured", "reproduced")
+    return dict(zip(names, (table, claim.says, *texts, reproduced), strict=True))
 
 
 def list_cells(paper: Paper, table: str, compared: PaperComparison) -> dict[CellId, ComparedCell]:
     """The cells of a table, or the numbers in running text."""
     return {cell_id: compared.cells[cell_id] for cell_id in comparison.get_table_cell_ids(paper, table)}
-
-
-def list_protocols(paper: Paper, table: str) -> dict[str, list[str]]:
-    """The rows of a table by the protocol of their accuracies."""
-    rows = [name for name, row in paper.tables[table].rows.items() if row.method and paper.tables[table].protocol]
-    groups = itertools.groupby(sorted(rows, key=paper.tables[table].get_protocol), paper.tables[table].get_protocol)
-    return {protocol: list(group) for protocol, group in groups}
 
 
 def format_number(number: Number | None, decimals: int | None = None) -> str:
@@ -199,10 +180,6 @@ def encode_svg(svg: str) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 
-def get_anchor(paper: Paper, cell_id: CellId) -> str:
+def get_anchor(cell_id: CellId) -> str:
     """The name of a cell for links."""
-    if cell_id.table == layouts.TEXT_TABLE:
-        return f"text-{[paper.make_text_id(text) for text in paper.text].index(cell_id) + 1}"
-    table = paper.tables[cell_id.table]
-    row, column = list(table.rows).index(cell_id.row), list(table.column_paths).index(cell_id.column)
-    return f"{slugify(cell_id.table)}-{row + 1}-{column + 1}"
+    return f"cell-{hashlib.sha256(repr(tuple(cell_id)).encode()).hexdigest()[:10]}"

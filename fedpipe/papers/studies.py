@@ -114,8 +114,8 @@ class PaperStudy:
 
     def count_test_samples(self, cell: Cell) -> int:
         """Number of test samples of the last round, each once. Clients have their own, or share the global ones."""
-        frame, protocol = self.load_metrics(cell), self.get_protocol(cell.algorithm)
-        frame = frame[frame["protocol"] == protocol]
+        protocol = self.get_protocol(cell.algorithm)
+        frame = self.load_metrics(cell).query("protocol == @protocol")
         by_client = frame[frame["round"] == frame["round"].max()]["total"]
         return int(by_client.max() if protocol.endswith("-on-global") else by_client.sum())
 

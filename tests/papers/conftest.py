@@ -6,7 +6,7 @@ import pytest
 from fedpipe.papers import comparison, layouts, published
 from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.papers.published import CellId
-from fedpipe.papers.statistics import Number
+from fedpipe.report.contrasts import Number
 
 CLASSES = {"MNIST": 10, "FMNIST": 10, "CIFAR-100": 100, "IMDB": 2, "Tiny": 200, "AG News": 4}
 OTHERS = {"time": 2.5, "communication_cost": 2.0, "best_epsilon": 1e-5, "best_wb_iterations": 150, "counterexamples": 4}

@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedpipe.papers import comparison, layouts, published, statistics
+from fedpipe.papers import comparison, layouts, pages, published
 from fedpipe.papers.comparison import MeasuredCell
-from fedpipe.papers.statistics import Number
+from fedpipe.report import contrasts
+from fedpipe.report.contrasts import Number
 from tests.studies import ROOT
 
 HEAD = [
@@ -120,7 +121,7 @@ def test_without_any_standard_deviation_the_test_sets_error_counts(at):
     target = published.load_published()[at(*place)].mean
     for gap, word in ((1.0, "agrees"), (1.5, "differs")):
         assert compared(one(at, *place, values={0: target + gap})).cells[at(*place)].word == word
-    assert statistics.compute_sampling_error(target, 10_000) * 1.96 * math.sqrt(2) == pytest.approx(1.19, abs=0.01)
+    assert contrasts.compute_sampling_error(target, 10_000) * 1.96 * math.sqrt(2) == pytest.approx(1.19, abs=0.01)
 
 
 def test_failed_in_print_is_met_by_failing(at):
@@ -206,10 +207,10 @@ def test_claims_are_contrasts_with_the_best_of_the_others(at):
 
 def test_counts_leave_out_what_another_table_has(judged):
     paper, found = layouts.load_papers()["FedDW"], judged["paper"]
-    tables = ["Table I", "Table II"]
-    twice, once = (comparison.count_verdicts(paper, tables, found, once) for once in (False, True))
-    assert [(counts["all"], counts["measured"]) for counts in (twice, once)] == [(192, 192), (168, 168)]
-    assert sum(count for word, count in once.items() if word not in {"all", "measured"}) == 168
+    single = [pages.summarize_tables(paper, [name], found)["counts"] for name in ("Table I", "Table II")]
+    both = pages.summarize_tables(paper, ["Table I", "Table II"], found)["counts"]
+    assert [(counts["all"], counts["measured"]) for counts in (*single, both)] == [(96, 96), (96, 96), (168, 168)]
+    assert sum(count for word, count in both.items() if word not in {"all", "measured"}) == 168
 
 
 @pytest.mark.parametrize(

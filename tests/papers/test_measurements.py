@@ -24,12 +24,12 @@ from fedpipe.papers import comparison, figures, layouts, make, measurements, pub
 from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.published import CellId
-from fedpipe.papers.statistics import Number
 from fedpipe.papers.studies import PaperStudy
 from fedpipe.planning import download, partition, planner
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import contents, tables
+from fedpipe.report.contrasts import Number
 from fedpipe.settings.execution import Execution
 from tests import studies
 
@@ -361,7 +361,8 @@ def test_a_snakemake_makes_no_page_of_plans_that_were_made_meanwhile(ran: dict[s
 
 def played(cells_: list[types.SimpleNamespace], done: list[types.SimpleNamespace], **told: Any) -> Any:
     """A study without files: the answers to what `measurements` and `figures` ask."""
-    plan = types.SimpleNamespace(cells=cells_, grid={"data": []}, scale="paper", report=None)
+    methods = [cell.algorithm for cell in cells_]
+    plan = types.SimpleNamespace(cells=cells_, algorithms=methods, grid={"data": []}, scale="paper", report=None)
     answers = {
         "explain_missing": lambda method, column: "failed: boom",
         "get_column": lambda cell: cell.grid["data"],

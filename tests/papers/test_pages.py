@@ -17,11 +17,11 @@ from fedpipe.papers import comparison, layouts, pages
 from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.pages import BuildInfo
-from fedpipe.papers.statistics import Number
+from fedpipe.report.contrasts import Number
 from fedpipe.report.figures import panels
 
 PAGES = ("index", "feddw", "feddual", "pfps_lwc", "cwfedavg")
-ABOUT = BuildInfo("0123abc", ("two cores", "torch 2.11.0"), "2026-11-22")
+ABOUT = BuildInfo("0123abc", "2026-11-22")
 HOSTILE = """"><script>alert(1)</script><img src=x onerror='alert(2)'>'&amp;"""
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -154,14 +154,14 @@ def test_a_page_opens_with_the_claim_and_whether_it_is_reproduced(folder, make, 
         pages.write_pages(tmp_path / name, "reduced", cells, {}, ABOUT)
         assert f"Reproduced: <strong>{word}</strong>" in (tmp_path / name / "feddual.html").read_text()
     pages.write_pages(tmp_path / "smoke", "smoke", cells, {}, ABOUT)
-    assert "Reproduced: <strong>not judged</strong>" in (tmp_path / "smoke/feddual.html").read_text()
+    assert "Reproduced: <strong>not compared</strong>" in (tmp_path / "smoke/feddual.html").read_text()
 
 
 def test_what_was_run_stands_at_the_top(folder):
     for name in PAGES:
         text = (folder / f"{name}.html").read_text()
         top = text.partition("</nav>")[2].partition("<h2")[0]
-        for told in ("<strong>paper</strong>", "0123abc", "two cores"):
+        for told in ("<strong>paper</strong>", "0123abc"):
             assert told in top
         assert "0123abc</code> on 2026-11-22" in text.partition("<footer>")[2]
 
@@ -235,7 +235,7 @@ def hostile(make, tmp_path_factory):
     measured |= dict.fromkeys(missing, MeasuredCell(None, reason=HOSTILE))
     svg = f"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(3)</script>{HOSTILE}</svg>"
     told = {("FedDW", "Figure 6"): SvgFigure(svg, HOSTILE), ("FedDW", "Figure 7"): HOSTILE}
-    pages.write_pages(here, "paper", measured, told, BuildInfo(HOSTILE, (HOSTILE,), HOSTILE))
+    pages.write_pages(here, "paper", measured, told, BuildInfo(HOSTILE, HOSTILE))
     return here
 
 
