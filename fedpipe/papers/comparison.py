@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
 import pandas as pd
 
@@ -135,7 +135,7 @@ def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], scale: Scale) -
     """Join measured with published cells, and judge what the scale allows: values only at scale ``paper``."""
     if scale not in get_args(Scale):
         raise ValueError(f"scale {scale!r} is unknown; it should be one of {', '.join(get_args(Scale))}.")
-    known_ids = set(iter_cell_ids())
+    known_ids = set(list_cell_ids())
     all_measured = dict(measured_cells)
     for cell_id, cell in measured_cells.items():
         name = f"measured cells: {tuple(cell_id)}"
@@ -155,7 +155,7 @@ def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], scale: Scale) -
         all_measured |= derived_cells
     columns = _group_by_column({} if scale == "smoke" else all_measured)
     cells = {}
-    for cell_id in iter_cell_ids():
+    for cell_id in list_cell_ids():
         pair = published.load_published().get(cell_id), all_measured.get(cell_id)
         spread = _pool_column(*columns.get(_get_column_key(cell_id), ({}, {})))
         cells[cell_id] = ComparedCell(cell_id, *pair, _judge_cell(*pair, spread) if scale == "paper" else None)
@@ -176,13 +176,11 @@ def encode_comparison_csv(comparison: PaperComparison) -> bytes:
     return frame.to_csv(index=False, lineterminator="\n").encode()
 
 
-def iter_cell_ids() -> Iterator[CellId]:
+def list_cell_ids() -> list[CellId]:
     """The ids of all cells, published ones first."""
-    published_numbers = published.load_published()
-    yield from published_numbers
-    for paper in layouts.load_papers().values():
-        for name in paper.tables:
-            yield from (cell_id for cell_id in paper.iter_cell_ids(name) if cell_id not in published_numbers)
+    papers = layouts.load_papers().values()
+    cell_ids = [cell_id for paper in papers for name in paper.tables for cell_id in paper.iter_cell_ids(name)]
+    return list(dict.fromkeys([*published.load_published(), *cell_ids]))
 
 
 def get_table_cell_ids(paper: Paper, name: str) -> list[CellId]:
@@ -226,9 +224,7 @@ def _judge_cell(number: PublishedNumber | None, cell: MeasuredCell | None, sprea
 
 
 def _get_target(number: PublishedNumber) -> Number:
-    if number.mean is None:
-        raise ValueError(f"{number.cell_id} has no number in print.")
-    return Number(number.mean, number.std, number.runs)
+    return Number(cast(float, number.mean), number.std, number.runs)
 
 
 def _get_column_key(cell_id: CellId) -> ColumnKey:

@@ -5,13 +5,12 @@ A form of `fedpipe.papers.layouts` has a function for its frame here, and no fig
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from fedpipe.core.storage import files, layout
 from fedpipe.data.assignment import Assignment
@@ -23,15 +22,13 @@ from fedpipe.planning.plan import Cell
 from fedpipe.report import results
 from fedpipe.report.figures import panels
 
-TRAIN_PROTOCOL = "personal-on-train"
 MAX_CLIENTS = 3  #: clients of each run whose norms are drawn against their shares
 MEASURE_LABELS = {"accuracy": "test accuracy (%)", "loss": "training loss", "error": "R, mean |p − p̃|"}
 SYMBOLS = {"alpha": "α", "participation": "P", "epsilon": "ε", "wdr": "λ", "layers": "last layers"}
 DATASET_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion_mnist": "FMNIST", "mnist": "MNIST"}
 
 
-@dataclass(frozen=True)
-class SvgFigure:
+class SvgFigure(NamedTuple):
     """A figure: the text of its SVG, its numbers as CSV, whether its data are generated, and what it lacks."""
 
     svg: str
@@ -92,9 +89,7 @@ def render_figure(paper: Paper, figure: Figure, frame: pd.DataFrame) -> str:
             return panels.render_points(frame, "share of the samples", "relative norm of the head's row")
         case "features":
             return panels.render_embedding(frame)
-        case "surface":
-            return panels.render_surface(frame, "training loss")
-    raise ValueError(f"{figure.form}: no figure of this form is drawn.")
+    return panels.render_surface(frame, "training loss")
 
 
 def _draw_figure(paper: Paper, figure: Figure, find_study: StudyFinder) -> SvgFigure | str:
@@ -181,7 +176,7 @@ def _build_curves(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
             curves = {run.panel: run.study.load_curve(run.cell)}
         else:
             metrics = run.study.load_metrics(run.cell)
-            metrics = metrics[(metrics["protocol"] == TRAIN_PROTOCOL) & (metrics["total"] > 0)]
+            metrics = metrics[(metrics["protocol"] == "personal-on-train") & (metrics["total"] > 0)]
             groups = metrics.groupby("client") if "client" in figure.panels else [("", metrics)]
             curves = {f"client {client}" if client != "" else run.panel: _load_loss(rows_) for client, rows_ in groups}
         frames += [curve.assign(panel=panel, line=run.line) for panel, curve in curves.items()]
@@ -195,12 +190,14 @@ def _load_loss(metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 def _build_sweep(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+    from fedpipe.engine.diagnostics import head_norms  # with torch
+
     rows = []
     for measure in figure.measures:
         for run in runs:
             tables = run.study.load_probes("head-norms", run.cell) if measure == "error" else []
             value = run.study.get_accuracy(run.cell) if measure == "accuracy" else None
-            value = compute_distribution_error(tables[0]) if tables else value
+            value = head_norms.compute_share_distance(pa.Table.from_pandas(tables[0])) if tables else value
             if value is None or figure.x not in run.cell.grid:
                 continue
             panel, x = run.panel, run.cell.grid[figure.x]
@@ -212,68 +209,54 @@ def _build_sweep(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     return _average_over_seeds(pd.DataFrame(rows))
 
 
-def compute_distribution_error(table: pd.DataFrame) -> float:
-    """R: the mean over clients of the distance between their class shares and those estimated from the norms."""
-    rows = table[table["model"] == "trained"]
-    return float(((rows["share"] - rows["relative"]) ** 2).groupby(rows["owner"]).sum().pow(0.5).mean())
-
-
 def _build_bars(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     """Rounds until the mean over seeds has FedAvg's last accuracy. The paper's targets are not in its text."""
-    frames = [run.study.load_curve(run.cell).assign(panel=run.panel, line=run.line) for run in runs]
-    means = pd.concat(frames).groupby(["panel", "line", "x"], sort=False)["value"].mean()
+    frame = pd.concat([run.study.load_curve(run.cell).assign(panel=run.panel, line=run.line) for run in runs])
     rows = []
-    for (panel, line), curve in means.groupby(level=["panel", "line"], sort=False):
-        if (panel, "FedAvg") in means.index:
-            target = means[panel, "FedAvg"].iloc[-1]
-            reached = curve[curve >= target].index.get_level_values("x")
-            value = float(reached.min()) if len(reached) else math.nan
+    for (panel, line), curves in frame.groupby(["panel", "line"], sort=False):
+        baseline = frame[(frame["panel"] == panel) & (frame["line"] == "FedAvg")].groupby("x")["value"].mean()
+        if len(baseline):
+            target, curve = baseline.iloc[-1], curves.groupby("x")["value"].mean()
+            value = float(curve[curve >= target].index.min())  # NaN if it is empty
             rows.append({"panel": f"{panel}, target {target:.1f} %", "line": line, "value": value})
     return rows
 
 
 def _build_counts(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     """The number of each client's training samples of each class, in the first run of each panel."""
-    rows: dict[str, list[dict[str, Any]]] = {}
+    frames: dict[str, pd.DataFrame] = {}
     for run in runs:
         settings = run.study.read_settings(run.cell)["partition"]
         formats = {"scheme": "{}", "alpha": "α = {}", "shards_per_client": "{} a client"}
-        panel = run.panel or ", ".join(
-            text.format(settings[name]) for name, text in formats.items() if name in settings
-        )
-        if panel not in rows:
+        parts = [text.format(settings[name]) for name, text in formats.items() if name in settings]
+        panel = run.panel or ", ".join(parts)
+        if panel not in frames:
             path = layout.assignment_file(run.study.runs[run.cell.algorithm, run.cell.key].partition)
             counts = Assignment.read(path, files.read_recorded_sha256(path)).class_counts
-            cells = np.ndenumerate(counts)
-            rows[panel] = [
-                {"panel": panel, "row": row, "column": column, "value": float(n)} for (row, column), n in cells
-            ]
-    return [row for panel_rows in rows.values() for row in panel_rows]
+            long = pd.DataFrame(counts).rename_axis("row").reset_index().melt("row", var_name="column")
+            frames[panel] = long.assign(panel=panel)[["panel", "row", "column", "value"]]
+    return pd.concat(frames.values())
 
 
 def _build_norms(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     """The clients' class shares, then the relative norms of heads: of local models by client, of others by class."""
-    rows: list[dict[str, Any]] = []
+    frames: list[pd.DataFrame] = []
     for run in runs:
         parameters = {name: value for name, value in run.cell.grid.items() if name.startswith("algorithms.")}
-        changes = (
-            "" if run.selection is figure else ", ".join(f"{_get_symbol(k)} = {v:g}" for k, v in parameters.items())
-        )
+        changes = [] if run.selection is figure else [f"{_get_symbol(k)} = {v:g}" for k, v in parameters.items()]
         for table in run.study.load_probes("head-norms", run.cell):
             for model, norms in table.groupby("model", sort=False):
                 if run.selection.models and model not in run.selection.models:
                     continue
-                panel = ", ".join(filter(None, (run.method, changes, f"{model} models")))
-                values = {panel: norms["relative"]}
-                if not rows and model != "class":
-                    values = {
-                        "training data": norms["samples"] / norms.groupby("owner")["samples"].transform("sum")
-                    } | values
-                for name, column in values.items():
-                    frame = norms.assign(panel=name, value=column.fillna(0).astype(float))
-                    frame = frame.rename(columns={"owner": "row", "class": "column"})
-                    rows += frame[["panel", "row", "column", "value"]].to_dict("records")  # type: ignore[arg-type]
-    return pd.DataFrame(rows).drop_duplicates(["panel", "row", "column"]) if rows else []
+                if not frames and model != "class":
+                    shares = norms["samples"] / norms.groupby("owner")["samples"].transform("sum")
+                    frames.append(norms.assign(panel="training data", value=shares))
+                panel = ", ".join([run.method, *changes, f"{model} models"])
+                frames.append(norms.assign(panel=panel, value=norms["relative"]))
+    if not frames:
+        return []
+    frame = pd.concat(frames).fillna({"value": 0.0}).rename(columns={"owner": "row", "class": "column"})
+    return frame[["panel", "row", "column", "value"]].drop_duplicates(["panel", "row", "column"])
 
 
 def _build_matrices(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
@@ -281,8 +264,8 @@ def _build_matrices(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     rows = []
     for run in runs:
         frame = files.table_to_frame(layout.read_merged_table(run.cell.merged_files.matrices))
-        frame = frame[frame["round"] == frame["round"].max()].query("source == 'measured' and client == -1")
-        rows.append(frame.assign(panel=run.panel))
+        frame = frame.query("source == 'measured' and client == -1")
+        rows.append(frame[frame["round"] == frame["round"].max()].assign(panel=run.panel))
     classes = [name for name in pd.concat(rows).columns if str(name).isdecimal()]
     long = pd.concat(rows).melt(["panel", "matrix", "class"], classes, "column").dropna(subset="value")
     long = long[long["matrix"].isin(["SL", "CR"])].sort_values("matrix", ascending=False, kind="stable")

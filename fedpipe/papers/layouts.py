@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from importlib import resources
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -64,13 +64,6 @@ class Claim(_LayoutModel):
     columns: tuple[str, ...] = ()
 
 
-class Head(NamedTuple):
-    """A cell of a table's head, and how many columns it spans."""
-
-    label: str
-    columns: int
-
-
 class Table(_LayoutModel):
     """A table. Without ``columns`` it has no numbers, and ``reason`` says why.
 
@@ -106,12 +99,12 @@ class Table(_LayoutModel):
         return {name: path for path, name in _iter_paths(self.columns)}
 
     @property
-    def heads(self) -> list[list[Head]]:
-        """The rows of the head, from its top. A short path has empty cells below it."""
+    def heads(self) -> list[list[tuple[str, int]]]:
+        """The rows of the head from its top: labels with the number of columns that each spans."""
         paths = list(self.column_paths.values())
         depth = max(map(len, paths), default=0)
         prefixes = [[(*path, *[""] * depth)[: level + 1] for path in paths] for level in range(depth)]
-        return [[Head(prefix[-1], len(list(group))) for prefix, group in itertools.groupby(row)] for row in prefixes]
+        return [[(prefix[-1], len(list(group))) for prefix, group in itertools.groupby(row)] for row in prefixes]
 
     def get_metric(self, row: str, column: str) -> str:
         """The metric of a cell."""
@@ -128,11 +121,10 @@ class Table(_LayoutModel):
 
 
 class Text(_LayoutModel):
-    """A number in running text: what the paper says, and what the number is computed from.
+    """A number in running text: ``factor`` times the difference of two cells (``minus``: table, row and column).
 
-    ``minus`` names two cells (table, row, column) whose difference it is, times ``factor``. ``largest`` names a table
-    and row whose largest number it is. Otherwise the runs are in ``study``: the number is a ``parameter`` of a method
-    (the value with the highest accuracy, if the study varies it), or the method's accuracy minus that of ``than``.
+    Or the largest number of a table's row (``largest``), or from a ``study`` a method's ``parameter`` (if the study
+    varies it, the one with the highest accuracy) or its accuracy minus that of ``than``.
     """
 
     row: str
@@ -161,12 +153,11 @@ class RunSelection(_LayoutModel):
 
 
 class Figure(RunSelection):
-    """A figure: its form, what the paper says that it shows, and the runs that its numbers come from.
+    """A figure: its form, what the paper says that it shows, and its runs: its own selection and those of ``beside``.
 
-    Its runs are its own selection and those of ``beside``. A run is in a panel by the values that ``panels`` names
-    (names of the grid, ``algorithm`` or ``client``), and on a line by those of ``lines``. ``x`` is the name of the grid
-    on the horizontal axis. ``x_label`` may name each panel's. ``measures`` are on the vertical axis: accuracy, loss, or
-    the error R of the estimated class shares.
+    ``panels`` and ``lines`` name the values by which a run is in a panel and on a line (of the grid, ``algorithm`` or
+    ``client``). ``x`` is the name of the grid on the horizontal axis, and ``x_label`` may name each panel's.
+    ``measures`` are on the vertical axis. ``error`` is R, the error of the estimated class shares.
     """
 
     form: FigureForm

@@ -26,11 +26,6 @@ from fedpipe.report.contrasts import Number
 
 StudyFinder = Callable[[str], PaperStudy | None]  #: a paper's study by its name
 NO_STUDY = "no study of it is planned at this scale"
-SERVER_METHODS = {  #: of cwFedAvg's Table 7: components of the package, with their parameters
-    "fedavg": ("fedavg", {}),
-    "all": ("cwfedavg", {"class_wise": "all"}),
-    "output": ("cwfedavg", {}),
-}
 
 
 def measure_cells(paper: Paper, find_study: StudyFinder) -> dict[CellId, MeasuredCell]:
@@ -62,13 +57,12 @@ def _measure_cell(paper: Paper, table: Table, cell_id: CellId, find_study: Study
     if cell_id.metric == "communication_cost":
         return _measure_communication_cost(study, method, parameter)
     if cell_id.metric == "time":
-        return _measure_over_seeds(
-            study,
-            method,
-            column,
-            lambda cell: float(pd.DataFrame(results.read_times(cell)["rounds"])[results.EPOCH_COLUMN].mean()),
-        )
+        return _measure_over_seeds(study, method, column, _compute_epoch_seconds)
     return _measure_accuracy(study, method, column)
+
+
+def _compute_epoch_seconds(cell: Cell) -> float:
+    return float(pd.DataFrame(results.read_times(cell)["rounds"])[results.EPOCH_COLUMN].mean())
 
 
 def _measure_accuracy(study: PaperStudy, method: str, column: str) -> MeasuredCell:
@@ -91,8 +85,9 @@ def _measure_over_seeds(
     study: PaperStudy, method: str, column: str, get_value: Callable[[Cell], float | None]
 ) -> MeasuredCell:
     """A number over seeds. If the study searches parameters, of the best searched values."""
+    names = study.plan.report.best_over
     rows = [
-        (str([cell.grid.get(name) for name in study.plan.report.best_over]), cell.seed, cell, value)
+        (str([cell.grid.get(name) for name in names]), cell.seed, cell, value)
         for cell in study.get_cells(method, column)
         if cell in study.finished_cells and (value := get_value(cell)) is not None and math.isfinite(value)
     ]
@@ -120,18 +115,14 @@ def _read_parameter(study: PaperStudy, method: str, parameter: str, column: str)
     data = column.partition("/")[2].split(" and ")
     for cell in study.plan.cells:
         cell_data = study.get_column(cell).rpartition("/")[2].rstrip("*")
-        if cell.algorithm == method and (data == [""] or cell_data in data):
-            value = study.read_settings(cell)["algorithm"].get(parameter)
-            if value is not None:
-                return MeasuredCell(Number(float(value), runs=1), keys=(cell.key,))
+        is_selected = cell.algorithm == method and (data == [""] or cell_data in data)
+        if is_selected and (value := study.read_settings(cell)["algorithm"].get(parameter)) is not None:
+            return MeasuredCell(Number(float(value), runs=1), keys=(cell.key,))
     return MeasuredCell(None, reason=f"not part of scale {study.plan.scale}")
 
 
 def _measure_communication_cost(study: PaperStudy, method: str, parameter: str) -> MeasuredCell:
-    """What a participant receives and sends in the last round, in sizes of the model, which FedAvg sends once.
-
-    A method without a ``parameter`` for the number of models that it downloads is expected to download one.
-    """
+    """What a participant receives and sends in the last round, in sizes of the model, which FedAvg sends once."""
     cell = next((cell for cell in study.finished_cells if cell.algorithm == method), None)
     baselines = [base for base in study.finished_cells if cell and (base.algorithm, base.grid) == ("fedavg", cell.grid)]
     if cell is None or not baselines:
@@ -150,7 +141,7 @@ def _count_server_elements(label: str, classes: int) -> float:
     from fedpipe.models.resnet18 import ResNet18
     from fedpipe.settings.federation import Federation
 
-    name, parameters = SERVER_METHODS[label]
+    name, parameters = ("fedavg", {}) if label == "fedavg" else ("cwfedavg", {"class_wise": label})
     method = cast(Algorithm, registry.build_component(component.ALGORITHM, name, parameters))
     federation = Federation(clients=20, buffers="keep")
     elements = memory.count_server_elements(method, ResNet18(), (3, 64, 64), classes, federation)
@@ -177,9 +168,9 @@ def _find_best_parameter(study: PaperStudy, text: Text) -> MeasuredCell:
     name = f"algorithms.{text.method}.{text.parameter}"
     cells = [cell for cell in study.plan.cells if cell.algorithm == text.method]
     accuracies = [study.get_accuracy(cell) if cell in study.finished_cells else None for cell in cells]
-    for cell, accuracy in zip(cells, accuracies, strict=True):
-        if accuracy is None:
-            return MeasuredCell(None, reason=study.explain_missing(text.method, study.get_column(cell)))
+    if None in accuracies:
+        column = study.get_column(cells[accuracies.index(None)])
+        return MeasuredCell(None, reason=study.explain_missing(text.method, column))
     frame = pd.DataFrame({"value": [float(cell.grid[name]) for cell in cells], "accuracy": accuracies})
     best: float = frame.groupby("value", sort=False)["accuracy"].mean().idxmax()  # type: ignore[assignment]
     best_cells = [cell for cell in cells if float(cell.grid[name]) == best]

@@ -64,8 +64,10 @@ def write_pages(
     compared = comparison.compare_cells(measured_cells, scale)
     context = {"comparison": compared, "figures": figures, "about": about, "changes": scale_changes or {}}
     context["drawn"] = Counter(paper for (paper, _), figure in figures.items() if isinstance(figure, SvgFigure))
-    pages = {f"{paper.stem}.html": _render_page("paper.html", context | {"paper": paper}) for paper in papers}
-    pages["index.html"] = _render_page("index.html", context | {"paper": None})
+    templates = _build_environment()
+    page = templates.get_template("paper.html")
+    pages = {f"{paper.stem}.html": page.render(context, paper=paper) for paper in papers}
+    pages["index.html"] = templates.get_template("index.html").render(context, paper=None)
     for name, text in pages.items():
         files.write_bytes(folder / name, text.encode())
     files.write_bytes(folder / "cells.csv", comparison.encode_comparison_csv(compared))
@@ -91,11 +93,6 @@ def slugify(heading: str) -> str:
     return heading.lower().replace(" ", "-")
 
 
-def _render_page(name: str, context: Mapping[str, Any]) -> str:
-    style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
-    return _build_environment().get_template(name).render(**context, style=style)
-
-
 @functools.cache
 def _build_environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -110,7 +107,8 @@ def _build_environment() -> jinja2.Environment:
     constants = {"SIGNS": SIGNS, "DASH": DASH, "SCALES": SCALE_DESCRIPTIONS, "STATUSES": published.STATUS_MEANINGS}
     constants |= {"UNPUBLISHED": comparison.UNPUBLISHED, "papers": layouts.load_papers()}
     functions = {name: value for name, value in globals().items() if callable(value) and name[0].islower()}
-    environment.globals |= constants | functions | {"check_claim": comparison.check_claim}
+    style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+    environment.globals |= constants | functions | {"check_claim": comparison.check_claim, "style": style}
     return environment
 
 
@@ -155,10 +153,8 @@ def list_cells(paper: Paper, table: str, compared: PaperComparison) -> dict[Cell
     return {cell_id: compared.cells[cell_id] for cell_id in comparison.get_table_cell_ids(paper, table)}
 
 
-def format_number(number: Number | None, decimals: int | None = None) -> str:
+def format_number(number: Number, decimals: int | None = None) -> str:
     """A mean with its standard deviation."""
-    if number is None:
-        return DASH
     if not math.isfinite(number.mean):
         return "not finite"
     mean = f"{number.mean:.6g}" if decimals is None else f"{number.mean:.{decimals}f}"

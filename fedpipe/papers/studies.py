@@ -20,8 +20,6 @@ from fedpipe.report import results, status
 from fedpipe.settings import base, loader, parser
 
 _YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-MAX_QUOTED_LETTERS = 160  #: letters of a failed job's last line that a reason quotes
-GENERATED_DATASET = "generated"  #: the name of the data set that replaces one that is not here
 
 
 class PaperStudy:
@@ -129,7 +127,7 @@ class PaperStudy:
 
     def is_generated(self, cell: Cell) -> bool:
         """Whether a run's data are noise of the same shape as the study's data set."""
-        return bool(self.read_settings(cell)["dataset"]["name"] == GENERATED_DATASET)
+        return bool(self.read_settings(cell)["dataset"]["name"] == "generated")
 
     def load_probes(self, kind: str, cell: Cell) -> list[pd.DataFrame]:
         """The tables of a study's finished probes of a run."""
@@ -170,7 +168,7 @@ class PaperStudy:
         for failure in self._failures:
             if any(part in failure.log.name for part in (run.key, run.partition, run.dataset)):
                 last = failure.lines[-1].strip() if failure.lines else "its log is empty"
-                return f"{failure.rule} failed: {last[:MAX_QUOTED_LETTERS]}"
+                return f"{failure.rule} failed: {last[:160]}"
         return ""
 
 

@@ -24,7 +24,7 @@ def made_of_others(place):
 def measured_cells(seeds=(0, 1, 2), shift=0.0, keep=lambda place: True):
     """All cells that can be measured and that ``keep`` keeps, around the printed values, by their places."""
     chance, numbers, found = np.random.default_rng(5), published.load_published(), {}
-    for place in comparison.iter_cell_ids():
+    for place in comparison.list_cell_ids():
         if made_of_others(place) or place.row == "(unnamed)" or not keep(place):
             continue
         number = numbers.get(place)

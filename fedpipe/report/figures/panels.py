@@ -94,10 +94,10 @@ def render_lines(
         A sentence below the panels.
     """
     frame = _fill_columns(frame, panel="", measure=y_label, line="")
-    groups = list(frame.groupby(["measure", "panel"], sort=False))
+    groups = _group_panels(frame)
     styles = _choose_line_styles(frame, emphasis)
     made, axes = make_panels(len(groups), 0.78 if len(groups) > 10 else 2.2)
-    columns = axes[0].get_gridspec().ncols
+    columns = _count_columns(axes)
     for index, (ax, ((measure, panel), rows)) in enumerate(zip(axes, groups, strict=True)):
         ticks = sorted(rows["x"].astype(float).unique())
         zero = _compute_zero_position(ticks) if is_log else 0.0
@@ -165,10 +165,10 @@ def render_heatmaps(frame: pd.DataFrame, x_label: str, y_label: str, z_label: st
     """
     frame = _fill_columns(frame, panel="", measure=z_label)
     measures = list(frame["measure"].unique())
-    groups = sorted(frame.groupby(["measure", "panel"], sort=False), key=lambda group: measures.index(group[0][0]))
+    groups = sorted(_group_panels(frame), key=lambda group: measures.index(group[0][0]))
     columns = -(-len(groups) // len(measures)) if len(measures) > 1 else 0
     made, axes = make_panels(len(groups), 1.75, columns)
-    columns = axes[0].get_gridspec().ncols
+    columns = _count_columns(axes)
     for measure in measures:
         own = [(ax, rows) for ax, ((name, _), rows) in zip(axes, groups, strict=True) if name == measure]
         values = frame[frame["measure"] == measure]["value"]
@@ -244,6 +244,12 @@ def render_surface(frame: pd.DataFrame, z_label: str) -> Figure:
     return made
 
 
+def _group_panels(frame: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
+    """The rows of each panel by measure and name."""
+    groups = frame.groupby(["measure", "panel"], sort=False)
+    return [((str(measure), str(panel)), rows) for (measure, panel), rows in groups]
+
+
 def _choose_line_styles(frame: pd.DataFrame, emphasis: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The style of each line: in color those of ``emphasis``, then the highest at the end. Others are gray."""
     lines = [str(line) for line in frame["line"].unique()]
@@ -304,9 +310,14 @@ def _add_legend(made: Figure, axes: Sequence[Axes], styles: dict[str, dict[str, 
 
 def _describe_equal_lines(frame: pd.DataFrame) -> str:
     """A sentence for lines that hide each other, because all their values are equal."""
-    values = frame.groupby("line", sort=False).apply(lambda rows: tuple(rows["mean"]), include_groups=False)
-    groups = [list(rows.index) for _, rows in values.groupby(values, sort=False)]
+    values = {str(line): tuple(rows["mean"]) for line, rows in frame.groupby("line", sort=False)}
+    groups = [[line for line in values if values[line] == value] for value in dict.fromkeys(values.values())]
     return " ".join(f"{', '.join(lines)}: equal values." for lines in groups if len(lines) > 1)
+
+
+def _count_columns(axes: Sequence[Axes]) -> int:
+    grid = axes[0].get_gridspec()
+    return grid.ncols if grid else 1
 
 
 def _find_dataset(panel: str) -> str:
