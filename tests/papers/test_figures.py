@@ -67,7 +67,16 @@ def test_labels_are_plain_text_and_bytes_the_same(form):
     assert not re.search(r'href="(?!#|data:image/png)', svg)
 
 
-@pytest.mark.parametrize("name", FRAMES, ids=lambda name: "-".join(name))
+def list_figures():
+    """All figures. Those whose form an earlier one has are slow tests."""
+    forms = set()
+    for paper, heading in FRAMES:
+        form = layouts.load_papers()[paper].figures[heading].form
+        yield pytest.param((paper, heading), id=f"{paper}-{heading}", marks=[pytest.mark.slow] * (form in forms))
+        forms.add(form)
+
+
+@pytest.mark.parametrize("name", list_figures())
 def test_each_published_figure_fits_half_a_page(name):
     paper = layouts.load_papers()[name[0]]
     svg = figures.render_figure(paper, paper.figures[name[1]], pd.read_csv(FRAMES[name]))

@@ -118,7 +118,7 @@ def render_lines(
         ax.xaxis.set_major_locator(FixedLocator([tick or zero for tick in shown]))
         ax.xaxis.set_ticklabels([f"{tick:g}" for tick in shown])
         has_title = bool(x_label) and frame["panel"].nunique() > 1
-        ax.set_title(textwrap.fill(panel, round(70 / columns)) if has_title else "")
+        ax.set_title(textwrap.fill(panel.replace(" = ", "\u00a0=\u00a0"), round(70 / columns)) if has_title else "")
         is_bottom, is_first = index + columns >= len(axes), not index or groups[index - 1][0][0] != measure
         ax.set_xlabel((x_label or panel) if is_bottom else "")
         ax.set_ylabel(measure if is_first else "")
@@ -251,16 +251,19 @@ def _group_panels(frame: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFra
 
 
 def _choose_line_styles(frame: pd.DataFrame, emphasis: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The style of each line: in color those of ``emphasis``, then the highest at the end. Others are gray."""
+    """The style of each line: in color those of ``emphasis``, then the highest at the end. Others are gray.
+
+    A line of ``emphasis`` has the same color in all figures.
+    """
     lines = [str(line) for line in frame["line"].unique()]
-    first = [line for line in emphasis if line in lines]
+    first = list(emphasis) if any(line in lines for line in emphasis) else []
     others = [line for line in lines if line not in first]
-    if len(lines) > MAX_COLORS:
-        heights = frame[frame["line"].isin(others)].groupby("line")["mean"].last().nlargest(MAX_COLORS - len(first))
-        colored = [*first, *(line for line in others if line in heights.index)]
-    else:
-        colored = [*first, *others]
-    styles = {line: style.get_line_style(index) | {"zorder": 4 - index / 10} for index, line in enumerate(colored)}
+    room = MAX_COLORS - sum(line in lines for line in first)
+    if len(others) > room:
+        highest = frame[frame["line"].isin(others)].groupby("line")["mean"].last().nlargest(room)
+        others = [line for line in others if line in highest.index]
+    colored = enumerate([*first, *others])
+    styles = {line: style.get_line_style(index) | {"zorder": 4 - index / 10} for index, line in colored}
     return {line: styles.get(line, {"color": GRAY, "linewidth": 0.8, "zorder": 1.5}) for line in lines}
 
 
