@@ -1,495 +1,340 @@
-"""The forms of the papers' figures: pure functions from a tidy frame to the text of an SVG.
+"""The papers' figures: a tidy frame of each from its runs, its SVG, and its numbers as CSV.
 
-Labels are taken as they are (a dollar sign is no formula), text stays text, and the same frame gives the same bytes.
-Panels, lines and groups come in the order in which they first stand in the frame.
+A form of `fedpipe.papers.layouts` has a function for its frame here, and no figure has a function of its own.
 """
 
 from __future__ import annotations
 
-import functools
-import io
-import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import matplotlib as mpl
-import matplotlib.style
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+import pyarrow as pa
 
-from fedpipe.report.figures import style
+from fedpipe.core.storage import files, layout
+from fedpipe.data.assignment import Assignment
+from fedpipe.papers import comparison
+from fedpipe.papers.layouts import Figure, Paper, RunSelection
+from fedpipe.papers.measurements import NO_STUDY, StudyFinder, find_contradictions
+from fedpipe.papers.studies import PaperStudy
+from fedpipe.planning.plan import Cell
+from fedpipe.report import results
+from fedpipe.report.figures import panels
 
-_P = ParamSpec("_P")
-RC_PARAMS = style.RC_PARAMS | {"svg.fonttype": "none", "text.parse_math": False, "axes.formatter.use_mathtext": False}
-FONTS = "'DejaVu Sans', Verdana, Arial, sans-serif"  #: a browser may lack the font that the layout was measured with
-PANEL_HEIGHT = 2.5  #: inches that a panel of several is high
-LEGEND_COLUMNS = 4
-MIN_ACCURACY_SPAN = 2.0  #: points of accuracy that an axis spans, lest a difference of a few samples look like a result
-MAX_NUMBERED_CELLS = 12  #: rows and columns up to which a heat map's cells tell their number
-CONTRADICTION_COLOR = "#C0392B"  #: of what contradicts a claim
-DIVERGING_COLOR_MAP = "PuOr"  #: a color map with white at zero, which color-blind readers can read
-
-
-def _render_as_svg(draw: Callable[_P, Figure]) -> Callable[_P, str]:
-    """Decorate a function that makes a figure: it returns the text of its SVG instead."""
-
-    @functools.wraps(draw)
-    def render_svg(*args: _P.args, **kwargs: _P.kwargs) -> str:
-        with mpl.style.context(["default", RC_PARAMS]):
-            buffer = io.BytesIO()
-            draw(*args, **kwargs).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-        return buffer.getvalue().decode().replace("'DejaVu Sans'", FONTS)
-
-    return render_svg
+MAX_CLIENTS = 3  #: clients of each run whose norms are drawn against their shares
+MEASURE_LABELS = {"accuracy": "test accuracy (%)", "loss": "training loss", "error": "R, mean |p − p̃|"}
+SYMBOLS = {"alpha": "α", "participation": "P", "epsilon": "ε", "wdr": "λ", "layers": "last layers"}
+DATASET_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion_mnist": "FMNIST", "mnist": "MNIST"}
 
 
-@_render_as_svg
-def render_curves(frame: pd.DataFrame, x_label: str = "round", y_label: str = "test accuracy (%)") -> Figure:
-    """Curves with bands of one standard deviation, in panels.
+class SvgFigure(NamedTuple):
+    """A figure: the text of its SVG, its numbers as CSV, whether its data are generated, and what it lacks."""
 
-    Parameters
-    ----------
-    frame
-        ``panel``, ``line``, ``x``, ``mean`` and, where there are several runs, ``std``. With a column ``measure``, each
-        of its values is a row of panels with an axis of its own.
-    x_label, y_label
-        What the axes show; with ``measure``, its values label the vertical axes.
-    """
-    return _draw_lines(frame, x_label, y_label, log=False, has_marker_per_point=False)
+    svg: str
+    csv: str
+    is_generated: bool = False
+    missing: str = ""
 
 
-@_render_as_svg
-def render_sweep(frame: pd.DataFrame, x_label: str, y_label: str = "test accuracy (%)", log: bool = False) -> Figure:
-    """A quantity against the value of a setting, a marker at each value; columns as those of `render_curves`.
+class FigureRun(NamedTuple):
+    """A finished run of a figure, with the names by which the figure shows it."""
 
-    A value of 0 has a place of its own at the left of a logarithmic axis.
-    """
-    return _draw_lines(frame, x_label, y_label, log, has_marker_per_point=True)
-
-
-@_render_as_svg
-def render_bars(
-    frame: pd.DataFrame, x_label: str = "rounds to the target accuracy", missing: str = "not reached"
-) -> Figure:
-    """A bar a line, in panels; where there is no number, ``missing`` stands in its place.
-
-    Parameters
-    ----------
-    frame
-        ``panel``, ``line``, ``value`` (NaN where it has none) and, where there are several runs, ``std``.
-    x_label
-        What the bars show.
-    missing
-        What no number means.
-    """
-    frame = _fill_columns(frame, panel="", line="")
-    panels, lines = _get_unique_values(frame, "panel"), _get_unique_values(frame, "line")
-    bars_figure = Figure(figsize=(style.PAGE_WIDTH, 0.85 + 0.26 * len(lines)))
-    axes = bars_figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    for ax, panel in zip(axes, panels, strict=True):
-        rows = frame[frame["panel"] == panel].set_index("line").reindex(lines)
-        values = rows["value"].to_numpy(dtype=float)
-        std = rows["std"].to_numpy(dtype=float) if "std" in rows else np.zeros(len(lines))
-        ax.barh(range(len(lines)), values, color=style.COLORS[0], height=0.66)
-        ax.errorbar(values, range(len(lines)), xerr=std, fmt="none", ecolor="#444444", elinewidth=0.9)
-        for bar_index, (value, reach) in enumerate(zip(values, np.nan_to_num(std), strict=True)):
-            has_value = np.isfinite(value)
-            text, edge = (f"{value:.4g}", value + reach) if has_value else (missing, 0)
-            shade = "#222222" if has_value else "#666666"
-            ax.annotate(
-                text, (edge, bar_index), (4, 0), textcoords="offset points", va="center", fontsize=7.5, color=shade
-            )
-        ax.set(title=panel, yticks=range(len(lines)), yticklabels=lines, xlabel=x_label, ylim=(len(lines) - 0.5, -0.5))
-        ax.set_xlim(0, 1.3 * max(np.nanmax(frame[["value"]].to_numpy(dtype=float), initial=1), 1))
-        ax.grid(visible=False, axis="y")
-        ax.tick_params(left=False)
-        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    return bars_figure
+    study: PaperStudy
+    selection: RunSelection
+    cell: Cell
+    method: str
+    panel: str
+    line: str
 
 
-@_render_as_svg
-def render_heatmaps(
-    frame: pd.DataFrame, x_label: str = "class", y_label: str = "client", z_label: str = "", columns: int = 3
-) -> Figure:
-    """Heat maps in panels, light to dark on one scale.
-
-    Parameters
-    ----------
-    frame
-        ``panel``, ``row``, ``column`` and ``value``. With a column ``measure``, panels of each of its values have a
-        scale of their own. Where values are negative, white is zero.
-    x_label, y_label, z_label
-        What columns, rows and shades are.
-    columns
-        Number of panels beside each other.
-    """
-    frame = _fill_columns(frame, panel="", measure="")
-    panels = _get_unique_values(frame, "panel")
-    columns = min(columns, len(panels))
-    rows = -(-len(panels) // columns)
-    aspect_ratio = frame.groupby("panel")["row"].nunique().max() / frame.groupby("panel")["column"].nunique().max()
-    width = style.PAGE_WIDTH / columns
-    height = width * min(max(0.8 * aspect_ratio, 0.5), 1.5)
-    heatmap_figure = Figure(figsize=(style.PAGE_WIDTH, rows * (0.6 + height)))
-    axes = heatmap_figure.subplots(rows, columns, squeeze=False)
-    shades = {str(name): _choose_color_scale(values) for name, values in frame.groupby("measure")["value"]}
-    images_by_measure: dict[str, list[tuple[Axes, AxesImage]]] = {}
-    for panel_index, (ax, panel) in enumerate(zip(axes.flat, panels, strict=False)):
-        panel_rows = frame[frame["panel"] == panel]
-        measure = str(panel_rows["measure"].iloc[0])
-        matrix = panel_rows.pivot(index="row", columns="column", values="value")
-        color, shade = shades[measure]
-        image = ax.imshow(matrix, cmap=color, norm=shade, aspect="auto", interpolation="nearest")
-        images_by_measure.setdefault(measure, []).append((ax, image))
-        ax.grid(visible=False)
-        _name_cells(ax.xaxis, matrix.columns, int(width * 5))
-        _name_cells(ax.yaxis, matrix.index, int(height * 8))
-        if max(matrix.shape) <= MAX_NUMBERED_CELLS and columns <= 2:
-            _write_cell_numbers(ax, matrix.to_numpy(dtype=float), shade)
-        ax.set_title(textwrap.fill(panel, int(width * 10)), fontsize=8.5)
-        ax.set_xlabel(x_label if panel_index + columns >= len(panels) else "")
-        ax.set_ylabel(y_label if panel_index % columns == 0 else "")
-    for ax in list(axes.flat)[len(panels) :]:
-        ax.set_axis_off()
-    for measure, images in images_by_measure.items():
-        bar = heatmap_figure.colorbar(images[0][1], ax=[ax for ax, _ in images], shrink=0.7, aspect=30, pad=0.02)
-        bar.set_label(measure or z_label)
-        bar.outline.set_visible(False)
-    return heatmap_figure
+def draw_figures(paper: Paper, find_study: StudyFinder) -> dict[tuple[str, str], SvgFigure | str]:
+    """All figures of a paper by its name and theirs, or why a figure is not drawn."""
+    return {(paper.paper, name): _draw_figure(paper, figure, find_study) for name, figure in paper.figures.items()}
 
 
-@_render_as_svg
-def render_circles(frame: pd.DataFrame, y_label: str = "norm of the head's row, relative") -> Figure:
-    """A circle a class, as large as its share of the data, at the height of its norm; white where it has no data.
-
-    Parameters
-    ----------
-    frame
-        ``panel``, ``class``, ``share`` (of the samples), ``norm`` and ``contrary``: whether it contradicts what is
-        claimed of the two.
-    y_label
-        What the height is.
-    """
-    frame = _fill_columns(frame, panel="")
-    panels = _get_unique_values(frame, "panel")
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    circles_figure = Figure(figsize=(style.PAGE_WIDTH, 0.4 + 1.9 * rows))
-    axes = circles_figure.subplots(rows, columns, squeeze=False, sharey="row")
-    max_share = frame["share"].max()
-    for panel_index, (ax, panel) in enumerate(zip(axes.flat, panels, strict=False)):
-        panel_rows = frame[frame["panel"] == panel]
-        color = [CONTRADICTION_COLOR if contrary else style.COLORS[0] for contrary in panel_rows["contrary"]]
-        fill_colors = [shade if share > 0 else "white" for shade, share in zip(color, panel_rows["share"], strict=True)]
-        size = 12 + 300 * panel_rows["share"] / max_share
-        ax.scatter(
-            panel_rows["class"], panel_rows["norm"], s=size, c=fill_colors, edgecolors=color, linewidths=0.9, alpha=0.85
-        )
-        for label, share, norm, shade in zip(
-            panel_rows["class"], panel_rows["share"], panel_rows["norm"], color, strict=True
-        ):
-            ax.annotate(
-                f"{norm:.3g}".removeprefix("0"),
-                (label, norm),
-                (0, -4 - 8.6 * np.sqrt(max(share, 0.02) / max_share)),
-                textcoords="offset points",
-                ha="center",
-                va="top",
-                fontsize=6.5,
-                color=shade if shade == CONTRADICTION_COLOR else "#222222",
-            )
-        ax.set(title=panel, xticks=sorted(panel_rows["class"].unique()))
-        ax.margins(x=0.09)
-        ax.set_xlabel("class" if panel_index + columns >= len(panels) else "")
-    for ax in list(axes.flat)[len(panels) :]:
-        ax.set_axis_off()
-    for row in range(rows):
-        norms = frame[frame["panel"].isin(panels[row * columns : (row + 1) * columns])]["norm"]
-        span = float(norms.max() - norms.min()) or 1.0
-        axes[row, 0].set_ylim(norms.min() - 0.35 * span, norms.max() + 0.2 * span)
-    circles_figure.supylabel(y_label, fontsize=9)
-    return circles_figure
+def render_figure(paper: Paper, figure: Figure, frame: pd.DataFrame) -> str:
+    """The SVG of a figure, from the frame that its CSV file contains."""
+    if "panel" in frame:  # an empty name is missing in a CSV
+        frame = frame.assign(panel=frame["panel"].astype(object).fillna(""))
+    y_label = MEASURE_LABELS[figure.measures[0]]
+    note = "" if "std" in frame else "One seed."
+    x_label = figure.x_label if isinstance(figure.x_label, str) else ""
+    emphasis = ("FedAvg", paper.paper)
+    match figure.form:
+        case "curves":
+            return panels.render_lines(frame, "round", y_label, emphasis, note=note)
+        case "sweep":
+            return panels.render_lines(frame, x_label, y_label, emphasis, True, figure.log, note)
+        case "traces":
+            frame = frame.assign(line="class " + frame["class"].astype(str))
+            frame = frame.rename(columns={"step": "x", "value": "mean", "share": "target"})
+            return panels.render_lines(frame, "step of the first epoch", "estimated share p̃", note="◂: true share p.")
+        case "bars":
+            frame = frame.rename(columns={"line": "category", "value": "mean"})
+            return panels.render_bars(frame, "rounds to the target")
+        case "layers":
+            names = {name: f"layer {index + 1}" for index, name in enumerate(frame["layer"].unique())}
+            frame = frame.assign(category=frame["layer"].map(names))
+            return panels.render_bars(frame, "gradient norm, mean ± std over clients (layers from the input)")
+        case "counts":
+            return panels.render_heatmaps(frame, "class", "client", "training samples")
+        case "norms":
+            return panels.render_heatmaps(frame, "class", "client (or class)", "share of samples or of norms", 0.5)
+        case "matrices":
+            return panels.render_heatmaps(frame, "class", "class", "")
+        case "shares":
+            frame = frame.assign(panel=frame["panel"].str.replace(r", client \d+", "", regex=True))
+            frame = frame.rename(columns={"share": "x", "norm": "y"})
+            return panels.render_points(frame, "share of the samples", "relative norm of the head's row")
+        case "features":
+            return panels.render_embedding(frame)
+    return panels.render_surface(frame, "training loss")
 
 
-@_render_as_svg
-def render_scatter(frame: pd.DataFrame) -> Figure:
-    """Features of samples as dots and rows of the head as crosses, in two dimensions, by class.
-
-    Parameters
-    ----------
-    frame
-        ``x``, ``y``, ``class``, and ``kind``: ``feature`` or ``row``; with ``panel``, in panels.
-    """
-    frame = _fill_columns(frame, panel="")
-    panels, classes = _get_unique_values(frame, "panel"), sorted(frame["class"].unique())
-    scatter_figure = Figure(figsize=(style.PAGE_WIDTH, 4.4 if len(panels) == 1 else 3.4))
-    axes = scatter_figure.subplots(1, len(panels), squeeze=False)[0]
-    for ax, panel in zip(axes, panels, strict=True):
-        for index, label in enumerate(classes):
-            class_rows = frame[(frame["panel"] == panel) & (frame["class"] == label)]
-            dots, crosses = (class_rows[class_rows["kind"] == kind] for kind in ("feature", "row"))
-            color = style.COLORS[index % len(style.COLORS)]
-            ax.scatter(dots["x"], dots["y"], s=7, color=color, alpha=0.55, linewidths=0, label=str(label))
-            ax.scatter(crosses["x"], crosses["y"], s=75, marker="X", color=color, edgecolors="white", linewidths=1.1)
-            for x, y in zip(crosses["x"], crosses["y"], strict=True):
-                ax.annotate(str(label), (x, y), (6, 5), textcoords="offset points", fontsize=8.5, weight="bold")
-        ax.set(title=panel, xticks=[], yticks=[], aspect="equal")
-        ax.grid(visible=False)
-    scatter_figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", title="class", markerscale=2)
-    return scatter_figure
+def _draw_figure(paper: Paper, figure: Figure, find_study: StudyFinder) -> SvgFigure | str:
+    if figure.form == "none":
+        return figure.reason
+    runs, missing = _select_runs(paper, figure, find_study)
+    rows = FRAME_BUILDERS[figure.form](figure, runs) if runs else []
+    if not len(rows):
+        reason = comparison.NOT_RUN if not runs else "its probes were not run"
+        return f"Not drawn: {next(iter(missing), reason)}."
+    frame = pd.DataFrame(rows)
+    texts = [f"{', '.join(dict.fromkeys(names))} ({reason})" for reason, names in missing.items()]
+    csv = frame.to_csv(index=False, lineterminator="\n", float_format="%.6g")
+    is_generated = any(run.study.is_generated(run.cell) for run in runs)
+    return SvgFigure(render_figure(paper, figure, frame), csv, is_generated, "; ".join(texts))
 
 
-@_render_as_svg
-def render_surface(frame: pd.DataFrame, z_label: str = "training loss") -> Figure:
-    """The loss around a model in two directions, as contours; panels share their levels, and a cross is the model.
-
-    Parameters
-    ----------
-    frame
-        ``panel``, ``x``, ``y`` (steps in the two directions, 0 at the model) and ``value``.
-    z_label
-        What the levels are.
-    """
-    frame = _fill_columns(frame, panel="")
-    panels = _get_unique_values(frame, "panel")
-    finite = frame["value"][np.isfinite(frame["value"])]
-    low, high = (finite.min(), np.quantile(finite, 0.95)) if len(finite) else (0.0, 1.0)
-    levels = np.linspace(low, high if high > low else low + 1, 15)  # up to the maximum, the corners would take all
-    surface_figure = Figure(figsize=(style.PAGE_WIDTH, 0.4 + 0.82 * style.PAGE_WIDTH / max(len(panels), 2)))
-    axes = surface_figure.subplots(1, max(len(panels), 2), squeeze=False, sharey=True)[0]
-    for ax, panel in zip(axes, panels, strict=False):
-        grid = frame[frame["panel"] == panel].pivot(index="y", columns="x", values="value")
-        filled_contours = ax.contourf(grid.columns, grid.index, grid, levels=levels, cmap="Blues", extend="max")
-        ax.contour(grid.columns, grid.index, grid, levels=levels, colors="#444444", linewidths=0.45)
-        ax.plot(0, 0, marker="P", color=style.COLORS[1], markersize=8, markeredgecolor="white")
-        ax.set(title=panel, aspect="equal", xlabel="direction 1")
-        ax.xaxis.set_major_locator(MaxNLocator(4, prune="both"))
-        ax.grid(visible=False)
-    axes[0].set_ylabel("direction 2")
-    for ax in axes[len(panels) :]:
-        ax.set_axis_off()
-    bar = surface_figure.colorbar(
-        filled_contours, ax=list(axes[: len(panels)]), label=z_label, shrink=0.75, format="%.3g"
-    )
-    bar.outline.set_visible(False)
-    return surface_figure
+def _select_runs(paper: Paper, figure: Figure, find_study: StudyFinder) -> tuple[list[FigureRun], dict[str, list[str]]]:
+    """The finished runs of a figure, and the names of the others by the reason why they are missing."""
+    tables = sorted([*paper.tables.values()][::-1], key=lambda table: table.study == figure.study)  # own names win
+    titles = {row.method: name for table in tables for name, row in [*table.rows.items()][::-1] if row.method}
+    runs: list[FigureRun] = []
+    missing: dict[str, list[str]] = {}
+    for selection in figure.run_selections:
+        study = find_study(selection.study or "")
+        if study is None:
+            missing.setdefault(NO_STUDY, []).append(selection.study or "")
+            continue
+        cells = [cell for cell in results.sort_cells(study.plan) if _is_selected(selection, cell)]
+        if not cells:
+            missing.setdefault(f"not part of scale {study.plan.scale}", []).append(selection.study or "")
+        for cell in cells:
+            title, column = titles.get(cell.algorithm, cell.algorithm), study.get_column(cell)
+            labels = [_format_names(study, cell, title, names) for names in (figure.panels, figure.lines)]
+            if cell in study.finished_cells:
+                runs.append(FigureRun(study, selection, cell, title, *labels))
+            else:
+                name = ", ".join(filter(None, (title, column)))
+                missing.setdefault(study.explain_missing(cell.algorithm, column), []).append(name)
+    return runs, missing
 
 
-@_render_as_svg
-def render_layers(frame: pd.DataFrame, y_label: str = "gradient norm") -> Figure:
-    """A quantity of each layer, a line a group, from the input to the output.
-
-    Parameters
-    ----------
-    frame
-        ``line``, ``layer`` (in the order of the model), ``mean`` and, where there are several, ``std``; with ``panel``,
-        in panels.
-    y_label
-        What is shown.
-    """
-    frame = _fill_columns(frame, panel="", line="", layer="")
-    panels, lines, names = (_get_unique_values(frame, name) for name in ("panel", "line", "layer"))
-    layers_figure = Figure(figsize=(style.PAGE_WIDTH, 3.2))
-    axes = layers_figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    for ax, panel in zip(axes, panels, strict=True):
-        for index, line in enumerate(lines):
-            line_rows = frame[(frame["panel"] == panel) & (frame["line"] == line)].set_index("layer").reindex(names)
-            mean = line_rows["mean"].to_numpy(dtype=float)
-            ax.plot(range(len(names)), mean, label=line, **style.get_line_style(index))
-            if "std" in line_rows:
-                std = line_rows["std"].fillna(0).to_numpy(dtype=float)
-                low, high = mean - std, mean + std
-                ax.fill_between(
-                    range(len(names)), low, high, color=style.get_line_style(index)["color"], alpha=0.12, linewidth=0
-                )
-        ax.set(title=panel)
-        ax.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=7.5)
-    axes[0].set_ylabel(y_label)
-    _add_legend(layers_figure, axes, lines)
-    return layers_figure
+def _is_selected(selection: RunSelection, cell: Cell) -> bool:
+    """Whether a selection contains a cell. Names of the grid that don't concern the cell's method are ignored."""
+    for name, value in selection.where.items():
+        if name in cell.grid and cell.grid[name] not in (value if isinstance(value, list | tuple) else [value]):
+            return False
+    return not selection.algorithms or cell.algorithm in selection.algorithms
 
 
-@_render_as_svg
-def render_traces(steps: pd.DataFrame, points: pd.DataFrame) -> Figure:
-    """Estimates of a client's class distribution by step, a line a class, and at last against the true one.
-
-    Parameters
-    ----------
-    steps
-        ``panel`` (as without and with a regularizer), ``class``, ``step`` and ``value``.
-    points
-        ``group`` (the same names), ``true`` and ``estimate``.
-    """
-    steps, points = _fill_columns(steps, panel=""), _fill_columns(points, group="")
-    panels, classes = _get_unique_values(steps, "panel"), sorted(steps["class"].unique())
-    traces_figure = Figure(figsize=(style.PAGE_WIDTH, 3.1))
-    axes = traces_figure.subplots(1, len(panels) + 1)
-    shares = steps.groupby("class")["value"].last()
-    largest_classes = (
-        set(shares.nlargest(len(style.COLORS) - 1).index) if len(classes) > len(style.COLORS) else set(classes)
-    )
-    for ax, panel in zip(axes, panels, strict=False):
-        for label in classes:
-            selected_rows = steps[(steps["panel"] == panel) & (steps["class"] == label)]
-            is_named = label in largest_classes
-            color = style.COLORS[sorted(largest_classes).index(label)] if is_named else "#C8C8C8"
-            ax.plot(
-                selected_rows["step"],
-                selected_rows["value"],
-                color=color,
-                linewidth=1.3 if is_named else 0.5,
-                zorder=2 + is_named,
-                label=str(label) if is_named else None,
-            )
-        ax.set(title=panel, xlabel="step")
-        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        ax.set_ylim(0, 1.05 * max(steps["value"].max(), 1e-9))
-    axes[0].set_ylabel("estimated share p̃")
-    for index, (group, marker) in enumerate(zip(_get_unique_values(points, "group"), "^osDv", strict=False)):
-        selected_rows = points[points["group"] == group]
-        color = style.COLORS[index]
-        axes[-1].scatter(
-            selected_rows["true"], selected_rows["estimate"], s=22, marker=marker, color=color, alpha=0.8, label=group
-        )
-    end = 1.05 * max(points["true"].max(), points["estimate"].max())
-    axes[-1].plot([0, end], [0, end], color="#888888", linewidth=0.8, linestyle=(0, (4, 3)))
-    axes[-1].set(title="after the epoch", xlabel="true share p", ylabel="estimated share p̃")
-    axes[-1].legend(loc="upper left", handletextpad=0.2, fontsize=7.5)
-    handles, names = axes[0].get_legend_handles_labels()
-    traces_figure.legend(
-        handles, names, title="class", loc="outside upper left", ncols=10, handlelength=1.4, columnspacing=1.2
-    )
-    return traces_figure
+def _format_names(study: PaperStudy, cell: Cell, title: str, names: Iterable[str]) -> str:
+    """The values of some names of the grid, as a reader of the paper writes them."""
+    values = []
+    for name in names:
+        value = title if name == "algorithm" else cell.grid.get(name, "")
+        if name == "data" and name not in study.plan.grid:  # a study of one data set
+            settings = study.read_settings(cell)["dataset"]
+            value = DATASET_TITLES.get(settings.get("like", settings["name"]), settings["name"])
+        values.append(value.replace("alpha=", "α = ") if isinstance(value, str) else f"{_get_symbol(name)} = {value:g}")
+    return ", ".join(filter(None, values))
 
 
-def _draw_lines(frame: pd.DataFrame, x_label: str, y_label: str, log: bool, has_marker_per_point: bool) -> Figure:
-    """Lines with bands in panels; markers at ``has_marker_per_point`` point, or at a few."""
-    frame = _fill_columns(frame, panel="", measure=y_label, line="")
-    panels, measures, lines = (_get_unique_values(frame, name) for name in ("panel", "measure", "line"))
-    has_several_measures = len(measures) > 1
-    columns = len(panels) if has_several_measures else {1: 1, 2: 2, 4: 2}.get(len(panels), 3 if len(panels) <= 9 else 5)
-    rows = len(measures) if has_several_measures else -(-len(panels) // columns)
-    height = 3.4 if rows * columns == 1 else rows * (PANEL_HEIGHT if columns < 5 else 1.5)
-    lines_figure = Figure(figsize=(style.PAGE_WIDTH, height + 0.24 * -(-len(lines) // LEGEND_COLUMNS)))
-    axes = lines_figure.subplots(
-        rows,
-        columns,
-        squeeze=False,
-        sharex=not has_marker_per_point,
-        sharey="row" if has_several_measures else columns < 5,
-    )
-    cells = [(panel, measure) for measure in measures for panel in panels]
-    for panel_index, (ax, (panel, measure)) in enumerate(zip(axes.flat, cells, strict=False)):
-        for index, line in enumerate(lines):
-            line_rows = frame[(frame["panel"] == panel) & (frame["measure"] == measure) & (frame["line"] == line)]
-            get_position = _make_position_function(frame[frame["panel"] == panel]["x"], log)
-            x, mean = line_rows["x"].map(get_position).to_numpy(dtype=float), line_rows["mean"].to_numpy(dtype=float)
-            gap = 1 if has_marker_per_point else max(1, len(line_rows) // 6)
-            line_style = style.get_line_style(index) | {"markevery": (0 if has_marker_per_point else index % gap, gap)}
-            if "std" in line_rows and len(line_rows):
-                std = line_rows["std"].fillna(0).to_numpy(dtype=float)
-                ax.fill_between(x, mean - std, mean + std, color=line_style["color"], alpha=0.12, linewidth=0)
-            ax.plot(x, mean, label=line, **line_style)
-        ax.set_title(panel, fontsize=9 if columns < 5 else 8)
-        _set_x_axis(ax, frame[frame["panel"] == panel]["x"], log, has_marker_per_point)
-        ax.set_xlabel(x_label if panel_index + columns >= len(cells) else "")
-        ax.set_ylabel(measure if panel_index % columns == 0 else "")
-    for ax, (_, measure) in zip(axes.flat, cells, strict=False):
-        low, high = ax.get_ylim()
-        if measure.endswith("(%)") and high - low < MIN_ACCURACY_SPAN:
-            ax.set_ylim((low + high - MIN_ACCURACY_SPAN) / 2, (low + high + MIN_ACCURACY_SPAN) / 2)
-    for ax in list(axes.flat)[len(cells) :]:
-        ax.set_axis_off()
-    _add_legend(lines_figure, axes.flat, lines)
-    return lines_figure
+def _get_symbol(name: str) -> str:
+    last_part = name.rpartition(".")[2]
+    return SYMBOLS.get(last_part, last_part)
 
 
-def _make_position_function(axis_values: pd.Series[Any], log: bool) -> Callable[[float], float]:
-    """Where a value lies on the horizontal axis: see :func:`_compute_zero_position` for a logarithmic one."""
-    if not log:
-        return float
-    zero_position = _compute_zero_position(axis_values)
-    return lambda value: float(value) if value > 0 else zero_position
+Rows = list[dict[str, Any]] | pd.DataFrame
 
 
-def _compute_zero_position(axis_values: pd.Series[Any]) -> float:
-    """The place of 0 on a logarithmic axis: a step below the least value, or 1 where there is no other."""
-    values = sorted(float(value) for value in axis_values.unique() if value > 0)
-    if not values:
-        return 1.0
-    return values[0] / (values[1] / values[0] if len(values) > 1 else 10.0)
+def _average_over_seeds(rows: pd.DataFrame) -> Rows:
+    """Mean and, if there are several seeds, standard deviation of ``value``."""
+    if rows.empty:
+        return []
+    keys = [name for name in rows if name != "value"]
+    frame = rows.groupby(keys, sort=False)["value"].agg(["mean", "std", "count"]).reset_index()
+    return frame.drop(columns=["count", "std"] if frame["count"].max() < 2 else ["count"])
 
 
-def _set_x_axis(ax: Axes, values: pd.Series[Any], log: bool, has_tick_per_value: bool) -> None:
-    """Ticks at the values of a setting, or at round numbers of a count."""
-    if not has_tick_per_value:
-        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        return
-    tick_values = sorted(float(value) for value in values.unique())
-    if not log:
-        ax.xaxis.set_major_locator(FixedLocator(tick_values) if _has_room_for_labels(tick_values) else MaxNLocator(6))
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        return
-    ax.set_xscale("log")
-    names = {value if value > 0 else _compute_zero_position(values): f"{value:g}" for value in tick_values}
-    ax.xaxis.set_major_locator(FixedLocator(list(names)))
-    ax.xaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: names[min(names, key=lambda tick_values: abs(tick_values - value))])
-    )
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_minor_formatter(NullFormatter())
+def _build_curves(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+    frames = []
+    for run in runs:
+        if figure.measures == ("accuracy",):
+            curves = {run.panel: run.study.load_curve(run.cell)}
+        else:
+            metrics = run.study.load_metrics(run.cell)
+            metrics = metrics[(metrics["protocol"] == "personal-on-train") & (metrics["total"] > 0)]
+            groups = metrics.groupby("client") if "client" in figure.panels else [("", metrics)]
+            curves = {f"client {client}" if client != "" else run.panel: _load_loss(rows_) for client, rows_ in groups}
+        frames += [curve.assign(panel=panel, line=run.line) for panel, curve in curves.items()]
+    return _average_over_seeds(pd.concat(frames)[["panel", "line", "x", "value"]])
 
 
-def _has_room_for_labels(values: Sequence[float]) -> bool:
-    """Whether ticks at all these values have room for their labels."""
-    gaps = np.diff(values)
-    return len(values) <= 10 and (len(gaps) == 0 or float(gaps.min()) >= 0.07 * (values[-1] - values[0]))
+def _load_loss(metrics: pd.DataFrame) -> pd.DataFrame:
+    """The training loss by round, over all samples."""
+    sums = metrics.assign(loss=metrics["loss"] * metrics["total"]).groupby("round")[["loss", "total"]].sum(skipna=False)
+    return pd.DataFrame({"x": sums.index, "value": sums["loss"] / sums["total"]})
 
 
-def _choose_color_scale(values: pd.Series[Any]) -> tuple[str, Normalize]:
-    low, high = float(values.min()), float(values.max())
-    if low < 0:
-        reach = max(-low, high)
-        return DIVERGING_COLOR_MAP, Normalize(-reach, reach)
-    return style.COLOR_MAP, Normalize(0, high or 1)
+def _build_sweep(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+    from fedpipe.engine.diagnostics import head_norms  # with torch
+
+    rows = []
+    for measure in figure.measures:
+        for run in runs:
+            tables = run.study.load_probes("head-norms", run.cell) if measure == "error" else []
+            value = run.study.get_accuracy(run.cell) if measure == "accuracy" else None
+            value = head_norms.compute_share_distance(pa.Table.from_pandas(tables[0])) if tables else value
+            if value is None or figure.x not in run.cell.grid:
+                continue
+            panel, x = run.panel, run.cell.grid[figure.x]
+            if isinstance(x, str):  # a column of its own, such as `Figure 8a/64`
+                panel, _, x = x.rpartition("/")
+                panel = figure.x_label[panel] if isinstance(figure.x_label, Mapping) else panel
+            entry = {"measure": MEASURE_LABELS[measure]} if len(figure.measures) > 1 else {}
+            rows.append(entry | {"panel": panel, "line": run.line, "x": float(x), "value": value})
+    return _average_over_seeds(pd.DataFrame(rows))
 
 
-def _name_cells(axis: Any, names: pd.Index[Any], max_labels: int) -> None:
-    """Name the rows or columns of a heat map, as many as there is room for."""
-    gap = next(step for step in (1, 2, 5, 10, 20, 50, 100, len(names)) if len(names) / step <= max_labels)
-    axis.set_ticks(range(0, len(names), gap), [str(name) for name in names[::gap]])
-    axis.set_tick_params(labelsize=7)
+def _build_bars(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+    """Rounds until the mean over seeds has FedAvg's last accuracy. The paper's targets are not in its text."""
+    frame = pd.concat([run.study.load_curve(run.cell).assign(panel=run.panel, line=run.line) for run in runs])
+    rows = []
+    for (panel, line), curves in frame.groupby(["panel", "line"], sort=False):
+        baseline = frame[(frame["panel"] == panel) & (frame["line"] == "FedAvg")].groupby("x")["value"].mean()
+        if len(baseline):
+            target, curve = baseline.iloc[-1], curves.groupby("x")["value"].mean()
+            value = float(curve[curve >= target].index.min())  # NaN if it is empty
+            rows.append({"panel": f"{panel}, target {target:.1f} %", "line": line, "value": value})
+    return rows
 
 
-def _write_cell_numbers(ax: Axes, matrix: np.ndarray[Any, Any], shade: Normalize) -> None:
-    for (row, column), value in np.ndenumerate(matrix):
-        dark = abs(float(shade(value)) - (0.5 if shade.vmin and shade.vmin < 0 else 0.0))
-        ink = style.get_text_color(dark * (2 if shade.vmin and shade.vmin < 0 else 1))
-        text = f"{value:.0f}" if float(value).is_integer() else f"{value:.2f}".replace("0.", ".")
-        ax.text(column, row, text, ha="center", va="center", fontsize=5.5, color=ink)
+def _build_counts(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+    """The number of each client's training samples of each class, in the first run of each panel."""
+    frames: dict[str, pd.DataFrame] = {}
+    for run in runs:
+        settings = run.study.read_settings(run.cell)["partition"]
+        formats = {"scheme": "{}", "alpha": "α = {}", "shards_per_client": "{} a client"}
+        parts = [text.format(settings[name]) for name, text in formats.items() if name in settings]
+        panel = run.panel or ", ".join(parts)
+        if panel not in frames:
+            path = layout.assignment_file(run.study.runs[run.cell.algorithm, run.cell.key].partition)
+            counts = Assignment.read(path, files.read_recorded_sha256(path)).class_counts
+            long = pd.DataFrame(counts).rename_axis("row").reset_index().melt("row", var_name="column")
+            frames[panel] = long.assign(panel=panel)[["panel", "row", "column", "value"]]
+    return pd.concat(frames.values())
 
 
-def _add_legend(legend_figure: Figure, axes: Iterable[Axes], lines: Sequence[str]) -> None:
-    """One legend for all panels, above them; none for a single line."""
-    if len(lines) < 2:
-        return
-    handles: dict[str, Any] = {}
-    for ax in axes:
-        handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-    legend_figure.legend(
-        [handles[line] for line in lines], lines, loc="outside upper left", ncols=LEGEND_COLUMNS, handlelength=2.8
-    )
+def _build_norms(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+    """The clients' class shares, then the relative norms of heads: of local models by client, of others by class."""
+    frames: list[pd.DataFrame] = []
+    for run in runs:
+        parameters = {name: value for name, value in run.cell.grid.items() if name.startswith("algorithms.")}
+        changes = [] if run.selection is figure else [f"{_get_symbol(k)} = {v:g}" for k, v in parameters.items()]
+        for table in run.study.load_probes("head-norms", run.cell):
+            for model, norms in table.groupby("model", sort=False):
+                if run.selection.models and model not in run.selection.models:
+                    continue
+                if not frames and model != "class":
+                    shares = norms["samples"] / norms.groupby("owner")["samples"].transform("sum")
+                    frames.append(norms.assign(panel="training data", value=shares))
+                panel = ", ".join([run.method, *changes, f"{model} models"])
+                frames.append(norms.assign(panel=panel, value=norms["relative"]))
+    if not frames:
+        return []
+    frame = pd.concat(frames).fillna({"value": 0.0}).rename(columns={"owner": "row", "class": "column"})
+    return frame[["panel", "row", "column", "value"]].drop_duplicates(["panel", "row", "column"])
 
 
-def _fill_columns(frame: pd.DataFrame, **defaults: str) -> pd.DataFrame:
-    """The frame with these columns as text; those that it lacks have one value."""
-    return frame.assign(**{name: frame[name].astype(str) if name in frame else defaults[name] for name in defaults})
+def _build_matrices(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+    """Soft labels (SL) and class relations (CR) of global models on the global test set after the last round."""
+    rows = []
+    for run in runs:
+        frame = files.table_to_frame(layout.read_merged_table(run.cell.merged_files.matrices))
+        frame = frame.query("source == 'measured' and client == -1")
+        rows.append(frame[frame["round"] == frame["round"].max()].assign(panel=run.panel))
+    classes = [name for name in pd.concat(rows).columns if str(name).isdecimal()]
+    long = pd.concat(rows).melt(["panel", "matrix", "class"], classes, "column").dropna(subset="value")
+    long = long[long["matrix"].isin(["SL", "CR"])].sort_values("matrix", ascending=False, kind="stable")
+    long = long.assign(panel=long["panel"] + ", " + long["matrix"], column=long["column"].astype(int))
+    long = long.rename(columns={"class": "row", "matrix": "measure"})
+    return pd.DataFrame(long, columns=["panel", "row", "column", "value", "measure"])
 
 
-def _get_unique_values(frame: pd.DataFrame, name: str) -> list[str]:
-    return [str(value) for value in frame[name].unique()]
+def _build_probes(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+    """What a probe of the runs of the first seed contains."""
+    tables = [
+        table.assign(panel=run.panel, line=run.line, method=run.cell.algorithm)
+        for run in runs
+        if run.cell.seed == run.study.plan.seeds[0]
+        for table in run.study.load_probes(PROBES[figure.form], run.cell)
+    ]
+    return PROBE_BUILDERS[figure.form](tables) if tables else []
+
+
+def _build_shares(tables: Sequence[pd.DataFrame]) -> Rows:
+    """Shares and norms of a few clients, first of those with a counterexample, because the paper shows them, too."""
+    frames = []
+    for table in tables:
+        clients = [
+            norms.assign(contrary=find_contradictions(norms), panel=f"{norms['panel'].iloc[0]}, client {owner}")
+            for owner, norms in table.groupby("owner")
+        ]
+        frames += sorted(clients, key=lambda norms: not norms["contrary"].any())[:MAX_CLIENTS]
+    return pd.concat(frames).assign(norm=lambda rows: rows["relative"])[["panel", "class", "share", "norm", "contrary"]]
+
+
+def _build_surface(tables: Sequence[pd.DataFrame]) -> Rows:
+    return pd.concat(tables).rename(columns={"loss": "value"})[["panel", "x", "y", "value"]]
+
+
+def _build_layers(tables: Sequence[pd.DataFrame]) -> Rows:
+    """Norms of the gradients on each client's data: mean and standard deviation over the clients."""
+    frame = pd.concat(tables).query("client >= 0").rename(columns={"layer": "position", "name": "layer"})
+    norms = frame.groupby(["line", "position", "layer"], sort=False)["norm"].agg(["mean", "std"])
+    return norms.reset_index().drop(columns="position")
+
+
+def _build_traces(tables: Sequence[pd.DataFrame]) -> Rows:
+    """The estimated class shares of the first client by step, without WDR and with it."""
+    frame = pd.concat([table[table["client"] == table["client"].min()] for table in tables])
+    frame = frame.assign(panel=np.where(frame["method"] == "cwfedavg", "with WDR", "without WDR"))
+    frame = frame.sort_values("panel", ascending=False, kind="stable").rename(columns={"approximate": "value"})
+    return pd.DataFrame(frame, columns=["panel", "client", "class", "step", "value", "share"])
+
+
+PROBES = {
+    "shares": "head-norms",
+    "features": "features",
+    "surface": "surface",
+    "layers": "gradients",
+    "traces": "locals",
+}
+PROBE_BUILDERS: Mapping[str, Callable[[Sequence[pd.DataFrame]], Rows]] = {
+    "shares": _build_shares,
+    "features": lambda tables: tables[0][["kind", "class", "x", "y"]],
+    "surface": _build_surface,
+    "layers": _build_layers,
+    "traces": _build_traces,
+}
+FRAME_BUILDERS: Mapping[str, Callable[[Figure, Sequence[FigureRun]], Rows]] = {
+    "curves": _build_curves,
+    "sweep": _build_sweep,
+    "bars": _build_bars,
+    "counts": _build_counts,
+    "norms": _build_norms,
+    "matrices": _build_matrices,
+} | dict.fromkeys(PROBES, _build_probes)

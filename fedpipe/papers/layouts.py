@@ -1,18 +1,16 @@
-"""How the papers lay out their tables and figures: a YAML file a paper, in this folder.
+"""How each paper arranges its tables and figures, and what it claims: a YAML file a paper, in this folder.
 
-A table's rows are methods, each with the label that its study has for it; ``shown`` names the protocol of a method that
-is not shown by the table's own, as in the studies. Columns are nested as their heads are; the innermost level names the
-column of `published`. ``minus`` is a row made of two others, ``repeats`` what another table holds, too, and ``claims``
-are what the paper says of the table, each a contrast of one row with another or with the best of the others. A figure
-names its runs, panels and lines by the names of the study's grid.
+Rows are methods, by the labels of their study. Columns are nested as the table's head is, and the innermost level names
+the column of `fedpipe.papers.published`. A figure names its runs, panels and lines by the names of the study's grid.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from importlib import resources
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -22,9 +20,19 @@ from fedpipe.papers.published import CellId
 PAPER_STEMS = ("feddw", "feddual", "pfps_lwc", "cwfedavg")
 TEXT_TABLE = "text"  #: the table of numbers in running text
 FigureForm: TypeAlias = Literal[
-    "diagram", "curves", "sweep", "bars", "heatmaps", "circles", "scatter", "surface", "layers", "traces", "paths"
+    "none",
+    "curves",
+    "sweep",
+    "bars",
+    "counts",
+    "norms",
+    "matrices",
+    "shares",
+    "features",
+    "surface",
+    "layers",
+    "traces",
 ]
-DIAGRAM_REASON = "A diagram: nothing of it is measured."
 
 
 class _LayoutModel(BaseModel):
@@ -32,7 +40,7 @@ class _LayoutModel(BaseModel):
 
 
 class Row(_LayoutModel):
-    """A row: the study's label for its method, or the rows that it is the difference of; ``stub`` stands left of it."""
+    """A row: the study's label of its method, or the two rows whose difference it is. ``stub`` are its first cells."""
 
     method: str | None = None
     stub: tuple[str, ...] = ()
@@ -40,7 +48,7 @@ class Row(_LayoutModel):
 
 
 class Repeat(_LayoutModel):
-    """Which rows and columns of another table this one's are; all, where none are named."""
+    """Which rows and columns of another table a table repeats. Without names, all of them."""
 
     of: str
     rows: Mapping[str, str] = Field(default_factory=dict)
@@ -48,7 +56,7 @@ class Repeat(_LayoutModel):
 
 
 class Claim(_LayoutModel):
-    """What a paper says of a table: that one row is above another, or above the best of the others."""
+    """What a paper says of a table: row ``own`` is above row ``over``, or above the best of the others."""
 
     says: str
     own: str
@@ -56,18 +64,11 @@ class Claim(_LayoutModel):
     columns: tuple[str, ...] = ()
 
 
-class Head(NamedTuple):
-    """A cell of a table's head, and how many columns and rows it spans."""
-
-    label: str
-    columns: int
-    rows: int
-
-
 class Table(_LayoutModel):
-    """A table; without ``columns`` it has no numbers, and ``reason`` says why.
+    """A table. Without ``columns`` it has no numbers, and ``reason`` says why.
 
-    Of a table of settings, ``parameters`` names by row and column the method's parameter that stands there.
+    ``shown`` names the protocol of a method that the table's own ``protocol`` is not for. ``parameters`` names, by row
+    and column, the method's parameter that the cell contains or that its formula uses.
     """
 
     caption: str
@@ -78,8 +79,6 @@ class Table(_LayoutModel):
     protocol: str = ""
     shown: Mapping[str, str] = Field(default_factory=dict)
     decimals: int | None = 2
-    transposed: bool = False
-    flat: bool = False
     stub: tuple[str, ...] = ()
     columns: Mapping[str, Any] = Field(default_factory=dict)
     rows: Mapping[str, Row] = Field(default_factory=dict)
@@ -89,40 +88,43 @@ class Table(_LayoutModel):
 
     @field_validator("rows", mode="before")
     @classmethod
-    def _name_rows(cls, rows: Mapping[str, Any]) -> dict[str, Any]:
-        """A row that is only a method is called by its name in print."""
+    def _expand_rows(cls, rows: Mapping[str, Any]) -> dict[str, Any]:
+        """A row that is only a label is a method, called by the row's name."""
         entries = {name: {"method": row} if isinstance(row, str) else row for name, row in rows.items()}
         return {name: {"stub": (name,), **entry} for name, entry in entries.items()}
 
     @property
-    def column_labels(self) -> dict[str, str]:
-        """The columns' names, each with its label in the head's last row, in the order of print."""
-        return {name: label for label, name in _iter_leaf_columns(self.columns)}
+    def column_paths(self) -> dict[str, tuple[str, ...]]:
+        """The labels above each column, by its name, in the order of the published table."""
+        return {name: path for path, name in _iter_paths(self.columns)}
 
     @property
-    def heads(self) -> list[list[Head]]:
-        """The rows of the head, from its top."""
-        depth = _get_head_depth(self.columns)
-        rows: list[list[Head]] = [[] for _ in range(depth)]
-        _fill_head_rows(rows, self.columns, 0)
-        return rows
+    def heads(self) -> list[list[tuple[str, int]]]:
+        """The rows of the head from its top: labels with the number of columns that each spans."""
+        paths = list(self.column_paths.values())
+        depth = max(map(len, paths), default=0)
+        prefixes = [[(*path, *[""] * depth)[: level + 1] for path in paths] for level in range(depth)]
+        return [[(prefix[-1], len(list(group))) for prefix, group in itertools.groupby(row)] for row in prefixes]
 
     def get_metric(self, row: str, column: str) -> str:
-        """What is measured in a cell."""
+        """The metric of a cell."""
         return self.metrics.get(row) or self.metrics.get(column) or self.metric
 
     def get_protocol(self, row: str) -> str:
-        """By which protocol a row's method is shown; empty where the table is not of accuracies."""
-        method = self.rows[row].method
-        return self.shown.get(method or "", self.protocol)
+        """The protocol of a row's method. Empty if the table is not of accuracies."""
+        return self.shown.get(self.rows[row].method or "", self.protocol)
+
+    def get_row_label(self, row: str) -> str:
+        """A row's published name, or its own if the published one consists of marks alone."""
+        stub = self.rows[row].stub if row in self.rows else ()
+        return stub[0] if len(stub) == 1 else row
 
 
 class Text(_LayoutModel):
-    """A number in running text: what the paper says, and the cells that it is made of.
+    """A number in running text: ``factor`` times the difference of two cells (``minus``: table, row and column).
 
-    ``minus`` names two cells, as table, row and column, whose difference it is, ``factor`` times; ``largest`` a table
-    and row whose largest number it is. Of others, ``study`` has the runs: the number is a method's ``parameter`` (that
-    with the highest accuracy, where the study varies it), or how much higher its accuracy is ``than`` another's.
+    Or the largest number of a table's row (``largest``), or from a ``study`` a method's ``parameter`` (if the study
+    varies it, the one with the highest accuracy) or its accuracy minus that of ``than``.
     """
 
     row: str
@@ -139,55 +141,44 @@ class Text(_LayoutModel):
 
 
 class RunSelection(_LayoutModel):
-    """Some runs of a study: of these methods (all), at these points of its grid (all), and what a probe found there.
+    """Some runs of a study: these methods (default: all) at these points of its grid (default: all).
 
-    ``models`` are those that a probe of norms has looked at.
+    ``models`` are those whose norms are drawn.
     """
 
-    study: str
+    study: str | None = None
     algorithms: tuple[str, ...] = ()
     where: Mapping[str, Any] = Field(default_factory=dict)
     models: tuple[str, ...] = ()
 
 
-class Figure(_LayoutModel):
-    """A figure: its form, what the paper says that it shows, and the study and probe that its numbers come from.
+class Figure(RunSelection):
+    """A figure: its form, what the paper says that it shows, and its runs: its own selection and those of ``beside``.
 
-    Its runs are those of ``study`` (``algorithms``, ``where`` and ``models`` as in `RunSelection`) and of ``beside``.
-    Each is
-    in a panel by the values that ``panels`` names (names of the grid, ``algorithm`` or ``client``), and a line by those
-    of ``lines``; ``x`` is the name of the grid on the horizontal axis, logarithmic if ``log``. ``measures`` are what is
-    shown: accuracy, loss, error (R, of the estimated class shares), counts (of samples), or matrices.
+    ``panels`` and ``lines`` name the values by which a run is in a panel and on a line (of the grid, ``algorithm`` or
+    ``client``). ``x`` is the name of the grid on the horizontal axis, and ``x_label`` may name each panel's.
+    ``measures`` are on the vertical axis. ``error`` is R, the error of the estimated class shares.
     """
 
     form: FigureForm
     says: str
-    study: str | None = None
-    probe: str | None = None
-    algorithms: tuple[str, ...] = ()
-    where: Mapping[str, Any] = Field(default_factory=dict)
-    models: tuple[str, ...] = ()
+    reason: str = "A diagram: it contains no measurements."
     beside: tuple[RunSelection, ...] = ()
     panels: tuple[str, ...] = ()
     lines: tuple[str, ...] = ("algorithm",)
     x: str = ""
-    x_label: str = ""
+    x_label: str | Mapping[str, str] = ""
     log: bool = False
-    measures: tuple[Literal["accuracy", "loss", "error", "counts", "matrices"], ...] = ("accuracy",)
+    measures: tuple[Literal["accuracy", "loss", "error"], ...] = ("accuracy",)
 
     @property
     def run_selections(self) -> tuple[RunSelection, ...]:
-        """All runs that it is made of; none, where it has no study."""
-        if self.study is None:
-            return ()
-        study_selection = RunSelection(
-            study=self.study, algorithms=self.algorithms, where=self.where, models=self.models
-        )
-        return (study_selection, *self.beside)
+        """All runs of the figure. Empty for a figure without a study."""
+        return (self, *self.beside) if self.study else ()
 
 
 class Deviation(_LayoutModel):
-    """A point that print leaves open, or where print, the authors' code and this project differ."""
+    """A point that the paper leaves open, or on which paper, authors' code and this project differ."""
 
     about: str
     print: str
@@ -196,7 +187,7 @@ class Deviation(_LayoutModel):
 
 
 class Paper(_LayoutModel):
-    """A paper; ``stem`` is the name of its page and of its folder below `studies/papers`."""
+    """A paper. ``stem`` is the name of its page and of its folder in `studies/papers`."""
 
     stem: str
     paper: str
@@ -207,15 +198,21 @@ class Paper(_LayoutModel):
     figures: Mapping[str, Figure]
     deviations: tuple[Deviation, ...]
 
+    def make_cell_id(self, table: str, row: str, column: str) -> CellId:
+        """The id of a table's cell."""
+        return CellId(self.paper, table, row, column, self.tables[table].get_metric(row, column))
+
     def iter_cell_ids(self, name: str) -> Iterator[CellId]:
-        """The places of a table's cells, row by row."""
+        """The ids of a table's cells, row by row."""
         table = self.tables[name]
-        for row in table.rows:
-            for column in table.column_labels:
-                yield CellId(self.paper, name, row, column, table.get_metric(row, column))
+        return (self.make_cell_id(name, row, column) for row in table.rows for column in table.column_paths)
+
+    def make_text_id(self, text: Text) -> CellId:
+        """The id of a number in running text."""
+        return CellId(self.paper, TEXT_TABLE, text.row, text.column, text.metric)
 
     def find_original(self, cell_id: CellId) -> CellId | None:
-        """The place in another table that has the same number, None where there is none."""
+        """The cell of another table that a cell repeats, or None."""
         table = self.tables.get(cell_id.table)
         for repeat in table.repeats if table else ():
             row = repeat.rows.get(cell_id.row) if repeat.rows else cell_id.row
@@ -224,10 +221,15 @@ class Paper(_LayoutModel):
                 return cell_id._replace(table=repeat.of, row=row, column=column)
         return None
 
+    @property
+    def main_claim(self) -> tuple[str, Claim]:
+        """The paper's first claim that its method is above a named baseline, with the claim's table."""
+        return next((name, claim) for name, table in self.tables.items() for claim in table.claims if claim.over)
+
 
 @functools.cache
 def load_papers() -> dict[str, Paper]:
-    """The four papers by their names in print."""
+    """The four papers by their names."""
     papers_by_name = {}
     for stem in PAPER_STEMS:
         text = resources.files(__package__).joinpath(f"{stem}.yaml").read_text(encoding="utf-8")
@@ -236,24 +238,7 @@ def load_papers() -> dict[str, Paper]:
     return papers_by_name
 
 
-def _iter_leaf_columns(columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for label, subcolumns in columns.items():
-        if isinstance(subcolumns, str):
-            yield label, subcolumns
-        else:
-            yield from _iter_leaf_columns(subcolumns)
-
-
-def _get_head_depth(columns: Mapping[str, Any]) -> int:
-    return 1 + max(
-        (_get_head_depth(subcolumns) for subcolumns in columns.values() if not isinstance(subcolumns, str)), default=0
-    )
-
-
-def _fill_head_rows(rows: list[list[Head]], columns: Mapping[str, Any], level: int) -> None:
-    for label, subcolumns in columns.items():
-        if isinstance(subcolumns, str):
-            rows[level].append(Head(label, 1, len(rows) - level))
-        else:
-            rows[level].append(Head(label, len(list(_iter_leaf_columns(subcolumns))), 1))
-            _fill_head_rows(rows, subcolumns, level + 1)
+def _iter_paths(columns: Mapping[str, Any], parents: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    for label, entry in columns.items():
+        path = (*parents, label)
+        yield from _iter_paths(entry, path) if not isinstance(entry, str) else [(path, entry)]

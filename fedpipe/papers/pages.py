@@ -1,40 +1,47 @@
 """The papers' tables and figures as web pages: one a paper, and an index.
 
-A page holds all it shows: its style, and its figures as inline SVG. It runs no script and asks for nothing. The figures
-and their numbers lie beside the pages as files, too. Everything that is not markup of the templates is escaped.
+A page contains its style and its figures, runs no script and requests nothing. All text is escaped. Figures are images,
+in which a browser runs no script either.
 """
 
 from __future__ import annotations
 
+import base64
+import functools
+import hashlib
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 
 from fedpipe.core.storage import files
-from fedpipe.papers import cells, layouts, views
-from fedpipe.papers.cells import MeasuredCell, PaperComparison
+from fedpipe.papers import comparison, layouts, published
+from fedpipe.papers.comparison import ComparedCell, MeasuredCell, PaperComparison, Scale
+from fedpipe.papers.figures import SvgFigure
+from fedpipe.papers.layouts import Paper
 from fedpipe.papers.published import CellId
-from fedpipe.papers.svg import SvgFigure
-from fedpipe.papers.verdicts import Scale
+from fedpipe.report.contrasts import Contrast, Number
 
+DASH = "–"
+SIGNS = {comparison.AGREES: "✓", comparison.DIFFERS: "✗"}
 SCALE_DESCRIPTIONS: dict[Scale, str] = {
     "paper": "Every setting is the paper's.",
-    "reduced": "Shorter runs on less data, as the study files say: only the order of methods is judged.",
-    "smoke": "A few rounds on a few samples: it shows that everything runs. Nothing is judged.",
+    "reduced": "Shorter runs on less data, as the study files declare: only the order of methods is judged.",
+    "smoke": "A few rounds on a few samples show that everything runs. Nothing is judged.",
 }
+Figures = Mapping[tuple[str, str], SvgFigure | str]  #: by paper and heading: the figure, or why there is none
 
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """What made the pages: the commit, hours of all runs, what they ran on, and the day, where it is to be told."""
+    """What made the pages: the commit and its day."""
 
     commit: str
-    hours: float
-    made_by: tuple[str, ...] = ()
     date: str = ""
 
 
@@ -42,58 +49,51 @@ def write_pages(
     folder: Path,
     scale: Scale,
     measured_cells: Mapping[CellId, MeasuredCell],
-    figures: Mapping[tuple[str, str], SvgFigure | str],
+    figures: Figures,
     about: BuildInfo,
     scale_changes: Mapping[tuple[str, str], str] | None = None,
 ) -> PaperComparison:
     """Write `index.html`, a page a paper, `cells.csv`, and each figure in `figures` as SVG and CSV.
 
-    Parameters
-    ----------
-    folder
-        As `results/papers/smoke`.
-    scale
-        At which the studies ran.
-    measured_cells
-        Cells by their places; what is not there was not run.
-    figures
-        By paper and heading, as ``("FedDW", "Figure 4")``: the figure, or why there is none.
-    about
-        What made them.
-    scale_changes
-        By paper and study, what the scale changes in the study.
+    ``scale_changes`` describes, by paper and study, what the scale changes in the study.
     """
-    known_figures = {(paper.paper, heading) for paper in layouts.load_papers().values() for heading in paper.figures}
+    papers = layouts.load_papers().values()
+    known_figures = {(paper.paper, heading) for paper in papers for heading in paper.figures}
     if unknown_figures := sorted(figures.keys() - known_figures):
         raise ValueError(f"figures: {unknown_figures[0]} is no figure of a paper.")
-    comparison = cells.compare_cells(measured_cells, scale)
-    pages = {
-        f"{paper.stem}.html": _render_page(
-            "paper.html", views.build_paper_context(paper, comparison, figures, scale_changes or {}), scale, about
-        )
-        for paper in layouts.load_papers().values()
-    }
-    pages["index.html"] = _render_page("index.html", views.build_index_context(comparison, figures), scale, about)
+    compared = comparison.compare_cells(measured_cells, scale)
+    context = {"comparison": compared, "figures": figures, "about": about, "changes": scale_changes or {}}
+    context["drawn"] = Counter(paper for (paper, _), figure in figures.items() if isinstance(figure, SvgFigure))
+    templates = _build_environment()
+    page = templates.get_template("paper.html")
+    pages = {f"{paper.stem}.html": page.render(context, paper=paper) for paper in papers}
+    pages["index.html"] = templates.get_template("index.html").render(context, paper=None)
     for name, text in pages.items():
         files.write_bytes(folder / name, text.encode())
-    files.write_bytes(folder / "cells.csv", cells.encode_comparison_csv(comparison))
-    (folder / "figures").mkdir(exist_ok=True)  # also where none is drawn
-    for paper in layouts.load_papers().values():
-        for heading in paper.figures:
-            stem, drawn_figure = (
-                folder / "figures" / views.get_figure_stem(paper, heading),
-                figures.get((paper.paper, heading)),
-            )
-            svg, csv = (drawn_figure.svg, drawn_figure.csv) if isinstance(drawn_figure, SvgFigure) else ("", "")
-            for path, text in ((stem.with_suffix(".svg"), svg), (stem.with_suffix(".csv"), csv)):
-                if text:
-                    files.write_bytes(path, text.encode())
-                else:
-                    path.unlink(missing_ok=True)
-    return comparison
+    files.write_bytes(folder / "cells.csv", comparison.encode_comparison_csv(compared))
+    (folder / "figures").mkdir(exist_ok=True)  # the rule's output, also if none is drawn
+    for paper, heading in known_figures:
+        figure = figures.get((paper, heading))
+        for suffix in ("svg", "csv"):
+            path = folder / get_figure_path(layouts.load_papers()[paper], heading, suffix)
+            if isinstance(figure, SvgFigure):
+                files.write_bytes(path, getattr(figure, suffix).encode())
+            else:
+                path.unlink(missing_ok=True)
+    return compared
 
 
-@cache
+def get_figure_path(paper: Paper, heading: str, suffix: str) -> str:
+    """The path of a figure's file in the folder of the pages."""
+    return f"figures/{paper.stem}-{slugify(heading)}.{suffix}"
+
+
+def slugify(heading: str) -> str:
+    """A heading as the name of a file or link."""
+    return heading.lower().replace(" ", "-")
+
+
+@functools.cache
 def _build_environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -102,12 +102,80 @@ def _build_environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        extensions=["jinja2.ext.do"],
     )
-    environment.globals |= {"papers": layouts.load_papers(), "SIGNS": views.SIGNS}
+    constants = {"SIGNS": SIGNS, "DASH": DASH, "SCALES": SCALE_DESCRIPTIONS, "STATUSES": published.STATUS_MEANINGS}
+    constants |= {"UNPUBLISHED": comparison.UNPUBLISHED, "papers": layouts.load_papers()}
+    functions = {name: value for name, value in globals().items() if callable(value) and name[0].islower()}
+    style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+    environment.globals |= constants | functions | {"check_claim": comparison.check_claim, "style": style}
     return environment
 
 
-def _render_page(name: str, context: Mapping[str, Any], scale: Scale, about: BuildInfo) -> str:
-    style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
-    template = _build_environment().get_template(name)
-    return template.render(**context, scale=scale, scale_says=SCALE_DESCRIPTIONS[scale], about=about, style=style)
+def summarize_tables(paper: Paper, tables: list[str], compared: PaperComparison) -> dict[str, Any]:
+    """Numbers of cells by verdict, mean tau, and confirmed winners. Of several tables, without repeated cells."""
+    cells = [
+        compared.cells[cell_id]
+        for name in tables
+        for cell_id in comparison.get_table_cell_ids(paper, name)
+        if len(tables) == 1 or not paper.find_original(cell_id)
+    ]
+    counts = Counter(cell.word for cell in cells)
+    counts |= Counter({"all": len(cells), "measured": sum(cell.number is not None for cell in cells)})
+    columns = dict.fromkeys((paper.paper, cell.cell_id.table, cell.cell_id.column) for cell in cells)
+    orders = [compared.orders[column] for column in columns if column in compared.orders]
+    taus = [order.tau for order in orders if order.tau is not None]
+    winners = f"{sum(order.is_winner_confirmed for order in orders)} of {len(orders)}" if orders else DASH
+    return {"counts": counts, "tau": f"{np.mean(taus):.2f}".replace("-", "−") if taus else DASH, "winners": winners}
+
+
+def check_main_claim(paper: Paper, compared: PaperComparison) -> dict[str, Any]:
+    """A paper's main claim: in how many columns the paper and we find it, by how much, and whether it is reproduced."""
+    table, claim = paper.main_claim
+    checks = comparison.check_claim(paper, table, claim, compared)
+    sides = [check.published_contrast for check in checks], [check.measured_contrast for check in checks]
+    texts = []
+    for contrasts in sides:
+        known = [contrast for contrast in contrasts if contrast]
+        ahead = sum(contrast.difference > 0 for contrast in known)
+        mean = f"{np.mean([contrast.difference for contrast in known]):+.1f}".replace("-", "−") if known else ""
+        texts.append(f"ahead in {ahead} of {len(known)} columns, {mean} points on average" if known else "not compared")
+    signs = [contrast.sign for contrast in sides[1] if contrast]
+    words = {"+": "yes", "−": "no", "?": "undecided (the 95% intervals contain 0)", "": "not compared"}
+    reproduced = f"in {signs.count('+')} of {len(signs)} columns"
+    reproduced = reproduced if len(set(signs)) > 1 else words[signs[0] if signs else ""]
+    names = ("table", "says", "published", "measured", "reproduced")
+    return dict(zip(names, (table, claim.says, *texts, reproduced), strict=True))
+
+
+def list_cells(paper: Paper, table: str, compared: PaperComparison) -> dict[CellId, ComparedCell]:
+    """The cells of a table, or the numbers in running text."""
+    return {cell_id: compared.cells[cell_id] for cell_id in comparison.get_table_cell_ids(paper, table)}
+
+
+def format_number(number: Number, decimals: int | None = None) -> str:
+    """A mean with its standard deviation."""
+    if not math.isfinite(number.mean):
+        return "not finite"
+    mean = f"{number.mean:.6g}" if decimals is None else f"{number.mean:.{decimals}f}"
+    std = "" if number.std is None else f"{number.std:.3g}" if decimals is None else f"{number.std:.{decimals}f}"
+    return (f"{mean} ± {std}" if std else mean).replace("-", "−")
+
+
+def format_contrast(contrast: Contrast | None) -> str:
+    """A difference with its interval."""
+    if contrast is None:
+        return DASH
+    low, high = contrast.low, contrast.high
+    interval = "" if low is None or high is None else f" [{low:+.2f}, {high:+.2f}]"
+    return f"{contrast.difference:+.2f}{interval}".replace("-", "−")
+
+
+def encode_svg(svg: str) -> str:
+    """An SVG as the address of an image."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
+
+
+def get_anchor(cell_id: CellId) -> str:
+    """The name of a cell for links."""
+    return f"cell-{hashlib.sha256(repr(tuple(cell_id)).encode()).hexdigest()[:10]}"

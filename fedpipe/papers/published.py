@@ -1,34 +1,33 @@
 """The numbers that the four papers print, as they print them: `published.csv`, a row a number.
 
-A number's place has the names that the studies have: ``row`` is the method, ``column`` the names of the values of the
-study's axes, joined by a slash, as ``practical/MNIST``. Numbers that stand in running text have the table ``text``.
-`layouts` says how the places lie in print.
+``row`` is the method. ``column`` contains the values of the study's axes, with a slash between them, such as
+``practical/MNIST``. Numbers in running text are in the table ``text``. `layouts` arranges the numbers as tables.
 """
 
 from __future__ import annotations
 
-import csv
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import pandas as pd
 
 Status: TypeAlias = Literal["target", "failed", "absent", "suspect", "formula", "setting", "derived", "claim"]
-STATUS_MEANINGS: dict[Status, str] = {  #: what each status means, for readers
-    "target": "a number to be met",
-    "failed": "marked as failed in print: it crashed, or did not converge",
+STATUS_MEANINGS: dict[Status, str] = {  #: for readers
+    "target": "a number to reproduce",
+    "failed": "failed in the paper: it crashed, or did not converge",
     "absent": "the text that we have lacks the table's body",
-    "suspect": "printed, but contradicted by the table itself: no target",
+    "suspect": "contradicted by the table itself: no target",
     "formula": "follows from shapes alone, and is compared exactly",
     "setting": "a setting, not a result",
-    "derived": "a difference of other numbers, which is made again from them",
+    "derived": "a difference of other numbers, which is recomputed from them",
     "claim": "a value that the text names as the best, or a count",
 }
 
 
 class CellId(NamedTuple):
-    """Where a number stands."""
+    """The position of a number in the papers."""
 
     paper: str
     table: str
@@ -39,7 +38,7 @@ class CellId(NamedTuple):
 
 @dataclass(frozen=True)
 class PublishedNumber:
-    """A number as printed, ``printed`` to the letter; ``mean``, ``std`` and ``runs`` are None where print has none."""
+    """A published number. ``printed_text`` is what the paper shows. ``mean``, ``std`` and ``runs`` may be missing."""
 
     cell_id: CellId
     printed_text: str
@@ -52,32 +51,24 @@ class PublishedNumber:
 
 @functools.cache
 def load_published() -> dict[CellId, PublishedNumber]:
-    """All printed numbers by their places, in the order of the papers."""
-    text = resources.files(__package__).joinpath("published.csv").read_text(encoding="utf-8")
-    numbers_by_id: dict[CellId, PublishedNumber] = {}
-    for row in csv.DictReader(text.splitlines()):
-        cell_id = CellId(*(row[name] for name in CellId._fields))
-        if cell_id in numbers_by_id:
-            raise ValueError(f"published.csv: {cell_id} stands there twice.")
-        status = cast(Status, row["status"])
-        if status not in STATUS_MEANINGS:
-            raise ValueError(
-                f"published.csv: {cell_id} has the status {status!r}; it should be one of {', '.join(STATUS_MEANINGS)}."
-            )
-        numbers_by_id[cell_id] = PublishedNumber(
-            cell_id,
-            _format_printed(row),
-            float(row["mean"]) if row["mean"] else None,
-            float(row["std"]) if row["std"] else None,
-            int(row["runs"]) if row["runs"] else None,
-            status,
-            row["notes"],
-        )
-    return numbers_by_id
+    """All published numbers by their positions, in the order of the papers."""
+    with resources.files(__package__).joinpath("published.csv").open(encoding="utf-8") as file:
+        frame = pd.read_csv(file, dtype=str, keep_default_na=False)
+    numbers = map(_parse_number, frame.to_dict("records"))
+    return {number.cell_id: number for number in numbers}
 
 
-def _format_printed(row: Mapping[str, str]) -> str:
-    """What print has: a number, a formula of sizes, or that the method failed."""
+def _parse_number(row: dict[Any, Any]) -> PublishedNumber:
+    cell_id = CellId(*(row[name] for name in CellId._fields))
+    mean, std = (float(row[name]) if row[name] else None for name in ("mean", "std"))
+    return PublishedNumber(
+        cell_id, _format_printed(row), mean, std, int(row["runs"]) if row["runs"] else None, row["status"], row["notes"]
+    )
+
+
+def _format_printed(row: dict[Any, Any]) -> str:
+    """What the paper shows: a number, a formula of sizes, or that the method failed."""
     if row["metric"] == "communication_cost":
-        return row["notes"].removeprefix("formula ").partition(" ")[0].replace("*Sigma", "Σ")
+        formula: str = row["notes"].removeprefix("formula ").partition(" ")[0]
+        return formula.replace("*Sigma", "Σ")
     return "failed" if row["status"] == "failed" else " ± ".join(filter(None, (row["mean"], row["std"])))

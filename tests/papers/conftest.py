@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedpipe.papers import cells, layouts, published
-from fedpipe.papers.cells import MeasuredCell
+from fedpipe.papers import comparison, layouts, published
+from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.papers.published import CellId
-from fedpipe.papers.verdicts import Number
+from fedpipe.report.contrasts import Number
 
 CLASSES = {"MNIST": 10, "FMNIST": 10, "CIFAR-100": 100, "IMDB": 2, "Tiny": 200, "AG News": 4}
 OTHERS = {"time": 2.5, "communication_cost": 2.0, "best_epsilon": 1e-5, "best_wb_iterations": 150, "counterexamples": 4}
@@ -24,7 +24,7 @@ def made_of_others(place):
 def measured_cells(seeds=(0, 1, 2), shift=0.0, keep=lambda place: True):
     """All cells that can be measured and that ``keep`` keeps, around the printed values, by their places."""
     chance, numbers, found = np.random.default_rng(5), published.load_published(), {}
-    for place in cells.iter_cell_ids():
+    for place in comparison.list_cell_ids():
         if made_of_others(place) or place.row == "(unnamed)" or not keep(place):
             continue
         number = numbers.get(place)
@@ -38,8 +38,6 @@ def measured_cells(seeds=(0, 1, 2), shift=0.0, keep=lambda place: True):
         found[place] = MeasuredCell(
             Number.from_values(values),
             keys=tuple(f"{chance.integers(16**12):012x}" for _ in seeds),
-            settings={"federation.learning_rate": 0.05} if place.row == "FedProx" else {},
-            hours=0.4,
             test_samples=10_000 if accuracy else None,
             classes=next((n for name, n in CLASSES.items() if name in place.column), 10) if accuracy else None,
             expected=2.0 if place.metric == "communication_cost" else None,
@@ -63,7 +61,7 @@ def make():
 @pytest.fixture(scope="session")
 def judged(measured_table):
     """All cells compared, by scale."""
-    return {scale: cells.compare_cells(measured_table, scale) for scale in ("paper", "reduced", "smoke")}
+    return {scale: comparison.compare_cells(measured_table, scale) for scale in ("paper", "reduced", "smoke")}
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import snakemake
 
 from snakemake_logger_plugin_fedpipe import read_records
-from tests import studies
+from tests import small_studies as studies
 from tests.pipeline.conftest import BIN, ENVIRONMENT, Project, jobs
 
 LOCAL = "--profile workflow/profiles/local"

@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedpipe.papers import cells, layouts, published
-from fedpipe.papers.cells import MeasuredCell
-from fedpipe.papers.verdicts import Number
+from fedpipe.papers import comparison, layouts, pages, published
+from fedpipe.papers.comparison import MeasuredCell
+from fedpipe.report import contrasts
+from fedpipe.report.contrasts import Number
 from tests.small_studies import ROOT
 
 HEAD = [
@@ -24,7 +25,7 @@ HEAD = [
 
 def one(find_cell, *place, values, **others):
     """One measured cell, by its place."""
-    told = {"keys": ("abc",), "hours": 1.0, "test_samples": 10_000, "classes": 10} | others
+    told = {"keys": ("abc",), "test_samples": 10_000, "classes": 10} | others
     return {find_cell(*place): MeasuredCell(Number.from_values(values), **told)}
 
 
@@ -34,13 +35,13 @@ def each(measured, **others):
 
 
 def compared(measured, scale="paper"):
-    return cells.compare_cells(measured, scale)
+    return comparison.compare_cells(measured, scale)
 
 
 @pytest.mark.parametrize("scale", ["paper", "reduced", "smoke"])
 def test_a_row_for_every_printed_number_at_every_scale(judged, scale):
-    for comparison in (judged[scale], cells.compare_cells({}, scale)):
-        table = pd.read_csv(io.BytesIO(cells.encode_comparison_csv(comparison)), keep_default_na=False)
+    for compared_ in (judged[scale], comparison.compare_cells({}, scale)):
+        table = pd.read_csv(io.BytesIO(comparison.encode_comparison_csv(compared_)), keep_default_na=False)
         assert list(table.columns) == HEAD
         assert len(table) == 641
         assert set(table["scale"]) == {scale}
@@ -66,8 +67,8 @@ def test_what_was_published_of_runs_here_stands_beside_what_is_printed_now(folde
 
 
 def test_no_value_is_judged_at_a_smaller_scale(judged):
-    verdicts = {"agrees", "agrees (one seed)", "agrees (two seeds)", "near", "differs"}
-    words = {scale: {cell.word for cell in comparison.cells.values()} for scale, comparison in judged.items()}
+    verdicts = {"agrees", "differs"}
+    words = {scale: {cell.word for cell in found.cells.values()} for scale, found in judged.items()}
     assert not verdicts & (words["reduced"] | words["smoke"])
     assert verdicts & words["paper"]
 
@@ -90,12 +91,37 @@ def test_words(find_cell):
     assert found.cells[find_cell("FedDW", "Table IV", "FedAvg", "with DW")].word == "not in print"
 
 
-def test_a_single_seed_is_judged_by_what_the_columns_runs_vary(find_cell):
+@pytest.mark.parametrize(("values", "word"), [((66.0, 66.2, 66.4), "agrees"), ((70.0, 70.2, 70.4), "differs")])
+def test_a_value_agrees_if_the_interval_of_its_difference_contains_zero(find_cell, values, word):
+    """Print has 66.24 ± 0.6 of 5 runs. Runs vary by the sampling error of 10,000 tests at least: 0.47 points."""
+    place = ("FedDW", "Table I", "FedDW", "practical/CIFAR-10")
+    cell = compared(one(find_cell, *place, values=dict(enumerate(values)))).cells[find_cell(*place)]
+    difference = np.mean(values) - 66.24
+    sampling_variance = values[1] * (100 - values[1]) / 10_000
+    variances = [0.6**2 / 5, sampling_variance / 3]  # ours has no degrees of freedom to lose
+    half_width = stats.t.ppf(0.975, sum(variances) ** 2 / (variances[0] ** 2 / 4)) * math.sqrt(sum(variances))
+    assert cell.word == word
+    assert cell.verdict.contrast[:3] == pytest.approx((difference, difference - half_width, difference + half_width))
+
+
+def test_a_single_seed_is_judged_by_the_columns_spread(find_cell):
     place = ("FedDW", "Table I", "FedProto", "pathological/MNIST")
     cell = compared(one(find_cell, *place, values={0: 56.0})).cells[find_cell(*place)]
-    assert cell.word == "agrees (one seed)"
+    assert cell.word == "agrees"
     spread = np.sqrt(np.mean(np.square([0.5, 0.1, 0.2, 0.3, 0.4, 1.2, 4.2, 1.2, 0.5, 2.2, 9.2, 0.5])))
-    assert cell.verdict.band.error == pytest.approx(np.sqrt(spread**2 + 4.2**2 / 5))
+    variances = [spread**2, 4.2**2 / 5]
+    df = sum(variances) ** 2 / (variances[0] ** 2 / 48 + variances[1] ** 2 / 4)
+    contrast = cell.verdict.contrast
+    assert contrast.high - contrast.low == pytest.approx(2 * stats.t.ppf(0.975, df) * math.sqrt(sum(variances)))
+
+
+def test_without_any_standard_deviation_the_test_sets_error_counts(find_cell):
+    """PFPS-LWC prints single runs."""
+    place = ("PFPS-LWC", "Table 2", "FedPer", "0.5/0.3")
+    target = published.load_published()[find_cell(*place)].mean
+    for gap, word in ((1.0, "agrees"), (1.5, "differs")):
+        assert compared(one(find_cell, *place, values={0: target + gap})).cells[find_cell(*place)].word == word
+    assert contrasts.compute_sampling_error(target, 10_000) * 1.96 * math.sqrt(2) == pytest.approx(1.19, abs=0.01)
 
 
 def test_failed_in_print_is_met_by_failing(find_cell):
@@ -103,6 +129,8 @@ def test_failed_in_print_is_met_by_failing(find_cell):
     values = {0: 40.0, 1: 41.0, 2: 42.0}
     assert compared(one(find_cell, *place, values=values)).cells[find_cell(*place)].word == "differs"
     assert compared(one(find_cell, *place, values=values, diverged_runs=1)).cells[find_cell(*place)].word == "agrees"
+    by_chance = compared(one(find_cell, *place, values={0: 20.0})).cells[find_cell(*place)]
+    assert by_chance.word == "agrees", "twice the accuracy of chance"
 
 
 def test_formulas_are_compared_exactly_with_the_studys_parameters(find_cell):
@@ -111,7 +139,8 @@ def test_formulas_are_compared_exactly_with_the_studys_parameters(find_cell):
         measured = one(find_cell, *place, values={0: 6.0}, expected=expected)
         assert compared(measured).cells[find_cell(*place)].word == word
     place = ("cwFedAvg", "Table 7", "cwFedAvg (All)", "100")
-    assert compared(one(find_cell, *place, values={0: 1122.78})).cells[find_cell(*place)].word == "agrees"
+    for value, word in ((1122.78, "agrees"), (1124.0, "differs")):
+        assert compared(one(find_cell, *place, values={0: value})).cells[find_cell(*place)].word == word
 
 
 def test_generated_data_are_never_judged(measured_table):
@@ -142,19 +171,15 @@ def test_numbers_in_running_text_are_made_of_cells(judged):
     found = {tuple(place)[2:]: cell for place, cell in there.items() if place.table == "text"}
     mean = {place: cell.number.mean for place, cell in there.items() if cell.number}
 
-    def get_mean(*names):
+    def of(*names):
         return next(value for place, value in mean.items() if tuple(place)[:4] == names)
 
     drop = found["FedDW", "practical - pathological/CIFAR-10", "accuracy_drop_points"].number.mean
-    one_way, other = (
-        get_mean("FedDW", "Table I", "FedDW", f"{name}/CIFAR-10") for name in ("practical", "pathological")
-    )
+    one_way, other = (of("FedDW", "Table I", "FedDW", f"{name}/CIFAR-10") for name in ("practical", "pathological"))
     assert drop == pytest.approx(one_way - other)
     milliseconds = found["FedDW - FedAvg", "CIFAR-100", "time_difference_ms_per_epoch"].number.mean
     assert milliseconds == pytest.approx(0)
-    gains = [
-        get_mean("PFPS-LWC", "Table 2", "Δ", f"{beta}/{share}") for beta in (0.1, 0.3, 0.5) for share in (0.3, 0.5, 0.7)
-    ]
+    gains = [of("PFPS-LWC", "Table 2", "Δ", f"{beta}/{share}") for beta in (0.1, 0.3, 0.5) for share in (0.3, 0.5, 0.7)]
     assert found["PFPS-LWC - FedPer", "CIFAR-10", "best_gain_points"].number.mean == max(gains)
 
 
@@ -166,7 +191,7 @@ def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):
     for row, mean in rows.items():
         values = {seed: mean + by for seed, by in shifts.items()}
         measured |= one(find_cell, "cwFedAvg", "Table 6", row, "AG News", values=values)
-    (found,) = cells.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], compared(measured))
+    (found,) = comparison.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], compared(measured))
     assert (found.published_rival, found.measured_rival) == ("FedAMP", "FedAMP")
     assert found.published_contrast.difference == pytest.approx(0.24)
     assert found.measured_contrast.is_paired
@@ -176,16 +201,16 @@ def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):
         stats.norm.ppf(0.975) * math.sqrt(sum(mean * (100 - mean) / 10_000 / 3 for mean in shares))
     ), "its seeds agree to the digit: what is left is the sampling error of 10,000 tests"
     for unjudged in (compared(measured, "smoke"), compared(each(measured, is_generated=True))):
-        (found,) = cells.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
+        (found,) = comparison.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
         assert found.measured_contrast is None
 
 
 def test_counts_leave_out_what_another_table_has(judged):
     paper, found = layouts.load_papers()["FedDW"], judged["paper"]
-    tables = ["Table I", "Table II"]
-    twice, once = (cells.count_verdicts(paper, tables, found, once) for once in (False, True))
-    assert [(counts["all"], counts["measured"]) for counts in (twice, once)] == [(192, 192), (168, 168)]
-    assert sum(count for word, count in once.items() if word not in {"all", "measured"}) == 168
+    single = [pages.summarize_tables(paper, [name], found)["counts"] for name in ("Table I", "Table II")]
+    both = pages.summarize_tables(paper, ["Table I", "Table II"], found)["counts"]
+    assert [(counts["all"], counts["measured"]) for counts in (*single, both)] == [(96, 96), (96, 96), (168, 168)]
+    assert sum(count for word, count in both.items() if word not in {"all", "measured"}) == 168
 
 
 @pytest.mark.parametrize(
@@ -218,4 +243,6 @@ def test_a_cell_of_no_paper_or_measured_beside_its_parts_is_refused(find_cell):
 
 
 def test_the_same_bytes_each_time(judged, measured_table):
-    assert cells.encode_comparison_csv(judged["paper"]) == cells.encode_comparison_csv(compared(measured_table))
+    assert comparison.encode_comparison_csv(judged["paper"]) == comparison.encode_comparison_csv(
+        compared(measured_table)
+    )

@@ -1,0 +1,283 @@
+"""Measured cells next to published ones: values with verdicts, orders of columns, claims, and `cells.csv`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, TypeAlias, cast, get_args
+
+import pandas as pd
+
+from fedpipe.papers import layouts, published
+from fedpipe.papers.layouts import Claim, Paper
+from fedpipe.papers.published import CellId, PublishedNumber
+from fedpipe.report import contrasts
+from fedpipe.report.contrasts import ColumnOrder, Contrast, Number, Spread
+
+Scale: TypeAlias = Literal["paper", "reduced", "smoke"]
+ColumnKey: TypeAlias = tuple[str, str, str, str]  #: paper, table, column and metric
+AGREES, DIFFERS = "agrees", "differs"
+UNJUDGED = "not judged"  #: measured, but without a criterion
+UNMEASURED = "not measured"
+ON_GENERATED_DATA = "not judged (generated data)"
+UNPUBLISHED = "not in print"
+NOT_RUN = "not run"  #: the reason of a cell that nothing else is known of
+CSV_COLUMNS = (  #: of cells.csv
+    *CellId._fields,
+    *("published_mean", "published_std", "published_runs", "status"),
+    *("measured_mean", "measured_std", "measured_runs", "scale", "verdict", "keys"),
+)
+
+
+@dataclass(frozen=True)
+class MeasuredCell:
+    """A measured cell. If ``number`` is None, ``reason`` explains why.
+
+    ``keys`` are those of the runs. An accuracy has its number of ``test_samples`` and ``classes``. ``expected`` is the
+    value of a published formula. ``is_incomplete``: some seeds or searched values have not run. ``trace_command``
+    prints where the number comes from.
+    """
+
+    number: Number | None
+    keys: tuple[str, ...] = ()
+    diverged_runs: int = 0
+    test_samples: int | None = None
+    classes: int | None = None
+    expected: float | None = None
+    is_generated: bool = False
+    is_incomplete: bool = False
+    trace_command: str = ""
+    reason: str = ""
+
+    @property
+    def comparable_number(self) -> Number | None:
+        """The number with the sampling error of its test set. None on generated data."""
+        return None if self.number is None or self.is_generated else self.add_sampling_error(self.number)
+
+    def add_sampling_error(self, number: Number) -> Number:
+        """The number of runs on this cell's test set."""
+        error = contrasts.compute_sampling_error(number.mean, self.test_samples) if self.test_samples else 0.0
+        return replace(number, min_std=error)
+
+    def subtract(self, subtrahend: MeasuredCell, factor: float = 1.0) -> MeasuredCell:
+        """The difference, times a factor. If one of both has no number, its reason."""
+        if not (self.number and subtrahend.number):
+            return subtrahend if self.number else self
+        return MeasuredCell(
+            self.number.subtract(subtrahend.number, factor),
+            tuple(dict.fromkeys((*self.keys, *subtrahend.keys))),
+            diverged_runs=self.diverged_runs + subtrahend.diverged_runs,
+            is_generated=self.is_generated or subtrahend.is_generated,
+            is_incomplete=self.is_incomplete or subtrahend.is_incomplete,
+        )
+
+
+class Verdict(NamedTuple):
+    """Whether a measured value agrees with the published one, and their difference."""
+
+    agrees: bool
+    contrast: Contrast | None = None
+
+
+@dataclass(frozen=True)
+class ComparedCell:
+    """A cell: what is published, what is measured, and the verdict. ``word`` is never empty."""
+
+    cell_id: CellId
+    published_number: PublishedNumber | None
+    measurement: MeasuredCell | None
+    verdict: Verdict | None
+
+    @property
+    def number(self) -> Number | None:
+        """What was measured."""
+        return self.measurement.number if self.measurement else None
+
+    @property
+    def reason(self) -> str:
+        """Why nothing was measured."""
+        return (self.measurement.reason if self.measurement else "") or NOT_RUN
+
+    @property
+    def word(self) -> str:
+        """The verdict in words, or why there is none."""
+        if self.verdict:
+            return AGREES if self.verdict.agrees else DIFFERS
+        if self.published_number is None or self.published_number.status == "absent":
+            return UNPUBLISHED
+        if self.measurement and self.number:
+            return ON_GENERATED_DATA if self.measurement.is_generated else UNJUDGED
+        return UNMEASURED
+
+
+class ClaimCheck(NamedTuple):
+    """A claim in one column: the published and the measured difference, and the row that each is to."""
+
+    column: str
+    published_contrast: Contrast | None
+    published_rival: str
+    measured_contrast: Contrast | None
+    measured_rival: str
+
+
+@dataclass(frozen=True)
+class PaperComparison:
+    """All cells by id, the targets and measured numbers of each column by row, and the orders of columns."""
+
+    scale: Scale
+    cells: Mapping[CellId, ComparedCell]
+    columns: Mapping[ColumnKey, tuple[dict[str, Number], dict[str, Number]]]
+    orders: Mapping[tuple[str, str, str], ColumnOrder]
+
+
+def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], scale: Scale) -> PaperComparison:
+    """Join measured with published cells, and judge what the scale allows: values only at scale ``paper``."""
+    if scale not in get_args(Scale):
+        raise ValueError(f"scale {scale!r} is unknown; it should be one of {', '.join(get_args(Scale))}.")
+    known_ids = set(list_cell_ids())
+    all_measured = dict(measured_cells)
+    for cell_id, cell in measured_cells.items():
+        name = f"measured cells: {tuple(cell_id)}"
+        if cell_id not in known_ids:
+            raise ValueError(f"{name} is no cell of a paper.")
+        if cell_id.metric == "accuracy_pct" and cell.number:
+            if not 0 <= cell.number.mean <= 100:
+                raise ValueError(f"{name}: {cell.number.mean} is no accuracy in percent.")
+            if cell.test_samples is None or cell.classes is None:
+                raise ValueError(f"{name}: an accuracy needs its tests and classes.")
+    for paper in layouts.load_papers().values():
+        derived_cells = _derive_cells(paper, all_measured)
+        for cell_id in derived_cells.keys() & measured_cells.keys():
+            raise ValueError(
+                f"measured cells: {tuple(cell_id)} is made of other cells, and can't be measured beside them."
+            )
+        all_measured |= derived_cells
+    columns = _group_by_column({} if scale == "smoke" else all_measured)
+    cells = {}
+    for cell_id in list_cell_ids():
+        pair = published.load_published().get(cell_id), all_measured.get(cell_id)
+        spread = _pool_column(*columns.get(_get_column_key(cell_id), ({}, {})))
+        cells[cell_id] = ComparedCell(cell_id, *pair, _judge_cell(*pair, spread) if scale == "paper" else None)
+    orders = {key[:3]: order for key, numbers in columns.items() if (order := contrasts.compare_orders(*numbers))}
+    return PaperComparison(scale, cells, columns, orders)
+
+
+def encode_comparison_csv(comparison: PaperComparison) -> bytes:
+    """A row for each published number, in the order of `published.csv`, with the columns `CSV_COLUMNS`."""
+    rows = []
+    for cell_id, number in published.load_published().items():
+        cell = comparison.cells[cell_id]
+        ours = cell.number or Number(math.nan)
+        keys = " ".join(cell.measurement.keys) if cell.measurement else ""
+        numbers = number.mean, number.std, number.runs, number.status, ours.mean, ours.std, ours.runs
+        rows.append((*cell_id, *numbers, comparison.scale, cell.word, keys))
+    frame = pd.DataFrame(rows, columns=list(CSV_COLUMNS)).astype({"published_runs": "Int64", "measured_runs": "Int64"})
+    return frame.to_csv(index=False, lineterminator="\n").encode()
+
+
+def list_cell_ids() -> list[CellId]:
+    """The ids of all cells, published ones first."""
+    papers = layouts.load_papers().values()
+    cell_ids = [cell_id for paper in papers for name in paper.tables for cell_id in paper.iter_cell_ids(name)]
+    return list(dict.fromkeys([*published.load_published(), *cell_ids]))
+
+
+def get_table_cell_ids(paper: Paper, name: str) -> list[CellId]:
+    """The ids of a table's cells. Of a table of settings, those that the paper fills."""
+    if name == layouts.TEXT_TABLE:
+        return [paper.make_text_id(text) for text in paper.text]
+    table, published_numbers = paper.tables[name], published.load_published()
+    is_sparse = table.metric == "hyperparameter"
+    return [cell_id for cell_id in paper.iter_cell_ids(name) if cell_id in published_numbers or not is_sparse]
+
+
+def check_claim(paper: Paper, name: str, claim: Claim, comparison: PaperComparison) -> list[ClaimCheck]:
+    """Check a claim column by column. Runs at scale smoke or on generated data show nothing."""
+    checks = []
+    for column in claim.columns or paper.tables[name].column_paths:
+        key = _get_column_key(paper.make_cell_id(name, claim.own, column))
+        targets, ours = comparison.columns.get(key, ({}, {}))
+        paper_contrast = _contrast_claim(claim, targets, _pool_column(targets, {}))
+        checks.append(ClaimCheck(column, *paper_contrast, *_contrast_claim(claim, ours, _pool_column(targets, ours))))
+    return checks
+
+
+def _judge_cell(number: PublishedNumber | None, cell: MeasuredCell | None, spread: Spread | None) -> Verdict | None:
+    """Whether a measured value agrees: the interval of the difference contains zero, or a formula's value is equal.
+
+    A method that failed in the paper agrees if a run diverged, or if it is not above twice the accuracy of chance.
+    """
+    if number is None or cell is None or cell.number is None or cell.is_generated:
+        return None
+    if number.status == "target":
+        target = cell.add_sampling_error(_get_target(number))
+        contrast = contrasts.compute_contrast(cell.add_sampling_error(cell.number), target, spread)
+        return None if contrast.low is None else Verdict(contrast.sign == "?", contrast)
+    if number.status == "failed":
+        return Verdict(bool(cell.diverged_runs) or cell.number.mean <= 200 / (cell.classes or 1))
+    expected = cell.expected if number.mean is None else number.mean
+    if number.status in {"formula", "setting"} and expected is not None:
+        difference = cell.number.mean - expected
+        return Verdict(abs(difference) <= contrasts.RELATIVE_TOLERANCE * abs(expected), Contrast(difference))
+    return None
+
+
+def _get_target(number: PublishedNumber) -> Number:
+    return Number(cast(float, number.mean), number.std, number.runs)
+
+
+def _get_column_key(cell_id: CellId) -> ColumnKey:
+    return cell_id.paper, cell_id.table, cell_id.column, cell_id.metric
+
+
+def _group_by_column(
+    measured_cells: Mapping[CellId, MeasuredCell],
+) -> dict[ColumnKey, tuple[dict[str, Number], dict[str, Number]]]:
+    """The targets of each column by row, and the measured numbers of these rows."""
+    columns: dict[ColumnKey, tuple[dict[str, Number], dict[str, Number]]] = {}
+    for cell_id, number in published.load_published().items():
+        if number.status == "target":
+            targets, ours = columns.setdefault(_get_column_key(cell_id), ({}, {}))
+            targets[cell_id.row] = _get_target(number)
+            if (cell := measured_cells.get(cell_id)) and (comparable_number := cell.comparable_number):
+                ours[cell_id.row] = comparable_number
+    return columns
+
+
+def _pool_column(targets: Mapping[str, Number], ours: Mapping[str, Number]) -> Spread | None:
+    return contrasts.pool_spreads([*targets.values(), *ours.values()])
+
+
+def _contrast_claim(claim: Claim, numbers: Mapping[str, Number], spread: Spread | None) -> tuple[Contrast | None, str]:
+    """The difference that a claim is about, with the row that it is to."""
+    rivals = [row for row in numbers if row != claim.own and claim.over in {None, row}]
+    if claim.own not in numbers or not rivals:
+        return None, ""
+    best = max(rivals, key=lambda row: numbers[row].mean)
+    return contrasts.compute_contrast(numbers[claim.own], numbers[best], spread), best
+
+
+def _derive_cells(paper: Paper, measured_cells: Mapping[CellId, MeasuredCell]) -> dict[CellId, MeasuredCell]:
+    """Rows that are differences of rows, then numbers in running text, as far as their cells were measured."""
+    cells = dict(measured_cells)
+    differences = [
+        (paper.make_cell_id(name, row, column), [(name, operand, column) for operand in entry.minus], 1.0)
+        for name, table in paper.tables.items()
+        for row, entry in table.rows.items()
+        if entry.minus
+        for column in table.column_paths
+    ]
+    differences += [(paper.make_text_id(text), list(text.minus), text.factor) for text in paper.text if text.minus]
+    for cell_id, operands, factor in differences:
+        first, second = (cells.get(paper.make_cell_id(*names)) for names in operands)
+        if first and second and first.number and second.number:
+            cells[cell_id] = first.subtract(second, factor)
+    for text in paper.text:
+        if text.largest:
+            name, row = text.largest
+            gains = [cells.get(paper.make_cell_id(name, row, column)) for column in paper.tables[name].column_paths]
+            measured = [(cell.number.mean, index) for index, cell in enumerate(gains) if cell and cell.number]
+            best = gains[max(measured)[1]] if len(measured) == len(gains) else None
+            cells |= {paper.make_text_id(text): best} if best else {}
+    return {cell_id: cell for cell_id, cell in cells.items() if measured_cells.get(cell_id) is not cell}

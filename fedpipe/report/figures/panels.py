@@ -1,0 +1,333 @@
+"""Panels of lines, bars, heat maps and points, drawn from tidy frames: the text of an SVG.
+
+Panels and lines come in the order of the frame, and the same frame gives the same bytes. Labels are plain text: a
+dollar sign starts no formula. A figure is as wide as a column of text (397 pt) and at most half a page high.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize, PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+
+from fedpipe.report.figures import style
+
+_P = ParamSpec("_P")
+WIDTH = 397 / 72  #: inches
+MAX_HEIGHT = 324 / 72  #: inches
+RC_PARAMS = (
+    style.RC_PARAMS
+    | {"axes.titlesize": 8.5, "axes.labelsize": 8, "legend.fontsize": 7.5}
+    | {"xtick.labelsize": 7, "ytick.labelsize": 7, "lines.markersize": 3.5, "lines.linewidth": 1.2}
+)
+FONTS = "'DejaVu Sans', Verdana, Arial, sans-serif"  #: a reader may lack the font of the layout
+MAX_COLORS = 6  #: lines in color. Others are gray
+GRAY = "#C4C4C4"
+WARNING_COLOR = "#C0392B"  #: of points that contradict a claim
+DIVERGING_COLOR_MAP = "PuOr"  #: with white at zero
+MIN_ACCURACY_SPAN = 2.0  #: points of accuracy on an axis, so that a few samples don't look like a result
+DATASETS = re.compile(r"CIFAR-\d+|(?:Fashion-|F)?MNIST|IMDB|Tiny ImageNet\*?|AG News")
+
+
+def render_as_svg(draw: Callable[_P, Figure]) -> Callable[_P, str]:
+    """Decorate a function that draws a figure, so that it returns the text of an SVG."""
+
+    @functools.wraps(draw)
+    def render_svg(*args: _P.args, **kwargs: _P.kwargs) -> str:
+        with mpl.style.context(["default", RC_PARAMS]):
+            buffer = io.BytesIO()
+            draw(*args, **kwargs).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        return buffer.getvalue().decode().replace("'DejaVu Sans'", FONTS)
+
+    return render_svg
+
+
+def make_panels(count: int, height: float, columns: int = 0) -> tuple[Figure, list[Axes]]:
+    """A figure with this number of panels of this height in inches, in one row if they fit."""
+    columns = columns or (count if count <= 4 else 4 if count <= 8 else 5)
+    rows = -(-count // columns)
+    made = Figure(figsize=(WIDTH, min(rows * height + 0.3, MAX_HEIGHT)))
+    axes = list(made.subplots(rows, columns, squeeze=False).flat)
+    for ax in axes[count:]:
+        ax.set_axis_off()
+    return made, axes[:count]
+
+
+@render_as_svg
+def render_lines(
+    frame: pd.DataFrame,
+    x_label: str,
+    y_label: str,
+    emphasis: Sequence[str] = (),
+    has_tick_per_value: bool = False,
+    is_log: bool = False,
+    note: str = "",
+) -> Figure:
+    """Lines with bands of one standard deviation. Panels of one data set share the vertical axis.
+
+    Parameters
+    ----------
+    frame
+        ``panel``, ``line``, ``x``, ``mean``. Optional: ``std``, ``target`` (a mark at the right end), and ``measure``
+        (panels of each, with its name at the vertical axis).
+    x_label, y_label
+        Labels of the axes. Without ``x_label``, a panel's name is its label.
+    emphasis
+        The lines that are colored in any case.
+    has_tick_per_value
+        A tick and a marker at each value of x.
+    is_log
+        The horizontal axis is logarithmic, with 0 at its left end.
+    note
+        A sentence below the panels.
+    """
+    frame = _fill_columns(frame, panel="", measure=y_label, line="")
+    groups = _group_panels(frame)
+    styles = _choose_line_styles(frame, emphasis)
+    made, axes = make_panels(len(groups), 0.78 if len(groups) > 10 else 2.2)
+    columns = _count_columns(axes)
+    for index, (ax, ((measure, panel), rows)) in enumerate(zip(axes, groups, strict=True)):
+        ticks = sorted(rows["x"].astype(float).unique())
+        zero = _compute_zero_position(ticks) if is_log else 0.0
+        for line, line_rows in rows.groupby("line", sort=False):
+            x = line_rows["x"].astype(float).replace(0.0, zero)
+            gap = 1 if has_tick_per_value else max(1, len(x) // 5)
+            ax.plot(x, line_rows["mean"], label=line, markevery=gap, **styles[str(line)])
+            color = styles[str(line)]["color"]
+            if "std" in line_rows:
+                std = line_rows["std"].fillna(0)
+                ax.fill_between(x, line_rows["mean"] - std, line_rows["mean"] + std, color=color, alpha=0.12, lw=0)
+            if "target" in line_rows and color != GRAY:
+                ax.plot(x.iloc[-1:], line_rows["target"].iloc[-1:], marker="<", color=color, clip_on=False, zorder=5)
+        if is_log:
+            ax.set_xscale("log")
+            ax.xaxis.set_minor_locator(NullLocator())
+        shown = _choose_ticks(ticks, 0 if is_log else 0.08 if has_tick_per_value else 0.19)
+        ax.xaxis.set_major_locator(FixedLocator([tick or zero for tick in shown]))
+        ax.xaxis.set_ticklabels([f"{tick:g}" for tick in shown])
+        has_title = bool(x_label) and frame["panel"].nunique() > 1
+        ax.set_title(textwrap.fill(panel.replace(" = ", "\u00a0=\u00a0"), round(70 / columns)) if has_title else "")
+        is_bottom, is_first = index + columns >= len(axes), not index or groups[index - 1][0][0] != measure
+        ax.set_xlabel((x_label or panel) if is_bottom else "")
+        ax.set_ylabel(measure if is_first else "")
+        ax.tick_params(labelbottom=is_bottom or bool(not x_label))
+    _share_vertical_axes(axes, [(measure, _find_dataset(panel)) for (measure, panel), _ in groups], columns)
+    _add_legend(made, axes, styles)
+    return style.note(made, list(filter(None, (note, _describe_equal_lines(frame)))))
+
+
+@render_as_svg
+def render_bars(frame: pd.DataFrame, x_label: str, missing: str = "not reached") -> Figure:
+    """Horizontal bars by ``category``, ``panel`` and, in several colors, ``line``, with ``mean`` and ``std``.
+
+    Without a mean, the text ``missing`` replaces the bar.
+    """
+    frame = _fill_columns(frame, panel="", line="", category="")
+    panels, lines, categories = (list(frame[name].unique()) for name in ("panel", "line", "category"))
+    made, axes = make_panels(len(panels), 0.5 + 0.16 * len(categories) * max(1.3, len(lines)))
+    height = 0.75 / len(lines)
+    for ax, panel in zip(axes, panels, strict=True):
+        for index, line in enumerate(lines):
+            rows = frame[(frame["panel"] == panel) & (frame["line"] == line)].set_index("category").reindex(categories)
+            y = np.arange(len(categories)) + (index - (len(lines) - 1) / 2) * height
+            std = rows["std"].fillna(0) if "std" in rows else None
+            color = style.COLORS[index]
+            ax.barh(y, rows["mean"], height, xerr=std, color=color, label=line, error_kw={"elinewidth": 0.8})
+            for position, value in zip(y, rows["mean"], strict=True):
+                if not np.isfinite(value):
+                    ax.annotate(missing, (0, position), (3, 0), textcoords="offset points", va="center", fontsize=7)
+        ax.set(title=panel, xlabel=x_label, yticks=range(len(categories)), yticklabels=categories, xlim=(0, None))
+        ax.set_ylim(len(categories) - 0.5, -0.5)
+        ax.grid(visible=False, axis="y")
+    if len(lines) > 1:
+        made.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=4)
+    return made
+
+
+@render_as_svg
+def render_heatmaps(frame: pd.DataFrame, x_label: str, y_label: str, z_label: str, gamma: float = 1.0) -> Figure:
+    """Heat maps with one color scale. Zero is white.
+
+    ``frame`` has ``panel``, ``row``, ``column`` and ``value``. With ``measure``, each is a row of panels with a scale
+    of its own. ``gamma`` below 1 separates small values.
+    """
+    frame = _fill_columns(frame, panel="", measure=z_label)
+    measures = list(frame["measure"].unique())
+    groups = sorted(_group_panels(frame), key=lambda group: measures.index(group[0][0]))
+    columns = -(-len(groups) // len(measures)) if len(measures) > 1 else 0
+    made, axes = make_panels(len(groups), 1.75, columns)
+    columns = _count_columns(axes)
+    for measure in measures:
+        own = [(ax, rows) for ax, ((name, _), rows) in zip(axes, groups, strict=True) if name == measure]
+        values = frame[frame["measure"] == measure]["value"]
+        reach = float(values.abs().max()) or 1.0
+        scale = Normalize(-reach, reach) if values.min() < 0 else PowerNorm(gamma, 0, reach)
+        for ax, rows in own:
+            matrix = rows.pivot(index="row", columns="column", values="value")
+            colors = DIVERGING_COLOR_MAP if values.min() < 0 else style.COLOR_MAP
+            image = ax.imshow(matrix, cmap=colors, norm=scale, aspect="auto", interpolation="nearest")
+            for axis, names in ((ax.xaxis, matrix.columns), (ax.yaxis, matrix.index)):
+                gap = next(gap for gap in (1, 2, 5, 10, 20, 50, 100) if len(names) <= 6 * gap or gap == 100)
+                axis.set_ticks(range(0, len(names), gap), [str(name) for name in names[::gap]])
+        bar = made.colorbar(image, ax=[ax for ax, _ in own], label=measure, aspect=30, pad=0.02)
+        bar.outline.set_visible(False)
+    for index, (ax, ((_, panel), _)) in enumerate(zip(axes, groups, strict=True)):
+        ax.grid(visible=False)
+        ax.set_title(textwrap.fill(panel, round(62 / columns)), fontsize=7.5)
+        ax.set_xlabel(x_label if index + columns >= len(axes) else "")
+        ax.set_ylabel(y_label if index % columns == 0 else "")
+    return made
+
+
+@render_as_svg
+def render_points(frame: pd.DataFrame, x_label: str, y_label: str) -> Figure:
+    """Points at ``x`` and ``y`` in panels. Those that are ``contrary`` are red."""
+    panels = list(frame["panel"].unique())
+    made, axes = make_panels(len(panels), 2.0)
+    for ax, panel in zip(axes, panels, strict=True):
+        for contrary, color, label in ((False, style.COLORS[0], "as claimed"), (True, WARNING_COLOR, "contradicts it")):
+            rows = frame[(frame["panel"] == panel) & (frame["contrary"] == contrary)]
+            ax.scatter(rows["x"], rows["y"], s=16, color=color, alpha=0.7, linewidths=0, label=label, clip_on=False)
+        ax.set(title=panel, xlabel=x_label, xlim=(0, None))
+        ax.xaxis.set_major_locator(MaxNLocator(4))
+    axes[0].set_ylabel(y_label)
+    made.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
+    return made
+
+
+@render_as_svg
+def render_embedding(frame: pd.DataFrame) -> Figure:
+    """Features of samples as dots, and rows of the head as crosses, by class: ``x``, ``y``, ``class`` and ``kind``."""
+    made, (ax,) = make_panels(1, 3.4)
+    for index, (label, rows) in enumerate(frame.groupby("class")):
+        dots, crosses = (rows[rows["kind"] == kind] for kind in ("feature", "row"))
+        color = style.COLORS[index % len(style.COLORS)]
+        ax.scatter(dots["x"], dots["y"], s=9, color=color, alpha=0.55, linewidths=0)
+        ax.scatter(crosses["x"], crosses["y"], s=60, marker="X", color=color, edgecolors="white", linewidths=0.9)
+        for x, y in zip(crosses["x"], crosses["y"], strict=True):
+            ax.annotate(str(label), (x, y), (5, 4), textcoords="offset points", fontsize=8.5, weight="bold")
+    ax.set(xlabel="t-SNE 1", ylabel="t-SNE 2", xticks=[], yticks=[])
+    ax.grid(visible=False)
+    return made
+
+
+@render_as_svg
+def render_surface(frame: pd.DataFrame, z_label: str) -> Figure:
+    """Contours of ``value`` over ``x`` and ``y``, which are 0 at the model. Panels share their levels."""
+    frame = _fill_columns(frame, panel="")
+    panels = list(frame["panel"].unique())
+    finite = frame["value"][np.isfinite(frame["value"])]
+    low, high = (finite.min(), np.quantile(finite, 0.95)) if len(finite) else (0.0, 1.0)  # corners are far above
+    levels = MaxNLocator(12).tick_values(low, high if high > low else low + 1)
+    made, axes = make_panels(len(panels), 0.75 * WIDTH / max(len(panels), 2), max(len(panels), 2))
+    for ax, panel in zip(axes, panels, strict=True):
+        grid = frame[frame["panel"] == panel].pivot(index="y", columns="x", values="value")
+        contours = ax.contourf(grid.columns, grid.index, grid, levels=levels, cmap="Blues", extend="max")
+        ax.contour(grid.columns, grid.index, grid, levels=levels, colors="#444444", linewidths=0.4)
+        ax.plot(0, 0, marker="P", color=style.COLORS[1], markersize=7, markeredgecolor="white")
+        ax.set(title=panel, xlabel="direction 1", xticks=[-1, -0.5, 0, 0.5], yticks=[-1, -0.5, 0, 0.5, 1])
+        ax.grid(visible=False)
+    axes[0].set_ylabel("direction 2")
+    made.colorbar(contours, ax=axes, label=z_label, pad=0.02, ticks=levels[::2])
+    return made
+
+
+def _group_panels(frame: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
+    """The rows of each panel by measure and name."""
+    groups = frame.groupby(["measure", "panel"], sort=False)
+    return [((str(measure), str(panel)), rows) for (measure, panel), rows in groups]
+
+
+def _choose_line_styles(frame: pd.DataFrame, emphasis: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The style of each line: in color those of ``emphasis``, then the highest at the end. Others are gray.
+
+    A line of ``emphasis`` has the same color in all figures.
+    """
+    lines = [str(line) for line in frame["line"].unique()]
+    first = list(emphasis) if any(line in lines for line in emphasis) else []
+    others = [line for line in lines if line not in first]
+    room = MAX_COLORS - sum(line in lines for line in first)
+    if len(others) > room:
+        highest = frame[frame["line"].isin(others)].groupby("line")["mean"].last().nlargest(room)
+        others = [line for line in others if line in highest.index]
+    colored = enumerate([*first, *others])
+    styles = {line: style.get_line_style(index) | {"zorder": 4 - index / 10} for index, line in colored}
+    return {line: styles.get(line, {"color": GRAY, "linewidth": 0.8, "zorder": 1.5}) for line in lines}
+
+
+def _compute_zero_position(ticks: Sequence[float]) -> float:
+    """The place of 0 on a logarithmic axis: one step below the lowest positive value."""
+    values = [tick for tick in ticks if tick > 0]
+    return values[0] / (values[1] / values[0] if len(values) > 1 else 10.0) if values else 1.0
+
+
+def _choose_ticks(values: Sequence[float], gap: float) -> list[float]:
+    """The values, from the last one down, that are this fraction of their span or more apart."""
+    chosen = [values[-1]]
+    for value in values[-2::-1]:
+        if chosen[-1] - value >= gap * (values[-1] - values[0]):
+            chosen.append(value)
+    return chosen[::-1]
+
+
+def _share_vertical_axes(axes: Sequence[Axes], keys: Sequence[tuple[str, str]], columns: int) -> None:
+    """Give panels with the same measure and data set the same limits, and only the first of a row numbers."""
+    for key in dict.fromkeys(keys):
+        own = [ax for ax, ax_key in zip(axes, keys, strict=True) if ax_key == key]
+        low, high = min(ax.get_ylim()[0] for ax in own), max(ax.get_ylim()[1] for ax in own)
+        lack = max(0.0, MIN_ACCURACY_SPAN - (high - low)) / 2 if key[0].endswith("(%)") else 0.0
+        for ax in own:
+            ax.set_ylim(low - lack, high + lack)
+    for index, ax in enumerate(axes):
+        ax.tick_params(labelleft=index % columns == 0 or keys[index] != keys[index - 1])
+
+
+def _add_legend(made: Figure, axes: Sequence[Axes], styles: dict[str, dict[str, Any]]) -> None:
+    """One legend for all panels. Gray lines share an entry."""
+    handles: dict[str, Any] = {}
+    for ax in axes:
+        handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    colored = sorted(
+        (line for line in styles if styles[line]["color"] != GRAY), key=lambda line: -styles[line]["zorder"]
+    )
+    entries = {line: handles[line] for line in colored if line in handles}
+    gray = [line for line in styles if line not in colored]
+    if gray:
+        entries[", ".join(gray) if len(gray) < 3 else f"{len(gray)} others"] = Line2D([], [], color=GRAY)
+    if len(entries) > 1:
+        columns = min(len(entries), 85 // (max(map(len, entries)) + 8))
+        made.legend([*entries.values()], [*entries], loc="outside upper left", ncols=columns)
+
+
+def _describe_equal_lines(frame: pd.DataFrame) -> str:
+    """A sentence for lines that hide each other, because all their values are equal."""
+    values = {str(line): tuple(rows["mean"]) for line, rows in frame.groupby("line", sort=False)}
+    groups = [[line for line in values if values[line] == value] for value in dict.fromkeys(values.values())]
+    return " ".join(f"{', '.join(lines)}: equal values." for lines in groups if len(lines) > 1)
+
+
+def _count_columns(axes: Sequence[Axes]) -> int:
+    grid = axes[0].get_gridspec()
+    return grid.ncols if grid else 1
+
+
+def _find_dataset(panel: str) -> str:
+    found = DATASETS.search(panel)
+    return found.group() if found else ""
+
+
+def _fill_columns(frame: pd.DataFrame, **defaults: str) -> pd.DataFrame:
+    """The frame with these columns as text. Missing ones have one value."""
+    return frame.assign(**{name: frame[name].astype(str) if name in frame else defaults[name] for name in defaults})
