@@ -21,6 +21,7 @@ from fedpipe.planning import planner
 from fedpipe.planning.plan import Cell, Plan, ReportSettings
 from fedpipe.report import results, table_parts
 from fedpipe.report.contents import get_reported_fields
+from fedpipe.report.data import StudyData
 from fedpipe.report.statistics import PAIRED_EXPLANATION, compute_paired_difference
 from fedpipe.report.tables import DASH
 
@@ -84,9 +85,7 @@ def _read_revision(name: str, report: ReportSettings | None) -> Revision:
     plan = _plan(name)
     report_settings = report or plan.report
     frame = results.select_study_protocols(
-        results.compute_reported_accuracies(
-            results.load_accuracies(plan), report_settings.round, report_settings.last_k
-        )
+        results.compute_reported_accuracies(StudyData(plan).accuracies, report_settings.round, report_settings.last_k)
     )
     frame = frame[frame["average"] == report_settings.average]
     rows = [_get_row(plan, cell) for cell in results.sort_cells(plan)]

@@ -20,6 +20,7 @@ from fedpipe.data import store
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Cell, Plan, PlannedProbe, PlannedRun
 from fedpipe.report import forecast, results, status
+from fedpipe.report.data import StudyData
 from fedpipe.settings import base, loader, parser
 
 _YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -85,8 +86,8 @@ class PaperStudy:
 
     @cached_property
     def accuracies(self) -> pd.DataFrame:
-        """Accuracies of the finished runs, in the reported average; see `fedpipe.report.results.load_accuracies`."""
-        frame = results.load_accuracies(self._finished_plan)
+        """Accuracies of the finished runs, in the reported average; see `fedpipe.report.data.StudyData.accuracies`."""
+        frame = StudyData(self._finished_plan).accuracies
         return frame[frame["average"] == self.plan.report.average]
 
     @cached_property
@@ -107,7 +108,7 @@ class PaperStudy:
     @cached_property
     def diverged_keys(self) -> set[str]:
         """The keys of runs in which some round had no finite update."""
-        frame = results.count_left_out_updates(self._finished_plan)
+        frame = StudyData(self._finished_plan).left_out_updates
         return set(frame[frame["diverged"] > 0]["key"])
 
     def get_accuracy(self, cell: Cell) -> float | None:

@@ -16,6 +16,7 @@ from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import files, layout
 from fedpipe.planning.plan import Plan
 from fedpipe.report import contents, table_notes, tables, wide
+from fedpipe.report.data import StudyData
 
 LAST = "global-on-global"
 
@@ -27,7 +28,7 @@ def right(server, clients=None):
 
 
 def latex(tree, **other):
-    return wide.render_latex(tree.plan, tables.build_result_table(tree.plan), **other)
+    return wide.render_latex(StudyData(tree.plan), **other)
 
 
 def lines(text):
@@ -38,7 +39,7 @@ def lines(text):
 
 def table(tree):
     """The same of CSV: the head and the rows."""
-    head, *rows = csv.reader(io.StringIO(wide.render_csv(tree.plan, tables.build_result_table(tree.plan))))
+    head, *rows = csv.reader(io.StringIO(wide.render_csv(StudyData(tree.plan))))
     return head, rows
 
 
@@ -146,7 +147,7 @@ def test_levels_are_in_the_order_of_the_study_though_a_plan_is_read_by_the_alpha
 
 
 def test_every_number_is_one_of_peoples_table(paper):
-    shown = tables.render_markdown(paper.plan, tables.build_result_table(paper.plan))
+    shown = tables.render_markdown(StudyData(paper.plan))
     for row in table(paper)[1]:
         for text in row[2:]:
             assert f" {text} |" in shown
@@ -284,12 +285,11 @@ def test_the_best_of_what_is_searched_stands_in_comments(searched):
 
 
 def test_a_best_value_at_the_edge_of_its_list_is_told_below_the_table(searched):
-    table = tables.build_result_table(searched.plan)
-    paragraphs = tables.render_markdown(searched.plan, table).split("\n\n")
+    paragraphs = tables.render_markdown(StudyData(searched.plan)).split("\n\n")
     assert paragraphs[2] == EDGE
-    contents.write_files(contents.build_tables(searched.plan))
-    contents.check_tables(searched.plan, "results.md", "results.html")
-    assert EDGE in contents.render_results(searched.plan)
+    contents.write_files(contents.build_tables(StudyData(searched.plan)))
+    contents.check_tables(StudyData(searched.plan), "results.md", "results.html")
+    assert EDGE in contents.render_results(StudyData(searched.plan))
 
 
 def test_numbers_that_yaml_reads_as_text_have_edges(searched):
@@ -300,7 +300,7 @@ def test_numbers_that_yaml_reads_as_text_have_edges(searched):
         for place, cell in enumerate(searched.plan.cells)
     )
     searched.change(cells=cells, grid=searched.plan.grid | {"federation.learning_rate": rates})
-    assert table_notes.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == [
+    assert table_notes.warn_about_grid_edges(StudyData(searched.plan)) == [
         "learning_rate: the best of fedavg (alpha=0.1) lies at the edge of the grid, 1e-2; that of fedavg (alpha=0.5) "
         "at 0.1: a wider grid may be better."
     ]
@@ -310,9 +310,9 @@ def test_no_edge_is_told_of_what_has_none(searched):
     inside = (10, 20, 30, 40, 20, 20)
     for index, server in enumerate((*inside, *inside)):
         searched.write(index, right(server))
-    assert table_notes.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == []
+    assert table_notes.warn_about_grid_edges(StudyData(searched.plan)) == []
     searched.change(report=dataclasses.replace(searched.plan.report, best_over=()))
-    assert table_notes.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == []
+    assert table_notes.warn_about_grid_edges(StudyData(searched.plan)) == []
 
 
 def test_no_edge_is_told_of_names_nor_of_methods_without_a_number(make):
@@ -323,7 +323,7 @@ def test_no_edge_is_told_of_names_nor_of_methods_without_a_number(make):
     )
     for index, run in enumerate(tree.runs):
         tree.write(index, right(90 if index == 2 else 50) if run.algorithm == "fedavg" else [{}])
-    assert table_notes.warn_about_grid_edges(tree.plan, tables.build_result_table(tree.plan)) == []
+    assert table_notes.warn_about_grid_edges(StudyData(tree.plan)) == []
 
 
 @pytest.fixture
@@ -354,7 +354,7 @@ def test_what_is_complete_is_marked(begun):
         "fedprox,52.50 ± 0.71,…",
     ]
     with pytest.raises(ArtifactError, match=r"results.md is missing"):
-        contents.render_results(begun.plan, "latex")
+        contents.render_results(StudyData(begun.plan), "latex")
 
 
 def test_what_is_a_methods_own_stays_so_while_others_are_missing(make):
@@ -366,22 +366,22 @@ def test_what_is_a_methods_own_stays_so_while_others_are_missing(make):
         if run.algorithm == "fedprox":
             tree.write(index, right(50 + index))
     there = dataclasses.replace(tree.plan, cells=tuple(c for c in cells if c.algorithm == "fedprox"))
-    text = wide.render_latex(there, tables.build_result_table(there), tree.plan)
+    text = wide.render_latex(StudyData(there), tree.plan)
     assert "algorithm & hidden & A & B" in text
     assert [row[:2] for row in lines(text)] == [["fedprox", "1"], ["fedprox", "2"]]
 
 
 def test_the_command_prints_it(one):
     one.plan.write()
-    contents.write_files(contents.build_tables(one.plan))
-    for form, made in (("latex", latex(one)), ("csv", wide.render_csv(one.plan, tables.build_result_table(one.plan)))):
+    contents.write_files(contents.build_tables(StudyData(one.plan)))
+    for form, made in (("latex", latex(one)), ("csv", wide.render_csv(StudyData(one.plan)))):
         result = CliRunner().invoke(app.app, ["show", "--format", form], catch_exceptions=False)
         assert result.exit_code == 0
         assert result.stdout == made
     assert CliRunner().invoke(app.app, ["show", "--format", "html"]).exit_code == 2
     (one.plan.study_files.tables / "results.md").write_text("edited")
     with pytest.raises(ArtifactError, match="is not what the runs"):
-        contents.render_results(one.plan, "latex")
+        contents.render_results(StudyData(one.plan), "latex")
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")

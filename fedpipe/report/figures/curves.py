@@ -19,7 +19,8 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results
-from fedpipe.report.curves import load_table_curves
+from fedpipe.report.curves import build_table_curves
+from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
 
 PANEL_COLUMNS = {1: 1, 2: 2, 4: 2}  #: of panels, by number of protocols; 3 for all others
@@ -31,14 +32,14 @@ REFERENCE_ALGORITHM = (
 REFERENCE_STYLE = {"color": "#A8A8A8", "linewidth": 1.0}
 
 
-def draw_curves(plan: Plan, stem: Path) -> None:
+def draw_curves(data: StudyData, stem: Path) -> None:
     """Draw mean curves, with a band of one standard deviation over seeds to each side."""
-    style.save_figure(build_curves_figure(plan, load_table_curves(plan)), stem)
+    style.save_figure(build_curves_figure(data.plan, build_table_curves(data)), stem)
 
 
 @style.apply_style
 def build_curves_figure(plan: Plan, frame: pd.DataFrame) -> Figure:
-    """The figure of what `fedpipe.report.curves.load_table_curves` returned.
+    """The figure of what `fedpipe.report.curves.build_table_curves` returned.
 
     What the grid varies for all algorithms makes panels; what it varies for one algorithm makes lines; what is searched
     for the best makes neither. Lines are told apart by their methods' labels, and are called by the titles. Few lines
