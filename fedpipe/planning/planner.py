@@ -99,7 +99,9 @@ def make_plan(path: Path = PARAMS, scale: str = FULL_SCALE) -> NewPlan:
         report=ReportSettings(**study_params.report.model_dump()),
         probes=probes,
         titles={
-            label: title for label in study_params.study.algorithms if (title := methods.parse_method(raw, label).title)
+            label: title
+            for label in study_params.study.algorithms
+            if (title := methods.get_title(raw, label, study_params.algorithms[label])) != label
         },
         run_settings=draft.run_settings,
         file_texts=draft.file_texts,

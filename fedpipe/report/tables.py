@@ -23,7 +23,7 @@ from fedpipe.report.table_notes import (
     warn_about_grid_edges,
 )
 from fedpipe.report.table_parts import TextTable, escape_html
-from fedpipe.report.words import format_bytes
+from fedpipe.report.words import explain_metrics, format_bytes, format_metric
 
 PAGE_CSS = (  #: of the page
     "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem;color:#222}p{max-width:60rem}"
@@ -84,10 +84,10 @@ def build_report_parts(data: StudyData) -> list[str | TextTable]:
         rows.append(
             {
                 "algorithm": plan.title(str(algorithm)),
-                **dict(zip(results.shorten_names(plan.grid), (value or DASH for value in point), strict=True)),
+                **dict(zip(results.shorten_names(plan.grid), (str(value) or DASH for value in point), strict=True)),
                 **seeds.get(key, {}),
                 **_format_shown_column(plan, cells),
-                **{cell["protocol"]: format_accuracy(cell) for cell in cells.to_dict("records")},
+                **{format_metric(str(cell["protocol"])): format_accuracy(cell) for cell in cells.to_dict("records")},
                 "bytes down": format_bytes(cells["bytes_down"].iloc[0]),
                 "bytes up": format_bytes(cells["bytes_up"].iloc[0]),
             }
@@ -107,6 +107,7 @@ def build_report_parts(data: StudyData) -> list[str | TextTable]:
         result_table,
         *alone,
         *warn_about_grid_edges(data),
+        explain_metrics(map(str, data.reported_rows["protocol"])),
         *_build_statistics_parts(data),
         *notes,
     ]
@@ -116,17 +117,13 @@ def build_caption(plan: Plan) -> str:
     """What the table shows: the reported round and average, seeds, rounds, data set and partition."""
     report = plan.report
     extra_sentences = (
-        f"Column `shown`: by {plan.protocols[0]}, or by the protocol that stands there. " if plan.shown else ""
+        f"Column `shown`: {format_metric(plan.protocols[0])}, or the metric in parentheses. " if plan.shown else ""
     )
     if report.best_over:
         extra_sentences += (
             f"Of {' and '.join(report.best_over)}, each row has the value that is best for it, which was chosen on the "
             f"{SELECTION_PHRASES[report.best_on]}. "
         )
-    if sample_parts := [
-        name for name in ("train", "validation") if any(protocol.endswith(f"-on-{name}") for protocol in plan.protocols)
-    ]:
-        extra_sentences += f"Columns on-{' and on-'.join(sample_parts)} are of those samples of the clients. "
     return (
         f"{describe_measurement(plan)} Bytes are those of one participant in one round. "
         f"{extra_sentences}A dash: the method has no such model. {describe_data(plan)}"
@@ -167,7 +164,8 @@ def _format_shown_column(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
     algorithm = cells["algorithm"].iloc[0]
     protocol = plan.shown.get(algorithm, plan.protocols[0])
     (cell,) = cells[cells["protocol"] == protocol].to_dict("records")
-    return {"shown": f"{format_accuracy(cell)} ({protocol})" if algorithm in plan.shown else format_accuracy(cell)}
+    metric = f" ({format_metric(protocol)})" if algorithm in plan.shown else ""
+    return {"shown": f"{format_accuracy(cell)}{metric}"}
 
 
 def _build_statistics_parts(data: StudyData) -> list[str | TextTable]:
@@ -199,7 +197,7 @@ def _build_statistics_parts(data: StudyData) -> list[str | TextTable]:
             {
                 "algorithm": plan.title(algorithm),
                 **dict(zip(results.shorten_names(plan.grid), (value or DASH for value in point), strict=True)),
-                **({"protocol": protocol} if plan.shown else {}),
+                **({"metric": format_metric(protocol)} if plan.shown else {}),
                 **{
                     column_heads[name]: _format_statistic(plan, statistics_by_key.get((*key, protocol, name)))
                     for name in report.statistics
@@ -207,9 +205,9 @@ def _build_statistics_parts(data: StudyData) -> list[str | TextTable]:
             }
         )
     statistics_table = pd.DataFrame(rows)
-    protocol_text = "each method's own protocol" if plan.shown else first_protocol
+    metric_text = "Each method by its own metric" if plan.shown else format_metric(first_protocol)
     seeds = "; mean ± standard deviation over seeds" if len(plan.seeds) > 1 else ""
-    sentences = [f"By {protocol_text}{seeds}."]
+    sentences = [f"{metric_text}{seeds}."]
     if {*statistics.FAIRNESS_COLUMNS} & {*report.statistics}:
         sentences.append("Of the clients' accuracies (%), in the last round measured: worst tenth is its mean.")
     if {*statistics.CLASS_STATISTICS} & {*report.statistics}:

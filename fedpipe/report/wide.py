@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fedpipe.core.storage import layout
 from fedpipe.planning.plan import Plan
-from fedpipe.report import results, table_notes, tables
+from fedpipe.report import results, table_notes, tables, words
 from fedpipe.report.data import StudyData
 
 MISSING = "…"  #: stands for a number whose runs are not complete
@@ -44,7 +44,8 @@ class WideTable(NamedTuple):
     """The table: of each row its labels and entries."""
 
     stubs: tuple[str, ...]  #: heads of the labels
-    columns: list[tuple[str, ...]]  #: of each column its heads from the top level to the last, its protocol
+    columns: list[tuple[str, ...]]  #: of each column its heads from the top level to the last, its metric
+    protocols: list[str]  #: of these metrics, by their names in params.yaml
     labels: list[tuple[str, ...]]
     rows: list[list[Entry]]
     own: list[str]  #: of each row the settings that all its numbers have for themselves alone, in words
@@ -159,7 +160,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         if not cell["seeds"]:
             return Entry(tables.DASH)
         notes = [alone[key]] if alone[key] != of_row[labels] else []
-        notes += [f"by {shown_protocol}"] if shown_protocol != protocol else []
+        notes += [words.format_metric(shown_protocol)] if shown_protocol != protocol else []
         notes += [f"{cell['seeds']} of {len(plan.seeds)} seeds"] if cell["seeds"] < len(plan.seeds) else []
         notes += (
             [f"diverged in {int(cell['diverged'])} of {runs[key]} run{'s' if runs[key] > 1 else ''}"]
@@ -186,13 +187,14 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
                 _format_head_value(name, short_names[name], value)
                 for name, value in zip(column_names, point, strict=True)
             ),
-            protocol_name,
+            words.format_metric(protocol_name),
         )
         for point, protocol_name in columns
     ]
     return WideTable(
         stubs=("algorithm", *(short_names[name] for name in row_names)),
         columns=heads,
+        protocols=list(dict.fromkeys(protocol_name for _, protocol_name in columns)),
         labels=[(plan.title(name), *(value or tables.DASH for value in values)) for name, *values in labels],
         rows=[[entries_by_column[head][index] for head in columns] for index in range(len(labels))],
         own=[of_row[name] for name in labels],
@@ -292,17 +294,15 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
     plan = data.plan
     scale = [] if plan.scale == layout.FULL_SCALE else ["--scale", plan.scale]
     command = shlex.join(["fedpipe", "show", "--params", str(plan.params), *scale, "--format", "latex"])
-    protocols = list(dict.fromkeys(heads[-1] for heads in wide_table.columns))
     caption_lines = [
         f"made by fedpipe: `{command}`; needs \\usepackage{{booktabs}}.",
         table_notes.describe_measurement(plan),
-        f"Protocol{'s' if len(protocols) > 1 else ''}: {', '.join(protocols)}. A dash: the method has no such model.",
+        f"{'; '.join(map(words.format_metric, wide_table.protocols))}. A dash: the method has no such model.",
+        words.explain_metrics(wide_table.protocols),
         *results.own_settings(plan),
         "Of each column the best is bold and the second best underlined.",
         table_notes.describe_data(plan),
     ]
-    if any(name.endswith("-on-train") for name in protocols):
-        caption_lines.append("Columns on-train are of those samples of the clients.")
     if plan.report.best_over:
         caption_lines += [*_describe_best_values(data), *table_notes.warn_about_grid_edges(data)]
     warnings = [f"Warning: {warning}" for warning in plan.warnings]

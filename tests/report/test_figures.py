@@ -19,6 +19,8 @@ from fedpipe.report.figures import matrices, partition, style
 from tests.pages import ROOT
 from tests.report.conftest import PARTITION
 
+GLOBAL, LOCAL = "Global test accuracy (global model)", "Local test accuracy (personalized)"  #: metrics
+
 SETTINGS = {"dataset": {"name": "digits"}, "partition": {"scheme": "dirichlet", "alpha": 0.3}, "seed": 4}
 
 
@@ -49,7 +51,7 @@ def test_text_is_text(two):
     """In the SVG, which names other fonts where the first is missing; and in the PDF, whose fonts are whole."""
     contents.write_figure_curves(StudyData(two.plan))
     svg, pdf = (Path(f"results/figures/curves.{kind}").read_bytes() for kind in ("svg", "pdf"))
-    assert b">global-on-global</text>" in svg
+    assert b">Global test accuracy</text>" in svg
     assert svg.count(b"'DejaVu Sans'") == svg.count(b"'DejaVu Sans', Verdana, sans-serif") > 0
     assert b"/Type3" not in pdf
     assert b"/TrueType" in pdf or b"/CIDFontType2" in pdf
@@ -155,7 +157,7 @@ def test_dvcs_plots_have_the_figures_colors():
 def test_curves_have_a_panel_a_protocol_and_a_line_an_algorithm(two):
     made = curves_figure.build_curves_figure(two.plan, curves.build_curves(StudyData(two.plan)))
     first, second = made.axes
-    assert first.get_title("left") == "global-on-global"
+    assert first.get_title("left") == "Global test accuracy\n(global model)"
     assert [line.get_label() for line in first.lines] == ["fedavg"]
     assert first.lines[0].get_ydata().tolist() == pytest.approx([25, 60, 70])
     assert [line.get_label() for line in second.lines] == ["fedavg", "local"]
@@ -168,8 +170,8 @@ def test_curves_of_a_grid(make):
         tree.write(index, [{"global-on-global": [(index, 10)]}] * 3)
     made = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
     assert [ax.get_title("left") for ax in made.axes if ax.axison] == [
-        "global-on-global\nalpha=0.1",
-        "global-on-global\nalpha=0.5",
+        "Global test accuracy\n(global model)\nalpha=0.1",
+        "Global test accuracy\n(global model)\nalpha=0.5",
     ]
     assert [line.get_label() for line in made.axes[0].lines] == ["fedavg", "fedprox (mu=1)", "fedprox (mu=2)"]
 
@@ -249,8 +251,8 @@ def test_curves_are_those_of_the_best_values_that_the_table_shows(make):
         tree.plan, curves.build_table_curves(StudyData(tree.plan))
     ).axes
     assert [first.get_title(loc="left"), second.get_title(loc="left")] == [
-        "personal-on-local\nalpha=0.1",
-        "personal-on-validation\nalpha=0.1",
+        "Local test accuracy\n(personalized)\nalpha=0.1",
+        "Local validation accuracy\n(personalized)\nalpha=0.1",
     ]
     assert first.get_ylabel() == "accuracy (%)"
     ends = {line.get_label(): line.get_ydata()[-1] for line in first.get_lines()}
@@ -292,11 +294,11 @@ def test_curves_of_many_algorithms_have_a_panel_each_with_fedavg_in_grey(make):
     assert len(made.axes) == 15
     shown = [[(line.get_label(), line.get_ydata()[-1]) for line in ax.lines] for ax in panels]
     grey = ("fedavg: the same in grey", 50)
-    assert shown[2] == [grey, ("global-on-global", 10), grey, ("personal-on-local", 10)]
-    assert shown[3] == [grey, ("personal-on-local", 15)], "nothing stands where a method has no such model"
-    assert shown[10] == [("global-on-global", 50), ("personal-on-local", 50)]
+    assert shown[2] == [grey, (GLOBAL, 10), grey, (LOCAL, 10)]
+    assert shown[3] == [grey, (LOCAL, 15)], "nothing stands where a method has no such model"
+    assert shown[10] == [(GLOBAL, 50), (LOCAL, 50)]
     told = [text.get_text() for text in made.legends[0].get_texts()]
-    assert told == ["global-on-global", "personal-on-local", grey[0]]
+    assert told == [GLOBAL, LOCAL, grey[0]]
 
 
 @pytest.mark.parametrize("points", [1, 2], ids=["two panels", "a grid's"])
@@ -321,7 +323,7 @@ def test_lines_of_ten_algorithms_have_labels_at_their_ends(make, points):
     assert all(made.bbox.contains(x, y) for box in boxes for x, y in box.corners())
     for ax in panels:
         lines = {line.get_label(): line for line in ax.lines}
-        assert len(lines) == 9 + (ax.get_title("left").startswith("personal"))
+        assert len(lines) == 9 + (ax.get_title("left").startswith("Local"))
         told = {label.get_text().replace("\n", " ").split(" = ")[-1]: label for label in ax.texts}
         assert {text for label in ax.texts for text in label.get_text().replace("\n", " ").split(" = ")} == set(lines)
         for name, label in told.items():

@@ -69,7 +69,7 @@ def test_a_target_that_some_seeds_reach_says_how_many(make: Any) -> None:
     assert (found[0], found[2]) == (2, 1)
     assert told(frame, algorithm="local", protocol="personal-on-local", statistic="rounds_to_target")[2] == 0
     text = tables.render_markdown(StudyData(tree.plan))
-    below = text.partition("By personal-on-local")[2].splitlines()
+    below = text.partition("\nLocal test accuracy (personalized); ")[2].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in below if line.startswith("|")][:4]
     assert cells[0] == ["algorithm", "rounds to 80 %", "bytes to 80 %"]
     assert cells[2:] == [
@@ -161,7 +161,7 @@ def test_the_table_has_them_below_where_they_are_asked_for(two: Tree) -> None:
     two.change(report=dataclasses.replace(EVERYTHING, statistics=chosen), protocols=("personal-on-local",))
     text = tables.render_markdown(StudyData(two.plan))
     assert "worst tenth" not in plain
-    below = text.partition("By personal-on-local")[2].splitlines()
+    below = text.partition("\nLocal test accuracy (personalized); ")[2].splitlines()
     head, _, fedavg, local = [line for line in below if line.startswith("|")][:4]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, fedavg, local)]
     assert cells[0] == ["algorithm", "worst tenth", "std of clients", "rounds to 50 %", "bytes to 50 %", "− fedavg"]

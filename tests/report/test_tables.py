@@ -7,6 +7,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from fedpipe.data import heterogeneity
 from fedpipe.planning.plan import ReportSettings
 from fedpipe.report import contents, curves, table_notes, tables
 from fedpipe.report.data import StudyData
-from fedpipe.report.words import format_bytes
+from fedpipe.report.words import format_bytes, format_metric
+from fedpipe.settings.base import Protocol
 
 
 def cell(table, **wanted):
@@ -75,7 +77,7 @@ def test_an_algorithm_without_any_of_the_protocols_keeps_its_row(make):
     tree = make(["fedavg", "local"], [0])
     tree.write(0, one_round(5))
     tree.write(1, [{}])
-    assert "| local       |                  – |                   – |" in tables.render_markdown(StudyData(tree.plan))
+    assert "| local | – | – |" in " ".join(tables.render_markdown(StudyData(tree.plan)).split())
     assert tables.build_dvc_metrics(StudyData(tree.plan)) == {"fedavg": 50.0}
 
 
@@ -97,10 +99,16 @@ def test_markdown(two):
         "Test accuracy (%) in the last round measured (3 rounds), over all test samples; mean ± standard deviation "
         "over 2 seeds. Bytes are those of one participant in one round. A dash: the method has no such model. "
         "Data: digits (official split), 2 clients, partition dirichlet (alpha=0.3).\n\n"
-        "| algorithm   |   global-on-global |   personal-on-local |   bytes down |   bytes up |\n"
-        "|:------------|-------------------:|--------------------:|-------------:|-----------:|\n"
-        "| fedavg      |      70.00 ± 14.14 |        55.00 ± 7.07 |        300 B |      300 B |\n"
-        "| local       |                  – |       50.00 ± 23.57 |        200 B |      200 B |\n\n"
+        "| algorithm   |   Global test accuracy (global model) |   Local test accuracy (personalized) "
+        "|   bytes down |   bytes up |\n"
+        "|:------------|--------------------------------------:|-------------------------------------:"
+        "|-------------:|-----------:|\n"
+        "| fedavg      |                         70.00 ± 14.14 |                         55.00 ± 7.07 "
+        "|        300 B |      300 B |\n"
+        "| local       |                                     – |                        50.00 ± 23.57 "
+        "|        200 B |      200 B |\n\n"
+        "In params.yaml and results.csv, Global test accuracy (global model) is global-on-global, Local test accuracy "
+        "(personalized) is personal-on-local.\n\n"
         "How unlike the clients are: label entropy and distance to the label distribution of all (mean over clients), "
         "inequality of sizes; mean over seeds.\n\n"
         "| data                                                                |   label entropy (bits) |   "
@@ -184,11 +192,13 @@ def test_the_caption_tells_data_sets_apart_in_the_order_of_the_study(make):
     )
 
 
-def test_the_caption_tells_which_columns_are_not_of_test_samples(make):
-    tree = make(["fedavg"], [0])
-    assert "Columns" not in tables.build_caption(tree.plan)
-    tree.change(protocols=("personal-on-local", "personal-on-train", "trained-on-train", "global-on-validation"))
-    assert "Columns on-train and on-validation are of those samples of the clients. " in tables.build_caption(tree.plan)
+def test_each_metric_has_a_name_of_its_own_that_says_which_samples(two):
+    names = {protocol: format_metric(protocol) for protocol in get_args(Protocol)}
+    assert len(set(names.values())) == len(names)
+    assert names["personal-on-train"] == "Local training accuracy (personalized)"
+    assert names["finetuned-on-validation"] == "Local validation accuracy (fine-tuned)"
+    assert not set(names) & set(names.values())
+    assert format_metric("mean-on-global") == "mean-on-global", "what a method measures beside the protocols"
 
 
 def test_of_a_data_set_all_is_told_that_is_not_by_default():
@@ -228,13 +238,13 @@ def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
     tree.write(1, [{"personal-on-local": [(7, 10), (9, 10)]}])
     tree.change(shown={"local": "personal-on-local"})
     text = tables.render_markdown(StudyData(tree.plan))
-    assert "Column `shown`: by global-on-global, or by the protocol that stands there." in text
+    assert "Column `shown`: Global test accuracy (global model), or the metric in parentheses." in text
     head, _, fedavg, local = [
         re.split(r" *\| *", line.strip("| ")) for line in text.splitlines() if line.startswith("|")
     ][:4]
-    assert head[:4] == ["algorithm", "shown", "global-on-global", "personal-on-local"]
+    assert head[:4] == ["algorithm", "shown", *map(format_metric, ("global-on-global", "personal-on-local"))]
     assert fedavg[:4] == ["fedavg", "60.00", "60.00", "60.00"]
-    assert local[:4] == ["local", "80.00 (personal-on-local)", "–", "80.00"]
+    assert local[:4] == ["local", "80.00 (Local test accuracy (personalized))", "–", "80.00"]
 
 
 def test_people_read_titles_and_programs_labels(grid):

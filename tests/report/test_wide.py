@@ -19,6 +19,7 @@ from fedpipe.report import contents, table_notes, tables, wide
 from fedpipe.report.data import StudyData
 
 LAST = "global-on-global"
+GLOBAL, LOCAL = "Global test accuracy (global model)", "Local test accuracy (personalized)"
 
 
 def right(server, clients=None):
@@ -102,7 +103,8 @@ def test_latex_of_two_axes_and_two_protocols(paper):
     assert latex(paper) == (
         r"""% made by fedpipe: `fedpipe show --params params.yaml --format latex`; needs \usepackage{booktabs}.
 % Test accuracy (%) in the last round measured (3 rounds), over all test samples; mean ± standard deviation over 2 seeds.
-% Protocols: global-on-global, personal-on-local. A dash: the method has no such model.
+% Global test accuracy (global model); Local test accuracy (personalized). A dash: the method has no such model.
+% In params.yaml and results.csv, Global test accuracy (global model) is global-on-global, Local test accuracy (personalized) is personal-on-local.
 % Of each column the best is bold and the second best underlined.
 % Data: digits (official split), 2 clients, partition dirichlet (alpha=0.3).
 % Made by the loop executor on x86_64, with fedpipe 0.1.0, torch 2.11.0.
@@ -112,7 +114,7 @@ def test_latex_of_two_axes_and_two_protocols(paper):
 \cmidrule(lr){3-6} \cmidrule(lr){7-10}
 &  & \multicolumn{2}{c}{alpha=0.1} & \multicolumn{2}{c}{alpha=0.5} & \multicolumn{2}{c}{alpha=0.1} & \multicolumn{2}{c}{alpha=0.5} \\
 \cmidrule(lr){3-4} \cmidrule(lr){5-6} \cmidrule(lr){7-8} \cmidrule(lr){9-10}
-algorithm & mu & global-on-global & personal-on-local & global-on-global & personal-on-local & global-on-global & personal-on-local & global-on-global & personal-on-local \\
+algorithm & mu & Global test accuracy (global model) & Local test accuracy (personalized) & Global test accuracy (global model) & Local test accuracy (personalized) & Global test accuracy (global model) & Local test accuracy (personalized) & Global test accuracy (global model) & Local test accuracy (personalized) \\
 \midrule
 fedavg & -- & 20.50 $\pm$ 0.71 & \textbf{89.50 $\pm$ 0.71} & 28.50 $\pm$ 0.71 & \textbf{81.50 $\pm$ 0.71} & 36.50 $\pm$ 0.71 & \textbf{73.50 $\pm$ 0.71} & 44.50 $\pm$ 0.71 & \textbf{65.50 $\pm$ 0.71} \\
 fedprox & 1 & \underline{22.50 $\pm$ 0.71} & \underline{87.50 $\pm$ 0.71} & \underline{30.50 $\pm$ 0.71} & \underline{79.50 $\pm$ 0.71} & \underline{38.50 $\pm$ 0.71} & \underline{71.50 $\pm$ 0.71} & \underline{46.50 $\pm$ 0.71} & \underline{63.50 $\pm$ 0.71} \\
@@ -126,7 +128,7 @@ local & -- & -- & 85.50 $\pm$ 0.71 & -- & 77.50 $\pm$ 0.71 & -- & 69.50 $\pm$ 0.
 
 def test_csv_has_the_same_numbers_under_heads_of_one_line(paper):
     head, rows = table(paper)
-    assert head[:4] == ["algorithm", "mu", f"MNIST / alpha=0.1 / {LAST}", "MNIST / alpha=0.1 / personal-on-local"]
+    assert head[:4] == ["algorithm", "mu", *(f"MNIST / alpha=0.1 / {name}" for name in (GLOBAL, LOCAL))]
     assert len(head) == 2 + 2 * 2 * 2
     assert [row[:2] for row in rows] == [["fedavg", "–"], ["fedprox", "1"], ["fedprox", "2"], ["local", "–"]]
     assert rows[0][2] == "20.50 ± 0.71"
@@ -177,15 +179,15 @@ def test_a_method_alone_is_best_of_nothing(make):
 
 def test_without_a_grid_a_column_is_a_protocol(two):
     text = latex(two)
-    assert "\nalgorithm & global-on-global & personal-on-local \\\\\n\\midrule" in text
+    assert f"\nalgorithm & {GLOBAL} & {LOCAL} \\\\\n\\midrule" in text
 
 
 def test_one_protocol_is_told_above_the_table_and_in_the_head_of_csv(one):
     text = latex(one)
     assert r"algorithm & alpha=0.1 & alpha=0.5 \\" in text
-    assert "% Protocol: global-on-global. A dash" in text
+    assert f"% {GLOBAL}. A dash" in text
     assert r"\cmidrule" not in text
-    assert table(one)[0] == ["algorithm", f"alpha=0.1 / {LAST}", f"alpha=0.5 / {LAST}"]
+    assert table(one)[0] == ["algorithm", f"alpha=0.1 / {GLOBAL}", f"alpha=0.5 / {GLOBAL}"]
 
 
 def test_columns_of_validation_samples_and_bytes_are_left_out(make):
@@ -224,7 +226,7 @@ def test_titles_hide_no_method_that_is_shown_by_its_own_protocol(make):
     tree.write(0, right(60, 70))
     tree.write(1, right(None, 80))
     tree.change(shown={"local": "personal-on-local"}, titles={"local": "Local (τ)"})
-    assert table(tree)[1][1] == ["Local (τ)", "80.00 (by personal-on-local)", "80.00"]
+    assert table(tree)[1][1] == ["Local (τ)", f"80.00 ({LOCAL})", "80.00"]
 
 
 def test_a_method_shown_by_its_own_protocol_has_a_letter_and_a_note(make):
@@ -234,8 +236,8 @@ def test_a_method_shown_by_its_own_protocol_has_a_letter_and_a_note(make):
     tree.change(shown={"local": "personal-on-local"})
     text = latex(tree)
     assert lines(text)[1] == ["local", r"\textbf{80.00}\textsuperscript{a}", r"\textbf{80.00}"]
-    assert "\\bottomrule\n\\multicolumn{3}{l}{\\textsuperscript{a} by personal-on-local} \\\\\n\\end" in text
-    assert table(tree)[1][1] == ["local", "80.00 (by personal-on-local)", "80.00"]
+    assert f"\\bottomrule\n\\multicolumn{{3}}{{l}}{{\\textsuperscript{{a}} {LOCAL}}} \\\\\n\\end" in text
+    assert table(tree)[1][1] == ["local", f"80.00 ({LOCAL})", "80.00"]
 
 
 def test_runs_that_diverged_have_a_note(one):
