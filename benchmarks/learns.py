@@ -30,6 +30,7 @@ from fedpipe.engine.run import open_run
 from fedpipe.planning import download, partition, planner
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results
+from fedpipe.report.data import StudyData
 from fedpipe.settings import loader
 from fedpipe.settings.execution import Execution
 
@@ -81,10 +82,11 @@ def measure(settings: dict[str, Any], workers: int) -> Plan:
 
 def figures(made: Plan) -> list[dict[str, Any]]:
     """A row an algorithm: accuracies in percent by its own protocol, and the gain over FedAvg's local one."""
-    frame = results.compute_reported_accuracies(results.load_accuracies(made))
+    data = StudyData(made)
+    frame = results.compute_reported_accuracies(data.accuracies)
     frame = frame[frame["average"] == "sample"]
     means = 100 * frame.groupby(["algorithm", "partition.alpha", "protocol"])["accuracy"].mean()
-    spent = results.load_times(made)
+    spent = data.total_times
     seconds = (
         pd.Series(spent[list(results.TIMED_PHASES)].sum(axis=1).to_numpy(), spent["algorithm"]).groupby(level=0).mean()
     )

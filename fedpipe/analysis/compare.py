@@ -21,8 +21,10 @@ from fedpipe.planning import planner
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results, table_parts
 from fedpipe.report.contents import get_reported_fields
+from fedpipe.report.data import StudyData
 from fedpipe.report.statistics import PAIRED_EXPLANATION, compute_paired_difference
 from fedpipe.report.tables import DASH
+from fedpipe.report.words import explain_metrics, format_metric
 from fedpipe.settings.report import Report
 
 WORKSPACE = "workspace"  #: what lies here, as DVC calls it
@@ -85,9 +87,7 @@ def _read_revision(name: str, report: Report | None) -> Revision:
     plan = _plan(name)
     report_settings = report or plan.report
     frame = results.select_study_protocols(
-        results.compute_reported_accuracies(
-            results.load_accuracies(plan), report_settings.round, report_settings.last_k
-        )
+        results.compute_reported_accuracies(StudyData(plan).accuracies, report_settings.round, report_settings.last_k)
     )
     frame = frame[frame["average"] == report_settings.average]
     rows = [_get_row(plan, cell) for cell in results.sort_cells(plan)]
@@ -235,13 +235,14 @@ def _render_table(revisions: Sequence[Revision]) -> str:
         row for algorithm in dict.fromkeys(algorithm for algorithm, _ in rows) for row in rows if row[0] == algorithm
     ]
     protocols = dict.fromkeys(name for revision in revisions for name in revision.plan.protocols)
+    titles = _get_titles(revisions)
     lines = []
     for row in rows:
         for protocol in protocols:
             row_accuracies = [revision.accuracies.get((row, protocol)) for revision in revisions]
             if all(accuracies is None for accuracies in row_accuracies):
                 continue
-            line = {"algorithm": row[0], "point": row[1], "protocol": protocol}
+            line = {"algorithm": titles[row[0]], "point": row[1], "metric": format_metric(protocol)}
             line |= {
                 revision.name: _format_mean(revision_accuracies)
                 for revision, revision_accuracies in zip(revisions, row_accuracies, strict=True)
@@ -255,14 +256,20 @@ def _render_table(revisions: Sequence[Revision]) -> str:
     frame = pd.DataFrame(lines)
     if not frame["point"].any():
         frame = frame.drop(columns="point")
-    sides = ["left" if name in ("algorithm", "point", "protocol") else "right" for name in frame.columns]
+    sides = ["left" if name in ("algorithm", "point", "metric") else "right" for name in frame.columns]
     report = base.plan.report
     caption = (
         f"Test accuracy (%) {table_parts.ROUND_PHRASES[report.round].format(last_k=report.last_k)}, "
         f"{table_parts.AVERAGE_PHRASES[report.average]}; mean ± standard deviation over seeds.\n"
-        f"Differences are {PAIRED_EXPLANATION}"
+        f"Differences are {PAIRED_EXPLANATION}\n{explain_metrics(protocols)}"
     )
     return f"{caption}\n\n{frame.to_markdown(index=False, disable_numparse=True, colalign=sides)}"
+
+
+def _get_titles(revisions: Sequence[Revision]) -> dict[str, str]:
+    """What the table calls each algorithm: as the first revision that has it."""
+    plans = [revision.plan for revision in reversed(revisions)]
+    return {label: plan.title(label) for plan in plans for label in plan.algorithms}
 
 
 def _format_mean(accuracies: pd.Series[float] | None) -> str:
@@ -282,6 +289,7 @@ def _format_difference(baseline_accuracies: pd.Series[float] | None, other_accur
 
 def _render_settings(revisions: Sequence[Revision]) -> str:
     """The settings that differ between runs of the same row, and the studies' seeds."""
+    titles = _get_titles(revisions)
     rows = [row for row in revisions[0].settings if all(row in revision.settings for revision in revisions)]
     names = dict.fromkeys(name for revision in revisions for row in rows for name in revision.settings[row])
     lines: list[list[str]] = []
@@ -295,7 +303,7 @@ def _render_settings(revisions: Sequence[Revision]) -> str:
             rows_text = (
                 "all"
                 if len(affected_rows) == len(rows)
-                else ", ".join(" ".join(filter(None, row)) for row in affected_rows)
+                else ", ".join(" ".join(filter(None, (titles[label], point))) for label, point in affected_rows)
             )
             lines.append([name, rows_text, *values])
     seeds = [", ".join(map(str, revision.plan.seeds)) for revision in revisions]

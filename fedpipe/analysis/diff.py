@@ -6,8 +6,7 @@ import dataclasses
 from typing import Any
 
 from fedpipe.core.errors import ArtifactError, SettingsError, UserError
-from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import RESULTS, is_stored, read_json, table_to_frame
+from fedpipe.core.storage.files import RESULTS, is_stored, read_json
 from fedpipe.core.storage.layout import PARAMS, RunFiles, StudyFiles
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.run_settings import RunSettings
@@ -92,7 +91,7 @@ def _compare_accuracies(first: RunFiles, second: RunFiles) -> list[str]:
     for files in (first, second):
         if not (merged_files := files.list_merged_files()):
             raise ArtifactError(f"{files.path}: no study's rounds of it are complete; type `fedpipe run` first.")
-        frame = results.compute_accuracies(table_to_frame(layout.read_merged_table(merged_files[-1].metrics)))
+        frame = results.compute_accuracies(results.read_merged_frame(merged_files[-1].metrics))
         frames.append(frame[frame["average"] == "sample"].set_index(["protocol", "round"])["accuracy"])
     lines = []
     for protocol in dict.fromkeys(name for frame in frames for name in frame.index.get_level_values("protocol")):

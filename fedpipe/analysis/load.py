@@ -25,7 +25,8 @@ from fedpipe.core.storage.layout import PARAMS, RunFiles, StudyFiles
 from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.planning import freshness
 from fedpipe.planning.plan import Cell, Plan
-from fedpipe.report import results, statistics, tables
+from fedpipe.report import results, statistics
+from fedpipe.report.data import StudyData
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +55,7 @@ class Results:
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         self.folder, self.plan = folder, plan
+        self._data = StudyData(plan)
 
     def __repr__(self) -> str:
         algorithms, seeds = ", ".join(self.plan.algorithms), ", ".join(map(str, self.plan.seeds))
@@ -65,13 +67,13 @@ class Results:
     def table(self) -> pd.DataFrame:
         """The result table as ``results.csv`` holds it: means and deviations over seeds, in percent."""
         with self._enter_folder():
-            return tables.build_result_table(self.plan)
+            return self._data.table
 
     @cached_property
     def accuracies(self) -> pd.DataFrame:
         """Accuracy in [0, 1] by ``protocol``, ``round`` and ``average`` (``sample``, ``client``, ``worst``)."""
         with self._enter_folder():
-            return results.load_accuracies(self.plan)
+            return self._data.accuracies
 
     @cached_property
     def clients(self) -> pd.DataFrame:
@@ -81,7 +83,7 @@ class Results:
         class, ``hits`` were told right, ``support`` are there, and ``predicted`` were told to be of it: arrays.
         """
         with self._enter_folder():
-            metrics = results.load_metrics(self.plan)
+            metrics = self._data.metrics
         return metrics.assign(accuracy=metrics["correct"] / metrics["total"].where(metrics["total"] > 0))
 
     @cached_property
@@ -91,13 +93,13 @@ class Results:
         Further columns are what a method recorded of itself.
         """
         with self._enter_folder():
-            return results.load_rounds(self.plan)
+            return self._data.rounds
 
     @cached_property
     def times(self) -> pd.DataFrame:
         """Seconds by ``round``: ``train``, ``aggregate``, ``evaluate``. They tell of the machine, not of the method."""
         with self._enter_folder():
-            return self._load_frames(lambda cell: pd.DataFrame(results.read_times(cell)["rounds"]))
+            return self._data.times
 
     @cached_property
     def matrices(self) -> pd.DataFrame:
@@ -105,7 +107,10 @@ class Results:
 
         Source ``measured`` is of the global model on the global test set, ``exchanged`` what an algorithm sent.
         """
-        merged_frame = self._load_merged_frame("matrices")
+        with self._enter_folder():
+            merged_frame = self._data.concatenate_cells(
+                lambda cell: results.read_merged_frame(cell.merged_files.matrices)
+            )
         if "matrix" not in merged_frame:  # no method has a global model, or exchanges any
             columns = ["round", "source", "client", "matrix", "row", "column", "value"]
             return merged_frame.reindex(columns=[*merged_frame.columns, *columns])
@@ -143,7 +148,7 @@ class Results:
 
         def build_provenance_row(cell: Cell) -> pd.DataFrame:
             (run,) = [run for run in self.plan.runs if run.has_cell(cell)]
-            makers = results.read_times(cell)["made_by"]
+            makers = self._data.get_times(cell)["made_by"]
             names = dict.fromkeys(name for maker in makers for name in maker)
             made_by = {
                 name: "; ".join(dict.fromkeys(str(maker[name]) for maker in makers if name in maker)) for name in names
@@ -158,7 +163,7 @@ class Results:
             return pd.DataFrame([facts | made_by])
 
         with self._enter_folder():
-            return self._load_frames(build_provenance_row)
+            return self._data.concatenate_cells(build_provenance_row)
 
     # -- statistics --------------------------------------------------------------------------------------------------
 
@@ -201,7 +206,7 @@ class Results:
     def statistics(self) -> pd.DataFrame:
         """All statistics as ``statistics.csv`` holds them: means and deviations over seeds, by protocol."""
         with self._enter_folder():
-            return statistics.build_statistics_table(self.plan)
+            return self._data.statistics
 
     @property
     def _run_columns(self) -> list[str]:
@@ -336,16 +341,6 @@ class Results:
         """While the study's folder is the current one: all of its paths are relative to that."""
         with contextlib.chdir(self.folder):
             yield
-
-    def _load_frames(self, load_frame: Any) -> pd.DataFrame:
-        frames = [results.add_cell_columns(self.plan, cell, load_frame(cell)) for cell in results.sort_cells(self.plan)]
-        return pd.concat(frames, ignore_index=True)
-
-    def _load_merged_frame(self, name: str) -> pd.DataFrame:
-        with self._enter_folder():
-            return self._load_frames(
-                lambda cell: table_to_frame(layout.read_merged_table(getattr(cell.merged_files, name)))
-            )
 
     def _find_cell(self, algorithm: str, seed: int | None, grid: dict[str, Any]) -> Cell:
         if algorithm not in self.plan.algorithms:

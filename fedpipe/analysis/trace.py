@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,9 @@ from fedpipe.core.storage.layout import MergedFiles, RunFiles
 from fedpipe.data import store
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.planning.run_settings import RunSettings
-from fedpipe.report import results, table_parts, tables
+from fedpipe.report import results, table_parts
 from fedpipe.report.contents import check_tables
+from fedpipe.report.data import StudyData
 from fedpipe.settings.report import Report
 
 
@@ -60,9 +60,9 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
     if RESULTS.resolve() not in table.resolve().parents:
         raise SettingsError(f"'{table}' is not a table of this folder's studies; go to the folder that it is of.")
     plan = Plan.read(table.parent.parent / "plan.json")
-    check_tables(plan, "results.md", "results.csv")
-    report = plan.report
-    table_cells = _read_table_cells(plan)
+    data, report = StudyData(plan), plan.report
+    check_tables(data, "results.md", "results.csv")
+    table_cells = _name_table_cells(data)
     if cell not in table_cells:
         similar_names = [name for name in table_cells if name.partition(".")[0] == cell.partition(".")[0]]
         raise SettingsError(
@@ -72,7 +72,8 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
     cells = tuple(
         run for run in results.sort_cells(plan) if run.algorithm == row["algorithm"] and _is_at_point(plan, run, row)
     )
-    frame = results.load_accuracies(dataclasses.replace(plan, cells=cells))
+    frame = data.accuracies
+    frame = frame[(frame[data.row_columns] == [row[name] for name in data.row_columns]).all(axis=1)]
     frame = frame[(frame["protocol"] == row["protocol"]) & (frame["average"] == report.average)]
     seeds = results.compute_reported_accuracies(frame, report.round, report.last_k)
     if not len(seeds):
@@ -133,13 +134,13 @@ def _format_seed_count(count: int) -> str:
     return f"{count} seeds" if count > 1 else "1 seed"
 
 
-def _read_table_cells(plan: Plan) -> dict[str, dict[Any, Any]]:
+def _name_table_cells(data: StudyData) -> dict[str, dict[Any, Any]]:
     """Rows of the pivoted table, by the name of their cell."""
-    frame = tables.build_result_table(plan)  # results.csv was compared with it, and has other text
-    shown_rows = frame[(frame["round"] == plan.report.round) & (frame["average"] == plan.report.average)]
+    report, frame = data.plan.report, data.table  # results.csv was compared with it, but has other text
+    shown_rows = frame[(frame["round"] == report.round) & (frame["average"] == report.average)]
     cells = {}
     for row in shown_rows.to_dict("records"):
-        point = results.describe_point({name: row[name] for name in plan.grid})
+        point = results.describe_point({name: row[name] for name in data.plan.grid})
         cells[".".join(name_part for name_part in (row["algorithm"], point, row["protocol"]) if name_part)] = row
     return cells
 

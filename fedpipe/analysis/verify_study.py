@@ -8,6 +8,7 @@ from fedpipe.core.storage import files
 from fedpipe.planning import freshness
 from fedpipe.planning.plan import Plan
 from fedpipe.report import contents, results
+from fedpipe.report.data import StudyData
 
 
 def verify_study(plan: Plan) -> VerificationResult:
@@ -26,7 +27,7 @@ def verify_study(plan: Plan) -> VerificationResult:
             cell.merged_files.check()
         for probe in plan.probes:
             files.read_parquet(probe.files.table, files.read_recorded_sha256(probe.files.table))
-        report_files = contents.build_report_files(plan)
+        report_files = contents.build_report_files(StudyData(plan))
     except UserError as error:
         return VerificationResult(f"{study_files.path}: {error}", False)
     if outdated_files := contents.find_outdated_files(report_files):

@@ -219,10 +219,11 @@ def probe(
 def table(params: StudyFile = PARAMS, scale: Scale = FULL_SCALE, plan_fingerprint: PlanFingerprint = None) -> None:
     """Write the result table, metrics.json, the plots' numbers, and the keys of each algorithm's runs."""
     from fedpipe.report import contents
+    from fedpipe.report.data import StudyData
 
     study_plan = read_plan(params, scale)
     contents.require_same_plan(study_plan, plan_fingerprint)
-    contents.write_files(contents.build_report_files(study_plan))
+    contents.write_files(contents.build_report_files(StudyData(study_plan)))
 
 
 @app.command(rich_help_panel=STAGES_PANEL)
@@ -235,15 +236,16 @@ def figure(
 ) -> None:
     """Draw a figure, as SVG, PDF and PNG."""
     from fedpipe.report import contents
+    from fedpipe.report.data import StudyData
 
     if name not in ("curves", "matrices", "partition") or (name == "partition" and key is None):
         raise SettingsError(f"'{name}' can't be drawn; it should be curves, matrices, or partition with its key.")
     study_plan = read_plan(params, scale)
     contents.require_same_plan(study_plan, plan_fingerprint)
     if name == "curves":
-        contents.write_figure_curves(study_plan)
+        contents.write_figure_curves(StudyData(study_plan))
     elif name == "matrices":
-        contents.write_figure_matrices(study_plan)
+        contents.write_figure_matrices(StudyData(study_plan))
     elif key is not None:
         contents.write_figure_partition(study_plan, key)
 

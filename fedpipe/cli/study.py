@@ -137,12 +137,13 @@ def show(
 ) -> None:
     """Print the result table and where the figures lie; of a study with failed runs, what is complete, and why."""
     from fedpipe.report import contents
+    from fedpipe.report.data import StudyData
 
     study_plan = read_plan(params, scale)
     warn_if_stale(study_plan)
     if partial := contents.render_partial_results(study_plan, form):
         typer.echo(partial)
-    typer.echo(contents.render_results(study_plan, form))
+    typer.echo(contents.render_results(StudyData(study_plan), form))
 
 
 @app.command(rich_help_panel=PEOPLE_PANEL)

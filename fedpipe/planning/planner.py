@@ -28,7 +28,7 @@ from fedpipe.planning import diagnostics, grid, partition
 from fedpipe.planning.plan import Cell, Plan, PlannedRun
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.planning.study_facts import get_study_facts
-from fedpipe.settings import loader, parser
+from fedpipe.settings import loader, methods, parser
 from fedpipe.settings.dataset import format_download_command
 from fedpipe.settings.params import Params
 
@@ -98,7 +98,11 @@ def make_plan(path: Path = PARAMS, scale: str = FULL_SCALE) -> NewPlan:
         artifacts=study_params.artifacts,
         report=study_params.report,
         probes=probes,
-        titles={label: options.title for label, options in method_options.items() if options.title},
+        titles={
+            label: title
+            for label in study_params.study.algorithms
+            if (title := methods.get_title(label, study_params.algorithms[label])) != label
+        },
         run_settings=draft.run_settings,
         file_texts=draft.file_texts,
         sample_counts=draft.sample_counts,

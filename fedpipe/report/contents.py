@@ -8,9 +8,9 @@ it can be told whether a file is what the runs give.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.hashing import digest_json
@@ -19,43 +19,35 @@ from fedpipe.core.storage.files import json_bytes, write_bytes
 from fedpipe.planning import freshness
 from fedpipe.planning.plan import Cell, Plan
 
+if TYPE_CHECKING:  # pandas is not loaded for what needs no numbers
+    from fedpipe.report.data import StudyData
+
 FileContents = dict[Path, bytes]  #: files with what shall stand in them
 TableFormat = Literal["markdown", "latex", "csv"]  #: of the table that `fedpipe show` prints
 COMMENT_PREFIXES = {"latex": "%", "csv": "#"}  #: what a line of comment begins with
 UNREPORTED_FIELDS = {"shared", "files", "execution", "artifacts", "probes"}  #: of a plan, what no table or figure says
 
 
-def build_report_files(plan: Plan) -> FileContents:
+def build_report_files(data: StudyData) -> FileContents:
     """All files of numbers that the runs give: tables, metrics.json, plots' numbers and keys."""
-    return build_tables(plan) | build_plots(plan) | build_keys(plan)
+    return build_tables(data) | build_plots(data) | build_keys(data.plan)
 
 
-def build_tables(plan: Plan) -> FileContents:
+def build_tables(data: StudyData) -> FileContents:
     """The tables (``results`` as CSV, Markdown and HTML, statistics, times), ``metrics.json`` and ``curves.csv``."""
-    from fedpipe.report import plots, statistics, tables
-
-    files, table, times = plan.study_files, tables.build_result_table(plan), tables.average_times(plan)
-    return {
-        files.result_table("csv"): tables.encode_csv(table),
-        files.result_table("html"): tables.render_html(plan, table).encode(),
-        files.result_table("md"): tables.render_markdown(plan, table).encode(),
-        files.statistics_table: tables.encode_csv(statistics.build_statistics_table(plan)),
-        files.times_table: tables.encode_csv(times),
-        files.metrics: json_bytes(tables.build_dvc_metrics(plan, table)),
-        files.plot_numbers("curves"): plots.csv(plots.build_learning_curves(plan)),
-    }
+    return {path: build() for path, build in _get_table_builders(data).items()}
 
 
-def build_plots(plan: Plan) -> FileContents:
+def build_plots(data: StudyData) -> FileContents:
     """The numbers of DVC's plots that are too large for git: clients, matrices, partitions."""
     from fedpipe.report import plots
 
     frames = {
-        "clients": plots.build_client_accuracies(plan),
-        "matrices": plots.build_matrix_cells(plan),
-        "partition": plots.build_partition_counts(plan),
+        "clients": plots.build_client_accuracies(data),
+        "matrices": plots.build_matrix_cells(data),
+        "partition": plots.build_partition_counts(data.plan),
     }
-    return {plan.study_files.plot_numbers(name): plots.csv(frame) for name, frame in frames.items()}
+    return {data.plan.study_files.plot_numbers(name): plots.csv(frame) for name, frame in frames.items()}
 
 
 def build_keys(plan: Plan) -> FileContents:
@@ -78,11 +70,11 @@ def find_outdated_files(contents_by_path: Mapping[Path, bytes]) -> list[Path]:
     return [path for path, data in contents_by_path.items() if not path.is_file() or path.read_bytes() != data]
 
 
-def write_figure_curves(plan: Plan) -> None:
+def write_figure_curves(data: StudyData) -> None:
     """Draw accuracy against round."""
     from fedpipe.report.figures import curves
 
-    curves.draw_curves(plan, plan.study_files.figures / "curves")
+    curves.draw_curves(data, data.plan.study_files.figures / "curves")
 
 
 def write_figure_partition(plan: Plan, key: str) -> None:
@@ -95,14 +87,14 @@ def write_figure_partition(plan: Plan, key: str) -> None:
     partition.draw_partition(key, plan.partitions[key], stem)
 
 
-def write_figure_matrices(plan: Plan) -> None:
+def write_figure_matrices(data: StudyData) -> None:
     """Draw the soft-label and class-relation matrices of two algorithms."""
     from fedpipe.report.figures import matrices
 
-    matrices.draw_matrices(plan, plan.study_files.figures / "matrices")
+    matrices.draw_matrices(data, data.plan.study_files.figures / "matrices")
 
 
-def render_results(plan: Plan, form: TableFormat = "markdown") -> str:
+def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
     """The table for people, and where the figures lie; or the wide table, as papers have it.
 
     Raises
@@ -110,16 +102,17 @@ def render_results(plan: Plan, form: TableFormat = "markdown") -> str:
     ArtifactError
         There is no table yet, or it is not what the runs give.
     """
+    plan = data.plan
     table = plan.study_files.result_table("md")
     if table.is_file() and len(_get_complete_cells(plan)) < len(plan.cells):
         raise ArtifactError(
             f"{table} is of an earlier plan; type `{get_run_command(plan)}` to make the runs of this one."
         )
-    check_tables(plan, table.name)
+    check_tables(data, table.name)
     if form != "markdown":
-        from fedpipe.report import tables, wide
+        from fedpipe.report import wide
 
-        return wide.TABLE_RENDERERS[form](plan, tables.build_result_table(plan), None).rstrip("\n")
+        return wide.TABLE_RENDERERS[form](data, None).rstrip("\n")
     figures = plan.study_files.figure_files(plan.partition_names.values())
     figure_lines = "".join(f"\n  {path}" for path in figures if path.suffix == ".svg" and path.is_file())
     return table.read_text(encoding="utf-8") + (
@@ -167,7 +160,7 @@ def get_staleness_warning(plan: Plan) -> str | None:
     )
 
 
-def check_tables(plan: Plan, *names: str) -> None:
+def check_tables(data: StudyData, *names: str) -> None:
     """Compare tables of a study, as ``results.md``, with what its runs give.
 
     Raises
@@ -175,14 +168,16 @@ def check_tables(plan: Plan, *names: str) -> None:
     ArtifactError
         One is missing, or says something else.
     """
-    for path in (plan.study_files.tables / name for name in names):
+    plan = data.plan
+    all_builders = _get_table_builders(data)
+    builders = {path: all_builders[path] for path in (plan.study_files.tables / name for name in names)}
+    for path in builders:
         if not path.is_file():
             raise ArtifactError(f"{path} is missing; type `{get_run_command(plan)}` to make it.")
-    for path in find_outdated_files(build_tables(plan)):
-        if path.name in names:
-            raise ArtifactError(
-                f"{path} is not what the runs of {plan.params} give; delete it and type `{get_run_command(plan)}`."
-            )
+    for path in find_outdated_files({path: build() for path, build in builders.items()}):
+        raise ArtifactError(
+            f"{path} is not what the runs of {plan.params} give; delete it and type `{get_run_command(plan)}`."
+        )
 
 
 def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
@@ -191,6 +186,7 @@ def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
     In other formats than Markdown all but the table stands in comments.
     """
     from fedpipe.report import status, tables, wide
+    from fedpipe.report.data import StudyData
 
     complete_cells = _get_complete_cells(plan)
     if len(complete_cells) == len(plan.cells):
@@ -204,18 +200,17 @@ def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
     if not complete_cells:
         return "\n".join(failure_lines)
     complete_runs = tuple(run for run in plan.runs if any(run.has_cell(cell) for cell in complete_cells))
-    partial_plan = dataclasses.replace(plan, cells=complete_cells, runs=complete_runs)
+    partial_data = StudyData(dataclasses.replace(plan, cells=complete_cells, runs=complete_runs))
     head = f"PARTIAL, and written nowhere: {status.summarize_progress(runs)}"
     if form != "markdown":
         return "\n".join(
             [
                 f"{COMMENT_PREFIXES[form]} {head}",
                 *failure_lines,
-                wide.TABLE_RENDERERS[form](partial_plan, tables.build_result_table(partial_plan), plan).rstrip("\n"),
+                wide.TABLE_RENDERERS[form](partial_data, plan).rstrip("\n"),
             ]
         )
-    table = tables.render_markdown(partial_plan, tables.build_result_table(partial_plan))
-    return "\n".join([head, "", table, *failure_lines])
+    return "\n".join([head, "", tables.render_markdown(partial_data), *failure_lines])
 
 
 def get_run_command(plan: Plan) -> str:
@@ -225,3 +220,19 @@ def get_run_command(plan: Plan) -> str:
 
 def _get_complete_cells(plan: Plan) -> tuple[Cell, ...]:
     return tuple(cell for cell in plan.cells if cell.merged_files.marker.is_file())
+
+
+def _get_table_builders(data: StudyData) -> dict[Path, Callable[[], bytes]]:
+    """What builds each file of :func:`build_tables`."""
+    from fedpipe.report import plots, tables
+
+    files = data.plan.study_files
+    return {
+        files.tables / "results.csv": lambda: tables.encode_csv(data.table),
+        files.tables / "results.html": lambda: tables.render_html(data).encode(),
+        files.tables / "results.md": lambda: tables.render_markdown(data).encode(),
+        files.tables / "statistics.csv": lambda: tables.encode_csv(data.statistics),
+        files.tables / "times.csv": lambda: tables.encode_csv(data.mean_times),
+        files.metrics: lambda: json_bytes(tables.build_dvc_metrics(data)),
+        files.plots / "curves.csv": lambda: plots.csv(plots.build_learning_curves(data)),
+    }

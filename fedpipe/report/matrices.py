@@ -7,12 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import table_to_frame
 from fedpipe.core.storage.layout import MergedFiles
 from fedpipe.data.class_names import get_class_names
-from fedpipe.planning.plan import Cell, Plan
-from fedpipe.report import results, table_parts, tables
+from fedpipe.planning.plan import Cell
+from fedpipe.report import results
+from fedpipe.report.data import StudyData
 
 Floats = npt.NDArray[np.float64]
 
@@ -27,14 +26,15 @@ class ModelMatrices(NamedTuple):
     class_names: tuple[str, ...]  #: their names
 
 
-def select_model_matrices(plan: Plan) -> dict[str, ModelMatrices]:
+def select_model_matrices(data: StudyData) -> dict[str, ModelMatrices]:
     """Those of two algorithms that have a global model, of `PREFERRED_ALGORITHMS` before others.
 
     Of each it is the first run, at the best values where `report.best_over` searches.
     """
+    plan = data.plan
     names = [*(label for label in PREFERRED_ALGORITHMS if label in plan.algorithms), *plan.algorithms]
     selected_matrices: dict[str, ModelMatrices] = {}
-    table_rows = table_parts.select_table_rows(plan, tables.build_result_table(plan)) if plan.report.best_over else None
+    table_rows = data.table_rows if plan.report.best_over else None
     for name in dict.fromkeys(names):
         algorithm_cells = (cell for cell in plan.cells if cell.algorithm == name)
         cell = next(
@@ -54,10 +54,9 @@ def select_model_matrices(plan: Plan) -> dict[str, ModelMatrices]:
 
 def _read_model_matrices(files: MergedFiles) -> dict[str, Floats]:
     """SL and CR of the last round's global model; nothing for a method without one."""
-    table = layout.read_merged_table(files.matrices)
-    if "source" not in table.column_names:
+    frame = results.read_merged_frame(files.matrices)
+    if "source" not in frame:
         return {}
-    frame = table_to_frame(table)
     frame = frame[(frame["source"] == "measured") & (frame["client"] == -1)]
     frame = frame[frame["round"] == frame["round"].max()].sort_values("class")
     columns = [str(number) for number in range(frame["class"].nunique())]

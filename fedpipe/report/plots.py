@@ -6,14 +6,13 @@ a study's grid. It has the method's label, which stays the same from commit to c
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
 from fedpipe.core.storage import files, layout
 from fedpipe.data.assignment import Assignment
 from fedpipe.planning.plan import Plan, widen_tags
-from fedpipe.report import curves, matrices, results, table_notes, table_parts, tables
+from fedpipe.report import curves, matrices, results, statistics, table_notes, table_parts, tables
+from fedpipe.report.data import StudyData
 
 
 def csv(frame: pd.DataFrame) -> bytes:
@@ -21,25 +20,20 @@ def csv(frame: pd.DataFrame) -> bytes:
     return tables.encode_csv(frame, lambda text: tables.plain(widen_tags(text)))
 
 
-def build_learning_curves(plan: Plan) -> pd.DataFrame:
+def build_learning_curves(data: StudyData) -> pd.DataFrame:
     """Learning curves.
 
     Returns
     -------
     pandas.DataFrame
-        ``line`` before the columns of :func:`fedpipe.report.curves.load_curves`.
+        ``line`` before the columns of :func:`fedpipe.report.curves.build_curves`.
     """
-    frame = curves.load_curves(plan)
-    points = frame[list(plan.grid)].to_dict("records")
-    lines = [
-        results.describe_configuration(algorithm, {str(name): str(value) for name, value in point.items()})
-        for algorithm, point in zip(frame["algorithm"], points, strict=True)
-    ]
-    frame.insert(0, "line", lines)
+    frame = curves.build_curves(data)
+    frame.insert(0, "line", _describe_lines(data, frame))
     return frame
 
 
-def build_client_accuracies(plan: Plan) -> pd.DataFrame:
+def build_client_accuracies(data: StudyData) -> pd.DataFrame:
     """Accuracy of every client in the last round measured.
 
     Returns
@@ -48,23 +42,17 @@ def build_client_accuracies(plan: Plan) -> pd.DataFrame:
         ``line``, ``seed``, ``protocol``, ``client``, ``samples`` (test samples) and ``accuracy`` in percent; clients
         without test samples, and models that are no client's, are left out.
     """
-    frames = []
-    for cell in results.sort_cells(plan):
-        frame = files.table_to_frame(layout.read_merged_table(cell.merged_files.metrics))
-        frame = frame[(frame["client"] >= 0) & (frame["total"] > 0)]
-        frame = frame[frame["round"] == frame.groupby("protocol")["round"].transform("max")]
-        names: dict[str, Any] = {
-            "line": results.describe_configuration(cell.algorithm, results.format_point(plan, cell)),
-            "seed": cell.seed,
-        }
-        labeled_frame = frame.assign(**names, samples=frame["total"], accuracy=100 * frame["correct"] / frame["total"])
-        frames.append(labeled_frame[["line", "seed", "protocol", "client", "samples", "accuracy"]])
-    all_clients: pd.DataFrame = pd.concat(frames, ignore_index=True)
-    all_clients = all_clients.sort_values(["line", "seed", "protocol", "client"], kind="stable")
-    return all_clients
+    frame = data.metrics
+    frame = frame[(frame["client"] >= 0) & (frame["total"] > 0)]
+    frame = results.select_last_rounds(frame, [*statistics.get_run_columns(data.plan), "protocol"])
+    frame = frame.assign(
+        line=_describe_lines(data, frame), samples=frame["total"], accuracy=100 * frame["correct"] / frame["total"]
+    )
+    frame = frame[["line", "seed", "protocol", "client", "samples", "accuracy"]]
+    return frame.sort_values(["line", "seed", "protocol", "client"], kind="stable")
 
 
-def build_matrix_cells(plan: Plan) -> pd.DataFrame:
+def build_matrix_cells(data: StudyData) -> pd.DataFrame:
     """SL and CR matrices of the global models that the figure shows.
 
     Returns
@@ -74,7 +62,7 @@ def build_matrix_cells(plan: Plan) -> pd.DataFrame:
     """
     rows = [
         {"line": name, "matrix": kind, "row": row, "column": column, "value": round(float(value), 6)}
-        for name, model_matrices in matrices.select_model_matrices(plan).items()
+        for name, model_matrices in matrices.select_model_matrices(data).items()
         for kind, matrix in model_matrices.matrices.items()
         for row, values in enumerate(matrix)
         for column, value in enumerate(values)
@@ -100,3 +88,11 @@ def build_partition_counts(plan: Plan) -> pd.DataFrame:
                 if samples:
                     rows.append({"partition": name, "client": client, "class": label, "samples": int(samples)})
     return pd.DataFrame(rows)
+
+
+def _describe_lines(data: StudyData, frame: pd.DataFrame) -> list[str]:
+    """The algorithm and grid point of each row of a frame in words."""
+    return [
+        results.describe_configuration(algorithm, dict(zip(data.plan.grid, map(str, point), strict=True)))
+        for algorithm, *point in frame[data.row_columns].to_numpy()
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -87,29 +86,6 @@ def own(cell: Cell) -> str:
     return ", ".join(f"{key}={_format_value(value)}" for key, value in cell.own.items())
 
 
-def load_accuracies(plan: Plan) -> pd.DataFrame:
-    """Accuracies of all cells.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row a cell, protocol, round and average: ``algorithm``, a column a name of the grid (text), ``seed``,
-        ``key``, ``protocol``, ``round``, ``average`` and ``accuracy`` in [0, 1]. Average ``sample`` is over all test
-        samples; ``client`` is the mean of the clients' accuracies, ``worst`` that of the lowest tenth of them (at
-        least one client); clients without test samples are left out. Rounds ascend within a run.
-
-    Raises
-    ------
-    ArtifactError
-        A run is not complete.
-    """
-    frames = [
-        add_cell_columns(plan, cell, compute_accuracies(_read_frame(cell.merged_files.metrics)))
-        for cell in sort_cells(plan)
-    ]
-    return pd.concat(frames, ignore_index=True)
-
-
 def list_protocols(plan: Plan, frame: pd.DataFrame) -> list[str]:
     """The study's protocols, then those that only points of its grid have or that methods have measured beside them."""
     return list(dict.fromkeys([*plan.protocols, *frame["protocol"]]))
@@ -122,16 +98,15 @@ def select_study_protocols(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def compute_reported_accuracies(frame: pd.DataFrame, round: ReportedRound = "last", last_k: int = 5) -> pd.DataFrame:
-    """One accuracy for each run, protocol and average of :func:`load_accuracies`, without the column ``round``.
+    """One accuracy for each run, protocol and average, without the column ``round``.
 
     Parameters
     ----------
     frame
-        What :func:`load_accuracies` returned.
+        As :attr:`fedpipe.report.data.StudyData.accuracies`.
     round
-        ``last``: of the last round measured; ``select_best_rows``: the highest of all rounds; ``mean-last``: the mean
-        of the
-        last ``last_k`` rounds measured.
+        ``last``: of the last round measured; ``best``: the highest of all rounds; ``mean-last``: the mean of the last
+        ``last_k`` rounds measured.
     last_k
         Number of rounds in the mean.
     """
@@ -151,81 +126,6 @@ def average_over_seeds(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame
     return percentages.agg(["mean", "std", "count"]).rename(columns={"count": "seeds"}).reset_index()
 
 
-def load_metrics(plan: Plan) -> pd.DataFrame:
-    """Models on test sets, as ``metrics.parquet`` of all cells has them; client -1 is a model of the server."""
-    return pd.concat(
-        [add_cell_columns(plan, cell, _read_frame(cell.merged_files.metrics)) for cell in sort_cells(plan)],
-        ignore_index=True,
-    )
-
-
-def load_rounds(plan: Plan) -> pd.DataFrame:
-    """Traffic by round: ``participants``, ``left_out`` updates, mean bytes of one, and the methods' own metrics."""
-    return pd.concat(
-        [add_cell_columns(plan, cell, _read_frame(cell.merged_files.rounds)) for cell in sort_cells(plan)],
-        ignore_index=True,
-    )
-
-
-def load_mean_traffic(plan: Plan) -> pd.DataFrame:
-    """Bytes that a participant receives and sends in a round: the mean over rounds, one row a cell."""
-    names = ["bytes_down", "bytes_up"]
-    means = [_read_frame(cell.merged_files.rounds)[names].mean().to_frame().T for cell in sort_cells(plan)]
-    frames = [add_cell_columns(plan, cell, mean) for cell, mean in zip(sort_cells(plan), means, strict=True)]
-    return pd.concat(frames, ignore_index=True)
-
-
-def count_left_out_updates(plan: Plan) -> pd.DataFrame:
-    """Updates that were not finite, one row a cell.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``count_left_out_updates``: how many updates were left out of their rounds; ``diverged``: the first round in
-        which no
-        participant's update was left, 0 if there was none.
-    """
-    frames = []
-    for cell in sort_cells(plan):
-        rounds = _read_frame(cell.merged_files.rounds)
-        diverged_rounds = rounds[rounds["left_out"] == rounds["participants"]]["round"]
-        update_counts = {
-            "left_out": [int(rounds["left_out"].sum())],
-            "diverged": [int(diverged_rounds.min()) if len(diverged_rounds) else 0],
-        }
-        frames.append(add_cell_columns(plan, cell, pd.DataFrame(update_counts)))
-    return pd.concat(frames, ignore_index=True)
-
-
-def load_times(plan: Plan) -> pd.DataFrame:
-    """Seconds, one row a cell; NaN where one is lost.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``train``, ``aggregate`` and ``evaluate``: the sums over rounds; ``epoch``: a client's local epoch, the mean
-        over participants and rounds of its passes' seconds, without tests, over `federation.local_epochs`.
-    """
-    frames = []
-    for cell in sort_cells(plan):
-        rounds = read_times(cell)["rounds"]
-        sums = {
-            name: [sum(float(round_seconds.get(name, math.nan)) for round_seconds in rounds)] for name in TIMED_PHASES
-        }
-        sums[EPOCH_COLUMN] = [
-            sum(float(round_seconds.get(EPOCH_COLUMN, math.nan)) for round_seconds in rounds) / len(rounds)
-        ]
-        frames.append(add_cell_columns(plan, cell, pd.DataFrame(sums)))
-    return pd.concat(frames, ignore_index=True)
-
-
-def load_environments(plan: Plan) -> list[dict[str, str]]:
-    """What the runs were made by (executor, device, versions), each once; `fedpipe trace` tells the code's hash too."""
-    made_by = [maker for cell in sort_cells(plan) for maker in read_times(cell)["made_by"]]
-    makers = [{name: value for name, value in maker.items() if name != "code"} for maker in made_by]
-    return [maker for index, maker in enumerate(makers) if maker not in makers[:index]]
-
-
 def compute_accuracies(metrics: pd.DataFrame) -> pd.DataFrame:
     """A run's accuracies by ``average``, ``protocol`` and ``round``, of the rows of its ``metrics.parquet``."""
     tested_rows = metrics[metrics["total"] > 0]
@@ -234,13 +134,26 @@ def compute_accuracies(metrics: pd.DataFrame) -> pd.DataFrame:
     averages = {
         "sample": sums["correct"] / sums["total"],
         "client": by_round["accuracy"].mean(),
-        "worst": by_round["accuracy"].agg(lambda clients: np.sort(clients)[: max(1, len(clients) // 10)].mean()),
+        "worst": by_round["accuracy"].agg(compute_worst_tenth),
     }
-    return pd.concat(averages, names=["average"]).rename("accuracy").reset_index()
+    accuracies: pd.DataFrame = pd.concat(averages, names=["average"]).rename("accuracy").reset_index()
+    return accuracies
+
+
+def compute_worst_tenth(accuracies: pd.Series[float]) -> float:
+    """The mean of the clients with the lowest accuracies: a tenth of all clients, but at least one."""
+    return float(np.sort(accuracies)[: max(1, len(accuracies) // 10)].mean())
+
+
+def select_last_rounds(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """The rows of the last round measured, which may differ between the groups that have equal ``keys``."""
+    selected_rows: pd.DataFrame = frame[frame["round"] == frame.groupby(list(keys))["round"].transform("max")]
+    return selected_rows
 
 
 def add_cell_columns(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with columns before it that tell the cell."""
+    """A copy of the frame with columns before it that identify the cell: ``algorithm``, the grid, ``seed``, ``key``."""
+    frame = frame.copy()
     columns: dict[str, Any] = {
         "algorithm": cell.algorithm,
         **format_point(plan, cell),
@@ -284,13 +197,14 @@ def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ..
     return [key for key in rows if key in best_keys]
 
 
-def _read_frame(path: Path) -> pd.DataFrame:
+def read_merged_frame(path: Path) -> pd.DataFrame:
+    """A table that joins rounds of a run, checked against its recorded SHA-256."""
     frame: pd.DataFrame = files.table_to_frame(layout.read_merged_table(path))
     return frame
 
 
 def read_times(cell: Cell) -> dict[str, Any]:
-    """Seconds of each round of a cell, as ``load_rounds``, and what made them, as ``made_by``."""
+    """Seconds of each round of a cell, as ``rounds``, and what made them, as ``made_by``."""
     merged_files = cell.merged_files
     times: dict[str, Any] = files.read_json(merged_files.times, merged_files.read_recorded_sha256(merged_files.times))
     return times

@@ -80,14 +80,14 @@ def compute_fairness(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame
     """
     client_rows = metrics[(metrics["client"] >= 0) & (metrics["total"] > 0)]
     keys = [*keys, "protocol"]
-    client_rows = client_rows[client_rows["round"] == client_rows.groupby(keys)["round"].transform("max")]
+    client_rows = results.select_last_rounds(client_rows, keys)
     by_run = client_rows.assign(accuracy=client_rows["correct"] / client_rows["total"]).groupby(keys, sort=False)[
         "accuracy"
     ]
     return by_run.agg(
         mean="mean",
         std=lambda client_accuracies: client_accuracies.std(ddof=0),
-        worst=lambda client_accuracies: client_accuracies.nsmallest(max(1, len(client_accuracies) // 10)).mean(),
+        worst=results.compute_worst_tenth,
         lowest="min",
         clients="count",
     ).reset_index()
@@ -104,7 +104,7 @@ def compute_cost_to_target(
     Parameters
     ----------
     accuracies
-        As :func:`fedpipe.report.results.load_accuracies` gives them.
+        As :attr:`fedpipe.report.data.StudyData.accuracies`.
     traffic
         By run and round: ``participants``, mean ``bytes_down`` and ``bytes_up`` of one.
     keys
@@ -137,7 +137,7 @@ def compute_class_statistics(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.D
     if "hits" not in metrics:  # of runs from before classes were counted
         return pd.DataFrame(columns=[*keys, *CLASS_STATISTICS])
     tested_rows = metrics[(metrics["total"] > 0) & metrics["hits"].notna()]
-    last_round_rows = tested_rows[tested_rows["round"] == tested_rows.groupby(keys)["round"].transform("max")]
+    last_round_rows = results.select_last_rounds(tested_rows, keys)
     rows = []
     for run, lines in last_round_rows.groupby(keys, sort=False):
         hits, support, predicted = (np.stack(list(lines[name])).sum(0) for name in ("hits", "support", "predicted"))
@@ -150,8 +150,10 @@ def compute_class_statistics(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.D
     return pd.DataFrame(rows, columns=[*keys, *CLASS_STATISTICS])
 
 
-def build_statistics_table(plan: Plan) -> pd.DataFrame:
-    """All statistics of every algorithm and grid point by protocol.
+def build_statistics_table(
+    plan: Plan, metrics: pd.DataFrame, accuracies: pd.DataFrame, rounds: pd.DataFrame
+) -> pd.DataFrame:
+    """All statistics of every algorithm and grid point by protocol, of the study's frames of the same names.
 
     Returns
     -------
@@ -161,11 +163,7 @@ def build_statistics_table(plan: Plan) -> pd.DataFrame:
         differences are in percent. A target that some seeds did not reach counts those that did. Protocols without a
         row a client have no spread; without `report.target` and `report.baseline` there is nothing of theirs.
     """
-    metrics, accuracies, run_columns = (
-        results.load_metrics(plan),
-        results.select_study_protocols(results.load_accuracies(plan)),
-        get_run_columns(plan),
-    )
+    accuracies, run_columns = results.select_study_protocols(accuracies), get_run_columns(plan)
     frames_and_columns = [
         (compute_fairness(metrics, run_columns), FAIRNESS_COLUMNS, 100),
         (
@@ -177,7 +175,7 @@ def build_statistics_table(plan: Plan) -> pd.DataFrame:
     if plan.report.target is not None:
         frames_and_columns.append(
             (
-                compute_cost_to_target(accuracies, results.load_rounds(plan), run_columns, plan.report.target),
+                compute_cost_to_target(accuracies, rounds, run_columns, plan.report.target),
                 TARGET_COLUMNS,
                 1,
             )

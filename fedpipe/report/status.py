@@ -30,7 +30,7 @@ from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning.plan import Plan, PlannedRun
 from fedpipe.report import results
 from fedpipe.report.tables import DASH
-from fedpipe.report.words import format_duration
+from fedpipe.report.words import format_duration, format_metric
 from snakemake_logger_plugin_fedpipe import RECORDS_FOLDER, read_records
 
 #: In the order in which they are shown.
@@ -179,7 +179,7 @@ def render_progress(
         "run",
         "",
         right_column("rounds"),
-        right_column(protocol),
+        right_column("accuracy"),
         right_column("s/round"),
         right_column("left"),
         "state",
@@ -198,7 +198,13 @@ def render_progress(
     hidden_note = (
         [Text(f"… and {len(sorted_runs) - visible_runs} more", "dim")] if len(sorted_runs) > visible_runs else []
     )
-    return Group(Text(summarize_progress(runs)), Text(), table, *hidden_note, *failure_lines)
+    return Group(
+        Text(summarize_progress(runs)),
+        Text(f"accuracy: {format_metric(protocol)}"),
+        table,
+        *hidden_note,
+        *failure_lines,
+    )
 
 
 def show_progress(plan: Plan, watch: bool = False) -> None:
@@ -281,7 +287,7 @@ def _describe_run(plan: Plan, run: PlannedRun) -> str:
     """A run in words, with all grid points that it serves."""
     cells = [cell for cell in plan.cells if run.has_cell(cell)]
     points = "; ".join(filter(None, (results.describe_point(results.format_point(plan, cell)) for cell in cells)))
-    return " ".join(filter(None, (run.algorithm, points, f"seed {run.seed}")))
+    return " ".join(filter(None, (plan.title(run.algorithm), points, f"seed {run.seed}")))
 
 
 def _find_run_name(names: dict[Path, str], job: LoggedJob) -> str:

@@ -8,18 +8,16 @@ from typing import Any
 
 import pandas as pd
 
-from fedpipe.core.storage import files, layout
+from fedpipe.core.storage import layout
 from fedpipe.data.heterogeneity import HeterogeneitySummary
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results
+from fedpipe.report.data import StudyData
 from fedpipe.report.table_parts import (
     AVERAGE_PHRASES,
     ROUND_PHRASES,
     TextTable,
     get_partitions,
-    get_row_columns,
-    select_reported_rows,
-    select_table_rows,
 )
 from fedpipe.settings.base import to_number
 from fedpipe.settings.dataset import Data
@@ -81,17 +79,14 @@ def describe_partition_with_seed(partition: dict[str, Any], description: str = "
     return f"{description or describe_partition(partition)}, {seed}"
 
 
-def warn_about_grid_edges(plan: Plan, table: pd.DataFrame) -> list[str]:
+def warn_about_grid_edges(data: StudyData) -> list[str]:
     """A sentence for each list of numbers that `report.best_over` searches, where the best of a row lies at its end."""
-    reported_rows, searched_names, sentences = select_reported_rows(plan, table), plan.report.best_over, []
+    plan, sentences = data.plan, list[str]()
+    searched_names = plan.report.best_over
     measured_keys = {
-        key for key, cells in reported_rows.groupby(get_row_columns(plan), sort=False) if cells["seeds"].any()
+        key for key, cells in data.reported_rows.groupby(data.row_columns, sort=False) if cells["seeds"].any()
     }
-    rows = [
-        dict(zip(get_row_columns(plan), map(str, key), strict=True))
-        for key in select_table_rows(plan, table)
-        if key in measured_keys
-    ]
+    rows = [dict(zip(data.row_columns, map(str, key), strict=True)) for key in data.table_rows if key in measured_keys]
     for name, short_name in zip(plan.grid, results.shorten_names(plan.grid), strict=True):
         numbers = [value for value in plan.grid[name] if "." in name and type(to_number(value)) in (int, float)]
         if name not in searched_names or len(numbers) < max(2, len(plan.grid[name])):
@@ -131,10 +126,10 @@ def describe_missing_seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, s
     return {row: {"seeds": f"{rows.count(row)} of {seed_count}"} for row in rows}
 
 
-def describe_failures(plan: Plan) -> list[str]:
+def describe_failures(data: StudyData) -> list[str]:
     """A sentence for each algorithm and grid point of which some update was not finite."""
-    sentences = []
-    for key, cells in results.count_left_out_updates(plan).groupby(get_row_columns(plan), sort=False):
+    plan, sentences = data.plan, []
+    for key, cells in data.left_out_updates.groupby(data.row_columns, sort=False):
         algorithm, *values = map(str, key)
         name = results.describe_configuration(plan.title(algorithm), dict(zip(plan.grid, values, strict=True)))
         left_out_count, diverged_rounds = cells["left_out"].sum(), cells[cells["diverged"] > 0]["diverged"]
@@ -153,13 +148,11 @@ def describe_failures(plan: Plan) -> list[str]:
     return sentences
 
 
-def build_heterogeneity_parts(plan: Plan) -> list[str | TextTable]:
+def build_heterogeneity_parts(data: StudyData) -> list[str | TextTable]:
     """How unlike the clients are: a row a data set and partition, mean over seeds."""
     overalls_by_data: dict[str, list[HeterogeneitySummary]] = {}
-    for key, description in describe_partitions(plan).items():
-        path = layout.heterogeneity_file(key)
-        table = files.read_parquet(path, files.read_recorded_sha256(path, "assignment.json"))
-        overalls_by_data.setdefault(description, []).append(HeterogeneitySummary.from_table(table))
+    for key, description in describe_partitions(data.plan).items():
+        overalls_by_data.setdefault(description, []).append(data.heterogeneity[key])
     rows = []
     for name, overalls in overalls_by_data.items():
         entropy, js_distance, gini = (mean(values) for values in zip(*overalls, strict=True))
@@ -172,10 +165,10 @@ def build_heterogeneity_parts(plan: Plan) -> list[str | TextTable]:
     return [description, TextTable(pd.DataFrame(rows, columns=head), 1)]
 
 
-def describe_environments(plan: Plan) -> list[str]:
+def describe_environments(data: StudyData) -> list[str]:
     """A sentence for each executor, device and set of versions that made runs."""
     lines = []
-    for environment in results.load_environments(plan):
+    for environment in data.environments:
         versions = ", ".join(
             f"{name} {environment[name]}" for name in sorted(environment) if name not in {"executor", "device"}
         )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from html import escape
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from fedpipe.planning.plan import Plan
-from fedpipe.report import results
 
 ROUND_PHRASES = {
     "last": "in the last round measured",
@@ -57,27 +55,6 @@ class TextTable(NamedTuple):
         return "" if column_index < self.left_aligned_columns else ' class="number"'
 
 
-def get_row_columns(plan: Plan) -> list[str]:
-    """The columns that identify a row of the table."""
-    return ["algorithm", *plan.grid]
-
-
-def select_table_rows(plan: Plan, table: pd.DataFrame) -> list[tuple[Hashable, ...]]:
-    """The rows that people's table shows, as algorithm and values of the grid: all, or only the best of some lists.
-
-    See :func:`fedpipe.report.results.select_best_rows`, which chooses.
-    """
-    return results.select_best_rows(plan, select_reported_rows(plan, table))
-
-
 def get_partitions(plan: Plan) -> dict[str, Any]:
     """The settings of all partitions by key, in the order of the runs."""
     return {run.partition: plan.partitions[run.partition] for run in plan.runs}
-
-
-def select_reported_rows(plan: Plan, table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the round and average that people's table shows, by the protocols that a study can ask for."""
-    report = plan.report
-    return results.select_study_protocols(
-        table[(table["round"] == report.round) & (table["average"] == report.average)]
-    )

@@ -10,10 +10,9 @@ from typing import Any
 import pandas as pd
 
 from fedpipe.core.storage import layout
-from fedpipe.planning import code_changes
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results, statistics
-from fedpipe.report.results import AVERAGES, EPOCH_COLUMN, REPORTED_ROUNDS, TIMED_PHASES
+from fedpipe.report.data import StudyData
 from fedpipe.report.table_notes import (
     build_heterogeneity_parts,
     describe_data,
@@ -23,8 +22,8 @@ from fedpipe.report.table_notes import (
     describe_missing_seeds,
     warn_about_grid_edges,
 )
-from fedpipe.report.table_parts import TextTable, escape_html, get_row_columns, select_reported_rows, select_table_rows
-from fedpipe.report.words import format_bytes
+from fedpipe.report.table_parts import TextTable, escape_html
+from fedpipe.report.words import explain_metrics, format_bytes, format_metric
 
 PAGE_CSS = (  #: of the page
     "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem;color:#222}p{max-width:60rem}"
@@ -37,93 +36,36 @@ DASH = "–"  #: stands for a protocol that an algorithm does not have
 SELECTION_PHRASES = {"test": "test samples themselves", "validation": "clients' validation samples"}
 
 
-def build_result_table(plan: Plan) -> pd.DataFrame:
-    """Accuracy of every algorithm and grid point by every protocol, average and reported round.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``algorithm``, a column a name of the grid, ``protocol``, ``average``, ``round``; ``mean`` and ``std`` over
-        ``seeds`` of the accuracy in percent; ``bytes_down`` and ``bytes_up`` of a participant in a round, mean over
-        rounds and seeds; ``left_out``, updates that were not finite, and ``diverged``, runs with a round in which all
-        failed. A protocol that an algorithm does not have has no mean and 0 seeds. What methods have measured beside
-        the study's protocols is here, too, though people's table does not show it. There are no times, so that the
-        same runs give the same bytes.
-    """
-    frame = results.load_accuracies(plan)
-    cell_columns = [*get_row_columns(plan), "protocol", "average"]
-    last_k = plan.report.last_k
-    seed_means = pd.concat(
-        results.average_over_seeds(results.compute_reported_accuracies(frame, round, last_k), cell_columns).assign(
-            round=round
-        )
-        for round in REPORTED_ROUNDS
-    )
-    cells = _list_rows(plan)
-    for name, values in (
-        ("protocol", results.list_protocols(plan, frame)),
-        ("average", AVERAGES),
-        ("round", REPORTED_ROUNDS),
-    ):
-        cells = cells.merge(pd.DataFrame({name: list(values)}), how="cross")
-    bytes_sent = (
-        results.load_mean_traffic(plan)
-        .groupby(get_row_columns(plan), sort=False)[["bytes_down", "bytes_up"]]
-        .mean()
-        .reset_index()
-    )
-    left_out_updates = results.count_left_out_updates(plan).assign(diverged=lambda rows: rows["diverged"] > 0)
-    failure_counts = (
-        left_out_updates.groupby(get_row_columns(plan), sort=False)[["left_out", "diverged"]].sum().reset_index()
-    )
-    merged_table = cells.merge(seed_means, how="left", on=[*cell_columns, "round"]).merge(
-        bytes_sent, how="left", on=get_row_columns(plan)
-    )
-    merged_table = merged_table.merge(failure_counts, how="left", on=get_row_columns(plan))
-    return merged_table.assign(seeds=merged_table["seeds"].fillna(0).astype(int))
-
-
-def average_times(plan: Plan) -> pd.DataFrame:
-    """Seconds of a run by algorithm and grid point, mean over seeds: the columns of `results.times`."""
-    return (
-        results.load_times(plan)
-        .groupby(get_row_columns(plan), sort=False)[[*TIMED_PHASES, EPOCH_COLUMN]]
-        .mean()
-        .reset_index()
-    )
-
-
-def build_dvc_metrics(plan: Plan, table: pd.DataFrame) -> dict[str, Any]:
+def build_dvc_metrics(data: StudyData) -> dict[str, Any]:
     """One number a method, for `dvc exp show`: the mean by the study's first protocol, in percent, as the table has it.
 
     A grid adds a level, as ``{"fedavg": {"alpha=0.1": 71.25}}``. A method without such a model has no number.
     """
     numbers: dict[str, Any] = {}
-    reported_rows = select_reported_rows(plan, table)
-    for cell in reported_rows[(reported_rows["protocol"] == plan.protocols[0]) & (reported_rows["seeds"] > 0)].to_dict(
-        "records"
-    ):
+    plan, rows = data.plan, data.reported_rows
+    for cell in rows[(rows["protocol"] == plan.protocols[0]) & (rows["seeds"] > 0)].to_dict("records"):
         point = results.describe_point({name: cell[name] for name in plan.grid})
         target, name = (numbers.setdefault(cell["algorithm"], {}), point) if point else (numbers, cell["algorithm"])
         target[name] = round(cell["mean"], 2)
     return numbers
 
 
-def render_markdown(plan: Plan, table: pd.DataFrame) -> str:
+def render_markdown(data: StudyData) -> str:
     """The table for people: what it shows, a row an algorithm and grid point, and what it was made by."""
     told = [
         report_part.markdown if isinstance(report_part, TextTable) else escape_html(report_part)
-        for report_part in build_report_parts(plan, table)
+        for report_part in build_report_parts(data)
     ]
     return "\n\n".join(told) + "\n"
 
 
-def render_html(plan: Plan, table: pd.DataFrame) -> str:
+def render_html(data: StudyData) -> str:
     """The same as a page that needs nothing else, for Snakemake's report."""
     html_parts = [
         report_part.html if isinstance(report_part, TextTable) else f"<p>{escape(report_part)}</p>"
-        for report_part in build_report_parts(plan, table)
+        for report_part in build_report_parts(data)
     ]
+    plan = data.plan
     title = escape(f"Results of {plan.params}" + ("" if plan.scale == layout.FULL_SCALE else f", scale {plan.scale}"))
     return (
         '<!doctype html>\n<html lang="en">\n<meta '
@@ -131,45 +73,42 @@ def render_html(plan: Plan, table: pd.DataFrame) -> str:
     )
 
 
-def build_report_parts(plan: Plan, table: pd.DataFrame) -> list[str | TextTable]:
+def build_report_parts(data: StudyData) -> list[str | TextTable]:
     """Paragraphs and tables that people read, in order."""
-    reported_rows, seeds, table_rows = (
-        select_reported_rows(plan, table),
-        describe_missing_seeds(plan),
-        select_table_rows(plan, table),
-    )
-    rows = []
-    for key, cells in reported_rows.groupby(get_row_columns(plan), sort=False):
-        if key not in table_rows:
+    plan, rows = data.plan, []
+    seeds = describe_missing_seeds(plan)
+    for key, cells in data.reported_rows.groupby(data.row_columns, sort=False):
+        if key not in data.table_rows:
             continue
         algorithm, *point = key
         rows.append(
             {
                 "algorithm": plan.title(str(algorithm)),
-                **dict(zip(results.shorten_names(plan.grid), (value or DASH for value in point), strict=True)),
+                **dict(zip(results.shorten_names(plan.grid), (str(value) or DASH for value in point), strict=True)),
                 **seeds.get(key, {}),
                 **_format_shown_column(plan, cells),
-                **{cell["protocol"]: format_accuracy(cell) for cell in cells.to_dict("records")},
+                **{format_metric(str(cell["protocol"])): format_accuracy(cell) for cell in cells.to_dict("records")},
                 "bytes down": format_bytes(cells["bytes_down"].iloc[0]),
                 "bytes up": format_bytes(cells["bytes_up"].iloc[0]),
             }
         )
-    result_table = TextTable(pd.DataFrame(rows), len(get_row_columns(plan)))
+    result_table = TextTable(pd.DataFrame(rows), len(data.row_columns))
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
     notes = [
-        *describe_failures(plan),
+        *describe_failures(data),
         *warnings,
-        *build_heterogeneity_parts(plan),
-        *describe_environments(plan),
-        *code_changes.describe_runs_from_other_code(plan),
+        *build_heterogeneity_parts(data),
+        *describe_environments(data),
+        *data.code_notes,
     ]
     alone = results.own_settings(plan)
     return [
         build_caption(plan),
         result_table,
         *alone,
-        *warn_about_grid_edges(plan, table),
-        *_build_statistics_parts(plan, table_rows),
+        *warn_about_grid_edges(data),
+        explain_metrics(map(str, data.reported_rows["protocol"])),
+        *_build_statistics_parts(data),
         *notes,
     ]
 
@@ -178,17 +117,13 @@ def build_caption(plan: Plan) -> str:
     """What the table shows: the reported round and average, seeds, rounds, data set and partition."""
     report = plan.report
     extra_sentences = (
-        f"Column `shown`: by {plan.protocols[0]}, or by the protocol that stands there. " if plan.shown else ""
+        f"Column `shown`: {format_metric(plan.protocols[0])}, or the metric in parentheses. " if plan.shown else ""
     )
     if report.best_over:
         extra_sentences += (
             f"Of {' and '.join(report.best_over)}, each row has the value that is best for it, which was chosen on the "
             f"{SELECTION_PHRASES[report.best_on]}. "
         )
-    if sample_parts := [
-        name for name in ("train", "validation") if any(protocol.endswith(f"-on-{name}") for protocol in plan.protocols)
-    ]:
-        extra_sentences += f"Columns on-{' and on-'.join(sample_parts)} are of those samples of the clients. "
     return (
         f"{describe_measurement(plan)} Bytes are those of one participant in one round. "
         f"{extra_sentences}A dash: the method has no such model. {describe_data(plan)}"
@@ -215,12 +150,6 @@ def encode_csv(frame: pd.DataFrame, spell: Callable[[str], str] = plain) -> byte
     return frame.assign(**texts).rename(columns=spell).to_csv(index=False, lineterminator="\n").encode()
 
 
-def _list_rows(plan: Plan) -> pd.DataFrame:
-    """Algorithms and grid points, each once, in the order of the cells."""
-    rows = [{"algorithm": cell.algorithm, **results.format_point(plan, cell)} for cell in results.sort_cells(plan)]
-    return pd.DataFrame(rows).drop_duplicates(ignore_index=True)
-
-
 def format_accuracy(cell: Mapping[Hashable, Any]) -> str:
     """Mean and deviation of a row of the table as people read them, or a dash."""
     if not cell["seeds"]:
@@ -235,18 +164,19 @@ def _format_shown_column(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
     algorithm = cells["algorithm"].iloc[0]
     protocol = plan.shown.get(algorithm, plan.protocols[0])
     (cell,) = cells[cells["protocol"] == protocol].to_dict("records")
-    return {"shown": f"{format_accuracy(cell)} ({protocol})" if algorithm in plan.shown else format_accuracy(cell)}
+    metric = f" ({format_metric(protocol)})" if algorithm in plan.shown else ""
+    return {"shown": f"{format_accuracy(cell)}{metric}"}
 
 
-def _build_statistics_parts(plan: Plan, table_rows: list[tuple[Hashable, ...]]) -> list[str | TextTable]:
-    """The statistics that are asked for (`report.statistics`): what they are, and a row for each of these rows."""
+def _build_statistics_parts(data: StudyData) -> list[str | TextTable]:
+    """The statistics that are asked for (`report.statistics`): what they are, and a row for each row of the table."""
+    plan = data.plan
     report, first_protocol = plan.report, plan.protocols[0]
     if not report.statistics:
         return []
-    frame = statistics.build_statistics_table(plan)
     statistics_by_key = {
-        (*[row[name] for name in get_row_columns(plan)], row["protocol"], row["statistic"]): row
-        for row in frame.to_dict("records")
+        (*[row[name] for name in data.row_columns], row["protocol"], row["statistic"]): row
+        for row in data.statistics.to_dict("records")
     }
     target_text = f"{100 * report.target:g} %" if report.target is not None else ""
     column_heads = {
@@ -260,14 +190,14 @@ def _build_statistics_parts(plan: Plan, table_rows: list[tuple[Hashable, ...]]) 
         "difference": f"− {plan.title(str(report.baseline))}",
     }
     rows = []
-    for key in table_rows:
+    for key in data.table_rows:
         algorithm, *point = map(str, key)
         protocol = plan.shown.get(algorithm, first_protocol)
         rows.append(
             {
                 "algorithm": plan.title(algorithm),
                 **dict(zip(results.shorten_names(plan.grid), (value or DASH for value in point), strict=True)),
-                **({"protocol": protocol} if plan.shown else {}),
+                **({"metric": format_metric(protocol)} if plan.shown else {}),
                 **{
                     column_heads[name]: _format_statistic(plan, statistics_by_key.get((*key, protocol, name)))
                     for name in report.statistics
@@ -275,9 +205,9 @@ def _build_statistics_parts(plan: Plan, table_rows: list[tuple[Hashable, ...]]) 
             }
         )
     statistics_table = pd.DataFrame(rows)
-    protocol_text = "each method's own protocol" if plan.shown else first_protocol
+    metric_text = "Each method by its own metric" if plan.shown else format_metric(first_protocol)
     seeds = "; mean ± standard deviation over seeds" if len(plan.seeds) > 1 else ""
-    sentences = [f"By {protocol_text}{seeds}."]
+    sentences = [f"{metric_text}{seeds}."]
     if {*statistics.FAIRNESS_COLUMNS} & {*report.statistics}:
         sentences.append("Of the clients' accuracies (%), in the last round measured: worst tenth is its mean.")
     if {*statistics.CLASS_STATISTICS} & {*report.statistics}:

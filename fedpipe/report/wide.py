@@ -11,12 +11,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from string import ascii_lowercase
 from typing import NamedTuple
 
-import pandas as pd
-
 from fedpipe.core.storage import layout
-from fedpipe.planning import code_changes
 from fedpipe.planning.plan import Plan
-from fedpipe.report import results, table_notes, table_parts, tables
+from fedpipe.report import results, table_notes, tables, words
+from fedpipe.report.data import StudyData
 
 MISSING = "…"  #: stands for a number whose runs are not complete
 GREEK_LETTERS = (  #: each letter with LaTeX's name of it; capitals that are Latin ones, too, have none
@@ -46,27 +44,26 @@ class WideTable(NamedTuple):
     """The table: of each row its labels and entries."""
 
     stubs: tuple[str, ...]  #: heads of the labels
-    columns: list[tuple[str, ...]]  #: of each column its heads from the top level to the last, its protocol
+    columns: list[tuple[str, ...]]  #: of each column its heads from the top level to the last, its metric
+    protocols: list[str]  #: of these metrics, by their names in params.yaml
     labels: list[tuple[str, ...]]
     rows: list[list[Entry]]
     own: list[str]  #: of each row the settings that all its numbers have for themselves alone, in words
 
 
-def render_latex(plan: Plan, table: pd.DataFrame, full_plan: Plan | None = None) -> str:
+def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
     """The table for a paper: a tabular for the package booktabs, and in comments above it what its caption has to say.
 
     The best of each column is bold and the second best underlined, by the numbers as they are printed.
 
     Parameters
     ----------
-    plan
+    data
         The study.
-    table
-        As :func:`fedpipe.report.tables.build_result_table` gives it.
     full_plan
-        The study that ``plan`` is a part of, where runs are missing.
+        The study that it is a part of, if runs are missing.
     """
-    wide_table, notes = build_wide_table(plan, table, full_plan), dict[str, str]()
+    wide_table, notes = build_wide_table(data, full_plan), dict[str, str]()
     marks = [
         _choose_marks([row[column_index].number for row in wide_table.rows])
         for column_index in range(len(wide_table.columns))
@@ -85,11 +82,7 @@ def render_latex(plan: Plan, table: pd.DataFrame, full_plan: Plan | None = None)
         for note, mark in notes.items()
     ]
     lines = [
-        *(
-            f"% {line}"
-            for paragraph in _build_caption_lines(plan, table, wide_table)
-            for line in paragraph.splitlines()
-        ),
+        *(f"% {line}" for paragraph in _build_caption_lines(data, wide_table) for line in paragraph.splitlines()),
         rf"\begin{{tabular}}{{{'l' * len(wide_table.stubs)}{'c' * len(wide_table.columns)}}}",
         r"\toprule",
         *_render_head(wide_table),
@@ -102,9 +95,9 @@ def render_latex(plan: Plan, table: pd.DataFrame, full_plan: Plan | None = None)
     return "\n".join(lines) + "\n"
 
 
-def render_csv(plan: Plan, table: pd.DataFrame, full_plan: Plan | None = None) -> str:
+def render_csv(data: StudyData, full_plan: Plan | None = None) -> str:
     """The same table as CSV: the levels of a column's head with `` / `` between, notes in parentheses."""
-    wide_table, text = build_wide_table(plan, table, full_plan), io.StringIO()
+    wide_table, text = build_wide_table(data, full_plan), io.StringIO()
     writer = comma.writer(text, lineterminator="\n")
     writer.writerow(map(tables.plain, [*wide_table.stubs, *map(" / ".join, wide_table.columns)]))
     for (title, *labels), row, own in zip(wide_table.labels, wide_table.rows, wide_table.own, strict=True):
@@ -124,11 +117,12 @@ def escape_latex(text: str) -> str:
     return "".join(LATEX_ESCAPES.get(char, char) for char in " ".join(text.split()))
 
 
-def build_wide_table(plan: Plan, table: pd.DataFrame, full_plan: Plan | None = None) -> WideTable:
+def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTable:
     """The numbers of people's table, a row a method and a column a point and protocol that any number is of.
 
     Names of the grid that some method does not have are part of the row. Protocols on validation samples are left out.
     """
+    plan = data.plan
     full_plan = full_plan or plan
     column_names, row_names = _get_column_names(full_plan), _get_row_names(full_plan)
     key_positions = {name: position for position, name in enumerate(["algorithm", *plan.grid])}
@@ -139,16 +133,13 @@ def build_wide_table(plan: Plan, table: pd.DataFrame, full_plan: Plan | None = N
     def get_column_point(key: Sequence[Hashable]) -> tuple[str, ...]:
         return tuple(str(key[key_positions[name]]) for name in column_names)
 
-    reported_rows = table_parts.select_reported_rows(plan, table)
-    test_protocols = [name for name in reported_rows["protocol"].unique() if not name.endswith("-on-validation")]
+    test_protocols = [name for name in data.reported_rows["protocol"].unique() if not name.endswith("-on-validation")]
     cells = {
-        (*[cell[name] for name in key_positions], cell["protocol"]): cell for cell in reported_rows.to_dict("records")
+        (*[cell[name] for name in key_positions], cell["protocol"]): cell
+        for cell in data.reported_rows.to_dict("records")
     }
     runs = Counter((cell.algorithm, *results.format_point(plan, cell).values()) for cell in plan.cells)
-    shown_keys = {
-        (get_row_labels(key), get_column_point(key)): tuple(map(str, key))
-        for key in table_parts.select_table_rows(plan, table)
-    }
+    shown_keys = {(get_row_labels(key), get_column_point(key)): tuple(map(str, key)) for key in data.table_rows}
     planned_keys = dict.fromkeys(
         (cell.algorithm, *results.format_point(full_plan, cell).values()) for cell in results.sort_cells(full_plan)
     )
@@ -169,7 +160,7 @@ def build_wide_table(plan: Plan, table: pd.DataFrame, full_plan: Plan | None = N
         if not cell["seeds"]:
             return Entry(tables.DASH)
         notes = [alone[key]] if alone[key] != of_row[labels] else []
-        notes += [f"by {shown_protocol}"] if shown_protocol != protocol else []
+        notes += [words.format_metric(shown_protocol)] if shown_protocol != protocol else []
         notes += [f"{cell['seeds']} of {len(plan.seeds)} seeds"] if cell["seeds"] < len(plan.seeds) else []
         notes += (
             [f"diverged in {int(cell['diverged'])} of {runs[key]} run{'s' if runs[key] > 1 else ''}"]
@@ -196,13 +187,14 @@ def build_wide_table(plan: Plan, table: pd.DataFrame, full_plan: Plan | None = N
                 _format_head_value(name, short_names[name], value)
                 for name, value in zip(column_names, point, strict=True)
             ),
-            protocol_name,
+            words.format_metric(protocol_name),
         )
         for point, protocol_name in columns
     ]
     return WideTable(
         stubs=("algorithm", *(short_names[name] for name in row_names)),
         columns=heads,
+        protocols=list(dict.fromkeys(protocol_name for _, protocol_name in columns)),
         labels=[(plan.title(name), *(value or tables.DASH for value in values)) for name, *values in labels],
         rows=[[entries_by_column[head][index] for head in columns] for index in range(len(labels))],
         own=[of_row[name] for name in labels],
@@ -297,38 +289,38 @@ def _render_head(wide_table: WideTable) -> Iterator[str]:
     yield " & ".join([*map(escape_latex, wide_table.stubs), *(escape_latex(heads[-1]) for heads in columns)]) + r" \\"
 
 
-def _build_caption_lines(plan: Plan, table: pd.DataFrame, wide_table: WideTable) -> list[str]:
+def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
     """What the caption of a paper's table has to say."""
+    plan = data.plan
     scale = [] if plan.scale == layout.FULL_SCALE else ["--scale", plan.scale]
     command = shlex.join(["fedpipe", "show", "--params", str(plan.params), *scale, "--format", "latex"])
-    protocols = list(dict.fromkeys(heads[-1] for heads in wide_table.columns))
     caption_lines = [
         f"made by fedpipe: `{command}`; needs \\usepackage{{booktabs}}.",
         table_notes.describe_measurement(plan),
-        f"Protocol{'s' if len(protocols) > 1 else ''}: {', '.join(protocols)}. A dash: the method has no such model.",
+        f"{'; '.join(map(words.format_metric, wide_table.protocols))}. A dash: the method has no such model.",
+        words.explain_metrics(wide_table.protocols),
         *results.own_settings(plan),
         "Of each column the best is bold and the second best underlined.",
         table_notes.describe_data(plan),
     ]
-    if any(name.endswith("-on-train") for name in protocols):
-        caption_lines.append("Columns on-train are of those samples of the clients.")
     if plan.report.best_over:
-        caption_lines += [*_describe_best_values(plan, table), *table_notes.warn_about_grid_edges(plan, table)]
+        caption_lines += [*_describe_best_values(data), *table_notes.warn_about_grid_edges(data)]
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
     return [
         *caption_lines,
-        *table_notes.describe_failures(plan),
+        *table_notes.describe_failures(data),
         *warnings,
-        *table_notes.describe_environments(plan),
-        *code_changes.describe_runs_from_other_code(plan),
+        *table_notes.describe_environments(data),
+        *data.code_notes,
     ]
 
 
-def _describe_best_values(plan: Plan, table: pd.DataFrame) -> list[str]:
+def _describe_best_values(data: StudyData) -> list[str]:
     """Of what `report.best_over` searches, the value that each number has: a line a method."""
+    plan = data.plan
     searched_names = plan.report.best_over
     values: dict[str, list[tuple[str, str]]] = {}
-    for key in table_parts.select_table_rows(plan, table):
+    for key in data.table_rows:
         algorithm, *point = map(str, key)
         searched_text, rest_text = (
             results.describe_point(
@@ -358,7 +350,7 @@ def _describe_best_values(plan: Plan, table: pd.DataFrame) -> list[str]:
     ]
 
 
-TABLE_RENDERERS: dict[str, Callable[[Plan, pd.DataFrame, Plan | None], str]] = {
+TABLE_RENDERERS: dict[str, Callable[[StudyData, Plan | None], str]] = {
     "latex": render_latex,
     "csv": render_csv,
 }  #: of `fedpipe show`

@@ -1,6 +1,41 @@
-"""Numbers as people write them: durations and sizes."""
+"""Numbers and metrics as people write them: durations, sizes, and what a protocol measures."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+
+MODELS = {  #: of a protocol
+    "global": "global model",
+    "personal": "personalized",
+    "trained": "after local training",
+    "kept": "last local model",
+    "finetuned": "fine-tuned",
+    "prototype": "prototypes",
+}
+SAMPLES = {  #: of a protocol
+    "global": "Global test",
+    "local": "Local test",
+    "train": "Local training",
+    "validation": "Local validation",
+}
+
+
+def format_metric(protocol: str) -> str:
+    """What a protocol measures, for people. A name that is no protocol of a study stays as it is.
+
+    Examples
+    --------
+    >>> format_metric("personal-on-local"), format_metric("mean-on-global")
+    ('Local test accuracy (personalized)', 'mean-on-global')
+    """
+    model, _, samples = protocol.partition("-on-")
+    return f"{SAMPLES[samples]} accuracy ({MODELS[model]})" if model in MODELS and samples in SAMPLES else protocol
+
+
+def explain_metrics(protocols: Iterable[str]) -> str:
+    """A sentence with the name of each metric in params.yaml and results.csv."""
+    names = [f"{format_metric(protocol)} is {protocol}" for protocol in dict.fromkeys(protocols)]
+    return f"In params.yaml and results.csv, {', '.join(names)}."
 
 
 def format_duration(seconds: float) -> str:

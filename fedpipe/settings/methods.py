@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +43,8 @@ class MethodOptions(Section):
     )
     title: str | None = Field(
         None,
-        description="What tables and figures call this method, as `cwFedAvg (λ = 10)`; by default its label.",
+        description="What tables and figures call this method, as `cwFedAvg (λ = 10)`. By default its algorithm's "
+        "name, such as FedALA, if the entry is called like the algorithm, and otherwise its label.",
     )
 
     @field_validator("title")
@@ -96,6 +98,23 @@ def parse_options(settings: Any, label: str) -> MethodOptions:
     entries = settings.get("algorithms") or {}
     entry = entries.get(label) if isinstance(entries, Mapping) else None
     return _parse_entry_options(entry, label)
+
+
+def get_title(label: str, method: Method) -> str:
+    """What tables and figures call a method: its `title`, else its algorithm's display name, else its label.
+
+    Only an entry that is called like its algorithm has the display name, since several entries may be of one algorithm.
+    """
+    if method.options.title:
+        return method.options.title
+    if label != registry.get_component_name(ALGORITHM, type(method.algorithm)):
+        return label
+    return get_display_name(method.algorithm) + (" + DW" if getattr(method.algorithm, "dw", None) else "")
+
+
+def get_display_name(algorithm: Component) -> str:
+    """The name that papers give one of fedpipe's algorithms, such as FedALA: its module's docstring."""
+    return str(sys.modules[type(algorithm).__module__].__doc__).partition("\n")[0].rstrip(".")
 
 
 def _parse_entry_options(entry: Any, label: str) -> MethodOptions:

@@ -25,7 +25,7 @@ from fedpipe.settings.diagnostics import ProbeSections
 from fedpipe.settings.evaluation import Evaluation
 from fedpipe.settings.execution import Artifacts, Execution
 from fedpipe.settings.federation import Federation
-from fedpipe.settings.methods import AlgorithmSections, ModelSection, PartitionSection, parse_method
+from fedpipe.settings.methods import AlgorithmSections, ModelSection, PartitionSection, get_title, parse_method
 from fedpipe.settings.report import Report
 from fedpipe.settings.study import Study
 from fedpipe.settings.transforms import Transforms
@@ -160,9 +160,9 @@ class Params(Section):
                     f"report.best_over: '{name}' is not in study.grid; {suggest_name(name, known_names)}"
                 )
         self._check_validation_samples()
-        for label, other in itertools.permutations(self.study.algorithms, 2):
-            title = options[label].title
-            if title and title == (options[other].title or other):
+        titles = {label: get_title(label, self.algorithms[label]) for label in self.study.algorithms}
+        for (label, title), (other, other_title) in itertools.product(titles.items(), titles.items()):
+            if other != label and title in (other, other_title) and options[label].title:
                 raise SettingsError(
                     f"algorithms.{label}.title: {title!r} is what tables call {other}; each method should have another."
                 )

@@ -12,6 +12,7 @@ import pytest
 from fedpipe.engine import collect
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import contents
+from fedpipe.report.data import StudyData
 from tests import small_studies as studies
 
 ROUNDS = 3
@@ -23,7 +24,7 @@ def finish(params: dict[str, Any]) -> NewPlan:
     for planned, run in zip(made.runs, studies.open_runs(made), strict=True):
         list(run.run_segment(planned.rounds))
         collect.collect_rounds(run.files, planned.rounds, made.keep_models)
-    contents.write_files(contents.build_report_files(made))
+    contents.write_files(contents.build_report_files(StudyData(made)))
     return made
 
 

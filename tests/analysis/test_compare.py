@@ -19,6 +19,7 @@ from scipy import stats
 import fedpipe
 from fedpipe.analysis import compare as lineage
 from fedpipe.report.statistics import compute_paired_difference
+from fedpipe.report.words import format_metric
 from tests import small_studies as studies
 from tests.analysis.conftest import ROUNDS, finish
 from tests.docs.page_blocks import ROOT
@@ -82,7 +83,8 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def cells(said: str, algorithm: str, protocol: str) -> list[str]:
     """The numbers of a row of the table."""
-    (line,) = [line for line in said.splitlines() if re.match(rf"\| {algorithm} +\| {protocol} ", line)]
+    start = rf"\| {re.escape(algorithm)} +\| {re.escape(format_metric(protocol))} "
+    (line,) = [line for line in said.splitlines() if re.match(start, line)]
     return [" ".join(cell.split()) for cell in line.strip("|").split("|")[2:]]
 
 
@@ -104,13 +106,13 @@ def test_numbers_are_those_of_each_commit(history: Path, tmp_path: Path) -> None
         typed(tmp_path / tag, "git", "checkout", "-qf", tag)
         typed(tmp_path / tag, "dvc", "checkout", "-fq")
         found[tag] = accuracies(tmp_path / tag, "feddw", "personal-on-local")
-    one, other, change = cells(said, "feddw", "personal-on-local")
+    one, other, change = cells(said, "FedDW", "personal-on-local")
     assert one == f"{found['v1'].mean():.2f} ± {found['v1'].std():.2f}"
     assert other == f"{found['v2'].mean():.2f} ± {found['v2'].std():.2f}"
     low, high = stats.ttest_rel(found["v2"], found["v1"]).confidence_interval(0.95)
     star = " *" if low > 0 or high < 0 else ""
     assert change == f"{(low + high) / 2:+.2f} ± {(high - low) / 2:.2f}{star}"
-    assert cells(said, "fedavg", "personal-on-local")[2] == "same runs"
+    assert cells(said, "FedAvg", "personal-on-local")[2] == "same runs"
     (setting,) = [line for line in said.splitlines() if "algorithm.mu" in line]
     assert [cell.strip() for cell in setting.strip("|").split("|")] == ["algorithm.mu", "feddw", "0.1", "5.0"]
     assert said.count("\n| ") == 2 + 4 + 1, "no other setting differs"
@@ -121,7 +123,7 @@ def test_seeds_are_paired_and_what_differs_for_all_is_said_once(history: Path) -
     said = compare(history, "v2", "v3", "v1")
     assert [line.split("|")[2].strip() for line in said.splitlines() if "partition.alpha" in line] == ["all"]
     assert "| study.seeds" in said
-    row = cells(said, "fedavg", "global-on-global")
+    row = cells(said, "FedAvg", "global-on-global")
     assert len(row) == 5
     assert row[4] == "same runs"
     assert "±" in row[3]
@@ -132,7 +134,7 @@ def test_one_revision_is_compared_with_what_lies_here_and_none_is_head(history: 
     said = compare(history, "v1")
     assert "workspace − v1" in said
     mean = accuracies(history, "feddw", "global-on-global")
-    assert cells(said, "feddw", "global-on-global")[1] == f"{mean.mean():.2f} ± {mean.std():.2f}"
+    assert cells(said, "FedDW", "global-on-global")[1] == f"{mean.mean():.2f} ± {mean.std():.2f}"
     assert "workspace − HEAD" in compare(history)
 
 
@@ -256,7 +258,7 @@ def test_a_run_that_went_on_is_told_as_another(study: Path) -> None:
         key for run in after.runs.values() for key, _ in run
     }
     said = lineage._render_table([before, after])
-    one, other, change = cells(said, "scaffold", "global-on-global")
+    one, other, change = cells(said, "SCAFFOLD", "global-on-global")
     told = float(other.split()[0]) - float(one.split()[0])
     assert float(change.split()[0]) == pytest.approx(told, abs=0.011)
     assert "same runs" not in said
@@ -273,7 +275,7 @@ def test_a_method_that_two_revisions_lack_has_no_same_runs_in_them(study: Path) 
         for name, part in (("accuracies", third.accuracies), ("runs", third.runs))
     }
     first, second = (third._replace(name=name, **without) for name in ("first", "second"))
-    row = cells(lineage._render_table([first, second, third]), "scaffold", "global-on-global")
+    row = cells(lineage._render_table([first, second, third]), "SCAFFOLD", "global-on-global")
     assert row[:2] == [lineage.DASH] * 2
     assert row[3:] == [lineage.DASH] * 2
 

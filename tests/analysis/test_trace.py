@@ -17,6 +17,7 @@ from fedpipe.core.storage import files
 from fedpipe.planning import run_settings
 from fedpipe.planning.plan import Plan
 from fedpipe.report import contents
+from fedpipe.report.data import StudyData
 from tests import small_studies as studies
 from tests.analysis.conftest import finish
 from tests.pipeline.conftest import ENVIRONMENT
@@ -79,7 +80,7 @@ def test_the_best_round_is_the_one_traced(study: Path) -> None:
     made = Plan.read(Path("results/plan.json"))
     made = dataclasses.replace(made, report=made.report.model_copy(update={"round": "best"}))
     made.write()
-    contents.write_files(contents.build_tables(made))
+    contents.write_files(contents.build_tables(StudyData(made)))
     found = trace_cell(TABLE, "fedavg.global-on-global")
     assert found["reported"].startswith("in each run's best round")
     for run in found["runs"]:

@@ -88,7 +88,7 @@ def test_a_number_typed_into_the_table_is_told(
 ) -> None:
     table = Path(SHOWN)
     text = table.read_text()
-    number = next(line for line in text.splitlines() if line.startswith("| fedavg")).split("|")[2].split()[0]
+    number = next(line for line in text.splitlines() if line.startswith("| FedAvg")).split("|")[2].split()[0]
     table.write_text(text.replace(number, "90.28"))
     sentence = f"fedpipe: {SHOWN} is not what the runs of params.yaml give; delete it and type `fedpipe run`.\n"
     assert read_error(monkeypatch, capsys, "show") == ("", sentence)

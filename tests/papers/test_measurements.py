@@ -28,8 +28,9 @@ from fedpipe.papers.studies import PaperStudy
 from fedpipe.planning import download, partition, planner
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
-from fedpipe.report import contents, tables
+from fedpipe.report import contents
 from fedpipe.report.contrasts import Number
+from fedpipe.report.data import StudyData
 from fedpipe.settings.execution import Execution
 from tests import small_studies as studies
 
@@ -142,7 +143,7 @@ def number(cell: MeasuredCell) -> Number:
 
 def shown(plan: NewPlan, method: str, protocol: str, **point: str) -> pd.Series[Any]:
     """The row of a study's own table that stands for a cell."""
-    table = tables.build_result_table(plan)
+    table = StudyData(plan).table
     here = (table["algorithm"] == method) & (table["protocol"] == protocol)
     here &= (table["round"] == plan.report.round) & (table["average"] == plan.report.average)
     for name, value in point.items():

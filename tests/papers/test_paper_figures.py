@@ -26,7 +26,7 @@ def frame(names, rows):
 
 
 def lines(panels=("one",), names=("fedavg", HOSTILE), x=(1, 2, 3)):
-    rows = [(panel, line, find_cell, 10 * find_cell, 1.0) for panel in panels for line in names for at in x]
+    rows = [(panel, line, number, 10 * number, 1.0) for panel in panels for line in names for number in x]
     return frame("panel line x mean std", rows)
 
 

@@ -148,12 +148,12 @@ def test_differences_of_parameters_and_metrics(story: Story) -> None:
 def test_two_experiments_side_by_side(story: Story) -> None:
     shown = block(story, "fedpipe compare v1 louder")
     old, new = (story.truth[0.1, mu]["feddw"] for mu in (0.1, 1.0))
-    (row,) = [line for line in shown.splitlines() if re.match(r"\| feddw +\| global-on-global ", line)]
+    (row,) = [line for line in shown.splitlines() if re.match(r"\| FedDW +\| Global test accuracy ", line)]
     cells = [cell.split() for cell in row.strip("|").split("|")[2:]]
     assert [float(cells[0][0]), float(cells[1][0])] == [old, new]
     assert float(cells[2][0]) == pytest.approx(new - old, abs=0.011)
     assert cells[2][1:] == ["(one", "seed)"]
-    assert re.search(r"\| algorithm\.mu +\| feddw +\| +0\.1 +\| +1\.0 +\|", shown)
+    assert re.search(r"\| algorithm\.mu +\| FedDW +\| +0\.1 +\| +1\.0 +\|", shown)
 
 
 def test_plots_have_the_numbers_of_both_revisions(story: Story) -> None:

@@ -36,7 +36,7 @@ def test_a_clone_with_an_odd_path_and_a_study_with_a_space(tmp_path: Path) -> No
     assert command == ["fedpipe", "run", "--params", SPACED]
     python = str(project.folder / ".venv/bin/python")
     project.run(python, "-m", *command)
-    assert "| fedavg" in project.run("fedpipe", "show", "--params", SPACED)
+    assert "| FedAvg" in project.run("fedpipe", "show", "--params", SPACED)
     assert "1 done" in project.run("fedpipe", "status", "--params", SPACED)
     assert "are as recorded" in project.run("fedpipe", "verify", "--rerun", "0", "--params", SPACED)
     assert "Nothing to be done" in project.snakemake("-n", "all", *other(SPACED))

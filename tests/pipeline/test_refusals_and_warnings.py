@@ -60,7 +60,7 @@ def test_warnings_are_shown_as_snakemake_plans_and_stand_under_the_table(project
     assert project.snakemake("all").count(WARNING) == 1
     told = project.run("fedpipe", "show")
     assert f"Warning: {WARNING.removeprefix('fedpipe: warning: ')}" in told
-    assert told.index("| fedper") < told.index("Warning: ")
+    assert told.index("| FedPer") < told.index("Warning: ")
     for algorithm, protocol in itertools.product(("fedper", "cfl"), KEPT):
         assert f"{algorithm},{protocol},sample,last," in (project.folder / "results/tables/results.csv").read_text()
     again = project.snakemake("-n", "all")

@@ -61,12 +61,12 @@ def test_a_browser_shows_tables_and_figures_by_their_names(project: Project, tmp
         cells = browser.tell(
             '[...document.querySelectorAll("tr")].map(row => [...row.children].map(one => one.innerText))'
         )
-        assert cells[0][:2] == ["algorithm", "global-on-global"]
-        assert [row[0] for row in cells[1:3]] == ["fedavg", "feddw"]
+        assert cells[0][:2] == ["algorithm", "Global test accuracy (global model)"]
+        assert [row[0] for row in cells[1:3]] == ["FedAvg", "FedDW"]
         table = (project.folder / "results/tables/results.md").read_text()
         assert all(cell in table for row in cells for cell in row)
         browser.open(project.folder / "results/figures/curves.svg", 1280)
-        assert "feddw" in browser.tell("document.documentElement.textContent"), "text is text"
+        assert "FedDW" in browser.tell("document.documentElement.textContent"), "text is text"
     finally:
         browser.close()
 

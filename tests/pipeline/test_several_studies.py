@@ -43,7 +43,7 @@ def test_another_study_shares_runs_and_leaves_the_main_one_as_it_is(project: Pro
     assert report() == main
     assert bits.items() <= project.bits().items()
     place = project.folder / "results/studies/other"
-    assert "| fedprox" in (place / "tables/results.md").read_text()
+    assert "| FedProx" in (place / "tables/results.md").read_text()
     drawn = {path.stem.partition("-")[0] for path in (place / "figures").iterdir()}
     assert drawn == {"curves", "matrices", "partition"}
     assert sorted(path.name for path in (place / "keys").iterdir()) == ["fedavg.json", "fedprox.json"]
@@ -52,8 +52,8 @@ def test_another_study_shares_runs_and_leaves_the_main_one_as_it_is(project: Pro
     assert NOTHING in project.snakemake("-n", "all", *OTHER)
     assert NOTHING in project.run("snakemake", "--profile", "slurm", "-n", "all", *OTHER)
     assert project.run("git", "status", "--porcelain").splitlines() == ["?? studies/other.yaml"]
-    assert "| fedprox" in project.run("fedpipe", "show", "--params", "studies/other.yaml")
-    assert "| fedprox" not in project.run("fedpipe", "show")
+    assert "| FedProx" in project.run("fedpipe", "show", "--params", "studies/other.yaml")
+    assert "| FedProx" not in project.run("fedpipe", "show")
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_a_scale_of_a_study_has_its_own_table_and_shares_runs(project: Project) 
     assert jobs(printed)["segment"] == 1
     assert (project.folder / "results/studies/other@smoke/tables/results.md").read_text().startswith("Scale smoke. ")
     assert not (project.folder / "results/studies/other").exists()
-    assert "| fedprox" not in project.run("fedpipe", "show", *smoke)
+    assert "| FedProx" not in project.run("fedpipe", "show", *smoke)
     assert "1 run (1 done)" in project.run("fedpipe", "status", *smoke)
     assert "other@smoke: " in project.run("fedpipe", "verify", *smoke)
     assert len(project.run("fedpipe", "plan", "--dry-run", *smoke).splitlines()) == 1
@@ -268,7 +268,7 @@ def test_what_a_failed_job_said_is_told(project: Project) -> None:
 
     before = written()
     shown = project.run("fedpipe", "show", check=False)
-    (row,) = (line for line in shown.splitlines() if line.startswith("| fedavg"))
+    (row,) = (line for line in shown.splitlines() if line.startswith("| FedAvg"))
     assert "PARTIAL, and written nowhere: 2 runs (1 done, 1 failed)" in shown
     assert "| faulty" not in shown
     (log,) = (project.folder / "results/logs/segment").glob("faulty-*.log")

@@ -25,7 +25,7 @@ from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import contents
-from fedpipe.settings import federation, loader, parser
+from fedpipe.settings import federation, loader, methods, parser
 from tests import small_studies as studies
 
 OWN = '''
@@ -377,18 +377,36 @@ def test_what_a_method_is_called_is_in_no_key_and_makes_tables_anew() -> None:
     plain = make(settings)
     settings["algorithms"]["fedprox"] = {"title": "FedProx (μ = 0.01)"}
     made = make(settings)
-    assert [made.title(label) for label in made.algorithms] == ["fedavg", "FedProx (μ = 0.01)"]
+    assert [made.title(label) for label in made.algorithms] == ["FedAvg", "FedProx (μ = 0.01)"]
     assert (made.runs, made.cells, made.file_texts) == (plain.runs, plain.cells, plain.file_texts)
     assert contents.compute_report_fingerprint(made) != contents.compute_report_fingerprint(plain)
     planner.write_plan(made)
     assert Plan.read(made.study_files.plan).titles == made.titles
-    assert plain.to_dict()["titles"] == {}
+    assert plain.titles == {"fedavg": "FedAvg", "fedprox": "FedProx"}
+
+
+@pytest.mark.parametrize("name", registry.list_components(component.ALGORITHM))
+def test_every_algorithm_has_a_display_name(name: str) -> None:
+    title = methods.get_title({}, name, registry.parse_component(component.ALGORITHM, {}, name))
+    assert title != name
+    assert re.sub(r"[^a-z]", "", title.lower()) == name.replace("_", "").removesuffix("plus")
+
+
+def test_an_entry_that_is_not_called_like_its_algorithm_shows_its_label() -> None:
+    settings = study(("fedavg", "fedprox", "mild"))
+    settings["algorithms"] |= {
+        "fedavg": {"dw": {"mu": 0.1}},
+        "fedprox": {"algorithm": "fedavg"},
+        "mild": {"algorithm": "fedprox", "mu": 0.001},
+    }
+    made = make(settings)
+    assert [made.title(label) for label in made.algorithms] == ["FedAvg + DW", "fedprox", "mild"]
 
 
 def test_titles_of_methods_that_are_not_compared_may_be_alike() -> None:
     settings = study(("fedavg", "fedprox"))
     settings["algorithms"] |= {"fedprox": {"title": "FedProx"}, "mild": {"algorithm": "fedprox", "title": "FedProx"}}
-    assert make(settings).titles == {"fedprox": "FedProx"}
+    assert make(settings).titles == {"fedavg": "FedAvg", "fedprox": "FedProx"}
 
 
 SCALED = {

@@ -13,10 +13,13 @@ from matplotlib.text import Text
 
 from fedpipe.core.storage import files, layout
 from fedpipe.report import contents, curves, plots
+from fedpipe.report.data import StudyData
 from fedpipe.report.figures import curves as curves_figure
 from fedpipe.report.figures import matrices, partition, style
 from tests.docs.page_blocks import ROOT
 from tests.report.conftest import PARTITION
+
+GLOBAL, LOCAL = "Global test accuracy (global model)", "Local test accuracy (personalized)"  #: metrics
 
 SETTINGS = {"dataset": {"name": "digits"}, "partition": {"scheme": "dirichlet", "alpha": 0.3}, "seed": 4}
 
@@ -37,7 +40,7 @@ def test_lines_of_many_algorithms_differ():
 
 
 def test_curves_are_the_same_bytes_without_a_date(two):
-    first, second = twice(lambda: contents.write_figure_curves(two.plan), "curves")
+    first, second = twice(lambda: contents.write_figure_curves(StudyData(two.plan)), "curves")
     assert first == second
     assert b"<dc:date>" not in first[0]
     assert b"CreationDate" not in first[1]
@@ -46,9 +49,9 @@ def test_curves_are_the_same_bytes_without_a_date(two):
 
 def test_text_is_text(two):
     """In the SVG, which names other fonts where the first is missing; and in the PDF, whose fonts are whole."""
-    contents.write_figure_curves(two.plan)
+    contents.write_figure_curves(StudyData(two.plan))
     svg, pdf = (Path(f"results/figures/curves.{kind}").read_bytes() for kind in ("svg", "pdf"))
-    assert b">global-on-global</text>" in svg
+    assert b">Global test accuracy</text>" in svg
     assert svg.count(b"'DejaVu Sans'") == svg.count(b"'DejaVu Sans', Verdana, sans-serif") > 0
     assert b"/Type3" not in pdf
     assert b"/TrueType" in pdf or b"/CIDFontType2" in pdf
@@ -59,7 +62,7 @@ def test_curves_that_coincide_are_told(make):
     tree = make(["fedavg", "feddw", "other"], [0])
     for index, (server, local) in enumerate([(3, 4), (3, 4), (5, 4)]):
         tree.write(index, [{"global-on-global": [(server, 10)], "personal-on-local": [(local, 10)] * 2}] * 3)
-    first, second = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan)).axes
+    first, second = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan))).axes
     assert [text.get_text() for text in first.texts] == ["fedavg = feddw"]
     assert [text.get_text() for text in second.texts] == ["fedavg = feddw = other"]
 
@@ -72,7 +75,9 @@ def test_a_panel_that_equals_the_reference_says_so(make):
         found = {"global-on-global": [(1 if same else index, 20)], "personal-on-local": [(2 if half else 3, 20)] * 2}
         tree.write(index, [found] * 3)
     panels = [
-        ax for ax in curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan)).axes if ax.axison
+        ax
+        for ax in curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan))).axes
+        if ax.axison
     ]
     assert [ax.get_title("left") for ax in panels][:4] == ["fedavg", "feddw = fedavg", "half", "other00"]
 
@@ -93,7 +98,7 @@ def test_no_labels_lie_on_top_of_each_other_at_27_panels(make, panels):
     tree.change(protocols=protocols)
     for index in range(len(tree.runs)):
         tree.write(index, [{protocol: [(4, 10)] for protocol in protocols}] * 2)
-    frame = curves.load_curves(tree.plan)
+    frame = curves.build_curves(StudyData(tree.plan))
     made = curves_figure.build_curves_figure(tree.plan, frame.assign(round=frame["round"].replace(2, 1000)))
     canvas = FigureCanvasAgg(made)
     canvas.draw()
@@ -150,9 +155,9 @@ def test_dvcs_plots_have_the_figures_colors():
 
 
 def test_curves_have_a_panel_a_protocol_and_a_line_an_algorithm(two):
-    made = curves_figure.build_curves_figure(two.plan, curves.load_curves(two.plan))
+    made = curves_figure.build_curves_figure(two.plan, curves.build_curves(StudyData(two.plan)))
     first, second = made.axes
-    assert first.get_title("left") == "global-on-global"
+    assert first.get_title("left") == "Global test accuracy\n(global model)"
     assert [line.get_label() for line in first.lines] == ["fedavg"]
     assert first.lines[0].get_ydata().tolist() == pytest.approx([25, 60, 70])
     assert [line.get_label() for line in second.lines] == ["fedavg", "local"]
@@ -163,10 +168,10 @@ def test_curves_of_a_grid(make):
     tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5], "algorithms.fedprox.mu": [1, 2]})
     for index in range(len(tree.runs)):
         tree.write(index, [{"global-on-global": [(index, 10)]}] * 3)
-    made = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan))
+    made = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
     assert [ax.get_title("left") for ax in made.axes if ax.axison] == [
-        "global-on-global\nalpha=0.1",
-        "global-on-global\nalpha=0.5",
+        "Global test accuracy\n(global model)\nalpha=0.1",
+        "Global test accuracy\n(global model)\nalpha=0.5",
     ]
     assert [line.get_label() for line in made.axes[0].lines] == ["fedavg", "fedprox (mu=1)", "fedprox (mu=2)"]
 
@@ -178,7 +183,7 @@ def test_curves_are_called_by_titles(make, algorithms):
     for index in range(algorithms):
         tree.write(index, [{"global-on-global": [(max(1, index), 20)]}] * 3)
     tree.change(titles={"fedavg": "FedAvg ($λ$ = 10)", "other01": "Other <1>"})
-    contents.write_figure_curves(tree.plan)
+    contents.write_figure_curves(StudyData(tree.plan))
     drawn = Path("results/figures/curves.svg").read_text()
     assert "FedAvg ($λ$" in drawn, "no mathematics"
     assert "Other &lt;1&gt;" in drawn
@@ -193,16 +198,16 @@ def test_settings_that_a_method_has_alone_stand_below_the_curves(make, algorithm
     tree = make(names, [0])
     for index in range(algorithms):
         tree.write(index, [{"global-on-global": [(max(1, index), 20)]}] * 3)
-    plain = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan))
+    plain = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
     first, second, *others = tree.plan.cells
     tree.change(cells=(first, dataclasses.replace(second, own={"federation.local_epochs": 15}), *others))
-    made = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan))
+    made = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
     assert plain.get_supxlabel() == ""
     assert made.get_supxlabel() == "other01 has settings of its own: federation.local_epochs=15."
     made.draw_without_rendering()
     axes = [ax.get_tightbbox() for ax in made.axes if ax.axison]
     assert made._supxlabel.get_window_extent().y1 <= min(box.y0 for box in axes), "it has a place of its own"
-    contents.write_figure_curves(tree.plan)
+    contents.write_figure_curves(StudyData(tree.plan))
     assert ">other01 has settings of its own: federation.local_epochs=15.<" in Path(
         "results/figures/curves.svg"
     ).read_text(encoding="utf-8")
@@ -214,7 +219,7 @@ def test_settings_that_a_method_has_alone_stand_below_the_matrices(make):
         tree.write(index, [{"global-on-global": [(5, 10)]}])
         tree.write_matrices(index, {"SL": 0.1, "CR": 0.2})
     tree.change(cells=tuple(dataclasses.replace(cell, own={"federation.rounds": 9}) for cell in tree.plan.cells))
-    contents.write_figure_matrices(tree.plan)
+    contents.write_figure_matrices(StudyData(tree.plan))
     svg = Path("results/figures/matrices.svg").read_text(encoding="utf-8")
     told = [f">{name} has settings of its own: federation.rounds=9.<" in svg for name in tree.plan.algorithms]
     assert told == [True, True, False], "of those that are shown"
@@ -226,7 +231,7 @@ def test_lines_of_one_name_are_two(make):
     for index in range(2):
         tree.write(index, [{"global-on-global": [(index + 1, 10)]}] * 3)
     tree.change(titles={"fedavg": "FedProx (mu=1)", "fedprox": "FedProx"})
-    made = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan))
+    made = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
     assert [line.get_ydata()[-1] for line in made.axes[0].lines] == [10, 20]
     assert [text.get_text() for text in made.legends[0].get_texts()] == ["FedProx (mu=1)"] * 2
 
@@ -242,19 +247,21 @@ def test_curves_are_those_of_the_best_values_that_the_table_shows(make):
     tree.change(
         protocols=protocols, report=tree.plan.report.model_copy(update={"best_over": ("federation.learning_rate",)})
     )
-    first, second, *_ = curves_figure.build_curves_figure(tree.plan, curves.load_table_curves(tree.plan)).axes
+    first, second, *_ = curves_figure.build_curves_figure(
+        tree.plan, curves.build_table_curves(StudyData(tree.plan))
+    ).axes
     assert [first.get_title(loc="left"), second.get_title(loc="left")] == [
-        "personal-on-local\nalpha=0.1",
-        "personal-on-validation\nalpha=0.1",
+        "Local test accuracy\n(personalized)\nalpha=0.1",
+        "Local validation accuracy\n(personalized)\nalpha=0.1",
     ]
     assert first.get_ylabel() == "accuracy (%)"
     ends = {line.get_label(): line.get_ydata()[-1] for line in first.get_lines()}
     assert ends == {"fedavg": 60, "fedprox": 30}
-    shown = curves.load_table_curves(tree.plan)
+    shown = curves.build_table_curves(StudyData(tree.plan))
     assert len(shown) == 2 * 2 * 2 * 3
     chosen = tree.plan.report.model_copy(update={"best_on": "validation"})
     tree.change(report=chosen)
-    shown = curves.load_table_curves(tree.plan)
+    shown = curves.build_table_curves(StudyData(tree.plan))
     assert set(shown["protocol"]) == {"personal-on-local"}
     assert shown.groupby(["algorithm", "partition.alpha"])["mean"].first().to_dict() == {
         ("fedavg", "0.1"): 30,
@@ -270,9 +277,9 @@ def test_matrices_are_of_the_best_values_that_the_table_shows(make):
     for run, count in enumerate([3, 6]):
         tree.write(run, [{"global-on-global": [(count, 10)]}] * 3)
         tree.write_matrices(run, {"SL": count / 10, "CR": count / 10})
-    assert list(matrices.select_model_matrices(tree.plan)) == ["fedavg (learning_rate=0.01)"]
-    tree.change(report=tree.plan.report.model_copy(update={"best_over": ("federation.learning_rate",)}))
-    assert list(matrices.select_model_matrices(tree.plan)) == ["fedavg (learning_rate=0.1)"]
+    assert list(matrices.select_model_matrices(StudyData(tree.plan))) == ["fedavg (learning_rate=0.01)"]
+    tree.change(report=tree.plan.report.model_copy(update=dict(best_over=("federation.learning_rate",))))
+    assert list(matrices.select_model_matrices(StudyData(tree.plan))) == ["fedavg (learning_rate=0.1)"]
 
 
 def test_curves_of_many_algorithms_have_a_panel_each_with_fedavg_in_grey(make):
@@ -281,17 +288,17 @@ def test_curves_of_many_algorithms_have_a_panel_each_with_fedavg_in_grey(make):
     for index in range(11):
         local = {"personal-on-local": [(index, 10), (0, 10)]}
         tree.write(index, [local if index == 3 else {"global-on-global": [(index, 20)]} | local] * 3)
-    made = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan))
+    made = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
     panels = [ax for ax in made.axes if ax.axison]
     assert [ax.get_title("left") for ax in panels] == names
     assert len(made.axes) == 15
     shown = [[(line.get_label(), line.get_ydata()[-1]) for line in ax.lines] for ax in panels]
     grey = ("fedavg: the same in grey", 50)
-    assert shown[2] == [grey, ("global-on-global", 10), grey, ("personal-on-local", 10)]
-    assert shown[3] == [grey, ("personal-on-local", 15)], "nothing stands where a method has no such model"
-    assert shown[10] == [("global-on-global", 50), ("personal-on-local", 50)]
+    assert shown[2] == [grey, (GLOBAL, 10), grey, (LOCAL, 10)]
+    assert shown[3] == [grey, (LOCAL, 15)], "nothing stands where a method has no such model"
+    assert shown[10] == [(GLOBAL, 50), (LOCAL, 50)]
     told = [text.get_text() for text in made.legends[0].get_texts()]
-    assert told == ["global-on-global", "personal-on-local", grey[0]]
+    assert told == [GLOBAL, LOCAL, grey[0]]
 
 
 @pytest.mark.parametrize("points", [1, 2], ids=["two panels", "a grid's"])
@@ -303,7 +310,7 @@ def test_lines_of_ten_algorithms_have_labels_at_their_ends(make, points):
         right = {"fedavg": 17, "feddw": 17}.get(run.algorithm, 19 - index // 10 if index % 3 else 2)
         local = {"personal-on-local": [(right, 20), (0, 20)]}
         tree.write(index, [local if run.algorithm == names[5] else {"global-on-global": [(right, 20)]} | local] * 3)
-    made = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan))
+    made = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
     canvas = FigureCanvasAgg(made)
     canvas.draw()
     renderer = canvas.get_renderer()
@@ -316,7 +323,7 @@ def test_lines_of_ten_algorithms_have_labels_at_their_ends(make, points):
     assert all(made.bbox.contains(x, y) for box in boxes for x, y in box.corners())
     for ax in panels:
         lines = {line.get_label(): line for line in ax.lines}
-        assert len(lines) == 9 + (ax.get_title("left").startswith("personal"))
+        assert len(lines) == 9 + (ax.get_title("left").startswith("Local"))
         told = {label.get_text().replace("\n", " ").split(" = ")[-1]: label for label in ax.texts}
         assert {text for label in ax.texts for text in label.get_text().replace("\n", " ").split(" = ")} == set(lines)
         for name, label in told.items():
@@ -333,7 +340,7 @@ def test_five_lines_have_a_legend(make):
     tree = make([f"other{index}" for index in range(5)], [0])
     for index in range(5):
         tree.write(index, [{"global-on-global": [(index, 20)]}] * 3)
-    made = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan))
+    made = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
     assert [len(made.legends[0].get_texts()), len(made.axes[0].texts)] == [5, 0]
 
 
@@ -351,7 +358,7 @@ def test_one_round_is_a_point_at_a_whole_number(make, algorithms):
     tree = make([f"other{index:02d}" for index in range(algorithms)], [0])
     for index in range(algorithms):
         tree.write(index, [{"global-on-global": [(index, 20)]}])
-    ax = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan)).axes[0]
+    ax = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan))).axes[0]
     assert {line.get_marker() for line in ax.lines}.isdisjoint({"", "None"})
     low, high = ax.get_xlim()
     assert [tick for tick in ax.get_xticks() if low <= tick <= high] == [1]
@@ -360,7 +367,7 @@ def test_one_round_is_a_point_at_a_whole_number(make, algorithms):
 def test_curves_of_no_algorithm_are_drawn_empty(make):
     tree = make(["local"], [0])
     tree.write(0, [{}])
-    made = curves_figure.build_curves_figure(tree.plan, curves.load_curves(tree.plan))
+    made = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
     assert not [line for ax in made.axes for line in ax.lines]
 
 
@@ -411,7 +418,7 @@ def test_matrices_name_few_classes_of_published_data_sets(make):
     tree.write_matrices(0, {"SL": 0.1, "CR": 0.2})
     told = {key: found | {"dataset": {"name": "imdb"}} for key, found in tree.plan.partitions.items()}
     tree.change(partitions=told)
-    found = matrices.select_model_matrices(tree.plan)
+    found = matrices.select_model_matrices(StudyData(tree.plan))
     assert found["fedavg"].class_names == ("negative", "positive")
     made = matrices.build_matrices_figure(found, "")
     for ax in made.axes[:2]:
@@ -447,21 +454,21 @@ def four(make):
 
 
 def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
-    found = matrices.select_model_matrices(four.plan)
+    found = matrices.select_model_matrices(StudyData(four.plan))
     assert list(found) == ["fedavg", "feddw"]
     assert found["fedavg"].matrices["SL"] == pytest.approx(np.full((2, 2), 0.09))
     assert found["feddw"].matrices["CR"] == pytest.approx(np.full((2, 2), 0.03))
-    first, second = twice(lambda: contents.write_figure_matrices(four.plan), "matrices")
+    first, second = twice(lambda: contents.write_figure_matrices(StudyData(four.plan)), "matrices")
     assert first == second
 
 
 def test_matrices_are_called_by_titles(four):
     four.change(titles={"fedavg": "FedAvg (λ)"})
-    contents.write_figure_matrices(four.plan)
+    contents.write_figure_matrices(StudyData(four.plan))
     drawn = Path("results/figures/matrices.svg").read_text()
     assert "FedAvg (λ), SL" in drawn
     assert "feddw, SL" in drawn
-    assert set(plots.build_matrix_cells(four.plan)["line"]) == {"fedavg", "feddw"}, (
+    assert set(plots.build_matrix_cells(StudyData(four.plan))["line"]) == {"fedavg", "feddw"}, (
         "of commits that DVC compares, lines are labels'"
     )
 
@@ -472,19 +479,19 @@ def test_the_title_tells_the_round_of_the_matrices_that_are_shown(make):
     tree.change(cells=cells)
     for run in (0, 1):
         tree.write_matrices(run, {"SL": 0.1, "CR": 0.2})
-    contents.write_figure_matrices(tree.plan)
+    contents.write_figure_matrices(StudyData(tree.plan))
     assert "Global models after round 3, seed 0" in Path("results/figures/matrices.svg").read_text()
 
 
 def test_matrices_without_fedavg_are_of_the_first_global_models(four):
     four.change(algorithms=("local", "scaffold", "feddw"))
-    assert list(matrices.select_model_matrices(four.plan)) == ["feddw", "scaffold"]
+    assert list(matrices.select_model_matrices(StudyData(four.plan))) == ["feddw", "scaffold"]
     four.change(algorithms=("local", "scaffold"))
-    assert list(matrices.select_model_matrices(four.plan)) == ["scaffold"]
+    assert list(matrices.select_model_matrices(StudyData(four.plan))) == ["scaffold"]
 
 
 def test_no_global_model_is_said(four):
     four.change(algorithms=("local",))
-    contents.write_figure_matrices(four.plan)
+    contents.write_figure_matrices(StudyData(four.plan))
     assert Path("results/figures/matrices.svg").is_file()
     assert "no matrices" in matrices.build_matrices_figure({}, "").texts[0].get_text()

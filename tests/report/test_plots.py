@@ -14,6 +14,7 @@ import pytest
 from fedpipe.cli.docs import pages
 from fedpipe.core.storage import layout
 from fedpipe.report import contents, plots
+from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
 from tests.papers.test_pages import BROWSER, Browser, seen
 from tests.report.conftest import PARTITION
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_learning_curves_name_their_lines(two: Any) -> None:
-    frame = plots.build_learning_curves(two.plan)
+    frame = plots.build_learning_curves(StudyData(two.plan))
     assert list(frame.columns) == ["line", "algorithm", "protocol", "round", "mean", "std", "seeds"]
     assert list(frame["line"].unique()) == ["fedavg", "local"]
     own = frame[(frame["line"] == "fedavg") & (frame["protocol"] == "global-on-global")]
@@ -33,11 +34,14 @@ def test_lines_of_a_grid_name_their_point(make: Any) -> None:
     tree = make(["fedavg"], seeds=(0,), grid={"partition.alpha": [0.1, 1.0]})
     for run in range(2):
         tree.write(run, [{"global-on-global": [(run + 1, 10)]}] * 3)
-    assert list(plots.build_learning_curves(tree.plan)["line"].unique()) == ["fedavg (alpha=0.1)", "fedavg (alpha=1.0)"]
+    assert list(plots.build_learning_curves(StudyData(tree.plan))["line"].unique()) == [
+        "fedavg (alpha=0.1)",
+        "fedavg (alpha=1.0)",
+    ]
 
 
 def test_clients_are_those_with_test_samples_in_the_last_round(two: Any) -> None:
-    frame = plots.build_client_accuracies(two.plan)
+    frame = plots.build_client_accuracies(StudyData(two.plan))
     first = frame[(frame["line"] == "fedavg") & (frame["seed"] == 0) & (frame["protocol"] == "personal-on-local")]
     assert first[["client", "samples", "accuracy"]].to_numpy().tolist() == [[0, 2, 50.0], [1, 8, 50.0]]
     second = frame[(frame["line"] == "fedavg") & (frame["seed"] == 1) & (frame["protocol"] == "personal-on-local")]
@@ -47,7 +51,7 @@ def test_clients_are_those_with_test_samples_in_the_last_round(two: Any) -> None
 def test_cells_of_the_matrices_are_the_last_measured_ones(two: Any) -> None:
     for run, measured in enumerate(({"SL": 0.1, "CR": 0.2}, None, None, None)):
         two.write_matrices(run, measured)
-    frame = plots.build_matrix_cells(two.plan)
+    frame = plots.build_matrix_cells(StudyData(two.plan))
     assert list(frame.columns) == ["line", "matrix", "row", "column", "value"]
     assert len(frame) == 2 * 4
     assert set(frame["line"]) == {"fedavg"}
@@ -65,7 +69,7 @@ def deal(tree: Any) -> None:
 
 def test_partitions_tell_samples_of_clients_and_classes(two: Any) -> None:
     deal(two)
-    contents.write_files(contents.build_plots(two.plan))
+    contents.write_files(contents.build_plots(StudyData(two.plan)))
     assert Path("results/plots/partition.csv").read_text().splitlines() == [
         "partition,client,class,samples",
         '"digits (official split), 2 clients, partition dirichlet (alpha=0.3), seed 0",0,0,2',
@@ -100,7 +104,7 @@ def test_no_name_ends_the_script_of_dvcs_page(make: Any, tmp_path: Path) -> None
     shutil.copytree(ROOT / ".dvc/plots", tmp_path / ".dvc/plots")
     for name in (".dvc/config", "dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
-    contents.write_files(contents.build_tables(tree.plan) | contents.build_plots(tree.plan))
+    contents.write_files(contents.build_tables(StudyData(tree.plan)) | contents.build_plots(StudyData(tree.plan)))
     subprocess.run(["git", "init", "-q"], check=True)
     command = [Path(sys.executable).parent / "dvc", "plots", "show", "-o", "elsewhere"]
     subprocess.run(command, check=True, capture_output=True)
@@ -122,7 +126,7 @@ def test_a_browser_draws_all_plots_without_a_network(two: Any, tmp_path: Path) -
     for name in (".dvc/config", "dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
     two.write_matrices(0, {"SL": 0.1, "CR": 0.2})
-    contents.write_files(contents.build_tables(two.plan) | contents.build_plots(two.plan))
+    contents.write_files(contents.build_tables(StudyData(two.plan)) | contents.build_plots(StudyData(two.plan)))
     subprocess.run(["git", "init", "-q"], check=True)
     command = [Path(sys.executable).parent / "dvc", "plots", "show", "-o", "elsewhere"]
     subprocess.run(command, check=True, capture_output=True)

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from fedpipe.core.errors import ArtifactError, SettingsError
-from fedpipe.report import results, tables
+from fedpipe.report import results
+from fedpipe.report.data import StudyData
 
 
 def accuracy(frame, **wanted):
@@ -16,7 +17,7 @@ def accuracy(frame, **wanted):
 
 
 def test_averages_over_samples_clients_and_the_worst_tenth(two):
-    frame = results.load_accuracies(two.plan)
+    frame = StudyData(two.plan).accuracies
     of = {"algorithm": "fedavg", "seed": 0, "protocol": "personal-on-local"}
     assert accuracy(frame, **of, average="sample") == [0.3, 0.6, 0.5]
     assert accuracy(frame, **of, average="client") == [0.375, 0.75, 0.5]
@@ -24,7 +25,7 @@ def test_averages_over_samples_clients_and_the_worst_tenth(two):
 
 
 def test_the_server_is_one_model_whatever_the_average(two):
-    frame = results.load_accuracies(two.plan)
+    frame = StudyData(two.plan).accuracies
     for average in results.AVERAGES:
         assert accuracy(frame, algorithm="fedavg", seed=1, protocol="global-on-global", average=average) == [
             0.3,
@@ -36,31 +37,31 @@ def test_the_server_is_one_model_whatever_the_average(two):
 def test_the_worst_tenth_of_twenty_clients_are_two(make):
     tree = make(["fedavg"], seeds=[0])
     tree.write(0, [{"personal-on-local": [(right, 20) for right in range(19, -1, -1)]}])
-    assert accuracy(results.load_accuracies(tree.plan), average="worst") == [0.025]  # of 0/20 and 1/20
+    assert accuracy(StudyData(tree.plan).accuracies, average="worst") == [0.025]  # of 0/20 and 1/20
 
 
 @pytest.mark.parametrize(("round", "expected"), [("last", [0.6, 0.8]), ("best", [0.8, 0.8]), ("mean-last", [0.7, 0.6])])
 def test_reported_round(two, round, expected):
-    found = results.compute_reported_accuracies(results.load_accuracies(two.plan), round, last_k=2)
+    found = results.compute_reported_accuracies(StudyData(two.plan).accuracies, round, last_k=2)
     assert accuracy(found, protocol="global-on-global", average="sample") == pytest.approx(expected, abs=1e-15)
 
 
 def test_mean_last_of_more_rounds_than_there_are(two):
-    found = results.compute_reported_accuracies(results.load_accuracies(two.plan), "mean-last", last_k=9)
+    found = results.compute_reported_accuracies(StudyData(two.plan).accuracies, "mean-last", last_k=9)
     of = {"algorithm": "fedavg", "protocol": "global-on-global", "average": "sample"}
     assert accuracy(found, **of) == pytest.approx([1.6 / 3, 0.5], abs=1e-15)
 
 
 def test_bytes_and_seconds(two):
-    assert results.load_mean_traffic(two.plan)["bytes_down"].tolist() == [200, 400, 200, 200]
-    assert results.load_mean_traffic(two.plan)["bytes_up"].tolist() == [200, 400, 200, 200]
-    assert results.load_times(two.plan)["train"].tolist() == [3, 9, 3, 3]
+    assert StudyData(two.plan).mean_traffic["bytes_down"].tolist() == [200, 400, 200, 200]
+    assert StudyData(two.plan).mean_traffic["bytes_up"].tolist() == [200, 400, 200, 200]
+    assert StudyData(two.plan).total_times["train"].tolist() == [3, 9, 3, 3]
 
 
 def test_a_run_that_is_not_complete_is_named(make: Callable):
     tree = make(["fedavg"], seeds=[0])
     with pytest.raises(ArtifactError, match=r"fedavg/000000000000/joined/0003/joined.json is missing"):
-        results.load_accuracies(tree.plan)
+        _ = StudyData(tree.plan).accuracies
 
 
 def test_labels_of_grid_points():
@@ -74,7 +75,7 @@ def test_an_axis_called_like_what_a_method_records_is_told(make: Callable):
     tree = make(["fedavg"], seeds=[0], grid={"left_out": ["all"]})
     tree.write(0, [{"global-on-global": [(1, 2)]}])
     with pytest.raises(SettingsError, match=r"^study.grid.left_out: fedavg records something of that name; the axis"):
-        results.load_rounds(tree.plan)
+        _ = StudyData(tree.plan).rounds
 
 
 @pytest.mark.parametrize("name", ["metrics", "rounds"])
@@ -88,4 +89,4 @@ def test_a_joined_table_with_a_flipped_bit_makes_no_number(make: Callable, name:
         harmed[place] ^= 1
         path.write_bytes(harmed)
         with pytest.raises(ArtifactError, match=rf"^{path} is damaged: .*; delete it and run again"):
-            tables.build_result_table(tree.plan)
+            _ = StudyData(tree.plan).table

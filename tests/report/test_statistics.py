@@ -17,6 +17,7 @@ from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan
 from fedpipe.report import contents, statistics, tables
+from fedpipe.report.data import StudyData
 from fedpipe.settings.report import Report
 from tests import small_studies as studies
 from tests.report.conftest import Tree
@@ -42,7 +43,7 @@ def read_row(frame: pd.DataFrame, **wanted: Any) -> tuple[float, float, int]:
 def test_spread_and_target_by_hand(two: Tree) -> None:
     """FedAvg's clients have 1/2 and 4/8 with one seed, 2/2 and 4/8 with the other; round t: 2 (100 t + 200) bytes."""
     two.change(report=EVERYTHING)
-    frame = statistics.build_statistics_table(two.plan)
+    frame = StudyData(two.plan).statistics
     local = {"algorithm": "fedavg", "protocol": "personal-on-local"}
     assert read_row(frame, **local, statistic="client_std") == pytest.approx((12.5, math.sqrt(312.5), 2))
     assert read_row(frame, **local, statistic="worst_tenth") == pytest.approx((50, 0, 2))
@@ -63,14 +64,14 @@ def test_a_target_that_some_seeds_reach_says_how_many(make: Any) -> None:
         )
     chosen = ("rounds_to_target", "bytes_to_target")
     tree.change(
-        report=EVERYTHING.model_copy(update={"target": 0.8, "statistics": chosen}), protocols=("personal-on-local",)
+        report=EVERYTHING.model_copy(update=dict(target=0.8, statistics=chosen)), protocols=("personal-on-local",)
     )
-    frame = statistics.build_statistics_table(tree.plan)
+    frame = StudyData(tree.plan).statistics
     found = read_row(frame, algorithm="fedavg", protocol="personal-on-local", statistic="rounds_to_target")
     assert (found[0], found[2]) == (2, 1)
     assert read_row(frame, algorithm="local", protocol="personal-on-local", statistic="rounds_to_target")[2] == 0
-    text = tables.render_markdown(tree.plan, tables.build_result_table(tree.plan))
-    below = text.partition("By personal-on-local")[2].splitlines()
+    text = tables.render_markdown(StudyData(tree.plan))
+    below = text.partition("\nLocal test accuracy (personalized); ")[2].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in below if line.startswith("|")][:4]
     assert cells[0] == ["algorithm", "rounds to 80 %", "bytes to 80 %"]
     assert cells[2:] == [
@@ -85,7 +86,7 @@ def test_differences_are_scipys_paired_t_interval(make: Any) -> None:
     for index, run in enumerate(tree.runs):
         tree.write(index, [{"global-on-global": [(right[run.algorithm][run.seed], 10)]}])
     tree.change(report=EVERYTHING)
-    frame = statistics.build_statistics_table(tree.plan)
+    frame = StudyData(tree.plan).statistics
     found = frame[frame["statistic"] == "difference"]
     assert list(found["algorithms.feddw.mu"]) == ["1", "2"], "the baseline has none, and mu does not concern it"
     ours, base = (10 * np.array(right[name]) for name in ("feddw", "fedavg"))
@@ -94,11 +95,7 @@ def test_differences_are_scipys_paired_t_interval(make: Any) -> None:
         assert row["mean"] - row["half_width"] == pytest.approx(low, rel=1e-12)
         assert row["mean"] + row["half_width"] == pytest.approx(high, rel=1e-12)
         assert (row["std"], row["seeds"]) == (pytest.approx((ours - base).std(ddof=1)), 3)
-    line = next(
-        line
-        for line in tables.render_markdown(tree.plan, tables.build_result_table(tree.plan)).splitlines()
-        if "+10.00 ±" in line
-    )
+    line = next(line for line in tables.render_markdown(StudyData(tree.plan)).splitlines() if "+10.00 ±" in line)
     assert f"+10.00 ± {(high - low) / 2:.2f}" in line
     assert "*" not in line, "the interval holds zero"
 
@@ -109,7 +106,7 @@ def test_a_baseline_that_varies_itself_is_no_baseline(make: Any) -> None:
     for index in range(len(tree.runs)):
         tree.write(index, [{"global-on-global": [(index, 10)]}])
     tree.change(report=EVERYTHING)
-    assert "difference" not in set(statistics.build_statistics_table(tree.plan)["statistic"])
+    assert "difference" not in set(StudyData(tree.plan).statistics["statistic"])
 
 
 def test_one_seed_has_no_interval(make: Any) -> None:
@@ -117,11 +114,11 @@ def test_one_seed_has_no_interval(make: Any) -> None:
     for index in range(2):
         tree.write(index, [{"global-on-global": [(3 + index, 10)]}])
     tree.change(report=EVERYTHING)
-    frame = statistics.build_statistics_table(tree.plan)
+    frame = StudyData(tree.plan).statistics
     (row,) = frame[frame["statistic"] == "difference"].to_dict("records")
     assert (row["mean"], row["seeds"]) == (pytest.approx(10), 1)
     assert math.isnan(row["half_width"])
-    assert "+10.00 (one seed)" in tables.render_markdown(tree.plan, tables.build_result_table(tree.plan))
+    assert "+10.00 (one seed)" in tables.render_markdown(StudyData(tree.plan))
 
 
 def metrics(answers: list[tuple[np.ndarray, np.ndarray]], classes: int) -> pd.DataFrame:
@@ -161,12 +158,12 @@ def test_the_last_round_measured_counts() -> None:
 
 
 def test_the_table_has_them_below_where_they_are_asked_for(two: Tree) -> None:
-    plain = tables.render_markdown(two.plan, tables.build_result_table(two.plan))
+    plain = tables.render_markdown(StudyData(two.plan))
     chosen = ("worst_tenth", "client_std", "rounds_to_target", "bytes_to_target", "difference")
-    two.change(report=EVERYTHING.model_copy(update={"statistics": chosen}), protocols=("personal-on-local",))
-    text = tables.render_markdown(two.plan, tables.build_result_table(two.plan))
+    two.change(report=EVERYTHING.model_copy(update=dict(statistics=chosen)), protocols=("personal-on-local",))
+    text = tables.render_markdown(StudyData(two.plan))
     assert "worst tenth" not in plain
-    below = text.partition("By personal-on-local")[2].splitlines()
+    below = text.partition("\nLocal test accuracy (personalized); ")[2].splitlines()
     head, _, fedavg, local = [line for line in below if line.startswith("|")][:4]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, fedavg, local)]
     assert cells[0] == ["algorithm", "worst tenth", "std of clients", "rounds to 50 %", "bytes to 50 %", "− fedavg"]
@@ -184,13 +181,13 @@ def test_below_the_best_of_a_grid_differences_are_to_the_best_of_the_baseline(ma
         tree.write(run, [{"global-on-global": [(right, 10)]}])
     report = EVERYTHING.model_copy(update={"statistics": ("difference",), "best_over": (rate,)})
     tree.change(report=report, protocols=("global-on-global",))
-    text = tables.render_markdown(tree.plan, tables.build_result_table(tree.plan))
+    text = tables.render_markdown(StudyData(tree.plan))
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:5] == "| fed"]
     assert [row[:3] for row in rows[:2]] == [["fedavg", "0.05", "80.00 ± 0.00"], ["fedprox", "0.01", "70.00 ± 0.00"]]
     assert [row[:2] for row in rows[2:4]] == [["fedavg", "0.05"], ["fedprox", "0.01"]]
     assert rows[3][2].startswith("-10.00 "), "and not 20 above FedAvg's 50 % at this rate"
     assert "Differences of the accuracies above to the best of fedavg are paired by seed" in text
-    frame = statistics.build_statistics_table(tree.plan).query("statistic == 'difference'")
+    frame = StudyData(tree.plan).statistics.query("statistic == 'difference'")
     assert frame[rate].tolist() == ["0.01", "0.05"]
     assert frame["mean"].tolist() == pytest.approx([-10, -20])
 
@@ -202,24 +199,22 @@ def test_what_is_not_searched_is_the_same_for_the_baseline(make: Any) -> None:
         tree.write(run, [{"global-on-global": [(right, 10)]}])
     report = EVERYTHING.model_copy(update={"statistics": ("difference",), "best_over": (rate,)})
     tree.change(report=report, protocols=("global-on-global",))
-    found = (
-        statistics.build_statistics_table(tree.plan).query("statistic == 'difference'").set_index([alpha, rate])["mean"]
-    )
+    found = StudyData(tree.plan).statistics.query("statistic == 'difference'").set_index([alpha, rate])["mean"]
     wanted = {("0.1", "0.01"): -20, ("0.1", "0.05"): -10, ("0.5", "0.01"): -10, ("0.5", "0.05"): 10}
     assert found.to_dict() == pytest.approx(wanted)
-    text = tables.render_markdown(tree.plan, tables.build_result_table(tree.plan))
+    text = tables.render_markdown(StudyData(tree.plan))
     assert "to the best of fedavg at the same point of the grid are paired" in text
 
 
 def test_statistics_are_written_and_verified_with_the_tables(two: Tree) -> None:
-    contents.write_files(contents.build_tables(two.plan))
+    contents.write_files(contents.build_tables(StudyData(two.plan)))
     path = Path("results/tables/statistics.csv")
     written = pd.read_csv(path)
     assert set(written["statistic"]) == {*statistics.FAIRNESS_COLUMNS}, "of runs from before classes were counted"
-    contents.check_tables(two.plan, path.name)
+    contents.check_tables(StudyData(two.plan), path.name)
     path.write_bytes(path.read_bytes().replace(b"12.5", b"12.6"))
     with pytest.raises(ArtifactError, match=r"statistics.csv is not what the runs of params.yaml give"):
-        contents.check_tables(two.plan, path.name)
+        contents.check_tables(StudyData(two.plan), path.name)
 
 
 REFUSED = [

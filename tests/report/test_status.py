@@ -88,9 +88,9 @@ def test_rounds_accuracy_rate_and_time_left(made: NewPlan) -> None:
     done, begun, waiting = status.load_progress(made)[0]
     table = layout.read_merged_table(made.runs[0].files.merged_files(3).metrics).to_pandas()
     last = table[(table["round"] == 3) & (table["protocol"] == made.protocols[0])]
-    assert done == RunProgress("fedavg seed 0", "done", 3, 3, last["correct"].sum() / last["total"].sum(), 2.0)
+    assert done == RunProgress("FedAvg seed 0", "done", 3, 3, last["correct"].sum() / last["total"].sum(), 2.0)
     assert (begun.state, begun.rounds, begun.seconds, begun.seconds_left) == ("stopped", 2, 2.0, 2.0)
-    assert waiting == RunProgress("scaffold seed 0", "waiting", 0, 3, None, None)
+    assert waiting == RunProgress("SCAFFOLD seed 0", "waiting", 0, 3, None, None)
     assert status.summarize_progress([done, begun, waiting]) == (
         "3 runs (1 done, 1 waiting, 1 stopped), 5 of 9 rounds; about 8 s left"
     )
@@ -293,10 +293,10 @@ def test_runs_at_work_come_first_and_what_has_no_room_is_counted(made: NewPlan) 
     log = Path(snakemake(made, BEGUN))
     files.write_bytes(log, b"")
     rows = [line.split()[0] for line in shown(made).splitlines()[3:]]
-    assert rows == ["fedprox", "scaffold", "fedavg"]
+    assert rows == ["FedProx", "SCAFFOLD", "FedAvg"]
     small = shown(made, height=7)
-    assert "fedprox" in small
-    assert "scaffold" not in small
+    assert "FedProx" in small
+    assert "SCAFFOLD" not in small
     assert "… and 2 more" in small
 
 
@@ -317,10 +317,12 @@ def test_one_named_protocol_for_all_runs_and_a_dash_for_methods_without_it() -> 
     made = studies.prepare(studies.settings(("fedavg", "local", "fedprox"), 1))
     for run in studies.open_runs(made)[:2]:
         list(run.run_segment(1))
-    head, *rows = [line.split() for line in shown(made).splitlines()[2:]]
-    assert head == ["run", "rounds", "global-on-global", "s/round", "left", "state"]
+    _, metric, *lines = shown(made).splitlines()
+    assert metric.strip() == "accuracy: Global test accuracy (global model)"
+    head, *rows = [line.split() for line in lines]
+    assert head == ["run", "rounds", "accuracy", "s/round", "left", "state"]
     table = files.read_parquet(made.runs[0].files.round(1).metrics).to_pandas()
     mine = table[table["protocol"] == "global-on-global"]
     accuracy = f"{100 * mine['correct'].sum() / mine['total'].sum():.2f}"
-    assert {row[0]: accuracy in row for row in rows} == {"fedavg": True, "local": False, "fedprox": False}
-    assert {row[0]: "–" in row for row in rows} == {"fedavg": False, "local": True, "fedprox": False}
+    assert {row[0]: accuracy in row for row in rows} == {"FedAvg": True, "Local": False, "FedProx": False}
+    assert {row[0]: "–" in row for row in rows} == {"FedAvg": False, "Local": True, "FedProx": False}

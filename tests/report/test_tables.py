@@ -7,6 +7,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import layout
 from fedpipe.data import heterogeneity
 from fedpipe.report import contents, curves, table_notes, tables
-from fedpipe.report.words import format_bytes
+from fedpipe.report.data import StudyData
+from fedpipe.report.words import format_bytes, format_metric
+from fedpipe.settings.base import Protocol
 from fedpipe.settings.report import Report
 
 
@@ -42,7 +45,7 @@ def grid(make):
 
 
 def test_mean_and_sample_deviation_over_seeds(two):
-    table = tables.build_result_table(two.plan)
+    table = StudyData(two.plan).table
     assert len(table) == 2 * 2 * 3 * 3  # algorithms, protocols, averages, rounds
     found = cell(table, algorithm="fedavg", protocol="global-on-global", average="sample", round="last")
     assert found["mean"] == pytest.approx(70)
@@ -59,7 +62,7 @@ def test_mean_and_sample_deviation_over_seeds(two):
 
 def test_a_protocol_that_is_not_there_has_no_number(two):
     found = cell(
-        tables.build_result_table(two.plan),
+        StudyData(two.plan).table,
         algorithm="local",
         protocol="global-on-global",
         average="sample",
@@ -74,33 +77,38 @@ def test_an_algorithm_without_any_of_the_protocols_keeps_its_row(make):
     tree = make(["fedavg", "local"], [0])
     tree.write(0, one_round(5))
     tree.write(1, [{}])
-    table = tables.build_result_table(tree.plan)
-    assert "| local       |                  – |                   – |" in tables.render_markdown(tree.plan, table)
-    assert tables.build_dvc_metrics(tree.plan, table) == {"fedavg": 50.0}
+    assert "| local | – | – |" in " ".join(tables.render_markdown(StudyData(tree.plan)).split())
+    assert tables.build_dvc_metrics(StudyData(tree.plan)) == {"fedavg": 50.0}
 
 
 def test_what_a_method_has_measured_beside_its_protocols_is_in_the_file_alone(make):
     tree = make(["feddyn", "fedavg"], [0])
     tree.write(0, [one_round(5)[0] | {"mean-on-global": [(7, 10)]}])
     tree.write(1, one_round(4))
-    table = tables.build_result_table(tree.plan)
+    table = StudyData(tree.plan).table
     assert cell(table, algorithm="feddyn", protocol="mean-on-global", average="sample", round="last")["mean"] == 70
     assert cell(table, algorithm="fedavg", protocol="mean-on-global", average="sample", round="last")["seeds"] == 0
-    assert "mean-on-global" not in tables.render_markdown(tree.plan, table)
-    assert tables.build_dvc_metrics(tree.plan, table) == {"feddyn": 50.0, "fedavg": 40.0}
-    assert set(curves.load_curves(tree.plan)["protocol"]) == {"global-on-global", "personal-on-local"}
+    assert "mean-on-global" not in tables.render_markdown(StudyData(tree.plan))
+    assert tables.build_dvc_metrics(StudyData(tree.plan)) == {"feddyn": 50.0, "fedavg": 40.0}
+    assert set(curves.build_curves(StudyData(tree.plan))["protocol"]) == {"global-on-global", "personal-on-local"}
 
 
 def test_markdown(two):
-    text = tables.render_markdown(two.plan, tables.build_result_table(two.plan))
+    text = tables.render_markdown(StudyData(two.plan))
     assert text == (
         "Test accuracy (%) in the last round measured (3 rounds), over all test samples; mean ± standard deviation "
         "over 2 seeds. Bytes are those of one participant in one round. A dash: the method has no such model. "
         "Data: digits (official split), 2 clients, partition dirichlet (alpha=0.3).\n\n"
-        "| algorithm   |   global-on-global |   personal-on-local |   bytes down |   bytes up |\n"
-        "|:------------|-------------------:|--------------------:|-------------:|-----------:|\n"
-        "| fedavg      |      70.00 ± 14.14 |        55.00 ± 7.07 |        300 B |      300 B |\n"
-        "| local       |                  – |       50.00 ± 23.57 |        200 B |      200 B |\n\n"
+        "| algorithm   |   Global test accuracy (global model) |   Local test accuracy (personalized) "
+        "|   bytes down |   bytes up |\n"
+        "|:------------|--------------------------------------:|-------------------------------------:"
+        "|-------------:|-----------:|\n"
+        "| fedavg      |                         70.00 ± 14.14 |                         55.00 ± 7.07 "
+        "|        300 B |      300 B |\n"
+        "| local       |                                     – |                        50.00 ± 23.57 "
+        "|        200 B |      200 B |\n\n"
+        "In params.yaml and results.csv, Global test accuracy (global model) is global-on-global, Local test accuracy "
+        "(personalized) is personal-on-local.\n\n"
         "How unlike the clients are: label entropy and distance to the label distribution of all (mean over clients), "
         "inequality of sizes; mean over seeds.\n\n"
         "| data                                                                |   label entropy (bits) |   "
@@ -115,22 +123,21 @@ def test_markdown(two):
 
 def test_settings_of_the_report_choose_the_number(two):
     two.change(report=Report(round="best", last_k=2, average="client"))
-    table = tables.build_result_table(two.plan)
-    text = tables.render_markdown(two.plan, table)
+    text = tables.render_markdown(StudyData(two.plan))
     assert "in each run's best round" in text
     assert "mean of the clients' accuracies" in text
     assert "| 80.00 ± 0.00 |" in " ".join(text.split())
     assert "| 75.00 ± 0.00 |" in " ".join(text.split())
     two.change(protocols=("personal-on-local", "global-on-global"))
-    assert tables.build_dvc_metrics(two.plan, table)["fedavg"] == 75.0
+    assert tables.build_dvc_metrics(StudyData(two.plan))["fedavg"] == 75.0
 
 
 def test_one_seed_has_no_deviation(make):
     tree = make(["fedavg"], [7])
     tree.write(0, one_round(5))
-    table = tables.build_result_table(tree.plan)
+    table = StudyData(tree.plan).table
     assert table["std"].isna().all()
-    text = tables.render_markdown(tree.plan, table)
+    text = tables.render_markdown(StudyData(tree.plan))
     assert "; one seed." in text
     assert "| 50.00 |" in " ".join(text.split())
     assert "±" not in text
@@ -139,19 +146,19 @@ def test_one_seed_has_no_deviation(make):
 
 def test_runs_made_in_different_places_are_all_named(two):
     two.write(0, one_round(5), device="NVIDIA H100", executor="stack of 32")
-    text = tables.render_markdown(two.plan, tables.build_result_table(two.plan))
+    text = tables.render_markdown(StudyData(two.plan))
     assert "Made by the stack of 32 executor on NVIDIA H100, with" in text
     assert text.count("Made by") == 2
 
 
 def test_metrics_are_one_number_a_method_by_the_first_protocol(two):
-    assert tables.build_dvc_metrics(two.plan, tables.build_result_table(two.plan)) == {"fedavg": 70.0}
+    assert tables.build_dvc_metrics(StudyData(two.plan)) == {"fedavg": 70.0}
     two.change(protocols=("personal-on-local", "global-on-global"))
-    assert tables.build_dvc_metrics(two.plan, tables.build_result_table(two.plan)) == {"fedavg": 55.0, "local": 50.0}
+    assert tables.build_dvc_metrics(StudyData(two.plan)) == {"fedavg": 55.0, "local": 50.0}
 
 
 def test_a_grid_adds_columns_and_a_level(grid):
-    table = tables.build_result_table(grid.plan)
+    table = StudyData(grid.plan).table
     shown = table[
         (table["protocol"] == "global-on-global") & (table["average"] == "sample") & (table["round"] == "last")
     ]
@@ -164,10 +171,10 @@ def test_a_grid_adds_columns_and_a_level(grid):
         ["fedprox", "0.5", "1", 40],
         ["fedprox", "0.5", "2", 50],
     ]
-    metrics = tables.build_dvc_metrics(grid.plan, table)
+    metrics = tables.build_dvc_metrics(StudyData(grid.plan))
     assert metrics["fedavg"] == {"alpha=0.1": 0.0, "alpha=0.5": 30.0}
     assert metrics["fedprox"]["alpha=0.1, mu=2"] == 20.0
-    text = tables.render_markdown(grid.plan, table)
+    text = tables.render_markdown(StudyData(grid.plan))
     assert "| algorithm   | alpha   | mu   |" in text
     assert "| fedavg      | 0.5     | –    |" in text
 
@@ -185,11 +192,13 @@ def test_the_caption_tells_data_sets_apart_in_the_order_of_the_study(make):
     )
 
 
-def test_the_caption_tells_which_columns_are_not_of_test_samples(make):
-    tree = make(["fedavg"], [0])
-    assert "Columns" not in tables.build_caption(tree.plan)
-    tree.change(protocols=("personal-on-local", "personal-on-train", "trained-on-train", "global-on-validation"))
-    assert "Columns on-train and on-validation are of those samples of the clients. " in tables.build_caption(tree.plan)
+def test_each_metric_has_a_name_of_its_own_that_says_which_samples(two):
+    names = {protocol: format_metric(protocol) for protocol in get_args(Protocol)}
+    assert len(set(names.values())) == len(names)
+    assert names["personal-on-train"] == "Local training accuracy (personalized)"
+    assert names["finetuned-on-validation"] == "Local validation accuracy (fine-tuned)"
+    assert not set(names) & set(names.values())
+    assert format_metric("mean-on-global") == "mean-on-global", "what a method measures beside the protocols"
 
 
 def test_of_a_data_set_all_is_told_that_is_not_by_default():
@@ -215,7 +224,7 @@ def test_two_files_of_ones_own_are_two_data_sets(make):
     tree.write_table(path, heterogeneity.summarize_clients(np.array([[5, 0], [0, 5]])), "assignment.json")
     for run in range(2):
         tree.write(run, one_round(run))
-    text = tables.render_markdown(tree.plan, tables.build_result_table(tree.plan))
+    text = tables.render_markdown(StudyData(tree.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:2] for line in text.splitlines() if line.startswith("| npz")]
     assert rows == [
         ["npz (official split), 2 clients, partition iid, data aaaaaaaaaaaa…", "0.50"],
@@ -228,25 +237,25 @@ def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
     tree.write(0, one_round(6))
     tree.write(1, [{"personal-on-local": [(7, 10), (9, 10)]}])
     tree.change(shown={"local": "personal-on-local"})
-    text = tables.render_markdown(tree.plan, tables.build_result_table(tree.plan))
-    assert "Column `shown`: by global-on-global, or by the protocol that stands there." in text
+    text = tables.render_markdown(StudyData(tree.plan))
+    assert "Column `shown`: Global test accuracy (global model), or the metric in parentheses." in text
     head, _, fedavg, local = [
         re.split(r" *\| *", line.strip("| ")) for line in text.splitlines() if line.startswith("|")
     ][:4]
-    assert head[:4] == ["algorithm", "shown", "global-on-global", "personal-on-local"]
+    assert head[:4] == ["algorithm", "shown", *map(format_metric, ("global-on-global", "personal-on-local"))]
     assert fedavg[:4] == ["fedavg", "60.00", "60.00", "60.00"]
-    assert local[:4] == ["local", "80.00 (personal-on-local)", "–", "80.00"]
+    assert local[:4] == ["local", "80.00 (Local test accuracy (personalized))", "–", "80.00"]
 
 
 def test_people_read_titles_and_programs_labels(grid):
     searched = Report(best_over=("algorithms.fedprox.mu",), last_k=2, statistics=("difference",), baseline="fedavg")
     grid.change(report=searched)
-    before = contents.build_tables(grid.plan)
+    before = contents.build_tables(StudyData(grid.plan))
     grid.change(titles={"fedavg": "FedAvg <b>", "fedprox": "FedProx (μ ≥ 1)"})
-    after = contents.build_tables(grid.plan)
+    after = contents.build_tables(StudyData(grid.plan))
     changed = {path.name for path in after if after[path] != before[path]}
     assert changed == {"results.md", "results.html"}, "metrics.json, statistics.csv, ... have the labels"
-    text = tables.render_markdown(grid.plan, tables.build_result_table(grid.plan))
+    text = tables.render_markdown(StudyData(grid.plan))
     heads = [re.split(r" *\| *", line.strip("| "))[0] for line in text.splitlines() if line.startswith("| ")]
     assert heads[:10] == ["algorithm", *["FedAvg &lt;b&gt;"] * 2, *["FedProx (μ ≥ 1)"] * 2] * 2
     assert "mu: the best of FedProx (μ ≥ 1) lies at the edge of the grid, 2: a wider grid may be better." in text
@@ -256,7 +265,7 @@ def test_people_read_titles_and_programs_labels(grid):
     )
     assert "fedavg" not in text
     assert "fedprox (" not in text
-    assert "<td>FedAvg &lt;b&gt;" in tables.render_html(grid.plan, tables.build_result_table(grid.plan))
+    assert "<td>FedAvg &lt;b&gt;" in tables.render_html(StudyData(grid.plan))
 
 
 def give(tree, own):
@@ -266,10 +275,10 @@ def give(tree, own):
 
 def test_settings_that_a_method_has_alone_stand_below_the_table(two):
     """Else a table mixes budgets of training without a word."""
-    plain = contents.build_tables(two.plan)
+    plain = contents.build_tables(StudyData(two.plan))
     alone = {"federation.local_epochs": 15, "model.hidden": [8], "federation.optimizer": "<adam>"}
     give(two, lambda cell: alone if cell.algorithm == "local" else {})
-    made = contents.build_tables(two.plan)
+    made = contents.build_tables(StudyData(two.plan))
     told = "local has settings of its own: federation.local_epochs=15, model.hidden=[8], federation.optimizer="
     place = Path("results/tables/results.md")
     rows, _, rest = made[place].decode().partition(f"\n\n{told}&lt;adam&gt;.\n\n")
@@ -277,7 +286,7 @@ def test_settings_that_a_method_has_alone_stand_below_the_table(two):
     assert rows.splitlines()[-1].startswith("| local ")
     assert f"<p>{told}&lt;adam&gt;.</p>" in made[place.with_suffix(".html")].decode()
     contents.write_files(made)
-    assert told in contents.render_results(two.plan)
+    assert told in contents.render_results(StudyData(two.plan))
     changed = {path for path in made if made[path] != plain[path]}
     assert changed == {place, place.with_suffix(".html")}
 
@@ -285,7 +294,7 @@ def test_settings_that_a_method_has_alone_stand_below_the_table(two):
 def test_of_settings_at_some_points_alone_the_points_are_told(grid):
     grid.change(titles={"fedprox": "FedProx"})
     give(grid, lambda cell: {"federation.rounds": 9} if cell.grid["partition.alpha"] == 0.1 else {})
-    text = tables.render_markdown(grid.plan, tables.build_result_table(grid.plan))
+    text = tables.render_markdown(StudyData(grid.plan))
     assert "\nfedavg (alpha=0.1) has settings of its own: federation.rounds=9.\n" in text
     assert "\nFedProx (alpha=0.1, mu=1; alpha=0.1, mu=2) has settings of its own: federation.rounds=9.\n" in text
 
@@ -299,7 +308,7 @@ def test_no_text_of_a_csv_file_is_a_formula(make):
     tree = make(["fedavg"], [0], {"data": values})
     for run in range(len(values)):
         tree.write(run, one_round(run))
-    made = contents.build_tables(tree.plan)
+    made = contents.build_tables(StudyData(tree.plan))
     for name in ("tables/results.csv", "tables/times.csv", "plots/curves.csv"):
         rows = list(csv.DictReader(io.StringIO(made[Path("results") / name].decode())))
         found = list(dict.fromkeys(row["data"] for row in rows))
@@ -312,8 +321,7 @@ def test_nothing_that_a_user_calls_something_is_markup(make):
     for run in range(2):
         tree.write(run, one_round(run))
     tree.change(titles={"fedavg": hostile}, warnings=(hostile,), params=Path(f"studies/{hostile}.yaml"))
-    table = tables.build_result_table(tree.plan)
-    text, page = tables.render_markdown(tree.plan, table), tables.render_html(tree.plan, table)
+    text, page = tables.render_markdown(StudyData(tree.plan)), tables.render_html(StudyData(tree.plan))
     assert "<" not in text.replace("<br>", "")
     assert text.count("&lt;img src=x onerror=") == 4  # two rows of a title, a value, a warning
     assert "&amp;lt;b&gt;" in text
@@ -326,8 +334,8 @@ def test_the_best_of_a_grid_stands_in_peoples_table_for_each_method_and_column(g
     """Runs by grid point, then algorithm: right answers of 10 are 0 to 5; the last of each column is its best."""
     grid.change(report=grid.plan.report.model_copy(update={"best_over": ("algorithms.fedprox.mu",)}))
     grid.write(1, one_round(9))  # fedprox at alpha 0.1 and mu 1
-    table = tables.build_result_table(grid.plan)
-    text = tables.render_markdown(grid.plan, table)
+    table = StudyData(grid.plan).table
+    text = tables.render_markdown(StudyData(grid.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:4] for line in text.splitlines() if line.startswith("| fed")]
     assert rows == [
         ["fedavg", "0.1", "–", "0.00"],
@@ -343,7 +351,7 @@ def test_a_grid_of_an_entrys_algorithm_leaves_the_methods_names(make):
     tree = make(["prox", "fedavg"], [0], {"algorithms.prox.algorithm": ["fedavg", "fedprox"]})
     for run in range(len(tree.runs)):
         tree.write(run, one_round(run))
-    text = tables.render_markdown(tree.plan, tables.build_result_table(tree.plan))
+    text = tables.render_markdown(StudyData(tree.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:3] for line in text.splitlines() if line.startswith("| ")]
     assert rows[:4] == [
         ["algorithm", "algorithms.prox.algorithm", "global-on-global"],
@@ -357,12 +365,12 @@ def test_a_grid_of_lists(make):
     tree = make(["fedavg"], [0], {"model.channels": [[8, 16], [16, 32]]})
     tree.write(0, one_round(1))
     tree.write(1, one_round(2))
-    metrics = tables.build_dvc_metrics(tree.plan, tables.build_result_table(tree.plan))
+    metrics = tables.build_dvc_metrics(StudyData(tree.plan))
     assert metrics["fedavg"]["channels=[16, 32]"] == 20.0
 
 
 def test_curves(two):
-    found = curves.load_curves(two.plan)
+    found = curves.build_curves(StudyData(two.plan))
     rows = found[(found["algorithm"] == "fedavg") & (found["protocol"] == "global-on-global")]
     assert rows["round"].tolist() == [1, 2, 3]
     assert rows["seeds"].tolist() == [2, 2, 2]
@@ -381,9 +389,9 @@ def test_sizes(count, text):
 def test_files_are_written_with_the_same_bytes_each_time(two):
     names = [f"tables/{name}" for name in ("results.csv", "results.md", "statistics.csv", "times.csv")]
     names += ["metrics.json", "plots/curves.csv"]
-    contents.write_files(contents.build_tables(two.plan))
+    contents.write_files(contents.build_tables(StudyData(two.plan)))
     first = {name: (Path("results") / name).read_bytes() for name in names}
-    contents.write_files(contents.build_tables(two.plan))
+    contents.write_files(contents.build_tables(StudyData(two.plan)))
     assert {name: (Path("results") / name).read_bytes() for name in names} == first
     assert json.loads(first["metrics.json"])["fedavg"] == 70.0
     assert first["tables/times.csv"] == (
@@ -392,20 +400,20 @@ def test_files_are_written_with_the_same_bytes_each_time(two):
 
 
 def test_times_change_neither_results_nor_metrics(two):
-    contents.write_files(contents.build_tables(two.plan))
+    contents.write_files(contents.build_tables(StudyData(two.plan)))
     before = [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")]
     for run in range(len(two.runs)):
         path = two.joined(run).times
         two.write_json(path, json.loads(path.read_text().replace('"train": ', '"train": 1')))
-    contents.write_files(contents.build_tables(two.plan))
+    contents.write_files(contents.build_tables(StudyData(two.plan)))
     assert [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")] == before
 
 
 def test_show(two):
     with pytest.raises(ArtifactError, match=r"results/tables/results.md is missing"):
-        contents.render_results(two.plan)
-    contents.write_files(contents.build_tables(two.plan))
-    contents.write_figure_curves(two.plan)
-    text = contents.render_results(two.plan)
+        contents.render_results(StudyData(two.plan))
+    contents.write_files(contents.build_tables(StudyData(two.plan)))
+    contents.write_figure_curves(StudyData(two.plan))
+    text = contents.render_results(StudyData(two.plan))
     assert "70.00 ± 14.14" in text
     assert text.endswith("results/figures/curves.svg")

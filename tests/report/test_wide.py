@@ -16,8 +16,10 @@ from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import files, layout
 from fedpipe.planning.plan import Plan
 from fedpipe.report import contents, table_notes, tables, wide
+from fedpipe.report.data import StudyData
 
 LAST = "global-on-global"
+GLOBAL, LOCAL = "Global test accuracy (global model)", "Local test accuracy (personalized)"
 
 
 def right(server, clients=None):
@@ -27,7 +29,7 @@ def right(server, clients=None):
 
 
 def latex(tree, **other):
-    return wide.render_latex(tree.plan, tables.build_result_table(tree.plan), **other)
+    return wide.render_latex(StudyData(tree.plan), **other)
 
 
 def lines(text):
@@ -38,7 +40,7 @@ def lines(text):
 
 def table(tree):
     """The same of CSV: the head and the rows."""
-    head, *rows = csv.reader(io.StringIO(wide.render_csv(tree.plan, tables.build_result_table(tree.plan))))
+    head, *rows = csv.reader(io.StringIO(wide.render_csv(StudyData(tree.plan))))
     return head, rows
 
 
@@ -101,7 +103,8 @@ def test_latex_of_two_axes_and_two_protocols(paper):
     assert latex(paper) == (
         r"""% made by fedpipe: `fedpipe show --params params.yaml --format latex`; needs \usepackage{booktabs}.
 % Test accuracy (%) in the last round measured (3 rounds), over all test samples; mean ± standard deviation over 2 seeds.
-% Protocols: global-on-global, personal-on-local. A dash: the method has no such model.
+% Global test accuracy (global model); Local test accuracy (personalized). A dash: the method has no such model.
+% In params.yaml and results.csv, Global test accuracy (global model) is global-on-global, Local test accuracy (personalized) is personal-on-local.
 % Of each column the best is bold and the second best underlined.
 % Data: digits (official split), 2 clients, partition dirichlet (alpha=0.3).
 % Made by the loop executor on x86_64, with fedpipe 0.1.0, torch 2.11.0.
@@ -111,7 +114,7 @@ def test_latex_of_two_axes_and_two_protocols(paper):
 \cmidrule(lr){3-6} \cmidrule(lr){7-10}
 &  & \multicolumn{2}{c}{alpha=0.1} & \multicolumn{2}{c}{alpha=0.5} & \multicolumn{2}{c}{alpha=0.1} & \multicolumn{2}{c}{alpha=0.5} \\
 \cmidrule(lr){3-4} \cmidrule(lr){5-6} \cmidrule(lr){7-8} \cmidrule(lr){9-10}
-algorithm & mu & global-on-global & personal-on-local & global-on-global & personal-on-local & global-on-global & personal-on-local & global-on-global & personal-on-local \\
+algorithm & mu & Global test accuracy (global model) & Local test accuracy (personalized) & Global test accuracy (global model) & Local test accuracy (personalized) & Global test accuracy (global model) & Local test accuracy (personalized) & Global test accuracy (global model) & Local test accuracy (personalized) \\
 \midrule
 fedavg & -- & 20.50 $\pm$ 0.71 & \textbf{89.50 $\pm$ 0.71} & 28.50 $\pm$ 0.71 & \textbf{81.50 $\pm$ 0.71} & 36.50 $\pm$ 0.71 & \textbf{73.50 $\pm$ 0.71} & 44.50 $\pm$ 0.71 & \textbf{65.50 $\pm$ 0.71} \\
 fedprox & 1 & \underline{22.50 $\pm$ 0.71} & \underline{87.50 $\pm$ 0.71} & \underline{30.50 $\pm$ 0.71} & \underline{79.50 $\pm$ 0.71} & \underline{38.50 $\pm$ 0.71} & \underline{71.50 $\pm$ 0.71} & \underline{46.50 $\pm$ 0.71} & \underline{63.50 $\pm$ 0.71} \\
@@ -125,7 +128,7 @@ local & -- & -- & 85.50 $\pm$ 0.71 & -- & 77.50 $\pm$ 0.71 & -- & 69.50 $\pm$ 0.
 
 def test_csv_has_the_same_numbers_under_heads_of_one_line(paper):
     head, rows = table(paper)
-    assert head[:4] == ["algorithm", "mu", f"MNIST / alpha=0.1 / {LAST}", "MNIST / alpha=0.1 / personal-on-local"]
+    assert head[:4] == ["algorithm", "mu", *(f"MNIST / alpha=0.1 / {name}" for name in (GLOBAL, LOCAL))]
     assert len(head) == 2 + 2 * 2 * 2
     assert [row[:2] for row in rows] == [["fedavg", "–"], ["fedprox", "1"], ["fedprox", "2"], ["local", "–"]]
     assert rows[0][2] == "20.50 ± 0.71"
@@ -146,7 +149,7 @@ def test_levels_are_in_the_order_of_the_study_though_a_plan_is_read_by_the_alpha
 
 
 def test_every_number_is_one_of_peoples_table(paper):
-    shown = tables.render_markdown(paper.plan, tables.build_result_table(paper.plan))
+    shown = tables.render_markdown(StudyData(paper.plan))
     for row in table(paper)[1]:
         for text in row[2:]:
             assert f" {text} |" in shown
@@ -176,15 +179,15 @@ def test_a_method_alone_is_best_of_nothing(make):
 
 def test_without_a_grid_a_column_is_a_protocol(two):
     text = latex(two)
-    assert "\nalgorithm & global-on-global & personal-on-local \\\\\n\\midrule" in text
+    assert f"\nalgorithm & {GLOBAL} & {LOCAL} \\\\\n\\midrule" in text
 
 
 def test_one_protocol_is_told_above_the_table_and_in_the_head_of_csv(one):
     text = latex(one)
     assert r"algorithm & alpha=0.1 & alpha=0.5 \\" in text
-    assert "% Protocol: global-on-global. A dash" in text
+    assert f"% {GLOBAL}. A dash" in text
     assert r"\cmidrule" not in text
-    assert table(one)[0] == ["algorithm", f"alpha=0.1 / {LAST}", f"alpha=0.5 / {LAST}"]
+    assert table(one)[0] == ["algorithm", f"alpha=0.1 / {GLOBAL}", f"alpha=0.5 / {GLOBAL}"]
 
 
 def test_columns_of_validation_samples_and_bytes_are_left_out(make):
@@ -223,7 +226,7 @@ def test_titles_hide_no_method_that_is_shown_by_its_own_protocol(make):
     tree.write(0, right(60, 70))
     tree.write(1, right(None, 80))
     tree.change(shown={"local": "personal-on-local"}, titles={"local": "Local (τ)"})
-    assert table(tree)[1][1] == ["Local (τ)", "80.00 (by personal-on-local)", "80.00"]
+    assert table(tree)[1][1] == ["Local (τ)", f"80.00 ({LOCAL})", "80.00"]
 
 
 def test_a_method_shown_by_its_own_protocol_has_a_letter_and_a_note(make):
@@ -233,8 +236,8 @@ def test_a_method_shown_by_its_own_protocol_has_a_letter_and_a_note(make):
     tree.change(shown={"local": "personal-on-local"})
     text = latex(tree)
     assert lines(text)[1] == ["local", r"\textbf{80.00}\textsuperscript{a}", r"\textbf{80.00}"]
-    assert "\\bottomrule\n\\multicolumn{3}{l}{\\textsuperscript{a} by personal-on-local} \\\\\n\\end" in text
-    assert table(tree)[1][1] == ["local", "80.00 (by personal-on-local)", "80.00"]
+    assert f"\\bottomrule\n\\multicolumn{{3}}{{l}}{{\\textsuperscript{{a}} {LOCAL}}} \\\\\n\\end" in text
+    assert table(tree)[1][1] == ["local", f"80.00 ({LOCAL})", "80.00"]
 
 
 def test_runs_that_diverged_have_a_note(one):
@@ -284,12 +287,11 @@ def test_the_best_of_what_is_searched_stands_in_comments(searched):
 
 
 def test_a_best_value_at_the_edge_of_its_list_is_told_below_the_table(searched):
-    table = tables.build_result_table(searched.plan)
-    paragraphs = tables.render_markdown(searched.plan, table).split("\n\n")
+    paragraphs = tables.render_markdown(StudyData(searched.plan)).split("\n\n")
     assert paragraphs[2] == EDGE
-    contents.write_files(contents.build_tables(searched.plan))
-    contents.check_tables(searched.plan, "results.md", "results.html")
-    assert EDGE in contents.render_results(searched.plan)
+    contents.write_files(contents.build_tables(StudyData(searched.plan)))
+    contents.check_tables(StudyData(searched.plan), "results.md", "results.html")
+    assert EDGE in contents.render_results(StudyData(searched.plan))
 
 
 def test_numbers_that_yaml_reads_as_text_have_edges(searched):
@@ -300,7 +302,7 @@ def test_numbers_that_yaml_reads_as_text_have_edges(searched):
         for place, cell in enumerate(searched.plan.cells)
     )
     searched.change(cells=cells, grid=searched.plan.grid | {"federation.learning_rate": rates})
-    assert table_notes.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == [
+    assert table_notes.warn_about_grid_edges(StudyData(searched.plan)) == [
         "learning_rate: the best of fedavg (alpha=0.1) lies at the edge of the grid, 1e-2; that of fedavg (alpha=0.5) "
         "at 0.1: a wider grid may be better."
     ]
@@ -310,9 +312,9 @@ def test_no_edge_is_told_of_what_has_none(searched):
     inside = (10, 20, 30, 40, 20, 20)
     for index, server in enumerate((*inside, *inside)):
         searched.write(index, right(server))
-    assert table_notes.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == []
-    searched.change(report=searched.plan.report.model_copy(update={"best_over": ()}))
-    assert table_notes.warn_about_grid_edges(searched.plan, tables.build_result_table(searched.plan)) == []
+    assert table_notes.warn_about_grid_edges(StudyData(searched.plan)) == []
+    searched.change(report=searched.plan.report.model_copy(update=dict(best_over=())))
+    assert table_notes.warn_about_grid_edges(StudyData(searched.plan)) == []
 
 
 def test_no_edge_is_told_of_names_nor_of_methods_without_a_number(make):
@@ -323,7 +325,7 @@ def test_no_edge_is_told_of_names_nor_of_methods_without_a_number(make):
     )
     for index, run in enumerate(tree.runs):
         tree.write(index, right(90 if index == 2 else 50) if run.algorithm == "fedavg" else [{}])
-    assert table_notes.warn_about_grid_edges(tree.plan, tables.build_result_table(tree.plan)) == []
+    assert table_notes.warn_about_grid_edges(StudyData(tree.plan)) == []
 
 
 @pytest.fixture
@@ -354,7 +356,7 @@ def test_what_is_complete_is_marked(begun):
         "fedprox,52.50 ± 0.71,…",
     ]
     with pytest.raises(ArtifactError, match=r"results.md is missing"):
-        contents.render_results(begun.plan, "latex")
+        contents.render_results(StudyData(begun.plan), "latex")
 
 
 def test_what_is_a_methods_own_stays_so_while_others_are_missing(make):
@@ -366,22 +368,22 @@ def test_what_is_a_methods_own_stays_so_while_others_are_missing(make):
         if run.algorithm == "fedprox":
             tree.write(index, right(50 + index))
     there = dataclasses.replace(tree.plan, cells=tuple(c for c in cells if c.algorithm == "fedprox"))
-    text = wide.render_latex(there, tables.build_result_table(there), tree.plan)
+    text = wide.render_latex(StudyData(there), tree.plan)
     assert "algorithm & hidden & A & B" in text
     assert [row[:2] for row in lines(text)] == [["fedprox", "1"], ["fedprox", "2"]]
 
 
 def test_the_command_prints_it(one):
     one.plan.write()
-    contents.write_files(contents.build_tables(one.plan))
-    for form, made in (("latex", latex(one)), ("csv", wide.render_csv(one.plan, tables.build_result_table(one.plan)))):
+    contents.write_files(contents.build_tables(StudyData(one.plan)))
+    for form, made in (("latex", latex(one)), ("csv", wide.render_csv(StudyData(one.plan)))):
         result = CliRunner().invoke(app.app, ["show", "--format", form], catch_exceptions=False)
         assert result.exit_code == 0
         assert result.stdout == made
     assert CliRunner().invoke(app.app, ["show", "--format", "html"]).exit_code == 2
     (one.plan.study_files.tables / "results.md").write_text("edited")
     with pytest.raises(ArtifactError, match="is not what the runs"):
-        contents.render_results(one.plan, "latex")
+        contents.render_results(StudyData(one.plan), "latex")
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")

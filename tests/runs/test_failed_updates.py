@@ -13,7 +13,8 @@ from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.storage import files
 from fedpipe.engine import collect, replay
 from fedpipe.engine.run import Run
-from fedpipe.report import results, table_parts, tables
+from fedpipe.report import tables
+from fedpipe.report.data import StudyData
 from tests import small_studies as studies
 
 ROUNDS = 3
@@ -87,12 +88,12 @@ def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> No
     assert files.sha256_of(run.files.round(2).server_state) == files.sha256_of(run.files.round(1).server_state)
     left_out = files.read_parquet(run.files.list_merged_files()[-1].rounds)["left_out"].to_pylist()
     assert left_out == [0, 5, 5]
-    found = results.count_left_out_updates(made)
+    found = StudyData(made).left_out_updates
     assert found["algorithm"].tolist() == ["faulty", "fedavg"]
     assert found["left_out"].tolist() == [10, 0]
     assert found["diverged"].tolist() == [2, 0]  # the round in which nobody was left
-    table = tables.build_result_table(made)
-    text = tables.render_markdown(made, table)
+    table = StudyData(made).table
+    text = tables.render_markdown(StudyData(made))
     assert (
         "faulty: 10 updates were not finite and were left out; diverged (in round 2 all failed) in 1 of 1 run." in text
     )
@@ -125,4 +126,4 @@ def test_of_a_training_that_diverged_all_participants_are_measured_and_it_is_not
         assert not again.differing_files
     assert not files.read_parquet(diverged.files.round(4).participants).to_pandas()["finite"].all()
     assert trained["loss"].isna().any()
-    assert table_parts.select_table_rows(made, tables.build_result_table(made)) == [("fedavg", "0.1")]
+    assert StudyData(made).table_rows == [("fedavg", "0.1")]

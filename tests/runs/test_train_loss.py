@@ -12,7 +12,7 @@ from fedpipe.core.storage import files
 from fedpipe.engine import collect, run
 from fedpipe.engine.clients import executor
 from fedpipe.engine.run import Run
-from fedpipe.report import tables
+from fedpipe.report.data import StudyData
 from tests import small_studies as studies
 
 ROUNDS = 3
@@ -95,4 +95,4 @@ def test_an_epochs_seconds_are_those_of_passes_alone(stack: int, monkeypatch: py
     assert found.federation.participants == 5
     assert times["epoch"] == pytest.approx(6.0 / 3 / (1 if stack == 1 else 5))
     assert times["train"] == pytest.approx(30.0 if stack == 1 else 6.0)
-    assert tables.average_times(made)["epoch"].to_list() == [pytest.approx(times["epoch"])]
+    assert StudyData(made).mean_times["epoch"].to_list() == [pytest.approx(times["epoch"])]

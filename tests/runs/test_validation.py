@@ -15,7 +15,8 @@ from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files, layout
 from fedpipe.engine import collect
 from fedpipe.planning import planner
-from fedpipe.report import table_parts, tables
+from fedpipe.report import tables
+from fedpipe.report.data import StudyData
 from tests import small_studies as studies
 
 ROUNDS = 2
@@ -100,11 +101,11 @@ def test_the_best_is_chosen_by_validation_and_the_caption_says_so() -> None:
         marker = files.read_json(joined.marker)
         sha256 = files.write_parquet(joined.metrics, changed)
         files.write_json(joined.marker, marker | {joined.metrics.name: sha256})
-    table = tables.build_result_table(plan)
-    assert [row[1] for row in table_parts.select_table_rows(plan, table)] == ["0.1"]
+    table = StudyData(plan).table
+    assert [row[1] for row in StudyData(plan).table_rows] == ["0.1"]
     assert "which was chosen on the clients' validation samples." in tables.build_caption(plan)
-    by_test = dataclasses.replace(plan, report=plan.report.model_copy(update={"best_on": "test"}))
-    assert [row[1] for row in table_parts.select_table_rows(by_test, table)] == ["0.01"]
+    by_test = dataclasses.replace(plan, report=plan.report.model_copy(update=dict(best_on="test")))
+    assert [row[1] for row in StudyData(by_test).table_rows] == ["0.01"]
     assert "which was chosen on the test samples themselves." in tables.build_caption(by_test)
 
 

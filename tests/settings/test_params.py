@@ -514,6 +514,11 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         "algorithms.fedprox.title: 'fedavg' is what tables call fedavg; each method should have another.",
     ),
     (
+        "title-as-a-display-name",
+        {"algorithms": {"fedavg": {}, "fedprox": {"title": "FedAvg"}}, "study__algorithms": ["fedavg", "fedprox"]},
+        "algorithms.fedprox.title: 'FedAvg' is what tables call fedavg; each method should have another.",
+    ),
+    (
         "title-of-an-own-hyper-parameter",
         {"algorithms": {"fedavg": {}, "titled": {"algorithm": "tests.settings.test_params.Titled", "title": "FedAvg"}}},
         "algorithms.titled.title: it is a key of every method, so that Titled's field of that name could never be set; "

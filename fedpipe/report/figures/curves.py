@@ -19,8 +19,10 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results
-from fedpipe.report.curves import load_table_curves
+from fedpipe.report.curves import build_table_curves
+from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
+from fedpipe.report.words import format_metric
 
 PANEL_COLUMNS = {1: 1, 2: 2, 4: 2}  #: of panels, by number of protocols; 3 for all others
 MIN_LABELED_LINES = 6  #: from so many lines on they have labels at their ends: a legend's order says nothing of theirs
@@ -31,14 +33,14 @@ REFERENCE_ALGORITHM = (
 REFERENCE_STYLE = {"color": "#A8A8A8", "linewidth": 1.0}
 
 
-def draw_curves(plan: Plan, stem: Path) -> None:
+def draw_curves(data: StudyData, stem: Path) -> None:
     """Draw mean curves, with a band of one standard deviation over seeds to each side."""
-    style.save_figure(build_curves_figure(plan, load_table_curves(plan)), stem)
+    style.save_figure(build_curves_figure(data.plan, build_table_curves(data)), stem)
 
 
 @style.apply_style
 def build_curves_figure(plan: Plan, frame: pd.DataFrame) -> Figure:
-    """The figure of what `fedpipe.report.curves.load_table_curves` returned.
+    """The figure of what `fedpipe.report.curves.build_table_curves` returned.
 
     What the grid varies for all algorithms makes panels; what it varies for one algorithm makes lines; what is searched
     for the best makes neither. Lines are told apart by their methods' labels, and are called by the titles. Few lines
@@ -76,7 +78,7 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame) -> Figure:
             line_rows = panel[panel["line"] == name]
             marker_gap = max(1, len(line_rows) // 6)
             _draw_curve(ax, line_rows, name, markevery=(index % marker_gap, marker_gap), **style.get_line_style(index))
-        ax.set_title(_wrap_title(protocol, point, 66 // columns))
+        ax.set_title(_wrap_title(format_metric(protocol).replace(" (", "\n("), point, 66 // columns))
         coinciding_groups = _find_coinciding_lines(panel)
         if has_end_labels:
             _label_ends(ax, coinciding_groups, lines, 40 // columns)
@@ -181,7 +183,7 @@ def _build_small_multiples(plan: Plan, frame: pd.DataFrame, lines: dict[str, str
                     reference_curve["mean"],
                     **line_style | REFERENCE_STYLE | {"label": reference_label},
                 )
-            _draw_curve(ax, protocol_rows, protocol, **line_style)
+            _draw_curve(ax, protocol_rows, format_metric(protocol), **line_style)
         is_same_as_reference = name != reference and any(
             {name, reference} <= {*group} for group in _find_coinciding_lines(_concatenate_protocols(point_rows))
         )
@@ -190,7 +192,7 @@ def _build_small_multiples(plan: Plan, frame: pd.DataFrame, lines: dict[str, str
         ax.tick_params(labelsize=7)
     _label_axes(axes, len(panels), protocols, fontsize=7.5)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-    order = sorted(handles, key=[*protocols, reference_label].index)
+    order = sorted(handles, key=[*map(format_metric, protocols), reference_label].index)
     legend = multiples_figure.legend(
         [handles[name] for name in order], order, loc="outside upper left", ncols=3, handlelength=2.6
     )
@@ -207,7 +209,7 @@ def _concatenate_protocols(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _wrap_title(name: str, point: str, width: int) -> str:
     """A panel's title in lines that fit above it."""
-    return "\n".join(textwrap.fill(line, width) for line in (name, point) if line)
+    return "\n".join(textwrap.fill(line, width) for line in (*name.split("\n"), point) if line)
 
 
 def _find_coinciding_lines(panel: pd.DataFrame) -> list[list[str]]:

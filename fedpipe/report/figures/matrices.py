@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
-from fedpipe.planning.plan import Plan
 from fedpipe.report import results
+from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
 from fedpipe.report.matrices import Floats, ModelMatrices, select_model_matrices
 
@@ -26,12 +26,12 @@ TITLE_WIDTH = 36  #: letters in a line of a panel's title
 MAX_NUMBERED_CLASSES = 10  #: classes up to which each cell shows its number
 
 
-def draw_matrices(plan: Plan, stem: Path) -> None:
+def draw_matrices(data: StudyData, stem: Path) -> None:
     """Draw the matrices of FedAvg and FedDW, or of the first algorithms that have a global model.
 
     Those of the first seed and grid point, in the last round, measured on the global test set for both.
     """
-    selected_matrices = select_model_matrices(plan)
+    plan, selected_matrices = data.plan, select_model_matrices(data)
     rounds = " and ".join(
         dict.fromkeys(str(model_matrices.cell.rounds) for model_matrices in selected_matrices.values())
     )

@@ -1,0 +1,230 @@
+"""A study's numbers for tables and figures: each file of its runs is read once.
+
+:class:`StudyData` is passed to all that makes tables, statistics, plots and figures, and :func:`fedpipe.load` has it,
+too. It reads a file, and checks its SHA-256, when a number of the file is first asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from fedpipe.core.storage import files, layout
+from fedpipe.core.storage.layout import MergedFiles
+from fedpipe.data.heterogeneity import HeterogeneitySummary
+from fedpipe.planning import code_changes
+from fedpipe.planning.plan import Cell, Plan
+from fedpipe.report import results, statistics
+from fedpipe.report.results import AVERAGES, EPOCH_COLUMN, REPORTED_ROUNDS, TIMED_PHASES
+
+TRAFFIC_COLUMNS = ["bytes_down", "bytes_up"]
+
+
+class StudyData:
+    """A study's plan and the numbers of its runs.
+
+    Frames of several runs begin with the columns of :func:`fedpipe.report.results.add_cell_columns`. Copy a frame
+    before you change it, because all callers share it.
+
+    Parameters
+    ----------
+    plan
+        The study's plan. Every property raises ArtifactError if a file of a run that it needs is missing or damaged.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    # -- frames of runs ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """Models on test sets, as ``metrics.parquet`` of all cells has them; client -1 is a model of the server."""
+        return self.concatenate_cells(lambda cell: self._metrics_by_run[cell.merged_files])
+
+    @cached_property
+    def accuracies(self) -> pd.DataFrame:
+        """Accuracies of all cells.
+
+        One row a cell, protocol, round and average: ``algorithm``, a column a name of the grid (text), ``seed``,
+        ``key``, ``protocol``, ``round``, ``average`` and ``accuracy`` in [0, 1]. Average ``sample`` is over all test
+        samples; ``client`` is the mean of the clients' accuracies, ``worst`` that of the lowest tenth of them (at
+        least one client); clients without test samples are left out. Rounds ascend within a run.
+        """
+        return self.concatenate_cells(lambda cell: results.compute_accuracies(self._metrics_by_run[cell.merged_files]))
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """Traffic by round: ``participants``, ``left_out`` updates, mean bytes of one, and the methods' own metrics."""
+        return self.concatenate_cells(lambda cell: self._rounds_by_run[cell.merged_files])
+
+    @cached_property
+    def mean_traffic(self) -> pd.DataFrame:
+        """Bytes that a participant receives and sends in a round: the mean over rounds, one row a cell."""
+        return self.concatenate_cells(
+            lambda cell: self._rounds_by_run[cell.merged_files][TRAFFIC_COLUMNS].mean().to_frame().T
+        )
+
+    @cached_property
+    def left_out_updates(self) -> pd.DataFrame:
+        """Updates that were not finite, one row a cell.
+
+        ``left_out``: how many updates were left out of their rounds; ``diverged``: the first round in which no
+        participant's update was left, 0 if there was none.
+        """
+
+        def count_updates(cell: Cell) -> pd.DataFrame:
+            rounds = self._rounds_by_run[cell.merged_files]
+            diverged_rounds = rounds[rounds["left_out"] == rounds["participants"]]["round"]
+            diverged = int(diverged_rounds.min()) if len(diverged_rounds) else 0
+            return pd.DataFrame({"left_out": [int(rounds["left_out"].sum())], "diverged": [diverged]})
+
+        return self.concatenate_cells(count_updates)
+
+    @cached_property
+    def times(self) -> pd.DataFrame:
+        """Seconds by ``round``: ``train``, ``aggregate`` and ``evaluate``. They tell of the machine, not the method."""
+        return self.concatenate_cells(lambda cell: pd.DataFrame(self.get_times(cell)["rounds"]))
+
+    @cached_property
+    def total_times(self) -> pd.DataFrame:
+        """Seconds, one row a cell; NaN if one is lost.
+
+        ``train``, ``aggregate`` and ``evaluate``: the sums over rounds; ``epoch``: a client's local epoch, the mean
+        over participants and rounds of its passes' seconds, without tests, over `federation.local_epochs`.
+        """
+
+        def add_seconds(cell: Cell) -> pd.DataFrame:
+            rounds = self.get_times(cell)["rounds"]
+            sums = {
+                name: sum(float(seconds.get(name, math.nan)) for seconds in rounds)
+                for name in (*TIMED_PHASES, EPOCH_COLUMN)
+            }
+            sums[EPOCH_COLUMN] /= len(rounds)
+            return pd.DataFrame([sums])
+
+        return self.concatenate_cells(add_seconds)
+
+    @cached_property
+    def environments(self) -> list[dict[str, str]]:
+        """What the runs were made by (executor, device, versions), each once. `fedpipe trace` shows the code's hash."""
+        made_by = [maker for cell in results.sort_cells(self.plan) for maker in self.get_times(cell)["made_by"]]
+        makers = [{name: value for name, value in maker.items() if name != "code"} for maker in made_by]
+        return [maker for index, maker in enumerate(makers) if maker not in makers[:index]]
+
+    @cached_property
+    def heterogeneity(self) -> dict[str, HeterogeneitySummary]:
+        """How heterogeneous the clients of each partition are, by its key, in the order of the runs."""
+        summaries = {}
+        for key in dict.fromkeys(run.partition for run in self.plan.runs):
+            path = layout.heterogeneity_file(key)
+            table = files.read_parquet(path, files.read_recorded_sha256(path, "assignment.json"))
+            summaries[key] = HeterogeneitySummary.from_table(table)
+        return summaries
+
+    @cached_property
+    def code_notes(self) -> list[str]:
+        """A sentence if some runs come from other shared code than lay here when the plan was made."""
+        return [*code_changes.describe_runs_from_other_code(self.plan)]
+
+    # -- the study's tables ------------------------------------------------------------------------------------------
+
+    @property
+    def row_columns(self) -> list[str]:
+        """The columns that identify a row of the table."""
+        return ["algorithm", *self.plan.grid]
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """Accuracy of every algorithm and grid point by every protocol, average and reported round.
+
+        ``algorithm``, a column a name of the grid, ``protocol``, ``average``, ``round``; ``mean`` and ``std`` over
+        ``seeds`` of the accuracy in percent; ``bytes_down`` and ``bytes_up`` of a participant in a round, mean over
+        rounds and seeds; ``left_out``, updates that were not finite, and ``diverged``, runs with a round in which all
+        failed. A protocol that an algorithm does not have has no mean and 0 seeds. What methods have measured beside
+        the study's protocols is here, too, though people's table does not show it. There are no times, so that the
+        same runs give the same bytes.
+        """
+        rows, cell_columns = self.row_columns, [*self.row_columns, "protocol", "average"]
+        last_k = self.plan.report.last_k
+        seed_means = pd.concat(
+            results.average_over_seeds(
+                results.compute_reported_accuracies(self.accuracies, round, last_k), cell_columns
+            ).assign(round=round)
+            for round in REPORTED_ROUNDS
+        )
+        cells = pd.DataFrame(
+            {"algorithm": cell.algorithm, **results.format_point(self.plan, cell)}
+            for cell in results.sort_cells(self.plan)
+        ).drop_duplicates(ignore_index=True)
+        for name, values in (
+            ("protocol", results.list_protocols(self.plan, self.accuracies)),
+            ("average", AVERAGES),
+            ("round", REPORTED_ROUNDS),
+        ):
+            cells = cells.merge(pd.DataFrame({name: list(values)}), how="cross")
+        bytes_sent = self.mean_traffic.groupby(rows, sort=False)[TRAFFIC_COLUMNS].mean().reset_index()
+        left_out_updates = self.left_out_updates.assign(diverged=lambda frame: frame["diverged"] > 0)
+        failure_counts = left_out_updates.groupby(rows, sort=False)[["left_out", "diverged"]].sum().reset_index()
+        table = cells.merge(seed_means, how="left", on=[*cell_columns, "round"])
+        table = table.merge(bytes_sent, how="left", on=rows).merge(failure_counts, how="left", on=rows)
+        return table.assign(seeds=table["seeds"].fillna(0).astype(int))
+
+    @cached_property
+    def reported_rows(self) -> pd.DataFrame:
+        """The rows of the round and average that people's table shows, by the protocols that a study can ask for."""
+        report, table = self.plan.report, self.table
+        return results.select_study_protocols(
+            table[(table["round"] == report.round) & (table["average"] == report.average)]
+        )
+
+    @cached_property
+    def table_rows(self) -> list[tuple[Hashable, ...]]:
+        """The rows that people's table shows, as algorithm and values of the grid: all, or only the best of some lists.
+
+        See :func:`fedpipe.report.results.select_best_rows`, which chooses.
+        """
+        return results.select_best_rows(self.plan, self.reported_rows)
+
+    @cached_property
+    def mean_times(self) -> pd.DataFrame:
+        """Seconds of a run by algorithm and grid point, mean over seeds: the columns of :attr:`total_times`."""
+        by_row = self.total_times.groupby(self.row_columns, sort=False)[[*TIMED_PHASES, EPOCH_COLUMN]]
+        return by_row.mean().reset_index()
+
+    @cached_property
+    def statistics(self) -> pd.DataFrame:
+        """See :func:`fedpipe.report.statistics.build_statistics_table`."""
+        return statistics.build_statistics_table(self.plan, self.metrics, self.accuracies, self.rounds)
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def get_times(self, cell: Cell) -> dict[str, Any]:
+        """Seconds of each round of a cell, as ``rounds``, and what made them, as ``made_by``."""
+        return self._times_by_run[cell.merged_files]
+
+    def concatenate_cells(self, get_frame: Callable[[Cell], pd.DataFrame]) -> pd.DataFrame:
+        """A frame of each cell, all in one, with columns before them that identify the cell."""
+        frames = [results.add_cell_columns(self.plan, cell, get_frame(cell)) for cell in results.sort_cells(self.plan)]
+        return pd.concat(frames, ignore_index=True)
+
+    @cached_property
+    def _metrics_by_run(self) -> dict[MergedFiles, pd.DataFrame]:
+        return self._read_by_run(lambda cell: results.read_merged_frame(cell.merged_files.metrics))
+
+    @cached_property
+    def _rounds_by_run(self) -> dict[MergedFiles, pd.DataFrame]:
+        return self._read_by_run(lambda cell: results.read_merged_frame(cell.merged_files.rounds))
+
+    @cached_property
+    def _times_by_run(self) -> dict[MergedFiles, dict[str, Any]]:
+        return self._read_by_run(results.read_times)
+
+    def _read_by_run(self, read: Callable[[Cell], Any]) -> dict[MergedFiles, Any]:
+        """What ``read`` gives for each run. Cells that differ in nothing that concerns their method share one."""
+        cells = {cell.merged_files: cell for cell in results.sort_cells(self.plan)}
+        return {merged_files: read(cell) for merged_files, cell in cells.items()}
